@@ -1,0 +1,29 @@
+"""RunConfig and its parts: what a run file may say, read and checked before anything starts."""
+
+from frog.config.load import from_dict, load_model_config, load_run_config, parse_run_config, to_dict
+from frog.config.model import ModelConfig
+from frog.config.run import (
+    CheckpointConfig,
+    DataConfig,
+    EvalConfig,
+    ModelSource,
+    OptimizerConfig,
+    RunConfig,
+    TrainConfig,
+)
+
+__all__ = [
+    "CheckpointConfig",
+    "DataConfig",
+    "EvalConfig",
+    "ModelConfig",
+    "ModelSource",
+    "OptimizerConfig",
+    "RunConfig",
+    "TrainConfig",
+    "from_dict",
+    "load_model_config",
+    "load_run_config",
+    "parse_run_config",
+    "to_dict",
+]

@@ -1,0 +1,246 @@
+"""Read run files and model files, and say everything that is wrong with them at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import tomllib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from frog.config.model import ModelConfig
+from frog.config.run import ModelSource, RunConfig
+from frog.core.errors import ConfigError
+
+_HF_FIXED: dict[str, tuple[Any, ...]] = {
+    "architectures": (["LlamaForCausalLM"],),
+    "model_type": ("llama",),
+    "hidden_act": ("silu",),
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+    "attention_dropout": (0, 0.0),
+    "rope_scaling": (None,),
+    "pretraining_tp": (1,),
+}
+"""Keys of a Hugging Face config.json that describe what Frog's model always is, with the values that say so."""
+
+_HF_IGNORED = {
+    "bos_token_id",
+    "dtype",
+    "eos_token_id",
+    "pad_token_id",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+    "_name_or_path",
+}
+
+_SECTIONS = {"data", "train", "optimizer", "eval", "checkpoint"}
+
+
+def load_run_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a run file and the model file that it names.
+
+    Overrides are texts like `train.steps=200` or `model.num_hidden_layers=4`; values are TOML, bare words are strings.
+
+    Raises:  ConfigError listing every mistake of both files and of the overrides.
+    """
+    try:
+        table = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        known = sorted(str(found) for found in path.parent.glob("*.toml"))
+        hint = f"one of {', '.join(known)}" if known else "the run files that come with Frog are in config/"
+        raise ConfigError(f"{path}: no such run file", hint) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}", "correct that line") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    problems: list[str] = []
+    for text in overrides:
+        _apply_override(table, text, problems)
+    return parse_run_config(table, path, problems)
+
+
+def parse_run_config(table: dict[str, Any], path: Path, problems: list[str] | None = None) -> RunConfig:
+    """Build a RunConfig from a run file's content; `path` is where the model file is looked for and what errors name."""
+    problems = [] if problems is None else problems
+    table = dict(table)
+    section = table.pop("model", {})
+    model_table: dict[str, Any] = dict(section) if isinstance(section, dict) else {}
+    if not isinstance(section, dict):
+        problems.append(f"model={section!r}: must be a table, [model]")
+    source_table = {key: model_table.pop(key) for key in ("file", "init_from") if key in model_table}
+    source = _build(ModelSource, source_table, "model.", problems)
+    model = _read_model(path.parent / source.file if source else None, model_table, problems)
+
+    values: dict[str, Any] = {}
+    hints = typing.get_type_hints(RunConfig)
+    for name in _SECTIONS & table.keys():
+        content = table.pop(name)
+        if isinstance(content, dict):
+            values[name] = _build(hints[name], content, f"{name}.", problems)
+        else:
+            problems.append(f"{name}={content!r}: must be a table, [{name}]")
+    for name in ("name", "seed"):
+        if name in table:
+            values[name] = _check(name, table.pop(name), hints[name], problems)
+    valid = ["model", "name", "seed", *sorted(_SECTIONS)]
+    problems += [_unknown(key, valid) for key in table]
+    if not problems and model is not None and source is not None:
+        config = RunConfig(model=model, source=source, **values)
+        problems += config.problems()
+        if not problems:
+            return config
+    raise ConfigError(_listing(path, problems), "correct the lines above; nothing was started")
+
+
+def load_model_config(path: Path) -> ModelConfig:
+    """Read a Hugging Face style config.json of a Llama-like model.
+
+    Raises:  ConfigError listing every key that is unknown, missing or out of range.
+    """
+    problems: list[str] = []
+    model = _read_model(path, {}, problems)
+    if model is not None:
+        problems += model.problems()
+    if problems or model is None:
+        raise ConfigError(_listing(path, problems), "correct the lines above")
+    return model
+
+
+def to_dict(config: RunConfig) -> dict[str, Any]:
+    """The resolved configuration as plain JSON values; the model's sizes under `model`."""
+    return dataclasses.asdict(config)
+
+
+def from_dict(table: Mapping[str, Any]) -> RunConfig:
+    """The inverse of `to_dict`, for run.json. Raises ConfigError if the table was not written by this version."""
+    problems: list[str] = []
+    hints = typing.get_type_hints(RunConfig)
+    values = {
+        key: _build(hints[key], value, f"{key}.", problems) if isinstance(value, dict) else value
+        for key, value in table.items()
+        if key in hints
+    }
+    problems += [_unknown(key, list(hints)) for key in table if key not in hints]
+    if problems:
+        raise ConfigError(_listing(Path("run.json"), problems), "this run was written by another version of Frog")
+    return RunConfig(**values)
+
+
+def _listing(path: Path, problems: Sequence[str]) -> str:
+    count = f"{len(problems)} mistakes" if len(problems) > 1 else "a mistake"
+    return f"{path}: {count}\n" + "\n".join(f"  - {problem}" for problem in problems)
+
+
+def _unknown(key: str, valid: Sequence[str]) -> str:
+    near = difflib.get_close_matches(key, valid, n=1, cutoff=0.5)
+    return f"{key}: unknown key; " + (f"did you mean {near[0]}?" if near else f"valid: {', '.join(valid)}")
+
+
+def _apply_override(table: dict[str, Any], text: str, problems: list[str]) -> None:
+    key, equals, value_text = text.partition("=")
+    parts = key.strip().split(".")
+    if not equals or not all(parts):
+        problems.append(f"--set {text}: must be KEY=VALUE, like train.steps=200")
+        return
+    try:
+        value = tomllib.loads(f"value = {value_text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = value_text.strip()
+    target = table
+    for part in parts[:-1]:
+        target = target.setdefault(part, {})
+        if not isinstance(target, dict):
+            problems.append(f"--set {text}: {part} is not a section")
+            return
+    target[parts[-1]] = value
+
+
+def _read_model(path: Path | None, overrides: dict[str, Any], problems: list[str]) -> ModelConfig | None:
+    if path is None:
+        return None
+    try:
+        table = json.loads(path.read_text())
+    except FileNotFoundError:
+        problems.append(f"model.file: {path}: no such file")
+        return None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        problems.append(f"model.file: {path}: not valid JSON: {error}")
+        return None
+    except OSError as error:
+        problems.append(f"model.file: {path}: cannot be read: {error.strerror}")
+        return None
+    if not isinstance(table, dict):
+        problems.append(f"model.file: {path}: holds a {type(table).__name__}, not an object")
+        return None
+    return _build(ModelConfig, _from_hf({**table, **overrides}, problems), "model.", problems)
+
+
+def _from_hf(table: dict[str, Any], problems: list[str]) -> dict[str, Any]:
+    """Take out of a config.json what Frog's model always is, and complain if it says otherwise."""
+    table = {key: value for key, value in table.items() if key not in _HF_IGNORED}
+    for key, allowed in _HF_FIXED.items():
+        if key in table and (value := table.pop(key)) not in allowed:
+            problems.append(f"model.{key}={value!r}: Frog's model has {allowed[0]!r}")
+    rope = table.pop("rope_parameters", None)
+    if isinstance(rope, dict):
+        if rope.get("rope_type", "default") != "default":
+            problems.append(f"model.rope_parameters.rope_type={rope['rope_type']!r}: Frog's model has 'default'")
+        if "rope_theta" in rope:
+            table.setdefault("rope_theta", rope["rope_theta"])
+    heads, hidden, head_dim = (table.get(k) for k in ("num_attention_heads", "hidden_size", "head_dim"))
+    table.pop("head_dim", None)
+    if head_dim is not None and isinstance(heads, int) and isinstance(hidden, int) and heads * head_dim != hidden:
+        problems.append(
+            f"model.head_dim={head_dim} x num_attention_heads={heads} is not hidden_size={hidden}: "
+            "Frog's heads share the width out among them"
+        )
+    if "num_attention_heads" in table:
+        table.setdefault("num_key_value_heads", table["num_attention_heads"])
+    return table
+
+
+def _build(cls: type[Any], table: Mapping[str, Any], prefix: str, problems: list[str]) -> Any:
+    """`cls` from `table`, or None after noting what is unknown, missing or of the wrong type."""
+    before = len(problems)
+    hints = typing.get_type_hints(cls)
+    problems += [_unknown(f"{prefix}{key}", [f"{prefix}{name}" for name in hints]) for key in table if key not in hints]
+    values = {
+        key: _check(f"{prefix}{key}", value, hints[key], problems) for key, value in table.items() if key in hints
+    }
+    missing = [
+        item.name
+        for item in dataclasses.fields(cls)
+        if item.default is dataclasses.MISSING
+        and item.default_factory is dataclasses.MISSING
+        and item.name not in values
+    ]
+    problems += [f"{prefix}{name}: missing" for name in missing]
+    return cls(**values) if len(problems) == before else None
+
+
+def _check(name: str, value: Any, hint: Any, problems: list[str]) -> Any:
+    """`value` if it fits the type `hint` (an int fits a float); else note the problem."""
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    for option in options:
+        if option is float and isinstance(value, int) and not isinstance(value, bool):
+            return float(value)
+        if typing.get_origin(option) is typing.Literal:
+            if value in typing.get_args(option):
+                return value
+        elif isinstance(value, option) and not (option is int and isinstance(value, bool)):
+            return value
+    words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", types.NoneType: "null"}
+    expected = [
+        " or ".join(map(repr, typing.get_args(option)))
+        if typing.get_origin(option) is typing.Literal
+        else words.get(option, str(option))
+        for option in options
+    ]
+    problems.append(f"{name}={value!r}: must be {' or '.join(expected)}")
+    return value

@@ -1,0 +1,80 @@
+"""The sizes of a transformer, under the names that Hugging Face's config.json uses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A decoder-only transformer of the Llama family. `problems()` tells every size that cannot be."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    max_position_embeddings: int
+    rope_theta: float = 10000.0
+    rms_norm_eps: float = 1e-5
+    initializer_range: float = 0.02
+    tie_word_embeddings: bool = True
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.hidden_size // self.num_attention_heads
+
+    def problems(self) -> list[str]:
+        """Every rule that these sizes break, each with the two numbers and the rule; empty if the model can be built."""
+        found = [
+            f"{name}={getattr(self, name)}: must be at least 1"
+            for name in (
+                "vocab_size",
+                "hidden_size",
+                "intermediate_size",
+                "num_hidden_layers",
+                "num_attention_heads",
+                "num_key_value_heads",
+                "max_position_embeddings",
+            )
+            if getattr(self, name) < 1
+        ]
+        if found:
+            return found
+        hidden, heads, kv_heads = self.hidden_size, self.num_attention_heads, self.num_key_value_heads
+        if hidden % heads:
+            found.append(
+                f"hidden_size={hidden} is not a multiple of num_attention_heads={heads}: "
+                f"each head takes hidden_size / num_attention_heads = {hidden / heads:g} columns, which must be whole"
+            )
+        elif self.head_dim % 2:
+            found.append(
+                f"hidden_size={hidden} / num_attention_heads={heads} = {self.head_dim} columns a head: "
+                "rotary positions turn columns in pairs, so this must be even"
+            )
+        if heads % kv_heads:
+            found.append(
+                f"num_attention_heads={heads} is not a multiple of num_key_value_heads={kv_heads}: "
+                "each key/value head serves the same number of query heads"
+            )
+        return found
+
+    def num_parameters(self) -> int:
+        """How many weights the model has; a tied embedding counts once."""
+        hidden, kv = self.hidden_size, self.num_key_value_heads * self.head_dim
+        attention = 2 * hidden * hidden + 2 * hidden * kv
+        layer = attention + 3 * hidden * self.intermediate_size + 2 * hidden
+        embeddings = self.vocab_size * hidden * (1 if self.tie_word_embeddings else 2)
+        return self.num_hidden_layers * layer + embeddings + hidden
+
+    def flops_per_token(self, sequence_length: int) -> float:
+        """Floating-point operations to train on one token: forward and backward, matrix products only.
+
+        Units:   operations; a multiply-add counts as two.
+        Assumes: full (not causal) attention scores, as Chowdhery et al. 2022 (PaLM), appendix B, counts them.
+        """
+        looked_up = 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
+        matrices = self.num_parameters() - looked_up - (2 * self.num_hidden_layers + 1) * self.hidden_size
+        return 6.0 * matrices + 12.0 * self.num_hidden_layers * self.hidden_size * sequence_length

@@ -1,0 +1,153 @@
+"""What a run file may say. Every field has its default and its rule here."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+from frog.config.model import ModelConfig
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """[model]"""
+
+    file: str = "config.json"
+    """A config.json, looked for beside the run file."""
+    init_from: str | None = None
+    """Start from these weights: a run, or a folder that `save_pretrained` wrote."""
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """[data]"""
+
+    name: str = "python-docs"
+    """A prepared data set: `frog data list`."""
+    sequence_length: int = 64
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """[train]"""
+
+    steps: int = 200
+    global_batch_size: int = 16
+    """Sequences in one optimizer step, over all ranks and micro-batches."""
+    grad_accum: int = 1
+    """Micro-batches into which each rank cuts its share of the global batch."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    compile: bool = False
+    activation_checkpointing: bool = False
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    log_every: int = 10
+    timeout_s: float = 120.0
+    """How long a collective waits for a missing rank before the run fails."""
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """[optimizer]: AdamW, with a linear warm-up and a cosine to `min_learning_rate`"""
+
+    learning_rate: float = 3e-3
+    min_learning_rate: float = 3e-4
+    warmup_steps: int = 20
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    grad_clip: float | Literal["off"] = 1.0
+    """Largest allowed norm of the gradient."""
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """[eval]: held-out text"""
+
+    every: int = 100
+    tokens: int = 16384
+    """How many held-out tokens are scored, at most."""
+    prompt: str = "The "
+    sample_tokens: int = 40
+    """How many tokens are sampled after the prompt at each evaluation; with 0 nothing is sampled."""
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """[checkpoint]"""
+
+    every: int = 100
+    keep_last: int = 5
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One training run, as its run file asks for it."""
+
+    model: ModelConfig
+    name: str = "run"
+    seed: int = 1337
+    source: ModelSource = field(default_factory=ModelSource)
+    data: DataConfig = field(default_factory=DataConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+
+    def problems(self) -> list[str]:
+        """Every rule that this run breaks whatever its world; empty if it can start."""
+        found = self.model.problems()
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
+            found.append(f"name={self.name!r}: use letters, digits, '.', '_' and '-', since it names a folder")
+        found += [
+            f"{section}.{name}={value}: must be at least {least}"
+            for section, name, value, least in (
+                ("data", "sequence_length", self.data.sequence_length, 2),
+                ("train", "steps", self.train.steps, 1),
+                ("train", "global_batch_size", self.train.global_batch_size, 1),
+                ("train", "grad_accum", self.train.grad_accum, 1),
+                ("train", "log_every", self.train.log_every, 1),
+                ("train", "timeout_s", self.train.timeout_s, 1),
+                ("optimizer", "learning_rate", self.optimizer.learning_rate, 0),
+                ("optimizer", "min_learning_rate", self.optimizer.min_learning_rate, 0),
+                ("optimizer", "warmup_steps", self.optimizer.warmup_steps, 0),
+                ("optimizer", "weight_decay", self.optimizer.weight_decay, 0),
+                ("eval", "every", self.eval.every, 1),
+                ("eval", "tokens", self.eval.tokens, 1),
+                ("eval", "sample_tokens", self.eval.sample_tokens, 0),
+                ("checkpoint", "every", self.checkpoint.every, 1),
+                ("checkpoint", "keep_last", self.checkpoint.keep_last, 1),
+            )
+            if value < least
+        ]
+        found += [
+            f"optimizer.{name}={value}: must lie in [0, 1)"
+            for name, value in (("beta1", self.optimizer.beta1), ("beta2", self.optimizer.beta2))
+            if not 0 <= value < 1
+        ]
+        if self.optimizer.eps <= 0:
+            found.append(f"optimizer.eps={self.optimizer.eps}: must be above 0")
+        if self.optimizer.grad_clip != "off" and self.optimizer.grad_clip <= 0:
+            found.append(f'optimizer.grad_clip={self.optimizer.grad_clip}: must be above 0, or "off"')
+        if self.data.sequence_length > self.model.max_position_embeddings:
+            found.append(
+                f"data.sequence_length={self.data.sequence_length} is more than "
+                f"max_position_embeddings={self.model.max_position_embeddings}: every position needs its rotation"
+            )
+        return found
+
+    def micro_batch_size(self, dp_size: int) -> int:
+        """Sequences that one rank takes in one forward pass; `world_problem` says why when it is not whole."""
+        return self.train.global_batch_size // (dp_size * self.train.grad_accum)
+
+    def world_problem(self, dp_size: int) -> str | None:
+        """The rule that a world of `dp_size` data-parallel ranks breaks, or None."""
+        parts = dp_size * self.train.grad_accum
+        if self.train.global_batch_size % parts == 0:
+            return None
+        return (
+            f"train.global_batch_size={self.train.global_batch_size} is not a multiple of "
+            f"world size {dp_size} x train.grad_accum {self.train.grad_accum} = {parts}: every rank takes "
+            "the same number of sequences in every micro-batch"
+        )

@@ -1,0 +1,55 @@
+"""The one tree of errors. A message says what happened, with both values; a hint says what to do next."""
+
+from __future__ import annotations
+
+
+class FrogError(Exception):
+    """Something Frog can explain. Shown without a traceback, as `what` and then `try: hint`."""
+
+    exit_code = 1
+
+    def __init__(self, what: str, hint: str | None = None) -> None:
+        super().__init__(what)
+        self.what = what
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return self.what if self.hint is None else f"{self.what}\n  try: {self.hint}"
+
+
+class UsageError(FrogError):
+    """The user asked for something that cannot be: wrong arguments, a missing folder."""
+
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    """A run file or a model file says something that cannot be."""
+
+
+class DataError(UsageError):
+    """A corpus or a prepared data set cannot be used."""
+
+
+class ShapeError(UsageError):
+    """Two sizes that must agree do not."""
+
+
+class RunError(UsageError):
+    """A run folder is missing, unfinished or unreadable."""
+
+
+class CheckpointError(FrogError):
+    """A checkpoint cannot be written, or none can be trusted."""
+
+
+class CommError(FrogError):
+    """A collective or the start of a world failed."""
+
+
+class LaunchError(FrogError):
+    """A world could not be started, or one of its ranks failed."""
+
+
+class NonFiniteError(FrogError):
+    """A loss or a gradient is NaN or infinite."""

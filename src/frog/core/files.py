@@ -1,0 +1,61 @@
+"""Files that are whole or absent: write beside, flush to disk, rename."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+_BLOCK_BYTES = 1 << 20
+
+
+def write_atomic(path: Path, data: bytes | str) -> None:
+    """Write `data` so that `path` never holds a part of it, also if the machine stops midway."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(beside, "wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """`write_atomic` of indented JSON; keys keep their order."""
+    write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename inside `folder` survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sha256_file(path: Path) -> str:
+    """Hex SHA-256 of a file's bytes, read a block at a time."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def link_folder(link: Path, target: Path) -> bool:
+    """Point the symbolic link `link` at `target`; leave a real file or folder of that name alone and say False."""
+    if link.exists() and not link.is_symlink():
+        return False
+    beside = link.with_name(f".{link.name}.{os.getpid()}.tmp")
+    beside.unlink(missing_ok=True)
+    beside.symlink_to(os.path.relpath(target, link.parent), target_is_directory=True)
+    os.replace(beside, link)
+    return True

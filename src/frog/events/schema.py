@@ -1,0 +1,53 @@
+"""The events, with their fields. Times are `time.monotonic_ns()`, which all processes of one machine share.
+
+Steps count from 1: the events of step 7 belong to the seventh optimizer step, and a checkpoint of step 7 holds the
+state after it. A run that was killed takes some steps again after it resumes; the later event of a step is the true one.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+Phase = Literal["data", "forward", "backward", "reduce", "optimize", "zero", "evaluate", "checkpoint"]
+
+PHASES: Final[tuple[Phase, ...]] = (
+    "data",
+    "forward",
+    "backward",
+    "reduce",
+    "optimize",
+    "zero",
+    "evaluate",
+    "checkpoint",
+)
+
+FIELDS: Final[dict[str, tuple[str, ...]]] = {
+    # A rank begins, or begins again: all that follows belongs to this world. `step` steps were already taken.
+    "start": (
+        "rank", "world_size", "local_rank", "node_rank", "host", "pid", "device", "threads", "step", "unix_ns",
+        "mono_ns",
+    ),
+    # A phase of a step ran. `micro` numbers the micro-batch, from 0.
+    "span": ("step", "phase", "micro", "start_ns", "end_ns"),
+    # A collective ran. `axis` names the mesh axis, `seq` counts the rank's collectives from 0.
+    "collective": ("step", "op", "axis", "payload_bytes", "seq", "start_ns", "end_ns"),
+    # A step is done. `loss` is this rank's own mean, `loss_mean` that of all ranks (before the update); `grad_norm` is
+    # of the reduced gradient before clipping; `tokens_per_s` counts all ranks; `mfu` and `loss_scale` may be null.
+    "step": (
+        "step", "loss", "loss_mean", "grad_norm", "learning_rate", "tokens", "tokens_per_s", "mfu", "memory_bytes",
+        "loss_scale", "skipped", "sample_ids", "end_ns",
+    ),
+    # Held-out text was scored after `step` steps, over all ranks (rank 0 alone says it).
+    "eval": ("step", "loss", "perplexity", "bits_per_byte", "tokens"),
+    # Text was sampled after `step` steps (rank 0 alone).
+    "sample": ("step", "prompt", "text"),
+    # A checkpoint: `held_ns` is how long the step loop was held up, `payload_bytes` this rank's part.
+    "checkpoint": ("step", "payload_bytes", "held_ns"),
+    # A checkpoint is whole on disk (rank 0 alone).
+    "commit": ("step", "payload_bytes", "write_ns"),
+    # Something went wrong, in the words of the error.
+    "error": ("step", "phase", "type", "message"),
+    # The rank's last word. `status` is "completed", "interrupted" or "failed".
+    "end": ("step", "status"),
+}  # fmt: skip
+"""The fields of each event beside `event` itself, in the order in which they are written."""

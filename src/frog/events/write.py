@@ -1,0 +1,88 @@
+"""A rank's own events file, written line by line as things happen."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from frog.events.schema import FIELDS, Phase
+
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+
+
+class EventWriter:
+    """Appends events to one file. Every line goes to the system at once, so a killed rank leaves all that it said."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._end_torn_line(path)
+        self._seq = 0
+        self.step = 0
+        self.phase: Phase | None = None
+
+    def emit(self, event: str, **fields: Any) -> None:
+        """Write one event. Raises ValueError if its fields are not those of the schema."""
+        if fields.keys() != set(FIELDS[event]):
+            raise ValueError(f"event {event}: fields {sorted(fields)}, the schema has {sorted(FIELDS[event])}")
+        self._write({"event": event, **fields})
+
+    @contextmanager
+    def span(self, phase: Phase, micro: int = 0) -> Iterator[None]:
+        """Time a phase of the current step. A phase that raises leaves no span, and `phase` still names it."""
+        self.phase = phase
+        start_ns = time.monotonic_ns()
+        yield
+        self._write(
+            {
+                "event": "span",
+                "step": self.step,
+                "phase": phase,
+                "micro": micro,
+                "start_ns": start_ns,
+                "end_ns": time.monotonic_ns(),
+            }
+        )
+        self.phase = None
+
+    @contextmanager
+    def collective(self, op: str, axis: str, payload_bytes: int) -> Iterator[None]:
+        """Time a collective of the current step."""
+        start_ns = time.monotonic_ns()
+        yield
+        self._write(
+            {
+                "event": "collective",
+                "step": self.step,
+                "op": op,
+                "axis": axis,
+                "payload_bytes": payload_bytes,
+                "seq": self._seq,
+                "start_ns": start_ns,
+                "end_ns": time.monotonic_ns(),
+            }
+        )
+        self._seq += 1
+
+    def close(self) -> None:
+        """Close the file; further events are dropped."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _end_torn_line(self, path: Path) -> None:
+        """A rank that was killed may have left half a line: keep it from swallowing the next event."""
+        if path.stat().st_size and self._descriptor is not None:
+            with open(path, "rb") as file:
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    os.write(self._descriptor, b"\n")
+
+    def _write(self, event: dict[str, Any]) -> None:
+        if self._descriptor is not None:
+            os.write(self._descriptor, (_encode(event) + "\n").encode())
