@@ -66,14 +66,14 @@ def load_run_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def parse_run_config(table: dict[str, Any], path: Path, problems: list[str] | None = None) -> RunConfig:
-    """Build a RunConfig from a run file's content; `path` is where the model file is looked for and what errors name."""
+    """A RunConfig from a run file's content; `path` is where the model file is looked for and what errors name."""
     problems = [] if problems is None else problems
     table = dict(table)
     section = table.pop("model", {})
     model_table: dict[str, Any] = dict(section) if isinstance(section, dict) else {}
     if not isinstance(section, dict):
         problems.append(f"model={section!r}: must be a table, [model]")
-    source_table = {key: model_table.pop(key) for key in ("file", "init_from") if key in model_table}
+    source_table: dict[str, Any] = {key: model_table.pop(key) for key in ("file", "init_from") if key in model_table}
     source = _build(ModelSource, source_table, "model.", problems)
     model = _read_model(path.parent / source.file if source else None, model_table, problems)
 
@@ -117,6 +117,17 @@ def to_dict(config: RunConfig) -> dict[str, Any]:
     return dataclasses.asdict(config)
 
 
+def override_dict(table: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """A copy of `to_dict`'s table with overrides like `train.steps=200` applied; ConfigError if one has no `=`."""
+    changed: dict[str, Any] = json.loads(json.dumps(table))
+    problems: list[str] = []
+    for text in overrides:
+        _apply_override(changed, text, problems)
+    if problems:
+        raise ConfigError(_listing(Path("--set"), problems), "write KEY=VALUE")
+    return changed
+
+
 def from_dict(table: Mapping[str, Any]) -> RunConfig:
     """The inverse of `to_dict`, for run.json. Raises ConfigError if the table was not written by this version."""
     problems: list[str] = []
@@ -127,9 +138,12 @@ def from_dict(table: Mapping[str, Any]) -> RunConfig:
         if key in hints
     }
     problems += [_unknown(key, list(hints)) for key in table if key not in hints]
+    if not problems:
+        config = RunConfig(**values)
+        problems = config.problems()
     if problems:
-        raise ConfigError(_listing(Path("run.json"), problems), "this run was written by another version of Frog")
-    return RunConfig(**values)
+        raise ConfigError(_listing(Path("run.json"), problems), "correct the override, or start a new run")
+    return config
 
 
 def _listing(path: Path, problems: Sequence[str]) -> str:
@@ -178,7 +192,8 @@ def _read_model(path: Path | None, overrides: dict[str, Any], problems: list[str
     if not isinstance(table, dict):
         problems.append(f"model.file: {path}: holds a {type(table).__name__}, not an object")
         return None
-    return _build(ModelConfig, _from_hf({**table, **overrides}, problems), "model.", problems)
+    model: ModelConfig | None = _build(ModelConfig, _from_hf({**table, **overrides}, problems), "model.", problems)
+    return model
 
 
 def _from_hf(table: dict[str, Any], problems: list[str]) -> dict[str, Any]:
@@ -226,7 +241,7 @@ def _build(cls: type[Any], table: Mapping[str, Any], prefix: str, problems: list
 
 def _check(name: str, value: Any, hint: Any, problems: list[str]) -> Any:
     """`value` if it fits the type `hint` (an int fits a float); else note the problem."""
-    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    options = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
     for option in options:
         if option is float and isinstance(value, int) and not isinstance(value, bool):
             return float(value)

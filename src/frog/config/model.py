@@ -27,7 +27,7 @@ class ModelConfig:
         return self.hidden_size // self.num_attention_heads
 
     def problems(self) -> list[str]:
-        """Every rule that these sizes break, each with the two numbers and the rule; empty if the model can be built."""
+        """Every rule that these sizes break, with the numbers and the rule; empty if the model can be built."""
         found = [
             f"{name}={getattr(self, name)}: must be at least 1"
             for name in (

@@ -81,3 +81,15 @@ def variable(name: str) -> str | None:
 def child_env(**changes: str) -> dict[str, str]:
     """The environment for a process that Frog starts: this one's, with `changes`."""
     return {**os.environ, **changes}
+
+
+def bind_loopback(master_addr: str) -> None:
+    """Make gloo use the loopback interface when the world is on this machine alone.
+
+    Without it gloo looks this machine's name up, which on many laptops does not resolve.
+    """
+    if "GLOO_SOCKET_IFNAME" in os.environ or not (master_addr == "localhost" or master_addr.startswith("127.")):
+        return
+    names = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
+    if names:
+        os.environ["GLOO_SOCKET_IFNAME"] = names[0]

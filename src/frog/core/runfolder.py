@@ -101,7 +101,7 @@ def find_run(text: str, runs: Path = Path("runs")) -> RunFolder:
     Raises:  RunError if there is none, with the names that are near.
     """
     if text == "latest":
-        folders = [entry for entry in runs.glob("*/run.json")] if runs.is_dir() else []
+        folders = list(runs.glob("*/run.json")) if runs.is_dir() else []
         if not folders:
             raise RunError(f"no runs under {runs}/", "`make demo` makes one")
         return RunFolder(max(folders, key=lambda entry: entry.stat().st_mtime).parent)

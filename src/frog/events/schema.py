@@ -1,7 +1,7 @@
 """The events, with their fields. Times are `time.monotonic_ns()`, which all processes of one machine share.
 
-Steps count from 1: the events of step 7 belong to the seventh optimizer step, and a checkpoint of step 7 holds the
-state after it. A run that was killed takes some steps again after it resumes; the later event of a step is the true one.
+Steps count from 1: the events of step 7 belong to the seventh optimizer step, and a checkpoint of step 7 holds
+the state after it. A run that was killed takes some steps again after it resumes; the later event of a step is the true one.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
     "span": ("step", "phase", "micro", "start_ns", "end_ns"),
     # A collective ran. `axis` names the mesh axis, `seq` counts the rank's collectives from 0.
     "collective": ("step", "op", "axis", "payload_bytes", "seq", "start_ns", "end_ns"),
-    # A step is done. `loss` is this rank's own mean, `loss_mean` that of all ranks (before the update); `grad_norm` is
-    # of the reduced gradient before clipping; `tokens_per_s` counts all ranks; `mfu` and `loss_scale` may be null.
+    # A step is done. `loss` is this rank's own mean, `loss_mean` that of all ranks (before the update);
+    # `grad_norm_local` is of this rank's own gradient, `grad_norm` of the reduced one, before clipping; `tokens_per_s`
+    # counts all ranks; `memory_bytes` is the peak so far; `mfu` and `loss_scale` may be null.
     "step": (
-        "step", "loss", "loss_mean", "grad_norm", "learning_rate", "tokens", "tokens_per_s", "mfu", "memory_bytes",
-        "loss_scale", "skipped", "sample_ids", "end_ns",
+        "step", "loss", "loss_mean", "grad_norm_local", "grad_norm", "learning_rate", "tokens",
+        "tokens_per_s", "mfu", "memory_bytes", "loss_scale", "skipped", "sample_ids", "end_ns",
     ),
     # Held-out text was scored after `step` steps, over all ranks (rank 0 alone says it).
     "eval": ("step", "loss", "perplexity", "bits_per_byte", "tokens"),

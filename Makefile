@@ -1,0 +1,39 @@
+# Frog: `make demo` shows it at work, `make test` proves it. Both make the environment first, and reuse it after.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: help setup demo test check clean
+
+help:
+	@echo "make demo    train a tiny transformer on four local ranks and write its report"
+	@echo "make test    run every test"
+	@echo "make check   ruff and mypy"
+	@echo "make setup   make .venv alone"
+	@echo "make clean   remove what the others made (runs/ and data/ too)"
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else "Frog needs Python 3.11 or later; this is %d.%d. Try: make PYTHON=python3.12" % v[:2])'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $(VENV)/.ready
+
+demo: setup
+	$(BIN)/frog data prepare
+	$(BIN)/frog run --nproc 4 -- train config/demo.toml
+	$(BIN)/frog report latest
+
+test: setup
+	$(BIN)/python -m pytest
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) runs data logs build src/frog.egg-info .pytest_cache .mypy_cache .ruff_cache

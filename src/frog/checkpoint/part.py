@@ -1,0 +1,96 @@
+"""One rank's part of a checkpoint: which tensors are its to write, and their bytes in one staging buffer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+_WRITE_BYTES = 8 << 20
+_PAGE_BYTES = 4096
+_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""How the safetensors format calls each type."""
+
+
+def share_out(tensors: Mapping[str, Tensor], num_ranks: int) -> list[list[str]]:
+    """Names for each rank to write: the largest first, each to the rank that has least. The same on every rank."""
+    shares: list[list[str]] = [[] for _ in range(num_ranks)]
+    loads = [0] * num_ranks
+    for name in sorted(tensors, key=lambda name: (-tensors[name].nbytes, name)):
+        lightest = loads.index(min(loads))
+        shares[lightest].append(name)
+        loads[lightest] += tensors[name].nbytes
+    return [sorted(share) for share in shares]
+
+
+class Part:
+    """A staging copy of some tensors, laid out as a safetensors file, so that the live ones can go on changing.
+
+    The header is made once; staging is one copy of memory, and writing streams that memory to disk. The library's own
+    `save_file` would copy it once more, holding the interpreter's lock.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        header: dict[str, dict[str, object]] = {}
+        end = 0
+        for name, tensor in tensors.items():
+            header[name] = {
+                "dtype": _NAMES[tensor.dtype],
+                "shape": list(tensor.shape),
+                "data_offsets": [end, end + tensor.nbytes],
+            }
+            end += tensor.nbytes
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        self._header = struct.pack("<Q", len(text)) + text
+        self._staging = torch.empty(end, dtype=torch.uint8)
+        self._staging[::_PAGE_BYTES] = 0  # the system hands out pages at first touch: have that now, not in a step
+        self._views: dict[str, Tensor] = {}
+        for name, tensor in tensors.items():
+            start = header[name]["data_offsets"][0]  # type: ignore[index]
+            flat = self._staging[start : start + tensor.nbytes]
+            self._views[name] = flat.view(tensor.dtype).view(tensor.shape)
+
+    @property
+    def payload_bytes(self) -> int:
+        return self._staging.numel()
+
+    def stage(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy the tensors' present values. They must be those that this part was made for."""
+        for name, view in self._views.items():
+            view.copy_(tensors[name], non_blocking=tensors[name].is_cuda)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+    def write(self, path: Path) -> str:
+        """Write the staged values to `path`, through to the disk; return their file's SHA-256."""
+        digest = hashlib.sha256(self._header)
+        memory = memoryview(self._staging.numpy().data)
+        with open(path, "wb", buffering=0) as file:
+            _write_all(file.fileno(), memoryview(self._header))
+            for start in range(0, len(memory), _WRITE_BYTES):
+                block = memory[start : start + _WRITE_BYTES]
+                digest.update(block)
+                _write_all(file.fileno(), block)
+            os.fsync(file.fileno())
+        return digest.hexdigest()
+
+
+def _write_all(descriptor: int, block: memoryview) -> None:
+    while block:
+        block = block[os.write(descriptor, block) :]

@@ -1,0 +1,183 @@
+"""Save while training goes on: a step is held up for one copy of memory, a thread does the rest.
+
+How a checkpoint comes to be, with no communication but the shared file system:
+  every rank   copies its share of the tensors aside, then (thread) writes rank_N.safetensors and rank_N.json, with
+               the file's size and SHA-256, into a folder whose name starts with a dot
+  rank 0       (thread) waits for every rank_N.json, writes manifest.json, renames the folder to step_NNNNNNNN
+So a folder called step_NNNNNNNN is whole; what a crash leaves has another name and is removed by the next run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from frog.checkpoint.part import Part, share_out
+from frog.core.errors import CheckpointError
+from frog.core.files import sync_folder, write_json
+from frog.core.runfolder import RunFolder
+
+FORMAT = 1
+"""Of the manifest and the files it names."""
+
+_POLL_S = 0.01
+
+
+class Saver:
+    """Writes the checkpoints of one run from one rank.
+
+    Every rank holds all of `tensors`, and each writes an even share of them; `own` are tensors that differ by rank,
+    such as the state of the random generator.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        rank: int,
+        world_size: int,
+        tensors: Mapping[str, Tensor],
+        own: Mapping[str, Tensor],
+        *,
+        attempt: str,
+        keep_last: int,
+        timeout_s: float,
+        on_commit: Callable[[int, int, int], None] = lambda step, payload_bytes, write_ns: None,
+    ) -> None:
+        self._folder, self._rank, self._world_size = folder, rank, world_size
+        self._attempt, self._keep_last, self._timeout_s, self._on_commit = attempt, keep_last, timeout_s, on_commit
+        self._shares = share_out(tensors, world_size)
+        self._tensors = tensors
+        self._part = Part({name: tensors[name] for name in self._shares[rank]} | _own_names(own, rank))
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self.last_step: int | None = None
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of this rank's part."""
+        return self._part.payload_bytes
+
+    def save(self, step: int, state: dict[str, Any], own: Mapping[str, Tensor]) -> int:
+        """Begin a checkpoint; return for how many nanoseconds the caller was held up.
+
+        Raises:  CheckpointError if the one before could not be written.
+        """
+        start_ns = time.monotonic_ns()
+        self.wait()
+        self._part.stage(dict(self._tensors) | _own_names(own, self._rank))
+        self._thread = threading.Thread(target=self._run, args=(step, state), name=f"checkpoint {step}", daemon=True)
+        self._thread.start()
+        self.last_step = step
+        return time.monotonic_ns() - start_ns
+
+    def check(self) -> None:
+        """Raise CheckpointError if the checkpoint under way has failed; costs next to nothing."""
+        if self._error is not None:
+            self.wait()
+
+    def wait(self) -> None:
+        """Return when the checkpoint under way is on disk. Raises CheckpointError if it is not to be."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            if isinstance(error, CheckpointError):
+                raise error
+            good = self._folder.checkpoint_steps()
+            kept = f"the last whole checkpoint is of step {good[-1]}" if good else "no checkpoint was written yet"
+            raise CheckpointError(
+                f"checkpoint of step {self.last_step} could not be written to {self._folder.checkpoints}: {error}",
+                f"{kept}; make room there, then `frog train --resume {self._folder.path}`",
+            ) from error
+
+    def abandon(self, grace_s: float) -> None:
+        """For a run that has failed: give the checkpoint under way a last while to finish; raise nothing."""
+        if self._thread is not None:
+            self._thread.join(grace_s)
+
+    def _run(self, step: int, state: dict[str, Any]) -> None:
+        beside = self._folder.checkpoints / f".step_{step:08d}.{self._attempt}"
+        try:
+            start_ns = time.monotonic_ns()
+            self._write_part(beside)
+            if self._rank == 0:
+                payload_bytes = self._commit(beside, step, state)
+                self._on_commit(step, payload_bytes, time.monotonic_ns() - start_ns)
+        except Exception as error:
+            self._error = error
+            shutil.rmtree(beside, ignore_errors=True)
+
+    def _write_part(self, beside: Path) -> None:
+        beside.mkdir(parents=True, exist_ok=True)
+        path = beside / f"rank_{self._rank}.safetensors"
+        digest = self._part.write(path)
+        write_json(beside / f"rank_{self._rank}.json", {"bytes": path.stat().st_size, "sha256": digest})
+
+    def _commit(self, beside: Path, step: int, state: dict[str, Any]) -> int:
+        parts = [beside / f"rank_{rank}.json" for rank in range(self._world_size)]
+        self._await_files(parts)
+        files = {part.with_suffix(".safetensors").name: json.loads(part.read_text()) for part in parts}
+        manifest = {
+            "format": FORMAT,
+            "step": step,
+            "world_size": self._world_size,
+            "state": state,
+            "tensors": {name: self._describe(name, rank) for rank, share in enumerate(self._shares) for name in share},
+            "files": files,
+        }
+        write_json(beside / "manifest.json", {**manifest, "sha256": manifest_hash(manifest)})
+        for part in parts:
+            part.unlink()
+        target = self._folder.checkpoint(step)
+        if target.exists():  # of a run that was killed, or torn: this one replaces it
+            shutil.rmtree(target)
+        beside.rename(target)
+        sync_folder(target.parent)
+        self._prune()
+        return sum(entry["bytes"] for entry in files.values())
+
+    def _describe(self, name: str, rank: int) -> dict[str, Any]:
+        tensor = self._tensors[name]
+        shape = list(tensor.shape)
+        piece = {"file": f"rank_{rank}.safetensors", "key": name, "offset": [0] * len(shape), "shape": shape}
+        return {"shape": shape, "dtype": str(tensor.dtype).removeprefix("torch."), "pieces": [piece]}
+
+    def _await_files(self, paths: list[Path]) -> None:
+        deadline = time.monotonic() + self._timeout_s
+        while absent := [path for path in paths if not path.exists()]:
+            if time.monotonic() > deadline:
+                names = ", ".join(path.stem for path in absent)
+                raise CheckpointError(
+                    f"{paths[0].parent}: no part from {names} within {self._timeout_s:g} s",
+                    "is the run folder on a file system that all nodes share?",
+                )
+            time.sleep(_POLL_S)
+
+    def _prune(self) -> None:
+        for step in self._folder.checkpoint_steps()[: -self._keep_last]:
+            shutil.rmtree(self._folder.checkpoint(step))
+
+
+def manifest_hash(manifest: Mapping[str, Any]) -> str:
+    """Hex SHA-256 of a manifest without its own hash."""
+    rest = {key: value for key, value in manifest.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def remove_unfinished(folder: RunFolder) -> None:
+    """Remove what checkpoints that never came to be have left. For one rank, before any saves."""
+    for beside in folder.checkpoints.glob(".step_*"):
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _own_names(own: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
+    return {f"rank_{rank}/{name}": tensor for name, tensor in own.items()}

@@ -1,0 +1,120 @@
+"""The `frog` command. A room is imported only when its command runs, so `frog --help` answers at once."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from frog import __version__
+from frog.config.arguments import add_train_arguments
+from frog.core.errors import FrogError
+from frog.data.commands import add_data_parser
+from frog.view.commands import add_view_parsers
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; return its exit code. A user's mistake is told without a traceback."""
+    args = _parser().parse_args(arguments)
+    try:
+        code: int = args.handler(args)
+        return code
+    except FrogError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `frog runs | head`
+        sys.stderr.close()
+        return 141
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="frog", description="Learn distributed training locally, scale it globally.")
+    parser.add_argument("--version", action="version", version=f"frog {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    add_data_parser(commands)
+    _add_train(commands)
+    _add_run(commands)
+    _add_model_commands(commands)
+    add_view_parsers(commands)
+    return parser
+
+
+def _add_train(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("train", help="train as a run file says, in this process", description="Train.")
+    add_train_arguments(parser)
+    parser.set_defaults(handler=_train)
+
+
+def _train(args: argparse.Namespace) -> int:
+    from frog.train.main import run_rank
+
+    return run_rank(args)
+
+
+def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "run",
+        help="start a world of several ranks on this machine",
+        description="Start a world over torchrun: frog run --nproc 4 -- train config/demo.toml",
+    )
+    parser.add_argument("--nproc", type=int, required=True, metavar="N", help="how many ranks")
+    parser.add_argument("--threads", type=int, metavar="N", help="threads per rank; default: the cores shared out")
+    parser.add_argument("program", nargs=argparse.REMAINDER, help="-- train RUN.toml ..., or a script")
+    parser.set_defaults(handler=_run)
+
+
+def _run(args: argparse.Namespace) -> int:
+    from frog.launch.local import run_world
+
+    program = args.program[1:] if args.program[:1] == ["--"] else args.program
+    return run_world(args.nproc, program, args.threads)
+
+
+def _add_model_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    sample = commands.add_parser("sample", help="let a trained model write text")
+    sample.add_argument("run", metavar="RUN", help="a run: a name, a folder, or latest")
+    sample.add_argument("--prompt", default="The ", help="how the text begins")
+    sample.add_argument("--tokens", type=int, default=100, metavar="N", help="how many tokens to write")
+    sample.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest token each time")
+    sample.add_argument("--seed", type=int, default=0)
+    sample.add_argument("--step", type=int, metavar="N", help="the checkpoint of that step; default: the last")
+    sample.set_defaults(handler=_model_command("sample"))
+
+    evaluate = commands.add_parser("eval", help="score a trained model on held-out text")
+    evaluate.add_argument("run", metavar="RUN")
+    evaluate.add_argument("--tokens", type=int, metavar="N", help="how many tokens at most; default: all held-out text")
+    evaluate.add_argument("--step", type=int, metavar="N", help="the checkpoint of that step; default: the last")
+    evaluate.set_defaults(handler=_model_command("evaluate"))
+
+    checkpoints = commands.add_parser("checkpoints", help="list a run's checkpoints and check their hashes")
+    checkpoints.add_argument("run", metavar="RUN")
+    checkpoints.set_defaults(handler=_model_command("checkpoints"))
+
+    export = commands.add_parser("export", help="write a trained model for another library")
+    export.add_argument("run", metavar="RUN")
+    export.add_argument("--to", choices=["hf"], required=True, help="hf: a folder for transformers' from_pretrained")
+    export.add_argument("folder", metavar="DIR")
+    export.add_argument("--step", type=int, metavar="N", help="the checkpoint of that step; default: the last")
+    export.set_defaults(handler=_model_command("export"))
+
+    imported = commands.add_parser("import", help="make a run of a model that another library wrote")
+    imported.add_argument("folder", metavar="DIR")
+    imported.add_argument("--from", dest="source", choices=["hf"], required=True, help="hf: what save_pretrained wrote")
+    imported.add_argument("--name", required=True, help="of the new run, under runs/")
+    imported.set_defaults(handler=_model_command("import_model"))
+
+
+def _model_command(name: str) -> Callable[[argparse.Namespace], int]:
+    def handler(args: argparse.Namespace) -> int:
+        from frog.train import commands
+
+        code: int = getattr(commands, name)(args)
+        return code
+
+    return handler
+
+
+if __name__ == "__main__":
+    sys.exit(main())

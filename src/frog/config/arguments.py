@@ -1,0 +1,17 @@
+"""The arguments of a training run, the same for `frog train` and `train.py`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+DEFAULT_RUN_FILE = Path("config/demo.toml")
+
+
+def add_train_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what `frog.train.main.run_rank` reads."""
+    parser.add_argument("run_file", nargs="?", type=Path, metavar="RUN.toml", help=f"default: {DEFAULT_RUN_FILE}")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override one field; repeatable"
+    )
+    parser.add_argument("--resume", metavar="RUN", help="go on with a run (a name, a folder, or latest)")

@@ -1,0 +1,1 @@
+"""Worlds: the processes of a run, started, watched and cleaned away."""

@@ -1,0 +1,153 @@
+"""Commands on a trained run: write text, score it, check its checkpoints, carry its model out and others in."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import shutil
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import frog
+from frog.checkpoint import Saver, verify
+from frog.checkpoint.load import open_checkpoint
+from frog.comm import World
+from frog.comm.world import pick_device
+from frog.config import DataConfig, RunConfig, from_dict, to_dict
+from frog.core.env import world_env
+from frog.core.errors import CheckpointError, RunError
+from frog.core.files import write_json
+from frog.core.runfolder import RunFolder, find_run
+from frog.core.units import format_bytes
+from frog.data import Windows, load_tokenizer, open_prepared
+from frog.model import TinyTransformer
+from frog.model.hf import load_hf, save_hf
+from frog.train.evaluate import evaluate as score_windows
+from frog.train.sample import sample_text
+from frog.train.setup import FORMAT, now_text
+from frog.train.start import load_trained
+
+_BATCH_SIZE = 16
+
+
+def sample(args: argparse.Namespace) -> int:
+    """`frog sample RUN --prompt ...`"""
+    folder = find_run(args.run)
+    model, _, _ = load_trained(folder, args.step)
+    if not folder.tokenizer_json.exists():
+        raise RunError(
+            f"{folder.path}: no tokenizer.json, so its tokens cannot be read", "import it with its tokenizer"
+        )
+    text = sample_text(
+        model,
+        load_tokenizer(folder.tokenizer_json),
+        args.prompt,
+        args.tokens,
+        seed=args.seed,
+        temperature=args.temperature,
+    )
+    print(text)
+    return 0
+
+
+def evaluate(args: argparse.Namespace) -> int:
+    """`frog eval RUN`"""
+    folder = find_run(args.run)
+    config = from_dict(folder.read_run()["config"])
+    model, _, step = load_trained(folder, args.step)
+    data = open_prepared(config.data.name)
+    env = world_env()
+    world = World(env, pick_device("auto", env), timeout_s=config.train.timeout_s)
+    windows = Windows(data.split("heldout"), config.data.sequence_length)
+    score = score_windows(
+        model.to(world.device),
+        windows,
+        data.token_bytes,
+        world,
+        nullcontext(),
+        max_tokens=args.tokens or data.split("heldout").num_tokens,
+        batch_size=_BATCH_SIZE,
+    )
+    print(f"{folder.path}, step {step}, {score.tokens} held-out tokens of {data.name}")
+    print(f"loss {score.loss:.4f}  perplexity {score.perplexity:.2f}  bits per byte {score.bits_per_byte:.4f}")
+    return 0
+
+
+def checkpoints(args: argparse.Namespace) -> int:
+    """`frog checkpoints RUN`: exit code 1 if one cannot be trusted."""
+    folder = find_run(args.run)
+    steps = folder.checkpoint_steps()
+    num_bad = 0
+    for step in steps:
+        path = folder.checkpoint(step)
+        try:
+            checkpoint = open_checkpoint(path)
+            verify(checkpoint)
+            files = checkpoint.manifest["files"]
+            size = format_bytes(sum(entry["bytes"] for entry in files.values()))
+            print(f"{path}  good  {checkpoint.world_size} ranks  {size}")
+        except CheckpointError as error:
+            num_bad += 1
+            print(f"{path}  BAD   {error.what}")
+    if not steps:
+        print(f"{folder.path}: no checkpoints")
+    return 1 if num_bad else 0
+
+
+def export(args: argparse.Namespace) -> int:
+    """`frog export RUN --to hf DIR`"""
+    folder, target = find_run(args.run), Path(args.folder)
+    if target.exists() and any(target.iterdir()):
+        raise RunError(f"{target}: exists and is not empty", "name a new folder")
+    model, _, step = load_trained(folder, args.step)
+    save_hf(model, target, folder.tokenizer_json if folder.tokenizer_json.exists() else None)
+    print(f"{target}: {folder.path} at step {step}, for AutoModelForCausalLM.from_pretrained({args.folder!r})")
+    return 0
+
+
+def import_model(args: argparse.Namespace) -> int:
+    """`frog import DIR --from hf --name NAME`: a run with one checkpoint, of step 0."""
+    source = Path(args.folder)
+    model_config, weights = load_hf(source)
+    folder = RunFolder(Path("runs") / args.name)
+    if folder.path.exists():
+        raise RunError(f"{folder.path}: exists already", "choose another --name")
+    config = RunConfig(
+        model=model_config,
+        name=args.name,
+        data=DataConfig(sequence_length=min(DataConfig.sequence_length, model_config.max_position_embeddings)),
+    )
+    model = TinyTransformer(model_config)
+    model.load_state_dict(weights)
+    folder.path.mkdir(parents=True)
+    write_json(
+        folder.run_json,
+        {
+            "format": FORMAT,
+            "name": args.name,
+            "created": now_text(),
+            "argv": ["frog", "import", str(source), "--from", "hf", "--name", args.name],
+            "config": to_dict(config),
+            "num_parameters": sum(p.numel() for p in model.parameters()),
+            "data": None,
+            "versions": {
+                "frog": frog.__version__,
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "numpy": np.__version__,
+            },
+            "segments": [],
+        },
+    )
+    if (source / "tokenizer.json").is_file():
+        shutil.copyfile(source / "tokenizer.json", folder.tokenizer_json)
+    tensors = {f"model/{name}": parameter.detach() for name, parameter in model.named_parameters()}
+    saver = Saver(folder, 0, 1, tensors, {}, attempt="import", keep_last=1, timeout_s=60)
+    saver.save(0, {"step": 0, "tokens": 0, "order_sha256": "", "scaler": {}}, {})
+    saver.wait()
+    print(f"{folder.path}: {model_config.num_hidden_layers} layers, {folder.checkpoint(0)}")
+    print(f"start from it: frog train RUN.toml --set model.file=PATH/config.json --set model.init_from={folder.path}")
+    return 0

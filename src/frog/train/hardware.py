@@ -1,0 +1,36 @@
+"""What the device can do and what it has used."""
+
+from __future__ import annotations
+
+import resource
+import sys
+
+import torch
+
+_PEAK_FLOPS = {
+    "H100": 989e12,
+    "H200": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+    "A10": 125e12,
+    "V100": 125e12,
+    "T4": 65e12,
+}
+"""Dense 16-bit matrix rate by a part of the device's name. Source: NVIDIA's data sheets."""
+
+
+def peak_flops(device: torch.device, precision: str) -> float | None:
+    """The device's highest rate at a 16-bit precision, or None where it is not known. Units: operations a second."""
+    if device.type != "cuda" or precision == "fp32":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for part, peak in _PEAK_FLOPS.items() if part in name), None)
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """The most memory held so far: by tensors on a GPU, by the whole process elsewhere."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024

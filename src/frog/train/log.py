@@ -1,0 +1,65 @@
+"""What a rank tells people: lines in its log, and from rank 0 the same lines and a progress bar on screen."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+class RankLog:
+    """Lines go to `logs/rank_N/train.log`; those of rank 0 also to the screen, above the bar."""
+
+    def __init__(self, path: Path | None, rank: int, show: bool) -> None:
+        self._file = None
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = open(path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115
+        self._rank = rank
+        self._console = Console(highlight=False, soft_wrap=True) if show else None
+        self._progress: Progress | None = None
+
+    def say(self, line: str) -> None:
+        """A line for people: log and screen."""
+        self.note(line)
+        if self._console is not None:
+            self._console.print(line, markup=False)
+
+    def note(self, line: str) -> None:
+        """A line for the log alone."""
+        if self._file is not None:
+            self._file.write(f"{time.strftime('%H:%M:%S')} rank {self._rank} | {line}\n")
+
+    def start_bar(self, done: int, total: int) -> None:
+        """Show a bar, where there is a terminal to show it on."""
+        if self._console is not None and self._console.is_terminal:
+            self._progress = Progress(
+                TextColumn("training"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[note]}"),
+                TimeRemainingColumn(),
+                console=self._console,
+                transient=True,
+            )
+            self._progress.add_task("training", completed=done, total=total, note="")
+            self._progress.start()
+
+    def advance(self, done: int, note: str) -> None:
+        """Move the bar."""
+        if self._progress is not None:
+            self._progress.update(self._progress.task_ids[0], completed=done, note=note)
+
+    def __enter__(self) -> RankLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+        if self._file is not None:
+            self._file.close()

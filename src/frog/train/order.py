@@ -1,0 +1,40 @@
+"""Proof of the data order: a hash chain over the samples that all ranks really took, step by step."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import torch
+
+from frog.comm import World
+
+
+class OrderProof:
+    """Links every step's samples, of all ranks in order, into one hash. The same for every world that took the same."""
+
+    def __init__(self, link: str = "") -> None:
+        self._link = link
+        self._rows: list[np.ndarray] = []
+        self._first_step: int | None = None
+
+    def took(self, step: int, ids_N: np.ndarray) -> None:
+        """Note what this rank took in a step."""
+        if self._first_step is None:
+            self._first_step = step
+        self._rows.append(ids_N)
+
+    def link(self, world: World) -> str:
+        """The chain's hash up to now. A collective call: every rank's notes since the last are put together.
+
+        Comm:    one all-gather of (steps since, samples of a rank) int64, if any steps were taken since.
+        """
+        if self._first_step is not None:
+            own = torch.from_numpy(np.stack(self._rows)).to(world.device)
+            ids_RSN = world.gather_rows(own).cpu().numpy()
+            for index in range(ids_RSN.shape[1]):
+                row = ids_RSN[:, index].reshape(-1).astype("<i8").tobytes()
+                text = f"{self._link}/{self._first_step + index}/".encode()
+                self._link = hashlib.sha256(text + row).hexdigest()
+            self._rows, self._first_step = [], None
+        return self._link

@@ -1,0 +1,44 @@
+"""Text from a model, token by token."""
+
+from __future__ import annotations
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from frog.model import TinyTransformer
+
+
+@torch.no_grad()
+def sample_text(
+    model: TinyTransformer,
+    tokenizer: Tokenizer,
+    prompt: str,
+    num_tokens: int,
+    *,
+    seed: int,
+    temperature: float = 0.8,
+    top_k: int = 50,
+) -> str:
+    """The prompt, gone on with: each token is drawn from the `top_k` likeliest; temperature 0 takes the likeliest.
+
+    Its own random generator leaves that of the training run alone.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    device = next(model.parameters()).device
+    ids = tokenizer.encode(prompt).ids or [0]
+    was_training = model.training
+    model.eval()
+    for _ in range(num_tokens):
+        context = torch.tensor([ids[-model.config.max_position_embeddings :]], device=device)
+        ids.append(_draw(model(context)[0, -1].float().cpu(), generator, temperature, top_k))
+    model.train(was_training)
+    return str(tokenizer.decode(ids))
+
+
+def _draw(logits_V: Tensor, generator: torch.Generator, temperature: float, top_k: int) -> int:
+    if temperature == 0:
+        return int(logits_V.argmax())
+    values, indices = logits_V.topk(min(top_k, len(logits_V)))
+    probabilities = torch.softmax(values / temperature, dim=-1)
+    return int(indices[torch.multinomial(probabilities, 1, generator=generator)])

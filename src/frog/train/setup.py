@@ -1,0 +1,174 @@
+"""What must stand before the first step: the run folder, the data, and what a resumed run goes on from."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import frog
+from frog.checkpoint import Checkpoint, find_good
+from frog.checkpoint.save import remove_unfinished
+from frog.comm import World
+from frog.config import RunConfig, to_dict
+from frog.core.env import host_name
+from frog.core.errors import CheckpointError, ConfigError
+from frog.core.files import write_json
+from frog.core.runfolder import RunFolder
+from frog.data import PreparedData, ensure_prepared, open_prepared
+from frog.events import EventWriter
+from frog.train.log import RankLog
+from frog.train.stop import StopWish
+
+FORMAT = 1
+"""Of run.json and record.json."""
+
+
+@dataclass
+class Run:
+    """All that the loop needs and did not make."""
+
+    config: RunConfig
+    world: World
+    folder: RunFolder
+    data: PreparedData
+    events: EventWriter
+    log: RankLog
+    stop: StopWish
+    resume_from: Checkpoint | None
+    attempt: str
+    """Differs each time the run is started, and is the same on all ranks."""
+
+
+def new_folder(world: World, runs: Path, name: str) -> RunFolder:
+    """A folder of its own for a new run: `runs/<name>`, or `<name>-2` and so on if that is taken. Rank 0 makes it."""
+
+    def make() -> str:
+        runs.mkdir(parents=True, exist_ok=True)
+        for number in range(1, 10_000):
+            path = runs / (name if number == 1 else f"{name}-{number}")
+            try:
+                path.mkdir()
+            except FileExistsError:
+                continue
+            return str(path)
+        raise ConfigError(f"{runs}/{name}: 9999 runs of that name", "choose another name: --set name=NAME")
+
+    return RunFolder(Path(world.from_main(make() if world.is_main else None)))
+
+
+def get_data(config: RunConfig, world: World) -> PreparedData:
+    """The prepared data set; the embedded one is prepared here if it is not there yet.
+
+    Raises:  ConfigError if the model's vocabulary cannot hold it.
+    """
+    if world.env.local_rank == 0:
+        ensure_prepared(config.data.name)
+    world.barrier()
+    data = open_prepared(config.data.name)
+    if data.vocab_size > config.model.vocab_size:
+        raise ConfigError(
+            f"data set {data.name} has token ids up to {data.vocab_size - 1}, but the model's "
+            f"vocab_size={config.model.vocab_size}: every token needs a row of the embedding",
+            f"set vocab_size to {data.vocab_size} or more, or prepare the data with --vocab-size "
+            f"{config.model.vocab_size}",
+        )
+    return data
+
+
+def find_resume(folder: RunFolder, world: World, log: RankLog) -> Checkpoint | None:
+    """The last good checkpoint, the same on every rank; None if the run was killed before its first.
+
+    Raises:  CheckpointError if there are checkpoints and none can be trusted.
+    """
+    if world.is_main:
+        remove_unfinished(folder)
+        good, passed_over = find_good(folder)
+        for problem in passed_over:
+            log.say(f"passed over: {problem}")
+        found: tuple[int | None, list[str]] = (good.step if good else None, passed_over)
+    else:
+        found = (None, [])
+    step, passed_over = world.from_main(found)
+    if step is None and passed_over:
+        raise CheckpointError(
+            f"{folder.checkpoints}: none of {len(passed_over)} checkpoints can be trusted\n"
+            + "\n".join(f"  - {problem}" for problem in passed_over),
+            "start a new run; this one's logs and events are left as they are",
+        )
+    return find_good(folder, at_step=step)[0] if step is not None else None
+
+
+def write_run_json(run: Run, num_parameters: int, from_step: int, windows: dict[str, int]) -> None:
+    """Write run.json, or on resuming add to it the world that goes on."""
+    segment = {
+        "world_size": run.world.size,
+        "num_nodes": run.world.env.num_nodes,
+        "device": str(run.world.device.type),
+        "threads": torch.get_num_threads(),
+        "from_step": from_step,
+        "host": host_name(),
+        "started": now_text(),
+    }
+    if run.folder.run_json.exists():
+        content = run.folder.read_run()
+        content["config"] = to_dict(run.config)
+        content["segments"].append(segment)
+    else:
+        content = {
+            "format": FORMAT,
+            "name": run.folder.path.name,
+            "created": now_text(),
+            "argv": sys.argv,
+            "config": to_dict(run.config),
+            "num_parameters": num_parameters,
+            "data": {
+                "name": run.data.name,
+                "data_sha256": run.data.data_sha256,
+                "vocab_size": run.data.vocab_size,
+                **windows,
+            },
+            "versions": {
+                "frog": frog.__version__,
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "numpy": np.__version__,
+            },
+            "segments": [segment],
+        }
+        shutil.copyfile(run.data.tokenizer_json, run.folder.tokenizer_json)
+    write_json(run.folder.run_json, content)
+    run.folder.record_json.unlink(missing_ok=True)
+    run.folder.link_logs()
+
+
+def start_event(run: Run, from_step: int) -> dict[str, Any]:
+    """The fields of a rank's `start` event."""
+    env = run.world.env
+    return {
+        "rank": env.rank,
+        "world_size": env.world_size,
+        "local_rank": env.local_rank,
+        "node_rank": env.node_rank,
+        "host": host_name(),
+        "pid": os.getpid(),
+        "device": str(run.world.device),
+        "threads": torch.get_num_threads(),
+        "step": from_step,
+        "unix_ns": time.time_ns(),
+        "mono_ns": time.monotonic_ns(),
+    }
+
+
+def now_text() -> str:
+    """The time of day, UTC, to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -1,0 +1,65 @@
+"""Ctrl-C and SIGTERM as a wish: noted at once, acted on between two steps, by all ranks together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from types import FrameType
+
+from frog.core.env import launcher_pid
+
+_SAME_PRESS_S = 2.0
+"""A terminal and torchrun each pass one Ctrl-C on; what comes later than this is a second wish."""
+
+
+class StopWish:
+    """Holds the signal that asked this rank to stop, if one did. A second, later, ends the process at once."""
+
+    def __init__(self) -> None:
+        self.signal_number: int | None = None
+        self._since = 0.0
+
+    def install(self) -> None:
+        """Take SIGINT and SIGTERM over."""
+        signal.signal(signal.SIGINT, self._note)
+        signal.signal(signal.SIGTERM, self._note)
+
+    @property
+    def wanted(self) -> bool:
+        return self.signal_number is not None
+
+    @property
+    def exit_code(self) -> int:
+        """128 + the signal, as shells tell it; SIGTERM's if only another rank was asked."""
+        return 128 + (self.signal_number or signal.SIGTERM)
+
+    def _note(self, signal_number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self.signal_number is None:
+            self.signal_number, self._since = signal_number, now
+        elif signal_number == signal.SIGINT and now - self._since > _SAME_PRESS_S:
+            os._exit(128 + signal_number)
+
+
+def leave_with_parent(poll_s: float = 0.5) -> None:
+    """End this process when the one that started it is gone, so that no rank is left behind by a `kill -9`."""
+    parent, launcher = os.getppid(), launcher_pid()
+
+    def watch() -> None:
+        while os.getppid() == parent and (launcher is None or _alive(launcher)):
+            time.sleep(poll_s)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent watch", daemon=True).start()
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

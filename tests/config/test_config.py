@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from frog.config import RunConfig, from_dict, load_model_config, load_run_config, to_dict
+from frog.config.load import override_dict
+from frog.core.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 16,
+}
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(SIZES))
+    path = tmp_path / "run.toml"
+    path.write_text("[data]\nsequence_length = 8\n[train]\nsteps = 3\n")
+    return path
+
+
+def problems_of(path: Path, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_run_config(path, overrides)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "config").glob("*.toml")), ids=lambda path: path.name)
+def test_shipped_run_files_load(path: Path) -> None:
+    assert isinstance(load_run_config(path), RunConfig)
+
+
+def test_defaults_and_overrides(run_file: Path) -> None:
+    config = load_run_config(
+        run_file, ["train.steps=7", "name=other", "model.num_hidden_layers=4", "optimizer.grad_clip=off"]
+    )
+    assert (config.train.steps, config.name, config.model.num_hidden_layers) == (7, "other", 4)
+    assert config.optimizer.grad_clip == "off"
+    assert config.model.num_key_value_heads == 4  # as Hugging Face: absent means as many as heads
+    assert load_run_config(run_file, ["optimizer.learning_rate=1"]).optimizer.learning_rate == 1.0
+
+
+def test_all_mistakes_are_told_at_once_with_the_nearest_name(run_file: Path) -> None:
+    text = problems_of(
+        run_file, "train.stps=3", "train.precision=fp8", "datta.name=x", "optimizer.beta1=true", "nonsense"
+    )
+    assert "5 mistakes" in text
+    for part in (
+        "did you mean train.steps?",
+        "'fp32' or 'bf16' or 'fp16'",
+        "did you mean data?",
+        "a number",
+        "KEY=VALUE",
+    ):
+        assert part in text
+
+
+@pytest.mark.parametrize(
+    ("override", "numbers"),
+    [
+        ("model.num_attention_heads=5", ("hidden_size=32", "num_attention_heads=5")),
+        ("model.num_key_value_heads=3", ("num_attention_heads=4", "num_key_value_heads=3")),
+        ("model.num_attention_heads=32", ("hidden_size=32", "= 1 columns a head")),
+        ("data.sequence_length=17", ("sequence_length=17", "max_position_embeddings=16")),
+        ("model.hidden_size=0", ("hidden_size=0", "at least 1")),
+        ("train.steps=0", ("train.steps=0", "at least 1")),
+        ("name=a/b", ("'a/b'", "names a folder")),
+        ("optimizer.grad_clip=0", ("grad_clip=0", "off")),
+        ("model.hidden_act=gelu", ("hidden_act='gelu'", "'silu'")),
+        ("model.head_dim=16", ("head_dim=16", "hidden_size=32")),
+    ],
+)
+def test_shape_mistakes_name_both_numbers_and_the_rule(run_file: Path, override: str, numbers: tuple[str, ...]) -> None:
+    text = problems_of(run_file, override)
+    assert all(number in text for number in numbers), text
+
+
+def test_batch_must_share_out_evenly(run_file: Path) -> None:
+    config = load_run_config(run_file, ["train.global_batch_size=12", "train.grad_accum=2"])
+    assert config.world_problem(3) is None
+    assert config.micro_batch_size(3) == 2
+    problem = config.world_problem(4)
+    assert problem is not None
+    assert "12" in problem
+    assert "world size 4 x train.grad_accum 2 = 8" in problem
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("run.toml", "= 3", "not valid TOML"),
+        ("run.toml", "model = 3", "[model]"),
+        ("run.toml", "train = 3", "[train]"),
+        ("config.json", "{", "not valid JSON"),
+        ("config.json", "[]", "holds a list"),
+        ("config.json", '{"vocab_size": 8}', "hidden_size: missing"),
+    ],
+)
+def test_broken_files(run_file: Path, name: str, content: str, words: str) -> None:
+    (run_file.parent / name).write_text(content)
+    assert words in problems_of(run_file)
+
+
+def test_absent_files(run_file: Path) -> None:
+    assert "run.toml" in problems_of(run_file.parent / "absent.toml")
+    assert "no such file" in problems_of(run_file, "model.file=absent.json")
+
+
+def test_round_trip_through_run_json(run_file: Path) -> None:
+    config = load_run_config(run_file, ["train.precision=bf16"])
+    table = json.loads(json.dumps(to_dict(config)))
+    assert from_dict(table) == config
+    assert from_dict(override_dict(table, ["train.steps=9"])).train.steps == 9
+    with pytest.raises(ConfigError, match="unknown key"):
+        from_dict({**table, "novelty": 1})
+    with pytest.raises(ConfigError, match="at least 1"):
+        from_dict(override_dict(table, ["train.steps=0"]))
+
+
+def test_num_parameters_and_flops() -> None:
+    model = load_model_config(ROOT / "config" / "config.json")
+    hidden, ffn, vocab = model.hidden_size, model.intermediate_size, model.vocab_size
+    layer = 4 * hidden**2 + 3 * hidden * ffn + 2 * hidden
+    assert model.num_parameters() == model.num_hidden_layers * layer + vocab * hidden + hidden
+    matrices = model.num_hidden_layers * (4 * hidden**2 + 3 * hidden * ffn) + vocab * hidden
+    assert model.flops_per_token(64) == 6 * matrices + 12 * model.num_hidden_layers * hidden * 64

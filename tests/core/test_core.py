@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from frog.core.env import world_env
+from frog.core.errors import FrogError, RunError, UsageError
+from frog.core.files import link_folder, sha256_file, write_atomic, write_json
+from frog.core.runfolder import RunFolder, find_run
+from frog.core.seeds import derive_seed
+from frog.core.units import format_bytes, format_count, format_seconds
+
+
+def test_an_error_says_what_to_try() -> None:
+    assert str(FrogError("it broke", "mend it")) == "it broke\n  try: mend it"
+    assert str(FrogError("it broke")) == "it broke"
+    assert (FrogError("").exit_code, UsageError("").exit_code) == (1, 2)
+
+
+def test_write_atomic_replaces_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "deep" / "file"
+    write_atomic(path, "old")
+
+    def fail(*_: object) -> None:
+        raise OSError("disk gone")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="disk gone"):
+        write_atomic(path, "new")
+    assert path.read_text() == "old"
+    assert [entry.name for entry in path.parent.iterdir()] == ["file"]
+
+
+def test_sha256_file(tmp_path: Path) -> None:
+    (tmp_path / "abc").write_bytes(b"abc")
+    assert sha256_file(tmp_path / "abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+def test_link_folder_follows_the_latest_and_spares_real_folders(tmp_path: Path) -> None:
+    for name in ("a", "b", "real"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "who").write_text(name)
+    assert link_folder(tmp_path / "logs", tmp_path / "a")
+    assert link_folder(tmp_path / "logs", tmp_path / "b")
+    assert (tmp_path / "logs" / "who").read_text() == "b"
+    assert not link_folder(tmp_path / "real", tmp_path / "a")
+    assert (tmp_path / "real" / "who").read_text() == "real"
+
+
+def test_seeds_follow_from_names() -> None:
+    assert derive_seed(1, "init") == derive_seed(1, "init")
+    assert (
+        len({derive_seed(1, "init"), derive_seed(2, "init"), derive_seed(1, "rank", 0), derive_seed(1, "rank", 1)}) == 4
+    )
+    assert 0 <= derive_seed(7, "x") < 2**63
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ({}, (0, 1, 0, False)),
+        ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, (3, 4, 1, True)),
+        ({"RANK": "3"}, (0, 1, 0, False)),
+    ],
+)
+def test_world_env(monkeypatch: pytest.MonkeyPatch, told: dict[str, str], expected: tuple[int, int, int, bool]) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    env = world_env()
+    assert (env.rank, env.world_size, env.local_rank, env.launched) == expected
+
+
+@pytest.mark.parametrize(("rank", "world"), [("4", "4"), ("-1", "4"), ("two", "4")])
+def test_world_env_refuses_nonsense(monkeypatch: pytest.MonkeyPatch, rank: str, world: str) -> None:
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", world)
+    with pytest.raises(UsageError, match="RANK"):
+        world_env()
+
+
+def test_run_folder_paths_and_steps(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    assert folder.checkpoint_steps() == []
+    for name in ("step_00000100", "step_00000020", ".step_00000300.abc", "other"):
+        (folder.checkpoints / name).mkdir(parents=True)
+    assert folder.checkpoint_steps() == [20, 100]
+    assert folder.checkpoint(20).name == "step_00000020"
+    assert folder.rank_log(2) == tmp_path / "run" / "logs" / "rank_2" / "train.log"
+
+
+def test_find_run(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    with pytest.raises(RunError, match="no runs"):
+        find_run("latest", runs)
+    for age, name in enumerate(("old", "new")):
+        write_json(runs / name / "run.json", {"name": name})
+        os.utime(runs / name / "run.json", (age, age))
+    assert find_run("latest", runs).path.name == "new"
+    assert find_run("old", runs).read_run() == {"name": "old"}
+    assert find_run(str(runs / "old"), runs).path.name == "old"
+    with pytest.raises(RunError, match="absent"):
+        find_run("absent", runs)
+    (runs / "old" / "run.json").write_text("{")
+    with pytest.raises(RunError, match="not valid JSON"):
+        find_run("old", runs).read_run()
+    (runs / "old" / "run.json").write_text(json.dumps([]))
+    with pytest.raises(RunError, match="list"):
+        find_run("old", runs).read_run()
+
+
+def test_units() -> None:
+    assert [format_bytes(n) for n in (12, 1536, 3 << 30)] == ["12 B", "1.5 KiB", "3.0 GiB"]
+    assert [format_count(n) for n in (12, 1234567)] == ["12", "1.23 M"]
+    assert [format_seconds(s) for s in (0.012, 5.04, 83.4, 7380)] == ["12 ms", "5.0 s", "1 min 23 s", "2 h 3 min"]

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from frog.core.runfolder import RunFolder
+from frog.events import EventWriter, read_run
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    for rank in (0, 1):
+        writer = EventWriter(folder.rank_events(rank))
+        writer.step = 1
+        with writer.span("forward", 2), writer.collective("all_reduce", "dp", 16):
+            pass
+        writer.emit("end", step=1, status="completed")
+        writer.close()
+    events = read_run(folder)
+    assert list(events.ranks) == [0, 1]
+    kinds = [event["event"] for event in events.main.events]
+    assert kinds == ["collective", "span", "end"]
+    span = events.main.of("span")[0]
+    assert (span["phase"], span["micro"], span["step"]) == ("forward", 2, 1)
+    assert span["end_ns"] >= span["start_ns"] > 0
+    assert events.main.of("collective")[0]["seq"] == 0
+
+
+def test_fields_are_those_of_the_schema(tmp_path: Path) -> None:
+    writer = EventWriter(tmp_path / "events")
+    with pytest.raises(ValueError, match="status"):
+        writer.emit("end", step=1)
+
+
+def test_a_phase_that_raises_is_remembered(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    writer = EventWriter(folder.rank_events(0))
+    with pytest.raises(RuntimeError), writer.span("reduce"):
+        raise RuntimeError
+    assert writer.phase == "reduce"
+    assert read_run(folder).main.events == []
+
+
+def test_a_torn_line_swallows_nothing(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    first = EventWriter(folder.rank_events(0))
+    first.emit("end", step=1, status="completed")
+    with open(folder.rank_events(0), "a") as file:
+        file.write('{"event":"end","st')
+    EventWriter(folder.rank_events(0)).emit("end", step=2, status="completed")
+    events = read_run(folder).main
+    assert [event["step"] for event in events.events] == [1, 2]
+    assert events.num_torn_lines == 1
+
+
+def test_of_a_step_taken_twice_the_later_counts(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    writer = EventWriter(folder.rank_events(0))
+    for step, status in ((1, "first"), (2, "first"), (1, "second")):
+        writer.emit("end", step=step, status=status)
+    assert {step: event["status"] for step, event in read_run(folder).main.by_step("end").items()} == {
+        1: "second",
+        2: "first",
+    }
