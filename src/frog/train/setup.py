@@ -108,7 +108,7 @@ def find_resume(folder: RunFolder, world: World, log: RankLog) -> Checkpoint | N
     return find_good(folder, at_step=step)[0] if step is not None else None
 
 
-def write_run_json(run: Run, num_parameters: int, from_step: int, windows: dict[str, int]) -> None:
+def write_run_json(run: Run, num_parameters: int, from_step: int) -> None:
     """Write run.json, or on resuming add to it the world that goes on."""
     segment = {
         "world_size": run.world.size,
@@ -135,7 +135,8 @@ def write_run_json(run: Run, num_parameters: int, from_step: int, windows: dict[
                 "name": run.data.name,
                 "data_sha256": run.data.data_sha256,
                 "vocab_size": run.data.vocab_size,
-                **windows,
+                "train_tokens": run.data.split("train").num_tokens,
+                "heldout_tokens": run.data.split("heldout").num_tokens,
             },
             "versions": {
                 "frog": frog.__version__,

@@ -1,0 +1,105 @@
+"""How long a training step is held up by a checkpoint, beside one memcpy of the same bytes.
+
+    python benchmarks/checkpoint.py [--sizes 128 1536] [--rounds 5]
+
+One rank holds weights and two AdamW moments, as views of flat buffers as in training. In turn, round by round: a memcpy
+of the state into memory that is already mapped (the least that keeps the state as it is), Frog's `Saver.save` (which
+returns when training may go on), and `torch.distributed.checkpoint.async_save`. Each writer is waited for between turns,
+so that no turn pays for another's disk. Times are medians; ratios are of the medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+
+from frog.checkpoint import Saver
+from frog.core.runfolder import RunFolder
+
+NUM_TENSORS = 36
+"""Per moment: as a model of four layers has."""
+
+
+def make_state(num_bytes: int) -> dict[str, Tensor]:
+    """Three flat float32 buffers, cut into views of one size."""
+    count = num_bytes // 4 // 3 // NUM_TENSORS
+    state = {}
+    for part in ("model", "optimizer/exp_avg", "optimizer/exp_avg_sq"):
+        flat = torch.randn(count * NUM_TENSORS)
+        state |= {f"{part}/{index}": flat[index * count : (index + 1) * count] for index in range(NUM_TENSORS)}
+    return state
+
+
+def held_by_memcpy(state: dict[str, Tensor], targets: dict[str, Tensor]) -> float:
+    start = time.perf_counter()
+    for name, tensor in state.items():
+        targets[name].copy_(tensor)
+    return time.perf_counter() - start
+
+
+def held_by_frog(saver: Saver, step: int) -> float:
+    start = time.perf_counter()
+    saver.save(step, {"step": step}, {})
+    held = time.perf_counter() - start
+    saver.wait()
+    return held
+
+
+def held_by_dcp(state: dict[str, Tensor], folder: Path) -> float:
+    start = time.perf_counter()
+    future = dcp.async_save(state, checkpoint_id=folder)
+    held = time.perf_counter() - start
+    future.result()  # type: ignore[union-attr]
+    shutil.rmtree(folder)
+    return held
+
+
+def measure(size_mib: int, rounds: int, scratch: Path) -> str:
+    state = make_state(size_mib << 20)
+    targets = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    folder = RunFolder(scratch / f"run_{size_mib}")
+    saver = Saver(folder, 0, 1, state, {}, attempt="bench", keep_last=1, timeout_s=600)
+    turns: dict[str, Callable[[int], float]] = {
+        "memcpy": lambda step: held_by_memcpy(state, targets),
+        "frog": lambda step: held_by_frog(saver, step),
+        "dcp.async_save": lambda step: held_by_dcp(state, scratch / "dcp"),
+    }
+    held: dict[str, list[float]] = {name: [] for name in turns}
+    for step in range(rounds + 1):
+        for name, turn in turns.items():
+            seconds = turn(step)
+            if step:  # the first round warms up
+                held[name].append(seconds)
+    medians = {name: statistics.median(times) for name, times in held.items()}
+    lines = [
+        f"{size_mib:>6} MiB  {name:<15} {1e3 * medians[name]:9.1f} ms  {medians[name] / medians['memcpy']:6.2f} x memcpy"
+        f"   (min {1e3 * min(times):.1f}, max {1e3 * max(times):.1f})"
+        for name, times in held.items()
+    ]
+    shutil.rmtree(folder.path)
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[128, 1536], metavar="MIB")
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}, {args.rounds} rounds")
+    with tempfile.TemporaryDirectory() as scratch:
+        for size_mib in args.sizes:
+            print(measure(size_mib, args.rounds, Path(scratch)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""What the loop works with, made from a run's configuration; and what it does once in a while."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import nn
+
+from frog.checkpoint import Saver
+from frog.config import RunConfig
+from frog.core.seeds import derive_seed
+from frog.core.units import format_bytes
+from frog.data import Loader, Windows, load_tokenizer
+from frog.model import TinyTransformer
+from frog.parallel import FlatParameters
+from frog.train.evaluate import Score, evaluate
+from frog.train.optimizer import build_optimizer
+from frog.train.order import OrderProof
+from frog.train.sample import sample_text
+from frog.train.setup import Run, start_event, write_run_json
+from frog.train.start import initial_weights
+from frog.train.state import TrainState, generators
+
+_NUM_TAIL = 3
+"""Scalars that ride along with the gradient: the loss, the norm of the local gradient, the wish to stop."""
+
+
+@dataclass
+class Parts:
+    """The loop's tools."""
+
+    raw_model: TinyTransformer
+    model: nn.Module
+    """`raw_model`, compiled if the run asks for that."""
+    flat: FlatParameters
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    autocast: AbstractContextManager[Any]
+    state: TrainState
+    order: OrderProof
+    saver: Saver
+    loader: Loader
+    heldout: Windows
+    tokenizer: Tokenizer
+
+
+def build_parts(run: Run) -> Parts:
+    """Make everything, put the state of the checkpoint that is resumed into it, and tell run.json and the events."""
+    config, world = run.config, run.world
+    # Every rank draws the same weights, because every rank starts from the same seed.
+    torch.manual_seed(derive_seed(config.seed, "init"))
+    raw_model = TinyTransformer(config.model, config.train.activation_checkpointing).to(world.device)
+    initial_weights(raw_model, config.source.init_from)
+    flat = FlatParameters(raw_model, num_tail=_NUM_TAIL)
+    optimizer = build_optimizer(flat, config.optimizer)
+    scaler = torch.amp.GradScaler(world.device.type, enabled=config.train.precision == "fp16")
+    torch.manual_seed(derive_seed(config.seed, "rank", world.rank))
+
+    state = TrainState(raw_model, flat, optimizer, scaler)
+    order_link = state.load(run.resume_from, world.rank) if run.resume_from is not None else ""
+    if world.is_main:
+        write_run_json(run, sum(p.numel() for p in raw_model.parameters()), state.step)
+    run.events.emit("start", **start_event(run, state.step))
+    return Parts(
+        raw_model=raw_model,
+        model=torch.compile(raw_model) if config.train.compile else raw_model,  # type: ignore[arg-type]
+        flat=flat,
+        optimizer=optimizer,
+        scaler=scaler,
+        autocast=_autocast(config, world.device),
+        state=state,
+        order=OrderProof(order_link),
+        saver=_saver(run, state),
+        loader=_loader(run, state.step),
+        heldout=Windows(run.data.split("heldout"), config.data.sequence_length),
+        tokenizer=load_tokenizer(run.data.tokenizer_json),
+    )
+
+
+def save(run: Run, parts: Parts) -> None:
+    """Begin a checkpoint; training is held up for one copy of the state."""
+    step = parts.state.step
+    with run.events.span("checkpoint"):
+        scalars = parts.state.scalars(parts.order.link(run.world))
+        held_ns = parts.saver.save(step, scalars, generators())
+    run.events.emit("checkpoint", step=step, payload_bytes=parts.saver.payload_bytes, held_ns=held_ns)
+
+
+def score(run: Run, parts: Parts) -> Score:
+    """Score the held-out text over all ranks, and let rank 0 write a little text."""
+    config, step = run.config, parts.state.step
+    with run.events.span("evaluate"):
+        result = evaluate(
+            parts.model,
+            parts.heldout,
+            run.data.token_bytes,
+            run.world,
+            parts.autocast,
+            max_tokens=config.eval.tokens,
+            batch_size=config.micro_batch_size(run.world.size),
+        )
+        if run.world.is_main:
+            run.events.emit("eval", step=step, **vars(result))
+            run.log.say(
+                f"step {step}: held-out loss {result.loss:.4f}, perplexity {result.perplexity:.1f}, "
+                f"{result.bits_per_byte:.3f} bits per byte"
+            )
+            if config.eval.sample_tokens:
+                prompt, seed = config.eval.prompt, derive_seed(config.seed, "sample", step)
+                text = sample_text(parts.raw_model, parts.tokenizer, prompt, config.eval.sample_tokens, seed=seed)
+                run.events.emit("sample", step=step, prompt=prompt, text=text)
+    return result
+
+
+def _autocast(config: RunConfig, device: torch.device) -> AbstractContextManager[Any]:
+    if config.train.precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, torch.bfloat16 if config.train.precision == "bf16" else torch.float16)
+
+
+def _saver(run: Run, state: TrainState) -> Saver:
+    def committed(step: int, payload_bytes: int, write_ns: int) -> None:
+        run.events.emit("commit", step=step, payload_bytes=payload_bytes, write_ns=write_ns)
+        run.log.say(f"step {step}: checkpoint {run.folder.checkpoint(step)} ({format_bytes(payload_bytes)})")
+
+    return Saver(
+        run.folder,
+        run.world.rank,
+        run.world.size,
+        state.tensors,
+        generators(),
+        attempt=run.attempt,
+        keep_last=run.config.checkpoint.keep_last,
+        timeout_s=run.config.train.timeout_s,
+        on_commit=committed,
+    )
+
+
+def _loader(run: Run, start_step: int) -> Loader:
+    config = run.config
+    return Loader(
+        Windows(run.data.split("train"), config.data.sequence_length),
+        seed=config.seed,
+        global_batch_size=config.train.global_batch_size,
+        dp_rank=run.world.rank,
+        dp_size=run.world.size,
+        grad_accum=config.train.grad_accum,
+        start_step=start_step,
+        device=run.world.device,
+    )

@@ -1,0 +1,211 @@
+"""Checkpoints of worlds that are threads of this process: each rank has its Saver, as in a real world."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from frog.checkpoint import Saver, find_good, verify
+from frog.checkpoint.load import open_checkpoint
+from frog.checkpoint.part import Part, share_out
+from frog.checkpoint.save import remove_unfinished
+from frog.core.errors import CheckpointError
+from frog.core.runfolder import RunFolder
+
+
+def some_tensors(seed: int = 0) -> dict[str, Tensor]:
+    torch.manual_seed(seed)
+    return {
+        "model/a": torch.randn(8, 4),
+        "model/b": torch.randn(3),
+        "model/half": torch.randn(5).to(torch.bfloat16),
+        "optimizer/step": torch.tensor(7.0),
+        "model/view": torch.randn(10)[2:8].view(2, 3),
+    }
+
+
+def savers(folder: RunFolder, world_size: int, tensors: dict[str, Tensor], **options: Any) -> list[Saver]:
+    options = {"attempt": "x", "keep_last": 9, "timeout_s": 5, **options}
+    own = {"rng": torch.arange(4, dtype=torch.uint8)}
+    return [Saver(folder, rank, world_size, tensors, own, **options) for rank in range(world_size)]
+
+
+def save(folder: RunFolder, world_size: int, tensors: dict[str, Tensor], step: int = 10, **options: Any) -> None:
+    world = savers(folder, world_size, tensors, **options)
+    for rank, saver in enumerate(world):
+        saver.save(step, {"step": step}, {"rng": torch.full((4,), rank, dtype=torch.uint8)})
+    for saver in reversed(world):
+        saver.wait()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_any_world_writes_what_one_process_reads(tmp_path: Path, world_size: int) -> None:
+    folder, tensors = RunFolder(tmp_path), some_tensors()
+    save(folder, world_size, tensors)
+    files = sorted(entry.name for entry in folder.checkpoint(10).iterdir())
+    assert files == ["manifest.json", *(f"rank_{rank}.safetensors" for rank in range(world_size))]
+    checkpoint, passed_over = find_good(folder)
+    assert checkpoint is not None
+    assert passed_over == []
+    target = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    checkpoint.load_into(target)
+    assert all(torch.equal(target[name], tensors[name]) for name in tensors)
+    for rank in range(world_size):
+        own = checkpoint.load_own(rank)
+        assert own is not None
+        assert own["rng"].tolist() == [rank] * 4
+    assert checkpoint.load_own(world_size) is None
+    assert (checkpoint.step, checkpoint.world_size, checkpoint.state) == (10, world_size, {"step": 10})
+
+
+def test_what_is_saved_is_the_moment_of_the_call(tmp_path: Path) -> None:
+    folder, tensors = RunFolder(tmp_path), some_tensors()
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
+    (saver,) = savers(folder, 1, tensors)
+    saver.save(1, {}, {"rng": torch.zeros(4, dtype=torch.uint8)})
+    for tensor in tensors.values():
+        tensor.zero_()
+    saver.wait()
+    checkpoint, _ = find_good(folder)
+    assert checkpoint is not None
+    checkpoint.load_into(tensors)
+    assert all(torch.equal(tensors[name], before[name]) for name in before)
+
+
+def test_a_part_is_a_safetensors_file(tmp_path: Path) -> None:
+    tensors = some_tensors()
+    part = Part(tensors)
+    part.stage(tensors)
+    part.write(tmp_path / "part.safetensors")
+    loaded = load_file(tmp_path / "part.safetensors")
+    assert loaded.keys() == tensors.keys()
+    assert all(
+        torch.equal(loaded[name], tensors[name]) and loaded[name].dtype == tensors[name].dtype for name in tensors
+    )
+
+
+def test_shares_are_whole_disjoint_and_even() -> None:
+    tensors = {str(index): torch.zeros(1 + index % 7, 10) for index in range(40)}
+    shares = share_out(tensors, 4)
+    assert sorted(name for share in shares for name in share) == sorted(tensors)
+    loads = [sum(tensors[name].nbytes for name in share) for share in shares]
+    assert max(loads) - min(loads) <= max(tensor.nbytes for tensor in tensors.values())
+
+
+def truncate(path: Path) -> None:
+    with open(path, "r+b") as file:
+        file.truncate(path.stat().st_size - 2)
+
+
+def flip_a_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+
+
+def change_a_number(path: Path) -> None:
+    manifest = json.loads(path.read_text())
+    manifest["state"]["step"] += 1
+    path.write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "words"),
+    [
+        ("rank_1.safetensors", truncate, "bytes, the manifest has"),
+        ("rank_0.safetensors", flip_a_bit, "SHA-256"),
+        ("rank_1.safetensors", Path.unlink, "missing"),
+        ("manifest.json", Path.unlink, "never whole"),
+        ("manifest.json", truncate, "not valid JSON"),
+        ("manifest.json", change_a_number, "not what was hashed"),
+    ],
+)
+def test_a_damaged_checkpoint_is_named_and_passed_over(
+    tmp_path: Path, name: str, damage: Callable[[Path], None], words: str
+) -> None:
+    folder, tensors = RunFolder(tmp_path), some_tensors()
+    save(folder, 2, tensors, step=10)
+    save(folder, 2, tensors, step=20)
+    damage(folder.checkpoint(20) / name)
+    checkpoint, passed_over = find_good(folder)
+    assert checkpoint is not None
+    assert checkpoint.step == 10
+    assert len(passed_over) == 1
+    assert "step_00000020" in passed_over[0]
+    assert words in passed_over[0]
+
+
+def test_a_crash_before_the_manifest_leaves_no_checkpoint(tmp_path: Path) -> None:
+    folder, tensors = RunFolder(tmp_path), some_tensors()
+    first, _ = savers(folder, 2, tensors, timeout_s=0.3)
+    first.save(10, {}, {"rng": torch.zeros(4, dtype=torch.uint8)})  # the second rank never comes
+    with pytest.raises(CheckpointError, match="rank_1"):
+        first.wait()
+    assert folder.checkpoint_steps() == []
+    (folder.checkpoints / ".step_00000010.y").mkdir(parents=True)
+    remove_unfinished(folder)
+    assert list(folder.checkpoints.iterdir()) == []
+
+
+def test_a_full_disk_keeps_the_last_good_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, tensors = RunFolder(tmp_path), some_tensors()
+    save(folder, 1, tensors, step=10)
+    (saver,) = savers(folder, 1, tensors)
+
+    def no_space(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", no_space)
+    saver.save(20, {}, {"rng": torch.zeros(4, dtype=torch.uint8)})
+    saver.abandon(5)
+    with pytest.raises(CheckpointError, match="No space left") as caught:
+        saver.check()
+    assert "the last whole checkpoint is of step 10" in str(caught.value)
+    monkeypatch.undo()
+    checkpoint, passed_over = find_good(folder)
+    assert checkpoint is not None
+    assert (checkpoint.step, passed_over) == (10, [])
+    assert [entry.name for entry in folder.checkpoints.iterdir()] == ["step_00000010"]
+
+
+def test_keep_last(tmp_path: Path) -> None:
+    folder, tensors = RunFolder(tmp_path), some_tensors()
+    for step in (1, 2, 3):
+        save(folder, 1, tensors, step=step, keep_last=2)
+    assert folder.checkpoint_steps() == [2, 3]
+
+
+def test_another_model_is_refused_by_name_and_shape(tmp_path: Path) -> None:
+    folder, tensors = RunFolder(tmp_path), some_tensors()
+    save(folder, 1, tensors)
+    checkpoint, _ = find_good(folder)
+    assert checkpoint is not None
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.load_into({"model/a": torch.zeros(2, 2), "model/new": torch.zeros(1)})
+    assert "model/new: not in the checkpoint" in str(caught.value)
+    assert "model/a: shape (8, 4) in the checkpoint, (2, 2) in this model" in str(caught.value)
+
+
+def test_pieces_tile_a_tensor(tmp_path: Path) -> None:
+    """A tensor written by several ranks in pieces, as sharded strategies do, is put together."""
+    folder, whole = RunFolder(tmp_path), torch.randn(6, 4)
+    save(folder, 1, {"top": whole[:2].clone(), "left": whole[2:, :1].clone(), "right": whole[2:, 1:].clone()})
+    checkpoint = open_checkpoint(folder.checkpoint(10))
+    pieces = [
+        {"file": "rank_0.safetensors", "key": key, "offset": offset, "shape": shape}
+        for key, offset, shape in (("top", [0, 0], [2, 4]), ("left", [2, 0], [4, 1]), ("right", [2, 1], [4, 3]))
+    ]
+    checkpoint.manifest["tensors"]["whole"] = {"shape": [6, 4], "dtype": "float32", "pieces": pieces}
+    target = torch.zeros(6, 4)
+    checkpoint.load_into({"whole": target})
+    assert torch.equal(target, whole)
+    verify(checkpoint)

@@ -1,0 +1,234 @@
+"""Real worlds under torchrun, held against one process and against the run that was never disturbed."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Sequence
+
+import psutil
+import pytest
+import torch
+from conftest import Workshop, all_gone, kill_tree, tree, wait_until
+
+from frog.checkpoint import find_good
+
+
+@pytest.fixture(scope="module")
+def calm(workshop: Workshop) -> Workshop:
+    """The workshop with undisturbed runs of worlds 1, 2 and 4 in it."""
+    for world_size in (1, 2, 4):
+        workshop.train(world_size, f"calm-{world_size}")
+    return workshop
+
+
+def losses(workshop: Workshop, name: str) -> list[float]:
+    return [event["loss_mean"] for event in workshop.events(name).main.by_step("step").values()]
+
+
+def weights(workshop: Workshop, name: str) -> dict[str, torch.Tensor]:
+    checkpoint, _ = find_good(workshop.folder(name))
+    assert checkpoint is not None
+    tensors = {key: torch.empty(entry["shape"]) for key, entry in checkpoint.manifest["tensors"].items()}
+    checkpoint.load_into(tensors)
+    return {key: tensor for key, tensor in tensors.items() if key.startswith("model/")}
+
+
+def same_run(workshop: Workshop, name: str, other: str) -> None:
+    """Same samples in the same steps, same losses, same weights, to rounding."""
+    assert workshop.record(name)["order_sha256"] == workshop.record(other)["order_sha256"]
+    torch.testing.assert_close(losses(workshop, name), losses(workshop, other), rtol=1e-5, atol=0)
+    mine, theirs = weights(workshop, name), weights(workshop, other)
+    for key in theirs:
+        # Adam divides by the root of tiny second moments, so rounding in a gradient near zero is made large.
+        torch.testing.assert_close(
+            mine[key], theirs[key], rtol=1e-4, atol=2e-5, msg=lambda text, key=key: f"{key}: {text}"
+        )
+
+
+def test_worlds_agree_with_one_process(calm: Workshop) -> None:
+    for world_size in (2, 4):
+        same_run(calm, f"calm-{world_size}", "calm-1")
+    assert calm.record("calm-1")["status"] == "completed"
+    first, last = losses(calm, "calm-4")[0], losses(calm, "calm-4")[-1]
+    assert last < first
+
+
+def test_accumulation_is_a_world_in_turns(calm: Workshop) -> None:
+    calm.train(1, "turns", "train.grad_accum=4")
+    same_run(calm, "turns", "calm-4")
+
+
+def test_the_same_world_twice_is_bitwise_the_same(calm: Workshop) -> None:
+    calm.train(2, "again")
+    assert calm.record("again")["weights_sha256"] == calm.record("calm-2")["weights_sha256"]
+
+
+def test_ranks_share_the_batch_out(calm: Workshop) -> None:
+    events = calm.events("calm-4")
+    for step in range(1, 9):
+        ids = [events.ranks[rank].by_step("step")[step]["sample_ids"] for rank in range(4)]
+        taken = [i for share in ids for i in share]
+        assert len(set(taken)) == 8
+        assert taken == calm.events("calm-1").main.by_step("step")[step]["sample_ids"]
+
+
+def test_every_rank_tells_every_phase_and_collective(calm: Workshop) -> None:
+    events = calm.events("calm-4")
+    num_elements = 0
+    for rank in range(4):
+        spans = events.ranks[rank].of("span")
+        for step in range(1, 9):
+            phases = [span["phase"] for span in spans if span["step"] == step]
+            assert phases[:6] == ["data", "forward", "backward", "reduce", "optimize", "zero"]
+        reduces = [event for event in events.ranks[rank].of("collective") if event["op"] == "all_reduce"]
+        num_elements = max(event["payload_bytes"] for event in reduces) // 4
+        assert (calm.folder("calm-4").rank_log(rank)).read_text().count("gradient norm") == 1
+    parameters = calm.folder("calm-4").read_run()["num_parameters"]
+    assert parameters <= num_elements <= 1.01 * parameters + 64 * 8
+
+
+def test_ranked_checkpoints(calm: Workshop) -> None:
+    names = sorted(entry.name for entry in calm.folder("calm-4").checkpoint(8).iterdir())
+    assert names == ["manifest.json", *(f"rank_{rank}.safetensors" for rank in range(4))]
+
+
+@pytest.mark.parametrize("step", [1, 3, 6])
+def test_killed_and_resumed_is_bitwise_the_undisturbed_run(calm: Workshop, step: int) -> None:
+    name = f"killed-{step}"
+    words = ("--set", f"name={name}")
+    process = calm.start("frog", "run", "--nproc", "2", "--", "train", "run.toml", *words)
+    calm.wait_for_step(name, step, process)
+    family = kill_tree(process)
+    process.communicate()
+    wait_until(lambda: all_gone(family), 10, "the killed world to go")
+    calm.run("frog", "run", "--nproc", "2", "--", "train", "--resume", f"runs/{name}")
+    for key in ("weights_sha256", "order_sha256", "step", "loss"):
+        assert calm.record(name)[key] == calm.record("calm-2")[key]
+    assert losses(calm, name) == losses(calm, "calm-2")
+    assert not list(calm.folder(name).checkpoints.glob(".step_*"))
+
+
+@pytest.mark.parametrize("world_size", [1, 4])
+def test_resumed_in_another_world_takes_the_same_samples(calm: Workshop, world_size: int) -> None:
+    name = f"moved-{world_size}"
+    calm.train(2, name, "train.steps=8")
+    for step in (6, 8):  # as if the run had ended after step 4
+        folder = calm.folder(name).checkpoint(step)
+        for entry in folder.iterdir():
+            entry.unlink()
+        folder.rmdir()
+    calm.run("frog", "run", "--nproc", str(world_size), "--", "train", "--resume", f"runs/{name}")
+    same_run(calm, name, "calm-2")
+    segments = calm.folder(name).read_run()["segments"]
+    assert [(entry["world_size"], entry["from_step"]) for entry in segments] == [(2, 0), (world_size, 4)]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_polite_stop_saves_and_leaves(calm: Workshop, number: signal.Signals, code: int) -> None:
+    name = f"stopped-{code}"
+    settings = [
+        word for text in (f"name={name}", "train.steps=2000", "checkpoint.every=1000") for word in ("--set", text)
+    ]
+    process = calm.start("frog", "run", "--nproc", "2", "--", "train", "run.toml", *settings)
+    calm.wait_for_step(name, 2, process)
+    family = tree(process)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == code, err
+    assert all_gone(family)
+    record = calm.record(name)
+    assert record["status"] == "interrupted"
+    assert calm.folder(name).checkpoint_steps() == [record["step"]]
+    assert f"frog train --resume runs/{name}" in out
+    assert "Traceback" not in out + err
+
+
+def test_a_killed_rank_is_named_and_nobody_is_left(calm: Workshop) -> None:
+    settings = [word for text in ("name=lost", "train.steps=5000", "checkpoint.every=1000") for word in ("--set", text)]
+    process = calm.start("frog", "run", "--nproc", "2", "--", "train", "run.toml", *settings)
+    calm.wait_for_step("lost", 2, process)
+    family = tree(process)
+    pid = calm.events("lost").ranks[1].of("start")[0]["pid"]
+    psutil.Process(pid).kill()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 137
+    assert f"rank 1 (pid {pid}) was killed by SIGKILL" in err[err.rindex("error:") :]
+    wait_until(lambda: all_gone(family), 10, "the world to go")
+
+
+def test_no_rank_outlives_its_launcher(calm: Workshop) -> None:
+    settings = [
+        word for text in ("name=orphan", "train.steps=5000", "checkpoint.every=1000") for word in ("--set", text)
+    ]
+    process = calm.start("frog", "run", "--nproc", "2", "--", "train", "run.toml", *settings)
+    calm.wait_for_step("orphan", 2, process)
+    family = tree(process)
+    process.kill()
+    process.communicate()
+    wait_until(lambda: all_gone(family), 20, "the ranks to notice")
+
+
+def test_a_diverging_run_is_told_with_step_rank_and_samples(calm: Workshop) -> None:
+    done = calm.train(2, "nan", "optimizer.learning_rate=1e30", "optimizer.grad_clip=off", code=1)
+    last = done.stderr[done.stderr.rindex("error:") :]
+    assert "not finite" in last
+    record = calm.record("nan")
+    step = record["error"]["step"]
+    assert record["status"] == "failed"
+    assert f"step {step}: the loss or the gradient is not finite" in last
+    ids = calm.events("calm-2").ranks[1].by_step("step")[step]["sample_ids"]
+    assert f"rank 1: loss {'nan'}" in last or "rank 1: loss inf" in last
+    assert f"samples {ids}" in last
+    assert "Traceback" not in last
+
+
+def test_a_damaged_checkpoint_is_passed_over(calm: Workshop) -> None:
+    calm.train(2, "damaged")
+    path = calm.folder("damaged").checkpoint(8) / "rank_1.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 4
+    path.write_bytes(data)
+    listing = calm.run("frog", "checkpoints", "damaged", code=1).stdout
+    assert "BAD" in [line.split()[1] for line in listing.splitlines()][-1]
+    done = calm.run("frog", "run", "--nproc", "2", "--", "train", "--resume", "damaged")
+    assert "passed over: runs/damaged/checkpoints/step_00000008/rank_1.safetensors: its SHA-256" in done.stdout
+    assert calm.record("damaged")["weights_sha256"] == calm.record("calm-2")["weights_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("nproc", "settings", "words"),
+    [
+        (3, (), ("global_batch_size=8", "world size 3")),
+        (2, ("model.vocab_size=200",), ("token ids up to 299", "vocab_size=200")),
+        (2, ("train.stps=1",), ("did you mean train.steps?",)),
+        (2, ("data.name=absent",), ("absent",)),
+    ],
+)
+def test_bad_input_is_one_error_from_rank_0(
+    calm: Workshop, nproc: int, settings: Sequence[str], words: Sequence[str]
+) -> None:
+    done = calm.train(nproc, "bad", *settings, code=2)
+    last = done.stderr[done.stderr.rindex("error:") :]
+    assert all(word in last for word in words), done.stderr
+    assert "Traceback" not in done.stderr
+    assert not calm.folder("bad").path.exists()
+
+
+@pytest.mark.parametrize("settings", [("train.activation_checkpointing=true",), ("train.grad_accum=1",)])
+def test_what_must_not_change_the_numbers_does_not(calm: Workshop, settings: Sequence[str]) -> None:
+    name = "same-" + settings[0].split("=")[0].replace(".", "-")
+    calm.train(1, name, *settings)
+    assert calm.record(name)["weights_sha256"] == calm.record("calm-1")["weights_sha256"]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_mixed_precision_learns(calm: Workshop, precision: str) -> None:
+    calm.train(2, precision, f"train.precision={precision}", "train.steps=12")
+    values = losses(calm, precision)
+    assert values[-1] < values[0]
+    torch.testing.assert_close(values[0], losses(calm, "calm-2")[0], rtol=1e-2, atol=0)
+    scales = [event["loss_scale"] for event in calm.events(precision).main.of("step")]
+    assert all((scale is not None) == (precision == "fp16") for scale in scales)
+    run = json.loads(calm.folder(precision).run_json.read_text())
+    assert run["config"]["train"]["precision"] == precision
