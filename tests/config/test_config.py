@@ -45,6 +45,7 @@ def test_defaults_and_overrides(run_file: Path) -> None:
     )
     assert (config.train.steps, config.name, config.model.num_hidden_layers) == (7, "other", 4)
     assert config.optimizer.grad_clip == "off"
+    assert load_run_config(run_file, ["name=2026"]).name == "2026"
     assert config.model.num_key_value_heads == 4  # as Hugging Face: absent means as many as heads
     assert load_run_config(run_file, ["optimizer.learning_rate=1"]).optimizer.learning_rate == 1.0
 

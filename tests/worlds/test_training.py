@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections.abc import Sequence
 
@@ -178,8 +179,7 @@ def test_a_diverging_run_is_told_with_step_rank_and_samples(calm: Workshop) -> N
     assert record["status"] == "failed"
     assert f"step {step}: the loss or the gradient is not finite" in last
     ids = calm.events("calm-2").ranks[1].by_step("step")[step]["sample_ids"]
-    assert f"rank 1: loss {'nan'}" in last or "rank 1: loss inf" in last
-    assert f"samples {ids}" in last
+    assert re.search(rf"rank 1: loss \S+, gradient norm (nan|inf), samples {re.escape(str(ids))}", last), last
     assert "Traceback" not in last
 
 

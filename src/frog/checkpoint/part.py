@@ -47,8 +47,10 @@ class Part:
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         header: dict[str, dict[str, object]] = {}
+        starts: dict[str, int] = {}
         end = 0
-        for name, tensor in tensors.items():
+        for name in sorted(tensors, key=lambda name: (-tensors[name].element_size(), name)):  # wide first: aligned
+            tensor, starts[name] = tensors[name], end
             header[name] = {
                 "dtype": _NAMES[tensor.dtype],
                 "shape": list(tensor.shape),
@@ -62,8 +64,7 @@ class Part:
         self._staging[::_PAGE_BYTES] = 0  # the system hands out pages at first touch: have that now, not in a step
         self._views: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
-            start = header[name]["data_offsets"][0]  # type: ignore[index]
-            flat = self._staging[start : start + tensor.nbytes]
+            flat = self._staging[starts[name] : starts[name] + tensor.nbytes]
             self._views[name] = flat.view(tensor.dtype).view(tensor.shape)
 
     @property

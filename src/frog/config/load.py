@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import json
@@ -162,10 +163,10 @@ def _apply_override(table: dict[str, Any], text: str, problems: list[str]) -> No
     if not equals or not all(parts):
         problems.append(f"--set {text}: must be KEY=VALUE, like train.steps=200")
         return
-    try:
-        value = tomllib.loads(f"value = {value_text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = value_text.strip()
+    value: Any = value_text.strip()
+    if not _is_text(parts):
+        with contextlib.suppress(tomllib.TOMLDecodeError):  # a bare word is a text
+            value = tomllib.loads(f"value = {value_text}")["value"]
     target = table
     for part in parts[:-1]:
         target = target.setdefault(part, {})
@@ -173,6 +174,15 @@ def _apply_override(table: dict[str, Any], text: str, problems: list[str]) -> No
             problems.append(f"--set {text}: {part} is not a section")
             return
     target[parts[-1]] = value
+
+
+def _is_text(parts: Sequence[str]) -> bool:
+    """Whether an override's key names a field that holds a text, so that `name=2026` is one too."""
+    hint: Any = RunConfig
+    for part in parts:
+        hints = typing.get_type_hints(hint) if dataclasses.is_dataclass(hint) else {}
+        hint = ModelSource if part == "model" else hints.get(part)
+    return hint in (str, str | None)
 
 
 def _read_model(path: Path | None, overrides: dict[str, Any], problems: list[str]) -> ModelConfig | None:

@@ -15,8 +15,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from frog.core import errors
 from frog.core.env import child_env
-from frog.core.errors import LaunchError, UsageError
+from frog.core.errors import CommError, FrogError, LaunchError, UsageError
 
 _GRACE_S = 45.0
 """From asking a world to stop to killing it: time for a step and a checkpoint. torchrun itself waits 30 s."""
@@ -112,20 +113,27 @@ def _end_group(agent: subprocess.Popen[bytes]) -> None:
 def _failure(failures: Sequence[dict[str, Any]]) -> LaunchError:
     """The error of the rank that failed first; ranks that only lost their peers come after all with a reason."""
     first = min(failures, key=lambda failure: (_is_victim(failure), failure["time_s"], failure["rank"]))
-    code = first["exit_code"]
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    others = len(failures) - 1
-    also = f" ({others} other rank{'s' if others > 1 else ''} failed with it)" if others else ""
-    lines = [f"rank {first['rank']} (pid {first['pid']}) {how}{also}"]
-    if first["traceback"]:
-        lines.append(first["traceback"].rstrip())
-    elif first["error"]:
-        lines.append(first["error"])
-    error = LaunchError("\n".join(lines), "its log is logs/rank_{}/train.log".format(first["rank"]))
+    code, (kind, message) = first["exit_code"], _split(first["error"])
+    if code == UsageError.exit_code and kind is not None:
+        error = LaunchError(message)
+    else:
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        others = len(failures) - 1
+        also = f" ({others} other rank{'s' if others > 1 else ''} ended with it)" if others else ""
+        told = message if kind is not None else (first["traceback"] or message).rstrip()
+        text = f"rank {first['rank']} (pid {first['pid']}) {how}{also}\n{told}".rstrip()
+        error = LaunchError(text, f"its log is logs/rank_{first['rank']}/train.log" if first["error"] else None)
     error.exit_code = code if code > 0 else 128 - code
     return error
 
 
+def _split(message: str | None) -> tuple[str | None, str]:
+    """torchrun's "KindOfError: words" as the name of a Frog error (None for any other) and the words."""
+    kind, colon, words = (message or "").partition(": ")
+    found = getattr(errors, kind, None) if colon else None
+    return (kind, words) if isinstance(found, type) and issubclass(found, FrogError) else (None, message or "")
+
+
 def _is_victim(failure: dict[str, Any]) -> bool:
     """Whether this rank failed because another had left: its error is a CommError, or torchrun ended it."""
-    return failure["exit_code"] == -signal.SIGTERM or "CommError" in (failure["error"] or "")[:20]
+    return failure["exit_code"] == -signal.SIGTERM or _split(failure["error"])[0] == CommError.__name__

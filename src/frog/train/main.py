@@ -17,7 +17,7 @@ from frog.comm.world import pick_device
 from frog.config import RunConfig, from_dict, load_run_config
 from frog.config.arguments import DEFAULT_RUN_FILE, add_train_arguments
 from frog.config.load import override_dict
-from frog.core.env import WorldEnv, world_env
+from frog.core.env import WorldEnv, launcher_pid, world_env
 from frog.core.errors import CommError, ConfigError, FrogError, UsageError
 from frog.core.files import write_json
 from frog.core.runfolder import RunFolder, find_run
@@ -76,6 +76,8 @@ class _Place:
         if self.folder is not None:
             with RankLog(self.folder.rank_log(rank), rank, show=False) as log:
                 log.note(text)
+        if launcher_pid() is not None:
+            return  # `frog run` waits for the world to end and tells the first error last
         several = self.env is not None and self.env.world_size > 1
         if rank == 0 or not isinstance(error, UsageError):
             mark = f"[rank {rank}] " if several else ""

@@ -1,0 +1,63 @@
+"""Every command that the documentation shows is run, in order, in a copy of the project, as a reader would type it.
+
+A block fenced as `console` holds commands after `$ ` and, under each, some of what is seen. Commands of one page run in
+one folder, so that a later one finds what an earlier one left.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
+NOT_HERE = ("git clone", "make setup", "make test", "make check", "make clean")
+"""Commands that make the environment, or this very test: `.ci/run` runs them from nothing."""
+
+
+def commands_of(page: Path) -> list[str]:
+    """The commands of a page; a line that ends in a backslash goes on in the next."""
+    found = []
+    for block in BLOCK.findall(page.read_text()):
+        lines = block.replace("\\\n", " ").splitlines()
+        found += [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+    return found
+
+
+def test_the_documentation_shows_commands() -> None:
+    assert commands_of(ROOT / "README.md")
+    assert all(commands_of(ROOT / "docs" / "labs" / f"lab{number}.md") for number in (1, 2, 3))
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if commands_of(page)], ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_every_command_of_a_page_runs(page: Path, tmp_path: Path) -> None:
+    for name in ("config", "scripts"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    for name in ("train.py", "Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    prefix = Path(sys.prefix)
+    (tmp_path / ".venv").symlink_to(prefix)
+    (prefix / ".ready").touch()  # the environment stands: these tests run in it
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for command in commands_of(page):
+        if command.startswith(NOT_HERE):
+            continue
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=tmp_path,
+            env={**os.environ, "PATH": path},
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert done.returncode == 0, f"$ {command}\n{done.stdout}\n{done.stderr}"

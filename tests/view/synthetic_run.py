@@ -1,0 +1,249 @@
+"""Run folders made of whole cloth, through the real EventWriter: what a run would leave, without a run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+
+from frog.config import RunConfig, TrainConfig, to_dict
+from frog.config.model import ModelConfig
+from frog.core.files import sha256_file, write_json
+from frog.core.runfolder import RunFolder
+from frog.events import EventWriter
+
+START_UNIX_NS = 1_750_000_000_000_000_000
+START_MONO_NS = 5_000_000_000_000
+MS = 1_000_000
+
+SPAN_MS = {"data": 0.4, "forward": 9.0, "backward": 16.0, "reduce": 6.0, "optimize": 2.5, "zero": 0.2}
+
+
+@dataclass
+class Synthetic:
+    """What kind of run to make. `segments` are (world size, from step, last step taken)."""
+
+    segments: list[tuple[int, int, int]] = field(default_factory=lambda: [(4, 0, 60)])
+    eval_every: int | None = 20
+    checkpoint_every: int | None = 20
+    status: str | None = "completed"
+    seed: int = 0
+    error: dict[str, Any] | None = None
+    sample_text: str = "{prompt}frog jumps {step} times, and the pond is still."
+    loss_noise: float = 0.0
+    """Added to every loss from `noise_from_step` on."""
+    noise_from_step: int = 0
+    num_layers: int = 2
+
+
+def make_run(path: Path, kind: Synthetic | None = None) -> RunFolder:
+    kind = kind or Synthetic()
+    folder = RunFolder(path)
+    model = ModelConfig(2048, 128, 352, kind.num_layers, 4, 4, 256)
+    last_step = kind.segments[-1][2]
+    write_json(
+        folder.run_json,
+        {
+            "format": 1,
+            "name": path.name,
+            "created": "2026-11-21T04:12:00+00:00",
+            "argv": ["frog", "train", "config/demo.toml"],
+            "config": to_dict(RunConfig(model=model, name=path.name, train=TrainConfig(steps=last_step))),
+            "num_parameters": model.num_parameters(),
+            "data": {
+                "name": "python-docs",
+                "data_sha256": "d" * 64,
+                "train_tokens": 1_234_567,
+                "heldout_tokens": 65_432,
+                "vocab_size": 2048,
+            },
+            "versions": {"frog": "0.1.0", "python": "3.11.2", "torch": "2.13.0", "numpy": "2.4.6"},
+            "segments": [
+                {
+                    "world_size": world,
+                    "num_nodes": 1,
+                    "device": "cpu",
+                    "threads": 1,
+                    "from_step": from_step,
+                    "host": "pond",
+                    "started": "2026-11-21T04:12:00+00:00",
+                }
+                for world, from_step, _ in kind.segments
+            ],
+        },
+    )
+    for index, (world, from_step, last) in enumerate(kind.segments):
+        for rank in range(world):
+            _write_rank(folder, kind, index, rank, world, from_step, last)
+    if kind.checkpoint_every:
+        for step in range(kind.checkpoint_every, last_step + 1, kind.checkpoint_every):
+            write_checkpoint(folder, step, kind.segments[-1][0], weights(step, kind))
+    if kind.status is not None:
+        write_json(folder.record_json, _record(kind, last_step))
+    return folder
+
+
+def mean_loss(step: int, kind: Synthetic) -> float:
+    noise = kind.loss_noise if step >= kind.noise_from_step else 0.0
+    wobble = float(np.random.default_rng([kind.seed, step]).normal(0, 0.05))
+    return 2.6 + 5.0 * float(np.exp(-step / 25)) + wobble + noise
+
+
+def weights(step: int, kind: Synthetic) -> dict[str, NDArray[np.float32]]:
+    """Weights that move less and less, layers further back moving more."""
+    result: dict[str, NDArray[np.float32]] = {}
+    names = ["model.embed_tokens.weight"]
+    for layer in range(kind.num_layers):
+        prefix = f"model.layers.{layer}"
+        names += [f"{prefix}.self_attn.{p}_proj.weight" for p in "qkvo"]
+        names += [f"{prefix}.mlp.{p}_proj.weight" for p in ("gate", "up", "down")]
+        names += [f"{prefix}.input_layernorm.weight", f"{prefix}.post_attention_layernorm.weight"]
+    for index, name in enumerate([*names, "model.norm.weight"]):
+        draw = np.random.default_rng([kind.seed, index])
+        start, direction = draw.normal(0, 0.02, (12, 8)), draw.normal(0, 0.02, (12, 8))
+        way = (1 - np.exp(-step / 30)) * (0.2 + 0.1 * (index % 9))
+        result[f"model/{name}"] = (start + way * direction).astype(np.float32)
+    return result
+
+
+def write_checkpoint(folder: RunFolder, step: int, world: int, tensors: dict[str, NDArray[Any]]) -> Path:
+    """Tensors in turn to the ranks, and the first of them in two pieces where there are two ranks."""
+    path = folder.checkpoint(step)
+    path.mkdir(parents=True)
+    files: dict[str, dict[str, NDArray[Any]]] = {f"rank_{rank}.safetensors": {} for rank in range(world)}
+    entries = {}
+    for index, (name, value) in enumerate(tensors.items()):
+        num_pieces = 2 if index == 0 and world > 1 else 1
+        pieces = []
+        for number, rows in enumerate(np.array_split(np.arange(len(value)), num_pieces)):
+            file = f"rank_{(index + number) % world}.safetensors"
+            files[file][name] = np.ascontiguousarray(value[rows[0] : rows[-1] + 1])
+            pieces.append(
+                {
+                    "file": file,
+                    "key": name,
+                    "offset": [int(rows[0])] + [0] * (value.ndim - 1),
+                    "shape": list(files[file][name].shape),
+                }
+            )
+        entries[name] = {"shape": list(value.shape), "dtype": str(value.dtype), "pieces": pieces}
+    for file, content in files.items():
+        save_file(content, path / file)
+    manifest = {
+        "format": 1,
+        "step": step,
+        "world_size": world,
+        "state": {"step": step},
+        "tensors": entries,
+        "files": {f: {"bytes": (path / f).stat().st_size, "sha256": sha256_file(path / f)} for f in files},
+    }
+    write_json(path / "manifest.json", manifest)
+    return path
+
+
+def _record(kind: Synthetic, last_step: int) -> dict[str, Any]:
+    loss = mean_loss(last_step, kind)
+    content = b"".join(value.tobytes() for value in weights(last_step, kind).values())
+    return {
+        "format": 1,
+        "status": kind.status,
+        "step": last_step,
+        "loss": loss,
+        "eval": {"loss": loss + 0.1, "perplexity": float(np.exp(loss + 0.1)), "bits_per_byte": 1.71, "tokens": 16384}
+        if kind.eval_every
+        else None,
+        "weights_sha256": hashlib.sha256(content + str(kind.loss_noise).encode()).hexdigest(),
+        "order_sha256": hashlib.sha256(json.dumps([kind.seed, last_step]).encode()).hexdigest(),
+        "tokens": last_step * 2048,
+        "wall_s": last_step * 0.036,
+        "tokens_per_s": 56_000.0,
+        "error": kind.error,
+        "ended": "2026-11-21T04:13:10+00:00",
+    }
+
+
+def _write_rank(
+    folder: RunFolder, kind: Synthetic, index: int, rank: int, world: int, from_step: int, last: int
+) -> None:
+    draw = np.random.default_rng([kind.seed, index, rank])
+    shift_ns = index * 100_000 * MS
+    writer = EventWriter(folder.rank_events(rank))
+    writer.emit(
+        "start",
+        rank=rank,
+        world_size=world,
+        local_rank=rank,
+        node_rank=0,
+        host="pond",
+        pid=4_000_000 + rank,
+        device="cpu",
+        threads=1,
+        step=from_step,
+        unix_ns=START_UNIX_NS + shift_ns + rank * 1000,
+        mono_ns=START_MONO_NS + shift_ns,
+    )
+    slowest_ns = int(40 * MS)
+    for step in range(from_step + 1, last + 1):
+        clock = START_MONO_NS + shift_ns + (step - from_step) * slowest_ns
+        reduce_until = clock + int(33 * MS)
+        for phase, typical_ms in SPAN_MS.items():
+            start = clock
+            clock += int(typical_ms * MS * float(draw.uniform(0.85, 1.15)))
+            if phase == "reduce":
+                clock = max(reduce_until, start + MS)
+                writer.emit(
+                    "collective",
+                    step=step,
+                    op="all_reduce",
+                    axis="dp",
+                    payload_bytes=1_600_000,
+                    seq=step,
+                    start_ns=start + MS // 5,
+                    end_ns=clock,
+                )
+            writer.emit("span", step=step, phase=phase, micro=0, start_ns=start, end_ns=clock)
+        mean = mean_loss(step, kind)
+        writer.emit(
+            "step",
+            step=step,
+            # The ranks' deviations sum to zero, so that their mean is the mean.
+            loss=mean + 0.2 * (rank - (world - 1) / 2) * float(np.sin(step)),
+            loss_mean=mean,
+            grad_norm_local=1.2 + 0.1 * rank,
+            grad_norm=0.4 + 2 * float(np.exp(-step / 15)),
+            learning_rate=3e-3 * min(1.0, step / 20),
+            tokens=2048,
+            tokens_per_s=54_000 + 2000 * float(np.random.default_rng([kind.seed, step]).normal()),
+            mfu=None,
+            memory_bytes=int(310e6 + 2e6 * rank + 1e5 * min(step, 30)),
+            loss_scale=None,
+            skipped=False,
+            sample_ids=[step * 32 + rank * (32 // world) + i for i in range(32 // world)],
+            end_ns=clock,
+        )
+        at_end = step == last
+        if kind.eval_every and (step % kind.eval_every == 0 or at_end):
+            writer.emit("span", step=step, phase="evaluate", micro=0, start_ns=clock, end_ns=clock + 3 * MS)
+            if rank == 0:
+                loss = mean + 0.1
+                writer.emit(
+                    "eval", step=step, loss=loss, perplexity=float(np.exp(loss)), bits_per_byte=loss / 2, tokens=16384
+                )
+                text = kind.sample_text.format(prompt="The ", step=step)
+                writer.emit("sample", step=step, prompt="The ", text=text)
+        if kind.checkpoint_every and step % kind.checkpoint_every == 0:
+            writer.emit("span", step=step, phase="checkpoint", micro=0, start_ns=clock + 3 * MS, end_ns=clock + 4 * MS)
+            writer.emit("checkpoint", step=step, payload_bytes=1_600_000, held_ns=MS)
+            if rank == 0:
+                writer.emit("commit", step=step, payload_bytes=4_800_000, write_ns=30 * MS)
+    if index == len(kind.segments) - 1 and kind.status is not None:
+        if kind.error is not None and kind.error["rank"] == rank:
+            writer.emit("error", step=last, phase="reduce", type=kind.error["type"], message=kind.error["message"])
+        writer.emit("end", step=last, status=kind.status)
+    writer.close()

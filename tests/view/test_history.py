@@ -1,0 +1,97 @@
+"""What counts of a run that was killed and resumed, and of a file that was cut off."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from synthetic_run import START_MONO_NS, START_UNIX_NS, Synthetic, make_run
+
+from frog.view.history import read_history
+from frog.view.timeline import phase_shares, windows
+
+
+def test_steps_of_a_dead_world_that_were_taken_again_drop_out_on_every_rank(tmp_path: Path) -> None:
+    history = read_history(make_run(tmp_path / "r", Synthetic(segments=[(4, 0, 75), (2, 50, 120)])))
+    assert [rank.steps[-1] for rank in history.ranks.values()] == [120, 120, 50, 50]
+    for rank in (0, 1):
+        assert history.ranks[rank].steps.tolist() == list(range(1, 121))
+        assert history.ranks[rank].segment.tolist() == [0] * 50 + [1] * 70
+        # A span of a step that does not count would lengthen the phases.
+        assert set(history.ranks[rank].spans.step[history.ranks[rank].spans.segment == 0]) == set(range(1, 51))
+    assert [(s.from_step, s.until_step, s.world_size, s.num_retaken) for s in history.segments] == [
+        (0, 50, 4, 0),
+        (50, None, 2, 25),
+    ]
+
+
+def test_resumed_from_an_older_checkpoint_than_the_one_before(tmp_path: Path) -> None:
+    """The third start goes back behind the second: of the second nothing may count past it."""
+    history = read_history(make_run(tmp_path / "r", Synthetic(segments=[(2, 0, 40), (2, 30, 60), (1, 20, 50)])))
+    main = history.main
+    assert main is not None
+    assert main.steps.tolist() == list(range(1, 51))
+    assert main.segment.tolist() == [0] * 20 + [2] * 30
+    assert history.ranks[1].steps[-1] == 20
+
+
+def test_a_torn_last_line_is_counted_and_passed_over(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "r", Synthetic(segments=[(2, 0, 10)]))
+    path = folder.rank_events(1)
+    whole = path.read_text().splitlines()
+    last_step = max(index for index, line in enumerate(whole) if json.loads(line)["event"] == "step")
+    path.write_text("\n".join(whole[:last_step]) + "\n" + whole[last_step][:40])
+    history = read_history(folder)
+    assert history.num_torn_lines == 1
+    assert history.ranks[1].steps[-1] == 9
+    assert history.ranks[0].steps[-1] == 10
+
+
+def test_a_value_that_is_no_number_is_nan(tmp_path: Path) -> None:
+    history = read_history(make_run(tmp_path / "r", Synthetic(segments=[(1, 0, 3)])))
+    assert np.isnan(history.ranks[0].scalars["mfu"]).all()
+
+
+@pytest.mark.parametrize(("shift_ns", "expected_ns"), [(4_000_000, 0), (7_000_000_000, 7_000_000_000)])
+def test_ranks_of_one_machine_share_its_clock(tmp_path: Path, shift_ns: int, expected_ns: int) -> None:
+    """Milliseconds apart is one machine whose rank was slow to look at the clock; seconds apart are two machines."""
+    folder = make_run(tmp_path / "r", Synthetic(segments=[(2, 0, 3)]))
+    path = folder.rank_events(1)
+    start, *rest = path.read_text().splitlines()
+    changed = json.loads(start)
+    changed["unix_ns"] = START_UNIX_NS + shift_ns
+    path.write_text("\n".join([json.dumps(changed), *rest]) + "\n")
+    offset_ns = read_history(folder).clock_offset_ns(1, 0)
+    assert offset_ns == START_UNIX_NS - START_MONO_NS + expected_ns
+
+
+def test_shares_cover_the_whole_time_of_each_rank(tmp_path: Path) -> None:
+    shares = phase_shares(read_history(make_run(tmp_path / "r", Synthetic(segments=[(2, 0, 40), (4, 30, 60)]))))
+    assert [share.rank for share in shares] == [0, 1, 2, 3]
+    for share in shares:
+        assert sum(share.phase_ns.values()) == share.wall_ns
+        assert 0.1 < share.collective_share < share.share("reduce") < 0.3
+    # Each step begins 40 ms after the one before, and evaluation ends the last of a segment.
+    assert shares[0].wall_ns == pytest.approx(60 * 40e6, rel=0.02)
+    assert shares[3].wall_ns == pytest.approx(30 * 40e6, rel=0.02)
+
+
+def test_windows_show_each_rank_inside_the_window(tmp_path: Path) -> None:
+    found = windows(read_history(make_run(tmp_path / "r")))
+    assert [window.title for window in found] == [
+        "Typical steps",
+        "First steps",
+        "Slowest step",
+        "Evaluation, checkpoint",
+    ]
+    typical, *_, aside = found
+    assert typical.last_step == typical.first_step + 1
+    assert "evaluate" not in typical.phases
+    assert {"evaluate", "checkpoint"} <= set(aside.phases)
+    for window in found:
+        assert [lane["rank"] for lane in window.lanes] == [0, 1, 2, 3]
+        for lane in window.lanes:
+            for box in [*lane["spans"], *lane["collectives"]]:
+                assert -0.001 <= box["left"] <= box["left"] + box["width"] <= 100.002

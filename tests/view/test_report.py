@@ -1,0 +1,232 @@
+"""The report: what it says of every kind of run, and that nothing in a run can break it."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from synthetic_run import Synthetic, make_run, mean_loss
+
+from frog.core.errors import RunError
+from frog.core.files import write_json
+from frog.core.runfolder import RunFolder
+from frog.view.charts import MAX_POINTS, charts, pick_steps
+from frog.view.history import History, RankHistory, Segment, Spans, read_history
+from frog.view.report import render_report, write_report
+
+
+class Page(HTMLParser):
+    """The text of a page by element, and what it would load."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.loads: list[str] = []
+        self.num_scripts = 0
+        self.data: dict[str, Any] = {}
+        self._inside: list[str] = []
+        self._is_data = False
+        self.feed(html)
+        self.text = re.sub(r"\s+", " ", " ".join(self.words))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.num_scripts += tag == "script"
+        self.loads += [found[key] or "" for key in ("src", "href") if key in found]
+        self._is_data = found.get("id") == "data"
+        if tag not in ("meta", "link", "br"):
+            self._inside.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._inside.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self._is_data:
+            self.data = json.loads(data)
+            self._is_data = False
+        elif not {"script", "style"} & set(self._inside):
+            self.words.append(data)
+
+
+def page_of(folder: RunFolder) -> Page:
+    return Page(render_report(folder))
+
+
+def test_the_report_says_how_the_run_went(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "pond")
+    path = write_report(folder)
+    assert path == folder.report_html
+    page = Page(path.read_text())
+    record = folder.read_record()
+    assert record is not None
+    for words in ("pond", "completed", f"{record['loss']:.3f}", f"{record['eval']['perplexity']:.2f}", "56.00 k"):
+        assert words in page.text
+    assert [chart["name"] for chart in page.data["charts"]] == [
+        "loss",
+        "learning_rate",
+        "grad_norm",
+        "tokens_per_s",
+        "memory_bytes",
+    ]
+    assert [line["label"] for line in page.data["charts"][0]["lines"]] == [
+        *(f"rank {rank}" for rank in range(4)),
+        "mean",
+        "held-out",
+    ]
+    for words in ("layers.1.mlp.down_proj", "frog jumps 40 times", "learning_rate", "python-docs", "rank 3", "40-60"):
+        assert words in page.text.replace("\N{EN DASH}", "-")
+
+
+def test_it_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    assert page_of(make_run(tmp_path / "r")).loads == ["data:,"]
+
+
+def test_text_from_the_run_is_only_text(tmp_path: Path) -> None:
+    evil = "{prompt}</script></pre><script>alert(1)</script><img src=x onerror=alert(2)>"
+    plain = page_of(make_run(tmp_path / "plain"))
+    error = {"type": "CommError", "message": "<script>alert(3)</script> & more", "rank": 1, "step": 60}
+    page = page_of(make_run(tmp_path / "evil", Synthetic(sample_text=evil, status="failed", error=error)))
+    assert page.num_scripts == plain.num_scripts == 3
+    assert page.loads == ["data:,"]
+    assert "<script>alert(1)</script><img src=x onerror=alert(2)>" in page.text
+    assert "<script>alert(3)</script> & more" in page.text
+
+
+def test_a_failed_run_says_so_on_top(tmp_path: Path) -> None:
+    error = {"type": "NonFiniteError", "message": "loss is NaN\n  try: a lower rate", "rank": 1, "step": 37}
+    folder = make_run(tmp_path / "r", Synthetic(segments=[(2, 0, 37)], status="failed", error=error))
+    # What the program writes of a failed run is less than of one that ended well.
+    write_json(folder.record_json, {"format": 1, "status": "failed", "step": 37, "error": error, "ended": ""})
+    text = page_of(folder).text
+    assert "NonFiniteError on rank 1 at step 37" in text
+    assert text.index("loss is NaN") < text.index("Train loss") < text.index("Learning")
+    assert "logs/rank_1/train.log" in text
+    assert f"{mean_loss(37, Synthetic()):.3f}" in text
+
+
+def test_a_killed_run_without_a_record_is_told_from_one_that_runs(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("frog.view.runs.host_name", lambda: "pond")
+    text = page_of(make_run(tmp_path / "r", Synthetic(status=None))).text
+    assert "died" in text
+    assert "The run ended without a record" in text
+    monkeypatch.setattr("frog.view.runs._is_alive", lambda pid: True)
+    text = page_of(make_run(tmp_path / "s", Synthetic(status=None))).text
+    assert "running" in text
+    assert "without a record" not in text
+
+
+def test_the_smallest_run(tmp_path: Path) -> None:
+    kind = Synthetic(segments=[(1, 0, 1)], eval_every=None, checkpoint_every=None)
+    page = page_of(make_run(tmp_path / "r", kind))
+    assert [line["label"] for line in page.data["charts"][0]["lines"]] == ["mean"]
+    assert "No checkpoint that can be read" in page.text
+    assert "No text was sampled" in page.text
+    assert "Held-out" not in page.text
+
+
+def test_a_run_that_never_took_a_step(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "r", Synthetic(segments=[(1, 0, 0)]))
+    error = {"type": "DataError", "message": "no data", "rank": 0, "step": 0}
+    write_json(folder.record_json, {"format": 1, "status": "failed", "step": 0, "error": error, "ended": ""})
+    assert "No step was finished" in page_of(folder).text
+    for path in folder.events.iterdir():
+        path.unlink()
+    folder.events.rmdir()
+    assert "No step was finished" in page_of(folder).text
+
+
+def test_an_imported_model_has_a_report_too(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "r", Synthetic(segments=[(1, 0, 20)], status=None))
+    run = {**folder.read_run(), "data": None, "segments": []}
+    write_json(folder.run_json, run)
+    folder.rank_events(0).unlink()
+    text = page_of(folder).text
+    assert "imported" in text
+    assert "without a record" not in text
+
+
+def test_a_resumed_run_shows_its_two_worlds(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "r", Synthetic(segments=[(4, 0, 75), (2, 50, 120)]))
+    with open(folder.rank_events(2), "a") as file:
+        file.write('{"event":"step","step":76,"lo')
+    page = page_of(folder)
+    assert page.data["marks"] == [{"step": 50, "label": "resumed, world 2"}]
+    loss = page.data["charts"][0]
+    lines = {line["label"]: line["values"] for line in loss["lines"]}
+    assert loss["steps"] == list(range(1, 121))
+    assert sum(value is not None for value in lines["rank 3"]) == 50
+    assert sum(value is not None for value in lines["rank 1"]) == 120
+    assert "1 torn line in the events" in page.text
+    assert "steps taken again 2026" in page.text
+    assert " 25 " in page.text
+
+
+def test_broken_checkpoints_are_named(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "r")
+    (folder.checkpoint(40) / "rank_2.safetensors").write_bytes(b"")
+    text = page_of(folder).text
+    assert "Passed over:" in text
+    assert "rank_2.safetensors: 0 bytes" in text
+    assert "20\N{EN DASH}60" in text
+
+
+def test_a_nan_loss_is_a_gap_and_not_broken_json(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "r", Synthetic(segments=[(1, 0, 5)], loss_noise=float("nan"), noise_from_step=4))
+    mean = page_of(folder).data["charts"][0]["lines"][0]["values"]
+    assert [value is None for value in mean] == [False, False, False, True, True]
+
+
+def test_no_run_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"run\.json is missing"):
+        render_report(RunFolder(tmp_path))
+
+
+def test_picked_steps_keep_ends_and_spikes() -> None:
+    values = np.sin(np.arange(50_000) / 1000)
+    values[31_234] = 40.0
+    values[100:200] = np.nan
+    picked = pick_steps(values)
+    assert len(picked) <= MAX_POINTS
+    assert {0, 31_234, 49_999} <= set(picked.tolist())
+    assert (np.diff(picked) > 0).all()
+    assert pick_steps(values[:300]).tolist() == list(range(300))
+
+
+def _long_history(num_steps: int, num_ranks: int) -> History:
+    """50,000 steps without writing gigabytes of events: what the reader would have made of them."""
+    steps = np.arange(1, num_steps + 1)
+    none = Spans(*(np.zeros(0, np.int64) for _ in range(6)))
+    names = ("loss", "loss_mean", "grad_norm", "learning_rate", "tokens_per_s", "memory_bytes")
+    history = History([Segment(0, None, num_ranks, ["pond"], "cpu", 1, 0)])
+    for rank in range(num_ranks):
+        draw = np.random.default_rng(rank)
+        scalars = {name: draw.normal(3, 1, num_steps) for name in names}
+        start = {"event": "start", "unix_ns": 0, "mono_ns": 0}
+        ids: list[list[int]] = [[] for _ in steps]
+        zeros = np.zeros(num_steps, np.int64)
+        history.ranks[rank] = RankHistory(
+            rank, {0: start}, steps, scalars, ids, zeros, zeros, none, none, [], [], {}, {}, {}, {}, 0
+        )
+    return history
+
+
+def test_fifty_thousand_steps_of_64_ranks_stay_below_five_megabytes() -> None:
+    drawn = charts(_long_history(50_000, 64))
+    assert len(json.dumps(drawn)) < 4_500_000
+    assert all(len(chart["steps"]) <= MAX_POINTS for chart in drawn)
+    assert "50,000 steps" in drawn[0]["note"]
+    assert len(drawn[0]["lines"]) == 17
+
+
+def test_rank_losses_in_the_chart_are_those_of_the_events(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "r")
+    history = read_history(folder)
+    chart = charts(history)[0]
+    for line in chart["lines"][:4]:
+        expected = history.ranks[line["rank"]].scalars["loss"]
+        assert line["values"] == pytest.approx(expected.tolist(), rel=1e-5)

@@ -1,0 +1,69 @@
+"""What was exported, read back by TensorBoard's own reader."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from synthetic_run import START_UNIX_NS, Synthetic, make_run
+
+from frog.core.errors import UsageError
+from frog.view.history import read_history
+from frog.view.tensorboard import export_tensorboard
+
+
+def read_back(folder: Path) -> Any:
+    pytest.importorskip("tensorboard", reason="the extra `tensorboard` is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    accumulator = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
+    accumulator.Reload()
+    return accumulator
+
+
+def test_scalars_come_back(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "r", Synthetic(segments=[(4, 0, 45), (2, 40, 60)]))
+    pytest.importorskip("tensorboard", reason="the extra `tensorboard` is not installed")
+    target = export_tensorboard(folder)
+    assert target == folder.path / "tensorboard"
+    assert sorted(entry.name for entry in target.iterdir()) == ["all", "held_out", *(f"rank_{r}" for r in range(4))]
+    history = read_history(folder)
+    for rank in history.ranks.values():
+        told = read_back(target / f"rank_{rank.rank}").Scalars("loss")
+        assert [event.step for event in told] == rank.steps.tolist()
+        assert [event.value for event in told] == pytest.approx(rank.scalars["loss"].tolist(), rel=1e-6)
+    everyone = read_back(target / "all")
+    # No rank told its MFU, so there is none; memory is a rank's own.
+    assert set(everyone.Tags()["scalars"]) == {"loss", "grad_norm", "learning_rate", "tokens_per_s"}
+    assert everyone.Scalars("learning_rate")[-1].value == pytest.approx(3e-3)
+    assert everyone.Scalars("loss")[0].wall_time == pytest.approx(START_UNIX_NS / 1e9 + 0.08, abs=0.01)
+    assert "memory_bytes" in read_back(target / "rank_1").Tags()["scalars"]
+
+
+def test_held_out_scores_and_samples_come_back(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "r", Synthetic(sample_text="{prompt}# one\n<b>two</b>"))
+    pytest.importorskip("tensorboard", reason="the extra `tensorboard` is not installed")
+    told = read_back(export_tensorboard(folder, tmp_path / "out") / "held_out")
+    assert [event.step for event in told.Scalars("perplexity")] == [20, 40, 60]
+    (text,) = told.Tensors("sample")[1].tensor_proto.string_val
+    assert text.decode() == "    The # one\n    <b>two</b>"
+    assert told.SummaryMetadata("sample").plugin_data.plugin_name == "text"
+
+
+def test_a_second_export_replaces_the_first(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "r", Synthetic(segments=[(1, 0, 10)]))
+    pytest.importorskip("tensorboard", reason="the extra `tensorboard` is not installed")
+    export_tensorboard(folder)
+    target = export_tensorboard(folder)
+    assert len(list((target / "rank_0").iterdir())) == 1
+    assert len(read_back(target / "rank_0").Scalars("loss")) == 10
+
+
+def test_without_the_package_the_error_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.event_file_writer", None)
+    with pytest.raises(UsageError, match="not installed") as caught:
+        export_tensorboard(make_run(tmp_path / "r", Synthetic(segments=[(1, 0, 1)])))
+    assert caught.value.hint is not None
+    assert "pip install 'frog[tensorboard]'" in caught.value.hint

@@ -1,0 +1,99 @@
+"""The commands as a user types them, and the list of runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from synthetic_run import Synthetic, make_run
+
+from frog.cli import main
+from frog.core.files import write_json
+from frog.view.runs import list_runs
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with three runs, in which the commands are typed."""
+    monkeypatch.chdir(tmp_path)
+    make_run(tmp_path / "runs" / "pond")
+    make_run(tmp_path / "runs" / "lake", Synthetic(loss_noise=0.5, noise_from_step=11))
+    make_run(tmp_path / "runs" / "killed", Synthetic(segments=[(2, 0, 17)], status=None))
+    return tmp_path
+
+
+def test_report_by_name_by_folder_and_to_another_file(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "pond"]) == 0
+    assert "report: runs/pond/report.html" in capsys.readouterr().out
+    assert main(["report", "runs/pond", "-o", "out/page.html"]) == 0
+    written = (project / "runs/pond/report.html").read_bytes()
+    assert written.startswith(b"<!doctype html>")
+    assert (project / "out/page.html").read_bytes() == written
+
+
+def test_a_run_that_is_not_there(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["report", "puddle"], ["compare", "pond", "puddle"], ["tensorboard", "puddle"]):
+        assert main(command) == 2
+        assert "puddle: no run folder there" in capsys.readouterr().err
+
+
+def test_compare_says_it_and_exits_so(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "pond", "pond"]) == 0
+    assert capsys.readouterr().out.strip().endswith("bitwise equal")
+    assert main(["compare", "pond", "lake"]) == 1
+    out = capsys.readouterr().out
+    assert "parts at step 11, rank 0" in out
+    assert out.strip().endswith("different")
+    assert main(["compare", "pond", "lake", "--rtol", "0.9"]) == 0
+    assert main(["compare", "pond", "lake", "--rtol", "nan"]) == 2
+
+
+def test_runs_are_listed_with_what_is_known_of_each(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("frog.view.runs.host_name", lambda: "pond")
+    (project / "runs" / "broken").mkdir()
+    (project / "runs" / "broken" / "run.json").write_text("{")
+    (project / "runs" / "strange").mkdir()
+    write_json(project / "runs" / "strange" / "run.json", {"config": 3, "segments": [{}]})
+    (project / "runs" / "no-run").mkdir()
+    rows = {row.name: row for row in list_runs(Path("runs"))}
+    assert {name: row.status for name, row in rows.items()} == {
+        "pond": "completed",
+        "lake": "completed",
+        "killed": "died",
+        "broken": "unreadable",
+        "strange": "unreadable",
+    }
+    assert (rows["killed"].step, rows["killed"].world_size) == (17, 2)
+    assert main(["runs"]) == 0
+    out = capsys.readouterr().out
+    assert "17/17" in out
+    assert "60/60" in out
+    assert "passed over runs/broken/run.json: not valid JSON" in out
+    assert "passed over runs/strange" in out
+
+
+def test_no_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["runs"]) == 0
+    assert "no runs under runs/" in capsys.readouterr().out
+
+
+def test_a_run_of_another_machine_is_judged_by_when_it_was_last_heard(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("frog.view.runs.host_name", lambda: "elsewhere")
+    statuses = [{row.name: row.status for row in list_runs(Path("runs"))}["killed"]]
+    monkeypatch.setattr("frog.view.runs._QUIET_S", -1.0)
+    statuses.append({row.name: row.status for row in list_runs(Path("runs"))}["killed"])
+    assert statuses == ["running", "died"]
+
+
+@pytest.mark.parametrize("command", ["report pond", "compare pond lake", "tensorboard pond"])
+def test_views_do_without_torch(project: Path, command: str) -> None:
+    code = "import sys\nfrom frog.cli import main\nmain(sys.argv[1:])\nsys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code, *command.split()], cwd=project, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr.decode()
