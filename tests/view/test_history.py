@@ -78,6 +78,12 @@ def test_shares_cover_the_whole_time_of_each_rank(tmp_path: Path) -> None:
     assert shares[3].wall_ns == pytest.approx(30 * 40e6, rel=0.02)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_typical_steps_are_plain_ones_if_there_are_any(tmp_path: Path, seed: int) -> None:
+    kind = Synthetic(segments=[(1, 0, 30)], eval_every=3, checkpoint_every=None, seed=seed)
+    assert "evaluate" not in windows(read_history(make_run(tmp_path / "r", kind)))[0].phases
+
+
 def test_windows_show_each_rank_inside_the_window(tmp_path: Path) -> None:
     found = windows(read_history(make_run(tmp_path / "r")))
     assert [window.title for window in found] == [

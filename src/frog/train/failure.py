@@ -1,0 +1,67 @@
+"""How a rank says what ended it: to torchrun, to the run folder, to people."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import sys
+import traceback
+
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+from frog.core.env import WorldEnv, launcher_pid
+from frog.core.errors import CommError, FrogError, UsageError
+from frog.core.files import write_json
+from frog.core.runfolder import RunFolder
+from frog.events import EventWriter
+from frog.train.log import RankLog
+from frog.train.setup import FORMAT, now_text
+
+
+class Place:
+    """How far this rank has come, for an error to be told with."""
+
+    def __init__(self) -> None:
+        self.env: WorldEnv | None = None
+        self.folder: RunFolder | None = None
+        self.events: EventWriter | None = None
+
+    @property
+    def rank(self) -> int:
+        return self.env.rank if self.env else 0
+
+    def tell(self, error: Exception) -> int:
+        """Say what went wrong, in every place that can still be written to; return the exit code."""
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            error = FrogError(f"the disk is full: {error}", "make room, then `frog train --resume` the run")
+        get_error_handler().record_exception(error)
+        expected = isinstance(error, FrogError)
+        text = f"error: {error}" if expected else "".join(traceback.format_exception(error)).rstrip()
+        with contextlib.suppress(OSError):
+            self._tell_folder(error, text)
+        if launcher_pid() is None:  # else `frog run` waits for the world to end and tells the first error last
+            self._tell_screen(error, text)
+        return error.exit_code if isinstance(error, FrogError) else 1
+
+    def _tell_folder(self, error: Exception, text: str) -> None:
+        if self.folder is None:
+            return
+        step = self.events.step if self.events else 0
+        kind, message = type(error).__name__, str(error)
+        # A rank that only lost its peers leaves the record to the one that has a reason of its own.
+        if not (isinstance(error, CommError) and self.folder.record_json.exists()):
+            told = {"type": kind, "message": message, "rank": self.rank, "step": step}
+            record = {"format": FORMAT, "status": "failed", "step": step, "error": told, "ended": now_text()}
+            write_json(self.folder.record_json, record)
+        if self.events is not None:
+            self.events.emit("error", step=step, phase=self.events.phase, type=kind, message=message)
+            self.events.emit("end", step=step, status="failed")
+        with RankLog(self.folder.rank_log(self.rank), self.rank, show=False) as log:
+            log.note(text)
+
+    def _tell_screen(self, error: Exception, text: str) -> None:
+        """Every rank makes the same mistake of a user's: rank 0 tells it for all."""
+        if self.rank == 0 or not isinstance(error, UsageError):
+            several = self.env is not None and self.env.world_size > 1
+            mark = f"[rank {self.rank}] " if several else ""
+            print("\n".join(mark + line for line in text.splitlines()), file=sys.stderr, flush=True)

@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import MODEL, Workshop
+
+from frog.comm import World
+from frog.comm.world import pick_device
+from frog.config import ModelConfig
+from frog.core.env import WorldEnv, world_env
+from frog.core.errors import UsageError
+from frog.data import Windows, load_tokenizer, open_prepared
+from frog.model import TinyTransformer
+from frog.train.evaluate import evaluate
+from frog.train.order import OrderProof
+from frog.train.sample import sample_text
+from frog.train.stop import StopWish
+
+CPU = torch.device("cpu")
+
+
+def alone() -> World:
+    return World(world_env(), CPU, timeout_s=10)
+
+
+@pytest.fixture
+def model() -> TinyTransformer:
+    torch.manual_seed(0)
+    return TinyTransformer(ModelConfig(**MODEL))
+
+
+def test_evaluation_is_the_mean_over_all_tokens(workshop: Workshop, model: TinyTransformer) -> None:
+    data = open_prepared("rhymes", workshop.root / "data")
+    windows = Windows(data.split("heldout"), 16)
+    num_windows = 7  # not a multiple of the batch size: the last batch is smaller
+    score = evaluate(model, windows, data.token_bytes, alone(), nullcontext(), max_tokens=16 * 7 + 5, batch_size=3)
+    nats, num_bytes = 0.0, 0
+    for index in range(num_windows):
+        tokens = torch.from_numpy(windows.gather(np.array([index])))
+        logits = model(tokens[:, :-1])[0].double()
+        nats -= torch.log_softmax(logits, -1)[torch.arange(16), tokens[0, 1:]].sum().item()
+        tokenizer = load_tokenizer(data.tokenizer_json)
+        num_bytes += sum(
+            0
+            if token == 0
+            else len(tokenizer.decode([token]).encode())
+            if token < 128
+            else int(data.token_bytes[token])
+            for token in tokens[0, 1:].tolist()
+        )
+    assert score.tokens == num_windows * 16
+    assert score.loss == pytest.approx(nats / score.tokens, rel=1e-5)
+    assert score.perplexity == pytest.approx(math.exp(score.loss))
+    assert score.bits_per_byte == pytest.approx(nats / math.log(2) / num_bytes, rel=1e-5)
+    assert model.training
+
+
+def test_token_bytes_add_up_to_the_text(workshop: Workshop) -> None:
+    data = open_prepared("rhymes", workshop.root / "data")
+    tokenizer = load_tokenizer(data.tokenizer_json)
+    text = "7 frogs sat on a log — ça va? 蛙"
+    assert data.token_bytes[tokenizer.encode(text).ids].sum() == len(text.encode())
+
+
+def test_sampling_follows_its_seed_and_leaves_the_generator_alone(workshop: Workshop, model: TinyTransformer) -> None:
+    tokenizer = load_tokenizer(workshop.root / "data" / "rhymes" / "tokenizer.json")
+    before = torch.get_rng_state()
+    one, same, other = (sample_text(model, tokenizer, "12 frogs", 40, seed=seed) for seed in (1, 1, 2))
+    assert one == same != other
+    assert one.startswith("12 frogs")
+    assert torch.equal(before, torch.get_rng_state())
+    assert sample_text(model, tokenizer, "a", 5, seed=1, temperature=0) == sample_text(
+        model, tokenizer, "a", 5, seed=2, temperature=0
+    )
+
+
+def test_order_proof_tells_order_and_step_and_survives_a_restart() -> None:
+    rows = [np.array([3, 1]), np.array([2, 0])]
+
+    def chain(steps: list[tuple[int, np.ndarray]], start: str = "") -> str:
+        proof = OrderProof(start)
+        for step, row in steps:
+            proof.took(step, row)
+        return proof.link(alone())
+
+    whole = chain([(1, rows[0]), (2, rows[1])])
+    assert whole == chain([(2, rows[1])], start=chain([(1, rows[0])]))
+    assert whole != chain([(1, rows[1]), (2, rows[0])])
+    assert whole != chain([(1, rows[0][::-1]), (2, rows[1])])
+    assert whole != chain([(2, rows[0]), (3, rows[1])])
+
+
+def test_a_stop_is_noted_and_a_second_ctrl_c_at_once_is_the_same_wish(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        stop = StopWish()
+        stop.install()
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert (stop.wanted, stop.exit_code, ended) == (True, 130, [])
+        late = time.monotonic() + 60
+        monkeypatch.setattr(time, "monotonic", lambda: late)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert ended == [130]
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_devices() -> None:
+    one = WorldEnv(0, 1, 0, 1, 0, 1, "127.0.0.1", None, False)
+    assert pick_device("cpu", one).type == "cpu"
+    if not torch.cuda.is_available():
+        with pytest.raises(UsageError, match="cuda"):
+            pick_device("cuda", one)
+    with pytest.raises(UsageError, match="mps"):
+        pick_device("mps", WorldEnv(0, 2, 0, 2, 0, 1, "127.0.0.1", None, True))
+
+
+def test_trained_models_write_are_scored_and_travel(workshop: Workshop, tmp_path: Path) -> None:
+    """sample, eval, export, import, and training on from an import: as a user types them."""
+    transformers = pytest.importorskip("transformers")
+    workshop.train(1, "traveller", "train.steps=4")
+    text = workshop.run("frog", "sample", "traveller", "--prompt", "3 frogs", "--tokens", "8").stdout
+    assert text.startswith("3 frogs")
+    line = workshop.run("frog", "eval", "traveller").stdout.splitlines()[1]
+    assert "bits per byte" in line
+    exported = tmp_path / "exported"
+    workshop.run("frog", "export", "traveller", "--to", "hf", str(exported))
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(exported)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(exported)
+    ids = torch.tensor([tokenizer("3 frogs sat").input_ids])
+    workshop.run("frog", "import", str(exported), "--from", "hf", "--name", "returned")
+    again = tmp_path / "again"
+    workshop.run("frog", "export", "returned", "--to", "hf", str(again))
+    with torch.no_grad():
+        assert torch.equal(theirs(ids).logits, transformers.AutoModelForCausalLM.from_pretrained(again)(ids).logits)
+    assert workshop.run("frog", "sample", "returned", "--prompt", "3 frogs", "--tokens", "8").stdout == text
+
+    workshop.train(1, "onward", "train.steps=1", "model.init_from=runs/returned", "optimizer.learning_rate=1e-9")
+    first = workshop.events("onward").main.by_step("eval")[0]["loss"]
+    assert first == pytest.approx(workshop.events("traveller").main.by_step("eval")[4]["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("frog", "sample", "absent"), "absent: no run folder"),
+        (("frog", "eval", "absent"), "absent: no run folder"),
+        (("frog", "export", "absent", "--to", "hf", "x"), "absent: no run folder"),
+        (("frog", "import", "absent", "--from", "hf", "--name", "x"), "no config.json"),
+        (("frog", "train", "absent.toml"), "absent.toml: no such run file"),
+        (("frog", "train", "run.toml", "--resume", "x"), "both a run file"),
+        (("frog", "run", "--nproc", "2", "--"), "nothing to run"),
+        (("frog", "run", "--nproc", "0", "--", "train"), "at least one rank"),
+        (("frog", "run", "--nproc", "1", "--", "trian"), "neither"),
+        (("frog", "train", "run.toml", "--set", "train.device=cuda"), "train.device=cuda"),
+    ],
+)
+def test_mistakes_are_told_without_a_traceback(workshop: Workshop, words: tuple[str, ...], told: str) -> None:
+    if "train.device=cuda" in words and torch.cuda.is_available():
+        words = (*words[:-1], "train.precision=fp8")
+        told = "fp8"
+    done = workshop.run(*words, code=2)
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_run_of_its_own_name_is_never_written_over(workshop: Workshop) -> None:
+    for _ in range(2):
+        workshop.train(1, "twice", "train.steps=1")
+    assert workshop.folder("twice").read_run()["name"] == "twice"
+    assert workshop.folder("twice-2").read_run()["name"] == "twice-2"
+    assert json.loads((workshop.root / "logs" / ".." / "run.json").read_text())["name"] == "twice-2"
