@@ -99,7 +99,8 @@ def test_a_step_that_not_all_ranks_told_of_has_no_sample_order(tmp_path: Path) -
     """A kill between two ranks' words: the step's samples are not known, which is no difference."""
     a, b = make_run(tmp_path / "a"), make_run(tmp_path / "b")
     path = b.rank_events(1)
-    path.write_text("".join(line for line in path.open() if '"event":"step","step":60' not in line))
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for line in lines if '"event":"step","step":60' not in line))
     finding = findings(compare_runs(a, b, 1e-5))["sample order"]
     assert (finding.outcome, finding.detail) == ("equal", "same samples in each of 59 steps")
 

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+
+import pytest
+from conftest import Workshop, kill_tree
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_whose_peers_never_come_gives_up_at_its_deadline(workshop: Workshop, rank: int) -> None:
+    told = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    done = workshop.run(
+        *("frog", "train", "run.toml", "--set", "train.timeout_s=3"),
+        code=1,
+        timeout=60,
+        env={**told, "MASTER_PORT": str(free_port())},
+    )
+    last = done.stderr.splitlines()[-2:]
+    assert f"rank {rank} could not join a world of 2" in last[0]
+    assert "MASTER_ADDR" in last[1]
+    assert "Traceback" not in done.stderr
+
+
+def test_a_rank_that_hangs_ends_the_world_at_the_deadline(workshop: Workshop) -> None:
+    settings = ("name=hung", "train.steps=5000", "checkpoint.every=1000", "train.timeout_s=4")
+    words = [word for text in settings for word in ("--set", text)]
+    process = workshop.start("frog", "run", "--nproc", "2", "--", "train", "run.toml", *words)
+    workshop.wait_for_step("hung", 2, process)
+    pid = workshop.events("hung").ranks[1].of("start")[0]["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        _, err = process.communicate(timeout=90)
+    except Exception:
+        kill_tree(process)
+        raise
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # torchrun has ended it by now
+            os.kill(pid, signal.SIGKILL)
+    assert process.returncode == 1
+    last = err[err.rindex("error:") :]
+    assert "all_reduce of" in last
+    assert "[rank 0 of 2]" in last
+    assert "Traceback" not in last

@@ -1,0 +1,183 @@
+"""A user's files: what is read from each kind, and what is said of each that cannot be read."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from frog.core.errors import DataError
+from frog.data import Document, find_corpus_files, read_corpus
+from frog.data.cutting import PIECE_CHARS, pieces
+
+
+def texts(path: Path, column: str = "text") -> list[str]:
+    return [document.text for document in read_corpus(path, column)]
+
+
+def refusal(path: Path, column: str = "text") -> str:
+    with pytest.raises(DataError) as caught:
+        texts(path, column)
+    return str(caught.value)
+
+
+def test_a_small_text_is_one_document(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("one\n\ntwo, grün\n")
+    assert list(read_corpus(path)) == [Document("a.txt", "one\n\ntwo, grün\n")]
+
+
+def test_a_large_text_is_cut_at_blank_lines_and_loses_nothing(tmp_path: Path) -> None:
+    text = "".join(f"paragraph {number}, größer\nits second line\n\n" for number in range(60_000))
+    path = tmp_path / "big.md"
+    path.write_text(text)
+    documents = list(read_corpus(path))
+    assert "".join(document.text for document in documents) == text
+    assert len({document.name for document in documents}) == len(documents) > 20
+    assert all(document.text.endswith("\n\n") and len(document.text) <= PIECE_CHARS for document in documents)
+
+
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [("a" * 50 + "\n" + "b" * 49, 51), ("a" * 60 + "\n\n" + "b\n" * 19, 62), ("a" * 100, 80)],
+    ids=["line end", "blank line", "neither"],
+)
+def test_where_a_text_is_cut(text: str, end: int) -> None:
+    cut = list(pieces(text, limit=80))
+    assert len(cut[0]) == end
+    assert "".join(cut) == text
+
+
+def test_windows_line_ends_count_as_blank_lines() -> None:
+    assert next(pieces("a" * 60 + "\r\n\r\n" + "b\r\n" * 40, limit=80)) == "a" * 60 + "\r\n\r\n"
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbffrog")
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "pond"}\n')
+    assert texts(tmp_path) == ["pond", "frog"]
+
+
+def test_json_lines(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"body": "one"}\n\n{"body": null, "x": 1}\n{"body": "two"}')
+    assert list(read_corpus(path, "body")) == [
+        Document("rows.jsonl:1", "one"),
+        Document("rows.jsonl:3", ""),
+        Document("rows.jsonl:4", "two"),
+    ]
+
+
+def test_parquet_rows(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "rows.parquet"
+    wanted = [f"row {number}" for number in range(1000)]
+    parquet.write_table(pyarrow.table({"text": wanted, "number": list(range(1000))}), path, row_group_size=300)
+    assert texts(path) == wanted
+    assert "no column 'txt'; the columns there are: text, number" in refusal(path, "txt")
+    assert f"{path}, row 0: column 'number' holds a int, not text" in refusal(path, "number")
+
+
+def test_a_folder_is_read_whole_sorted_and_says_what_it_passes_over(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "hidden.txt").write_text("hidden")
+    (tmp_path / "b" / "code.py").write_text("x = 1\n")
+    (tmp_path / "empty.py").write_text("")
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"packed\n"))
+    (tmp_path / "rows.jsonl.gz").write_bytes(gzip.compress(b'{"text": "row"}\n'))
+    for name in ("x.png", "y.png", "Makefile"):
+        (tmp_path / name).write_bytes(b"\0")
+    assert [(document.name, document.text) for document in read_corpus(tmp_path)] == [
+        ("a.txt.gz", "packed\n"),
+        ("empty.py", ""),
+        ("rows.jsonl.gz:1", "row"),
+        ("b/code.py", "x = 1\n"),
+    ]
+    assert find_corpus_files(tmp_path).describe_others() == "3 other files passed over (.png 2, no suffix 1)"
+
+
+def test_what_is_not_there(tmp_path: Path) -> None:
+    assert f"{tmp_path / 'no.txt'}: no such file or folder" in refusal(tmp_path / "no.txt")
+
+
+def test_an_unknown_suffix(tmp_path: Path) -> None:
+    (tmp_path / "a.docx").write_text("text")
+    message = refusal(tmp_path / "a.docx")
+    assert "a.docx: the suffix '.docx' is none" in message
+    assert ".parquet" in message
+
+
+def test_an_empty_file_and_folders_without_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("")
+    assert f"{tmp_path / 'a.txt'}: holds no text" in refusal(tmp_path / "a.txt")
+    (tmp_path / "b.md").write_text(" \n\n")
+    assert f"{tmp_path}: holds no text" in refusal(tmp_path)
+    (tmp_path / "bare").mkdir()
+    assert "no file to read below this folder; it is empty" in refusal(tmp_path / "bare")
+    (tmp_path / "bare" / "x.png").write_text("")
+    assert "1 other files passed over (.png 1)" in refusal(tmp_path / "bare")
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.py", "a.jsonl", "a.txt.gz"])
+def test_broken_utf8_names_line_and_byte(tmp_path: Path, name: str) -> None:
+    # Far enough in that the byte lies in a later block, behind two-byte characters.
+    good = ("{}\n" if "json" in name else "ü\n").encode() * 700_000
+    broken = good + b'{"text": "ab\xff"}\n'
+    (tmp_path / name).write_bytes(gzip.compress(broken, 1) if name.endswith("gz") else broken)
+    reading = tmp_path / name
+    if "json" in name:
+        (tmp_path / name).write_bytes(broken.replace(b"{}", b"  "))
+    message = refusal(reading)
+    assert f"{reading}, line 700001, byte {len(good) + 12}: broken UTF-8: 0xff" in message
+
+
+def test_text_that_ends_inside_a_character(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"frog\nx\xe2\x82")
+    assert f"{path}, line 2, byte 6: broken UTF-8: 0xe2, unexpected end of data" in refusal(path)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl"])
+def test_binary_names_the_byte(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(b"\n\nfrog\0pond")
+    assert f"{path}, byte 6: a NUL byte" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"text": "open', "line 2, column 10: not valid JSON: Unterminated string"),
+        ('{"body": "x", "id": 3}', "line 2: no column 'text'; the columns there are: body, id"),
+        ('["text"]', "line 2: holds a list, not an object with columns"),
+        ('{"text": 3}', "line 2: column 'text' holds a int, not text"),
+    ],
+)
+def test_bad_rows_name_the_line(tmp_path: Path, line: str, words: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"text": "good"}) + "\n" + line + "\n")
+    assert f"{path}, {words}" in refusal(path)
+
+
+def test_damaged_containers(tmp_path: Path) -> None:
+    packed = gzip.compress(b"frog " * 10_000)
+    (tmp_path / "cut.txt.gz").write_bytes(packed[: len(packed) // 2])
+    assert "cut.txt.gz: not a whole gzip file" in refusal(tmp_path / "cut.txt.gz")
+    (tmp_path / "plain.txt.gz").write_text("frog")
+    assert "plain.txt.gz: not a whole gzip file" in refusal(tmp_path / "plain.txt.gz")
+    pytest.importorskip("pyarrow")
+    (tmp_path / "a.parquet").write_text("no parquet")
+    assert "a.parquet, after row 0: not a whole parquet file" in refusal(tmp_path / "a.parquet")
+
+
+def test_a_file_that_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    (tmp_path / "a.txt").write_text("frog")
+    monkeypatch.setattr("frog.data.files.open", refuse, raising=False)
+    assert f"{tmp_path / 'a.txt'}: cannot be read: Permission denied" in refusal(tmp_path / "a.txt")
