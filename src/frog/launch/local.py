@@ -22,6 +22,9 @@ from frog.core.errors import CommError, FrogError, LaunchError, UsageError
 _GRACE_S = 45.0
 """From asking a world to stop to killing it: time for a step and a checkpoint. torchrun itself waits 30 s."""
 
+_TOGETHER_S = 10
+"""Failures this close belong together. torchrun kills ranks that hang 30 s after the failure that they caused."""
+
 
 def run_world(num_ranks: int, program: Sequence[str], threads_per_rank: int | None = None) -> int:
     """Run `program` as `num_ranks` local processes under torchrun; return the exit code of the world.
@@ -111,8 +114,10 @@ def _end_group(agent: subprocess.Popen[bytes]) -> None:
 
 
 def _failure(failures: Sequence[dict[str, Any]]) -> LaunchError:
-    """The error of the rank that failed first; ranks that only lost their peers come after all with a reason."""
-    first = min(failures, key=lambda failure: (_is_victim(failure), failure["time_s"], failure["rank"]))
+    """The error of the rank that failed first; of those that failed together, one that did not just lose its peers."""
+    start_s = min(failure["time_s"] for failure in failures)
+    together = [failure for failure in failures if failure["time_s"] - start_s <= _TOGETHER_S]
+    first = min(together, key=lambda failure: (_is_victim(failure), failure["time_s"], failure["rank"]))
     code, (kind, message) = first["exit_code"], _split(first["error"])
     if code == UsageError.exit_code and kind is not None:
         error = LaunchError(message)

@@ -1,0 +1,1 @@
+"""Run folders to eyes: the report, the comparison of two runs, the list of runs, TensorBoard."""

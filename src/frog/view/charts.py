@@ -1,0 +1,139 @@
+"""The report's charts as plain data: a list of steps, and one list of values a line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from frog.view.history import Floats, History, Ints, RankHistory
+
+MAX_POINTS = 2000
+"""Steps drawn in one chart, at most (held-out scores come on top)."""
+
+MAX_RANKS = 16
+"""Ranks drawn one by one; of a larger world these are spread evenly over it."""
+
+Chart = dict[str, Any]
+
+
+def pick_steps(values: Floats, limit: int = MAX_POINTS) -> Ints:
+    """Indices of the values to draw: all, or in each stretch the lowest and the highest, so that no spike is lost."""
+    if len(values) <= limit:
+        return np.arange(len(values))
+    picked = {0, len(values) - 1}
+    for stretch in np.array_split(np.arange(len(values)), limit // 2 - 1):
+        known = stretch[np.isfinite(values[stretch])]
+        # A stretch of nothing but NaN is drawn as the gap that it is.
+        ends = (known[np.argmin(values[known])], known[np.argmax(values[known])]) if len(known) else (stretch[0],)
+        picked.update(int(index) for index in ends)
+    return np.array(sorted(picked), np.int64)
+
+
+def shown_ranks(history: History) -> list[int]:
+    """The ranks that are drawn one by one."""
+    ranks = sorted(history.ranks)
+    if len(ranks) <= MAX_RANKS:
+        return ranks
+    return [ranks[round(i * (len(ranks) - 1) / (MAX_RANKS - 1))] for i in range(MAX_RANKS)]
+
+
+def charts(history: History) -> list[Chart]:
+    """Loss, learning rate, gradient norm, tokens/s and memory; a chart without a single value is left out."""
+    main = history.main
+    if main is None or not len(main.steps):
+        return []
+    found = [
+        _loss(history, main),
+        _of_main(main, "learning_rate", "Learning rate", "", "AdamW's step size: warm-up, then cosine", "exact"),
+        _of_main(main, "grad_norm", "Gradient norm", "", "Of the reduced gradient, before clipping", "exact"),
+        _of_main(main, "tokens_per_s", "Throughput", "tokens/s", "All ranks together", "count"),
+        _memory(history),
+    ]
+    return [chart for chart in found if any(v is not None for line in chart["lines"] for v in line["values"])]
+
+
+def _loss(history: History, main: RankHistory) -> Chart:
+    picked = main.steps[pick_steps(main.scalars["loss_mean"])]
+    evals = main.evals
+    steps = np.array(sorted({*picked.tolist(), *evals}), np.int64)
+    lines = [
+        _line(f"rank {rank}", "rank", _at(steps, history.ranks[rank].steps, history.ranks[rank].scalars["loss"]), rank)
+        for rank in shown_ranks(history)
+        if len(history.ranks) > 1
+    ]
+    lines.append(_line("mean", "mean", _at(steps, main.steps, main.scalars["loss_mean"])))
+    if evals:
+        losses = np.array([float(event["loss"]) for event in evals.values()])
+        lines.append(_line("held-out", "heldout", _at(steps, np.array(list(evals), np.int64), losses)))
+    note = "Cross-entropy on each rank's own sequences" if len(history.ranks) > 1 else "Cross-entropy"
+    return _chart("loss", "Loss", "nats/token", note, "exact", steps, lines, len(main.steps))
+
+
+def _of_main(rank: RankHistory, name: str, title: str, unit: str, note: str, style: str) -> Chart:
+    picked = pick_steps(rank.scalars[name])
+    line = _line(title.lower(), "mean", rank.scalars[name][picked])
+    return _chart(name, title, unit, note, style, rank.steps[picked], [line], len(rank.steps))
+
+
+def _memory(history: History) -> Chart:
+    every_step = np.array(sorted({int(s) for rank in history.ranks.values() for s in rank.steps}), np.int64)
+    known = [_at(every_step, rank.steps, rank.scalars["memory_bytes"]) for rank in history.ranks.values()]
+    peaks = np.nan_to_num(np.array(known), nan=-np.inf).max(axis=0)
+    steps = every_step[pick_steps(np.where(np.isfinite(peaks), peaks, np.nan))]
+    lines = [
+        _line(
+            f"rank {rank}",
+            "rank",
+            _at(steps, history.ranks[rank].steps, history.ranks[rank].scalars["memory_bytes"]) / 2**20,
+            rank,
+        )
+        for rank in shown_ranks(history)
+    ]
+    return _chart("memory_bytes", "Memory", "MiB", "Peak of each rank so far", "count", steps, lines, len(every_step))
+
+
+def _chart(
+    name: str, title: str, unit: str, note: str, style: str, steps: Ints, lines: list[Chart], num_steps: int
+) -> Chart:
+    if num_steps > MAX_POINTS:
+        note += (
+            f". {num_steps:,} steps, of which the lowest and highest of every {num_steps * 2 / MAX_POINTS:.0f} drawn"
+        )
+    return {
+        "name": name,
+        "title": title,
+        "unit": unit,
+        "note": note,
+        "style": style,
+        "steps": steps.tolist(),
+        "lines": lines,
+    }
+
+
+def _line(label: str, role: str, values: Floats, rank: int | None = None) -> Chart:
+    return {"label": label, "role": role, "rank": rank, "values": _rounded(values)}
+
+
+def _at(steps: Ints, own_steps: Ints, values: Floats) -> Floats:
+    """The values at `steps`, NaN where there is none. `own_steps` are in order."""
+    result = np.full(len(steps), np.nan)
+    if len(own_steps):
+        places = np.minimum(np.searchsorted(own_steps, steps), len(own_steps) - 1)
+        present = own_steps[places] == steps
+        result[present] = values[places[present]]
+    return result
+
+
+def _rounded(values: Sequence[float] | Floats) -> list[float | None]:
+    """Six significant digits, as JSON that every reader takes: NaN and infinity become null."""
+    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]
+
+
+def marks(history: History) -> list[dict[str, Any]]:
+    """Where the run began again: vertical lines in every chart."""
+    return [
+        {"step": segment.from_step, "label": f"resumed, world {segment.world_size}"} for segment in history.segments[1:]
+    ]

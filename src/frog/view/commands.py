@@ -1,0 +1,114 @@
+"""The commands of this room. What they need is imported when they run."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from frog.view.compare import Comparison
+
+
+def add_view_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `report`, `compare`, `runs` and `tensorboard`; each sets `handler`, which takes the arguments."""
+    report = subparsers.add_parser("report", help="write a run's report: one HTML file that opens offline")
+    report.add_argument("run", metavar="RUN", help="a run folder, a name under runs/, or 'latest'")
+    report.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: RUN/report.html")
+    report.set_defaults(handler=_report)
+
+    compare = subparsers.add_parser(
+        "compare",
+        help="say whether two runs are bitwise equal, within tolerance, or different",
+        description="Exit code 0 if the runs are equal or within tolerance, 1 if they are different.",
+    )
+    compare.add_argument("a", metavar="A", help="a run folder, a name under runs/, or 'latest'")
+    compare.add_argument("b", metavar="B")
+    compare.add_argument(
+        "--rtol", type=float, default=1e-5, help="largest relative difference that counts as within tolerance"
+    )
+    compare.set_defaults(handler=_compare)
+
+    runs = subparsers.add_parser("runs", help="list the runs")
+    runs.add_argument("--runs", type=Path, default=Path("runs"), metavar="FOLDER", help="default: runs")
+    runs.set_defaults(handler=_runs)
+
+    tensorboard = subparsers.add_parser("tensorboard", help="write a run's numbers as TensorBoard event files")
+    tensorboard.add_argument("run", metavar="RUN", help="a run folder, a name under runs/, or 'latest'")
+    tensorboard.add_argument("--to", type=Path, metavar="DIR", help="default: RUN/tensorboard")
+    tensorboard.set_defaults(handler=_tensorboard)
+
+
+def _report(args: argparse.Namespace) -> int:
+    from frog.core.runfolder import find_run
+    from frog.core.units import format_bytes
+    from frog.view.report import write_report
+
+    path = write_report(find_run(args.run), args.output)
+    print(f"report: {path} ({format_bytes(path.stat().st_size)})")
+    return 0
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from frog.core.errors import UsageError
+    from frog.core.runfolder import find_run
+    from frog.view.compare import compare_runs
+
+    if not 0 <= args.rtol < float("inf"):
+        raise UsageError(f"--rtol {args.rtol}: must be 0 or more, and finite", "1e-5 is the default")
+    comparison = compare_runs(find_run(args.a), find_run(args.b), args.rtol)
+    _print_comparison(comparison)
+    return comparison.exit_code
+
+
+def _print_comparison(comparison: Comparison) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    console = _console()
+    for letter, line in zip("AB", comparison.titles, strict=True):
+        console.print(Text(f"{letter}  {line}"))
+    for note in comparison.notes:
+        console.print(Text(f"   {note}", style="dim"))
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    styles = {"equal": "green", "close": "yellow", "different": "red", "not compared": "dim"}
+    for finding in comparison.findings:
+        table.add_row(finding.what, Text(finding.outcome, style=styles[finding.outcome]), Text(finding.detail))
+    console.print(table)
+    console.print(Text(comparison.verdict, style=f"bold {styles[comparison.outcome]}"))
+
+
+def _console() -> Console:
+    """A console that does not break lines for a file or a pipe as it would for a narrow terminal."""
+    from rich.console import Console
+
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+
+
+def _runs(args: argparse.Namespace) -> int:
+    from rich.text import Text
+
+    from frog.view.runs import list_runs, runs_table
+
+    rows = list_runs(args.runs)
+    if not rows:
+        print(f"no runs under {args.runs}/\n  try: `make demo` makes one")
+        return 0
+    console = _console()
+    console.print(runs_table([row for row in rows if row.problem is None]))
+    for row in rows:
+        if row.problem is not None:
+            console.print(Text(f"passed over {row.problem}", style="yellow"))
+    return 0
+
+
+def _tensorboard(args: argparse.Namespace) -> int:
+    from frog.core.runfolder import find_run
+    from frog.view.tensorboard import export_tensorboard
+
+    folder = export_tensorboard(find_run(args.run), args.to)
+    print(f"TensorBoard events: {folder}\n  look: tensorboard --logdir {folder}")
+    return 0

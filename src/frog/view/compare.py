@@ -1,0 +1,272 @@
+"""Two runs held against each other: bitwise equal, within tolerance, or different; and where they part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from frog.core.errors import RunError
+from frog.core.runfolder import RunFolder
+from frog.view.checkpoints import open_checkpoints
+from frog.view.history import History, read_history
+from frog.view.weights import differences
+
+Outcome = Literal["equal", "close", "different", "not compared"]
+_ORDER: tuple[Outcome, ...] = ("not compared", "equal", "close", "different")
+
+
+@dataclass
+class Finding:
+    """One thing that was compared, and how it came out."""
+
+    what: str
+    outcome: Outcome
+    detail: str
+
+
+@dataclass
+class Comparison:
+    """All that was compared. `titles` has a line for A and one for B."""
+
+    titles: tuple[str, str]
+    rtol: float
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    common_steps: int | None = None
+    """How many steps the shorter run has, if one is longer."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """The worst of the findings."""
+        return max((finding.outcome for finding in self.findings), key=_ORDER.index)
+
+    @property
+    def verdict(self) -> str:
+        """The outcome in words, with what it does not cover."""
+        if self.outcome == "different":
+            return "different"
+        words = "bitwise equal" if self.outcome == "equal" else f"within tolerance (rtol {self.rtol:g})"
+        if self.common_steps is not None:
+            words += f" over the first {self.common_steps} steps"
+        weights = {finding.outcome for finding in self.findings if finding.what in ("checkpoints", "final weights")}
+        return words + ("; no weights were compared" if weights == {"not compared"} else "")
+
+    @property
+    def exit_code(self) -> int:
+        return 1 if self.outcome == "different" else 0
+
+
+@dataclass
+class _Side:
+    folder: RunFolder
+    run: dict[str, Any]
+    record: dict[str, Any]
+    history: History
+
+
+def compare_runs(a: RunFolder, b: RunFolder, rtol: float) -> Comparison:
+    """Compare two runs over their common steps and common checkpoints.
+
+    Two numbers are within tolerance if |a - b| <= rtol * max(|a|, |b|); two tensors if the norm of their difference is
+    at most rtol times the larger norm.
+
+    Raises:  RunError if one is no run, or if they have no step and no checkpoint in common.
+    """
+    sides = (_read(a), _read(b))
+    comparison = Comparison((_title(sides[0]), _title(sides[1])), rtol)
+    comparison.notes = _notes(*sides)
+    if (fewer := min(map(_num_steps, sides))) != max(map(_num_steps, sides)):
+        comparison.common_steps = fewer
+    comparison.findings = [
+        _sample_order(*sides),
+        _losses(*sides, rtol),
+        _numbers("gradient norm", _of_main(sides[0], "grad_norm"), _of_main(sides[1], "grad_norm"), rtol),
+        _numbers("held-out loss", _held_out(sides[0]), _held_out(sides[1]), rtol),
+        _checkpoints(a, b, rtol, comparison.notes),
+    ]
+    if all(finding.outcome == "not compared" for finding in comparison.findings):
+        raise RunError(f"{a.path} and {b.path} have no step and no checkpoint in common", "compare runs that trained")
+    comparison.findings.append(_final_weights(*sides, comparison.findings))
+    return comparison
+
+
+def _read(folder: RunFolder) -> _Side:
+    return _Side(folder, folder.read_run(), folder.read_record() or {}, read_history(folder))
+
+
+def _title(side: _Side) -> str:
+    steps = _num_steps(side)
+    worlds = dict.fromkeys(segment.world_size for segment in side.history.segments)
+    world = ", then ".join(map(str, worlds)) or "?"
+    return f"{side.folder.path}: {side.record.get('status', 'no record')}, {steps} steps, world {world}"
+
+
+def _num_steps(side: _Side) -> int:
+    main = side.history.main
+    return int(main.steps[-1]) if main and len(main.steps) else 0
+
+
+def _notes(a: _Side, b: _Side) -> list[str]:
+    """The settings that differ, and whether one run is longer."""
+    left, right = dict(_flat(a.run["config"])), dict(_flat(b.run["config"]))
+    keys = [key for key in {**left, **right} if left.get(key) != right.get(key) and key != "name"]
+    notes = [f"{key}: {left.get(key)} in A, {right.get(key)} in B" for key in keys]
+    if (a.run["data"] or {}).get("data_sha256") != (b.run["data"] or {}).get("data_sha256"):
+        notes.append("the prepared data differ")
+    if _num_steps(a) != _num_steps(b):
+        notes.append(f"A has {_num_steps(a)} steps, B has {_num_steps(b)}")
+    return notes
+
+
+def _flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _sample_order(a: _Side, b: _Side) -> Finding:
+    """The samples of each step over all ranks; which rank took which is the world's affair."""
+    left, right = _ids_by_step(a.history), _ids_by_step(b.history)
+    common = sorted(left.keys() & right.keys())
+    if not common:
+        return Finding("sample order", "not compared", "no common step has sample ids from all ranks")
+    for step in common:
+        if left[step] != right[step]:
+            only = sorted(set(left[step]) ^ set(right[step]))[:4]
+            detail = f"parts at step {step}; samples in one alone: {', '.join(map(str, only)) or 'none, but repeated'}"
+            return Finding("sample order", "different", detail)
+    return Finding("sample order", "equal", f"same samples in each of {len(common)} steps")
+
+
+def _ids_by_step(history: History) -> dict[int, list[int]]:
+    """Sorted sample ids of the steps of which every rank of their world told."""
+    ids: dict[int, list[int]] = {}
+    told: dict[int, int] = {}
+    world: dict[int, int] = {}
+    for rank in history.ranks.values():
+        for step, segment, own in zip(rank.steps.tolist(), rank.segment.tolist(), rank.sample_ids, strict=True):
+            ids.setdefault(step, []).extend(own)
+            told[step] = told.get(step, 0) + 1
+            world[step] = history.segments[segment].world_size
+    return {step: sorted(values) for step, values in ids.items() if values and told[step] == world[step]}
+
+
+def _losses(a: _Side, b: _Side, rtol: float) -> Finding:
+    """Each rank's loss if both runs had the same world at the same steps, else the mean over ranks."""
+    if _worlds(a) != _worlds(b):
+        finding = _numbers("loss", _of_main(a, "loss_mean"), _of_main(b, "loss_mean"), rtol)
+        finding.detail += " (mean over ranks: the worlds differ)"
+        return finding
+    return _numbers("loss of each rank", _rank_losses(a), _rank_losses(b), rtol)
+
+
+def _worlds(side: _Side) -> list[tuple[int, int]]:
+    """World sizes with the step from which each held; what a resume at the same world adds is left out."""
+    changes: list[tuple[int, int]] = []
+    for segment in side.history.segments:
+        if not changes or changes[-1][1] != segment.world_size:
+            changes.append((segment.from_step, segment.world_size))
+    return changes
+
+
+_Key = tuple[int, int | None]
+"""A step and, where numbers are a rank's own, its rank."""
+
+
+def _rank_losses(side: _Side) -> dict[_Key, float]:
+    return {
+        (step, rank.rank): value
+        for rank in side.history.ranks.values()
+        for step, value in zip(rank.steps.tolist(), rank.scalars["loss"].tolist(), strict=True)
+    }
+
+
+def _of_main(side: _Side, name: str) -> dict[_Key, float]:
+    main = side.history.main
+    if main is None:
+        return {}
+    return {(step, None): v for step, v in zip(main.steps.tolist(), main.scalars[name].tolist(), strict=True)}
+
+
+def _held_out(side: _Side) -> dict[_Key, float]:
+    main = side.history.main
+    return {(step, None): float(event["loss"]) for step, event in main.evals.items()} if main else {}
+
+
+def _numbers(what: str, a: dict[_Key, float], b: dict[_Key, float], rtol: float) -> Finding:
+    """Compare numbers step by step, and say where they part first and where most."""
+    # By step, then rank: the order in which a person looks for the place where two runs part.
+    common = sorted(a.keys() & b.keys(), key=lambda key: (key[0], key[1] or 0))
+    if not common:
+        return Finding(what, "not compared", "no step in common")
+    num_steps = len({step for step, _ in common})
+    apart = [(key, _relative(a[key], b[key])) for key in common if not _same(a[key], b[key])]
+    if not apart:
+        return Finding(what, "equal", f"bit for bit over {num_steps} steps")
+    beyond = [(key, relative) for key, relative in apart if relative > rtol]
+    first, relative = (beyond or apart)[0]
+    worst, largest = max(apart, key=lambda item: item[1])
+    parts = "parts" if beyond else "first differs"
+    detail = f"{parts} at {_place(first)}: {a[first]:.9g} and {b[first]:.9g}, relative {relative:.1e}"
+    if beyond and apart[0][0] != first:
+        detail += f"; bits differ from {_place(apart[0][0])}"
+    if worst != first:
+        detail += f"; most at {_place(worst)}, {largest:.1e}"
+    return Finding(what, "different" if beyond else "close", detail)
+
+
+def _place(key: _Key) -> str:
+    step, rank = key
+    return f"step {step}" if rank is None else f"step {step}, rank {rank}"
+
+
+def _same(a: float, b: float) -> bool:
+    return a == b or (math.isnan(a) and math.isnan(b))
+
+
+def _relative(a: float, b: float) -> float:
+    """|a - b| / max(|a|, |b|); infinite if only one of the two is finite."""
+    if not (math.isfinite(a) and math.isfinite(b)):
+        return math.inf
+    return abs(a - b) / max(abs(a), abs(b))
+
+
+def _checkpoints(a: RunFolder, b: RunFolder, rtol: float, notes: list[str]) -> Finding:
+    (left, left_broken), (right, right_broken) = open_checkpoints(a), open_checkpoints(b)
+    notes += [f"passed over: {problem}" for problem in left_broken + right_broken]
+    by_step = {checkpoint.step: checkpoint for checkpoint in right}
+    pairs = [(mine, by_step[mine.step]) for mine in left if mine.step in by_step]
+    if not pairs:
+        return Finding("checkpoints", "not compared", "no step of which both have a good one")
+    outcome: Outcome = "equal"
+    first: str | None = None
+    worst = 0.0
+    for mine, other in pairs:
+        for name, relative, detail in differences(mine, other):
+            now: Outcome = "close" if relative <= rtol else "different"
+            if first is None or (outcome == "close" and now == "different"):
+                first = f"first at step {mine.step}, {name}: {detail}"
+            outcome, worst = max(outcome, now, key=_ORDER.index), max(worst, relative)
+    steps = ", ".join(str(mine.step) for mine, _ in pairs)
+    if first is None:
+        return Finding("checkpoints", "equal", f"bit for bit, after step{'s'[: len(pairs) > 1]} {steps}")
+    return Finding("checkpoints", outcome, f"{first}; of all, most {worst:.1e}")
+
+
+def _final_weights(a: _Side, b: _Side, others: Sequence[Finding]) -> Finding:
+    """The hashes in the records. A hash knows no tolerance: unequal, it makes the runs no worse than the rest does."""
+    what = "final weights"
+    hashes = a.record.get("weights_sha256"), b.record.get("weights_sha256")
+    if None in hashes:
+        return Finding(what, "not compared", "a run has no hash of its final weights")
+    if a.record.get("step") != b.record.get("step"):
+        return Finding(what, "not compared", f"of step {a.record.get('step')} and of step {b.record.get('step')}")
+    if hashes[0] == hashes[1]:
+        return Finding(what, "equal", f"same hash, {str(hashes[0])[:12]}…")
+    known = any(finding.outcome == "different" for finding in others)
+    detail = f"hashes {str(hashes[0])[:12]}… and {str(hashes[1])[:12]}…: not every bit is the same"
+    return Finding(what, "different" if known else "close", detail)

@@ -1,0 +1,245 @@
+"""The report: one HTML file that says how a run went, and opens offline."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from frog.core.files import write_atomic
+from frog.core.runfolder import RunFolder
+from frog.core.units import format_bytes, format_count, format_seconds
+from frog.view.charts import charts, marks
+from frog.view.checkpoints import CheckpointReader, open_checkpoints
+from frog.view.history import History, read_history
+from frog.view.palette import PHASE_COLORS, RANK_COLORS
+from frog.view.runs import unrecorded_status, when
+from frog.view.timeline import phase_shares, windows
+from frog.view.weights import Movement, weight_movement
+
+_ASSETS = Path(__file__).parent / "assets"
+_MAX_SAMPLES = 12
+
+
+def write_report(folder: RunFolder, output: Path | None = None) -> Path:
+    """Write the run's report and return where it is.
+
+    Raises:  RunError if run.json is missing or unreadable. What else is missing or broken is said in the report.
+    """
+    path = output or folder.report_html
+    write_atomic(path, render_report(folder))
+    return path
+
+
+def render_report(folder: RunFolder) -> str:
+    """The report as HTML text."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_ASSETS),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters.update(
+        bytes=format_bytes, count=format_count, seconds=format_seconds, when=when, number=_number, percent=_percent
+    )
+    return environment.get_template("report.html.jinja").render(_context(folder))
+
+
+def _context(folder: RunFolder) -> dict[str, Any]:
+    run, record = folder.read_run(), folder.read_record()
+    history = read_history(folder)
+    good, broken = open_checkpoints(folder)
+    movement = weight_movement(good)
+    status = record["status"] if record else unrecorded_status(folder, run)
+    drawn = {"charts": charts(history), "marks": marks(history)}
+    return {
+        "run": run,
+        "status": status,
+        "headline": _headline(run, record, history),
+        "error": _error(folder, record, history, status),
+        "charts": drawn["charts"],
+        "chart_json": json_for_script(drawn),
+        "shares": phase_shares(history),
+        "windows": windows(history),
+        "segments": _segments(run, history),
+        "ranks": [rank.starts[max(rank.starts)] for rank in history.ranks.values() if rank.starts],
+        "checkpoints": _checkpoints(history, good),
+        "broken_checkpoints": broken,
+        "movement": movement,
+        "heat": _heat(movement) if movement else [],
+        "samples": _samples(history),
+        "num_torn_lines": history.num_torn_lines,
+        "config": _config(run),
+        "phase_colors": PHASE_COLORS,
+        "rank_colors": RANK_COLORS,
+        "library_css": _asset("uPlot.min.css"),
+        "library_js": _asset("uPlot.iife.min.js"),
+        "css": _asset("report.css"),
+        "js": _asset("report.js"),
+    }
+
+
+def json_for_script(value: Any) -> str:
+    """JSON that may stand inside a script element: no text in it can end the element."""
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _asset(name: str) -> str:
+    return (_ASSETS / name).read_text(encoding="utf-8")
+
+
+def _headline(run: dict[str, Any], record: dict[str, Any] | None, history: History) -> dict[str, Any]:
+    """The numbers on top: from the record, or from the events while there is none."""
+    main, record = history.main, record or {}
+    evals = [] if main is None else list(main.evals.values())
+    has_steps = main is not None and len(main.steps) > 0
+    last = {name: float(values[-1]) for name, values in main.scalars.items()} if main and has_steps else {}
+    segments = run.get("segments") or []
+    return {
+        "step": record.get("step", int(main.steps[-1]) if main and has_steps else 0),
+        "num_steps": run["config"]["train"]["steps"],
+        "loss": record.get("loss", last.get("loss_mean")),
+        "eval": record.get("eval") or (evals[-1] if evals else None),
+        "tokens_per_s": record.get("tokens_per_s", last.get("tokens_per_s")),
+        "tokens": record.get("tokens"),
+        "wall_s": record.get("wall_s", _span_s(history)),
+        "mfu": _finite(last.get("mfu")),
+        "world_size": segments[-1]["world_size"] if segments else len(history.ranks),
+        "weights_sha256": record.get("weights_sha256"),
+        "order_sha256": record.get("order_sha256"),
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _span_s(history: History) -> float | None:
+    shares = phase_shares(history)
+    return shares[0].wall_ns / 1e9 if shares else None
+
+
+def _error(folder: RunFolder, record: dict[str, Any] | None, history: History, status: str) -> dict[str, Any] | None:
+    """What went wrong, with what every rank said of it; None if nothing did."""
+    error = (record or {}).get("error")
+    said = [{"rank": rank.rank, **event} for rank in history.ranks.values() for event in rank.errors]
+    if error is None and status not in ("failed", "died"):
+        return None
+    if error is None and said:
+        error = said[-1]
+    rank = (error or {}).get("rank")
+    return {
+        "type": (error or {}).get("type"),
+        "message": (error or {}).get("message"),
+        "rank": rank,
+        "step": (error or {}).get("step"),
+        "others": [event for event in said if event["rank"] != rank],
+        "log": str(folder.rank_log(rank if rank is not None else 0).relative_to(folder.path)),
+    }
+
+
+def _segments(run: dict[str, Any], history: History) -> list[dict[str, Any]]:
+    """run.json's segments, with what the events add: all hosts, and the steps taken again."""
+    told = run.get("segments") or []
+    rows = []
+    for index, segment in enumerate(told):
+        seen = history.segments[index] if len(told) == len(history.segments) else None
+        rows.append(
+            {
+                **segment,
+                "hosts": seen.hosts if seen and seen.hosts else [segment.get("host")],
+                "num_retaken": seen.num_retaken if seen else None,
+            }
+        )
+    return rows
+
+
+def _checkpoints(history: History, good: Sequence[CheckpointReader]) -> list[dict[str, Any]]:
+    main = history.main
+    held = main.checkpoints if main else {}
+    commits = main.commits if main else {}
+    return [
+        {
+            "step": checkpoint.step,
+            "world_size": checkpoint.world_size,
+            "payload_bytes": checkpoint.payload_bytes,
+            "num_tensors": len(checkpoint.names()),
+            "held_ms": held[checkpoint.step]["held_ns"] / 1e6 if checkpoint.step in held else None,
+            "write_s": commits[checkpoint.step]["write_ns"] / 1e9 if checkpoint.step in commits else None,
+        }
+        for checkpoint in good
+    ]
+
+
+def _heat(movement: Movement) -> list[dict[str, Any]]:
+    """Rows of the heat map; `heat` is 0 to 100 on a logarithmic scale from the least movement to the greatest."""
+    moved = [float(v) for v in movement.values.ravel() if math.isfinite(v) and v > 0]
+    low, high = (math.log(min(moved)), math.log(max(moved))) if moved else (0.0, 0.0)
+
+    def heat(value: float) -> int:
+        if not math.isfinite(value) or value <= 0:
+            return 0
+        return 8 + round(92 * (math.log(value) - low) / (high - low)) if high > low else 50
+
+    return [
+        {
+            "name": name.removeprefix("model.").removesuffix(".weight"),
+            "cells": [{"value": float(v) if math.isfinite(v) else None, "heat": heat(float(v))} for v in values],
+        }
+        for name, values in zip(movement.groups, movement.values, strict=True)
+    ]
+
+
+def _samples(history: History) -> list[dict[str, Any]]:
+    """At most twelve samples, spread evenly from the first to the last, the prompt told apart from what follows."""
+    found = list(history.main.samples.values()) if history.main else []
+    if len(found) > _MAX_SAMPLES:
+        found = [found[round(i * (len(found) - 1) / (_MAX_SAMPLES - 1))] for i in range(_MAX_SAMPLES)]
+    return [
+        {"step": event["step"], "prompt": event["prompt"], "text": event["text"].removeprefix(event["prompt"])}
+        for event in found
+    ]
+
+
+def _config(run: dict[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The configuration by section; what stands outside any section comes first."""
+    config = run["config"]
+    sections = [("run", [(key, _plain(value)) for key, value in config.items() if not isinstance(value, dict)])]
+    sections += [
+        (name, [(key, _plain(value)) for key, value in content.items()])
+        for name, content in config.items()
+        if isinstance(content, dict)
+    ]
+    return sections
+
+
+def _plain(value: Any) -> str:
+    return "off" if value is None else value if isinstance(value, str) else json.dumps(value)
+
+
+def _number(value: float | None, digits: int = 4) -> str:
+    """Significant digits, without an exponent for numbers of everyday size."""
+    if value is None:
+        return "–"  # noqa: RUF001
+    if not math.isfinite(value):
+        return str(value)
+    if value == 0 or 1e-3 <= abs(value) < 1e6:
+        decimals = digits - 1 - (math.floor(math.log10(abs(value))) if value else 0)
+        return f"{value:,.{max(0, decimals)}f}"
+    return f"{value:.{digits - 1}e}"
+
+
+def _percent(share: float | None) -> str:
+    if share is None:
+        return "–"  # noqa: RUF001
+    percent = 100 * share
+    for least, decimals in ((10, 0), (1, 1), (0.1, 2)):
+        if percent >= least:
+            return f"{percent:.{decimals}f} %"
+    return f"{percent:.2g} %"

@@ -1,0 +1,139 @@
+"""Weights of two checkpoints held against each other: how far they moved, and which tensors are not the same."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from frog.core.errors import CheckpointError
+from frog.view.checkpoints import MODEL_PREFIX, CheckpointReader
+
+_MAX_ROWS = 64
+
+
+@dataclass
+class Movement:
+    """How far each group of weights moved in each interval: ||W_b - W_a|| / ||W_a||."""
+
+    intervals: list[tuple[int, int]]
+    groups: list[str]
+    values: NDArray[np.float64]
+    """Groups x intervals; NaN where the earlier weights are all zero or a tensor cannot be compared."""
+    by_layer: bool
+
+
+def weight_movement(checkpoints: Sequence[CheckpointReader]) -> Movement | None:
+    """Compare every two neighbouring checkpoints; None if there are fewer than two.
+
+    Rows are tensors; of a model with more than 64 they are layers, whose tensors are taken as one long vector.
+    """
+    pairs = list(itertools.pairwise(checkpoints))
+    if not pairs:
+        return None
+    names = checkpoints[0].names(MODEL_PREFIX)
+    labels = {name: name.removeprefix(MODEL_PREFIX) for name in names}
+    by_layer = len(names) > _MAX_ROWS
+    if by_layer:
+        labels = {name: _layer(label) for name, label in labels.items()}
+    groups = sorted(set(labels.values()), key=_model_order)
+    squares = np.zeros((2, len(groups), len(pairs)))
+    for column, (before, after) in enumerate(pairs):
+        for name, moved, size in _squared_norms(before, after, names):
+            squares[:, groups.index(labels[name]), column] += moved, size
+    with np.errstate(divide="ignore", invalid="ignore"):
+        values = np.sqrt(squares[0]) / np.sqrt(squares[1])
+    values[~np.isfinite(values)] = np.nan
+    return Movement([(before.step, after.step) for before, after in pairs], groups, values, by_layer)
+
+
+def _squared_norms(
+    before: CheckpointReader, after: CheckpointReader, names: Sequence[str]
+) -> Iterator[tuple[str, float, float]]:
+    for name in names:
+        try:
+            old, new = before.tensor(name).astype(np.float64), after.tensor(name).astype(np.float64)
+        except CheckpointError:
+            continue
+        if old.shape == new.shape:
+            yield name, float(np.sum((new - old) ** 2)), float(np.sum(old**2))
+
+
+def _layer(label: str) -> str:
+    """'model.layers.3.mlp.up.weight' -> 'model.layers.3'; what belongs to no layer keeps its name."""
+    parts = label.split(".")
+    for index, part in enumerate(parts):
+        if part.isdigit():
+            return ".".join(parts[: index + 1])
+    return label
+
+
+_IN_LAYER = (
+    "input_layernorm",
+    "self_attn",
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "o_proj",
+    "post_attention_layernorm",
+    "mlp",
+    "gate_proj",
+    "up_proj",
+    "down_proj",
+)
+"""Modules of a layer in the order in which the forward pass meets them."""
+
+
+def _model_order(label: str) -> tuple[int, list[tuple[int, int, str]]]:
+    """Sort key: embeddings, then layers by number, then the rest."""
+    parts = label.split(".")
+    place = 0 if "embed" in label else 1 if any(part.isdigit() for part in parts) else 2
+    return place, [_part_order(part) for part in parts]
+
+
+def _part_order(part: str) -> tuple[int, int, str]:
+    if part.isdigit():
+        return 0, int(part), ""
+    if part in _IN_LAYER:
+        return 1, _IN_LAYER.index(part), ""
+    return 2, 0, part
+
+
+def differences(a: CheckpointReader, b: CheckpointReader) -> Iterator[tuple[str, float, str]]:
+    """Every tensor that is not the same in both: its name, the relative difference, and that in words."""
+    names = [*a.names(), *(name for name in b.names() if name not in set(a.names()))]
+    for name in names:
+        if name not in a.manifest["tensors"] or name not in b.manifest["tensors"]:
+            yield name, math.inf, f"only in {'A' if name in a.manifest['tensors'] else 'B'}"
+            continue
+        try:
+            left, right = a.tensor(name), b.tensor(name)
+        except CheckpointError as error:
+            yield name, math.inf, error.what
+            continue
+        if (difference := _tensor_difference(left, right)) is not None:
+            yield name, *difference
+
+
+def _tensor_difference(left: NDArray[Any], right: NDArray[Any]) -> tuple[float, str] | None:
+    """||a - b|| / max(||a||, ||b||) and what to say of it, or None if every bit is the same."""
+    if left.shape != right.shape or left.dtype != right.dtype:
+        return math.inf, f"{left.dtype} {left.shape} in A, {right.dtype} {right.shape} in B"
+    if left.tobytes() == right.tobytes():
+        return None
+    left_64, right_64 = left.astype(np.float64), right.astype(np.float64)
+    apart = left_64 - right_64
+    scale = max(_norm(left_64), _norm(right_64))
+    relative = _norm(apart) / scale if scale else 0.0
+    if not math.isfinite(relative):
+        return math.inf, "NaN or infinite in one of them"
+    return relative, f"relative {relative:.1e}, an element by {float(np.abs(apart).max()):.1e} at most"
+
+
+def _norm(values: NDArray[np.float64]) -> float:
+    return float(np.sqrt(np.sum(values**2)))
