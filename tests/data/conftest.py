@@ -10,7 +10,7 @@ import pytest
 
 from frog.data import Document, PreparedData, prepare
 
-WORDS = "frog pond leap lily water reed night song moon rain stone fly green quiet deep".split()
+WORDS = ["frog", "pond", "leap", "lily", "water", "reed", "night", "song", "moon", "rain", "stone", "fly", "green"]
 
 Corpus = Callable[[], Iterator[Document]]
 

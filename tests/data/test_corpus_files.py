@@ -125,14 +125,12 @@ def test_an_empty_file_and_folders_without_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["a.txt", "a.py", "a.jsonl", "a.txt.gz"])
 def test_broken_utf8_names_line_and_byte(tmp_path: Path, name: str) -> None:
     # Far enough in that the byte lies in a later block, behind two-byte characters.
-    good = ("{}\n" if "json" in name else "ü\n").encode() * 700_000
+    good = ("  \n" if "json" in name else "ü\n").encode() * 700_000
     broken = good + b'{"text": "ab\xff"}\n'
-    (tmp_path / name).write_bytes(gzip.compress(broken, 1) if name.endswith("gz") else broken)
-    reading = tmp_path / name
-    if "json" in name:
-        (tmp_path / name).write_bytes(broken.replace(b"{}", b"  "))
-    message = refusal(reading)
-    assert f"{reading}, line 700001, byte {len(good) + 12}: broken UTF-8: 0xff" in message
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(broken, 1) if name.endswith("gz") else broken)
+    message = refusal(path)
+    assert f"{path}, line 700001, byte {len(good) + 12}: broken UTF-8: 0xff" in message
 
 
 def test_text_that_ends_inside_a_character(tmp_path: Path) -> None:

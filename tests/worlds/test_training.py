@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 from collections.abc import Sequence
 
@@ -232,3 +233,9 @@ def test_mixed_precision_learns(calm: Workshop, precision: str) -> None:
     assert all((scale is not None) == (precision == "fp16") for scale in scales)
     run = json.loads(calm.folder(precision).run_json.read_text())
     assert run["config"]["train"]["precision"] == precision
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here, and torch.compile on a CPU needs it")
+def test_a_compiled_model_trains_to_the_same_losses(calm: Workshop) -> None:
+    calm.train(1, "compiled", "train.compile=true", "train.steps=2", "eval.sample_tokens=0")
+    torch.testing.assert_close(losses(calm, "compiled"), losses(calm, "calm-1")[:2], rtol=1e-5, atol=0)

@@ -13,6 +13,17 @@ from torch.utils.checkpoint import checkpoint
 
 from frog.config import ModelConfig
 from frog.core.errors import ConfigError, ShapeError
+from frog.model.functions import linear, linear_cross_entropy, rms_norm
+
+
+class Linear(nn.Linear):
+    """A matrix without bias; on a CPU its products may go a faster way than `nn.Linear`'s."""
+
+    def __init__(self, in_width: int, out_width: int) -> None:
+        super().__init__(in_width, out_width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight)
 
 
 class RMSNorm(nn.Module):
@@ -24,25 +35,30 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return F.rms_norm(x_BTD, self.weight.shape, self.weight, self.eps)
+        return rms_norm(x_BTD, self.weight, self.eps)
 
 
 def rotary_tables(config: ModelConfig) -> tuple[Tensor, Tensor]:
     """Cosine and sine of every position's angles. Source: Su et al. 2021 (RoFormer).
 
-    Shapes:  -> two of (max_position_embeddings, C), each angle twice: column c turns with column c + C/2.
+    Shapes:  -> two of (max_position_embeddings, C): columns c and c + C/2 turn by the same angle. The sine that c
+             takes from c + C/2 is negative.
     """
     pairs = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
     positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
     angles = torch.outer(positions, 1.0 / config.rope_theta**pairs)
-    angles = torch.cat([angles, angles], dim=-1)
-    return angles.cos(), angles.sin()
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
 
 
-def rotate(x_BHTC: Tensor, cos_TC: Tensor, sin_TC: Tensor) -> Tensor:
-    """Turn each pair of columns by its position's angle."""
-    left, right = x_BHTC.chunk(2, dim=-1)
-    return x_BHTC * cos_TC + torch.cat([-right, left], dim=-1) * sin_TC
+def rotate(x_BTE: Tensor, cos_TD: Tensor, sin_TD: Tensor, head_dim: int) -> Tensor:
+    """Turn each pair of columns in each head by its position's angle.
+
+    Shapes:  x_BTE (B, T, E), E the width of all its heads; the tables (T, D) hold one head's angles over and over
+    """
+    width = x_BTE.shape[-1]
+    partner_BTE = x_BTE.view(*x_BTE.shape[:-1], -1, head_dim).roll(head_dim // 2, dims=-1).flatten(-2)
+    return torch.addcmul(x_BTE * cos_TD[:, :width], partner_BTE, sin_TD[:, :width])
 
 
 class Attention(nn.Module):
@@ -52,20 +68,23 @@ class Attention(nn.Module):
         super().__init__()
         self.head_dim = config.head_dim
         kv_width = config.num_key_value_heads * config.head_dim
-        self.q_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
-        self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
-        self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
-        self.o_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+        self.q_proj = Linear(config.hidden_size, config.hidden_size)
+        self.k_proj = Linear(config.hidden_size, kv_width)
+        self.v_proj = Linear(config.hidden_size, kv_width)
+        self.o_proj = Linear(config.hidden_size, config.hidden_size)
 
-    def forward(self, x_BTD: Tensor, cos_TC: Tensor, sin_TC: Tensor) -> Tensor:
+    def forward(self, x_BTD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
         B, T, _ = x_BTD.shape
-        q_BHTC = self.q_proj(x_BTD).view(B, T, -1, self.head_dim).transpose(1, 2)
-        k_BKTC = self.k_proj(x_BTD).view(B, T, -1, self.head_dim).transpose(1, 2)
-        v_BKTC = self.v_proj(x_BTD).view(B, T, -1, self.head_dim).transpose(1, 2)
-        q_BHTC, k_BKTC = rotate(q_BHTC, cos_TC, sin_TC), rotate(k_BKTC, cos_TC, sin_TC)
-        grouped = q_BHTC.shape[1] != k_BKTC.shape[1]
-        y_BHTC = F.scaled_dot_product_attention(q_BHTC, k_BKTC, v_BKTC, is_causal=True, enable_gqa=grouped)
-        return self.o_proj(y_BHTC.transpose(1, 2).reshape(B, T, -1))
+        heads = (B, T, -1, self.head_dim)
+        q_BTHC = rotate(self.q_proj(x_BTD), cos_TD, sin_TD, self.head_dim).view(heads)
+        k_BTKC = rotate(self.k_proj(x_BTD), cos_TD, sin_TD, self.head_dim).view(heads)
+        v_BTKC = self.v_proj(x_BTD).view(heads)
+        grouped = q_BTHC.shape[2] != k_BTKC.shape[2]
+        y_BHTC = F.scaled_dot_product_attention(
+            q_BTHC.transpose(1, 2), k_BTKC.transpose(1, 2), v_BTKC.transpose(1, 2), is_causal=True, enable_gqa=grouped
+        )
+        y_BTD: Tensor = self.o_proj(y_BHTC.transpose(1, 2).reshape(B, T, -1))
+        return y_BTD
 
 
 class FeedForward(nn.Module):
@@ -73,12 +92,13 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.gate_proj = Linear(config.hidden_size, config.intermediate_size)
+        self.up_proj = Linear(config.hidden_size, config.intermediate_size)
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x_BTD)) * self.up_proj(x_BTD))
+        y_BTD: Tensor = self.down_proj(F.silu(self.gate_proj(x_BTD)) * self.up_proj(x_BTD))
+        return y_BTD
 
 
 class Layer(nn.Module):
@@ -91,9 +111,10 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = FeedForward(config)
 
-    def forward(self, x_BTD: Tensor, cos_TC: Tensor, sin_TC: Tensor) -> Tensor:
-        x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), cos_TC, sin_TC)
-        return x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
+    def forward(self, x_BTD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
+        x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), cos_TD, sin_TD)
+        y_BTD: Tensor = x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
+        return y_BTD
 
 
 class TinyTransformer(nn.Module):
@@ -114,7 +135,7 @@ class TinyTransformer(nn.Module):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size)
         cos_TC, sin_TC = rotary_tables(config)
         self.register_buffer("cos_TC", cos_TC, persistent=False)
         self.register_buffer("sin_TC", sin_TC, persistent=False)
@@ -140,14 +161,16 @@ class TinyTransformer(nn.Module):
                 f"sequence of {T} tokens, but max_position_embeddings={self.config.max_position_embeddings}",
                 "shorten the sequence, or raise max_position_embeddings",
             )
-        cos_TC, sin_TC = self.cos_TC[:T], self.sin_TC[:T]
+        cos_TD = self.cos_TC[:T].repeat(1, self.config.num_attention_heads)
+        sin_TD = self.sin_TC[:T].repeat(1, self.config.num_attention_heads)
         x_BTD = self.embed_tokens(tokens_BT)
         for layer in self.layers:
             if self.activation_checkpointing and self.training:
-                x_BTD = checkpoint(layer, x_BTD, cos_TC, sin_TC, use_reentrant=False)
+                x_BTD = checkpoint(layer, x_BTD, cos_TD, sin_TD, use_reentrant=False)
             else:
-                x_BTD = layer(x_BTD, cos_TC, sin_TC)
-        logits_BTV: Tensor = self.lm_head(self.norm(x_BTD))
+                x_BTD = layer(x_BTD, cos_TD, sin_TD)
+        x_BTD = self.norm(x_BTD)
         if labels_BT is None:
+            logits_BTV: Tensor = self.lm_head(x_BTD)
             return logits_BTV
-        return F.cross_entropy(logits_BTV.flatten(0, 1).float(), labels_BT.flatten())
+        return linear_cross_entropy(x_BTD.flatten(0, 1), self.lm_head.weight, labels_BT.flatten())

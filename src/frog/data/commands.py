@@ -1,0 +1,244 @@
+"""`frog data prepare | list | inspect`. What loads torch or tokenizers is imported when a command runs."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from frog.core.errors import DataError
+from frog.core.units import format_bytes, format_count
+from frog.data.folder import DATA_ROOT, DEFAULT_NAME, set_folder
+
+if TYPE_CHECKING:
+    from frog.data.prepared import PreparedData, Split
+    from frog.data.survey import Documents, Progress
+
+_PHASE_WORDS = {"read": "reading", "learn": "learning the tokens", "tokenize": "tokenizing"}
+_LINE_EVERY_S = 5.0
+_SHOWN_CHARS = 300
+
+
+def add_data_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
+    """Add `data` and its three commands; each sets `handler`, which takes the namespace and returns an exit code."""
+    data = subparsers.add_parser("data", help="prepare, list and inspect text", description=__doc__.splitlines()[0])
+    commands = data.add_subparsers(dest="data_command", required=True, metavar="COMMAND")
+
+    prepare = commands.add_parser("prepare", help="make tokens of a text", description="Make a set under data/.")
+    prepare.add_argument("--name", help=f"name of the set (default: after the corpus, or {DEFAULT_NAME})")
+    corpus = prepare.add_mutually_exclusive_group()
+    corpus.add_argument("--corpus", type=Path, metavar="PATH", help=".txt .md .py .jsonl .parquet, or a folder of them")
+    corpus.add_argument("--hub", metavar="NAME", help="a data set of the Hugging Face hub, or a local folder of one")
+    prepare.add_argument("--split", default="train", help="split of the hub data set (default: %(default)s)")
+    prepare.add_argument("--column", default="text", help="where rows keep their text (default: %(default)s)")
+    prepare.add_argument("--vocab-size", type=int, default=2048, metavar="N", help="tokens (default: %(default)s)")
+    prepare.add_argument(
+        "--heldout", type=float, default=0.05, metavar="PART", help="part of the documents (default: %(default)s)"
+    )
+    prepare.add_argument("--force", action="store_true", help="replace a set of that name")
+    prepare.set_defaults(handler=run_prepare)
+
+    listing = commands.add_parser("list", help="the prepared sets", description="List the sets under data/.")
+    listing.set_defaults(handler=run_list)
+
+    inspect = commands.add_parser("inspect", help="look into a set", description="Show counts, sizes and samples.")
+    inspect.add_argument("name", nargs="?", default=DEFAULT_NAME, help="the set (default: %(default)s)")
+    inspect.add_argument("--documents", type=int, default=5, metavar="N", help="documents shown (default: %(default)s)")
+    inspect.add_argument("--split", choices=("train", "heldout"), default="heldout", help="default: %(default)s")
+    inspect.add_argument("--verify", action="store_true", help="check the hash of every file")
+    inspect.set_defaults(handler=run_inspect)
+
+
+def run_prepare(args: argparse.Namespace) -> int:
+    """`frog data prepare`: make a set, unless one of its name is there."""
+    from frog.data.preparation import prepare
+    from frog.data.prepared import open_prepared
+
+    name = args.name or _default_name(args)
+    if set_folder(name).manifest_json.is_file() and not args.force:
+        data = open_prepared(name)
+        print(f"{data.path}: already prepared from {data.manifest['source']}; --force prepares it again")
+        return 0
+    documents, source = _corpus(args)
+    with _shown_progress() as progress:
+        data = prepare(
+            name,
+            documents,
+            source=source,
+            vocab_size=args.vocab_size,
+            heldout_fraction=args.heldout,
+            progress=progress,
+        )
+    _print_summary(data, args.vocab_size)
+    return 0
+
+
+def run_list(args: argparse.Namespace) -> int:
+    """`frog data list`: one line a set, with the reason where one cannot be opened."""
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    from frog.data.prepared import PreparedData, scan_prepared
+
+    found = scan_prepared()
+    if not found:
+        print(f"no prepared sets under {DATA_ROOT}/; `frog data prepare` makes {DEFAULT_NAME}")
+        return 0
+    table = Table(Column("name", no_wrap=True), "vocabulary", "train", "held out", "source", box=SIMPLE)
+    for data in (entry for entry in found.values() if isinstance(entry, PreparedData)):
+        splits = data.manifest["splits"]
+        table.add_row(
+            data.name,
+            str(data.vocab_size),
+            f"{format_count(splits['train']['num_tokens'])} tokens",
+            f"{format_count(splits['heldout']['num_tokens'])} tokens",
+            data.manifest["source"],
+        )
+    console = Console()
+    if table.row_count:
+        console.print(table)
+    for name, entry in found.items():
+        if not isinstance(entry, PreparedData):
+            console.print(f"{name} cannot be used: {entry}", markup=False, highlight=False, soft_wrap=True)
+    return 0
+
+
+def run_inspect(args: argparse.Namespace) -> int:
+    """`frog data inspect`: splits, sizes of documents, and documents decoded back to text."""
+    from rich.console import Console
+
+    from frog.data.prepared import open_prepared
+
+    data = open_prepared(args.name, verify=args.verify)
+    console = Console()
+    print(f"{data.path}: {data.manifest['source']}")
+    print(f"prepared {data.manifest['created']}, vocabulary {data.vocab_size}, data_sha256 {data.data_sha256[:16]}")
+    if args.verify:
+        print(f"verified: the {len(data.manifest['files'])} files are as the manifest says")
+    console.print(_splits_table(data))
+    _print_documents(console, data, data.split(args.split), args.documents)
+    return 0
+
+
+def _default_name(args: argparse.Namespace) -> str:
+    if args.corpus is not None:
+        return str(args.corpus.resolve().name.split(".")[0])
+    if args.hub is not None:
+        return str(args.hub).rstrip("/").rsplit("/", 1)[-1]
+    return DEFAULT_NAME
+
+
+def _corpus(args: argparse.Namespace) -> tuple[Documents, str]:
+    """The documents that are asked for, and the words for where they come from."""
+    from frog.data.corpora import hub_corpus, python_docs
+    from frog.data.files import find_corpus_files, read_corpus
+    from frog.data.preparation import python_docs_source
+
+    if args.corpus is not None:
+        others = find_corpus_files(args.corpus).describe_others()
+        if others:
+            print(f"{args.corpus}: {others}")
+        return lambda: read_corpus(args.corpus, args.column), str(args.corpus)
+    if args.hub is not None:
+        return lambda: hub_corpus(args.hub, args.split, args.column), f"{args.hub} [{args.split}]"
+    return python_docs, python_docs_source()
+
+
+@contextmanager
+def _shown_progress() -> Iterator[Progress]:
+    """A bar on a terminal; elsewhere a line a phase, and one every few seconds."""
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal:
+        yield _line_progress()
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+
+    with Progress(TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn()) as bars:
+        task = bars.add_task(_PHASE_WORDS["read"], total=None)
+        read_bytes = 0
+
+        def show(phase: str, num_bytes: int) -> None:
+            nonlocal read_bytes
+            # What was read is what will be tokenized, so that bar alone knows its end.
+            read_bytes = num_bytes if phase == "read" else read_bytes
+            total = read_bytes if phase == "tokenize" else None
+            bars.update(task, description=_PHASE_WORDS[phase], completed=num_bytes, total=total)
+
+        yield show
+
+
+def _line_progress() -> Callable[[str, int], None]:
+    shown_phase, shown_s = "", 0.0
+
+    def show(phase: str, num_bytes: int) -> None:
+        nonlocal shown_phase, shown_s
+        now_s = time.monotonic()
+        if phase != shown_phase:
+            print(_PHASE_WORDS[phase], flush=True)
+        elif now_s - shown_s > _LINE_EVERY_S:
+            print(f"{_PHASE_WORDS[phase]}: {format_bytes(num_bytes)}", flush=True)
+        else:
+            return
+        shown_phase, shown_s = phase, now_s
+
+    return show
+
+
+def _print_summary(data: PreparedData, vocab_size_asked: int) -> None:
+    splits = data.manifest["splits"]
+    num_bytes = sum(split["num_bytes"] for split in splits.values())
+    num_tokens = sum(split["num_tokens"] for split in splits.values())
+    print(
+        f"{data.path}: {splits['train']['num_documents']} documents to train on, "
+        f"{splits['heldout']['num_documents']} held out; {format_bytes(num_bytes)} of text, {num_tokens} tokens, "
+        f"{num_bytes / num_tokens:.2f} bytes a token"
+    )
+    if data.vocab_size < vocab_size_asked:
+        print(f"the text holds {data.vocab_size} tokens worth merging, {vocab_size_asked} were asked for")
+
+
+def _splits_table(data: PreparedData) -> Any:
+    import numpy as np
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    table = Table("split", "documents", "tokens", "text", "bytes/token", "shards", "median document", box=SIMPLE)
+    for name, split in data.manifest["splits"].items():
+        lengths = data.split(name).document_lengths()
+        table.add_row(
+            name,
+            str(split["num_documents"]),
+            str(split["num_tokens"]),
+            format_bytes(split["num_bytes"]),
+            f"{split['num_bytes'] / split['num_tokens']:.2f}",
+            str(len(split["shards"])),
+            f"{np.median(lengths):.0f} tokens",
+        )
+    return table
+
+
+def _print_documents(console: Any, data: PreparedData, split: Split, num_documents: int) -> None:
+    """Documents spread evenly over the split, each decoded from its tokens."""
+    import numpy as np
+    from rich.panel import Panel
+    from rich.text import Text
+
+    from frog.data.tokenizer import load_tokenizer
+
+    if num_documents < 0:
+        raise DataError(f"--documents {num_documents}: must be 0 or more")
+    tokenizer = load_tokenizer(data.tokenizer_json)
+    shown = np.unique(np.linspace(0, split.num_documents - 1, min(num_documents, split.num_documents)).round())
+    for index in shown.astype(int).tolist():
+        token_ids = split.document(index)
+        # A token is at most a few dozen bytes; decoding a whole long document to show its start would be waste.
+        text = tokenizer.decode(token_ids[:_SHOWN_CHARS].tolist(), skip_special_tokens=True)
+        ending = " ..." if len(text) > _SHOWN_CHARS or len(token_ids) > _SHOWN_CHARS else ""
+        title = f"{split.name} document {index}: {len(token_ids)} tokens"
+        console.print(Panel(Text(text[:_SHOWN_CHARS] + ending), title=title, title_align="left"))

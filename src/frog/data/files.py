@@ -1,0 +1,206 @@
+"""A user's own files as documents: .txt .md .py .jsonl .parquet, gz too, streamed with bounded memory."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import json
+import os
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, cast
+
+from frog.core.errors import DataError
+from frog.data.corpora import Document, text_of
+from frog.data.cutting import pieces
+
+SUFFIXES = (".txt", ".md", ".py", ".jsonl", ".parquet")
+
+_BLOCK_BYTES = 1 << 20
+_ROWS_A_BATCH = 256
+_ENDINGS = (*SUFFIXES, *(f"{suffix}.gz" for suffix in SUFFIXES if suffix != ".parquet"))
+
+
+@dataclass(frozen=True)
+class CorpusFiles:
+    """The files of a corpus in the order in which they are read, and the others by suffix, which are not read."""
+
+    paths: list[Path]
+    others: Counter[str]
+
+    def describe_others(self) -> str | None:
+        """'3 other files passed over (.png 2, .css 1)', or None if there are none."""
+        if not self.others:
+            return None
+        kinds = ", ".join(f"{suffix or 'no suffix'} {count}" for suffix, count in self.others.most_common(5))
+        return f"{self.others.total()} other files passed over ({kinds})"
+
+
+def find_corpus_files(path: Path) -> CorpusFiles:
+    """What `read_corpus` will read: the file itself, or the files below a folder, sorted; hidden ones are left out.
+
+    Raises:  DataError if `path` is absent, is a file of an unknown kind, or is a folder with nothing to read.
+    """
+    if not path.exists():
+        raise DataError(f"{path}: no such file or folder", "check the path given to --corpus")
+    if path.is_file():
+        if _kind(path) is None:
+            raise DataError(f"{path}: the suffix {path.suffix!r} is none that Frog reads", f"use {' '.join(_ENDINGS)}")
+        return CorpusFiles([path], Counter())
+    found = CorpusFiles([], Counter())
+    for folder, subfolders, names in os.walk(path, onerror=_cannot_list):
+        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+        for file in (Path(folder, name) for name in sorted(names) if not name.startswith(".")):
+            if _kind(file) is None:
+                found.others[file.suffix] += 1
+            else:
+                found.paths.append(file)
+    if not found.paths:
+        others = found.describe_others() or "it is empty"
+        raise DataError(f"{path}: no file to read below this folder; {others}", f"put text there: {' '.join(_ENDINGS)}")
+    return found
+
+
+def read_corpus(path: Path, column: str = "text") -> Iterator[Document]:
+    """The documents of a file or folder.
+
+    .txt and .md are cut into documents of about 64 KiB at blank lines, else at line ends; a .py is one document, a
+    line of .jsonl one, a row of .parquet one. `column` names the text in the last two.
+
+    Raises:  DataError that names file and place, for whatever cannot be read as text.
+    """
+    empty = True
+    for file in find_corpus_files(path).paths:
+        for document in _read_file(file, file.name if file == path else file.relative_to(path).as_posix(), column):
+            empty = empty and (not document.text or document.text.isspace())
+            yield document
+    if empty:
+        raise DataError(f"{path}: holds no text: it is empty or blank", "check the path given to --corpus")
+
+
+def _kind(path: Path) -> str | None:
+    ending = next((ending for ending in _ENDINGS if path.name.lower().endswith(ending)), None)
+    return ending and ending.removesuffix(".gz")
+
+
+def _cannot_list(error: OSError) -> None:
+    raise DataError(f"{error.filename}: cannot be listed: {error.strerror}")
+
+
+def _read_file(path: Path, name: str, column: str) -> Iterator[Document]:
+    kind = _kind(path)
+    if kind == ".parquet":
+        yield from _parquet_rows(path, name, column)
+        return
+    try:
+        with _opened(path) as file:
+            if kind == ".jsonl":
+                yield from _json_lines(file, path, name, column)
+            elif kind == ".py":
+                yield Document(name, "".join(_decoded(file, path)))
+            else:
+                yield from _cut_text(file, path, name)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: not a whole gzip file: {error}", "fetch or compress it again") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _opened(path: Path) -> IO[bytes]:
+    return cast("IO[bytes]", gzip.open(path)) if path.suffix.lower() == ".gz" else open(path, "rb")
+
+
+def _cut_text(file: IO[bytes], path: Path, name: str) -> Iterator[Document]:
+    waiting, number = "", 0
+    for block in _decoded(file, path):
+        *whole, waiting = list(pieces(waiting + block)) or [""]
+        for piece in whole:
+            yield Document(f"{name}#{number}", piece)
+            number += 1
+    if waiting:
+        yield Document(f"{name}#{number}" if number else name, waiting)
+
+
+def _json_lines(file: IO[bytes], path: Path, name: str, column: str) -> Iterator[Document]:
+    offset = 0
+    for number, line in enumerate(file, start=1):
+        text = _decode_line(line, path, number, offset).rstrip()
+        offset += len(line)
+        if not text:
+            continue
+        place = f"{path}, line {number}"
+        try:
+            row = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{place}, column {error.colno}: not valid JSON: {error.msg}", "repair the line") from None
+        yield Document(f"{name}:{number}", text_of(row, column, place))
+
+
+def _decode_line(line: bytes, path: Path, number: int, offset: int) -> str:
+    _refuse_nul(line, path, offset)
+    try:
+        return line.decode("utf-8-sig" if offset == 0 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise _broken_utf8(path, number, offset + error.start, error) from None
+
+
+def _parquet_rows(path: Path, name: str, column: str) -> Iterator[Document]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise DataError(f"{path}: the package `pyarrow` is not installed", "pip install 'frog[parquet]'") from None
+    number = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            columns = file.schema_arrow.names
+            # An absent column is told by its own error, which lists those there are.
+            text_of(dict.fromkeys(columns), column, str(path))
+            for batch in file.iter_batches(_ROWS_A_BATCH, columns=[column]):
+                for value in batch.column(0).to_pylist():
+                    yield Document(f"{name}:{number}", text_of({column: value}, column, f"{path}, row {number}"))
+                    number += 1
+    except pyarrow.ArrowInvalid as error:
+        raise DataError(f"{path}, after row {number}: not a whole parquet file: {error}") from None
+    except OSError as error:
+        raise DataError(f"{path}, after row {number}: cannot be read: {error}") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}, row {number} or after: broken UTF-8: {error.reason}", "save it as UTF-8") from None
+
+
+def _decoded(file: IO[bytes], path: Path) -> Iterator[str]:
+    """The file's text, block by block."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    offset, line = 0, 1
+    while True:
+        block = file.read(_BLOCK_BYTES)
+        _refuse_nul(block, path, offset)
+        num_pending = len(decoder.getstate()[0])
+        try:
+            text = decoder.decode(block, final=not block)
+        except UnicodeDecodeError as error:
+            line += error.object.count(b"\n", 0, error.start)
+            raise _broken_utf8(path, line, offset - num_pending + error.start, error) from None
+        yield text.removeprefix("\ufeff") if offset == 0 else text
+        if not block:
+            return
+        offset, line = offset + len(block), line + block.count(b"\n")
+
+
+def _refuse_nul(data: bytes, path: Path, offset: int) -> None:
+    position = data.find(b"\0")
+    if position >= 0:
+        raise DataError(
+            f"{path}, byte {offset + position}: a NUL byte, so this is no UTF-8 text",
+            "leave binary files out; save UTF-16 text as UTF-8",
+        )
+
+
+def _broken_utf8(path: Path, line: int, offset: int, error: UnicodeDecodeError) -> DataError:
+    byte = error.object[error.start]
+    return DataError(
+        f"{path}, line {line}, byte {offset}: broken UTF-8: 0x{byte:02x}, {error.reason}", "save the file as UTF-8"
+    )

@@ -1,0 +1,219 @@
+"""Prepare a set: survey the corpus, learn the tokens, write the shards, and last the manifest that makes it whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from platform import python_version
+from typing import Any
+
+import numpy as np
+from tokenizers import Encoding, Tokenizer
+
+from frog.core.errors import DataError
+from frog.core.files import sha256_file, write_atomic, write_json
+from frog.data.corpora import python_docs
+from frog.data.cutting import pieces
+from frog.data.folder import DATA_ROOT, DEFAULT_NAME, SetFolder, claim, replace_when_whole, set_folder
+from frog.data.prepared import FORMAT, FORMAT_VERSION, SPLITS, PreparedData, content_hash, open_prepared
+from frog.data.shards import SHARD_TOKENS, SplitWriter, token_dtype
+from frog.data.survey import Documents, HeldoutRule, Progress, Survey, settle_split, with_text
+from frog.data.tokenizer import END_OF_DOCUMENT, token_lengths, train_tokenizer
+
+MIN_SPLIT_TOKENS = 16
+"""Fewer held-out tokens score nothing, fewer training tokens teach nothing."""
+
+_BATCH_CHARS = 2 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A part of one document that is tokenized at once."""
+
+    text: str
+    heldout: bool
+    ends_document: bool
+
+
+def prepare(
+    name: str,
+    documents: Documents,
+    *,
+    source: str,
+    vocab_size: int = 2048,
+    heldout_fraction: float = 0.05,
+    seed: int = 1337,
+    root: Path = DATA_ROOT,
+    shard_tokens: int = SHARD_TOKENS,
+    progress: Progress | None = None,
+) -> PreparedData:
+    """Write the set `data/<name>/`; one that stands there is replaced once the new one is whole.
+
+    `documents` is called twice, or three times where a corpus has one document or a few: it must give the same texts.
+
+    Raises:  DataError if the corpus is empty, too small to split or unreadable, if `name` is being prepared by
+             another process, or if the disk refuses.
+    """
+    if not 0 < heldout_fraction < 1:
+        raise DataError(f"held-out fraction {heldout_fraction}: it lies between 0 and 1", "--heldout 0.05 is usual")
+    set_folder(name, root)
+    with claim(name, root):
+        rule = HeldoutRule(seed, heldout_fraction)
+        return _prepare(name, documents, source, vocab_size, rule, root, shard_tokens, progress)
+
+
+def ensure_prepared(
+    name: str, root: Path = DATA_ROOT, vocab_size: int = 2048, progress: Progress | None = None
+) -> PreparedData:
+    """Open a set; the embedded one is prepared if it is absent. Several ranks may call this at once: one prepares.
+
+    Raises:  DataError if any other set is absent, or if a set cannot be opened.
+    """
+    if name == DEFAULT_NAME and not set_folder(name, root).manifest_json.is_file():
+        with claim(name, root, wait=True):
+            if not set_folder(name, root).manifest_json.is_file():
+                rule = HeldoutRule(seed=1337, fraction=0.05)
+                _prepare(name, python_docs, python_docs_source(), vocab_size, rule, root, SHARD_TOKENS, progress)
+    return open_prepared(name, root)
+
+
+def python_docs_source() -> str:
+    """What the manifest says about where the embedded corpus came from."""
+    return f"language reference and standard-library docstrings of Python {python_version()}"
+
+
+def _prepare(
+    name: str,
+    documents: Documents,
+    source: str,
+    vocab_size: int,
+    rule: HeldoutRule,
+    root: Path,
+    shard_tokens: int,
+    progress: Progress | None,
+) -> PreparedData:
+    progress = progress or (lambda phase, num_bytes: None)
+    documents, rule, survey = settle_split(documents, rule, source, progress)
+    progress("learn", survey.sample.num_chars)
+    tokenizer = train_tokenizer(survey.sample.texts(), vocab_size)
+    try:
+        with replace_when_whole(name, root) as folder:
+            splits, files = _write_splits(folder, tokenizer, documents, rule, shard_tokens, progress)
+            _check_splits(splits, survey, source, rule.fraction)
+            files |= _write_tokenizer(folder, tokenizer)
+            manifest = {
+                "format": FORMAT,
+                "format_version": FORMAT_VERSION,
+                "name": name,
+                "source": source,
+                "created": datetime.now(UTC).isoformat(timespec="seconds"),
+                "vocab_size": tokenizer.get_vocab_size(),
+                "dtype": token_dtype(tokenizer.get_vocab_size()).str,
+                "seed": rule.seed,
+                "heldout_fraction": rule.fraction,
+                "tokenizer": _tokenizer_settings(vocab_size, survey),
+                "splits": splits,
+                "data_sha256": content_hash(files),
+                "files": files,
+            }
+            write_json(folder.manifest_json, manifest)
+    except OSError as error:
+        raise DataError(f"{root / name}: cannot be written: {error}", "free space, or write elsewhere") from error
+    return open_prepared(name, root)
+
+
+def _tokenizer_settings(vocab_size: int, survey: Survey) -> dict[str, Any]:
+    return {
+        "kind": "byte-level BPE",
+        "end_of_document": END_OF_DOCUMENT,
+        "vocab_size_asked": vocab_size,
+        "sample_chars": survey.sample.num_chars,
+        "tokenizers_version": version("tokenizers"),
+    }
+
+
+def _write_splits(
+    folder: SetFolder,
+    tokenizer: Tokenizer,
+    documents: Documents,
+    rule: HeldoutRule,
+    shard_tokens: int,
+    progress: Progress,
+) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+    """Tokenize every document into its split; what the manifest says of the splits, and of their files."""
+    dtype = token_dtype(tokenizer.get_vocab_size())
+    writers = [SplitWriter(folder.path, split, dtype, shard_tokens) for split in SPLITS]
+    try:
+        num_bytes = 0
+        for piece, encoding in _tokenized(tokenizer, documents, rule):
+            piece_bytes = len(piece.text.encode())
+            writers[piece.heldout].add(encoding.ids, piece_bytes, piece.ends_document)
+            num_bytes += piece_bytes
+            progress("tokenize", num_bytes)
+        splits = {split: writer.finish() for split, writer in zip(SPLITS, writers, strict=True)}
+    finally:
+        for writer in writers:
+            writer.abandon()
+    return splits, {name: entry for writer in writers for name, entry in writer.files.items()}
+
+
+def _tokenized(tokenizer: Tokenizer, documents: Documents, rule: HeldoutRule) -> Iterator[tuple[_Piece, Encoding]]:
+    """Each piece with its tokens, in order. A batch is tokenized on all cores while the one before it is written."""
+    with ThreadPoolExecutor(max_workers=1) as pool:
+
+        def encode(batch: list[_Piece]) -> list[Encoding]:
+            return tokenizer.encode_batch_fast([piece.text for piece in batch], add_special_tokens=False)
+
+        waiting = None
+        for batch in _batches(documents, rule):
+            encoding = batch, pool.submit(encode, batch)
+            if waiting:
+                yield from zip(waiting[0], waiting[1].result(), strict=True)
+            waiting = encoding
+        if waiting:
+            yield from zip(waiting[0], waiting[1].result(), strict=True)
+
+
+def _batches(documents: Documents, rule: HeldoutRule) -> Iterator[list[_Piece]]:
+    batch: list[_Piece] = []
+    num_chars = 0
+    for number, document in with_text(documents):
+        heldout = rule.holds_out(number, document.name)
+        *firsts, last = pieces(document.text)
+        for piece in (*(_Piece(text, heldout, False) for text in firsts), _Piece(last, heldout, True)):
+            batch.append(piece)
+            num_chars += len(piece.text)
+            if num_chars >= _BATCH_CHARS:
+                yield batch
+                batch, num_chars = [], 0
+    if batch:
+        yield batch
+
+
+def _check_splits(splits: dict[str, dict[str, Any]], survey: Survey, source: str, heldout_fraction: float) -> None:
+    num_bytes = sum(split["num_bytes"] for split in splits.values())
+    if num_bytes != survey.num_bytes:
+        raise DataError(
+            f"{source}: changed while it was prepared: {survey.num_bytes} bytes at first, then {num_bytes}",
+            "prepare it again once nothing writes to it",
+        )
+    for name, split in splits.items():
+        if split["num_tokens"] < MIN_SPLIT_TOKENS:
+            raise DataError(
+                f"{source}: too small: of its {survey.num_bytes} bytes the {name} split gets {split['num_tokens']} "
+                f"tokens, the least is {MIN_SPLIT_TOKENS}",
+                f"add text, or hold out another part than {heldout_fraction:g}: --heldout",
+            )
+
+
+def _write_tokenizer(folder: SetFolder, tokenizer: Tokenizer) -> dict[str, dict[str, Any]]:
+    write_atomic(folder.tokenizer_json, tokenizer.to_str(pretty=True))
+    np.save(folder.token_bytes, token_lengths(tokenizer), allow_pickle=False)
+    return {
+        path.name: {"size_bytes": path.stat().st_size, "sha256": sha256_file(path)}
+        for path in (folder.tokenizer_json, folder.token_bytes)
+    }

@@ -1,0 +1,116 @@
+"""Shards: the tokens of whole documents in one flat file, and beside it where each document starts."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from frog.data.tokenizer import END_OF_DOCUMENT_ID
+
+SHARD_TOKENS = 64 * 1024 * 1024
+OFFSET_DTYPE = np.dtype("<i8")
+
+
+def token_dtype(vocab_size: int) -> np.dtype[Any]:
+    """The smallest type, little-endian on every machine, that holds each token id."""
+    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One shard as the manifest names it."""
+
+    tokens: str
+    offsets: str
+    num_tokens: int
+    num_documents: int
+
+
+class HashedFile:
+    """A file that is hashed while it is written, and flushed to disk when it is closed."""
+
+    def __init__(self, path: Path) -> None:
+        self.name = path.name
+        self._file: BinaryIO = open(path, "xb")  # noqa: SIM115 (closed by `close`, and by SplitWriter.abandon)
+        self._digest = hashlib.sha256()
+        self._size_bytes = 0
+
+    def write(self, data: bytes) -> None:
+        self._file.write(data)
+        self._digest.update(data)
+        self._size_bytes += len(data)
+
+    def close(self) -> dict[str, Any]:
+        """Close it; what the manifest keeps of it."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        return {"size_bytes": self._size_bytes, "sha256": self._digest.hexdigest()}
+
+    def abandon(self) -> None:
+        self._file.close()
+
+
+class SplitWriter:
+    """Writes the documents of one split, token by token bounded: no shard is ever held in memory.
+
+    A shard closes after the document that brings it to `shard_tokens`; no document lies in two.
+    """
+
+    def __init__(self, folder: Path, split: str, dtype: np.dtype[Any], shard_tokens: int) -> None:
+        self._folder, self._split, self._dtype, self._shard_tokens = folder, split, dtype, shard_tokens
+        self._tokens: HashedFile | None = None
+        self._offsets: HashedFile | None = None
+        self._shard_size = self._shard_documents = 0
+        self._in_document = False
+        self.shards: list[Shard] = []
+        self.files: dict[str, dict[str, Any]] = {}
+        self.num_bytes = 0
+
+    def add(self, token_ids: list[int], num_bytes: int, ends_document: bool) -> None:
+        """Append a piece of a document, and the end-of-document token after its last piece."""
+        if self._tokens is None or self._offsets is None:
+            stem = f"{self._split}_{len(self.shards):05d}"
+            self._tokens = HashedFile(self._folder / f"{stem}.bin")
+            self._offsets = HashedFile(self._folder / f"{stem}.offsets.bin")
+        if not self._in_document:
+            self._offsets.write(np.array([self._shard_size], OFFSET_DTYPE).tobytes())
+            self._shard_documents += 1
+        if ends_document:
+            token_ids = [*token_ids, END_OF_DOCUMENT_ID]
+        self._tokens.write(np.array(token_ids, self._dtype).tobytes())
+        self._shard_size += len(token_ids)
+        self.num_bytes += num_bytes
+        self._in_document = not ends_document
+        if ends_document and self._shard_size >= self._shard_tokens:
+            self._close_shard()
+
+    def finish(self) -> dict[str, Any]:
+        """Close the last shard; what the manifest says of this split."""
+        self._close_shard()
+        return {
+            "num_documents": sum(shard.num_documents for shard in self.shards),
+            "num_tokens": sum(shard.num_tokens for shard in self.shards),
+            "num_bytes": self.num_bytes,
+            "shards": [asdict(shard) for shard in self.shards],
+        }
+
+    def abandon(self) -> None:
+        """Close what is open, without making it whole."""
+        for file in (self._tokens, self._offsets):
+            if file is not None:
+                file.abandon()
+
+    def _close_shard(self) -> None:
+        if self._tokens is None or self._offsets is None:
+            return
+        self.shards.append(Shard(self._tokens.name, self._offsets.name, self._shard_size, self._shard_documents))
+        for file in (self._tokens, self._offsets):
+            self.files[file.name] = file.close()
+        self._tokens = self._offsets = None
+        self._shard_size = self._shard_documents = 0

@@ -1,0 +1,68 @@
+"""The tokenizer: a byte-level BPE, learned from a sample of the corpus. Source: Sennrich et al. 2016; GPT-2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from frog.core.errors import DataError
+
+END_OF_DOCUMENT = "<|endoftext|>"
+END_OF_DOCUMENT_ID = 0
+MIN_VOCAB_SIZE = 257
+"""The end of a document and the 256 bytes: what any text can be written in."""
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Learn at most `vocab_size` tokens: the end of a document, the 256 bytes, then the most frequent merges.
+
+    Raises:  DataError if `vocab_size` has no room for the bytes.
+    """
+    if vocab_size < MIN_VOCAB_SIZE:
+        raise DataError(
+            f"vocabulary of {vocab_size} tokens: the least is {MIN_VOCAB_SIZE}, 256 bytes and {END_OF_DOCUMENT}",
+            "give a larger --vocab-size",
+        )
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_DOCUMENT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return _plain(tokenizer)
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """Read tokenizer.json. Raises DataError if it is absent or is no tokenizer."""
+    if not path.is_file():
+        raise DataError(f"{path}: no tokenizer there", "`frog data list` shows the prepared sets")
+    try:
+        return _plain(Tokenizer.from_file(str(path)))
+    except Exception as error:  # `tokenizers` raises the bare class
+        raise DataError(f"{path}: not a tokenizer: {error}", "prepare the set again: --force") from None
+
+
+def token_lengths(tokenizer: Tokenizer) -> np.ndarray:
+    """How many bytes of text each token stands for; the end of a document stands for none.
+
+    Shapes:  -> (V,) int64
+    """
+    vocabulary = tokenizer.get_vocab()
+    lengths = np.zeros(tokenizer.get_vocab_size(), dtype=np.int64)
+    for token, token_id in vocabulary.items():
+        # The byte-level alphabet writes each byte as one character.
+        lengths[token_id] = 0 if token == END_OF_DOCUMENT else len(token)
+    return lengths
+
+
+def _plain(tokenizer: Tokenizer) -> Tokenizer:
+    """A text that contains the words `<|endoftext|>` must not end a document: read them as text."""
+    tokenizer.encode_special_tokens = True
+    return tokenizer

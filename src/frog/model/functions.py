@@ -1,0 +1,148 @@
+"""The model's three costly formulas, with gradients written by hand where that is faster than autograd's.
+
+Each public function has a plain formula beside it and takes it wherever the faster one was not made for: on an
+accelerator, under autocast, inside torch.compile, for tensor subclasses such as DTensor.
+
+Shapes: N tokens (B and T as one), D input width, F output width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from frog.model.matmul import product, uses_onednn
+
+_CHUNK_ELEMENTS = 2**18
+"""Logits that are held at once: 1 MiB of float32 stays in a core's second-level cache."""
+
+_LEAST_CHUNK_ROWS = 128
+"""Fewer rows make the products too thin, whatever the vocabulary."""
+
+_IGNORED_LABEL = -100
+
+
+def takes_fast_path(*tensors: Tensor) -> bool:
+    """Whether these can go through the functions of this file: plain float32 or float64 tensors on a CPU, eagerly."""
+    dtype = tensors[0].dtype
+    return (
+        dtype in (torch.float32, torch.float64)
+        and all(t.device.type == "cpu" and t.dtype == dtype and type(t) in (Tensor, nn.Parameter) for t in tensors)
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+    )
+
+
+def linear(x: Tensor, w_FD: Tensor) -> Tensor:
+    """`x @ w.T`, all three products of it (forward and both gradients) by the faster library.
+
+    Shapes:  x (..., D) -> (..., F)
+    """
+    if takes_fast_path(x, w_FD) and uses_onednn(x.flatten(0, -2), w_FD):
+        return _Linear.apply(x, w_FD)  # type: ignore[no-any-return, no-untyped-call]
+    return F.linear(x, w_FD)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w_FD: Tensor) -> Tensor:
+        ctx.save_for_backward(x, w_FD)
+        return product(x.flatten(0, -2), w_FD).view(*x.shape[:-1], -1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, w_FD = ctx.saved_tensors
+        grad_NF = grad.flatten(0, -2)
+        needs_x, needs_w = ctx.needs_input_grad
+        grad_x = product(grad_NF, w_FD.t()).view(x.shape) if needs_x else None
+        grad_w_FD = product(grad_NF.t(), x.flatten(0, -2).t()) if needs_w else None
+        return grad_x, grad_w_FD
+
+
+def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    """`weight * x / sqrt(mean(x^2) + eps)`, the mean over the width. Source: Zhang and Sennrich 2019.
+
+    Shapes:  x (..., D) -> the same
+    """
+    if takes_fast_path(x, weight_D):
+        return _RMSNorm.apply(x, weight_D, eps)  # type: ignore[no-any-return, no-untyped-call]
+    return F.rms_norm(x, weight_D.shape, weight_D, eps)
+
+
+class _RMSNorm(torch.autograd.Function):
+    """With r = 1 / sqrt(mean(x^2) + eps): dx = r w g - x r^3 mean(w g x), dw = sum over rows of r g x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        r = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, weight_D, r)
+        y: Tensor = (x * r).mul_(weight_D)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, weight_D, r = ctx.saved_tensors
+        width = x.shape[-1]
+        grad_x_ND = (grad * x).view(-1, width)
+        mean = torch.mv(grad_x_ND, weight_D).div_(width).view(r.shape)
+        dx = (grad * weight_D).mul_(r).addcmul_(x, mean.mul_(r.pow(3)), value=-1)
+        return dx, torch.mv(grad_x_ND.t(), r.view(-1)), None
+
+
+def linear_cross_entropy(x_ND: Tensor, w_VD: Tensor, labels_N: Tensor) -> Tensor:
+    """The mean cross-entropy of the logits `x @ w.T`, in float32.
+
+    The logits are made, turned into their own gradient and used up a chunk of rows at a time, all in the forward
+    pass, so that they never leave the cache. Source: Hsu et al. 2024 (Liger Kernel), section 3.2.
+
+    Shapes:  x_ND (N, D), w_VD (V, D), labels_N (N,) -> a scalar
+    Equals:  `F.cross_entropy(x @ w.T, labels)`, labels of -100 left out.
+    """
+    if takes_fast_path(x_ND, w_VD) and not bool((labels_N == _IGNORED_LABEL).any()):
+        return _LinearCrossEntropy.apply(x_ND, w_VD, labels_N, torch.is_grad_enabled())  # type: ignore[no-any-return, no-untyped-call]
+    return F.cross_entropy(F.linear(x_ND, w_VD).float(), labels_N)
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_ND: Tensor, w_VD: Tensor, labels_N: Tensor, with_grad: bool) -> Tensor:
+        rows = max(_LEAST_CHUNK_ROWS, _CHUNK_ELEMENTS // w_VD.shape[0])
+        grad_x_ND = torch.empty_like(x_ND) if with_grad and ctx.needs_input_grad[0] else None
+        grad_w_VD = torch.zeros_like(w_VD) if with_grad and ctx.needs_input_grad[1] else None
+        losses = []
+        for start in range(0, len(labels_N), rows):
+            chunk = slice(start, start + rows)
+            losses_R1, error_RV = _losses_and_error(product(x_ND[chunk], w_VD), labels_N[chunk].unsqueeze(-1))
+            losses.append(losses_R1)
+            if grad_x_ND is not None:
+                grad_x_ND[chunk] = product(error_RV, w_VD.t())
+            if grad_w_VD is not None:
+                grad_w_VD += product(error_RV.t(), x_ND[chunk].t())
+        ctx.save_for_backward(grad_x_ND, grad_w_VD)
+        ctx.num_labels = len(labels_N)
+        return torch.cat(losses).mean()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+        scale = grad / ctx.num_labels
+        grad_x_ND, grad_w_VD = (None if saved is None else saved * scale for saved in ctx.saved_tensors)
+        return grad_x_ND, grad_w_VD, None, None
+
+
+def _losses_and_error(logits_RV: Tensor, labels_R1: Tensor) -> tuple[Tensor, Tensor]:
+    """Each row's cross-entropy, and its gradient by the logits: the probabilities, less one at the label."""
+    probabilities_RV = logits_RV.softmax(dim=-1)
+    # log(sum(exp)) of a row is its largest logit less the log of its largest probability: no second pass over exp,
+    # and exact where the label's own probability underflows.
+    log_sum_R1 = logits_RV.amax(-1, keepdim=True) - probabilities_RV.amax(-1, keepdim=True).log_()
+    losses_R1 = log_sum_R1 - logits_RV.gather(1, labels_R1)
+    probabilities_RV.scatter_add_(1, labels_R1, probabilities_RV.new_full(labels_R1.shape, -1.0))
+    return losses_R1, probabilities_RV

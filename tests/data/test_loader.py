@@ -1,0 +1,142 @@
+"""The loader: each rank's slice of the same samples, whatever the world; ready early, ended cleanly."""
+
+from __future__ import annotations
+
+import threading
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from frog.core.errors import ShapeError
+from frog.data import Batch, Loader, PreparedData, Windows, sample_ids
+
+T = 16
+GLOBAL = 8
+
+
+@pytest.fixture
+def windows(data: PreparedData) -> Windows:
+    return Windows(data.split("train"), T)
+
+
+def batches(windows: Windows, num_steps: int, **options: Any) -> list[Batch]:
+    options = {"seed": 3, "global_batch_size": GLOBAL, "dp_rank": 0, "dp_size": 1, "grad_accum": 1, **options}
+    with Loader(windows, **options) as loader:
+        return list(islice(loader, num_steps))
+
+
+def test_labels_are_the_next_tokens_of_the_samples(windows: Windows) -> None:
+    for batch in batches(windows, 5, grad_accum=2):
+        assert batch.tokens_ABT.shape == batch.labels_ABT.shape == (2, 4, T)
+        assert batch.tokens_ABT.dtype == batch.labels_ABT.dtype == torch.int64
+        assert batch.tokens_ABT.is_contiguous()
+        assert batch.labels_ABT.is_contiguous()
+        wanted = windows.gather(sample_ids(3, batch.step, GLOBAL, len(windows)))
+        np.testing.assert_array_equal(batch.tokens_ABT.reshape(GLOBAL, T).numpy(), wanted[:, :-1])
+        np.testing.assert_array_equal(batch.labels_ABT.reshape(GLOBAL, T).numpy(), wanted[:, 1:])
+
+
+@pytest.mark.parametrize("world_size", [2, 4, 8])
+def test_the_ranks_slices_are_the_global_batch(windows: Windows, world_size: int) -> None:
+    alone = batches(windows, 4)
+    ranks = [batches(windows, 4, dp_rank=rank, dp_size=world_size) for rank in range(world_size)]
+    for step, whole in enumerate(alone):
+        assert [rank[step].step for rank in ranks] == [step + 1] * world_size
+        np.testing.assert_array_equal(np.concatenate([rank[step].ids_N for rank in ranks]), whole.ids_N)
+        assert torch.equal(torch.cat([rank[step].tokens_ABT for rank in ranks], dim=1), whole.tokens_ABT)
+        assert torch.equal(torch.cat([rank[step].labels_ABT for rank in ranks], dim=1), whole.labels_ABT)
+
+
+def test_micro_batches_of_one_are_the_ranks_of_four(windows: Windows) -> None:
+    accumulated = batches(windows, 3, grad_accum=4)
+    ranks = [batches(windows, 3, dp_rank=rank, dp_size=4) for rank in range(4)]
+    for step, batch in enumerate(accumulated):
+        for micro in range(4):
+            assert torch.equal(batch.tokens_ABT[micro], ranks[micro][step].tokens_ABT[0])
+
+
+@pytest.mark.parametrize("start_step", [1, 7, 511, 512, 513, 1000])
+def test_the_position_is_the_step(windows: Windows, start_step: int) -> None:
+    """Whatever the step, also where a block of drawn samples begins, and in another epoch."""
+    assert start_step * GLOBAL > len(windows) or start_step < 100
+    for batch, step in zip(
+        batches(windows, 3, start_step=start_step), range(start_step + 1, start_step + 4), strict=True
+    ):
+        assert batch.step == step
+        np.testing.assert_array_equal(batch.ids_N, sample_ids(3, step, GLOBAL, len(windows)))
+
+
+def test_a_run_goes_on_across_blocks_of_samples(windows: Windows) -> None:
+    for batch in batches(windows, 520, global_batch_size=16):
+        np.testing.assert_array_equal(batch.ids_N, sample_ids(3, batch.step, 16, len(windows)))
+
+
+def test_batches_are_made_before_they_are_asked_for_but_not_without_bound(
+    windows: Windows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, third = [], threading.Event()
+    gather = Windows.gather
+
+    def counted(self: Windows, ids_N: np.ndarray) -> np.ndarray:
+        made.append(1)
+        if len(made) == 3:
+            third.set()
+        return gather(self, ids_N)
+
+    monkeypatch.setattr(Windows, "gather", counted)
+    with Loader(windows, seed=3, global_batch_size=8, dp_rank=0, dp_size=1, grad_accum=1, prefetch=2) as loader:
+        assert third.wait(timeout=30), "two batches wait in the queue, and a third for room in it"
+        assert len(made) == 3
+        assert next(loader).step == 1
+
+
+def test_what_goes_wrong_in_the_thread_is_raised_to_the_consumer(
+    windows: Windows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gather, calls = Windows.gather, []
+
+    def failing(self: Windows, ids_N: np.ndarray) -> np.ndarray:
+        calls.append(1)
+        if len(calls) == 3:
+            raise OSError(5, "the disk is gone")
+        return gather(self, ids_N)
+
+    monkeypatch.setattr(Windows, "gather", failing)
+    loader = Loader(windows, seed=3, global_batch_size=8, dp_rank=0, dp_size=1, grad_accum=1)
+    assert [next(loader).step, next(loader).step] == [1, 2]
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(loader)
+    with pytest.raises(StopIteration):
+        next(loader)
+    assert not loader._thread.is_alive()
+
+
+def test_closing_ends_the_thread_at_any_time(windows: Windows) -> None:
+    before = threading.active_count()
+    for num_steps in (0, 1, 5):
+        loader = Loader(windows, seed=3, global_batch_size=8, dp_rank=0, dp_size=1, grad_accum=1, prefetch=1)
+        for _ in range(num_steps):
+            next(loader)
+        loader.close()
+        loader.close()
+        assert list(loader) == []
+    assert threading.active_count() == before
+
+
+def test_batches_that_do_not_divide(windows: Windows) -> None:
+    with pytest.raises(ShapeError, match=r"global_batch_size=8 .* dp_size=3 \* grad_accum=2 = 6"):
+        batches(windows, 1, dp_size=3, grad_accum=2)
+    with pytest.raises(ShapeError, match="dp_rank=2 lies outside dp_size=2"):
+        batches(windows, 1, dp_rank=2, dp_size=2)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_batches_arrive_on_the_gpu(windows: Windows) -> None:
+    for there, here in zip(batches(windows, 20, device=torch.device("cuda")), batches(windows, 20), strict=True):
+        assert there.tokens_ABT.is_cuda
+        assert torch.equal(there.tokens_ABT.cpu(), here.tokens_ABT)
+        assert torch.equal(there.labels_ABT.cpu(), here.labels_ABT)

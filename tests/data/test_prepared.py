@@ -1,0 +1,111 @@
+"""Opening a set: whole ones open, harmed ones are named."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import frog.data
+from frog.core.errors import DataError
+from frog.data import PreparedData, list_prepared, load_tokenizer, open_prepared
+from frog.data.prepared import scan_prepared
+
+
+def refusal(data: PreparedData, verify: bool = False) -> str:
+    with pytest.raises(DataError) as caught:
+        open_prepared(data.name, data.path.parent, verify)
+    return str(caught.value)
+
+
+def test_a_whole_set_opens(data: PreparedData) -> None:
+    opened = open_prepared(data.name, data.path.parent, verify=True)
+    assert (opened.name, opened.vocab_size, opened.data_sha256) == (data.name, data.vocab_size, data.data_sha256)
+    with pytest.raises(DataError, match="no split 'test'; there are train and heldout"):
+        opened.split("test")
+
+
+def test_documents_are_found_across_shards(data: PreparedData) -> None:
+    split = data.split("train")
+    assert len(split.shards) > 1
+    documents = [split.document(index) for index in range(split.num_documents)]
+    np.testing.assert_array_equal(np.concatenate(documents), np.concatenate(split.shards))
+    np.testing.assert_array_equal(split.document_lengths(), [len(document) for document in documents])
+    for index in (-1, split.num_documents):
+        with pytest.raises(IndexError, match=f"document {index} of train"):
+            split.document(index)
+
+
+def test_an_absent_set_names_the_commands(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no prepared data set 'x' there\n.*`frog data list`.*`frog data prepare"):
+        open_prepared("x", tmp_path)
+    assert list_prepared(tmp_path / "nowhere") == []
+
+
+def test_a_missing_shard(copy: PreparedData) -> None:
+    (copy.path / "heldout_00000.bin").unlink()
+    assert f"{copy.path / 'heldout_00000.bin'}: missing, though the manifest names it" in refusal(copy)
+
+
+def test_a_truncated_shard(copy: PreparedData) -> None:
+    shard = copy.path / "train_00000.bin"
+    size_bytes = shard.stat().st_size
+    shard.write_bytes(shard.read_bytes()[:-2])
+    assert f"{shard}: {size_bytes - 2} bytes, the manifest says {size_bytes}" in refusal(copy)
+
+
+@pytest.mark.parametrize("name", ["train_00000.bin", "train_00000.offsets.bin", "tokenizer.json", "token_bytes.npy"])
+def test_one_flipped_bit_is_found_by_verify(copy: PreparedData, name: str) -> None:
+    content = bytearray((copy.path / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (copy.path / name).write_bytes(content)
+    open_prepared(copy.name, copy.path.parent)
+    assert f"{copy.path / name}: altered: sha256" in refusal(copy, verify=True)
+
+
+def test_a_harmed_manifest(copy: PreparedData) -> None:
+    path = copy.path / "manifest.json"
+    good = path.read_text()
+    path.write_text(good[: len(good) // 2])
+    assert f"{path}: not a readable manifest" in refusal(copy)
+    path.write_text("[]")
+    assert "not the manifest of a prepared set" in refusal(copy)
+    path.write_text(json.dumps({**copy.manifest, "format_version": 2}))
+    assert "format version 2, this Frog reads 1" in refusal(copy)
+    path.write_text(json.dumps({key: value for key, value in copy.manifest.items() if key != "splits"}))
+    assert "incomplete: no splits" in refusal(copy)
+    path.write_text(good.replace(copy.manifest["files"]["tokenizer.json"]["sha256"], "0" * 64))
+    assert "its hashes do not match data_sha256" in refusal(copy)
+
+
+def test_the_list_has_whole_sets_and_the_scan_the_reasons(copy: PreparedData, tmp_path: Path) -> None:
+    (tmp_path / ".half.partial-1").mkdir()
+    (tmp_path / ".half.partial-1" / "manifest.json").write_text(json.dumps(copy.manifest))
+    (tmp_path / "harmed").mkdir()
+    (tmp_path / "harmed" / "manifest.json").write_text(json.dumps(copy.manifest))
+    assert [data.name for data in list_prepared(tmp_path)] == ["copy"]
+    found = scan_prepared(tmp_path)
+    assert list(found) == ["copy", "harmed"]
+    assert "missing" in str(found["harmed"])
+
+
+def test_a_file_that_is_no_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no tokenizer there"):
+        load_tokenizer(tmp_path / "tokenizer.json")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(DataError, match="not a tokenizer"):
+        load_tokenizer(tmp_path / "tokenizer.json")
+
+
+def test_the_exported_names_are_there_and_load_nothing_before_use() -> None:
+    assert sorted(frog.data.__all__) == sorted(frog.data._MODULE_OF)
+    assert all(hasattr(frog.data, name) for name in frog.data.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = frog.data.nothing
+    heavy = "('torch', 'tokenizers', 'numpy')"
+    code = f"import sys, frog.data.commands; sys.exit(any(name in sys.modules for name in {heavy}))"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

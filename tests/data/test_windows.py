@@ -1,0 +1,67 @@
+"""Windows: what a sample is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from frog.core.errors import DataError
+from frog.data import PreparedData, Windows
+from frog.data.prepared import Split
+from frog.data.shards import Shard
+
+
+@pytest.fixture
+def counting(tmp_path: Path) -> Split:
+    """Two shards that count: 0 to 20, then 100 to 112; and one too short for a window."""
+    shards = []
+    for name, tokens in (("a", np.arange(21)), ("b", np.arange(100, 113)), ("c", np.arange(200, 203))):
+        tokens.astype("<u2").tofile(tmp_path / f"{name}.bin")
+        np.array([0], "<i8").tofile(tmp_path / f"{name}.offsets.bin")
+        shards.append(Shard(f"{name}.bin", f"{name}.offsets.bin", len(tokens), 1))
+    return Split(tmp_path, "train", shards, np.dtype("<u2"))
+
+
+def test_windows_share_one_token_and_cross_no_shard(counting: Split) -> None:
+    windows = Windows(counting, 5)
+    assert len(windows) == 4 + 2
+    gathered = windows.gather(np.arange(6))
+    assert gathered.dtype == np.int64
+    np.testing.assert_array_equal(gathered[:, 0], [0, 5, 10, 15, 100, 105])
+    np.testing.assert_array_equal(gathered, gathered[:, :1] + np.arange(6))
+
+
+def test_the_last_window_ends_with_the_shard(counting: Split) -> None:
+    assert len(Windows(counting, 4)) == 5 + 3
+    assert len(Windows(counting, 20)) == 1
+    np.testing.assert_array_equal(Windows(counting, 20).gather(np.array([0])), [np.arange(21)])
+
+
+def test_any_order_and_repetition(counting: Split) -> None:
+    windows = Windows(counting, 5)
+    assert windows.gather(np.array([5, 0, 5, 4]))[:, 0].tolist() == [105, 0, 105, 100]
+    assert windows.gather(np.array([], dtype=np.int64)).shape == (0, 6)
+
+
+def test_every_token_but_a_shards_first_is_a_label_once(data: PreparedData) -> None:
+    split = data.split("train")
+    windows = Windows(split, 16)
+    labels = windows.gather(np.arange(len(windows)))[:, 1:].reshape(-1)
+    used = [shard[1 : (len(shard) - 1) // 16 * 16 + 1] for shard in split.shards]
+    np.testing.assert_array_equal(labels, np.concatenate(used))
+
+
+def test_ids_that_are_no_window(counting: Split) -> None:
+    windows = Windows(counting, 5)
+    for ids in ([6], [-1]):
+        with pytest.raises(IndexError, match="there are 6"):
+            windows.gather(np.array(ids))
+
+
+def test_a_split_too_short_names_both_numbers(counting: Split) -> None:
+    with pytest.raises(DataError, match=r"longest train shard has 21 tokens, .* sequence_length=21 takes 22"):
+        Windows(counting, 21)
+    with pytest.raises(DataError, match="sequence_length=0 takes 1"):
+        Windows(counting, 0)
