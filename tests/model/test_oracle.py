@@ -27,12 +27,8 @@ CONFIGS = {
 }
 
 
-def hugging_face(config: ModelConfig, **changes: object) -> LlamaForCausalLM:
-    names = (
-        "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads "
-        "max_position_embeddings rms_norm_eps tie_word_embeddings"
-    ).split()
-    sizes = {name: getattr(config, name) for name in names} | changes
+def hugging_face(config: ModelConfig) -> LlamaForCausalLM:
+    sizes = {name: value for name, value in vars(config).items() if name != "rope_theta"}
     rope = {"rope_type": "default", "rope_theta": config.rope_theta}
     return LlamaForCausalLM(LlamaConfig(**sizes, rope_parameters=rope, use_cache=False))
 

@@ -20,7 +20,7 @@ from frog.core.env import WorldEnv, world_env
 from frog.core.errors import UsageError
 from frog.data import Windows, load_tokenizer, open_prepared
 from frog.model import TinyTransformer
-from frog.train.evaluate import evaluate
+from frog.train.evaluate import evaluate, spread
 from frog.train.order import OrderProof
 from frog.train.sample import sample_text
 from frog.train.stop import StopWish
@@ -43,8 +43,12 @@ def test_evaluation_is_the_mean_over_all_tokens(workshop: Workshop, model: TinyT
     windows = Windows(data.split("heldout"), 16)
     num_windows = 7  # not a multiple of the batch size: the last batch is smaller
     score = evaluate(model, windows, data.token_bytes, alone(), nullcontext(), max_tokens=16 * 7 + 5, batch_size=3)
+    ids = spread(len(windows), num_windows)
+    assert len(ids) == num_windows
+    assert (ids[0], ids[-1]) == (0, len(windows) - 1)
+    assert np.ptp(np.diff(ids)) <= 1
     nats, num_bytes = 0.0, 0
-    for index in range(num_windows):
+    for index in ids:
         tokens = torch.from_numpy(windows.gather(np.array([index])))
         logits = model(tokens[:, :-1])[0].double()
         nats -= torch.log_softmax(logits, -1)[torch.arange(16), tokens[0, 1:]].sum().item()

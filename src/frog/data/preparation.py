@@ -22,7 +22,7 @@ from frog.data.folder import DATA_ROOT, DEFAULT_NAME, SetFolder, claim, replace_
 from frog.data.prepared import FORMAT, FORMAT_VERSION, SPLITS, PreparedData, content_hash, open_prepared
 from frog.data.shards import SHARD_TOKENS, SplitWriter, token_dtype
 from frog.data.survey import Documents, HeldoutRule, Progress, Survey, settle_split, with_text
-from frog.data.tokenizer import END_OF_DOCUMENT, token_lengths, train_tokenizer
+from frog.data.tokenizer import END_OF_DOCUMENT, check_vocab_size, token_lengths, train_tokenizer
 
 MIN_SPLIT_TOKENS = 16
 """Fewer held-out tokens score nothing, fewer training tokens teach nothing."""
@@ -96,6 +96,7 @@ def _prepare(
     shard_tokens: int,
     progress: Progress | None,
 ) -> PreparedData:
+    check_vocab_size(vocab_size)  # before a large corpus is read for nothing
     progress = progress or (lambda phase, num_bytes: None)
     documents, rule, survey = settle_split(documents, rule, source, progress)
     progress("learn", survey.sample.num_chars)

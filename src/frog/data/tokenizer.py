@@ -16,16 +16,17 @@ MIN_VOCAB_SIZE = 257
 """The end of a document and the 256 bytes: what any text can be written in."""
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    """Learn at most `vocab_size` tokens: the end of a document, the 256 bytes, then the most frequent merges.
-
-    Raises:  DataError if `vocab_size` has no room for the bytes.
-    """
+def check_vocab_size(vocab_size: int) -> None:
+    """Raise DataError if a vocabulary of that size has no room for the bytes."""
     if vocab_size < MIN_VOCAB_SIZE:
         raise DataError(
             f"vocabulary of {vocab_size} tokens: the least is {MIN_VOCAB_SIZE}, 256 bytes and {END_OF_DOCUMENT}",
             "give a larger --vocab-size",
         )
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """Learn at most `vocab_size` tokens: the end of a document, the 256 bytes, then the most frequent merges."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

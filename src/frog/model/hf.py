@@ -104,15 +104,25 @@ def _hf_config(config: ModelConfig) -> dict[str, Any]:
 
 def _weight_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
-    names = (
-        sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.is_file() else ["model.safetensors"]
-    )
+    names = _names_in(index) if index.is_file() else ["model.safetensors"]
     for name in names:
         if not (folder / name).is_file():
             raise RunError(
                 f"{folder / name}: missing", "Frog reads .safetensors; save the model with safe_serialization"
             )
     return [folder / name for name in names]
+
+
+def _names_in(index: Path) -> list[str]:
+    """The files that an index names. Only files beside it count: an index can come from anywhere."""
+    try:
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise RunError(f"{index}: is no index of weight files", "was it copied whole?") from None
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name:
+            raise RunError(f"{index}: names {name!r}, which is no file beside it")
+    return names
 
 
 def _read(path: Path) -> dict[str, Tensor]:

@@ -38,14 +38,13 @@ def evaluate(
     max_tokens: int,
     batch_size: int,
 ) -> Score:
-    """Score the first windows of a split, shared out over the ranks.
+    """Score windows spread evenly over a split, shared out over the ranks.
 
     Comm:    one all-reduce of three numbers.
     Equals:  the score that one process computes, to rounding.
     """
     length = windows.sequence_length
-    num_windows = min(len(windows), max(1, max_tokens // length))
-    mine = np.arange(num_windows)[world.rank :: world.size]
+    mine = spread(len(windows), max_tokens // length)[world.rank :: world.size]
     totals = torch.zeros(3, dtype=torch.float64)  # nats, tokens, bytes
     model.eval()
     for start in range(0, len(mine), batch_size):
@@ -67,3 +66,9 @@ def evaluate(
         bits_per_byte=nats / math.log(2) / max(num_bytes, 1.0),
         tokens=int(num_tokens),
     )
+
+
+def spread(num_windows: int, most: int) -> np.ndarray:
+    """At most `most` of the windows (but one at least), evenly apart: the first alone would be of a few documents."""
+    chosen = np.linspace(0, num_windows - 1, num=min(num_windows, max(1, most)))
+    return np.unique(chosen.astype(np.int64))

@@ -1,0 +1,101 @@
+"""The sizes that training is measured at, and two ways to take a step: a plain loop, and Frog's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from frog.comm import World
+from frog.config import ModelConfig, OptimizerConfig
+from frog.parallel import FlatParameters
+from frog.train.optimizer import build_optimizer
+
+OPTIMIZER = OptimizerConfig(learning_rate=1e-3)
+MAX_NORM = 1.0
+
+
+@dataclass(frozen=True)
+class Size:
+    """One row of the comparison; the FFN width makes Frog's parameters as many as the plain GPT's."""
+
+    name: str
+    num_layers: int
+    width: int
+    num_heads: int
+    sequence_length: int
+    batch_size: int
+    ffn_width: int
+
+    def config(self, vocab_size: int) -> ModelConfig:
+        return ModelConfig(
+            vocab_size=vocab_size,
+            hidden_size=self.width,
+            intermediate_size=self.ffn_width,
+            num_hidden_layers=self.num_layers,
+            num_attention_heads=self.num_heads,
+            num_key_value_heads=self.num_heads,
+            max_position_embeddings=self.sequence_length,
+        )
+
+    def batches(self, vocab_size: int, count: int, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
+        """Random tokens, and the token after each."""
+        shape = (self.batch_size, self.sequence_length + 1)
+        generator = torch.Generator().manual_seed(seed)
+        drawn = (torch.randint(0, vocab_size, shape, generator=generator) for _ in range(count))
+        return [(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()) for tokens in drawn]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name}: {self.num_layers} layers, {self.width} wide, {self.num_heads} heads, "
+            f"sequence {self.sequence_length}, batch {self.batch_size}"
+        )
+
+
+SMALL = Size("small", 4, 128, 4, 64, 12, 344)
+LARGER = Size("larger", 6, 384, 6, 256, 8, 1024)
+
+
+class PlainLoop:
+    """A step as a loop written by hand takes it: AdamW in two groups, gradients clipped, then set to None.
+
+    With `fused` None, AdamW is what torch chooses by itself, and nanoGPT has on a CPU.
+    """
+
+    def __init__(self, model: nn.Module, fused: bool | None = None) -> None:
+        self.model = model
+        parameters = list(model.parameters())
+        groups = [
+            {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": OPTIMIZER.weight_decay},
+            {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+        ]
+        self.optimizer = torch.optim.AdamW(
+            groups, lr=OPTIMIZER.learning_rate, betas=(OPTIMIZER.beta1, OPTIMIZER.beta2), eps=OPTIMIZER.eps, fused=fused
+        )
+
+    def step(self, tokens_BT: Tensor, labels_BT: Tensor) -> float:
+        loss = self.model(tokens_BT, labels_BT)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), MAX_NORM)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss.item()
+
+
+class FrogLoop:
+    """A step as `frog.train.loop` takes it, without its events."""
+
+    def __init__(self, model: nn.Module, world: World) -> None:
+        self.model, self.world = model, world
+        self.flat = FlatParameters(model, num_tail=3)
+        self.optimizer = build_optimizer(self.flat, OPTIMIZER)
+
+    def step(self, tokens_BT: Tensor, labels_BT: Tensor) -> float:
+        loss = self.model(tokens_BT, labels_BT)
+        loss.backward()
+        local, _ = self.flat.reduce(self.world, (loss.detach(), self.flat.norm(), 0.0))
+        self.flat.clip(self.flat.norm().item(), MAX_NORM)
+        self.optimizer.step()
+        self.flat.zero()
+        return local[0]

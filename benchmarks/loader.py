@@ -1,0 +1,83 @@
+"""How many tokens a second the loader alone delivers: what a training step must not be able to outrun.
+
+    python benchmarks/loader.py
+
+`loader` asks for batches as fast as it can, so it shows the background thread's own rate; `gather` reads the windows
+of random samples without the loader. The text is the embedded corpus, tokens repeated to a set that fits no cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from frog.data import Document, Loader, Windows, prepare, python_docs, sample_ids
+
+_SIZES = ((64, 12), (1024, 32))
+_NUM_REPEATS = 64
+_TOKENS_A_RUN = 4_000_000
+
+
+def prepared_windows(root: Path) -> dict[int, Windows]:
+    """A set of about 40 million tokens, cut at each sequence length."""
+
+    def documents() -> list[Document]:
+        return [
+            Document(f"{number}/{document.name}", document.text)
+            for number in range(_NUM_REPEATS)
+            for document in python_docs()
+        ]
+
+    corpus = documents()
+    split = prepare("loader", lambda: iter(corpus), source="repeated docs", root=root).split("train")
+    return {sequence_length: Windows(split, sequence_length) for sequence_length, _ in _SIZES}
+
+
+def loader_rate(windows: Windows, batch_size: int) -> float:
+    """Tokens a second through `Loader`."""
+    num_steps = _TOKENS_A_RUN // (batch_size * windows.sequence_length)
+    with Loader(windows, seed=1, global_batch_size=batch_size, dp_rank=0, dp_size=1, grad_accum=1) as loader:
+        next(loader)
+        start_s = time.perf_counter()
+        for _ in range(num_steps):
+            next(loader)
+        return num_steps * batch_size * windows.sequence_length / (time.perf_counter() - start_s)
+
+
+def gather_rate(windows: Windows, batch_size: int) -> float:
+    """Tokens a second through `Windows.gather`, with the samples drawn beforehand."""
+    num_steps = _TOKENS_A_RUN // (batch_size * windows.sequence_length)
+    ids = [sample_ids(1, step, batch_size, len(windows)) for step in range(1, num_steps + 1)]
+    start_s = time.perf_counter()
+    for ids_N in ids:
+        windows.gather(ids_N)
+    return num_steps * batch_size * windows.sequence_length / (time.perf_counter() - start_s)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=7, help="runs of each, of which the median is told")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        windows = prepared_windows(Path(folder))
+        print(f"{os.cpu_count()} cores, numpy {np.__version__}, median of {args.runs} runs (least to most)")
+        print(f"{'what':<8}{'sequence':>10}{'batch':>8}{'M tokens/s':>14}{'µs a batch':>14}")
+        for sequence_length, batch_size in _SIZES:
+            measures: dict[str, Callable[[Windows, int], float]] = {"loader": loader_rate, "gather": gather_rate}
+            for name, measure in measures.items():
+                rates = [measure(windows[sequence_length], batch_size) for _ in range(args.runs)]
+                middle = statistics.median(rates)
+                batch_us = batch_size * sequence_length / middle * 1e6
+                spread = f"({min(rates) / 1e6:.1f} to {max(rates) / 1e6:.1f})"
+                print(f"{name:<8}{sequence_length:>10}{batch_size:>8}{middle / 1e6:>14.1f}{batch_us:>14.0f}  {spread}")
+
+
+if __name__ == "__main__":
+    main()
