@@ -1,0 +1,50 @@
+"""What each rank of a pretended cluster runs by default: say who you are, meet at a barrier, add up.
+
+python scripts/fake_multi_node_launcher.py -- scripts/say_hello.py
+torchrun --nproc_per_node=4 scripts/say_hello.py
+"""
+
+import argparse
+import os
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from frog.core.env import bind_loopback, host_name
+from frog.train.stop import leave_with_parent
+
+# The variables that torchrun gives to each rank. GROUP_RANK is its word for NODE_RANK.
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--delay-s", type=float, default=0.3, help="rank r comes r times this later; default: 0.3")
+    args = parser.parse_args()
+    leave_with_parent()  # no rank is left behind when its launcher is killed
+    bind_loopback(os.environ["MASTER_ADDR"])
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    told = " ".join(f"{name}={os.environ[name]}" for name in VARIABLES)
+    print(f"rank {rank} on {host_name()}, pid {os.getpid()}: {told}", flush=True)
+    dist.barrier()  # a common start for the clock
+
+    start_s = time.monotonic()
+    time.sleep(args.delay_s * rank)
+    came_s = time.monotonic() - start_s
+    dist.barrier()  # nobody leaves before the last has come
+    left_s = time.monotonic() - start_s
+    print(f"rank {rank} came to the barrier after {came_s:.2f} s, left it after {left_s:.2f} s", flush=True)
+
+    total = torch.tensor(rank)
+    dist.all_reduce(total)  # the sum of what all ranks hold, given to all ranks
+    dist.barrier()
+    if rank == 0:
+        print(f"all-reduce: 0 + ... + {world_size - 1} = {total.item()}, on every rank of every node", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Pages run as a learner runs them: from some folder, with a small prepared text and a tiny model."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from conftest import Workshop
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+TINY = ("--data", "rhymes", "--config", "config.json", "--sequence-length", "16")
+_MEET = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1")
+_LAUNCH_VARIABLES = re.compile(r"(NODE_|LOCAL_|GROUP_|ROLE_)?RANK|N(NODES|PROC_PER_NODE)|(LOCAL_)?WORLD_SIZE|MASTER_.*")
+
+
+class Desk(Workshop):
+    """A folder of its own for one test. Pages are started by their full path."""
+
+    def start_page(self, name: str, *words: str, nproc: int | None = None, **options: Any) -> subprocess.Popen[str]:
+        """Begin a page, with plain `python` or, if `nproc` is given, under torchrun."""
+        begin = (sys.executable,) if nproc is None else ("torchrun", f"--nproc_per_node={nproc}", *_MEET)
+        env = {"OMP_NUM_THREADS": "1", **options.pop("env", {})}
+        return self.start(*begin, str(SCRIPTS / name), *words, env=env, **options)
+
+    def page(self, name: str, *words: str, code: int = 0, timeout: float = 90, **options: Any) -> tuple[str, str]:
+        """Run a page to its end; what it wrote on stdout and stderr."""
+        process = self.start_page(name, *words, **options)
+        return finish(process, code, timeout)
+
+
+def finish(process: subprocess.Popen[str], code: int, timeout: float = 60) -> tuple[str, str]:
+    """Wait for a process, which must end with this exit code in time; what it wrote."""
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        raise AssertionError(f"no end within {timeout} s\n{out}\n{err}") from None
+    assert process.returncode == code, f"exit code {process.returncode}, not {code}\n{out}\n{err}"
+    return out, err
+
+
+def make_desk(workshop: Workshop, folder: Path) -> Desk:
+    """A desk in `folder`, with a copy of the workshop's text and files; no launcher's variables are set there."""
+    for name in [name for name in os.environ if _LAUNCH_VARIABLES.fullmatch(name)]:
+        del os.environ[name]
+    shutil.copytree(workshop.root / "data", folder / "data")
+    for name in ("config.json", "run.toml"):
+        shutil.copy(workshop.root / name, folder / name)
+    return Desk(folder)

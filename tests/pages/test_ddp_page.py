@@ -1,0 +1,128 @@
+"""Page 2: what its logs claim is proved here once more, from the logs alone and by one process."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import Workshop, all_gone, tree, wait_until
+from desk import TINY, Desk, finish, make_desk
+
+from frog.config import load_model_config
+from frog.core.runfolder import RunFolder
+from frog.data import Windows, open_prepared
+from frog.model import TinyTransformer
+
+PAGE = "ddp_simulation_train.py"
+
+
+@pytest.fixture
+def desk(workshop: Workshop, tmp_path: Path) -> Desk:
+    return make_desk(workshop, tmp_path)
+
+
+class Log:
+    """One rank's log, read back."""
+
+    def __init__(self, desk: Desk, rank: int, run: str = "ddp_simulation") -> None:
+        self.text = RunFolder(desk.root / "runs" / run).rank_log(rank).read_text()
+        assert set(re.findall(r"^rank (\d+) \|", self.text, re.MULTILINE)) == {str(rank)}
+        found = re.findall(r"step \d+ \| samples ([\d ]+) \|", self.text)
+        self.ids = [[int(word) for word in words.split()] for words in found]
+        self.weights = re.findall(r"weights ([0-9a-f]{16}) ", self.text)
+        numbers = re.findall(r"loss ([\d.]+) \| gradient norm before ([\d.]+) \| after ([\d.]+)", self.text)
+        self.numbers = [tuple(map(float, row)) for row in numbers]
+
+
+def logs_of(desk: Desk, world_size: int) -> list[Log]:
+    logs = [Log(desk, rank) for rank in range(world_size)]
+    assert (
+        len({len(log.weights) for log in logs} | {len(log.ids) for log in logs} | {len(log.numbers) for log in logs})
+        == 1
+    )
+    return logs
+
+
+def test_two_ranks_share_the_samples_and_hold_the_same_weights(desk: Desk) -> None:
+    out, _ = desk.page(PAGE, "--samples", "24", "--batch-size", "3", *TINY, nproc=2)
+    assert "epoch 2 | 24 samples, each taken by one rank and once" in out
+    first, second = logs_of(desk, 2)
+    assert len(first.ids) == 8
+    for epoch in (slice(0, 4), slice(4, 8)):
+        mine, theirs = ({sample for ids in log.ids[epoch] for sample in ids} for log in (first, second))
+        assert not mine & theirs
+        assert mine | theirs == set(range(24))
+    assert first.ids[:4] != first.ids[4:], "set_epoch changes the order"
+    assert first.weights == second.weights
+    assert len(set(first.weights)) == 8, "every step changes the weights"
+    assert (desk.root / "logs" / "rank_1" / "train.log").read_text() == second.text
+    compare_with_one_process(desk, [first, second])
+
+
+def compare_with_one_process(desk: Desk, logs: list[Log]) -> None:
+    """The first step's numbers, computed anew: each rank's own gradient, and the mean of them."""
+    torch.manual_seed(1337)
+    model = TinyTransformer(load_model_config(desk.root / "config.json"))
+    windows = Windows(open_prepared("rhymes", desk.root / "data").split("train"), 16)
+    gradients = []
+    for log in logs:
+        model.zero_grad()
+        tokens = torch.from_numpy(windows.gather(torch.tensor(log.ids[0]).numpy()))
+        loss = model(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+        loss.backward()
+        gradients.append(torch.cat([weight.grad.flatten() for weight in model.parameters() if weight.grad is not None]))
+        assert log.numbers[0][0] == pytest.approx(loss.item(), abs=2e-4)
+        assert log.numbers[0][1] == pytest.approx(gradients[-1].norm().item(), abs=2e-4)
+    averaged = torch.stack(gradients).mean(0).norm().item()
+    assert not math.isclose(averaged, gradients[0].norm().item(), abs_tol=2e-3)
+    for log in logs:
+        assert log.numbers[0][2] == pytest.approx(averaged, abs=2e-4)
+
+
+def test_padding_is_told(desk: Desk) -> None:
+    out, _ = desk.page(PAGE, "--samples", "13", "--batch-size", "2", "--epochs", "1", *TINY, nproc=3)
+    counts = Counter(sample for log in logs_of(desk, 3) for ids in log.ids for sample in ids)
+    again = sorted(sample for sample, count in counts.items() if count > 1)
+    assert set(counts) == set(range(13))
+    assert counts.total() == 15
+    assert f"padding repeated {again}" in out
+    assert "5 for each of 3 ranks, 2 of them padding" in out
+
+
+def test_plain_python_is_a_world_of_one(desk: Desk) -> None:
+    desk.page(PAGE, "--samples", "6", "--batch-size", "2", "--forget", "set_epoch", *TINY)
+    (log,) = logs_of(desk, 1)
+    assert all(before == pytest.approx(after, rel=1e-3) for _, before, after in log.numbers)
+    assert log.ids[:3] == log.ids[3:], "without set_epoch every epoch has the same order"
+
+
+def test_a_forgotten_sampler_is_found_out(desk: Desk) -> None:
+    _, err = desk.page(PAGE, "--samples", "12", "--forget", "sampler", *TINY, nproc=2, code=1)
+    assert "went to ranks [0, 1] in one step" in err
+
+
+def test_a_failing_rank_ends_the_world(desk: Desk) -> None:
+    process = desk.start_page(PAGE, "--samples", "60", "--fail-rank", "2", "--fail-step", "3", *TINY, nproc=3)
+    log = desk.root / "logs" / "rank_2" / "train.log"
+    wait_until(lambda: log.exists(), 60, "the log of rank 2", process)
+    family = tree(process)
+    _, err = finish(process, 1, timeout=60)
+    assert "rank 2 fails in step 3, as --fail-rank and --fail-step ask" in err
+    assert all_gone(family)
+    texts = [Log(desk, rank).text for rank in range(3)]
+    assert "Traceback" in texts[2]
+    assert "FAILED: RuntimeError: rank 2 fails in step 3" in texts[2]
+    for text in texts[:2]:  # torchrun may end them before they can say what they saw
+        assert "step 2 | weights" in text
+        assert "step 3 | weights" not in text
+        assert "rank 2 fails" not in text
+
+
+def test_mistakes_are_told_once(desk: Desk) -> None:
+    _, err = desk.page(PAGE, "--fail-rank", "2", *TINY, code=2)
+    assert "the ranks are 0 to 0" in err
+    assert "Traceback" not in err

@@ -1,0 +1,161 @@
+"""Page 1: its class is the library's, its runs resume exactly, its mistakes are told."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import importlib.util
+import json
+import re
+import signal
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from conftest import Workshop, wait_until
+from desk import SCRIPTS, TINY, Desk, finish, make_desk
+from safetensors.torch import load_file
+
+from frog.config import ModelConfig
+from frog.core.errors import UsageError
+from frog.model import TinyTransformer
+
+PAGE = "train_tiny_transformer.py"
+PLAIN = ModelConfig(300, 48, 80, 2, 4, 4, 32)
+CONFIGS = {
+    "tied": PLAIN,
+    "untied": dataclasses.replace(PLAIN, tie_word_embeddings=False),
+    "grouped": dataclasses.replace(PLAIN, num_key_value_heads=2, rope_theta=500.0, rms_norm_eps=1e-6),
+    "one for all, untied": dataclasses.replace(PLAIN, num_key_value_heads=1, tie_word_embeddings=False),
+}
+
+
+@pytest.fixture
+def desk(workshop: Workshop, tmp_path: Path) -> Desk:
+    return make_desk(workshop, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def page() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("train_tiny_transformer", SCRIPTS / PAGE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def checkpoints(desk: Desk, run: str = "train_tiny_transformer") -> list[Path]:
+    return sorted((desk.root / "runs" / run / "checkpoints").glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_class_is_the_library_s(page: ModuleType, name: str) -> None:
+    torch.manual_seed(1)
+    ours, theirs = page.TinyTransformer(CONFIGS[name]), TinyTransformer(CONFIGS[name])
+    shapes = {key: value.shape for key, value in ours.state_dict().items()}
+    assert shapes == {key: value.shape for key, value in theirs.state_dict().items()}
+    assert {key for key, _ in ours.named_parameters()} == {key for key, _ in theirs.named_parameters()}
+    for weight in ours.parameters():  # as drawn at first, they are so small that a mistake would hide
+        torch.nn.init.normal_(weight, std=0.3)
+    theirs.load_state_dict(ours.state_dict())
+    tokens = torch.randint(300, (3, 32))
+    torch.testing.assert_close(ours(tokens), theirs(tokens), rtol=1e-5, atol=1e-4)
+    loss, labels = page.loss_of(ours, tokens[:, :-1], tokens[:, 1:]), tokens[:, 1:].contiguous()
+    torch.testing.assert_close(loss, theirs(tokens[:, :-1].contiguous(), labels), rtol=1e-5, atol=0)
+
+
+def test_it_learns_and_leaves_a_run(desk: Desk) -> None:
+    out, _ = desk.page(PAGE, "--epochs", "2", "--steps-per-epoch", "60", "--checkpoint-every", "50", *TINY)
+    first, second = (float(loss) for loss in re.findall(r"mean loss ([\d.]+)", out))
+    assert second < first
+    before, *after = (float(loss) for loss in re.findall(r"held-out loss ([\d.]+)", out))
+    assert before > after[0] > after[1]
+    assert "it writes: The" in out
+    with (desk.root / "runs" / "train_tiny_transformer" / "loss.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["step"]) for row in rows] == list(range(1, 121))
+    assert [path.stem for path in checkpoints(desk)] == ["step_00000050", "step_00000100", "step_00000120"]
+    assert (desk.root / "logs" / "rank_0" / "train.log").read_text() in out
+    assert (desk.root / "logs").is_symlink()
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=lambda how: how.name)
+def test_resume_is_exact(desk: Desk, how: signal.Signals) -> None:
+    steps = ("--epochs", "2", "--steps-per-epoch", "150", "--checkpoint-every", "20", "--log-every", "10", *TINY)
+    desk.page(PAGE, *steps)
+    process = desk.start_page(PAGE, *steps)
+    other = "train_tiny_transformer-2"
+    wait_until(lambda: len(checkpoints(desk, other)) > 2, 60, "three checkpoints", process)
+    process.send_signal(how)
+    out, _ = finish(process, -9 if how == signal.SIGKILL else 130)
+    assert len(checkpoints(desk, other)) < len(checkpoints(desk)), "it was to be interrupted, and had come to its end"
+    assert ("--resume runs/train_tiny_transformer-2" in out) == (how != signal.SIGKILL)
+    desk.page(PAGE, "--resume", "train_tiny_transformer-2")
+    whole, resumed = (load_file(checkpoints(desk, run)[-1]) for run in ("train_tiny_transformer", other))
+    assert whole.keys() == resumed.keys()
+    assert any(name.endswith("exp_avg_sq") for name in whole)
+    for name, value in whole.items():
+        assert torch.equal(value, resumed[name]), name
+    curves = [(desk.root / "runs" / run / "loss.csv").read_text() for run in ("train_tiny_transformer", other)]
+    assert curves[0] == curves[1]
+
+
+def test_torn_checkpoints_are_passed_over(desk: Desk) -> None:
+    desk.page(PAGE, "--epochs", "1", "--steps-per-epoch", "6", "--checkpoint-every", "2", *TINY)
+    good, flipped, torn = checkpoints(desk)
+    torn.write_bytes(torn.read_bytes()[:-100])
+    data = bytearray(flipped.read_bytes())
+    data[-50] ^= 1
+    flipped.write_bytes(data)
+    out, _ = desk.page(PAGE, "--resume")
+    assert re.findall(r"passed over: .*?(step_\d+).*: (torn|its content)", out) == [
+        (torn.stem, "torn"),
+        (flipped.stem, "its content"),
+    ]
+    assert "step     2 | held-out" in out
+    assert checkpoints(desk)[-1].stem == "step_00000006"
+    for path in checkpoints(desk):
+        path.write_bytes(b"\x80\x04 not this")
+    _, err = desk.page(PAGE, "--resume", code=1)
+    assert "no checkpoint to go on from" in err
+    assert "Traceback" not in err
+    assert good.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--hidden-size", "33"], ["hidden_size=33", "num_attention_heads=4", "multiple"]),
+        (["--num-attention-heads", "5"], ["hidden_size=32", "num_attention_heads=5"]),
+        (["--num-key-value-heads", "3"], ["num_attention_heads=4", "num_key_value_heads=3"]),
+        (["--sequence-length", "64"], ["sequence_length=64", "max_position_embeddings=32"]),
+        (["--epochs", "0", "--batch-size", "-1"], ["epochs=0", "batch_size=-1"]),
+        (["--steps-per-epoch", "9999999"], ["159999984", "the text has"]),
+        (["--config", "absent.json"], ["absent.json"]),
+        (["--resume", "absent"], ["--resume with"]),
+    ],
+)
+def test_mistakes_are_told_before_anything_starts(
+    desk: Desk, page: ModuleType, monkeypatch: pytest.MonkeyPatch, words: list[str], told: list[str]
+) -> None:
+    monkeypatch.chdir(desk.root)
+    monkeypatch.setattr("sys.argv", [PAGE, *TINY, *words])
+    with pytest.raises(UsageError) as caught:
+        page.main()
+    assert all(text in str(caught.value) for text in told), caught.value
+    assert not (desk.root / "runs").exists()
+
+
+def test_the_model_file_is_read(desk: Desk) -> None:
+    path = desk.root / "config.json"
+    sizes = json.loads(path.read_text())
+    path.write_text(json.dumps({**sizes, "num_hidden_layers": 4}))
+    out, _ = desk.page(PAGE, "--epochs", "1", "--steps-per-epoch", "2", *TINY)
+    assert "4 layers" in out
+    path.write_text(json.dumps({**sizes, "vocab_size": 200}))
+    _, err = desk.page(PAGE, *TINY, code=2)
+    assert "300 tokens" in err
+    assert "200 rows" in err
+    assert "Traceback" not in err
