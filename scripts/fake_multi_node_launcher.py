@@ -313,6 +313,8 @@ def main():
         raise UsageError(f"{program[0]}: no such script", "python scripts/fake_multi_node_launcher.py -- train.py")
     if not by_hand:
         return be_slurm(node, program, args.timeout_s)
+    if args.outcome is None:  # started by a person, not by `be_slurm`
+        print(table(dataclasses.replace(node, node_rank=number) for number in range(node.nnodes)), flush=True)
     with tempfile.TemporaryDirectory(prefix="frog-node-") as scratch:
         return be_node(node, program, args.timeout_s, args.outcome or Path(scratch, "outcome"))
 
