@@ -4,8 +4,8 @@
 
 One rank holds weights and two AdamW moments, as views of flat buffers as in training. In turn, round by round: a memcpy
 of the state into memory that is already mapped (the least that keeps the state as it is), Frog's `Saver.save` (which
-returns when training may go on), and `torch.distributed.checkpoint.async_save`. Each writer is waited for between turns,
-so that no turn pays for another's disk. Times are medians; ratios are of the medians.
+returns when training may go on), and `torch.distributed.checkpoint.async_save`. Each writer is waited for between
+turns, so that no turn pays for another's disk. Times are medians; ratios are of the medians.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def measure(size_mib: int, rounds: int, scratch: Path) -> str:
                 held[name].append(seconds)
     medians = {name: statistics.median(times) for name, times in held.items()}
     lines = [
-        f"{size_mib:>6} MiB  {name:<15} {1e3 * medians[name]:9.1f} ms  {medians[name] / medians['memcpy']:6.2f} x memcpy"
-        f"   (min {1e3 * min(times):.1f}, max {1e3 * max(times):.1f})"
+        f"{size_mib:>6} MiB  {name:<15} {1e3 * medians[name]:9.1f} ms  "
+        f"{medians[name] / medians['memcpy']:6.2f} x memcpy   (min {1e3 * min(times):.1f}, max {1e3 * max(times):.1f})"
         for name, times in held.items()
     ]
     shutil.rmtree(folder.path)

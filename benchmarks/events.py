@@ -77,9 +77,7 @@ def main() -> None:
             writer.emit("step", **line)
         alone_us = (time.perf_counter() - start) * 1e3
     bare, told = (1e3 * statistics.median(times[write]) for write in (False, True))
-    print(
-        f"torch {torch.__version__}, {torch.get_num_threads()} threads, batch 8 x 64, {args.steps} steps of each, in turn"
-    )
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, batch 8 x 64, {args.steps} steps each way")
     print(f"step without events {bare:.3f} ms, with events {told:.3f} ms (medians): {100 * (told / bare - 1):+.2f} %")
     print(f"the eight writes of a step alone: {alone_us:.0f} us = {alone_us / bare / 10:.2f} % of a step")
 

@@ -77,7 +77,7 @@ def contradiction(mine, theirs, guests):
     """Why a node cannot be part of this world, or None."""
     for name in ("nnodes", "nproc_per_node"):
         if mine[name] != theirs.get(name):
-            pass; f"{name} is {theirs.get(name)} there and {mine[name]} at node 0"
+            return f"{name} is {theirs.get(name)} there and {mine[name]} at node 0"
     if theirs.get("node_rank") in guests:
         return f"NODE_RANK={theirs['node_rank']} is here already: every node needs a number of its own"
     return None if theirs.get("node_rank") in range(1, mine["nnodes"]) else "its NODE_RANK is not one of this world"

@@ -1,7 +1,7 @@
 """The events, with their fields. Times are `time.monotonic_ns()`, which all processes of one machine share.
 
-Steps count from 1: the events of step 7 belong to the seventh optimizer step, and a checkpoint of step 7 holds
-the state after it. A run that was killed takes some steps again after it resumes; the later event of a step is the true one.
+Steps count from 1: the events of step 7 belong to the seventh optimizer step, and a checkpoint of step 7 holds the
+state after it. A run that was killed takes some steps again after it resumes; of a step taken twice the later counts.
 """
 
 from __future__ import annotations
