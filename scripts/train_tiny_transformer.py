@@ -16,6 +16,7 @@ import json
 import math
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -257,6 +258,7 @@ def train(model, optimizer, folder, settings, windows, losses, say):
     heldout, blind = validate(model, windows["heldout"], batch_size, device), math.log(model.config.vocab_size)
     say(f"step {step:5d} | held-out loss {heldout:.4f}; a blind guess costs ln {model.config.vocab_size} = {blind:.4f}")
 
+    start_s = time.monotonic()
     while step < num_steps and not stop:
         inputs, labels = read_batch(windows["train"], samples_of(step, settings), device)
 
@@ -281,7 +283,7 @@ def train(model, optimizer, folder, settings, windows, losses, say):
             write_atomic(folder.path / "loss.csv", "step,loss\n" + curve)
             say(f"step {step:5d} | saved {folder.checkpoints}/step_{step:08d}.safetensors")
 
-    say(f"the loss of every step: {folder.path / 'loss.csv'}")
+    say(f"{time.monotonic() - start_s:.1f} s; the loss of every step: {folder.path / 'loss.csv'}")
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------
@@ -381,7 +383,7 @@ def main():
             print(line, flush=True)
             log.write(line + "\n")
 
-        say(f"{folder.path}: {config.num_parameters():,} weights, {config.num_hidden_layers} layers")
+        say(f"{folder.path}: {config.num_parameters():,} weights, {config.num_hidden_layers} layers, {choose_device()}")
         train(model, optimizer, folder, settings, windows, losses, say)
         if len(losses) < settings["epochs"] * settings["steps_per_epoch"]:
             saved = (

@@ -6,7 +6,7 @@ import signal
 import socket
 
 import pytest
-from conftest import Workshop, kill_tree
+from workshop import Workshop, kill_tree
 
 
 def free_port() -> int:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from conftest import Workshop
+from workshop import Workshop
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 TINY = ("--data", "rhymes", "--config", "config.json", "--sequence-length", "16")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Workshop, all_gone, tree, wait_until
 from desk import TINY, Desk, finish, make_desk
+from workshop import Workshop, all_gone, tree, wait_until
 
 from frog.config import load_model_config
 from frog.core.runfolder import RunFolder

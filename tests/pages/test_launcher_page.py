@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import Workshop, all_gone, tree, wait_until
 from desk import SCRIPTS, Desk, finish, make_desk
+from workshop import Workshop, all_gone, tree, wait_until
 
 from frog.core.runfolder import RunFolder
 from frog.events import read_run

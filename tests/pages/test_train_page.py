@@ -13,9 +13,9 @@ from types import ModuleType
 
 import pytest
 import torch
-from conftest import Workshop, wait_until
 from desk import SCRIPTS, TINY, Desk, finish, make_desk
 from safetensors.torch import load_file
+from workshop import Workshop, wait_until
 
 from frog.config import ModelConfig
 from frog.core.errors import UsageError

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import MODEL, Workshop
+from workshop import MODEL, Workshop
 
 from frog.comm import World
 from frog.comm.world import pick_device

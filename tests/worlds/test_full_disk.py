@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import Workshop
+from workshop import Workshop
 
 from frog.checkpoint import find_good
 

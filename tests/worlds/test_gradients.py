@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import MODEL, Workshop
 from safetensors.torch import load_file, save_file
+from workshop import MODEL, Workshop
 
 from frog.config import load_model_config
 from frog.model import TinyTransformer

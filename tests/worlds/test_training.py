@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import psutil
 import pytest
 import torch
-from conftest import Workshop, all_gone, kill_tree, tree, wait_until
+from workshop import Workshop, all_gone, kill_tree, tree, wait_until
 
 from frog.checkpoint import find_good
 
