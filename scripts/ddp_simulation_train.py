@@ -171,8 +171,9 @@ class LocalGradient:
 def train(rank, world_size, device, windows, config, args, say):
     torch.manual_seed(args.seed)
     model = TinyTransformer(config).to(device)
-    # From here on the copies are equal: DDP sends rank 0's weights to all. Small buckets, so that there are several.
-    ddp = DistributedDataParallel(model, bucket_cap_mb=1)
+    # From here on the copies are equal: DDP sends rank 0's weights to all. Small buckets, so that there are several;
+    # the angles of the positions never change, so they need not be sent again before each forward pass.
+    ddp = DistributedDataParallel(model, bucket_cap_mb=1, broadcast_buffers=False)
     local = LocalGradient()
     ddp.register_comm_hook(None, local.measure_then_average)
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=args.learning_rate)
@@ -212,7 +213,7 @@ def train(rank, world_size, device, windows, config, args, say):
             proof = prove_step([other["ids"] for other in everyone], num_padding, last_step)
             say(f"step {step} | samples {' '.join(map(str, ids.tolist()))} | {proof}")
             numbers = " | ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-            say(f"step {step} | {numbers} (in {len(local.norms)} buckets, {local.num_bytes} bytes)")
+            say(f"step {step} | {numbers} (buckets: {len(local.norms)}, {local.num_bytes} bytes)")
             say(f"step {step} | weights {weights[:16]} on all {world_size} ranks")
             if step % args.log_every == 0:
                 losses = "  ".join(f"{other['loss']:.4f}" for other in everyone)

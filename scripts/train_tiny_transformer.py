@@ -205,9 +205,8 @@ def restore(model, optimizer, tensors):
 
 
 def choose_device():
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    found = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    return torch.device(found)
 
 
 def read_batch(windows, ids, device):
@@ -374,7 +373,6 @@ def main():
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings["learning_rate"], weight_decay=0.1)
     if tensors:
         restore(model, optimizer, tensors)
-
     folder.rank_log(0).parent.mkdir(parents=True, exist_ok=True)
     folder.link_logs()
     with folder.rank_log(0).open("a", buffering=1) as log:
