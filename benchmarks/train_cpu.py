@@ -154,7 +154,9 @@ def report(claim: Claim, contenders: dict[str, Contender]) -> None:
         ratio = contenders[name].median_ms / frog.median_ms
         low, _, high = statistics.quantiles((a / b for a, b in zip(contenders[name].ms, frog.ms, strict=True)), n=4)
         verdict = "reached" if ratio >= target else "NOT reached"
-        print(f"  {ratio:.2f} x {name} (half of the rounds: {low:.2f} to {high:.2f}); target {target}: {verdict}")
+        fastest = min(contenders[name].ms) / min(frog.ms)
+        print(f"  {ratio:.2f} x {name}; target {target}: {verdict}")
+        print(f"       (half of the rounds: {low:.2f} to {high:.2f}; fastest block to fastest block: {fastest:.2f})")
     sys.stdout.flush()
 
 

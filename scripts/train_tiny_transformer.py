@@ -256,7 +256,6 @@ def train(model, optimizer, folder, settings, windows, losses, say):
         signal.signal(number, lambda number, frame: wishes.append(number) or signal.signal(number, signal.SIG_DFL))
     heldout, blind = validate(model, windows["heldout"], batch_size, device), math.log(model.config.vocab_size)
     say(f"step {step:5d} | held-out loss {heldout:.4f}; a blind guess costs ln {model.config.vocab_size} = {blind:.4f}")
-
     start_s = time.monotonic()
     while step < num_steps and not stop:
         inputs, labels = read_batch(windows["train"], samples_of(step, settings), device)
