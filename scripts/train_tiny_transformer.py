@@ -195,8 +195,7 @@ def last_good_checkpoint(folder):
 def restore(model, optimizer, tensors):
     for name, weight in model.named_parameters():
         weight.data.copy_(tensors[f"model/{name}"])
-        start = f"optimizer/{name}/"
-        state = {key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)}
+        state = {key: tensors[f"optimizer/{name}/{key}"] for key in ("step", "exp_avg", "exp_avg_sq")}
         # AdamW counts its steps on the CPU; its two averages lie beside the weight.
         optimizer.state[weight] = {k: v if k == "step" else v.to(weight.device) for k, v in state.items()}
 
@@ -272,8 +271,10 @@ def train(model, optimizer, folder, settings, windows, losses, say):
         if step % settings["log_every"] == 0:
             say(f"step {step:5d} | epoch {epoch} | loss {losses[-1]:.4f}")
         if step % per_epoch == 0:
-            mean = sum(losses[-per_epoch:]) / per_epoch
-            heldout = validate(model, windows["heldout"], batch_size, device)
+            mean, heldout = (
+                sum(losses[-per_epoch:]) / per_epoch,
+                validate(model, windows["heldout"], batch_size, device),
+            )
             say(f"epoch {epoch} | mean loss {mean:.4f} | held-out loss {heldout:.4f}")
         if step % settings["checkpoint_every"] == 0 or step == num_steps or stop:
             save_checkpoint(folder, step, model, optimizer, losses, settings)
@@ -337,8 +338,7 @@ def find_folder(given):
 def check(settings, config):
     """Tell every size that cannot be, before anything starts."""
     found = config.problems()
-    positive = settings.keys() - {"seed", "data"}
-    found += [f"{name}={settings[name]}: must be above 0" for name in sorted(positive) if settings[name] <= 0]
+    found += [f"{k}={v}: must be above 0" for k, v in settings.items() if k not in ("seed", "data") and v <= 0]
     T, most = settings["sequence_length"], config.max_position_embeddings
     if most < T:
         found.append(f"sequence_length={T} is more than max_position_embeddings={most}: positions have no rotation")
