@@ -102,7 +102,7 @@ def be_node(node, program, timeout_s, outcome):
     """Start this node's ranks and stay until they have ended; returns the exit code of the first that failed."""
 
     def say(line):
-        print(f"{node.name} | {line}", flush=True)
+        print(f"{node.name} | {line}\n", end="", flush=True)  # in one piece: other nodes write here too
 
     meet(node, timeout_s, say)
     say(f"starting global {span(node.ranks)}")

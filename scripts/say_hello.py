@@ -19,6 +19,11 @@ from frog.train.stop import leave_with_parent
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
+def say(line):
+    # In one piece, line end included: the other ranks write to the same terminal.
+    print(f"{line}\n", end="", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--delay-s", type=float, default=0.3, help="rank r comes r times this later; default: 0.3")
@@ -28,7 +33,7 @@ def main():
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     rank, world_size = dist.get_rank(), dist.get_world_size()
     told = " ".join(f"{name}={os.environ[name]}" for name in VARIABLES)
-    print(f"rank {rank} on {host_name()}, pid {os.getpid()}: {told}", flush=True)
+    say(f"rank {rank} on {host_name()}, pid {os.getpid()}: {told}")
     dist.barrier()  # a common start for the clock
 
     start_s = time.monotonic()
@@ -36,13 +41,13 @@ def main():
     came_s = time.monotonic() - start_s
     dist.barrier()  # nobody leaves before the last has come
     left_s = time.monotonic() - start_s
-    print(f"rank {rank} came to the barrier after {came_s:.2f} s, left it after {left_s:.2f} s", flush=True)
+    say(f"rank {rank} came to the barrier after {came_s:.2f} s, left it after {left_s:.2f} s")
 
     total = torch.tensor(rank)
     dist.all_reduce(total)  # the sum of what all ranks hold, given to all ranks
     dist.barrier()
     if rank == 0:
-        print(f"all-reduce: 0 + ... + {world_size - 1} = {total.item()}, on every rank of every node", flush=True)
+        say(f"all-reduce: 0 + ... + {world_size - 1} = {total.item()}, on every rank of every node")
     dist.destroy_process_group()
 
 
