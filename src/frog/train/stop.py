@@ -9,6 +9,7 @@ import time
 from types import FrameType
 
 from frog.core.env import launcher_pid
+from frog.core.processes import is_alive
 
 _SAME_PRESS_S = 2.0
 """A terminal and torchrun each pass one Ctrl-C on; what comes later than this is a second wish."""
@@ -48,18 +49,8 @@ def leave_with_parent(poll_s: float = 0.5) -> None:
     parent, launcher = os.getppid(), launcher_pid()
 
     def watch() -> None:
-        while os.getppid() == parent and (launcher is None or _alive(launcher)):
+        while os.getppid() == parent and (launcher is None or is_alive(launcher)):
             time.sleep(poll_s)
         os._exit(1)
 
     threading.Thread(target=watch, name="parent watch", daemon=True).start()
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

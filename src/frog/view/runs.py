@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from frog.core.env import host_name
 from frog.core.errors import RunError
+from frog.core.processes import is_alive
 from frog.core.runfolder import RunFolder
 from frog.core.units import format_count
 from frog.events import RunEvents, read_rank
@@ -105,19 +105,9 @@ def unrecorded_status(folder: RunFolder, run: dict[str, Any]) -> str:
     ranks = folder.event_ranks()
     starts = read_rank(folder, ranks[0]).of("start") if ranks else []
     if starts and starts[-1]["host"] == host_name():
-        return "running" if _is_alive(starts[-1]["pid"]) else "died"
+        return "running" if is_alive(starts[-1]["pid"]) else "died"
     said = [folder.rank_events(rank).stat().st_mtime for rank in ranks] or [folder.run_json.stat().st_mtime]
     return "running" if time.time() - max(said) < _QUIET_S else "died"
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def runs_table(rows: list[RunRow]) -> Table:
