@@ -121,7 +121,7 @@ def test_a_killed_run_without_a_record_is_told_from_one_that_runs(tmp_path: Path
     text = page_of(make_run(tmp_path / "r", Synthetic(status=None))).text
     assert "died" in text
     assert "The run ended without a record" in text
-    monkeypatch.setattr("frog.view.runs._is_alive", lambda pid: True)
+    monkeypatch.setattr("frog.view.runs.is_alive", lambda pid: True)
     text = page_of(make_run(tmp_path / "s", Synthetic(status=None))).text
     assert "running" in text
     assert "without a record" not in text
