@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from frog.comm import World
-from frog.config import ModelConfig, OptimizerConfig
-from frog.parallel import FlatParameters
+from frog.config import ModelConfig, OptimizerConfig, RunConfig, StrategyConfig
+from frog.data import Batch
+from frog.model import TinyTransformer
+from frog.parallel.build import build_mesh, build_strategy
 from frog.train.optimizer import build_optimizer
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-3)
@@ -84,18 +88,18 @@ class PlainLoop:
 
 
 class FrogLoop:
-    """A step as `frog.train.loop` takes it, without its events."""
+    """A step as `frog.train.loop` takes it, without its events, under any strategy."""
 
-    def __init__(self, model: nn.Module, world: World) -> None:
-        self.model, self.world = model, world
-        self.flat = FlatParameters(model, num_tail=3)
-        self.optimizer = build_optimizer(self.flat, OPTIMIZER)
+    def __init__(self, model: TinyTransformer, world: World, strategy: StrategyConfig | None = None) -> None:
+        config = RunConfig(model.config, strategy=strategy or StrategyConfig())
+        make_optimizer = functools.partial(build_optimizer, OPTIMIZER)
+        self.strategy = build_strategy(config, build_mesh(config, world), model, make_optimizer)
+        self.scaler = torch.amp.GradScaler("cpu", enabled=False)
 
     def step(self, tokens_BT: Tensor, labels_BT: Tensor) -> float:
-        loss = self.model(tokens_BT, labels_BT)
-        loss.backward()
-        local, _ = self.flat.reduce(self.world, (loss.detach(), self.flat.norm(), 0.0))
-        self.flat.clip(self.flat.norm().item(), MAX_NORM)
-        self.optimizer.step()
-        self.flat.zero()
-        return local[0]
+        batch = Batch(0, np.empty(0), tokens_BT.unsqueeze(0), labels_BT.unsqueeze(0), (1.0,))
+        agreed = self.strategy.reduce(self.strategy.forward_backward(batch, lambda loss: loss), stop=False)
+        self.strategy.clip(self.strategy.norm(), MAX_NORM)
+        self.strategy.step(self.scaler)
+        self.strategy.zero()
+        return agreed.loss

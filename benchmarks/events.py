@@ -21,7 +21,6 @@ from frog.config import OptimizerConfig, load_model_config
 from frog.events import EventWriter
 from frog.events.schema import FIELDS
 from frog.model import TinyTransformer
-from frog.parallel import FlatParameters
 from frog.train.optimizer import build_optimizer
 
 CONFIG = Path(__file__).parents[1] / "config" / "config.json"
@@ -34,8 +33,9 @@ def main() -> None:
     args = parser.parse_args()
     config = load_model_config(CONFIG)
     model = TinyTransformer(config)
-    flat = FlatParameters(model)
-    optimizer = build_optimizer(flat, OptimizerConfig())
+    parameters = list(model.parameters())
+    matrices, vectors = ([p for p in parameters if (p.dim() >= 2) == want] for want in (True, False))
+    optimizer = build_optimizer(OptimizerConfig(), matrices, vectors)
     tokens = torch.randint(0, config.vocab_size, (8, 65))
     inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     with tempfile.TemporaryDirectory() as scratch:
@@ -51,12 +51,13 @@ def main() -> None:
                 loss = model(inputs, labels)
             with span("backward"):
                 loss.backward()
-            with span("reduce"), writer.collective("all_reduce", "dp", 4) if write else nullcontext():
-                pass
+            with span("reduce"):
+                if write:
+                    writer.collective("all_reduce", "dp", 4).done(time.monotonic_ns(), 1)
             with span("optimize"):
                 optimizer.step()
             with span("zero"):
-                flat.zero()
+                optimizer.zero_grad()
             if write:
                 writer.emit("step", **line)
             return time.perf_counter() - start
@@ -72,8 +73,7 @@ def main() -> None:
             for _ in PHASES:
                 with writer.span("data"):
                     pass
-            with writer.collective("all_reduce", "dp", 4):
-                pass
+            writer.collective("all_reduce", "dp", 4).done(time.monotonic_ns(), 1)
             writer.emit("step", **line)
         alone_us = (time.perf_counter() - start) * 1e3
     bare, told = (1e3 * statistics.median(times[write]) for write in (False, True))

@@ -8,8 +8,12 @@ from collections.abc import Callable, Sequence
 
 from frog import __version__
 from frog.config.arguments import add_train_arguments
+from frog.config.finetune_arguments import add_finetune_parsers
 from frog.core.errors import FrogError
 from frog.data.commands import add_data_parser
+from frog.launch.proof import add_proof_parser
+from frog.parallel.commands import add_schedule_parser
+from frog.plan.commands import add_plan_parsers
 from frog.view.commands import add_view_parsers
 
 
@@ -37,7 +41,11 @@ def _parser() -> argparse.ArgumentParser:
     _add_train(commands)
     _add_run(commands)
     _add_model_commands(commands)
+    add_finetune_parsers(commands)
+    add_plan_parsers(commands)
     add_view_parsers(commands)
+    add_schedule_parser(commands)
+    add_proof_parser(commands)
     return parser
 
 

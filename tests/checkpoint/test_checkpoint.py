@@ -18,6 +18,7 @@ from frog.checkpoint import Saver, find_good, verify
 from frog.checkpoint.load import open_checkpoint
 from frog.checkpoint.part import Part, share_out
 from frog.checkpoint.save import remove_unfinished
+from frog.comm.held import Held, flat_boxes, held_slice
 from frog.core.errors import CheckpointError
 from frog.core.runfolder import RunFolder
 
@@ -33,10 +34,20 @@ def some_tensors(seed: int = 0) -> dict[str, Tensor]:
     }
 
 
+def copies(tensors: dict[str, Tensor], rank: int, world_size: int) -> list[Held]:
+    """Every rank holds every tensor whole."""
+    return [
+        Held(name, tensor, (0,) * tensor.dim(), tuple(tensor.shape), (rank, world_size))
+        for name, tensor in tensors.items()
+    ]
+
+
 def savers(folder: RunFolder, world_size: int, tensors: dict[str, Tensor], **options: Any) -> list[Saver]:
     options = {"attempt": "x", "keep_last": 9, "timeout_s": 5, **options}
     own = {"rng": torch.arange(4, dtype=torch.uint8)}
-    return [Saver(folder, rank, world_size, tensors, own, **options) for rank in range(world_size)]
+    return [
+        Saver(folder, rank, world_size, copies(tensors, rank, world_size), own, **options) for rank in range(world_size)
+    ]
 
 
 def save(folder: RunFolder, world_size: int, tensors: dict[str, Tensor], step: int = 10, **options: Any) -> None:
@@ -209,3 +220,66 @@ def test_pieces_tile_a_tensor(tmp_path: Path) -> None:
     checkpoint.load_into({"whole": target})
     assert torch.equal(target, whole)
     verify(checkpoint)
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (13,), (3, 4, 5), ()])
+def test_boxes_tile_any_run_of_elements(shape: tuple[int, ...]) -> None:
+    whole = torch.arange(int(torch.tensor(shape).prod()) if shape else 1)
+    for start in range(len(whole)):
+        for count in range(len(whole) - start + 1):
+            found = torch.full(shape, -1)
+            for after, offset, box in flat_boxes(shape, start, count):
+                size = int(torch.tensor(box).prod()) if box else 1
+                target = found[tuple(slice(a, a + n) for a, n in zip(offset, box, strict=True))]
+                assert bool((target == -1).all()), "two boxes overlap"
+                target.copy_(whole[start + after : start + after + size].view(box))
+            expected = torch.full((len(whole),), -1)
+            expected[start : start + count] = whole[start : start + count]
+            assert torch.equal(found.view(-1), expected)
+
+
+def shards(whole: Tensor, num_columns: int, num_runs: int) -> list[list[Held]]:
+    """What ranks hold of a matrix that is split by columns, and each part again into runs of elements, as zero does."""
+    ranks = []
+    for column, part in enumerate(whole.chunk(num_columns, dim=1)):
+        local = part.contiguous()
+        corner = (0, column * local.shape[1])
+        bounds = [local.numel() * run // num_runs for run in range(num_runs + 1)]
+        for start, end in zip(bounds, bounds[1:], strict=False):
+            run = local.view(-1)[start:end].clone()
+            ranks.append(held_slice("model/a", run, start, local.shape, corner, whole.shape, (0, 1)))
+    return ranks
+
+
+@pytest.mark.parametrize("written", [(1, 1), (2, 3), (1, 5)])
+@pytest.mark.parametrize("read", [(1, 1), (3, 1), (2, 4)])
+def test_any_sharding_is_read_by_any_other(tmp_path: Path, written: tuple[int, int], read: tuple[int, int]) -> None:
+    folder, whole = RunFolder(tmp_path), torch.randn(7, 12)
+    ranks = shards(whole, *written)
+    world = [
+        Saver(folder, rank, len(ranks), held, {}, attempt="x", keep_last=1, timeout_s=5)
+        for rank, held in enumerate(ranks)
+    ]
+    for saver in world:
+        saver.save(3, {}, {})
+    for saver in world:
+        saver.wait()
+    checkpoint, _ = find_good(folder)
+    assert checkpoint is not None
+    for rank in shards(torch.zeros(7, 12), *read):
+        checkpoint.load_into(rank)
+        for box in rank:
+            window = tuple(slice(a, a + n) for a, n in zip(box.offset, box.tensor.shape, strict=True))
+            assert torch.equal(box.tensor, whole[window])
+
+
+def test_pieces_that_leave_a_gap_are_told(tmp_path: Path) -> None:
+    folder, whole = RunFolder(tmp_path), torch.randn(7, 12)
+    (first, _) = shards(whole, 2, 1)
+    saver = Saver(folder, 0, 1, first, {}, attempt="x", keep_last=1, timeout_s=5)
+    saver.save(3, {}, {})
+    saver.wait()
+    checkpoint, _ = find_good(folder)
+    assert checkpoint is not None
+    with pytest.raises(CheckpointError, match="fill 42 of the 84 elements"):
+        checkpoint.load_into({"model/a": torch.zeros(7, 12)})

@@ -48,5 +48,5 @@ def test_a_rank_that_hangs_ends_the_world_at_the_deadline(workshop: Workshop) ->
     assert process.returncode == 1
     last = err[err.rindex("error:") :]
     assert "all_reduce of" in last
-    assert "[rank 0 of 2]" in last
+    assert "[rank 0, dp 0 of 2]" in last
     assert "Traceback" not in last

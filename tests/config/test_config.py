@@ -87,10 +87,9 @@ def test_shape_mistakes_name_both_numbers_and_the_rule(run_file: Path, override:
 
 def test_batch_must_share_out_evenly(run_file: Path) -> None:
     config = load_run_config(run_file, ["train.global_batch_size=12", "train.grad_accum=2"])
-    assert config.world_problem(3) is None
+    assert config.world_problems(3) == []
     assert config.micro_batch_size(3) == 2
-    problem = config.world_problem(4)
-    assert problem is not None
+    (problem,) = config.world_problems(4)
     assert "12" in problem
     assert "world size 4 x train.grad_accum 2 = 8" in problem
 

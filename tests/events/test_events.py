@@ -13,8 +13,9 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     for rank in (0, 1):
         writer = EventWriter(folder.rank_events(rank))
         writer.step = 1
-        with writer.span("forward", 2), writer.collective("all_reduce", "dp", 16):
-            pass
+        with writer.span("forward", 2):
+            note = writer.collective("all_reduce", "dp", 16)
+            note.done(note.start_ns + 30, wait_ns=20)
         writer.emit("end", step=1, status="completed")
         writer.close()
     events = read_run(folder)
@@ -24,7 +25,23 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     span = events.main.of("span")[0]
     assert (span["phase"], span["micro"], span["step"]) == ("forward", 2, 1)
     assert span["end_ns"] >= span["start_ns"] > 0
-    assert events.main.of("collective")[0]["seq"] == 0
+    collective = events.main.of("collective")[0]
+    assert (collective["op"], collective["axis"], collective["payload_bytes"]) == ("all_reduce", "dp", 16)
+    assert (collective["seq"], collective["wait_ns"]) == (0, 20)
+    assert collective["end_ns"] - collective["start_ns"] == 30
+
+
+def test_a_collective_counts_from_where_it_began(tmp_path: Path) -> None:
+    """Two at once: numbered as they began, written as they ended; the step is that of the beginning."""
+    folder = RunFolder(tmp_path)
+    writer = EventWriter(folder.rank_events(0))
+    writer.step = 4
+    first, second = writer.collective("all_gather", "dp", 8), writer.collective("reduce_scatter", "tp", 16)
+    second.done(second.start_ns + 1, wait_ns=1)
+    writer.step = 5
+    first.done(first.start_ns + 9, wait_ns=2)
+    told = [(e["op"], e["seq"], e["step"]) for e in read_run(folder).main.of("collective")]
+    assert told == [("reduce_scatter", 1, 4), ("all_gather", 0, 4)]
 
 
 def test_fields_are_those_of_the_schema(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import math
 import os
 import signal
 import time
-from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +14,13 @@ from workshop import MODEL, Workshop
 
 from frog.comm import World
 from frog.comm.world import pick_device
-from frog.config import ModelConfig
+from frog.config import ModelConfig, RunConfig
 from frog.core.env import WorldEnv, world_env
 from frog.core.errors import UsageError
 from frog.data import Windows, load_tokenizer, open_prepared
 from frog.model import TinyTransformer
+from frog.parallel.build import build_strategy
+from frog.parallel.mesh import Mesh
 from frog.train.evaluate import evaluate, spread
 from frog.train.order import OrderProof
 from frog.train.sample import sample_text
@@ -42,7 +43,10 @@ def test_evaluation_is_the_mean_over_all_tokens(workshop: Workshop, model: TinyT
     data = open_prepared("rhymes", workshop.root / "data")
     windows = Windows(data.split("heldout"), 16)
     num_windows = 7  # not a multiple of the batch size: the last batch is smaller
-    score = evaluate(model, windows, data.token_bytes, alone(), nullcontext(), max_tokens=16 * 7 + 5, batch_size=3)
+    strategy = build_strategy(
+        RunConfig(ModelConfig(**MODEL)), Mesh(alone()), model, lambda a, b: torch.optim.SGD([*a, *b])
+    )
+    score = evaluate(strategy, windows, data.token_bytes, max_tokens=16 * 7 + 5, batch_size=3)
     ids = spread(len(windows), num_windows)
     assert len(ids) == num_windows
     assert (ids[0], ids[-1]) == (0, len(windows) - 1)
@@ -94,7 +98,7 @@ def test_order_proof_tells_order_and_step_and_survives_a_restart() -> None:
         proof = OrderProof(start)
         for step, row in steps:
             proof.took(step, row)
-        return proof.link(alone())
+        return proof.link(alone(), [0])
 
     whole = chain([(1, rows[0]), (2, rows[1])])
     assert whole == chain([(2, rows[1])], start=chain([(1, rows[0])]))

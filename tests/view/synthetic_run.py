@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from frog.config import RunConfig, TrainConfig, to_dict
+from frog.config import RunConfig, StrategyConfig, TrainConfig, to_dict
 from frog.config.model import ModelConfig
 from frog.core.files import sha256_file, write_json
+from frog.core.manifest import FORMAT, manifest_hash
 from frog.core.runfolder import RunFolder
 from frog.events import EventWriter
 
@@ -23,6 +24,19 @@ START_MONO_NS = 5_000_000_000_000
 MS = 1_000_000
 
 SPAN_MS = {"data": 0.4, "forward": 9.0, "backward": 16.0, "reduce": 6.0, "optimize": 2.5, "zero": 0.2}
+
+
+GRADIENT_BYTES = 4 * 664_192
+"""Of the model below, whose parameters were counted by hand: 2048*128 + 2*(4*128*128 + 3*128*352 + 2*128) + 128."""
+
+MEMORY = {
+    "parameters": GRADIENT_BYTES,
+    "gradients": GRADIENT_BYTES,
+    "optimizer": 2 * GRADIENT_BYTES,
+    # Of 4 sequences of 64 tokens, N = 256: two layers of 8 N*128 + 4 N*352 + 6 N, the tables, the head.
+    "activations": 4 * (2 * (8 * 256 * 128 + 4 * 256 * 352 + 6 * 256) + 2 * 64 * 128 + (2 * 256 + 2048) * 128 + 256),
+}
+"""What a rank of a world of four holds of that model under ddp."""
 
 
 @dataclass
@@ -40,6 +54,15 @@ class Synthetic:
     """Added to every loss from `noise_from_step` on."""
     noise_from_step: int = 0
     num_layers: int = 2
+    train: TrainConfig = field(default_factory=TrainConfig)
+    strategy: StrategyConfig = field(default_factory=StrategyConfig)
+    collectives: list[tuple[str, str, int]] = field(default_factory=lambda: [("all_reduce", "dp", GRADIENT_BYTES)])
+    """Of each step, one after the other in its reduce phase: operation, axis, payload."""
+    wait_share: float = 1.0
+    """How much of a collective's time its rank waits."""
+    memory: dict[str, int] | None = field(default_factory=lambda: dict(MEMORY))
+    num_micro: int = 1
+    """Micro-batches: forward and backward spans take turns."""
 
 
 def make_run(path: Path, kind: Synthetic | None = None) -> RunFolder:
@@ -54,7 +77,11 @@ def make_run(path: Path, kind: Synthetic | None = None) -> RunFolder:
             "name": path.name,
             "created": "2026-11-21T04:12:00+00:00",
             "argv": ["frog", "train", "config/demo.toml"],
-            "config": to_dict(RunConfig(model=model, name=path.name, train=TrainConfig(steps=last_step))),
+            "config": to_dict(
+                RunConfig(
+                    model=model, name=path.name, train=replace(kind.train, steps=last_step), strategy=kind.strategy
+                )
+            ),
             "num_parameters": model.num_parameters(),
             "data": {
                 "name": "python-docs",
@@ -136,14 +163,14 @@ def write_checkpoint(folder: RunFolder, step: int, world: int, tensors: dict[str
     for file, content in files.items():
         save_file(content, path / file)
     manifest = {
-        "format": 1,
+        "format": FORMAT,
         "step": step,
         "world_size": world,
         "state": {"step": step},
         "tensors": entries,
         "files": {f: {"bytes": (path / f).stat().st_size, "sha256": sha256_file(path / f)} for f in files},
     }
-    write_json(path / "manifest.json", manifest)
+    write_json(path / "manifest.json", {**manifest, "sha256": manifest_hash(manifest)})
     return path
 
 
@@ -187,27 +214,23 @@ def _write_rank(
         step=from_step,
         unix_ns=START_UNIX_NS + shift_ns + rank * 1000,
         mono_ns=START_MONO_NS + shift_ns,
+        mesh=_mesh(kind.strategy, world),
+        place=_place(_mesh(kind.strategy, world), rank),
     )
+    if kind.memory is not None:
+        writer.emit("memory", step=from_step + 1, **kind.memory)
     slowest_ns = int(40 * MS)
     for step in range(from_step + 1, last + 1):
         clock = START_MONO_NS + shift_ns + (step - from_step) * slowest_ns
         reduce_until = clock + int(33 * MS)
-        for phase, typical_ms in SPAN_MS.items():
+        for phase, micro, typical_ms in _phases(kind):
             start = clock
             clock += int(typical_ms * MS * float(draw.uniform(0.85, 1.15)))
             if phase == "reduce":
                 clock = max(reduce_until, start + MS)
-                writer.emit(
-                    "collective",
-                    step=step,
-                    op="all_reduce",
-                    axis="dp",
-                    payload_bytes=1_600_000,
-                    seq=step,
-                    start_ns=start + MS // 5,
-                    end_ns=clock,
-                )
-            writer.emit("span", step=step, phase=phase, micro=0, start_ns=start, end_ns=clock)
+                if world > 1:
+                    _write_collectives(writer, kind, step, start + MS // 5, clock)
+            writer.emit("span", step=step, phase=phase, micro=micro, start_ns=start, end_ns=clock)
         mean = mean_loss(step, kind)
         writer.emit(
             "step",
@@ -247,3 +270,41 @@ def _write_rank(
             writer.emit("error", step=last, phase="reduce", type=kind.error["type"], message=kind.error["message"])
         writer.emit("end", step=last, status=kind.status)
     writer.close()
+
+
+def _phases(kind: Synthetic) -> list[tuple[str, int, float]]:
+    """The phases of a step in order, with their micro-batch and a typical duration."""
+    micros = [
+        (phase, micro, SPAN_MS[phase] / kind.num_micro)
+        for micro in range(kind.num_micro)
+        for phase in ("forward", "backward")
+    ]
+    rest = [(phase, 0, ms) for phase, ms in SPAN_MS.items() if phase not in ("forward", "backward")]
+    return [rest[0], *micros, *rest[1:]]
+
+
+def _write_collectives(writer: EventWriter, kind: Synthetic, step: int, start_ns: int, end_ns: int) -> None:
+    each_ns = (end_ns - start_ns) // max(1, len(kind.collectives))
+    for index, (op, axis, payload_bytes) in enumerate(kind.collectives):
+        writer.emit(
+            "collective",
+            step=step,
+            op=op,
+            axis=axis,
+            payload_bytes=payload_bytes,
+            seq=step * len(kind.collectives) + index,
+            start_ns=start_ns + index * each_ns,
+            end_ns=start_ns + (index + 1) * each_ns,
+            wait_ns=int(each_ns * kind.wait_share),
+        )
+
+
+def _mesh(strategy: StrategyConfig, world: int) -> dict[str, int]:
+    return {"pp": strategy.pp, "dp": strategy.dp_size(world), "cp": strategy.cp, "tp": strategy.tp}
+
+
+def _place(mesh: dict[str, int], rank: int) -> dict[str, int]:
+    place = {}
+    for name, size in reversed(mesh.items()):
+        rank, place[name] = divmod(rank, size)
+    return dict(reversed(place.items()))

@@ -10,6 +10,7 @@ import pytest
 from synthetic_run import Synthetic, make_run, weights, write_checkpoint
 
 from frog.core.errors import CheckpointError
+from frog.core.manifest import manifest_hash
 from frog.core.runfolder import RunFolder
 from frog.view.checkpoints import open_checkpoint, open_checkpoints
 from frog.view.weights import weight_movement
@@ -31,7 +32,7 @@ def test_pieces_along_the_second_dim_and_of_other_types(tmp_path: Path) -> None:
     piece, other = manifest["tensors"]["model/a"]["pieces"]
     manifest["tensors"]["model/a"]["shape"] = [1, 6]
     piece["offset"], other["offset"] = [0, 3], [0, 0]
-    (path / "manifest.json").write_text(json.dumps(manifest))
+    (path / "manifest.json").write_text(json.dumps({**manifest, "sha256": manifest_hash(manifest)}))
     assert open_checkpoint(path).tensor("model/a").tolist() == [[3, 4, 5, 0, 1, 2]]
 
 
@@ -44,11 +45,11 @@ def flip_bit(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "complaint"),
     [
-        (lambda path: flip_bit(path / "rank_1.safetensors"), r"rank_1\.safetensors: SHA-256"),
+        (lambda path: flip_bit(path / "rank_1.safetensors"), r"rank_1\.safetensors: its SHA-256"),
         (lambda path: (path / "rank_0.safetensors").write_bytes(b"short"), r"rank_0\.safetensors: 5 bytes"),
         (lambda path: (path / "rank_1.safetensors").unlink(), r"rank_1\.safetensors: missing"),
         (lambda path: (path / "manifest.json").unlink(), r"no manifest\.json"),
-        (lambda path: (path / "manifest.json").write_text('{"step": 40, "fi'), r"not a manifest"),
+        (lambda path: (path / "manifest.json").write_text('{"step": 40, "fi'), r"not valid JSON"),
         (lambda path: (path / "manifest.json").write_text("[1]"), r"not a manifest"),
     ],
 )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from frog.checkpoint.save import FORMAT, manifest_hash
+from frog.comm.held import Held
 from frog.core.errors import CheckpointError
-from frog.core.files import sha256_file
+from frog.core.manifest import read_manifest, verify_files
 from frog.core.runfolder import RunFolder
 
 
@@ -39,18 +38,20 @@ class Checkpoint:
         """What is no tensor: steps and tokens done, the order hash, the loss scale."""
         return dict(self.manifest["state"])
 
-    def load_into(self, tensors: Mapping[str, Tensor]) -> None:
-        """Fill `tensors`, each from the pieces that tile it, whatever world wrote them.
+    def load_into(self, held: Sequence[Held] | Mapping[str, Tensor]) -> None:
+        """Fill what a rank holds, each box from the pieces that overlap it, whatever world and strategy wrote them.
 
-        Raises:  CheckpointError naming the tensors that are missing or of another shape.
+        Raises:  CheckpointError naming the tensors that are missing, of another shape, or not covered.
         """
+        if isinstance(held, Mapping):
+            held = [Held(name, tensor, (0,) * tensor.dim(), tuple(tensor.shape)) for name, tensor in held.items()]
         entries = self.manifest["tensors"]
-        problems = [f"{name}: not in the checkpoint" for name in tensors.keys() - entries.keys()]
-        problems += [
-            f"{name}: shape {tuple(entries[name]['shape'])} in the checkpoint, {tuple(tensor.shape)} in this model"
-            for name, tensor in tensors.items()
-            if name in entries and list(tensor.shape) != entries[name]["shape"]
-        ]
+        problems = {f"{box.name}: not in the checkpoint" for box in held if box.name not in entries}
+        problems |= {
+            f"{box.name}: shape {tuple(entries[box.name]['shape'])} in the checkpoint, {box.whole} in this model"
+            for box in held
+            if box.name in entries and list(box.whole) != entries[box.name]["shape"]
+        }
         if problems:
             listing = "\n".join(f"  - {problem}" for problem in sorted(problems)[:10])
             raise CheckpointError(
@@ -58,12 +59,13 @@ class Checkpoint:
                 "resume with the model that the run was started with (its run.json says which)",
             )
         with torch.no_grad(), _Files(self.path) as files:
-            for name, tensor in tensors.items():
-                for piece in entries[name]["pieces"]:
-                    target = tensor
-                    for dim, (start, count) in enumerate(zip(piece["offset"], piece["shape"], strict=True)):
-                        target = target.narrow(dim, start, count)
-                    target.copy_(files.get(piece["file"], piece["key"]))
+            for box in held:
+                filled = sum(_copy_overlap(box, piece, files) for piece in entries[box.name]["pieces"])
+                if filled != box.tensor.numel():
+                    raise CheckpointError(
+                        f"{self.path}: its pieces of {box.name} fill {filled} of the {box.tensor.numel()} elements at "
+                        f"{list(box.offset)}"
+                    )
 
     def load_own(self, rank: int) -> dict[str, Tensor] | None:
         """The tensors that rank wrote for itself alone, or None if the checkpoint comes from a smaller world."""
@@ -104,33 +106,29 @@ class _Files:
         return tensor
 
 
+def _copy_overlap(box: Held, piece: dict[str, Any], files: _Files) -> int:
+    """Copy what a stored piece and a box have in common; return how many elements that is."""
+    mine, theirs = [], []
+    for start, size, at, count in zip(box.offset, box.tensor.shape, piece["offset"], piece["shape"], strict=True):
+        lower, upper = max(start, at), min(start + size, at + count)
+        if lower >= upper:
+            return 0
+        mine.append(slice(lower - start, upper - start))
+        theirs.append(slice(lower - at, upper - at))
+    source = files.get(piece["file"], piece["key"])
+    target = box.tensor[tuple(mine)]
+    target.copy_(source[tuple(theirs)])
+    return target.numel()
+
+
 def open_checkpoint(path: Path) -> Checkpoint:
-    """Read a checkpoint's manifest. Raises CheckpointError if there is none, or none that can be read."""
-    manifest_path = path / "manifest.json"
-    try:
-        manifest = json.loads(manifest_path.read_text())
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: no manifest.json, so it was never whole") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{manifest_path}: not valid JSON: {error}") from None
-    keys = ("step", "world_size", "state", "tensors", "files")
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT or any(key not in manifest for key in keys):
-        raise CheckpointError(f"{manifest_path}: not a manifest of format {FORMAT}")
-    if manifest.get("sha256") != manifest_hash(manifest):
-        raise CheckpointError(f"{manifest_path}: its content is not what was hashed when it was written")
-    return Checkpoint(path, manifest)
+    """Read a checkpoint's manifest. Raises CheckpointError if there is none, or none that can be trusted."""
+    return Checkpoint(path, read_manifest(path))
 
 
 def verify(checkpoint: Checkpoint) -> None:
     """Hold every file against the manifest. Raises CheckpointError naming the first that differs, and how."""
-    for name, entry in checkpoint.manifest["files"].items():
-        path = checkpoint.path / name
-        if not path.is_file():
-            raise CheckpointError(f"{path}: missing")
-        if path.stat().st_size != entry["bytes"]:
-            raise CheckpointError(f"{path}: {path.stat().st_size} bytes, the manifest has {entry['bytes']}")
-        if (digest := sha256_file(path)) != entry["sha256"]:
-            raise CheckpointError(f"{path}: its SHA-256 is {digest[:12]}…, the manifest has {entry['sha256'][:12]}…")
+    verify_files(checkpoint.path, checkpoint.manifest)
 
 
 def find_good(folder: RunFolder, at_step: int | None = None) -> tuple[Checkpoint | None, list[str]]:

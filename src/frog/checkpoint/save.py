@@ -9,24 +9,22 @@ So a folder called step_NNNNNNNN is whole; what a crash leaves has another name 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from frog.checkpoint.part import Part, share_out
+from frog.comm.held import Held
 from frog.core.errors import CheckpointError
 from frog.core.files import sync_folder, write_json
+from frog.core.manifest import FORMAT, manifest_hash
 from frog.core.runfolder import RunFolder
-
-FORMAT = 1
-"""Of the manifest and the files it names."""
 
 _POLL_S = 0.01
 
@@ -34,8 +32,8 @@ _POLL_S = 0.01
 class Saver:
     """Writes the checkpoints of one run from one rank.
 
-    Every rank holds all of `tensors`, and each writes an even share of them; `own` are tensors that differ by rank,
-    such as the state of the random generator.
+    `held` are boxes of the world's tensors. Of equal copies each rank writes an even share, of what it alone holds all.
+    `own` are tensors that differ by rank and belong to it alone, such as the state of the random generator.
     """
 
     def __init__(
@@ -43,7 +41,7 @@ class Saver:
         folder: RunFolder,
         rank: int,
         world_size: int,
-        tensors: Mapping[str, Tensor],
+        held: Sequence[Held],
         own: Mapping[str, Tensor],
         *,
         attempt: str,
@@ -53,9 +51,8 @@ class Saver:
     ) -> None:
         self._folder, self._rank, self._world_size = folder, rank, world_size
         self._attempt, self._keep_last, self._timeout_s, self._on_commit = attempt, keep_last, timeout_s, on_commit
-        self._shares = share_out(tensors, world_size)
-        self._tensors = tensors
-        self._part = Part({name: tensors[name] for name in self._shares[rank]} | _own_names(own, rank))
+        self._mine = choose(held)
+        self._part = Part({key: box.tensor for key, box in self._mine.items()} | _own_names(own, rank))
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self.last_step: int | None = None
@@ -65,14 +62,20 @@ class Saver:
         """Bytes of this rank's part."""
         return self._part.payload_bytes
 
-    def save(self, step: int, state: dict[str, Any], own: Mapping[str, Tensor]) -> int:
+    def save(
+        self, step: int, state: dict[str, Any], own: Mapping[str, Tensor], held: Sequence[Held] | None = None
+    ) -> int:
         """Begin a checkpoint; return for how many nanoseconds the caller was held up.
+
+        `held` gives the boxes anew, where they are not views of what they were when this saver was made.
 
         Raises:  CheckpointError if the one before could not be written.
         """
         start_ns = time.monotonic_ns()
         self.wait()
-        self._part.stage(dict(self._tensors) | _own_names(own, self._rank))
+        if held is not None:
+            self._mine = choose(held)
+        self._part.stage({key: box.tensor for key, box in self._mine.items()} | _own_names(own, self._rank))
         self._thread = threading.Thread(target=self._run, args=(step, state), name=f"checkpoint {step}", daemon=True)
         self._thread.start()
         self.last_step = step
@@ -120,18 +123,26 @@ class Saver:
         beside.mkdir(parents=True, exist_ok=True)
         path = beside / f"rank_{self._rank}.safetensors"
         digest = self._part.write(path)
-        write_json(beside / f"rank_{self._rank}.json", {"bytes": path.stat().st_size, "sha256": digest})
+        tensors: dict[str, dict[str, Any]] = {}
+        for key, box in self._mine.items():
+            dtype = str(box.tensor.dtype).removeprefix("torch.")
+            entry = tensors.setdefault(box.name, {"shape": list(box.whole), "dtype": dtype, "pieces": []})
+            piece = {"file": path.name, "key": key, "offset": list(box.offset), "shape": list(box.tensor.shape)}
+            entry["pieces"].append(piece)
+        file = {"bytes": path.stat().st_size, "sha256": digest}
+        write_json(beside / f"rank_{self._rank}.json", {"file": file, "tensors": tensors})
 
     def _commit(self, beside: Path, step: int, state: dict[str, Any]) -> int:
         parts = [beside / f"rank_{rank}.json" for rank in range(self._world_size)]
         self._await_files(parts)
-        files = {part.with_suffix(".safetensors").name: json.loads(part.read_text()) for part in parts}
+        told = {part.with_suffix(".safetensors").name: json.loads(part.read_text()) for part in parts}
+        files = {name: rank["file"] for name, rank in told.items()}
         manifest = {
             "format": FORMAT,
             "step": step,
             "world_size": self._world_size,
             "state": state,
-            "tensors": {name: self._describe(name, rank) for rank, share in enumerate(self._shares) for name in share},
+            "tensors": _merge([rank["tensors"] for rank in told.values()]),
             "files": files,
         }
         write_json(beside / "manifest.json", {**manifest, "sha256": manifest_hash(manifest)})
@@ -144,12 +155,6 @@ class Saver:
         sync_folder(target.parent)
         self._prune()
         return sum(entry["bytes"] for entry in files.values())
-
-    def _describe(self, name: str, rank: int) -> dict[str, Any]:
-        tensor = self._tensors[name]
-        shape = list(tensor.shape)
-        piece = {"file": f"rank_{rank}.safetensors", "key": name, "offset": [0] * len(shape), "shape": shape}
-        return {"shape": shape, "dtype": str(tensor.dtype).removeprefix("torch."), "pieces": [piece]}
 
     def _await_files(self, paths: list[Path]) -> None:
         deadline = time.monotonic() + self._timeout_s
@@ -167,10 +172,26 @@ class Saver:
             shutil.rmtree(self._folder.checkpoint(step))
 
 
-def manifest_hash(manifest: Mapping[str, Any]) -> str:
-    """Hex SHA-256 of a manifest without its own hash."""
-    rest = {key: value for key, value in manifest.items() if key != "sha256"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+def choose(held: Sequence[Held]) -> dict[str, Held]:
+    """The boxes that this rank writes, by their keys: all that it alone holds, an even share of equal copies."""
+    chosen: dict[str, Held] = {}
+    by_copies: dict[tuple[int, int], dict[str, Held]] = {}
+    for box in held:
+        if box.copies is not None and box.tensor.numel():
+            by_copies.setdefault(box.copies, {})[box.key] = box
+    for (number, count), boxes in by_copies.items():
+        share = share_out({key: box.tensor for key, box in boxes.items()}, count)[number]
+        chosen |= {key: boxes[key] for key in share}
+    return chosen
+
+
+def _merge(ranks: Sequence[dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """The tensors of all ranks' parts, each with all its pieces."""
+    merged: dict[str, dict[str, Any]] = {}
+    for tensors in ranks:
+        for name, entry in tensors.items():
+            merged.setdefault(name, {**entry, "pieces": []})["pieces"] += entry["pieces"]
+    return merged
 
 
 def remove_unfinished(folder: RunFolder) -> None:

@@ -1,5 +1,6 @@
-"""A rank's world: joining it, leaving it, and the collectives over it."""
+"""A rank's world and its axes: joining, leaving, and the collectives over them."""
 
+from frog.comm.axis import Axis, Pending
 from frog.comm.world import World, join_world
 
-__all__ = ["World", "join_world"]
+__all__ = ["Axis", "Pending", "World", "join_world"]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,10 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from frog.comm.axis import Axis, Recorder, Silent
 from frog.core.env import WorldEnv, bind_loopback
 from frog.core.errors import CommError, UsageError
-
-Recorder = Callable[[str, str, int], AbstractContextManager[None]]
 
 
 @dataclass
@@ -26,8 +26,10 @@ class World:
     env: WorldEnv
     device: torch.device
     timeout_s: float
-    record: Recorder = field(default=lambda op, axis, payload_bytes: nullcontext())
-    """Told of every collective: operation, axis, bytes of the payload. The events take this place."""
+    _recorder: list[Recorder] = field(default_factory=lambda: [Silent()])
+    """One place that all axes look at, so that the events can take it over at any time."""
+    _groups: list[Any] = field(default_factory=list)
+    """torch's groups behind the axes of this rank."""
 
     @property
     def rank(self) -> int:
@@ -41,58 +43,90 @@ class World:
     def is_main(self) -> bool:
         return self.rank == 0
 
+    @property
+    def axis(self) -> Axis:
+        """The whole world as one axis."""
+        return Axis("world", range(self.size), self.rank, self.device, None, self._recorder)
+
+    def tell(self, recorder: Recorder) -> None:
+        """From now on every collective of every axis is told to `recorder`."""
+        self._recorder[0] = recorder
+
+    def make_axis(self, name: str, ranks_of_all: Sequence[Sequence[int]]) -> Axis:
+        """This rank's axis out of `ranks_of_all`, which every rank must give alike: together they are the world."""
+        own: Axis | None = None
+        for ranks in ranks_of_all:
+            # Groups are made in the same order everywhere, also by ranks outside: torch's rule.
+            whole = len(ranks) == self.size
+            group = dist.new_group(list(ranks), timeout=self._timeout) if len(ranks) > 1 and not whole else None
+            if self.rank in ranks:
+                if group is not None:
+                    self._groups.append(group)
+                own = Axis(name, ranks, self.rank, self.device, group, self._recorder)
+        assert own is not None, f"rank {self.rank} is in none of {ranks_of_all}"
+        return own
+
+    @property
+    def _timeout(self) -> datetime.timedelta:
+        return datetime.timedelta(seconds=self.timeout_s)
+
     def all_reduce(self, x: Tensor) -> None:
         """Sum `x` over all ranks, in place."""
-        if self.size > 1:
-            with self._collective("all_reduce", x.numel() * x.element_size()):
-                dist.all_reduce(x)
+        self.axis.all_reduce(x)
 
     def gather_rows(self, x: Tensor) -> Tensor:
         """Every rank's `x`, stacked in order of ranks.
 
         Shapes:  x (...), the same on every rank -> (world size, ...)
         """
-        if self.size == 1:
-            return x.unsqueeze(0)
         if self.device.type == "cuda":  # NCCL moves what lies on a GPU
             x = x.to(self.device)
-        rows = [torch.empty_like(x) for _ in range(self.size)]
-        with self._collective("all_gather", x.numel() * x.element_size() * self.size):
-            dist.all_gather(rows, x)
-        return torch.stack(rows)
+        rows = torch.empty((self.size, *x.shape), dtype=x.dtype, device=x.device)
+        self.axis.all_gather(rows, x)
+        return rows
 
     def from_main(self, value: Any) -> Any:
         """Rank 0's `value`, on every rank. Any JSON-like object."""
         if self.size == 1:
             return value
         box = [value]
-        with self._collective("broadcast", 0):
+        with self._collective("broadcast"):
             dist.broadcast_object_list(box, src=0)
         return box[0]
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
         if self.size > 1:
-            with self._collective("barrier", 0):
+            with self._collective("barrier"):
                 dist.barrier()
 
+    def forget_axes(self) -> None:
+        """Give back the groups of all axes that were made. A collective call."""
+        self.barrier()
+        for group in self._groups:
+            dist.destroy_process_group(group)
+        self._groups.clear()
+
     def leave(self) -> None:
-        """Give the process group back."""
+        """Give the process groups back."""
         if dist.is_initialized():
+            gc.collect()  # a group that outlives the rest, held by some cycle of objects, would crash the exit
             dist.destroy_process_group()
 
     @contextmanager
-    def _collective(self, op: str, payload_bytes: int) -> Iterator[None]:
-        start = time.monotonic()
+    def _collective(self, op: str) -> Iterator[None]:
+        start_ns = time.monotonic_ns()
+        note = self._recorder[0](op, "world", 0)
         try:
-            with self.record(op, "dp", payload_bytes):
-                yield
+            yield
         except RuntimeError as error:
             raise CommError(
-                f"{op} of {payload_bytes} bytes failed after {time.monotonic() - start:.1f} s "
+                f"{op} failed after {(time.monotonic_ns() - start_ns) / 1e9:.1f} s "
                 f"[rank {self.rank} of {self.size}]: {str(error).splitlines()[0]}",
                 "another rank has left or hangs; its own log says why",
             ) from error
+        end_ns = time.monotonic_ns()
+        note.done(end_ns, end_ns - start_ns)
 
 
 def pick_device(wish: str, env: WorldEnv) -> torch.device:

@@ -11,6 +11,7 @@ from frog.config.run import (
     RunConfig,
     TrainConfig,
 )
+from frog.config.strategy import StrategyConfig
 
 __all__ = [
     "CheckpointConfig",
@@ -20,6 +21,7 @@ __all__ = [
     "ModelSource",
     "OptimizerConfig",
     "RunConfig",
+    "StrategyConfig",
     "TrainConfig",
     "from_dict",
     "load_model_config",

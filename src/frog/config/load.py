@@ -18,21 +18,27 @@ from frog.config.run import ModelSource, RunConfig
 from frog.core.errors import ConfigError
 
 _HF_FIXED: dict[str, tuple[Any, ...]] = {
-    "architectures": (["LlamaForCausalLM"],),
-    "model_type": ("llama",),
+    "architectures": (["LlamaForCausalLM"], ["MixtralForCausalLM"]),
+    "model_type": ("llama", "mixtral"),
     "hidden_act": ("silu",),
     "attention_bias": (False,),
     "mlp_bias": (False,),
     "attention_dropout": (0, 0.0),
     "rope_scaling": (None,),
     "pretraining_tp": (1,),
+    "router_jitter_noise": (0, 0.0),
+    "sliding_window": (None,),
 }
 """Keys of a Hugging Face config.json that describe what Frog's model always is, with the values that say so."""
+
+_MIXTRAL_EXPERTS = 8
+"""How many experts a Mixtral has whose config.json does not say."""
 
 _HF_IGNORED = {
     "bos_token_id",
     "dtype",
     "eos_token_id",
+    "output_router_logits",
     "pad_token_id",
     "torch_dtype",
     "transformers_version",
@@ -40,7 +46,7 @@ _HF_IGNORED = {
     "_name_or_path",
 }
 
-_SECTIONS = {"data", "train", "optimizer", "eval", "checkpoint"}
+_SECTIONS = {"data", "train", "strategy", "optimizer", "eval", "checkpoint"}
 
 
 def load_run_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -209,6 +215,10 @@ def _read_model(path: Path | None, overrides: dict[str, Any], problems: list[str
 def _from_hf(table: dict[str, Any], problems: list[str]) -> dict[str, Any]:
     """Take out of a config.json what Frog's model always is, and complain if it says otherwise."""
     table = {key: value for key, value in table.items() if key not in _HF_IGNORED}
+    if table.get("model_type") == "mixtral":
+        table.setdefault("num_local_experts", _MIXTRAL_EXPERTS)
+    elif table.get("model_type") == "llama" and table.get("num_local_experts") is not None:
+        problems.append(f"model.num_local_experts={table['num_local_experts']}: a model_type='llama' has none")
     for key, allowed in _HF_FIXED.items():
         if key in table and (value := table.pop(key)) not in allowed:
             problems.append(f"model.{key}={value!r}: Frog's model has {allowed[0]!r}")

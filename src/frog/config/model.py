@@ -20,6 +20,12 @@ class ModelConfig:
     rms_norm_eps: float = 1e-5
     initializer_range: float = 0.02
     tie_word_embeddings: bool = True
+    num_local_experts: int | None = None
+    """None: one FFN a layer. Else a mixture of so many, each of `intermediate_size`."""
+    num_experts_per_tok: int = 2
+    """How many of its layer's experts a token goes through."""
+    router_aux_loss_coef: float = 0.001
+    """Weight of the load-balancing loss in the training loss."""
 
     @property
     def head_dim(self) -> int:
@@ -59,22 +65,46 @@ class ModelConfig:
                 f"num_attention_heads={heads} is not a multiple of num_key_value_heads={kv_heads}: "
                 "each key/value head serves the same number of query heads"
             )
+        return found + self._expert_problems()
+
+    def _expert_problems(self) -> list[str]:
+        if self.num_local_experts is None:
+            return []
+        found = []
+        if not 1 <= self.num_experts_per_tok <= self.num_local_experts:
+            found.append(
+                f"num_experts_per_tok={self.num_experts_per_tok} of num_local_experts={self.num_local_experts}: "
+                "a token goes through at least one expert, and through each at most once"
+            )
+        if self.router_aux_loss_coef < 0:
+            found.append(f"router_aux_loss_coef={self.router_aux_loss_coef}: must be at least 0")
         return found
 
     def num_parameters(self) -> int:
         """How many weights the model has; a tied embedding counts once."""
+        return self._num_parameters(self.num_local_experts)
+
+    def num_active_parameters(self) -> int:
+        """How many weights one token passes: of a layer's experts only those that it is sent to."""
+        return self._num_parameters(self.num_local_experts and self.num_experts_per_tok)
+
+    def _num_parameters(self, num_experts: int | None) -> int:
+        """The weights of a model of which `num_experts` experts a layer count, but the whole router."""
         hidden, kv = self.hidden_size, self.num_key_value_heads * self.head_dim
         attention = 2 * hidden * hidden + 2 * hidden * kv
-        layer = attention + 3 * hidden * self.intermediate_size + 2 * hidden
+        ffn, router = 3 * hidden * self.intermediate_size, hidden * (self.num_local_experts or 0)
+        layer = attention + (1 if num_experts is None else num_experts) * ffn + router + 2 * hidden
         embeddings = self.vocab_size * hidden * (1 if self.tie_word_embeddings else 2)
         return self.num_hidden_layers * layer + embeddings + hidden
 
     def flops_per_token(self, sequence_length: int) -> float:
         """Floating-point operations to train on one token: forward and backward, matrix products only.
 
+        Of a mixture of experts those count that a token is sent to.
+
         Units:   operations; a multiply-add counts as two.
         Assumes: full (not causal) attention scores, as Chowdhery et al. 2022 (PaLM), appendix B, counts them.
         """
         looked_up = 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
-        matrices = self.num_parameters() - looked_up - (2 * self.num_hidden_layers + 1) * self.hidden_size
+        matrices = self.num_active_parameters() - looked_up - (2 * self.num_hidden_layers + 1) * self.hidden_size
         return 6.0 * matrices + 12.0 * self.num_hidden_layers * self.hidden_size * sequence_length

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from frog.config.model import ModelConfig
+from frog.config.strategy import StrategyConfig, strategy_problems
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ class RunConfig:
     source: ModelSource = field(default_factory=ModelSource)
     data: DataConfig = field(default_factory=DataConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    strategy: StrategyConfig = field(default_factory=StrategyConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -109,6 +111,13 @@ class RunConfig:
                 ("train", "grad_accum", self.train.grad_accum, 1),
                 ("train", "log_every", self.train.log_every, 1),
                 ("train", "timeout_s", self.train.timeout_s, 1),
+                ("strategy", "tp", self.strategy.tp, 1),
+                ("strategy", "pp", self.strategy.pp, 1),
+                ("strategy", "cp", self.strategy.cp, 1),
+                ("strategy", "ep", self.strategy.ep, 1),
+                ("strategy", "shard", self.strategy.shard or 1, 1),
+                ("strategy", "bucket_mb", self.strategy.bucket_mb, 0),
+                ("strategy", "virtual_stages", self.strategy.virtual_stages, 2),
                 ("optimizer", "learning_rate", self.optimizer.learning_rate, 0),
                 ("optimizer", "min_learning_rate", self.optimizer.min_learning_rate, 0),
                 ("optimizer", "warmup_steps", self.optimizer.warmup_steps, 0),
@@ -138,16 +147,23 @@ class RunConfig:
         return found
 
     def micro_batch_size(self, dp_size: int) -> int:
-        """Sequences that one rank takes in one forward pass; `world_problem` says why when it is not whole."""
+        """Sequences that one rank takes in one forward pass; `world_problems` says why when it is not whole."""
         return self.train.global_batch_size // (dp_size * self.train.grad_accum)
 
-    def world_problem(self, dp_size: int) -> str | None:
-        """The rule that a world of `dp_size` data-parallel ranks breaks, or None."""
-        parts = dp_size * self.train.grad_accum
-        if self.train.global_batch_size % parts == 0:
-            return None
-        return (
-            f"train.global_batch_size={self.train.global_batch_size} is not a multiple of "
-            f"world size {dp_size} x train.grad_accum {self.train.grad_accum} = {parts}: every rank takes "
-            "the same number of sequences in every micro-batch"
+    def world_problems(self, world_size: int) -> list[str]:
+        """Every rule that this run breaks in a world of that size; empty if it can start there."""
+        found = strategy_problems(
+            self.strategy, self.model, self.data.sequence_length, self.train.grad_accum, world_size
         )
+        if found:
+            return found
+        dp_size = self.strategy.dp_size(world_size)
+        parts = dp_size * self.train.grad_accum
+        if self.train.global_batch_size % parts:
+            name = "world size" if dp_size == world_size else "dp"
+            found.append(
+                f"train.global_batch_size={self.train.global_batch_size} is not a multiple of "
+                f"{name} {dp_size} x train.grad_accum {self.train.grad_accum} = {parts}: every rank takes "
+                "the same number of sequences in every micro-batch"
+            )
+        return found

@@ -93,3 +93,10 @@ def bind_loopback(master_addr: str) -> None:
     names = [name for _, name in socket.if_nameindex() if name in ("lo", "lo0")]
     if names:
         os.environ["GLOO_SOCKET_IFNAME"] = names[0]
+
+
+def prepare_deepspeed(local_rank: int, *, on_cpu: bool) -> None:
+    """Tell DeepSpeed, before it is imported, what it would otherwise look for: the device, and which rank this is."""
+    os.environ.setdefault("LOCAL_RANK", str(local_rank))
+    if on_cpu:
+        os.environ["DS_ACCELERATOR"] = "cpu"

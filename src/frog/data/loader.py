@@ -30,7 +30,10 @@ class Batch:
     """The samples, micro-batch after micro-batch."""
     tokens_ABT: Tensor
     labels_ABT: Tensor
-    """The token that follows each of `tokens_ABT`."""
+    """The token that follows each of `tokens_ABT`; -100 where there is none to be learned."""
+    share_A: tuple[float, ...]
+    """By what each micro-batch's mean loss counts: its labels as a share of the mean rank's. They sum to 1 if all
+    ranks hold equally many, and to 1 on average over the ranks in any case."""
 
 
 class Loader:
@@ -67,6 +70,7 @@ class Loader:
             raise ShapeError(f"dp_rank={dp_rank} lies outside dp_size={dp_size}")
         self._windows, self._seed = windows, seed
         self._global_batch_size, self._grad_accum = global_batch_size, grad_accum
+        self._share_A = (1.0 / grad_accum,) * grad_accum
         rank_batch_size = global_batch_size // dp_size
         self._slice = slice(dp_rank * rank_batch_size, (dp_rank + 1) * rank_batch_size)
         self._block_steps = max(1, _BLOCK_IDS // global_batch_size)
@@ -120,7 +124,9 @@ class Loader:
         ids_N = self._global_ids(step)[self._slice]
         tokens_NT = self._windows.gather(ids_N)
         shape = (self._grad_accum, len(ids_N) // self._grad_accum, self._windows.sequence_length)
-        return Batch(step, ids_N, self._tensor(tokens_NT[:, :-1], shape), self._tensor(tokens_NT[:, 1:], shape))
+        return Batch(
+            step, ids_N, self._tensor(tokens_NT[:, :-1], shape), self._tensor(tokens_NT[:, 1:], shape), self._share_A
+        )
 
     def _global_ids(self, step: int) -> np.ndarray:
         """`sample_ids` of this step, drawn for many steps at once: numpy's calls cost more than their work."""
@@ -141,4 +147,4 @@ class Loader:
         pinned = self._device.type == "cuda"  # only from pinned memory may a copy outlive the call
         tokens_ABT = batch.tokens_ABT.to(self._device, non_blocking=pinned)
         labels_ABT = batch.labels_ABT.to(self._device, non_blocking=pinned)
-        return Batch(batch.step, batch.ids_N, tokens_ABT, labels_ABT)
+        return Batch(batch.step, batch.ids_N, tokens_ABT, labels_ABT, batch.share_A)

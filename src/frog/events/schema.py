@@ -23,21 +23,29 @@ PHASES: Final[tuple[Phase, ...]] = (
 
 FIELDS: Final[dict[str, tuple[str, ...]]] = {
     # A rank begins, or begins again: all that follows belongs to this world. `step` steps were already taken.
+    # `mesh` is the size of each axis ({"pp": 1, "dp": 4, "cp": 1, "tp": 1}), `place` the rank's coordinate on each.
     "start": (
         "rank", "world_size", "local_rank", "node_rank", "host", "pid", "device", "threads", "step", "unix_ns",
-        "mono_ns",
+        "mono_ns", "mesh", "place",
     ),
     # A phase of a step ran. `micro` numbers the micro-batch, from 0.
     "span": ("step", "phase", "micro", "start_ns", "end_ns"),
-    # A collective ran. `axis` names the mesh axis, `seq` counts the rank's collectives from 0.
-    "collective": ("step", "op", "axis", "payload_bytes", "seq", "start_ns", "end_ns"),
+    # A collective ran. `axis` names the mesh axis ("world" is all of it), `seq` counts the rank's collectives from 0,
+    # in the order in which they began. `wait_ns` is how long the rank's own thread was held up: less than end - start
+    # where it went on computing. `payload_bytes`: of the tensor that is whole before or after (comm/axis.py says for
+    # each).
+    "collective": ("step", "op", "axis", "payload_bytes", "seq", "start_ns", "end_ns", "wait_ns"),
     # A step is done. `loss` is this rank's own mean, `loss_mean` that of all ranks (before the update);
-    # `grad_norm_local` is of this rank's own gradient, `grad_norm` of the reduced one, before clipping; `tokens_per_s`
-    # counts all ranks; `memory_bytes` is the peak so far; `mfu` and `loss_scale` may be null.
+    # `grad_norm_local` is of this rank's own gradient (null where it is reduced as it comes), `grad_norm` of the
+    # reduced one, before clipping; `tokens_per_s` counts all ranks; `memory_bytes` is the peak so far; `mfu` and
+    # `loss_scale` may be null.
     "step": (
         "step", "loss", "loss_mean", "grad_norm_local", "grad_norm", "learning_rate", "tokens",
         "tokens_per_s", "mfu", "memory_bytes", "loss_scale", "skipped", "sample_ids", "end_ns",
     ),
+    # What a rank holds, in bytes: parameters, gradients and optimizer state as they lie between steps; activations at
+    # their peak within step `step`: what autograd keeps for the backward pass, parameters and token ids left out.
+    "memory": ("step", "parameters", "gradients", "optimizer", "activations"),
     # Held-out text was scored after `step` steps, over all ranks (rank 0 alone says it).
     "eval": ("step", "loss", "perplexity", "bits_per_byte", "tokens"),
     # Text was sampled after `step` steps (rank 0 alone).

@@ -48,16 +48,17 @@ class EventWriter:
         )
         self.phase = None
 
-    @contextmanager
-    def collective(self, op: str, axis: str, payload_bytes: int) -> Iterator[None]:
-        """Time a collective of the current step."""
-        start_ns = time.monotonic_ns()
-        yield
-        self._write_line(
-            f'{{"event":"collective","step":{self.step},"op":"{op}","axis":"{axis}","payload_bytes":{payload_bytes},'
-            f'"seq":{self._seq},"start_ns":{start_ns},"end_ns":{time.monotonic_ns()}}}'
-        )
+    def collective(self, op: str, axis: str, payload_bytes: int) -> CollectiveNote:
+        """A collective of the current step begins; `done` of what is returned writes it."""
         self._seq += 1
+        return CollectiveNote(self, op, axis, payload_bytes, self._seq - 1)
+
+    def write_collective(self, note: CollectiveNote, end_ns: int, wait_ns: int) -> None:
+        self._write_line(
+            f'{{"event":"collective","step":{note.step},"op":"{note.op}","axis":"{note.axis}",'
+            f'"payload_bytes":{note.payload_bytes},"seq":{note.seq},"start_ns":{note.start_ns},"end_ns":{end_ns},'
+            f'"wait_ns":{wait_ns}}}'
+        )
 
     def close(self) -> None:
         """Close the file; further events are dropped."""
@@ -76,3 +77,17 @@ class EventWriter:
     def _write_line(self, line: str) -> None:
         if self._descriptor is not None:
             os.write(self._descriptor, (line + "\n").encode())
+
+
+class CollectiveNote:
+    """A collective under way: it counts from where it began, and is written when it has ended."""
+
+    __slots__ = ("axis", "op", "payload_bytes", "seq", "start_ns", "step", "writer")
+
+    def __init__(self, writer: EventWriter, op: str, axis: str, payload_bytes: int, seq: int) -> None:
+        self.writer, self.op, self.axis, self.payload_bytes, self.seq = writer, op, axis, payload_bytes, seq
+        self.step, self.start_ns = writer.step, time.monotonic_ns()
+
+    def done(self, end_ns: int, wait_ns: int) -> None:
+        """It ended at `end_ns`; the rank's own thread was held up for `wait_ns` by it."""
+        self.writer.write_collective(self, end_ns, wait_ns)

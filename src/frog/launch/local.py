@@ -26,6 +26,10 @@ _TOGETHER_S = 10
 """Failures this close belong together. torchrun kills ranks that hang 30 s after the failure that they caused."""
 
 
+_PROGRAMS = {"train": "frog.train", "prove": "frog.train.prove"}
+"""Frog's own programs that run on every rank."""
+
+
 def run_world(num_ranks: int, program: Sequence[str], threads_per_rank: int | None = None) -> int:
     """Run `program` as `num_ranks` local processes under torchrun; return the exit code of the world.
 
@@ -65,8 +69,8 @@ def _target(program: Sequence[str]) -> list[str]:
     if not program:
         raise UsageError("nothing to run", "frog run --nproc 4 -- train config/demo.toml")
     name, *rest = program
-    if name == "train":
-        return ["-m", "frog.train", *rest]
+    if name in _PROGRAMS:
+        return ["-m", _PROGRAMS[name], *rest]
     if not Path(name).is_file():
         raise UsageError(
             f"{name}: neither the frog command `train` nor a script", "frog run --nproc 4 -- train RUN.toml"

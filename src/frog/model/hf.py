@@ -15,6 +15,7 @@ from torch import Tensor
 from frog.config import ModelConfig, load_model_config
 from frog.core.errors import RunError, ShapeError
 from frog.core.files import write_json
+from frog.model.mixtral import split_experts, stack_experts
 from frog.model.transformer import TinyTransformer
 
 _HEAD = "lm_head.weight"
@@ -27,7 +28,11 @@ def save_hf(model: TinyTransformer, folder: Path, tokenizer_json: Path | None) -
     """Write what `AutoModelForCausalLM.from_pretrained(folder)` loads, and `AutoTokenizer` if there is a tokenizer."""
     config = model.config
     folder.mkdir(parents=True, exist_ok=True)
-    weights = {_hf_name(name): tensor.detach().cpu().contiguous() for name, tensor in model.named_parameters()}
+    weights = {
+        _hf_name(part_name): part.contiguous()
+        for name, parameter in model.named_parameters()
+        for part_name, part in split_experts(name, parameter.detach().cpu()).items()
+    }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     if tokenizer_json is not None:
         shutil.copyfile(tokenizer_json, folder / "tokenizer.json")
@@ -42,8 +47,8 @@ def save_hf(model: TinyTransformer, folder: Path, tokenizer_json: Path | None) -
 def load_hf(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     """Read what `save_pretrained` wrote: the sizes, and float32 weights under Frog's names.
 
-    Raises:  ConfigError if the model is no Llama that Frog can build; RunError naming what is missing; ShapeError
-             if a tensor's shape is not what the sizes say.
+    Raises:  ConfigError if the model is no Llama or Mixtral that Frog can build; RunError naming what is missing;
+             ShapeError if a tensor's shape is not what the sizes say.
     """
     if not (folder / "config.json").is_file():
         raise RunError(f"{folder}: no config.json there", "name a folder that `save_pretrained` wrote")
@@ -54,6 +59,7 @@ def load_hf(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
         for name, tensor in _read(path).items()
         if not name.endswith(_IGNORED_SUFFIX)
     }
+    weights = stack_experts(weights)
     if config.tie_word_embeddings and _EMBEDDING in weights:
         weights[_HEAD] = weights[_EMBEDDING]
     with torch.device("meta"):
@@ -63,7 +69,7 @@ def load_hf(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
         raise RunError(
             f"{folder}: its tensors are not those of the model that its config.json describes\n"
             f"  missing: {', '.join(missing[:5]) or 'none'}\n  unexpected: {', '.join(unexpected[:5]) or 'none'}",
-            "is that a plain LlamaForCausalLM?",
+            "is that a plain LlamaForCausalLM or MixtralForCausalLM?",
         )
     for name, shape in expected.items():
         if tuple(weights[name].shape) != shape:
@@ -76,9 +82,17 @@ def _hf_name(name: str) -> str:
 
 
 def _hf_config(config: ModelConfig) -> dict[str, Any]:
+    dense = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "attention_bias": False, "mlp_bias": False}
+    mixture = {
+        "architectures": ["MixtralForCausalLM"],
+        "model_type": "mixtral",
+        "num_local_experts": config.num_local_experts,
+        "num_experts_per_tok": config.num_experts_per_tok,
+        "router_aux_loss_coef": config.router_aux_loss_coef,
+        "sliding_window": None,
+    }
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        **(dense if config.num_local_experts is None else mixture),
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
@@ -93,8 +107,6 @@ def _hf_config(config: ModelConfig) -> dict[str, Any]:
         "initializer_range": config.initializer_range,
         "tie_word_embeddings": config.tie_word_embeddings,
         "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
         "attention_dropout": 0.0,
         "bos_token_id": None,
         "eos_token_id": 0,

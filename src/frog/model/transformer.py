@@ -6,6 +6,8 @@ Module names are those of Hugging Face's Llama, so that weights go both ways wit
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -14,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from frog.config import ModelConfig
 from frog.core.errors import ConfigError, ShapeError
 from frog.model.functions import linear, linear_cross_entropy, rms_norm
+from frog.model.moe import Experts, MixtureOfExperts, balance_losses, weigh
 
 
 class Linear(nn.Linear):
@@ -61,8 +64,20 @@ def rotate(x_BTE: Tensor, cos_TD: Tensor, sin_TD: Tensor, head_dim: int) -> Tens
     return torch.addcmul(x_BTE * cos_TD[:, :width], partner_BTE, sin_TD[:, :width])
 
 
+def causal_attention(q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor) -> Tensor:
+    """softmax(q k^T / sqrt(C)) v, each position looking at itself and those before.
+
+    Shapes:  q (B, H, T, C), k and v (B, K, T, C) -> (B, H, T, C)
+    """
+    grouped = q_BHTC.shape[1] != k_BKTC.shape[1]
+    return F.scaled_dot_product_attention(q_BHTC, k_BKTC, v_BKTC, is_causal=True, enable_gqa=grouped)
+
+
 class Attention(nn.Module):
     """Causal self-attention; several query heads share one key/value head. Source: Ainslie et al. 2023 (GQA)."""
+
+    attend: Callable[[Tensor, Tensor, Tensor], Tensor] = staticmethod(causal_attention)
+    """A strategy that splits the sequence puts its own in place."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -79,10 +94,7 @@ class Attention(nn.Module):
         q_BTHC = rotate(self.q_proj(x_BTD), cos_TD, sin_TD, self.head_dim).view(heads)
         k_BTKC = rotate(self.k_proj(x_BTD), cos_TD, sin_TD, self.head_dim).view(heads)
         v_BTKC = self.v_proj(x_BTD).view(heads)
-        grouped = q_BTHC.shape[2] != k_BTKC.shape[2]
-        y_BHTC = F.scaled_dot_product_attention(
-            q_BTHC.transpose(1, 2), k_BTKC.transpose(1, 2), v_BTKC.transpose(1, 2), is_causal=True, enable_gqa=grouped
-        )
+        y_BHTC = self.attend(q_BTHC.transpose(1, 2), k_BTKC.transpose(1, 2), v_BTKC.transpose(1, 2))
         y_BTD: Tensor = self.o_proj(y_BHTC.transpose(1, 2).reshape(B, T, -1))
         return y_BTD
 
@@ -109,12 +121,17 @@ class Layer(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.self_attn = Attention(config)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = FeedForward(config)
+        self.mlp = FeedForward(config) if config.num_local_experts is None else MixtureOfExperts(config)
 
     def forward(self, x_BTD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
         x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), cos_TD, sin_TD)
         y_BTD: Tensor = x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
         return y_BTD
+
+
+def mean_token_loss(x_BTD: Tensor, w_VD: Tensor, labels_BT: Tensor) -> Tensor:
+    """The mean cross-entropy of the logits `x @ w.T`."""
+    return linear_cross_entropy(x_BTD.flatten(0, 1), w_VD, labels_BT.flatten())
 
 
 class TinyTransformer(nn.Module):
@@ -125,6 +142,8 @@ class TinyTransformer(nn.Module):
 
     cos_TC: Tensor
     sin_TC: Tensor
+    token_loss: Callable[[Tensor, Tensor, Tensor], Tensor] = staticmethod(mean_token_loss)
+    """A strategy that splits the vocabulary puts its own in place."""
 
     def __init__(self, config: ModelConfig, activation_checkpointing: bool = False) -> None:
         super().__init__()
@@ -146,31 +165,53 @@ class TinyTransformer(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
                 nn.init.normal_(module.weight, std=self.config.initializer_range)
+            elif isinstance(module, Experts):
+                module.init_weights(self.config.initializer_range)
         if self.config.tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
 
-    def forward(self, tokens_BT: Tensor, labels_BT: Tensor | None = None) -> Tensor:
+    def forward(self, tokens_BT: Tensor, labels_BT: Tensor | None = None, positions_T: Tensor | None = None) -> Tensor:
         """Logits, or the mean cross-entropy if labels are given.
 
-        Shapes:  tokens_BT (B, T), labels_BT (B, T): the token that follows each -> (B, T, V), or a scalar
+        Shapes:  tokens_BT (B, T), labels_BT (B, T): the token that follows each; positions_T (T,): 0 to T-1 if not
+                 given -> (B, T, V), or a scalar
         Raises:  ShapeError if the sequence is longer than the model has positions.
         """
-        T = tokens_BT.shape[1]
+        cos_TD, sin_TD = self.rotations(tokens_BT.shape[1], positions_T)
+        x_BTD = self.embed_tokens(tokens_BT)
+        with balance_losses(self.layers) as balance:
+            for layer in self.layers:
+                x_BTD = self.run_layer(layer, x_BTD, cos_TD, sin_TD)
+        y = self.head(x_BTD, labels_BT)
+        return y if labels_BT is None or not balance else y + weigh(balance, self.config)
+
+    def rotations(self, T: int, positions_T: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The rotary tables of these positions, for all heads side by side.
+
+        Shapes:  -> two of (T, D)
+        """
         if self.config.max_position_embeddings < T:
             raise ShapeError(
                 f"sequence of {T} tokens, but max_position_embeddings={self.config.max_position_embeddings}",
                 "shorten the sequence, or raise max_position_embeddings",
             )
-        cos_TD = self.cos_TC[:T].repeat(1, self.config.num_attention_heads)
-        sin_TD = self.sin_TC[:T].repeat(1, self.config.num_attention_heads)
-        x_BTD = self.embed_tokens(tokens_BT)
-        for layer in self.layers:
-            if self.activation_checkpointing and self.training:
-                x_BTD = checkpoint(layer, x_BTD, cos_TD, sin_TD, use_reentrant=False)
-            else:
-                x_BTD = layer(x_BTD, cos_TD, sin_TD)
+        rows = slice(T) if positions_T is None else positions_T
+        heads = self.config.num_attention_heads
+        return self.cos_TC[rows].repeat(1, heads), self.sin_TC[rows].repeat(1, heads)
+
+    def run_layer(self, layer: nn.Module, x_BTD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
+        """One layer; with activation checkpointing its insides are computed again in the backward pass."""
+        y_BTD: Tensor
+        if self.activation_checkpointing and self.training:
+            y_BTD = checkpoint(layer, x_BTD, cos_TD, sin_TD, use_reentrant=False)
+        else:
+            y_BTD = layer(x_BTD, cos_TD, sin_TD)
+        return y_BTD
+
+    def head(self, x_BTD: Tensor, labels_BT: Tensor | None) -> Tensor:
+        """What follows the last layer: the norm, then the logits or their mean cross-entropy."""
         x_BTD = self.norm(x_BTD)
         if labels_BT is None:
             logits_BTV: Tensor = self.lm_head(x_BTD)
             return logits_BTV
-        return linear_cross_entropy(x_BTD.flatten(0, 1), self.lm_head.weight, labels_BT.flatten())
+        return self.token_loss(x_BTD, self.lm_head.weight, labels_BT)

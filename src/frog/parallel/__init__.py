@@ -1,5 +1,1 @@
-"""Strategies: how the work of a step is spread over ranks."""
-
-from frog.parallel.flat import FlatParameters
-
-__all__ = ["FlatParameters"]
+"""Strategies: how the work of a step is spread over ranks. Import from the file itself: schedules need no torch."""

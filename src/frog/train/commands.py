@@ -5,16 +5,18 @@ from __future__ import annotations
 import argparse
 import platform
 import shutil
-from contextlib import nullcontext
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 
 import frog
 from frog.checkpoint import Saver, verify
 from frog.checkpoint.load import open_checkpoint
 from frog.comm import World
+from frog.comm.held import whole_copy
 from frog.comm.world import pick_device
 from frog.config import DataConfig, RunConfig, from_dict, to_dict
 from frog.core.env import world_env
@@ -25,6 +27,8 @@ from frog.core.units import format_bytes
 from frog.data import Windows, load_tokenizer, open_prepared
 from frog.model import TinyTransformer
 from frog.model.hf import load_hf, save_hf
+from frog.parallel.build import build_strategy
+from frog.parallel.mesh import Mesh
 from frog.train.evaluate import evaluate as score_windows
 from frog.train.sample import sample_text
 from frog.train.setup import FORMAT, now_text
@@ -61,19 +65,24 @@ def evaluate(args: argparse.Namespace) -> int:
     data = open_prepared(config.data.name)
     env = world_env()
     world = World(env, pick_device("auto", env), timeout_s=config.train.timeout_s)
+    model = model.to(world.device)
+    strategy = build_strategy(RunConfig(config.model), Mesh(world), model, _no_optimizer)
     windows = Windows(data.split("heldout"), config.data.sequence_length)
     score = score_windows(
-        model.to(world.device),
+        strategy,
         windows,
         data.token_bytes,
-        world,
-        nullcontext(),
         max_tokens=args.tokens or data.split("heldout").num_tokens,
         batch_size=_BATCH_SIZE,
     )
     print(f"{folder.path}, step {step}, {score.tokens} held-out tokens of {data.name}")
     print(f"loss {score.loss:.4f}  perplexity {score.perplexity:.2f}  bits per byte {score.bits_per_byte:.4f}")
     return 0
+
+
+def _no_optimizer(decayed: Sequence[nn.Parameter], plain: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    """One without state: nothing is trained here."""
+    return torch.optim.SGD([*decayed, *plain], lr=0.0)
 
 
 def checkpoints(args: argparse.Namespace) -> int:
@@ -144,9 +153,10 @@ def import_model(args: argparse.Namespace) -> int:
     )
     if (source / "tokenizer.json").is_file():
         shutil.copyfile(source / "tokenizer.json", folder.tokenizer_json)
-    tensors = {f"model/{name}": parameter.detach() for name, parameter in model.named_parameters()}
-    saver = Saver(folder, 0, 1, tensors, {}, attempt="import", keep_last=1, timeout_s=60)
-    saver.save(0, {"step": 0, "tokens": 0, "order_sha256": "", "scaler": {}}, {})
+    alone = World(world_env(), torch.device("cpu"), timeout_s=60).axis
+    held = [whole_copy(f"model/{name}", parameter.detach(), alone) for name, parameter in model.named_parameters()]
+    saver = Saver(folder, 0, 1, held, {}, attempt="import", keep_last=1, timeout_s=60)
+    saver.save(0, {"step": 0, "tokens": 0, "order_sha256": "", "scaler": {}, "optimizer_steps": 0}, {})
     saver.wait()
     print(f"{folder.path}: {model_config.num_hidden_layers} layers, {folder.checkpoint(0)}")
     print(f"start from it: frog train RUN.toml --set model.file=PATH/config.json --set model.init_from={folder.path}")

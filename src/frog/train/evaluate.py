@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import nn
 
-from frog.comm import World
 from frog.data import Windows
+from frog.parallel.strategy import Strategy
 
 
 @dataclass(frozen=True)
@@ -27,42 +25,39 @@ class Score:
     tokens: int
 
 
-@torch.no_grad()
 def evaluate(
-    model: nn.Module,
-    windows: Windows,
-    token_bytes: np.ndarray,
-    world: World,
-    autocast: AbstractContextManager[object],
-    *,
-    max_tokens: int,
-    batch_size: int,
+    strategy: Strategy, windows: Windows, token_bytes: np.ndarray, *, max_tokens: int, batch_size: int
 ) -> Score:
-    """Score windows spread evenly over a split, shared out over the ranks.
+    """Score windows spread evenly over a split, shared out over the dp axis.
 
-    Comm:    one all-reduce of three numbers.
+    Every rank makes as many forward passes as any other, since strategies communicate in them; a rank that runs out of
+    windows takes the first again and counts it for nothing.
+
+    Comm:    one all-reduce over `dp` of three numbers, beside the strategy's own.
     Equals:  the score that one process computes, to rounding.
     """
-    length = windows.sequence_length
-    mine = spread(len(windows), max_tokens // length)[world.rank :: world.size]
+    dp, device = strategy.mesh.dp, strategy.mesh.world.device
+    chosen = spread(len(windows), max_tokens // windows.sequence_length)
+    mine = chosen[dp.rank :: dp.size]
     totals = torch.zeros(3, dtype=torch.float64)  # nats, tokens, bytes
-    model.eval()
-    for start in range(0, len(mine), batch_size):
-        tokens = torch.from_numpy(windows.gather(mine[start : start + batch_size])).to(world.device)
+    strategy.train(False)
+    for start in range(0, -(-len(chosen) // dp.size), batch_size):
+        ids = mine[start : start + batch_size]
+        tokens = torch.from_numpy(windows.gather(ids if len(ids) else chosen[:1])).to(device)
         inputs_BT, labels_BT = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-        with autocast:
-            loss = model(inputs_BT, labels_BT)
-        num_bytes = int(token_bytes[labels_BT.cpu().numpy()].sum())
-        totals += torch.tensor([loss.item() * labels_BT.numel(), labels_BT.numel(), num_bytes], dtype=torch.float64)
-    model.train()
-    if world.device.type == "cuda":
-        totals = totals.to(world.device)
-    world.all_reduce(totals)
+        loss = strategy.loss(inputs_BT, labels_BT)
+        if len(ids):
+            num_bytes = int(token_bytes[labels_BT.cpu().numpy()].sum())
+            counted = [loss.item() * labels_BT.numel(), labels_BT.numel(), num_bytes]
+            totals += torch.tensor(counted, dtype=torch.float64)
+    strategy.train()
+    totals = totals.to(device)
+    dp.all_reduce(totals)
     nats, num_tokens, num_bytes = totals.tolist()
-    loss = nats / num_tokens
+    loss_mean = nats / num_tokens
     return Score(
-        loss=loss,
-        perplexity=math.exp(min(loss, 700.0)),
+        loss=loss_mean,
+        perplexity=math.exp(min(loss_mean, 700.0)),
         bits_per_byte=nats / math.log(2) / max(num_bytes, 1.0),
         tokens=int(num_tokens),
     )

@@ -8,12 +8,11 @@ import torch
 
 from frog.core.errors import NonFiniteError
 from frog.data import Windows, sample_ids
+from frog.parallel.strategy import Agreement
 from frog.train.setup import Run
 
 
-def overflowed(
-    run: Run, step: int, local: list[float], mean_loss: float, grad_norm: float, scale: float | None
-) -> bool:
+def overflowed(run: Run, step: int, agreed: Agreement, grad_norm: float, scale: float | None) -> bool:
     """Whether fp16 overflowed (`scale` is its loss scale, None for other precisions), so that the step is left out.
 
     Every rank has the same mean loss and norm here, since both come out of the same all-reduce: all say the same.
@@ -21,17 +20,19 @@ def overflowed(
     Comm:    none while all is well; else one all-gather of two numbers a rank.
     Raises:  NonFiniteError, on every rank, naming the ranks and their samples.
     """
+    mean_loss = agreed.loss_mean
     if math.isfinite(mean_loss) and math.isfinite(grad_norm):
         return False
     if scale is not None and scale > 1 and math.isfinite(mean_loss):
         run.log.note(f"step {step} | gradient overflow at loss scale {scale:g}: step left out, scale halved")
         return True
-    rows = run.world.gather_rows(torch.tensor(local[:2])).tolist()
+    norm = 0.0 if agreed.grad_norm_local is None else agreed.grad_norm_local
+    rows = run.world.gather_rows(torch.tensor([agreed.loss, norm])).tolist()
     ids = sample_ids_of_ranks(run, step)
     culprits = [
-        f"  rank {rank}: loss {loss:g}, gradient norm {norm:g}, samples {ids[rank]}"
+        f"  rank {rank}: loss {loss:g}, gradient norm {norm:g}, samples {ids[run.mesh.readers.index(rank)]}"
         for rank, (loss, norm) in enumerate(rows)
-        if not (math.isfinite(loss) and math.isfinite(norm))
+        if rank in run.mesh.readers and not (math.isfinite(loss) and math.isfinite(norm))
     ]
     raise NonFiniteError(
         f"step {step}: the loss or the gradient is not finite (mean loss {mean_loss:g}, gradient norm {grad_norm:g}); "
@@ -41,8 +42,8 @@ def overflowed(
 
 
 def sample_ids_of_ranks(run: Run, step: int) -> list[list[int]]:
-    """Which samples each rank took in a step: a function of seed and step, so nobody needs to be asked."""
+    """Which samples each dp coordinate took in a step: a function of seed and step, so nobody needs to be asked."""
     windows = Windows(run.data.split("train"), run.config.data.sequence_length)
     ids = sample_ids(run.config.seed, step, run.config.train.global_batch_size, len(windows))
-    share = len(ids) // run.world.size
-    return [ids[rank * share : (rank + 1) * share].tolist() for rank in range(run.world.size)]
+    share = len(ids) // run.mesh.dp.size
+    return [ids[rank * share : (rank + 1) * share].tolist() for rank in range(run.mesh.dp.size)]

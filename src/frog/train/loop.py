@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import torch
-
 from frog.core.units import format_count
 from frog.train.finite import overflowed
 from frog.train.hardware import peak_flops, peak_memory_bytes
+from frog.train.memory import watch_memory
 from frog.train.optimizer import learning_rate
 from frog.train.parts import Parts, build_parts, save, score
 from frog.train.setup import Run
@@ -20,8 +19,8 @@ def train(run: Run) -> dict[str, Any]:
     """Take the steps that the configuration asks for; return the run's record, the same on every rank."""
     config, world, events, log = run.config, run.world, run.events, run.log
     parts = build_parts(run)
-    model, flat, optimizer, scaler, state = parts.model, parts.flat, parts.optimizer, parts.scaler, parts.state
-    num_steps, grad_accum = config.train.steps, config.train.grad_accum
+    strategy, scaler, state = parts.strategy, parts.scaler, parts.state
+    num_steps = config.train.steps
     step_tokens = config.train.global_batch_size * config.data.sequence_length
     flops_per_token = config.model.flops_per_token(config.data.sequence_length)
     peak = peak_flops(world.device, config.train.precision)
@@ -42,49 +41,48 @@ def train(run: Run) -> dict[str, Any]:
                 batch = next(parts.loader)
                 parts.order.took(step, batch.ids_N)
 
-            # Forward and backward, a micro-batch at a time. The gradients add up in the flat buffer.
-            loss = torch.zeros((), device=world.device)
-            for micro in range(grad_accum):
-                with events.span("forward", micro), parts.autocast:
-                    micro_loss = model(batch.tokens_ABT[micro], batch.labels_ABT[micro]) / grad_accum
-                with events.span("backward", micro):
-                    scaler.scale(micro_loss).backward()
-                loss += micro_loss.detach()
+            # Forward and backward, micro-batch after micro-batch: in turn, or as a pipeline's schedule has them.
+            with watch_memory(strategy, events, wanted=step == started_at + 1 and not config.train.compile):
+                loss = strategy.forward_backward(batch, scaler.scale, events.span)
 
-            # Reduce. One all-reduce averages the gradient, and with it the numbers that all ranks must agree on.
+            # Reduce. The gradient becomes the mean over the data ranks, and all ranks agree on what they must agree on.
             with events.span("reduce"):
                 loss_scale = scaler.get_scale() if scaler.is_enabled() else None
-                scalars = (loss, flat.norm() / (loss_scale or 1.0), float(run.stop.wanted))
-                local, (loss_mean, _, stop_share) = flat.reduce(world, scalars)
-                stopped = stop_share > 0
+                agreed = strategy.reduce(loss, run.stop.wanted)
+                stopped = agreed.stop
 
-            # Optimize. Every rank holds the same gradient now, so every rank takes the same decision and the same step.
+            # Optimize. All ranks know the same norm and the same loss, so all take the same decision.
             with events.span("optimize"):
-                scaler.unscale_(optimizer)
-                grad_norm = flat.norm().item()
-                skipped = overflowed(run, step, local, loss_mean, grad_norm, loss_scale)
+                scaler.unscale_(strategy.optimizer)
+                grad_norm = strategy.norm()
+                skipped = overflowed(run, step, agreed, grad_norm, loss_scale)
                 if config.optimizer.grad_clip != "off" and not skipped:
-                    flat.clip(grad_norm, config.optimizer.grad_clip)
+                    strategy.clip(grad_norm, config.optimizer.grad_clip)
                 rate = learning_rate(step, num_steps, config.optimizer)
-                for group in optimizer.param_groups:
+                for group in strategy.optimizer.param_groups:
                     group["lr"] = rate
-                scaler.step(optimizer)  # leaves the weights alone if fp16 overflowed
-                scaler.update()
+                if not skipped:
+                    strategy.step(scaler)
+                # Of a sharded gradient one rank alone may have seen the overflow: all halve the scale.
+                scaler.update(scaler.get_scale() * scaler.get_backoff_factor() if skipped else None)
 
             # Gradient zero, ready for the next step.
             with events.span("zero"):
-                flat.zero()
+                strategy.zero()
             # ----------------------------------------------------------------------------------------------------------
 
+            loss_mean, local_norm = agreed.loss_mean, agreed.grad_norm_local
+            if local_norm is not None and loss_scale:
+                local_norm /= loss_scale
             state.step, state.tokens = step, state.tokens + step_tokens
             end_ns = time.monotonic_ns()
             tokens_per_s = step_tokens / ((end_ns - start_ns) / 1e9)
             events.emit(
                 "step",
                 step=step,
-                loss=local[0],
-                loss_mean=loss_mean,
-                grad_norm_local=local[1],
+                loss=agreed.loss,
+                loss_mean=agreed.loss_mean,
+                grad_norm_local=local_norm,
                 grad_norm=grad_norm,
                 learning_rate=rate,
                 tokens=state.tokens,
@@ -98,9 +96,12 @@ def train(run: Run) -> dict[str, Any]:
             )
             log.advance(step, f"loss {loss_mean:.3f}, {format_count(tokens_per_s)} tokens/s")
             if step % config.train.log_every == 0 or step == num_steps:
+                own = f"gradient norm {grad_norm:.4f}"
+                if local_norm is not None:
+                    own = f"gradient norm {local_norm:.4f} (reduced {grad_norm:.4f})"
                 log.note(
-                    f"step {step} | loss {local[0]:.4f} (mean of ranks {loss_mean:.4f}) | "
-                    f"gradient norm {local[1]:.4f} (reduced {grad_norm:.4f}) | "
+                    f"step {step} | loss {agreed.loss:.4f} (mean of ranks {loss_mean:.4f}) | "
+                    f"{own} | "
                     f"learning rate {rate:.2e} | {format_count(tokens_per_s)} tokens/s"
                 )
 
@@ -122,8 +123,8 @@ def train(run: Run) -> dict[str, Any]:
         "step": state.step,
         "loss": loss_mean,
         "eval": vars(last_score) if last_score else None,
-        "weights_sha256": weights_sha256(parts.raw_model),
-        "order_sha256": parts.order.link(world),
+        "weights_sha256": weights_sha256(strategy.whole()),
+        "order_sha256": parts.order.link(world, run.mesh.readers),
         "tokens": state.tokens,
         "wall_s": wall_s,
         "tokens_per_s": (state.step - started_at) * step_tokens / wall_s,
@@ -132,7 +133,7 @@ def train(run: Run) -> dict[str, Any]:
 
 def _headline(run: Run, parts: Parts) -> str:
     config, world = run.config, run.world
-    parameters = format_count(sum(p.numel() for p in parts.raw_model.parameters()))
+    parameters = format_count(parts.num_parameters)
     where = f"{world.size} rank{'s' if world.size > 1 else ''} on {world.device.type}"
     since = f", resumed at step {parts.state.step}" if parts.state.step else ""
     return (

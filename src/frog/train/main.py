@@ -20,6 +20,7 @@ from frog.core.errors import ConfigError, UsageError
 from frog.core.files import write_json
 from frog.core.runfolder import RunFolder, find_run
 from frog.events import EventWriter
+from frog.parallel.build import build_mesh
 from frog.train.failure import Place
 from frog.train.log import RankLog
 from frog.train.loop import train
@@ -50,21 +51,23 @@ def run_rank(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace, env: WorldEnv, stop: StopWish, place: Place) -> int:
     config, folder = _configuration(args)
-    if problem := config.world_problem(env.world_size):
-        raise ConfigError(problem, "change one of the three: --set train.global_batch_size=…, train.grad_accum=…")
+    if problems := config.world_problems(env.world_size):
+        listing = "".join(f"\n  - {problem}" for problem in problems[1:])
+        raise ConfigError(problems[0] + listing, "change one of these numbers: --set strategy.tp=…, train.grad_accum=…")
     device = pick_device(config.train.device, env)
     world = join_world(env, device, config.train.timeout_s)
     try:
+        mesh = build_mesh(config, world)
         data = get_data(config, world)
         if folder is None:
             folder = new_folder(world, Path("runs"), config.name)
         place.folder = folder
         attempt = world.from_main(secrets.token_hex(4))
         events = place.events = EventWriter(folder.rank_events(env.rank))
-        world.record = events.collective
+        world.tell(events.collective)
         with RankLog(folder.rank_log(env.rank), env.rank, show=env.is_main) as log:
             resume_from = find_resume(folder, world, log) if args.resume else None
-            run = Run(config, world, folder, data, events, log, stop, resume_from, attempt)
+            run = Run(config, world, mesh, folder, data, events, log, stop, resume_from, attempt)
             record = train(run)
             _finish(run, record)
             events.emit("end", step=record["step"], status=record["status"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -24,14 +25,16 @@ class OrderProof:
             self._first_step = step
         self._rows.append(ids_N)
 
-    def link(self, world: World) -> str:
-        """The chain's hash up to now. A collective call: every rank's notes since the last are put together.
+    def link(self, world: World, readers: Sequence[int]) -> str:
+        """The chain's hash up to now. A collective call: the notes since the last are put together.
+
+        `readers` are ranks that between them read every sample once, in the order of the global batch.
 
         Comm:    one all-gather of (steps since, samples of a rank) int64, if any steps were taken since.
         """
         if self._first_step is not None:
             own = torch.from_numpy(np.stack(self._rows)).to(world.device)
-            ids_RSN = world.gather_rows(own).cpu().numpy()
+            ids_RSN = world.gather_rows(own).cpu().numpy()[list(readers)]
             for index in range(ids_RSN.shape[1]):
                 row = ids_RSN[:, index].reshape(-1).astype("<i8").tobytes()
                 text = f"{self._link}/{self._first_step + index}/".encode()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer
-from torch import nn
 
 from frog.checkpoint import Saver
 from frog.config import RunConfig
@@ -16,7 +16,8 @@ from frog.core.seeds import derive_seed
 from frog.core.units import format_bytes
 from frog.data import Loader, Windows, load_tokenizer
 from frog.model import TinyTransformer
-from frog.parallel import FlatParameters
+from frog.parallel.build import build_strategy
+from frog.parallel.strategy import Strategy
 from frog.train.evaluate import Score, evaluate
 from frog.train.optimizer import build_optimizer
 from frog.train.order import OrderProof
@@ -25,21 +26,15 @@ from frog.train.setup import Run, start_event, write_run_json
 from frog.train.start import initial_weights
 from frog.train.state import TrainState, generators
 
-_NUM_TAIL = 3
-"""Scalars that ride along with the gradient: the loss, the norm of the local gradient, the wish to stop."""
-
 
 @dataclass
 class Parts:
     """The loop's tools."""
 
-    raw_model: TinyTransformer
-    model: nn.Module
-    """`raw_model`, compiled if the run asks for that."""
-    flat: FlatParameters
-    optimizer: torch.optim.Optimizer
+    strategy: Strategy
+    num_parameters: int
+    """Of the whole model."""
     scaler: torch.amp.GradScaler
-    autocast: AbstractContextManager[Any]
     state: TrainState
     order: OrderProof
     saver: Saver
@@ -51,27 +46,25 @@ class Parts:
 def build_parts(run: Run) -> Parts:
     """Make everything, put the state of the checkpoint that is resumed into it, and tell run.json and the events."""
     config, world = run.config, run.world
-    # Every rank draws the same weights, because every rank starts from the same seed.
+    # Rank 0's weights count; the same seed everywhere makes the others' the same before they are sent.
     torch.manual_seed(derive_seed(config.seed, "init"))
-    raw_model = TinyTransformer(config.model, config.train.activation_checkpointing).to(world.device)
-    initial_weights(raw_model, config.source.init_from)
-    flat = FlatParameters(raw_model, num_tail=_NUM_TAIL)
-    optimizer = build_optimizer(flat, config.optimizer)
+    model = TinyTransformer(config.model, config.train.activation_checkpointing).to(world.device)
+    initial_weights(model, config.source.init_from)
+    num_parameters = sum(p.numel() for p in model.parameters())
+    make_optimizer = functools.partial(build_optimizer, config.optimizer)
+    strategy = build_strategy(config, run.mesh, model, make_optimizer, _autocast(config, world.device))
     scaler = torch.amp.GradScaler(world.device.type, enabled=config.train.precision == "fp16")
     torch.manual_seed(derive_seed(config.seed, "rank", world.rank))
 
-    state = TrainState(raw_model, flat, optimizer, scaler)
+    state = TrainState(strategy, scaler)
     order_link = state.load(run.resume_from, world.rank) if run.resume_from is not None else ""
     if world.is_main:
-        write_run_json(run, sum(p.numel() for p in raw_model.parameters()), state.step)
+        write_run_json(run, num_parameters, state.step)
     run.events.emit("start", **start_event(run, state.step))
     return Parts(
-        raw_model=raw_model,
-        model=torch.compile(raw_model) if config.train.compile else raw_model,  # type: ignore[arg-type]
-        flat=flat,
-        optimizer=optimizer,
+        strategy=strategy,
+        num_parameters=num_parameters,
         scaler=scaler,
-        autocast=_autocast(config, world.device),
         state=state,
         order=OrderProof(order_link),
         saver=_saver(run, state),
@@ -85,8 +78,8 @@ def save(run: Run, parts: Parts) -> None:
     """Begin a checkpoint; training is held up for one copy of the state."""
     step = parts.state.step
     with run.events.span("checkpoint"):
-        scalars = parts.state.scalars(parts.order.link(run.world))
-        held_ns = parts.saver.save(step, scalars, generators())
+        scalars = parts.state.scalars(parts.order.link(run.world, run.mesh.readers))
+        held_ns = parts.saver.save(step, scalars, generators(), parts.state.held())
     run.events.emit("checkpoint", step=step, payload_bytes=parts.saver.payload_bytes, held_ns=held_ns)
 
 
@@ -95,13 +88,11 @@ def score(run: Run, parts: Parts) -> Score:
     config, step = run.config, parts.state.step
     with run.events.span("evaluate"):
         result = evaluate(
-            parts.model,
+            parts.strategy,
             parts.heldout,
             run.data.token_bytes,
-            run.world,
-            parts.autocast,
             max_tokens=config.eval.tokens,
-            batch_size=config.micro_batch_size(run.world.size),
+            batch_size=config.micro_batch_size(run.mesh.dp.size),
         )
         if run.world.is_main:
             run.events.emit("eval", step=step, **vars(result))
@@ -109,11 +100,24 @@ def score(run: Run, parts: Parts) -> Score:
                 f"step {step}: held-out loss {result.loss:.4f}, perplexity {result.perplexity:.1f}, "
                 f"{result.bits_per_byte:.3f} bits per byte"
             )
-            if config.eval.sample_tokens:
-                prompt, seed = config.eval.prompt, derive_seed(config.seed, "sample", step)
-                text = sample_text(parts.raw_model, parts.tokenizer, prompt, config.eval.sample_tokens, seed=seed)
-                run.events.emit("sample", step=step, prompt=prompt, text=text)
+        if config.eval.sample_tokens:
+            _sample(run, parts)
     return result
+
+
+def _sample(run: Run, parts: Parts) -> None:
+    """Rank 0 puts the whole model together and writes a little text."""
+    config, step = run.config, parts.state.step
+    model = TinyTransformer(config.model) if run.world.is_main else None
+    named = dict(model.named_parameters()) if model is not None else {}
+    with torch.no_grad():
+        for name, weight in parts.strategy.whole():
+            if name in named:
+                named[name].copy_(weight)
+    if model is not None:
+        prompt, seed = config.eval.prompt, derive_seed(config.seed, "sample", step)
+        text = sample_text(model.eval(), parts.tokenizer, prompt, config.eval.sample_tokens, seed=seed)
+        run.events.emit("sample", step=step, prompt=prompt, text=text)
 
 
 def _autocast(config: RunConfig, device: torch.device) -> AbstractContextManager[Any]:
@@ -131,7 +135,7 @@ def _saver(run: Run, state: TrainState) -> Saver:
         run.folder,
         run.world.rank,
         run.world.size,
-        state.tensors,
+        state.held(),
         generators(),
         attempt=run.attempt,
         keep_last=run.config.checkpoint.keep_last,
@@ -146,8 +150,8 @@ def _loader(run: Run, start_step: int) -> Loader:
         Windows(run.data.split("train"), config.data.sequence_length),
         seed=config.seed,
         global_batch_size=config.train.global_batch_size,
-        dp_rank=run.world.rank,
-        dp_size=run.world.size,
+        dp_rank=run.mesh.dp.rank,
+        dp_size=run.mesh.dp.size,
         grad_accum=config.train.grad_accum,
         start_step=start_step,
         device=run.world.device,

@@ -26,6 +26,7 @@ from frog.core.files import write_json
 from frog.core.runfolder import RunFolder
 from frog.data import PreparedData, ensure_prepared, open_prepared
 from frog.events import EventWriter
+from frog.parallel.mesh import Mesh
 from frog.train.log import RankLog
 from frog.train.stop import StopWish
 
@@ -39,6 +40,7 @@ class Run:
 
     config: RunConfig
     world: World
+    mesh: Mesh
     folder: RunFolder
     data: PreparedData
     events: EventWriter
@@ -112,6 +114,7 @@ def write_run_json(run: Run, num_parameters: int, from_step: int) -> None:
     """Write run.json, or on resuming add to it the world that goes on."""
     segment = {
         "world_size": run.world.size,
+        "mesh": run.mesh.sizes,
         "num_nodes": run.world.env.num_nodes,
         "device": str(run.world.device.type),
         "threads": torch.get_num_threads(),
@@ -167,6 +170,8 @@ def start_event(run: Run, from_step: int) -> dict[str, Any]:
         "step": from_step,
         "unix_ns": time.time_ns(),
         "mono_ns": time.monotonic_ns(),
+        "mesh": run.mesh.sizes,
+        "place": run.mesh.place,
     }
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,9 +12,8 @@ import torch
 from torch import Tensor
 
 from frog.checkpoint import Checkpoint
-from frog.model import TinyTransformer
-from frog.parallel import FlatParameters
-from frog.train.optimizer import named_state
+from frog.comm.held import Held
+from frog.parallel.strategy import Strategy
 
 
 class TrainState:
@@ -21,18 +22,18 @@ class TrainState:
     The position in the data is the step itself.
     """
 
-    def __init__(
-        self,
-        model: TinyTransformer,
-        flat: FlatParameters,
-        optimizer: torch.optim.Optimizer,
-        scaler: torch.amp.GradScaler,
-    ) -> None:
-        weights = {f"model/{name}": parameter.detach() for name, parameter in model.named_parameters()}
-        self.tensors: dict[str, Tensor] = {**weights, **named_state(optimizer, flat)}
+    def __init__(self, strategy: Strategy, scaler: torch.amp.GradScaler) -> None:
+        self._strategy = strategy
+        self._step_counts = strategy.step_counts()
         self._scaler = scaler
         self.step = 0
         self.tokens = 0
+
+    def held(self) -> list[Held]:
+        """What this rank holds of the weights and of the optimizer's state."""
+        parameters = [replace(box, name=f"model/{box.name}") for box in self._strategy.held_parameters()]
+        moments = [replace(box, name=f"optimizer/{box.name}") for box in self._strategy.held_moments()]
+        return [*parameters, *moments]
 
     def scalars(self, order_link: str) -> dict[str, Any]:
         """What a manifest holds beside the tensors."""
@@ -41,16 +42,21 @@ class TrainState:
             "tokens": self.tokens,
             "order_sha256": order_link,
             "scaler": self._scaler.state_dict(),
+            "optimizer_steps": int(self._step_counts[0]) if self._step_counts else 0,
         }
 
     def load(self, checkpoint: Checkpoint, rank: int) -> str:
-        """Take everything over from a checkpoint of any world; return the link of its data order."""
-        checkpoint.load_into(self.tensors)
+        """Take everything over from a checkpoint of any world and strategy; return the link of its data order."""
+        held = self.held()
+        checkpoint.load_into(held)
+        self._strategy.take(held)
         own = checkpoint.load_own(rank)
         if own is not None:
             restore_generators(own)
         state = checkpoint.state
         self.step, self.tokens = int(state["step"]), int(state["tokens"])
+        for count in self._step_counts:
+            count.fill_(state["optimizer_steps"])
         if self._scaler.is_enabled() and state["scaler"]:
             self._scaler.load_state_dict(state["scaler"])
         return str(state["order_sha256"])
@@ -71,10 +77,13 @@ def restore_generators(states: dict[str, Tensor]) -> None:
         torch.cuda.set_rng_state(states["rng/cuda"])
 
 
-def weights_sha256(model: torch.nn.Module) -> str:
-    """Hex SHA-256 of all weights, by name: two models with the same are bitwise the same."""
-    digest = hashlib.sha256()
-    for name, parameter in sorted(model.named_parameters()):
-        digest.update(name.encode())
-        digest.update(np.ascontiguousarray(parameter.detach().float().cpu().numpy()).data)
-    return digest.hexdigest()
+def weights_sha256(weights: Iterable[tuple[str, Tensor]]) -> str:
+    """Hex SHA-256 of all weights, in order of names: two models with the same are bitwise the same."""
+    digests = {}
+    for name, tensor in weights:
+        values = np.ascontiguousarray(tensor.detach().float().cpu().numpy())
+        digests[name] = hashlib.sha256(values.data).digest()
+    total = hashlib.sha256()
+    for name, digest in sorted(digests.items()):
+        total.update(name.encode() + digest)
+    return total.hexdigest()

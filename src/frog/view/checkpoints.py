@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from frog.core.errors import CheckpointError
-from frog.core.files import sha256_file
+from frog.core.manifest import read_manifest, verify_files
 from frog.core.runfolder import RunFolder
 
 MODEL_PREFIX = "model/"
@@ -74,24 +73,10 @@ def open_checkpoint(path: Path) -> CheckpointReader:
 
     Raises:  CheckpointError saying which file is missing, of another size or of another hash.
     """
-    try:
-        manifest = json.loads((path / "manifest.json").read_text())
-        step, files = int(manifest["step"]), dict(manifest["files"])
-        _ = int(manifest["world_size"]), dict(manifest["tensors"])
-        expected = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in files.items()}
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: no manifest.json, so it was never whole") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path / 'manifest.json'}: not a manifest: {error!r}") from None
-    for name, (num_bytes, digest) in expected.items():
-        if not (path / name).is_file():
-            raise CheckpointError(f"{path / name}: missing")
-        if (found := (path / name).stat().st_size) != num_bytes:
-            raise CheckpointError(f"{path / name}: {found} bytes, the manifest has {num_bytes}")
-        if (found_digest := sha256_file(path / name)) != digest:
-            raise CheckpointError(f"{path / name}: SHA-256 {found_digest[:12]}…, the manifest has {digest[:12]}…")
-    if path.name != f"step_{step:08d}":
-        raise CheckpointError(f"{path}: the manifest says step {step}")
+    manifest = read_manifest(path)
+    verify_files(path, manifest)
+    if path.name != f"step_{manifest['step']:08d}":
+        raise CheckpointError(f"{path}: the manifest says step {manifest['step']}")
     return CheckpointReader(path, manifest)
 
 

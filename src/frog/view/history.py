@@ -70,6 +70,16 @@ class Spans:
 
 
 @dataclass
+class Collectives(Spans):
+    """The collectives of one rank, one entry each: `phase` is an index into `ops`, `micro` the payload in bytes."""
+
+    axis: Ints
+    """Index into `axes`."""
+    wait_ns: Ints
+    """How long the rank's own thread was held up."""
+
+
+@dataclass
 class RankHistory:
     """What one rank did in the steps that count."""
 
@@ -82,8 +92,7 @@ class RankHistory:
     end_ns: Ints
     segment: Ints
     spans: Spans
-    collectives: Spans
-    """`phase` is an index into `ops`, `micro` the payload in bytes."""
+    collectives: Collectives
     ops: list[str]
     errors: list[Event]
     evals: dict[int, Event]
@@ -91,6 +100,9 @@ class RankHistory:
     checkpoints: dict[int, Event]
     commits: dict[int, Event]
     num_torn_lines: int
+    axes: list[str] = field(default_factory=list)
+    """The mesh axes of its collectives."""
+    memory: dict[int, Event] = field(default_factory=dict)
 
 
 @dataclass
@@ -211,7 +223,9 @@ def _rank_history(events: RankEvents, segments: Sequence[Segment]) -> RankHistor
 
     # `dict` keeps the later of two events of a step, should one segment hold two.
     steps = sorted({event["step"]: (segment, event) for segment, event in kept.get("step", [])}.items())
-    ops = sorted({event["op"] for _, event in kept.get("collective", [])})
+    collectives = kept.get("collective", [])
+    ops = sorted({event["op"] for _, event in collectives})
+    axes = sorted({event["axis"] for _, event in collectives})
     return RankHistory(
         rank=events.rank,
         starts=starts,
@@ -221,7 +235,7 @@ def _rank_history(events: RankEvents, segments: Sequence[Segment]) -> RankHistor
         end_ns=np.array([event["end_ns"] for _, (_, event) in steps], np.int64),
         segment=np.array([segment for _, (segment, _) in steps], np.int64),
         spans=_spans(kept.get("span", []), "phase", {phase: i for i, phase in enumerate(PHASES)}, "micro"),
-        collectives=_spans(kept.get("collective", []), "op", {op: i for i, op in enumerate(ops)}, "payload_bytes"),
+        collectives=_collectives(collectives, ops, axes),
         ops=ops,
         errors=[event for _, event in kept.get("error", [])],
         evals=last_by_step("eval"),
@@ -229,6 +243,8 @@ def _rank_history(events: RankEvents, segments: Sequence[Segment]) -> RankHistor
         checkpoints=last_by_step("checkpoint"),
         commits=last_by_step("commit"),
         num_torn_lines=events.num_torn_lines,
+        axes=axes,
+        memory=last_by_step("memory"),
     )
 
 
@@ -249,4 +265,16 @@ def _spans(events: list[tuple[int, Event]], kind: str, index: dict[str, int], ex
         micro=column(event[extra] for _, event in known),
         start_ns=column(event["start_ns"] for _, event in known),
         end_ns=column(event["end_ns"] for _, event in known),
+    )
+
+
+def _collectives(events: list[tuple[int, Event]], ops: Sequence[str], axes: Sequence[str]) -> Collectives:
+    """Runs of before collectives could overlap have no `wait_ns`: their ranks waited all the time."""
+    spans = _spans(events, "op", {op: i for i, op in enumerate(ops)}, "payload_bytes")
+    index = {axis: i for i, axis in enumerate(axes)}
+    waits = (event.get("wait_ns", event["end_ns"] - event["start_ns"]) for _, event in events)
+    return Collectives(
+        **vars(spans),
+        axis=np.fromiter((index[event["axis"]] for _, event in events), np.int64, len(events)),
+        wait_ns=np.fromiter(waits, np.int64, len(events)),
     )

@@ -16,6 +16,7 @@ from frog.view.checkpoints import CheckpointReader, open_checkpoints
 from frog.view.history import History, read_history
 from frog.view.palette import PHASE_COLORS, RANK_COLORS
 from frog.view.runs import unrecorded_status, when
+from frog.view.strategy import strategy_section
 from frog.view.timeline import phase_shares, windows
 from frog.view.weights import Movement, weight_movement
 
@@ -45,7 +46,13 @@ def render_report(folder: RunFolder) -> str:
         undefined=jinja2.StrictUndefined,
     )
     environment.filters.update(
-        bytes=format_bytes, count=format_count, seconds=format_seconds, when=when, number=_number, percent=_percent
+        bytes=format_bytes,
+        count=format_count,
+        seconds=format_seconds,
+        when=when,
+        number=_number,
+        percent=_percent,
+        ratio=_ratio,
     )
     return environment.get_template("report.html.jinja").render(_context(folder))
 
@@ -66,6 +73,7 @@ def _context(folder: RunFolder) -> dict[str, Any]:
         "chart_json": json_for_script(drawn),
         "shares": phase_shares(history),
         "windows": windows(history),
+        "strategy": strategy_section(run, history),
         "segments": _segments(run, history),
         "ranks": [rank.starts[max(rank.starts)] for rank in history.ranks.values() if rank.starts],
         "checkpoints": _checkpoints(history, good),
@@ -243,3 +251,8 @@ def _percent(share: float | None) -> str:
         if percent >= least:
             return f"{percent:.{decimals}f} %"
     return f"{percent:.2g} %"
+
+
+def _ratio(value: float) -> str:
+    """Three digits behind the point: 1 % is what the formulas promise, so a tenth of it is to be seen."""
+    return f"{value:.3f}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ class RankShares:
     phase_ns: dict[str, int]
     """By phase; `other` is what no span covers."""
     collective_ns: int
+    """How long collectives held it up."""
     collective_bytes: int
     num_steps: int
 
@@ -55,7 +56,7 @@ def _shares(rank: RankHistory) -> RankShares:
         rank=rank.rank,
         wall_ns=wall_ns,
         phase_ns={**phase_ns, "other": wall_ns - covered_ns},
-        collective_ns=int((collectives.end_ns - collectives.start_ns).sum()),
+        collective_ns=int(collectives.wait_ns.sum()),
         collective_bytes=int(collectives.micro.sum()),
         num_steps=len(rank.steps),
     )
@@ -158,7 +159,7 @@ def _window(history: History, segment: int, title: str, first: int, last: int) -
 
 def _cut(spans: Spans, segment: int, first: int, last: int, offset_ns: int) -> Spans:
     inside = (spans.segment == segment) & (spans.step >= first) & (spans.step <= last)
-    cut = Spans(*(getattr(spans, name)[inside] for name in Spans.__dataclass_fields__))
+    cut = Spans(*(getattr(spans, item.name)[inside] for item in fields(Spans)))
     cut.start_ns = cut.start_ns + offset_ns
     cut.end_ns = cut.end_ns + offset_ns
     return cut

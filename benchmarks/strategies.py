@@ -1,0 +1,108 @@
+"""How fast the strategies from scratch are beside torch's own: the same model, tokens and world, in turn.
+
+    torchrun --nproc_per_node=2 benchmarks/strategies.py [--rounds-scale 1.0] [--only zero3]
+    torchrun --nproc_per_node=4 benchmarks/strategies.py
+
+Both sides of a pair are driven through the same interface, with the same optimizer and clipping; only what spreads the
+work differs. One thread a rank. A block of steps each in turn; the time of a block is the slowest rank's. Printed are
+medians, the ratio native / ours (above 1: ours is faster), and how far the losses are apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import torch
+import torch.distributed as dist
+from contenders import LARGER, SMALL, FrogLoop, Size
+from torch import Tensor
+
+from frog.comm import World, join_world
+from frog.config import StrategyConfig
+from frog.core.env import world_env
+from frog.model import TinyTransformer
+
+VOCAB_SIZE = 2048
+WARMUP_STEPS = 3
+TARGETS = {"ddp, overlapped": 0.95, "zero2": None, "zero3": 0.9, "tp + sp": 0.95}
+
+
+def pair(name: str, world_size: int) -> tuple[StrategyConfig, StrategyConfig]:
+    """A strategy from scratch, and the native one beside it."""
+    fields = {
+        "ddp, overlapped": ({"reduction": "overlapped"}, {}),
+        "zero2": ({"name": "zero2"}, {"name": "zero2"}),
+        "zero3": ({"name": "zero3"}, {"name": "zero3"}),
+        "tp + sp": ({"tp": world_size}, {"tp": world_size}),
+    }
+    ours, native = fields[name]
+    return StrategyConfig(**ours), StrategyConfig(implementation="torch", **native)
+
+
+def run_block(loop: FrogLoop, batches: list[tuple[Tensor, Tensor]]) -> tuple[float, list[float]]:
+    """Milliseconds a step on the slowest rank, and this rank's losses."""
+    dist.barrier()
+    start = time.perf_counter()
+    losses = [loop.step(*batch) for batch in batches]
+    slowest = torch.tensor((time.perf_counter() - start) * 1e3 / len(batches))
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    return slowest.item(), losses
+
+
+def measure(name: str, size: Size, rounds: int, steps_a_block: int, world: World) -> None:
+    loops = []
+    for strategy in pair(name, world.size):
+        torch.manual_seed(0)
+        loops.append(FrogLoop(TinyTransformer(size.config(VOCAB_SIZE)), world, strategy))
+    seed = 0 if name.startswith("tp") else world.rank
+    batches = size.batches(VOCAB_SIZE, WARMUP_STEPS + rounds * steps_a_block, seed=seed)
+    times: list[list[float]] = [[], []]
+    losses: list[list[float]] = [[], []]
+    for index in range(rounds + 1):  # the first round warms up
+        start = 0 if index == 0 else WARMUP_STEPS + (index - 1) * steps_a_block
+        count = WARMUP_STEPS if index == 0 else steps_a_block
+        for side in (0, 1) if index % 2 else (1, 0):
+            ms, found = run_block(loops[side], batches[start : start + count])
+            losses[side] += found
+            if index:
+                times[side].append(ms)
+    ours, native = (statistics.median(found) for found in times)
+    apart = max(abs(a - b) / b for a, b in zip(*losses, strict=True))
+    if world.is_main:
+        print(f"  {name:16} ours {ours:8.1f} ms  torch {native:8.1f} ms  {verdict(name, native / ours)}", flush=True)
+        print(f"  {'':16} losses at most {apart:.0e} apart", flush=True)
+    world.forget_axes()
+
+
+def verdict(name: str, ratio: float) -> str:
+    target = TARGETS[name]
+    if target is None:
+        return f"{ratio:5.2f} x"
+    return f"{ratio:5.2f} x  target {target}: {'reached' if ratio >= target else 'NOT reached'}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds-scale", type=float, default=1.0, help="more or fewer rounds than usual")
+    parser.add_argument("--only", choices=list(TARGETS), help="one pair alone")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    env = world_env()
+    if env.world_size < 2:
+        parser.error("needs a world: torchrun --nproc_per_node=2 benchmarks/strategies.py")
+    world = join_world(env, torch.device("cpu"), timeout_s=300)
+    if world.is_main:
+        print(f"torch {torch.__version__}, world of {world.size}, gloo, 1 thread a rank, float32", flush=True)
+    for size, rounds, steps in ((SMALL, 24, 4), (LARGER, 8, 1)):
+        rounds = max(2, round(rounds * args.rounds_scale))
+        if world.is_main:
+            print(f"\n{size}, vocabulary {VOCAB_SIZE}; {rounds} blocks of {steps} steps", flush=True)
+        for name in [args.only] if args.only else TARGETS:
+            measure(name, size, rounds, steps, world)
+    world.leave()
+
+
+if __name__ == "__main__":
+    main()

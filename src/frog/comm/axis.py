@@ -1,0 +1,241 @@
+"""The collectives of one mesh axis: each is timed, told to the events, and explained if it fails.
+
+`start_...` begins a collective and returns a `Pending`; the plain call is begin and wait. `n` is the axis' size.
+An axis of one rank does nothing, tells nothing, and costs nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from frog.core.errors import CommError
+
+_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class Note(Protocol):
+    """A collective under way, as the events see it."""
+
+    def done(self, end_ns: int, wait_ns: int) -> None:
+        """It ended at `end_ns`; the rank's own thread was held up for `wait_ns` by it."""
+
+
+Recorder = Callable[[str, str, int], Note]
+"""Told of every collective as it begins: operation, axis, bytes of the payload."""
+
+
+class Silent:
+    """Tells nobody. The recorder of a world without events."""
+
+    def __call__(self, op: str, axis: str, payload_bytes: int) -> Silent:
+        return self
+
+    def done(self, end_ns: int, wait_ns: int) -> None:
+        return
+
+
+class Pending:
+    """A collective under way. Its buffers belong to it until `wait` returns."""
+
+    def __init__(self, axis: Axis, op: str, payload_bytes: int, begin: Callable[[], Sequence[Any]]) -> None:
+        self._axis, self._op, self._payload_bytes = axis, op, payload_bytes
+        self._start_ns = time.monotonic_ns()
+        self._end_ns: int | None = None
+        self._note = axis.record(op, axis.name, payload_bytes)
+        try:
+            self._works = begin()
+        except (RuntimeError, ValueError) as error:
+            raise self._explain(error) from error
+        self._wait_ns = time.monotonic_ns() - self._start_ns
+        # gloo says when the last byte was there, which may be long before anybody asks.
+        if self._works and axis.device.type == "cpu" and op not in ("send", "recv", "send_recv"):
+            self._works[-1].get_future().add_done_callback(self._ended)
+
+    def _ended(self, future: object) -> None:
+        self._end_ns = time.monotonic_ns()
+
+    def wait(self) -> None:
+        """Return when the result is there. Raises CommError if it is not to be."""
+        start_ns = time.monotonic_ns()
+        try:
+            for work in self._works:
+                work.wait()
+        except RuntimeError as error:
+            raise self._explain(error) from error
+        now_ns = time.monotonic_ns()
+        self._note.done(min(self._end_ns or now_ns, now_ns), self._wait_ns + now_ns - start_ns)
+
+    def _explain(self, error: Exception) -> CommError:
+        waited_s = (time.monotonic_ns() - self._start_ns) / 1e9
+        axis = self._axis
+        return CommError(
+            f"{self._op} of {self._payload_bytes} bytes failed after {waited_s:.1f} s "
+            f"[rank {axis.ranks[axis.rank]}, {axis.name} {axis.rank} of {axis.size}]: {str(error).splitlines()[0]}",
+            "another rank has left or hangs; its own log says why",
+        )
+
+
+class _Nothing(Pending):
+    """What an axis of one rank starts."""
+
+    def __init__(self) -> None:
+        return
+
+    def wait(self) -> None:
+        return
+
+
+NOTHING = _Nothing()
+
+
+class Axis:
+    """Some ranks of the world, in order, seen from one of them."""
+
+    def __init__(
+        self,
+        name: str,
+        ranks: Sequence[int],
+        world_rank: int,
+        device: torch.device,
+        group: Any,
+        recorder: list[Recorder],
+    ) -> None:
+        self.name, self.ranks, self.device = name, tuple(ranks), device
+        self.size, self.rank = len(self.ranks), self.ranks.index(world_rank)
+        self.group = group
+        """torch's process group; None for the whole world."""
+        self._recorder = recorder
+
+    def alone(self) -> Axis:
+        """This rank by itself: an axis along which nothing is done."""
+        own = self.ranks[self.rank]
+        return Axis("alone", (own,), own, self.device, None, self._recorder)
+
+    @property
+    def record(self) -> Recorder:
+        return self._recorder[0]
+
+    def _start(self, op: str, payload_bytes: int, *begins: Callable[[], Any]) -> Pending:
+        return NOTHING if self.size == 1 else Pending(self, op, payload_bytes, lambda: [begin() for begin in begins])
+
+    def start_all_reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Pending:
+        """Sum `x` over the axis, or take its maximum, in place. Bytes told: x's; 2(n-1)/n of them leave a rank."""
+        return self._start("all_reduce", x.nbytes, lambda: dist.all_reduce(x, op, self.group, async_op=True))
+
+    def start_all_gather(self, whole: Tensor, part: Tensor) -> Pending:
+        """Fill `whole` with every rank's `part`, in order. Bytes told: those of whole; (n-1)/n of them leave a rank.
+
+        Shapes:  part (...), contiguous; whole n times as many elements, contiguous
+        """
+        if self.size == 1:
+            whole.view(-1).copy_(part.reshape(-1))
+            return NOTHING
+        target, own = whole.view(-1), part.reshape(-1)
+        if self.device.type == "cpu":
+            parts = list(target.chunk(self.size))
+            return self._start(
+                "all_gather", whole.nbytes, lambda: dist.all_gather(parts, own, self.group, async_op=True)
+            )
+        return self._start(
+            "all_gather", whole.nbytes, lambda: _all_gather(target, own, group=self.group, async_op=True)
+        )
+
+    def start_reduce_scatter(self, part: Tensor, whole: Tensor) -> Pending:
+        """Fill `part` with the sum of every rank's own slice of `whole`. Bytes told: those of whole.
+
+        gloo's own reduce-scatter is a whole all-reduce inside; here the slices change places (all-to-all) and each
+        rank sums what it got, in order of ranks: half the bytes, and the same sum on every machine.
+        """
+        target, source = part.view(-1), whole.view(-1)
+        if self.size == 1:
+            target.copy_(source)
+            return NOTHING
+        if self.device.type == "cpu":
+            return _SumOfSlices(self, target, source)
+        return self._start(
+            "reduce_scatter", whole.nbytes, lambda: _reduce_scatter(target, source, group=self.group, async_op=True)
+        )
+
+    def start_broadcast(self, x: Tensor, source: int = 0) -> Pending:
+        """Give everyone `x` of the rank whose place on the axis is `source`. Bytes told: those of x."""
+        rank = self.ranks[source]
+        return self._start("broadcast", x.nbytes, lambda: dist.broadcast(x, rank, group=self.group, async_op=True))
+
+    def start_all_to_all(
+        self, received: Tensor, sent: Tensor, counts: tuple[list[int], list[int]] | None = None
+    ) -> Pending:
+        """Send the i-th slice of `sent` to rank i; its slices arrive in `received`, in order. Bytes told: sent's.
+
+        `counts` are the rows that arrive from and go to each rank; without it the slices are equal.
+        """
+        if self.size == 1:
+            received.copy_(sent)
+            return NOTHING
+        arrive, leave = counts or (None, None)
+        return self._start(
+            "all_to_all",
+            sent.nbytes,
+            lambda: dist.all_to_all_single(received, sent, arrive, leave, group=self.group, async_op=True),
+        )
+
+    def start_send(self, x: Tensor, to: int, tag: int = 0) -> Pending:
+        """Send `x`, contiguous, to the rank whose place on the axis is `to`. Messages between two arrive in order."""
+        return self._start("send", x.nbytes, lambda: dist.isend(x, self.ranks[to], group=self.group, tag=tag))
+
+    def start_receive(self, x: Tensor, source: int, tag: int = 0) -> Pending:
+        """Fill `x` with what the rank at place `source` sends."""
+        return self._start("recv", x.nbytes, lambda: dist.irecv(x, self.ranks[source], group=self.group, tag=tag))
+
+    def start_shift(self, received: Sequence[Tensor], sent: Sequence[Tensor]) -> Pending:
+        """Pass `sent` on to the next rank of the ring; take what the one before passes on. Bytes told: sent's."""
+        if self.size == 1:
+            for target, source in zip(received, sent, strict=True):
+                target.copy_(source)
+            return NOTHING
+        after, before = self.ranks[(self.rank + 1) % self.size], self.ranks[(self.rank - 1) % self.size]
+        moves = [dist.P2POp(dist.isend, x, after, self.group) for x in sent]
+        moves += [dist.P2POp(dist.irecv, x, before, self.group) for x in received]
+
+        def begin() -> Sequence[Any]:
+            return dist.batch_isend_irecv(moves)
+
+        return Pending(self, "send_recv", sum(x.nbytes for x in sent), begin)
+
+    def all_reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> None:
+        self.start_all_reduce(x, op).wait()
+
+    def all_gather(self, whole: Tensor, part: Tensor) -> None:
+        self.start_all_gather(whole, part).wait()
+
+    def reduce_scatter(self, part: Tensor, whole: Tensor) -> None:
+        self.start_reduce_scatter(part, whole).wait()
+
+    def broadcast(self, x: Tensor, source: int = 0) -> None:
+        self.start_broadcast(x, source).wait()
+
+    def all_to_all(self, received: Tensor, sent: Tensor, counts: tuple[list[int], list[int]] | None = None) -> None:
+        self.start_all_to_all(received, sent, counts).wait()
+
+
+class _SumOfSlices(Pending):
+    """A reduce-scatter: an all-to-all, then on `wait` the sum."""
+
+    def __init__(self, axis: Axis, part: Tensor, whole: Tensor) -> None:
+        self._part, self._slices = part, torch.empty_like(whole)
+        super().__init__(
+            axis,
+            "reduce_scatter",
+            whole.nbytes,
+            lambda: [dist.all_to_all_single(self._slices, whole, group=axis.group, async_op=True)],
+        )
+
+    def wait(self) -> None:
+        super().wait()
+        torch.sum(self._slices.view(self._axis.size, -1), dim=0, out=self._part)

@@ -1,0 +1,135 @@
+"""What a fine-tuning may ask for: the adapters (`--lora rank=8,alpha=16,targets=q_proj,v_proj`) and the rest."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, get_args
+
+from frog.core.errors import ConfigError
+
+Head = Literal["classification", "completion"]
+HEADS: tuple[str, ...] = get_args(Head)
+
+GUARD = "guard"
+"""The labelled set that comes with Frog."""
+
+NO_LABEL = -100
+"""Marks what is not to be learned, such as prompts and padding. torch's and transformers' own value."""
+
+ALL_TARGETS = "all"
+"""Stands for every projection in the layers, as `all-linear` does for peft."""
+
+_SYNONYMS = {"r": "rank", "lora_alpha": "alpha", "target_modules": "targets"}
+"""peft's names."""
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    """Beside each of the `targets` lie two thin matrices of `rank`, whose product counts alpha / rank times."""
+
+    rank: int = 8
+    alpha: float = 16.0
+    targets: tuple[str, ...] = (ALL_TARGETS,)
+    """Ends of module names: `q_proj` is that projection in every layer, `layers.0.mlp.up_proj` a single one."""
+
+    @property
+    def scaling(self) -> float:
+        return self.alpha / self.rank
+
+    def problems(self) -> list[str]:
+        """Every rule that this breaks whatever the model; empty if there is none."""
+        found = []
+        if self.rank < 1:
+            found.append(f"rank={self.rank}: must be at least 1")
+        if not 0 < self.alpha < float("inf"):
+            found.append(f"alpha={self.alpha:g}: must be above 0, and finite")
+        if not self.targets:
+            found.append(f"targets: names no projection; {ALL_TARGETS} takes every one")
+        return found
+
+
+@dataclass(frozen=True)
+class FinetuneConfig:
+    """What run.json keeps of a fine-tuning, beside the configuration that every run has."""
+
+    base: str
+    """The folder of the run whose weights stay as they are."""
+    base_step: int
+    base_sha256: str
+    """Hash of those weights: an adapter fits no others."""
+    data: str
+    """`guard`, or a file of labelled lines."""
+    data_sha256: str
+    head: Head
+    labels: tuple[str, ...]
+    """The classes, in the order of the head's rows; empty if the data have none."""
+    epochs: int
+    heldout: float
+    lora: LoraConfig = field(default_factory=LoraConfig)
+
+
+def parse_lora(text: str) -> LoraConfig:
+    """Read `rank=8,alpha=16,targets=q_proj,v_proj`. What is left out keeps its default; peft's names do as well.
+
+    Raises:  ConfigError listing every mistake.
+    """
+    values, problems = _split_pairs(text)
+    read: dict[str, Any] = {}
+    for name, words in values.items():
+        if name == "targets":
+            read[name] = tuple(ALL_TARGETS if word == "all-linear" else word for word in words)
+            continue
+        kind = int if name == "rank" else float
+        try:
+            (word,) = words
+            read[name] = kind(word)
+        except ValueError:
+            expected = "a whole number" if kind is int else "a number"
+            problems.append(f"{name}={','.join(words)}: must be {expected}")
+    config = LoraConfig(**read)
+    if problems := problems + config.problems():
+        listing = "\n".join(f"  - {problem}" for problem in problems)
+        raise ConfigError(f"--lora {text}: {len(problems)} wrong\n{listing}", "--lora rank=8,alpha=16,targets=all")
+    return config
+
+
+def _split_pairs(text: str) -> tuple[dict[str, list[str]], list[str]]:
+    """`a=1,b=x,y` as {"a": ["1"], "b": ["x", "y"]}, and what was wrong: a piece without `=` goes on the list before."""
+    known = [item.name for item in fields(LoraConfig)]
+    values: dict[str, list[str]] = {}
+    problems: list[str] = []
+    words: list[str] | None = None
+    for piece in filter(None, (piece.strip() for piece in re.split("[,;]", text))):
+        name, equals, value = (part.strip() for part in piece.partition("="))
+        if not equals:
+            if words is None:
+                problems.append(f"{piece}: must be NAME=VALUE; names: {', '.join(known)}")
+            else:
+                words.append(piece)
+            continue
+        name = _SYNONYMS.get(name, name)
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            problems.append(
+                f"{name}: unknown; " + (f"did you mean {near[0]}?" if near else f"valid: {', '.join(known)}")
+            )
+        words = values.setdefault(name, []) if name in known else []
+        if value:
+            words.append(value)
+    return values, problems
+
+
+def finetune_dict(config: FinetuneConfig) -> dict[str, Any]:
+    """As plain JSON values, for run.json."""
+    return asdict(config)
+
+
+def finetune_from_dict(table: dict[str, Any]) -> FinetuneConfig:
+    """The inverse of `finetune_dict`. Raises ConfigError if the table was not written by this version."""
+    try:
+        lora = {**table["lora"], "targets": tuple(table["lora"]["targets"])}
+        return FinetuneConfig(**{**table, "labels": tuple(table["labels"]), "lora": LoraConfig(**lora)})
+    except (KeyError, TypeError) as error:
+        raise ConfigError(f"run.json: finetune is not as this version writes it: {error}", "fine-tune again") from None

@@ -1,0 +1,182 @@
+"""How the work is spread over the world, and which spreads cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from frog.config.model import ModelConfig
+
+
+@dataclass(frozen=True)
+class StrategyConfig:
+    """[strategy]: how the work is spread over the world. What tp, pp and cp leave of it is the data-parallel axis"""
+
+    name: Literal["ddp", "zero1", "zero2", "zero3"] = "ddp"
+    """What the data-parallel ranks share out: nothing; optimizer state; gradients too; parameters too."""
+    implementation: Literal["frog", "torch", "deepspeed"] = "frog"
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    ep: int = 1
+    """Over how many neighbouring dp ranks each layer's experts are shared out."""
+    shard: int | None = None
+    """Hybrid sharding: over how many neighbouring data ranks zero shares out; None is all of them."""
+    reduction: Literal["naive", "bucketed", "overlapped"] = "bucketed"
+    """ddp: one all-reduce a parameter; one a bucket after the backward pass; one a bucket during it."""
+    bucket_mb: float = 25.0
+    compression: Literal["off", "fp16", "bf16", "powersgd"] = "off"
+    """ddp of torch: the communication hook."""
+    sequence_parallel: bool = True
+    """tp: whether the norms' inputs are split over the sequence."""
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = "1f1b"
+    """pp: the order of the micro-batches, of which there are train.grad_accum."""
+    virtual_stages: int = 2
+    """pp, interleaved: how many stages a rank holds."""
+    deepspeed_file: str | None = None
+    """deepspeed: its JSON file, beside the run file's own folder; None takes config/deepspeed_<name>.json."""
+
+    def dp_size(self, world_size: int) -> int:
+        """How many data-parallel ranks a world of this size has; `strategy_problems` says why when it is not whole."""
+        return world_size // (self.tp * self.pp * self.cp)
+
+
+def strategy_problems(
+    strategy: StrategyConfig, model: ModelConfig, sequence_length: int, grad_accum: int, world_size: int
+) -> list[str]:
+    """Every rule that a strategy breaks with this model, sequence and world; each with the two numbers and the rule."""
+    ranks = strategy.tp * strategy.pp * strategy.cp
+    if world_size % ranks:
+        return [
+            f"strategy.pp {strategy.pp} x strategy.cp {strategy.cp} x strategy.tp {strategy.tp} = {ranks} ranks do not "
+            f"divide the world of {world_size}: what they leave of it is the data-parallel axis, which must be whole"
+        ]
+    found = _size_problems(strategy, model, sequence_length, grad_accum)
+    found += _sharding_problems(strategy, world_size // (strategy.tp * strategy.pp))
+    found += _expert_problems(strategy, model, strategy.dp_size(world_size))
+    return found + _implementation_problems(strategy, model, grad_accum)
+
+
+def _size_problems(strategy: StrategyConfig, model: ModelConfig, sequence_length: int, grad_accum: int) -> list[str]:
+    tp, pp, cp = strategy.tp, strategy.pp, strategy.cp
+    split = {
+        "num_attention_heads": (model.num_attention_heads, "each rank takes whole heads"),
+        "num_key_value_heads": (model.num_key_value_heads, "each rank takes whole key/value heads"),
+        "intermediate_size": (model.intermediate_size, "each rank takes as many FFN columns"),
+        "vocab_size": (model.vocab_size, "each rank takes as many rows of the embedding"),
+    }
+    if strategy.sequence_parallel:
+        split["data.sequence_length"] = (sequence_length, "sequence parallelism splits the positions evenly")
+    found = [
+        f"{name}={size} is not a multiple of strategy.tp={tp}: {rule}"
+        for name, (size, rule) in split.items()
+        if size % tp
+    ]
+    if cp > 1 and sequence_length % (2 * cp):
+        found.append(
+            f"data.sequence_length={sequence_length} is not a multiple of 2 x strategy.cp={2 * cp}: each rank takes "
+            "one stretch from the sequence's beginning and one from its end"
+        )
+    stages = pp * (strategy.virtual_stages if strategy.schedule == "interleaved" and pp > 1 else 1)
+    if model.num_hidden_layers < stages:
+        found.append(f"num_hidden_layers={model.num_hidden_layers} is less than {stages} stages: each needs a layer")
+    if pp > 1 and grad_accum < pp:
+        found.append(
+            f"train.grad_accum={grad_accum} micro-batches are fewer than strategy.pp={pp} stages: "
+            "some stages would never work at the same time as others"
+        )
+    elif pp > 1 and strategy.schedule == "interleaved" and grad_accum % pp:
+        found.append(f"train.grad_accum={grad_accum} is not a multiple of strategy.pp={pp}: interleaving needs that")
+    return found
+
+
+def _sharding_problems(strategy: StrategyConfig, data_size: int) -> list[str]:
+    found = []
+    if strategy.shard is not None:
+        if strategy.name == "ddp":
+            found.append(f"strategy.shard={strategy.shard}: ddp shards nothing; hybrid sharding needs zero1, 2 or 3")
+        if data_size % strategy.shard:
+            found.append(
+                f"strategy.shard={strategy.shard} does not divide the {data_size} data ranks: "
+                "they are cut into rows of that many"
+            )
+    if strategy.pp > 1 and strategy.name in ("zero2", "zero3"):
+        found.append(
+            f"strategy.name={strategy.name!r} with strategy.pp={strategy.pp}: it would reduce or gather again in every "
+            "micro-batch of every stage; take ddp or zero1"
+        )
+    if strategy.compression != "off" and (strategy.name, strategy.implementation) != ("ddp", "torch"):
+        found.append(
+            f"strategy.compression={strategy.compression!r}: a communication hook of torch's ddp; here strategy.name="
+            f"{strategy.name!r} and strategy.implementation={strategy.implementation!r}"
+        )
+    return found
+
+
+def _expert_problems(strategy: StrategyConfig, model: ModelConfig, dp_size: int) -> list[str]:
+    ep, experts = strategy.ep, model.num_local_experts
+    if experts is None:
+        return [f"strategy.ep={ep}: this model has no experts to share out (num_local_experts)"] if ep > 1 else []
+    found = []
+    if dp_size % ep:
+        found.append(f"strategy.ep={ep} does not divide the {dp_size} dp ranks: they are cut into rows of that many")
+    if experts % ep:
+        found.append(f"num_local_experts={experts} is not a multiple of strategy.ep={ep}: each rank takes as many")
+    if strategy.tp > 1:
+        found.append(
+            f"strategy.tp={strategy.tp} with num_local_experts={experts}: experts are not split by tp; "
+            "share them out with strategy.ep"
+        )
+    if ep > 1 and strategy.implementation != "frog":
+        found.append(f"strategy.ep={ep} with strategy.implementation={strategy.implementation!r}: only 'frog' has it")
+    return found
+
+
+def _implementation_problems(strategy: StrategyConfig, model: ModelConfig, grad_accum: int) -> list[str]:
+    axes = {name: size for name in ("tp", "pp", "cp") if (size := getattr(strategy, name)) > 1}
+    if strategy.implementation == "deepspeed":
+        return _deepspeed_problems(strategy, axes)
+    return _torch_problems(strategy, model, grad_accum, axes) if strategy.implementation == "torch" else []
+
+
+def _deepspeed_problems(strategy: StrategyConfig, axes: Mapping[str, int]) -> list[str]:
+    by = "strategy.implementation='deepspeed'"
+    found = [f"strategy.{axis}={size} with {by}: here it is over data ranks alone" for axis, size in axes.items()]
+    if strategy.name == "ddp":
+        found.append(f"strategy.name='ddp' with {by}: here it is zero1, zero2 and zero3; torch has ddp")
+    if strategy.shard is not None:
+        found.append(f"strategy.shard={strategy.shard} with {by}: it shares out over all data ranks")
+    return found
+
+
+def _torch_problems(
+    strategy: StrategyConfig, model: ModelConfig, grad_accum: int, axes: Mapping[str, int]
+) -> list[str]:
+    by = "strategy.implementation='torch'"
+    found = []
+    if strategy.cp > 1:
+        found.append(f"strategy.cp={strategy.cp} with {by}: torch's context parallelism does not run on CPUs")
+    for axis in ("tp", "pp"):
+        if strategy.name == "zero1" and axis in axes:
+            found.append(
+                f"strategy.name='zero1' with strategy.{axis}={axes[axis]} and {by}: ZeroRedundancyOptimizer takes no "
+                "DTensors, which these need"
+            )
+        if strategy.compression != "off" and axis in axes:
+            found.append(
+                f"strategy.compression={strategy.compression!r} with strategy.{axis}={axes[axis]}: the hooks are "
+                "DistributedDataParallel's, which holds no DTensors"
+            )
+    if strategy.pp > 1 and model.num_local_experts is not None:
+        found.append(
+            f"strategy.pp={strategy.pp} with num_local_experts={model.num_local_experts} and {by}: its stages pass "
+            "hidden states on, and no routers' loss"
+        )
+    rounds = max(1, grad_accum // strategy.pp)
+    if strategy.pp > 1 and strategy.schedule == "zero_bubble" and grad_accum % rounds:
+        found.append(
+            f"train.grad_accum={grad_accum} is not a multiple of the {rounds} rounds that torch's zero_bubble makes of "
+            f"it with strategy.pp={strategy.pp}; a multiple of strategy.pp is one"
+        )
+    return found

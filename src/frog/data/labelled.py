@@ -1,0 +1,124 @@
+"""Labelled texts: JSON lines of {"text", "label"} or {"prompt", "completion"}, and what is held out of them.
+
+Lines may also say their "category", by which results are broken down, and their "group". Lines of one group, such as
+wordings of one scene, are held out together or trained on together: so no held-out line has a twin in training.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from frog.config.finetune import GUARD
+from frog.core.errors import DataError
+from frog.core.files import sha256_file
+from frog.core.seeds import derive_seed
+
+_GUARD_FILE = Path(__file__).parent / "guard" / "guard.jsonl"
+_SHAPES = {"classification": ("text", "label"), "completion": ("prompt", "completion")}
+
+
+@dataclass(frozen=True)
+class Example:
+    """One line: a text of a class, or a prompt with what should follow it."""
+
+    text: str
+    label: str | None
+    completion: str | None
+    category: str | None
+    group: str
+
+
+@dataclass(frozen=True)
+class LabelledSet:
+    """The lines of one file, cut into two parts by their groups."""
+
+    path: Path
+    sha256: str
+    train: list[Example]
+    heldout: list[Example]
+    labels: tuple[str, ...]
+    """The classes in order of their names; empty for prompts and completions."""
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+
+def read_labelled(source: str, heldout: float) -> LabelledSet:
+    """Read `guard`, the set that comes with Frog, or a file.
+
+    A group is held out if the hash of its name says so: the same lines for every seed, also when others are added.
+
+    Raises:  DataError that names file and line for what cannot be used, or if one part is empty.
+    """
+    if not 0 < heldout < 1:
+        raise DataError(f"--heldout {heldout:g}: must lie between 0 and 1", "0.25 is the default")
+    path = _GUARD_FILE if source == GUARD else Path(source)
+    examples = _read(path)
+    parts: tuple[list[Example], list[Example]] = ([], [])
+    for example in examples:
+        parts[derive_seed(0, "heldout", example.group) / 2**63 < heldout].append(example)
+    if not all(parts):
+        groups = len({example.group for example in examples})
+        raise DataError(
+            f"{path}: of {len(examples)} lines in {groups} groups, {len(parts[0])} are to train on and {len(parts[1])} "
+            f"held out with --heldout {heldout:g}: both parts need some",
+            "add lines, or change --heldout",
+        )
+    labels = tuple(sorted({example.label for example in examples if example.label is not None}))
+    unseen = set(labels) - {example.label for example in parts[0]}
+    if unseen or len(labels) == 1:
+        which = f"class {', '.join(sorted(unseen))} is" if unseen else f"the one class {labels[0]} is all that is"
+        raise DataError(f"{path}: {which} {'not ' if unseen else ''}in the training part", "add lines of each class")
+    return LabelledSet(path, sha256_file(path), *parts, labels)
+
+
+def _read(path: Path) -> list[Example]:
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file", f"--data {GUARD}, or a .jsonl file of labelled lines") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: broken UTF-8: {error.reason}", "save the file as UTF-8") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+    examples = [_example(line, f"{path}, line {n}") for n, line in enumerate(lines, start=1) if line.strip()]
+    if not examples:
+        raise DataError(f"{path}: holds no lines", "check the path given to --data")
+    kinds = {example.label is None for example in examples}
+    if len(kinds) > 1:
+        raise DataError(f"{path}: some lines have a label, others a completion", "give each kind a file of its own")
+    return examples
+
+
+def _example(line: str, place: str) -> Example:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{place}, column {error.colno}: not valid JSON: {error.msg}", "repair the line") from None
+    if not isinstance(row, dict):
+        raise DataError(f"{place}: holds a {type(row).__name__}, not an object", "repair the line")
+    names = next((names for names in _SHAPES.values() if row.keys() >= set(names)), None)
+    if names is None:
+        have = ", ".join(map(str, row)) or "none"
+        raise DataError(f"{place}: has the fields {have}", "a line has text and label, or prompt and completion")
+    text, answer = (_word(row, name, place) for name in names)
+    if not answer or (not text and "label" in names):
+        raise DataError(f"{place}: {names[0] if answer else names[1]} is empty", "repair the line")
+    category = None if row.get("category") is None else _word(row, "category", place)
+    group = text if row.get("group") is None else _word(row, "group", place)
+    if "label" in names:
+        return Example(text, answer, None, category, group)
+    return Example(text, None, answer, category, group)
+
+
+def _word(row: dict[str, Any], name: str, place: str) -> str:
+    value = row[name]
+    if isinstance(value, bool | int) and name == "label":  # {"label": 1} is as common as {"label": "spam"}
+        return str(value)
+    if not isinstance(value, str):
+        raise DataError(f"{place}: {name}={value!r}: must be a text", "repair the line")
+    return value

@@ -1,0 +1,176 @@
+"""Adapters to and from folders in the format of `peft`: adapter_config.json, adapter_model.safetensors.
+
+A folder holds what was trained and nothing else. `peft` loads it over a LlamaForCausalLM, or, if a classification head
+is among it, over a LlamaForSequenceClassification; Frog loads what `peft` saved, as long as it is plain LoRA.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from frog.config.finetune import ALL_TARGETS, LoraConfig
+from frog.core.errors import ConfigError, RunError, ShapeError
+from frog.core.files import sync_folder, write_json
+from frog.model.classifier import Classifier
+from frog.model.lora import add_lora, lora_layers, trained_parameters
+from frog.model.transformer import TinyTransformer
+
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+_WRAPPER = "base_model.model."
+"""What peft puts before every name of the model that it wraps."""
+
+_HEAD = "score.weight"
+_PLAIN: dict[str, Any] = {
+    "bias": "none",
+    "fan_in_fan_out": False,
+    "use_rslora": False,
+    "use_dora": False,
+    "rank_pattern": {},
+    "alpha_pattern": {},
+    "layers_to_transform": None,
+    "layer_replication": None,
+    "exclude_modules": None,
+    "target_parameters": None,
+    "lora_bias": False,
+}
+"""peft's options that plain LoRA leaves at these values; with others Frog would compute something else."""
+
+
+def save_adapter(model: TinyTransformer, config: LoraConfig, folder: Path, *, base: str, labels: Sequence[str]) -> None:
+    """Write what was trained into `folder`, which is whole or absent: written beside, then renamed.
+
+    Raises:  RunError if the folder exists.
+    """
+    if folder.exists():
+        raise RunError(f"{folder}: exists already", "name a new folder")
+    beside = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    try:
+        weights = {_peft_name(name): p.detach().cpu().contiguous() for name, p in trained_parameters(model).items()}
+        # The classes have no place in peft's configuration, and the file must say what its rows mean.
+        save_file(weights, beside / WEIGHTS_FILE, metadata={"format": "pt", "labels": json.dumps(list(labels))})
+        with open(beside / WEIGHTS_FILE, "rb") as file:
+            os.fsync(file.fileno())
+        write_json(beside / CONFIG_FILE, _peft_config(model, config, base))
+        os.rename(beside, folder)
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
+    sync_folder(folder.parent)
+
+
+def load_adapter(model: TinyTransformer, folder: Path) -> LoraConfig:
+    """Put a folder's adapters (and its head) into a model that has none yet.
+
+    Raises:  RunError if there is no adapter; ConfigError if it is more than plain LoRA; ShapeError if it was made for
+             another model.
+    """
+    config = read_config(folder)
+    add_lora(model, config)
+    if isinstance(model, Classifier):
+        model.score.requires_grad_(True)
+    weights = {_frog_name(name): tensor for name, tensor in _read_weights(folder).items()}
+    expected = trained_parameters(model)
+    missing, unexpected = sorted(expected.keys() - weights.keys()), sorted(weights.keys() - expected.keys())
+    if missing or unexpected:
+        raise ShapeError(
+            f"{folder}: its tensors are not those of this model's adapters\n"
+            f"  missing: {', '.join(missing[:5]) or 'none'}\n  unexpected: {', '.join(unexpected[:5]) or 'none'}",
+            "load it over the model that it was made for",
+        )
+    with torch.no_grad():
+        for name, parameter in expected.items():
+            if weights[name].shape != parameter.shape:
+                shapes = f"{tuple(weights[name].shape)} in the file, {tuple(parameter.shape)} in this model"
+                raise ShapeError(f"{folder}: {name} has shape {shapes}", "load it over the model that it was made for")
+            parameter.copy_(weights[name])
+    return config
+
+
+def read_config(folder: Path) -> LoraConfig:
+    """Rank, alpha and targets of a saved adapter.
+
+    Raises:  RunError if there is none, ConfigError naming the options that are not plain LoRA.
+    """
+    path = folder / CONFIG_FILE
+    try:
+        table: Mapping[str, Any] = json.loads(path.read_text())
+        rank, alpha, targets = int(table["r"]), float(table["lora_alpha"]), table["target_modules"]
+    except FileNotFoundError:
+        raise RunError(f"{folder}: no adapter there: {CONFIG_FILE} is missing", "name a folder with one") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{path}: is no configuration of an adapter: {error}", "was it copied whole?") from None
+    problems = [
+        f"{name}={table[name]!r}: Frog has {plain!r}"
+        for name, plain in _PLAIN.items()
+        if name in table and (table[name] or None) != (plain or None)
+    ]
+    if table.get("peft_type", "LORA") != "LORA":
+        problems.append(f"peft_type={table['peft_type']!r}: Frog has 'LORA'")
+    if isinstance(targets, str) and targets != "all-linear":
+        problems.append(f"target_modules={targets!r}: a pattern; Frog takes a list of names")
+    if set(table.get("modules_to_save") or []) - {"score"}:
+        problems.append(f"modules_to_save={table['modules_to_save']!r}: Frog has a head called 'score' alone")
+    if problems:
+        listing = "\n".join(f"  - {problem}" for problem in problems)
+        raise ConfigError(f"{path}: not plain LoRA\n{listing}", "merge it with peft, and `frog import` the result")
+    names = [ALL_TARGETS] if isinstance(targets, str) else sorted(targets)
+    return LoraConfig(rank, alpha, tuple(name.removeprefix("model.") for name in names))
+
+
+def read_labels(folder: Path) -> list[str]:
+    """The classes that an adapter's head was trained for; empty if it has none, or was not saved by Frog."""
+    with _opened(folder) as file:
+        labels: list[str] = json.loads((file.metadata() or {}).get("labels", "[]"))
+    return labels
+
+
+def _peft_config(model: TinyTransformer, config: LoraConfig, base: str) -> dict[str, Any]:
+    is_classifier = isinstance(model, Classifier)
+    ends = list(dict.fromkeys(name.rpartition(".")[2] for name, _ in lora_layers(model)))
+    return {
+        "peft_type": "LORA",
+        "task_type": "SEQ_CLS" if is_classifier else "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": config.rank,
+        "lora_alpha": int(config.alpha) if config.alpha == int(config.alpha) else config.alpha,
+        "lora_dropout": 0.0,
+        "target_modules": ends if ALL_TARGETS in config.targets else list(config.targets),
+        "modules_to_save": ["score"] if is_classifier else None,
+        "init_lora_weights": True,
+        "inference_mode": True,
+        **_PLAIN,
+    }
+
+
+def _peft_name(name: str) -> str:
+    return f"{_WRAPPER}{name}" if name == _HEAD else f"{_WRAPPER}model.{name}"
+
+
+def _frog_name(name: str) -> str:
+    return name.removeprefix(_WRAPPER).removeprefix("model.")
+
+
+def _read_weights(folder: Path) -> dict[str, Tensor]:
+    with _opened(folder) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def _opened(folder: Path) -> Any:
+    try:
+        return safe_open(folder / WEIGHTS_FILE, framework="pt")
+    except FileNotFoundError:
+        raise RunError(f"{folder}: no adapter there: {WEIGHTS_FILE} is missing", "was it copied whole?") from None
+    except SafetensorError as error:
+        raise RunError(f"{folder / WEIGHTS_FILE}: cannot be read: {error}", "was it copied whole?") from None

@@ -1,0 +1,100 @@
+"""The command of this room: `frog schedule` draws and compares pipeline schedules. It needs no torch."""
+
+from __future__ import annotations
+
+import argparse
+
+from frog.core.errors import UsageError
+from frog.parallel.schedules import NAMES, Schedule, make_schedule
+from frog.parallel.simulation import Simulation, bubble_formula, simulate
+
+
+def add_schedule_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `schedule`; it sets `handler`, which takes the arguments."""
+    parser = commands.add_parser(
+        "schedule",
+        help="draw a pipeline schedule, with its bubble and its memory",
+        description="Simulate a pipeline schedule and draw it: frog schedule --schedule 1f1b --stages 4",
+    )
+    add = parser.add_argument
+    add("--schedule", choices=[*NAMES, "all"], default="1f1b", help="default: 1f1b; all compares them")
+    add("--stages", type=int, default=4, metavar="N", help="ranks of the pipeline (strategy.pp); default: 4")
+    add("--micro-batches", type=int, default=8, metavar="N", help="in one step (train.grad_accum); default: 8")
+    add("--virtual-stages", type=int, default=2, metavar="N", help="of each rank, interleaved alone; default: 2")
+    for what in ("forward", "backward", "weight"):
+        add(f"--{what}-time", type=_time, default=1.0, metavar="T", help="of a micro-batch on a rank; default: 1")
+    add("--send-time", type=float, default=0.0, metavar="T", help="of a message; default: 0")
+    shown = parser.add_mutually_exclusive_group()
+    shown.add_argument("--list", action="store_true", help="the order of the actions, without time")
+    shown.add_argument(
+        "--program", type=int, metavar="RANK", help="one rank's work with all that it sends and receives"
+    )
+    parser.set_defaults(handler=_schedule)
+
+
+def _time(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e9:
+        raise argparse.ArgumentTypeError(f"{text}: a time is a number above 0")
+    return value
+
+
+def _schedule(args: argparse.Namespace) -> int:
+    from frog.parallel.drawing import draw, legend, table
+
+    if args.schedule == "all" and (args.list or args.program is not None):
+        raise UsageError("--schedule all compares; --list and --program show one schedule", "name one of them")
+    if args.send_time < 0:
+        raise UsageError(f"--send-time {args.send_time:g}: a message takes no less than 0")
+    names = NAMES if args.schedule == "all" else (args.schedule,)
+    simulations = [_simulate(args, make_schedule(name, *_sizes(args), args.virtual_stages)) for name in names]
+    if args.program is not None:
+        _print_program(simulations[0].schedule, args.program)
+        return 0
+    if len(simulations) == 1:
+        schedule = simulations[0].schedule
+        print(table(schedule) if args.list else draw(simulations[0]))
+        print(f"\n{legend(schedule)}\n")
+    print(_comparison(args, simulations))
+    return 0
+
+
+def _sizes(args: argparse.Namespace) -> tuple[int, int]:
+    return args.stages, args.micro_batches
+
+
+def _simulate(args: argparse.Namespace, schedule: Schedule) -> Simulation:
+    return simulate(schedule, args.forward_time, args.backward_time, args.weight_time, args.send_time)
+
+
+def _print_program(schedule: Schedule, rank: int) -> None:
+    from frog.parallel.programs import program
+
+    if not 0 <= rank < len(schedule.ranks):
+        raise UsageError(f"--program {rank}: the ranks are 0 to {len(schedule.ranks) - 1}")
+    print("\n".join(map(str, program(schedule, rank))))
+
+
+def _comparison(args: argparse.Namespace, simulations: list[Simulation]) -> str:
+    """A line for each schedule: time, bubble, the textbook's bubble, activations held."""
+    rows = [("schedule", "time", "bubble", "formula", "held by each rank (micro-batches)")]
+    for simulation in simulations:
+        schedule = simulation.schedule
+        formula = bubble_formula(
+            schedule.name,
+            *_sizes(args),
+            schedule.virtual_stages,
+            args.forward_time,
+            args.backward_time,
+            args.weight_time,
+        )
+        held = " ".join(f"{count / schedule.virtual_stages:g}" for count in simulation.peak_held)
+        cells = (f"{simulation.makespan:g}", f"{simulation.bubble:.1%}", f"{formula:.1%}", held)
+        rows.append((schedule.name, *cells))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )

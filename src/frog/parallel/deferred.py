@@ -1,0 +1,112 @@
+"""Weight gradients put off: a backward pass that computes input gradients alone, and the rest whenever it suits.
+
+The gradient of `y = x @ w.T` has two halves that need nothing of each other: `grad @ w`, for which the layer below
+waits, and `grad.T @ x`, for which nobody waits. A linear layer with this in place of its forward does the first at once
+and writes down what the second needs. Norms, the embedding and the head keep their gradients in the backward pass: they
+are a small part of the work, and the head's is computed along with its loss.
+
+Source:  Qi et al. 2023, section 2.
+Shapes:  N tokens, D input width, F output width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from frog.model.functions import takes_fast_path
+from frog.model.matmul import product, uses_onednn
+from frog.model.transformer import Linear
+
+
+@dataclass(frozen=True)
+class Due:
+    """What one weight's gradient needs."""
+
+    weight: nn.Parameter
+    x_ND: Tensor
+    grad_NF: Tensor
+
+
+class DeferredWeights:
+    """Makes the linear layers of some modules put their weights' gradients off.
+
+    Assumes: their forward is `Linear`'s own; hooks on them, as tensor parallelism's, run as before.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._due: list[Due] = []
+        # Stands for the weights: were they inputs, autograd would run their hooks in the backward pass too.
+        self._anchor = torch.empty(0, requires_grad=True)
+        for module in (inner for outer in modules for inner in outer.modules()):
+            if type(module) is Linear:
+                module.forward = self._forward_of(module)  # type: ignore[method-assign]
+
+    def _forward_of(self, module: Linear) -> Any:
+        def forward(x: Tensor) -> Tensor:
+            if not (torch.is_grad_enabled() and module.weight.requires_grad):
+                return Linear.forward(module, x)
+            return _DeferredLinear.apply(x, self._anchor, module, self._due)  # type: ignore[no-any-return, no-untyped-call]
+
+        return forward
+
+    def take(self) -> list[Due]:
+        """What has been written down since the last call: one backward pass's."""
+        due, self._due[:] = list(self._due), []
+        return due
+
+
+def add_weight_gradients(due: Iterable[Due]) -> None:
+    """Compute the gradients that were put off and add them up where autograd would, hooks included.
+
+    Equals:  what the backward pass would have added, bit for bit.
+    """
+    with torch.no_grad():
+        pairs = [(one.weight, _weight_gradient(one)) for one in due]
+    if pairs:
+        weights, gradients = zip(*pairs, strict=True)
+        torch.autograd.backward(weights, gradients)
+
+
+def _weight_gradient(due: Due) -> Tensor:
+    """The same product as in the backward pass of `frog.model.functions.linear`."""
+    x_ND, grad_NF, w_FD = due.x_ND, due.grad_NF, due.weight
+    if takes_fast_path(x_ND, w_FD) and uses_onednn(x_ND, w_FD):
+        return product(grad_NF.t(), x_ND.t())
+    return (grad_NF.t() @ x_ND).to(w_FD.dtype)
+
+
+class _DeferredLinear(torch.autograd.Function):
+    """`anchor` has the output need a gradient even where `x` needs none."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, module: Linear, due: list[Due]) -> Tensor:
+        x_ND, w_FD = x.flatten(0, -2), module.weight.detach()
+        if takes_fast_path(x_ND, w_FD) and uses_onednn(x_ND, w_FD):
+            y = product(x_ND, w_FD).view(*x.shape[:-1], -1)
+        else:
+            y = F.linear(x, w_FD)
+        # Under autocast y has the lower precision, and so have both products of the backward pass.
+        ctx.save_for_backward(x.to(y.dtype), w_FD)
+        ctx.weight, ctx.due, ctx.x_dtype = module.weight, due, x.dtype
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None]:
+        x, w_FD = ctx.saved_tensors
+        x_ND, grad_NF = x.flatten(0, -2), grad.flatten(0, -2)
+        ctx.due.append(Due(ctx.weight, x_ND, grad_NF))
+        grad_x = None
+        if ctx.needs_input_grad[0]:
+            if takes_fast_path(x_ND, w_FD) and uses_onednn(x_ND, w_FD):
+                grad_x = product(grad_NF, w_FD.t()).view(x.shape)
+            else:
+                grad_x = (grad @ w_FD.to(grad.dtype)).to(ctx.x_dtype)
+        return grad_x, None, None, None

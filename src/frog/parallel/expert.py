@@ -1,0 +1,152 @@
+"""Expert parallelism: the ranks of `ep` share the experts of every layer out, and send each other the tokens.
+
+`ep` is made of neighbouring ranks of `dp`: each works on its own samples, but holds only 1/n of each layer's experts.
+Plan of communication over `ep`, for each layer and micro-batch. A rank has N tokens of D elements of e bytes each, each
+of which goes through A experts: R = N * A rows, in order of experts, so those for one rank are one stretch.
+  counts    all-to-all of the number of rows for each expert: 8 bytes an expert. Everybody knows what is to come.
+  dispatch  all-to-all of the rows, as uneven as the router made them: R * D * e bytes, (n-1)/n of them to other ranks
+            if the experts are chosen evenly. They arrive by sender, and are put in order of experts.
+  combine   the way back with what the experts made of them: as many bytes, and in the order in which they left.
+  backward  the gradients take the same two ways in reverse: as many bytes again. A step sends 4 R D e bytes a layer and
+            micro-batch (6 with activation checkpointing, which runs the forward pass twice).
+For the load-balancing loss one all-reduce over `data` of E + 1 counts: what share of all tokens each expert gets.
+
+Gradients. With m data ranks the loss is the mean over them, so a gradient is the sum over data ranks, divided by m. The
+rows of all ranks of an `ep` group come to the expert's holder, whose gradient is a sum over n ranks already. A hook
+divides it by n; so it is the mean over that group, and averaging over `expert_data` (the m/n ranks that hold the same
+experts, one in each group) gives the mean over all. All other parameters are averaged over `data` as ever.
+
+Source:  Lepikhin et al. 2020 (GShard); but no expert is ever full and no token dropped, as in Gale et al. 2022
+         (MegaBlocks).
+Shapes:  as in `model/moe.py`; n ranks of `ep`, E' = E/n experts of one rank.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from frog.comm import Axis
+from frog.model.moe import Experts, MixtureOfExperts
+
+
+def expert_names(model: nn.Module) -> list[str]:
+    """The names of the parameters that belong to one expert each, along their first dim."""
+    return [
+        f"{stem}.{name}"
+        for stem, module in model.named_modules()
+        if isinstance(module, Experts)
+        for name, _ in module.named_parameters()
+    ]
+
+
+def shard_experts(model: nn.Module, ep: Axis) -> None:
+    """Keep this rank's experts of every layer, in place, and let tokens find the others.
+
+    Layout:  expert parameters are split over `ep` on their first dim: rank i has experts [i E', (i+1) E').
+    Equals:  the whole model, once the gradients of `expert_names` are averaged over `expert_data` and all others over
+             `data`.
+    Assumes: all ranks of `ep` hold the same weights; their number divides that of the experts. From now on they run the
+             model equally often, in evaluation too.
+    """
+    if ep.size == 1:
+        return
+    for module in model.modules():
+        if isinstance(module, MixtureOfExperts):
+            module.run_experts = ExpertParallel(ep)
+            for parameter in module.experts.parameters():
+                parameter.data = parameter.data.chunk(ep.size)[ep.rank].clone()
+                parameter.register_hook(lambda grad: grad / ep.size)  # type: ignore[no-untyped-call]
+
+
+def balance_over(model: nn.Module, data: Axis) -> None:
+    """Let the load-balancing loss of every layer look at the tokens of all data ranks.
+
+    The share of tokens has no gradient, and the loss is linear in the rest: with the share of the whole batch in it,
+    the mean over ranks of their losses is the loss of the whole batch. Batch means a micro-batch of all data ranks.
+    """
+    for module in model.modules():
+        if isinstance(module, MixtureOfExperts):
+            module.share = ShareOfAll(data)
+
+
+class ShareOfAll:
+    """What share of the tokens of all ranks each expert gets.
+
+    Comm:    one all-reduce of E + 1 numbers.
+    """
+
+    def __init__(self, data: Axis) -> None:
+        self.data = data
+
+    def __call__(self, counts_E: Tensor, num_tokens: int) -> Tensor:
+        totals = torch.cat([counts_E, counts_E.new_tensor([num_tokens])])
+        self.data.all_reduce(totals)
+        return totals[:-1] / totals[-1]
+
+
+class ExpertParallel:
+    """Each row through its expert, wherever that is.
+
+    Shapes:  x_RD (R, D), in order of experts; counts_E (E,): how many rows each gets -> (R, D), in the same order
+    Comm:    forward three all-to-alls (counts, rows, rows), backward two.
+    Equals:  `run_here` with all experts.
+    """
+
+    def __init__(self, ep: Axis) -> None:
+        self.ep = ep
+
+    def __call__(self, experts: Experts, x_RD: Tensor, counts_E: Tensor) -> Tensor:
+        leaving_ne = counts_E.view(self.ep.size, -1)
+        arriving_ne = torch.empty_like(leaving_ne)
+        self.ep.all_to_all(arriving_ne, leaving_ne)
+        leaving, arriving = leaving_ne.sum(dim=1).tolist(), arriving_ne.sum(dim=1).tolist()
+
+        rows = exchange(_narrow(x_RD), leaving, arriving, self.ep)
+        order = by_expert(arriving_ne)
+        rows = experts(rows.index_select(0, order), arriving_ne.sum(dim=0).tolist())
+        return exchange(rows.index_select(0, order.argsort()), arriving, leaving, self.ep)
+
+
+def _narrow(x: Tensor) -> Tensor:
+    """Under autocast the type that the experts' products will take: it is less to send."""
+    device = x.device.type
+    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
+
+
+def by_expert(counts_ne: Tensor) -> Tensor:
+    """The order that puts rows, which lie by sender and then by expert, by expert and then by sender.
+
+    Shapes:  counts_ne (n, E') -> (the sum of counts,)
+    """
+    experts_e = torch.arange(counts_ne.shape[1], device=counts_ne.device)
+    return experts_e.repeat(counts_ne.shape[0]).repeat_interleave(counts_ne.flatten()).argsort(stable=True)
+
+
+def exchange(x: Tensor, leaving: list[int], arriving: list[int], ep: Axis) -> Tensor:
+    """Send each rank its stretch of rows, and put those that come in order of ranks; backward sends gradients back.
+
+    Shapes:  (sum of leaving, D) -> (sum of arriving, D)
+    """
+    return _Exchange.apply(x, leaving, arriving, ep)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, leaving: list[int], arriving: list[int], ep: Axis) -> Tensor:
+        ctx.way_back = arriving, leaving, ep
+        return _move(x, leaving, arriving, ep)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return _move(grad, *ctx.way_back), None, None, None
+
+
+def _move(x: Tensor, leaving: list[int], arriving: list[int], ep: Axis) -> Tensor:
+    received = x.new_empty(sum(arriving), *x.shape[1:])
+    ep.all_to_all(received, x.contiguous(), (arriving, leaving))
+    return received

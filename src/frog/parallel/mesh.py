@@ -1,0 +1,123 @@
+"""The mesh: the ranks of the world laid out along named axes, `pp` x `dp` x `cp` x `tp`.
+
+Ranks count fastest along `tp`, since tensor parallelism talks most and its ranks should be neighbours; slowest along
+`pp`, which talks least. Rank 5 of a mesh pp=2, dp=2, tp=2 is (pp 1, dp 0, tp 1).
+
+Further axes are made of these: `data` is dp and cp together, the ranks that average one gradient; `shard` and
+`replicate` cut it for hybrid sharding, `ep` and `expert_data` for experts that are shared out; `model` is pp and tp,
+the ranks that together hold one copy of the weights.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+
+from frog.comm import Axis, World
+from frog.core.errors import ConfigError
+
+AXES = ("pp", "dp", "cp", "tp")
+"""From the slowest to the fastest."""
+
+
+class Mesh:
+    """A world's axes, seen from one rank. Making one is collective: every rank must do it, with the same sizes.
+
+    Raises:  ConfigError if the product of the sizes is not the world.
+    """
+
+    def __init__(
+        self, world: World, *, pp: int = 1, dp: int = 1, cp: int = 1, tp: int = 1, shard: int | None = None, ep: int = 1
+    ) -> None:
+        self.world = world
+        self.sizes = dict(zip(AXES, (pp, dp, cp, tp), strict=True))
+        check_mesh(self.sizes, world.size)
+        self.place = coordinates(self.sizes, world.rank)
+        """This rank's coordinate on each axis."""
+        self.pp, self.dp, self.cp, self.tp = (self._axis(name, (name,)) for name in AXES)
+        self.data = self._axis("dp" if cp == 1 else "data", ("dp", "cp"), self.dp if cp == 1 else None)
+        self.model = self._axis("model", ("pp", "tp"), self.tp if pp == 1 else self.pp if tp == 1 else None)
+        self.shard, self.replicate = self._cut(shard or self.data.size)
+        self.ep, self.expert_data = self._cut_experts(ep)
+
+    def _axis(self, name: str, along: Sequence[str], same_as: Axis | None = None) -> Axis:
+        return same_as or self.world.make_axis(name, groups(self.sizes, along))
+
+    def _cut(self, shard: int) -> tuple[Axis, Axis]:
+        """Cut the data ranks into rows of `shard`: neighbours share one copy of the state, rows repeat it."""
+        if shard == self.data.size:
+            return self.data, self.data.alone()
+        rows, columns = [], []
+        for ranks in groups(self.sizes, ("dp", "cp")):
+            table = [ranks[start : start + shard] for start in range(0, len(ranks), shard)]
+            rows += table
+            columns += [list(column) for column in zip(*table, strict=True)]
+        return self.world.make_axis("shard", rows), self.world.make_axis("replicate", columns)
+
+    def _cut_experts(self, ep: int) -> tuple[Axis, Axis]:
+        """Cut dp into rows of `ep`: neighbours share the experts out; data ranks with the same ones average them."""
+        check_experts(ep, self.sizes["dp"])
+        sizes = {"pp": self.sizes["pp"], "row": self.sizes["dp"] // ep, "ep": ep}
+        sizes |= {name: self.sizes[name] for name in ("cp", "tp")}
+        own = self.world.make_axis("ep", groups(sizes, ("ep",)))
+        return own, self.data if ep == 1 else self.world.make_axis("expert_data", groups(sizes, ("row", "cp")))
+
+    @property
+    def speaks_for_data(self) -> bool:
+        """Whether this rank is the one that holds the loss of its data rank: the last stage's first tp rank."""
+        return self.pp.rank == self.pp.size - 1 and self.tp.rank == 0
+
+    @property
+    def readers(self) -> list[int]:
+        """For each dp coordinate, in order, one rank of the world that reads its samples."""
+        places = [coordinates(self.sizes, rank) for rank in range(self.world.size)]
+        return [rank for rank, place in enumerate(places) if all(place[name] == 0 for name in AXES if name != "dp")]
+
+
+def check_mesh(sizes: Mapping[str, int], world_size: int) -> None:
+    """Raise ConfigError unless the sizes multiply to the world."""
+    if math.prod(sizes.values()) != world_size:
+        product = " x ".join(f"{name} {size}" for name, size in sizes.items())
+        raise ConfigError(
+            f"mesh {product} = {math.prod(sizes.values())} ranks, but the world has {world_size}",
+            "the product of the axes must be the world: change an axis, or start another number of ranks",
+        )
+
+
+def check_experts(ep: int, dp: int) -> None:
+    """Raise ConfigError unless `ep` divides `dp`."""
+    if dp % ep:
+        raise ConfigError(
+            f"ep {ep} does not divide dp {dp}: neighbouring dp ranks share the experts out in rows of that many",
+            "change strategy.ep, or start another number of ranks",
+        )
+
+
+def coordinates(sizes: Mapping[str, int], rank: int) -> dict[str, int]:
+    """A rank's place on each axis: its digits, the last axis counting fastest."""
+    place: dict[str, int] = {}
+    for name, size in reversed(list(sizes.items())):
+        rank, place[name] = divmod(rank, size)
+    return dict(reversed(list(place.items())))
+
+
+def groups(sizes: Mapping[str, int], along: Sequence[str]) -> list[list[int]]:
+    """All ranks, cut into groups that differ in their places on the axes `along` alone."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for rank, place in enumerate(itertools.product(*(range(size) for size in sizes.values()))):
+        others = tuple(at for name, at in zip(sizes, place, strict=True) if name not in along)
+        found.setdefault(others, []).append(rank)
+    return list(found.values())
+
+
+def draw(sizes: Mapping[str, int]) -> str:
+    """The mesh as a table: a line for each rank, with its places and the ranks it shares each axis with."""
+    named = [name for name, size in sizes.items() if size > 1] or ["dp"]
+    cells = [["rank", *named, *(f"{name} group" for name in named)]]
+    for rank in range(math.prod(sizes.values())):
+        place = coordinates(sizes, rank)
+        own = [next(g for g in groups(sizes, (name,)) if rank in g) for name in named]
+        cells.append([str(rank), *(str(place[name]) for name in named), *(" ".join(map(str, g)) for g in own)])
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells)

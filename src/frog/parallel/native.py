@@ -1,0 +1,251 @@
+"""What the strategies that torch or DeepSpeed carry out have in common: the same interface, the same account of state.
+
+A rank's state is told in boxes of the whole model's tensors, as that of the strategies from scratch, so that proofs
+and checkpoints do not ask who did the work. The numbers that all ranks must agree on, and the norm, go through our own
+axes. The rest of the communication happens inside torch: what of it is told to the events, each file says.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from frog.comm import Axis, World
+from frog.comm.held import Held
+from frog.config import RunConfig
+from frog.core.errors import CommError
+from frog.data import Batch
+from frog.model.transformer import TinyTransformer
+from frog.parallel.expert import balance_over
+from frog.parallel.mesh import Mesh
+from frog.parallel.strategy import Agreement, MakeOptimizer, Span, Strategy, no_span
+from frog.parallel.tensor import split_dim
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class Native(Strategy):
+    """A strategy whose work torch does. `parameters` are what the optimizer updates, plain tensors or DTensors."""
+
+    model: TinyTransformer
+    parameters: Mapping[str, nn.Parameter]
+
+    def __init__(
+        self,
+        config: RunConfig,
+        mesh: Mesh,
+        model: TinyTransformer,
+        autocast: AbstractContextManager[Any] | None = None,
+    ) -> None:
+        self.config, self.mesh, self.model = config.strategy, mesh, model
+        self.shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+        self._autocast = autocast or nullcontext()
+        self._run: Callable[..., Any] = model
+        with torch.no_grad():
+            for parameter in model.parameters():
+                mesh.world.axis.broadcast(parameter.data)
+        balance_over(model, mesh.data)
+        if config.train.compile:
+            for layer in model.layers:
+                layer.compile()
+
+    def _begin_optimizer(self, parameters: Mapping[str, nn.Parameter], make_optimizer: MakeOptimizer) -> None:
+        self.parameters = parameters
+        self.optimizer = make_optimizer(*self.split_by_decay())
+        begin_states(self.optimizer)
+
+    def split_by_decay(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+        """The parameters to be trained: matrices, which have weight decay, and vectors."""
+        trained = [p for p in self.parameters.values() if p.requires_grad]
+        return [p for p in trained if p.dim() >= 2], [p for p in trained if p.dim() < 2]
+
+    # ---- one step ----------------------------------------------------------------------------------------------------
+
+    def forward_backward(self, batch: Batch, scale: Callable[[Tensor], Tensor], span: Span = no_span) -> Tensor:
+        total = torch.zeros((), device=self.mesh.world.device)
+        with explained(self.mesh.world, "the forward or backward pass"):
+            for micro, share in enumerate(batch.share_A):
+                with self._micro_batch(last=micro == len(batch.share_A) - 1):
+                    with span("forward", micro), self._autocast:
+                        loss = self._run(batch.tokens_ABT[micro], batch.labels_ABT[micro]) * share
+                    with span("backward", micro):
+                        self._backward(scale(loss))
+                total += loss.detach()
+        return total
+
+    def _micro_batch(self, last: bool) -> AbstractContextManager[Any]:
+        """Entered for each micro-batch; `last` if its gradient is the step's last."""
+        return nullcontext()
+
+    def _backward(self, loss: Tensor) -> None:
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def reduce(self, loss: Tensor, stop: bool) -> Agreement:
+        """torch has averaged the gradient during the backward pass; the losses and the wish to stop go round here."""
+        mesh = self.mesh
+        slots = torch.zeros(mesh.data.size + 1, device=mesh.world.device)
+        if mesh.tp.rank == 0:  # pipeline stages but the last have none, tp ranks all the same
+            slots[mesh.data.rank] = loss
+        slots[-1] = float(stop)
+        mesh.world.axis.all_reduce(slots)
+        *losses, stops = slots.tolist()
+        return Agreement(
+            loss=losses[mesh.data.rank],
+            loss_mean=math.fsum(losses) / len(losses),
+            grad_norm_local=None,
+            stop=stops > 0,
+        )
+
+    def norm(self) -> float:
+        total = nn.utils.get_total_norm(self._own_gradients()).to(self.mesh.world.device, torch.float64).square()
+        if self._shards:
+            self.mesh.shard.all_reduce(total)
+        self.mesh.model.all_reduce(total)
+        return math.sqrt(total.item())
+
+    def _own_gradients(self) -> list[Tensor]:
+        """What this rank counts of the reduced gradient, of the ranks that together hold one."""
+        return [local(p.grad) for name, p in self.parameters.items() if p.grad is not None and self._speaks(name)]
+
+    def clip(self, norm: float, max_norm: float) -> None:
+        gradients = [local(p.grad) for p in self.parameters.values() if p.grad is not None]
+        if norm > max_norm and gradients:
+            torch._foreach_mul_(gradients, max_norm / norm)
+
+    def step(self, scaler: torch.amp.GradScaler) -> None:
+        with explained(self.mesh.world, "the optimizer's step"):
+            scaler.step(self.optimizer)
+
+    def zero(self) -> None:
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    @torch.no_grad()
+    def loss(self, tokens_BT: Tensor, labels_BT: Tensor) -> Tensor:
+        with explained(self.mesh.world, "the forward pass"), self._autocast:
+            loss: Tensor = self._run(tokens_BT, labels_BT)
+        return loss
+
+    def train(self, mode: bool = True) -> None:
+        self.model.train(mode)
+
+    # ---- what is where -----------------------------------------------------------------------------------------------
+
+    @property
+    def _shards(self) -> bool:
+        """Whether the data ranks of a row share out parameters and gradients."""
+        return False
+
+    def held_parameters(self) -> list[Held]:
+        return self.boxes({name: p.detach() for name, p in self.parameters.items()})
+
+    def held_gradients(self) -> list[Held]:
+        return self.boxes({name: p.grad for name, p in self.parameters.items() if p.grad is not None})
+
+    def held_moments(self) -> list[Held]:
+        return [box for moment in MOMENTS for box in self._held_moment(moment)]
+
+    def _held_moment(self, moment: str) -> list[Held]:
+        state = self.optimizer.state
+        return self.boxes({name: state[p][moment] for name, p in self.parameters.items() if p in state}, f"{moment}/")
+
+    def boxes(self, named: Mapping[str, Tensor], prefix: str = "", along: Axis | None = None) -> list[Held]:
+        """What this rank holds of some tensors, laid out as the parameters of these names; repeated `along` an axis."""
+        axis = along or (self.mesh.replicate if self._shards else self.mesh.data)
+        held = []
+        for name, tensor in named.items():
+            copies = (axis.rank, axis.size) if self._speaks(name) else None
+            own, whole = local(tensor), self.shapes[name]
+            if own.numel() > 0:
+                held.append(Held(prefix + name, own, offset_of(tensor), whole, copies))
+        return held
+
+    def _speaks(self, name: str) -> bool:
+        """Whether this rank counts a parameter, of the ranks that together hold one model."""
+        return self.mesh.tp.rank == 0 or split_dim(name) is not None
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a DTensor, as a view; a plain tensor is its own."""
+    with torch.no_grad():
+        return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def offset_of(tensor: Tensor) -> tuple[int, ...]:
+    """Where this rank's part begins in the whole tensor."""
+    if not isinstance(tensor, DTensor):
+        return (0,) * tensor.dim()
+    _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tuple(offset)
+
+
+def begin_state(optimizer: torch.optim.Optimizer, parameter: Tensor, group: Mapping[str, Any]) -> None:
+    """Give a parameter of an Adam its state, if it has none, so that it can be loaded into before the first step."""
+    if parameter not in optimizer.state:
+        on = parameter.device if group.get("fused") or group.get("capturable") else None
+        zeros = {moment: torch.zeros_like(parameter.detach()) for moment in MOMENTS}
+        optimizer.state[parameter] = {"step": torch.zeros((), dtype=torch.float32, device=on), **zeros}
+
+
+def begin_states(optimizer: torch.optim.Optimizer) -> None:
+    """The same for all parameters of an optimizer."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            begin_state(optimizer, parameter, group)
+
+
+class Grid:
+    """torch's mesh of this rank over some of our axes, the slowest first, on the process groups that are there.
+
+    Axes of one rank are left out. Names are new each time: torch keeps what it works out for a mesh, groups included,
+    and takes two meshes of the same names and ranks for one, though the groups of the first may be gone.
+    """
+
+    _count = itertools.count()
+
+    def __init__(self, mesh: Mesh, axes: Mapping[str, Axis]) -> None:
+        number = next(self._count)
+        self._names = {name: f"{name}_{number}" for name, axis in axes.items() if axis.size > 1}
+        self._mesh: DeviceMesh | None = None
+        if self._names:
+            used = [axes[name] for name in self._names]
+            ranks = torch.tensor(mesh.world.rank)
+            for axis in used:
+                ranks = ranks.unsqueeze(-1) + torch.tensor([rank - mesh.world.rank for rank in axis.ranks])
+            groups: Any = [axis.group or dist.group.WORLD for axis in used]
+            self._mesh = DeviceMesh.from_group(
+                groups if len(groups) > 1 else groups[0],
+                mesh.world.device.type,
+                mesh=ranks,
+                mesh_dim_names=tuple(self._names.values()),
+            )
+
+    def part(self, *axes: str) -> DeviceMesh | None:
+        """The mesh of these axes alone, as far as they have several ranks; None if none has."""
+        names = tuple(self._names[name] for name in axes if name in self._names)
+        return self._mesh[names] if self._mesh is not None and names else None
+
+
+@contextmanager
+def explained(world: World, during: str) -> Iterator[None]:
+    """Tell a failure of torch's own communication as ours are told."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error):
+            raise
+        raise CommError(
+            f"communication inside torch failed in {during} [rank {world.rank} of {world.size}]: "
+            f"{str(error).splitlines()[0]}",
+            "another rank has left or hangs; its own log says why",
+        ) from error

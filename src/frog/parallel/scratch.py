@@ -1,0 +1,334 @@
+"""The strategies from scratch, put together: mesh, then model parallelism, then data parallelism on what is left."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from frog.comm import Axis
+from frog.comm.held import Held, held_slice
+from frog.config import RunConfig, StrategyConfig
+from frog.data import Batch
+from frog.model.transformer import TinyTransformer
+from frog.parallel.context import local_part, use_context, zigzag
+from frog.parallel.data import DataParallel
+from frog.parallel.ddp import BucketedDDP, NaiveDDP, OverlappedDDP
+from frog.parallel.expert import balance_over, expert_names, shard_experts
+from frog.parallel.flat import Share, square_sum
+from frog.parallel.mesh import Mesh
+from frog.parallel.pipeline import Pipeline
+from frog.parallel.schedules import make_schedule
+from frog.parallel.stages import Stages, build_stages, make_tied_axis
+from frog.parallel.strategy import Agreement, MakeOptimizer, Span, Strategy, no_span
+from frog.parallel.tensor import split_dim, split_model
+from frog.parallel.zero1 import Zero1
+from frog.parallel.zero2 import Unit, Zero2, units_of
+from frog.parallel.zero3 import Zero3
+
+
+@dataclass
+class Part:
+    """Some of the parameters, and how the data ranks keep them."""
+
+    data: DataParallel
+    copies: Axis
+    """Ranks that hold the same reduced gradients and optimizer state."""
+    apart: list[Axis]
+    """Axes whose ranks hold different ones: a sum over all parameters goes over these too."""
+
+
+class FromScratch(Strategy):
+    """Any product of the strategies in this folder."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        mesh: Mesh,
+        model: TinyTransformer,
+        make_optimizer: MakeOptimizer,
+        autocast: AbstractContextManager[Any] | None = None,
+    ) -> None:
+        self.config, self.mesh, self.model = config.strategy, mesh, model
+        self._autocast = autocast or nullcontext()
+        self.shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+        _broadcast(model, mesh)
+        if mesh.tp.size > 1:
+            split_model(model, mesh.tp, self.config.sequence_parallel)
+        if mesh.cp.size > 1:
+            use_context(model, mesh.cp)
+        balance_over(model, mesh.data)
+        shard_experts(model, mesh.ep)
+        self._experts = set(expert_names(model)) if mesh.ep.size > 1 else set()
+        self.pipeline = _pipeline(config, mesh, model, self._autocast) if mesh.pp.size > 1 else None
+        self.parts = _parts(self.config, mesh, model, self._experts)
+        self._run: Callable[..., Any] = torch.compile(model) if config.train.compile else model
+        shares = [share for part in self.parts for share in part.data.shares]
+        self.optimizer = make_optimizer(
+            [share.decayed for share in shares if share.decayed.numel()],
+            [share.plain for share in shares if share.plain.numel()],
+        )
+
+    # ---- one step ----------------------------------------------------------------------------------------------------
+
+    def forward_backward(self, batch: Batch, scale: Callable[[Tensor], Tensor], span: Span = no_span) -> Tensor:
+        if self.mesh.cp.size > 1:
+            tokens_ABt, labels_ABt, positions_t = local_part(batch.tokens_ABT, batch.labels_ABT, self.mesh.cp)
+            batch = replace(batch, tokens_ABT=tokens_ABt, labels_ABT=labels_ABt)
+        else:
+            positions_t = None
+        if self.pipeline is not None:
+            return self.pipeline.run(batch, scale, span, self)
+        total = torch.zeros((), device=self.mesh.world.device)
+        for micro, share in enumerate(batch.share_A):
+            with span("forward", micro), self._autocast:
+                loss = self._run(batch.tokens_ABT[micro], batch.labels_ABT[micro], positions_t) * share
+            with span("backward", micro):
+                self.before_backward(last=micro == len(batch.share_A) - 1)
+                scale(loss).backward()  # type: ignore[no-untyped-call]
+                self.after_backward()
+            total += loss.detach()
+        return total
+
+    def before_backward(self, last: bool) -> None:
+        """Tell all parts that gradients are about to come."""
+        for part in self.parts:
+            part.data.before_backward(last)
+
+    def after_backward(self) -> None:
+        """Tell all parts that they have."""
+        for part in self.parts:
+            part.data.after_backward()
+
+    def reduce(self, loss: Tensor, stop: bool) -> Agreement:
+        mesh, dense = self.mesh, self.parts[0].data
+        local = self._local_norm()
+        slots = torch.zeros(mesh.data.size + 1, device=loss.device)
+        if mesh.tp.rank == 0:  # pipeline stages each have their part of the loss, tp ranks all the same
+            slots[mesh.data.rank] = loss
+        slots[-1] = float(stop)
+        if self.pipeline is not None and dense.knows_local_gradient:
+            self.pipeline.reduce_tied()
+        if not dense.finish(slots if mesh.model.size == 1 else None):
+            mesh.world.axis.all_reduce(slots)
+        for part in self.parts[1:]:
+            part.data.finish()
+        if self.pipeline is not None and not dense.knows_local_gradient:
+            self.pipeline.reduce_tied()
+        self._sum_repeated()
+        *losses, stops = slots.tolist()
+        return Agreement(
+            loss=losses[mesh.data.rank],
+            loss_mean=math.fsum(losses) / len(losses),
+            grad_norm_local=local,
+            stop=stops > 0,
+        )
+
+    def _local_norm(self) -> float | None:
+        """The norm of this rank's own gradient, None where it is reduced as it comes."""
+        grads = [part.data.local_gradient() for part in self.parts]
+        known = [square_sum(grad) for grad in grads if grad is not None]
+        return math.sqrt(sum(known).item()) if len(known) == len(grads) and known else None  # type: ignore[union-attr]
+
+    def _sum_repeated(self) -> None:
+        """With sequence parallelism each tp rank has the norms' gradients from its own positions alone."""
+        if self.mesh.tp.size > 1 and self.config.sequence_parallel:
+            for part in self.parts:
+                for share in part.data.shares:
+                    if share.plain.grad is not None and share.plain.numel():
+                        self.mesh.tp.all_reduce(share.plain.grad)
+
+    def norm(self) -> float:
+        total = torch.zeros((), dtype=torch.float64, device=self.mesh.world.device)
+        for part in self.parts:
+            own = torch.zeros_like(total)
+            for share in part.data.shares:
+                own += self._square_sum(share)
+            for axis in part.apart:
+                axis.all_reduce(own)
+            total += own
+        self.mesh.model.all_reduce(total)
+        return math.sqrt(total.item())
+
+    def _square_sum(self, share: Share) -> Tensor:
+        if self.mesh.model.size == 1:
+            return square_sum(share.grad)
+        total = torch.zeros((), dtype=torch.float64, device=share.grad.device)
+        for piece in share.slices():
+            if self._speaks(piece.name) and piece.tensor.grad is not None:
+                total += square_sum(piece.tensor.grad[piece.start : piece.end])
+        return total
+
+    def clip(self, norm: float, max_norm: float) -> None:
+        if norm > max_norm:
+            for part in self.parts:
+                for share in part.data.shares:
+                    share.grad.mul_(max_norm / norm)
+
+    def step(self, scaler: torch.amp.GradScaler) -> None:
+        scaler.step(self.optimizer)
+        for part in self.parts:
+            part.data.gather()
+
+    def zero(self) -> None:
+        for part in self.parts:
+            part.data.zero()
+
+    @torch.no_grad()
+    def loss(self, tokens_BT: Tensor, labels_BT: Tensor) -> Tensor:
+        cp = self.mesh.cp
+        positions_t = None
+        if cp.size > 1:
+            tokens_BT, labels_BT, positions_t = local_part(tokens_BT, labels_BT, cp)
+        if self.pipeline is not None:
+            loss = self.pipeline.loss(tokens_BT, labels_BT)
+        else:
+            with self._autocast:
+                loss = self._run(tokens_BT, labels_BT, positions_t)
+        if cp.size > 1:
+            loss = loss / cp.size
+            cp.all_reduce(loss)
+        return loss
+
+    def train(self, mode: bool = True) -> None:
+        self.model.train(mode)
+
+    # ---- what is where -----------------------------------------------------------------------------------------------
+
+    def held_parameters(self) -> list[Held]:
+        held: list[Held] = []
+        for name, parameter in self.model.named_parameters():
+            part = self._part_of(name)
+            if part.data.keeps_whole_parameters:
+                corner, whole = self._box(name, parameter.shape)
+                axis = self.mesh.expert_data if name in self._experts else self.mesh.data
+                held.append(Held(name, parameter.detach(), corner, whole, self._copies(name, axis)))
+        for part in self.parts:
+            if not part.data.keeps_whole_parameters:
+                held += self._boxes(part, lambda tensor: tensor.detach()) + self._frozen(part)
+        return held
+
+    def held_gradients(self) -> list[Held]:
+        return [box for part in self.parts for box in self._boxes(part, lambda tensor: tensor.grad)]
+
+    def held_moments(self) -> list[Held]:
+        state = self.optimizer.state
+        return [
+            replace(box, name=f"{moment}/{box.name}")
+            for moment in ("exp_avg", "exp_avg_sq")
+            for part in self.parts
+            for box in self._boxes(part, lambda tensor, moment=moment: state[tensor][moment])  # type: ignore[misc]
+        ]
+
+    def _part_of(self, name: str) -> Part:
+        return self.parts[-1] if name in self._experts else self.parts[0]
+
+    def _boxes(self, part: Part, values: Callable[[nn.Parameter], Tensor | None]) -> list[Held]:
+        """The boxes of something laid out like the tensors that the optimizer updates."""
+        held: list[Held] = []
+        for share in part.data.shares:
+            for piece in share.slices():
+                found = values(piece.tensor)
+                assert found is not None
+                local = share.flat.parameters[piece.name].shape
+                run = found[piece.start : piece.end]
+                corner, whole = self._box(piece.name, local)
+                copies = self._copies(piece.name, part.copies)
+                held += held_slice(piece.name, run, piece.first, local, corner, whole, copies)
+        return held
+
+    def _frozen(self, part: Part) -> list[Held]:
+        """Under zero3 the shards of the parameters that are not trained."""
+        held: list[Held] = []
+        if isinstance(part.data, Zero3):
+            for name, run, first, local in part.data.frozen_runs():
+                corner, whole = self._box(name, local)
+                held += held_slice(name, run, first, local, corner, whole, self._copies(name, part.copies))
+        return held
+
+    def _box(self, name: str, local: torch.Size) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Where a local parameter begins in the whole model's, and that one's shape."""
+        whole = self.shapes[name]
+        corner = [0] * len(whole)
+        if name in self._experts:
+            corner[0] = self.mesh.ep.rank * local[0]
+        elif self.mesh.tp.size > 1 and (dim := split_dim(name)) is not None:
+            corner[dim] = self.mesh.tp.rank * local[dim]
+        return tuple(corner), whole
+
+    def _copies(self, name: str, axis: Axis) -> tuple[int, int] | None:
+        """Which of the copies along `axis` this rank's is; None if another rank of its model speaks for it."""
+        return (axis.rank, axis.size) if self._speaks(name) else None
+
+    def _speaks(self, name: str) -> bool:
+        """Whether this rank counts a parameter, of the ranks that together hold one model."""
+        if self.pipeline is not None and self.pipeline.repeats(name):
+            return False
+        return self.mesh.tp.rank == 0 or split_dim(name) is not None
+
+
+def _broadcast(model: nn.Module, mesh: Mesh) -> None:
+    """Rank 0's weights for everyone: ranks need not start from the same seed."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            mesh.world.axis.broadcast(parameter.data)
+
+
+def _pipeline(config: RunConfig, mesh: Mesh, model: TinyTransformer, autocast: AbstractContextManager[Any]) -> Pipeline:
+    strategy = config.strategy
+    virtual = strategy.virtual_stages if strategy.schedule == "interleaved" else 1
+    build_stages(model, mesh.pp, virtual)
+    return Pipeline(
+        Stages(model, mesh.pp, virtual),
+        mesh.pp,
+        make_schedule(strategy.schedule, mesh.pp.size, config.train.grad_accum, virtual),
+        tied=make_tied_axis(mesh) if config.model.tie_word_embeddings else None,
+        token_shards=mesh.tp.size if strategy.sequence_parallel else 1,
+        autocast=autocast,
+        positions_T=zigzag(config.data.sequence_length, mesh.cp.size, mesh.cp.rank) if mesh.cp.size > 1 else None,
+    )
+
+
+def _parts(config: StrategyConfig, mesh: Mesh, model: nn.Module, experts: set[str]) -> list[Part]:
+    """The dense parameters, kept over the data axis; and experts that are shared out, over ranks with the same ones."""
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    dense = {name: p for name, p in named.items() if name not in experts}
+    kept = _data_parallel(config, mesh, model, dense, mesh.shard, mesh.replicate)
+    parts = [_part(kept, mesh.data, mesh.shard, mesh.replicate)]
+    if own := {name: p for name, p in named.items() if name in experts}:
+        alone = mesh.world.axis.alone()
+        kept = _data_parallel(config, mesh, model, own, mesh.expert_data, alone)
+        part = _part(kept, mesh.expert_data, mesh.expert_data, alone)
+        parts.append(replace(part, apart=[*part.apart, mesh.ep]))
+    return parts
+
+
+def _part(kept: DataParallel, data: Axis, shard: Axis, replicate: Axis) -> Part:
+    return Part(kept, data, []) if kept.keeps_whole_gradients else Part(kept, replicate, [shard])
+
+
+def _data_parallel(
+    config: StrategyConfig,
+    mesh: Mesh,
+    model: nn.Module,
+    named: dict[str, nn.Parameter],
+    shard: Axis,
+    replicate: Axis,
+) -> DataParallel:
+    if config.name == "zero3":
+        return Zero3(model, shard, replicate)
+    if config.name == "zero2":
+        return Zero2([Unit(unit, shard) for unit in units_of(model).values() if unit], shard, replicate)
+    if config.name == "zero1":
+        return Zero1(named, shard, replicate)
+    data = shard if replicate.size == 1 else mesh.data
+    if config.reduction == "naive":
+        return NaiveDDP(named, data)
+    kind = OverlappedDDP if config.reduction == "overlapped" else BucketedDDP
+    num_tail = data.size + 1 if data is mesh.data and mesh.model.size == 1 else 0
+    return kind(named, data, num_tail, config.bucket_mb * 1e6)

@@ -1,0 +1,130 @@
+"""What the training loop sees of a strategy: one interface for those from scratch and the native ones."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from frog.comm.held import Held, assemble
+from frog.data import Batch
+from frog.parallel.mesh import Mesh
+
+
+class Span(Protocol):
+    """Times a phase of a step: `EventWriter.span` is one."""
+
+    def __call__(self, phase: Any, micro: int = 0, /) -> AbstractContextManager[None]: ...
+
+
+def no_span(phase: Any, micro: int = 0, /) -> AbstractContextManager[None]:
+    """Times nothing."""
+    return nullcontext()
+
+
+MakeOptimizer = Callable[[Sequence[nn.Parameter], Sequence[nn.Parameter]], torch.optim.Optimizer]
+"""An optimizer of the tensors with weight decay and those without."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What all ranks know of a step after its reduction."""
+
+    loss: float
+    """Of this rank's samples."""
+    loss_mean: float
+    """Of the whole global batch."""
+    grad_norm_local: float | None
+    """Of this rank's own gradient, where it was still there to be looked at."""
+    stop: bool
+    """Whether some rank was asked to stop."""
+
+
+class Strategy(ABC):
+    """A model, spread over a mesh, and its optimizer.
+
+    In the order in which a step calls them: `forward_backward`, `reduce`, `norm`, `clip`, `optimizer.step` by way of
+    `step`, `zero`. All of them are collective: every rank calls them, in this order.
+    """
+
+    mesh: Mesh
+    model: nn.Module
+    """What this rank holds of the model."""
+    optimizer: torch.optim.Optimizer
+    shapes: Mapping[str, tuple[int, ...]]
+    """The whole model's parameters: a tied one once, under the name that `named_parameters` gives."""
+
+    @abstractmethod
+    def forward_backward(self, batch: Batch, scale: Callable[[Tensor], Tensor], span: Span = no_span) -> Tensor:
+        """Forward and backward of all micro-batches, in the strategy's order; `scale` is applied before backward.
+
+        Shapes:  -> a scalar: the mean loss of this rank's labels; zero on a pipeline stage that is not the last
+        """
+
+    @abstractmethod
+    def reduce(self, loss: Tensor, stop: bool) -> Agreement:
+        """Average the gradient over the data ranks, and let all ranks agree on the rest."""
+
+    @abstractmethod
+    def norm(self) -> float:
+        """The 2-norm of the whole model's reduced gradient, the same on every rank."""
+
+    @abstractmethod
+    def clip(self, norm: float, max_norm: float) -> None:
+        """Scale the gradient down to `max_norm` if its norm is above."""
+
+    @abstractmethod
+    def step(self, scaler: torch.amp.GradScaler) -> None:
+        """Let the optimizer run, and give every rank the parameters that it needs."""
+
+    @abstractmethod
+    def zero(self) -> None:
+        """Set the gradient to zero."""
+
+    @abstractmethod
+    def loss(self, tokens_BT: Tensor, labels_BT: Tensor) -> Tensor:
+        """The mean loss of some text, without gradients; the same on all ranks of a dp coordinate."""
+
+    @abstractmethod
+    def held_parameters(self) -> list[Held]:
+        """What this rank holds of the parameters."""
+
+    @abstractmethod
+    def held_gradients(self) -> list[Held]:
+        """What this rank holds of the reduced gradients."""
+
+    @abstractmethod
+    def held_moments(self) -> list[Held]:
+        """What this rank holds of the optimizer's state: `exp_avg/<name>` and `exp_avg_sq/<name>`."""
+
+    def take(self, held: Sequence[Held]) -> None:
+        """The boxes of `held_parameters` and `held_moments` were filled: put them in place if they are copies."""
+        return
+
+    def step_counts(self) -> list[Tensor]:
+        """The optimizer's own count of steps, one for each tensor that it updates."""
+        return [state["step"] for state in self.optimizer.state.values() if "step" in state]
+
+    @abstractmethod
+    def train(self, mode: bool = True) -> None:
+        """Switch what differs between training and evaluation: activation checkpointing."""
+
+    def whole(self) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter whole, on every rank, one after the other. A collective call.
+
+        Comm:    all-reduces of all parameters over the world, unless every rank holds them whole.
+        """
+        held = self.held_parameters()
+        if all(box.is_whole for box in held) and len(held) >= len(self.shapes) and self.mesh.model.size == 1:
+            yield from ((box.name, box.tensor) for box in held)
+            return
+        yield from self.assembled(held)
+
+    def assembled(self, held: Sequence[Held]) -> Iterator[tuple[str, Tensor]]:
+        """Each parameter, or its gradient, put together from all ranks' boxes; zeros where nobody has any."""
+        yield from assemble(self.shapes, held, self.mesh.world.axis)

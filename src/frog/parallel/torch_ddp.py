@@ -1,0 +1,183 @@
+"""Data parallelism by torch's DistributedDataParallel, with its communication hooks; zero1 by ZeroRedundancyOptimizer.
+
+Plan of communication over `dp` (P bytes of gradients):
+  ddp    during the last micro-batch's backward pass, one all-reduce for each bucket as it fills. P bytes.
+  zero1  the same; each rank then updates whole parameters of its own, about as many elements as the others, and
+         broadcasts them: P bytes more, where `zero1.py` scatters and gathers and sends no more than ddp.
+What is sent with `strategy.compression`:
+  fp16, bf16  the buckets in half the bytes. The sum is taken in that precision.
+  powersgd    of each matrix two factors of rank 4 (Vogels et al. 2019), once 3 steps are taken, in which buckets are
+              settled. What is left out of a step is added to the next one's gradient (error feedback). That memory is
+              no part of a checkpoint: a resumed run begins with none, and with 3 full steps. On CPUs all gradients are
+              one bucket: the hook waits on gloo's two threads for what these same threads are to do.
+These change the numbers, so that a compressed run is near to one process but not equal to it.
+
+Each bucket is told to the events as one all-reduce of what was sent. A rank waits for its buckets inside the backward
+pass; what is told as waiting is the time from when its last bucket was on its way. zero1's broadcasts are not told.
+
+Source:  Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training".
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+from frog.comm import Axis
+from frog.comm.axis import Note, Silent
+from frog.comm.held import Held
+from frog.config import RunConfig
+from frog.model.transformer import TinyTransformer
+from frog.parallel.mesh import Mesh
+from frog.parallel.native import Native, begin_states
+from frog.parallel.strategy import Agreement, MakeOptimizer
+
+POWER_SGD_RANK = 4
+POWER_SGD_START = 3
+
+Bucket = Any
+"""torch.distributed.GradBucket, which torch does not name for type checkers."""
+
+Hook = Callable[[Any, Bucket], torch.futures.Future[Tensor]]
+
+
+class TorchDDP(Native):
+    """DistributedDataParallel over the data ranks."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        mesh: Mesh,
+        model: TinyTransformer,
+        make_optimizer: MakeOptimizer,
+        autocast: AbstractContextManager[Any] | None = None,
+    ) -> None:
+        super().__init__(config, mesh, model, autocast)
+        self.parameters = dict(model.named_parameters())
+        self.told: ToldHook | None = None
+        self._ddp: DistributedDataParallel | None = None
+        if mesh.data.size > 1:
+            self._wrap()
+        if config.strategy.name == "zero1" and mesh.shard.size > 1:
+            self._share_out(make_optimizer)
+        else:
+            self._begin_optimizer(self.parameters, make_optimizer)
+
+    def _wrap(self) -> None:
+        self._run = self._ddp = DistributedDataParallel(
+            self.model,
+            process_group=self.mesh.data.group,
+            bucket_cap_mb=self._bucket_mb(),
+            forward_sync_buffers=False,
+            gradient_as_bucket_view=True,
+            init_sync=False,
+        )
+        axis, compression = self.mesh.data, self.config.compression
+        if compression != "off" or not isinstance(axis.record, Silent):
+            told = self.told = ToldHook(axis, compression)
+            # A plain function without annotations, because torch checks the hook's name and types.
+            self._ddp.register_comm_hook(told.state, lambda state, bucket: told.send(state, bucket))
+
+    def _bucket_mb(self) -> float:
+        if self.config.compression == "powersgd" and self.mesh.data.device.type == "cpu":
+            return sum(p.nbytes for p in self.parameters.values()) / 1e6 + 1
+        return self.config.bucket_mb
+
+    def _share_out(self, make_optimizer: MakeOptimizer) -> None:
+        decayed, plain = self.split_by_decay()
+        # An optimizer of the first of each kind says what class and which settings the groups are to have.
+        pattern = make_optimizer(decayed[:1], plain[:1])
+        groups = [
+            {**group, "params": decayed if group["params"][0].dim() >= 2 else plain} for group in pattern.param_groups
+        ]
+        known = inspect.signature(type(pattern)).parameters
+        self.optimizer = zero = ZeroRedundancyOptimizer(
+            groups,
+            type(pattern),
+            process_group=self.mesh.shard.group,
+            **{name: value for name, value in pattern.defaults.items() if name in known},
+        )
+        begin_states(zero.optim)
+        zero.state = zero.optim.state  # its own stays empty: what there is belongs to the optimizer inside
+
+    def _micro_batch(self, last: bool) -> AbstractContextManager[Any]:
+        return nullcontext() if last or self._ddp is None else self._ddp.no_sync()
+
+    def reduce(self, loss: Tensor, stop: bool) -> Agreement:
+        if self.told is not None:
+            self.told.tell()
+        return super().reduce(loss, stop)
+
+    @torch.no_grad()
+    def loss(self, tokens_BT: Tensor, labels_BT: Tensor) -> Tensor:
+        with self._autocast:
+            loss: Tensor = self.model(tokens_BT, labels_BT)
+        return loss
+
+    def _held_moment(self, moment: str) -> list[Held]:
+        state = self.optimizer.state
+        named = {name: state[p][moment] for name, p in self.parameters.items() if p in state}
+        return self.boxes(named, f"{moment}/", self.mesh.replicate if self.config.name == "zero1" else None)
+
+
+class ToldHook:
+    """One of torch's communication hooks, and an account of what it sends for the events."""
+
+    def __init__(self, axis: Axis, compression: str) -> None:
+        self._axis, self._launched_ns = axis, 0
+        self._sent: list[_Sent] = []
+        group = axis.group or dist.group.WORLD
+        self.state: Any = group
+        self._hook: Hook = default_hooks.allreduce_hook
+        if compression == "powersgd":
+            self.state = PowerSGDState(group, POWER_SGD_RANK, POWER_SGD_START)
+            self._hook = powerSGD_hook
+        elif compression != "off":
+            self._hook = default_hooks.fp16_compress_hook if compression == "fp16" else default_hooks.bf16_compress_hook
+        self._half = compression in ("fp16", "bf16")
+
+    def send(self, state: Any, bucket: Bucket) -> torch.futures.Future[Tensor]:
+        """What DistributedDataParallel calls for each full bucket. Not being torch's own, it may use bf16 with gloo."""
+        before = self._compressed()
+        future = self._hook(state, bucket)
+        buffer = bucket.buffer()
+        elements = self._compressed() - before or buffer.numel()
+        num_bytes = elements * (2 if self._half else buffer.element_size())
+        sent = _Sent(self._axis.record("all_reduce", self._axis.name, num_bytes))
+        self._sent.append(sent)
+        self._launched_ns = time.monotonic_ns()
+        return future.then(sent.arrived)
+
+    def _compressed(self) -> int:
+        """How many elements PowerSGD has sent since it began."""
+        return self.state.total_numel_after_compression if isinstance(self.state, PowerSGDState) else 0
+
+    def tell(self) -> None:
+        """Tell the events of the step's buckets, on the thread that writes them."""
+        waited_until_ns = self._launched_ns
+        for sent in self._sent:
+            sent.note.done(sent.end_ns, max(0, sent.end_ns - waited_until_ns))
+            waited_until_ns = max(waited_until_ns, sent.end_ns)
+        self._sent.clear()
+
+
+class _Sent:
+    """A bucket on its way."""
+
+    def __init__(self, note: Note) -> None:
+        self.note, self.end_ns = note, 0
+
+    def arrived(self, future: torch.futures.Future[Tensor]) -> Tensor:
+        self.end_ns = time.monotonic_ns()
+        return future.value()

@@ -1,0 +1,157 @@
+"""The commands of this room. What they need is imported when they run."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from frog.config import RunConfig
+    from frog.plan.strategies import Row
+
+_SEQUENCES_A_RANK = 4
+
+_TABLE_WIDTH = 160
+
+_LEGEND = """\
+memory      in float32, of the rank that holds most; activations at their peak
+in passing  whole layers of zero2 and zero3 while they are worked on; what is computed again, or put off
+micro       micro-batches, which a pipeline needs: the batch is the same, in smaller bites, so it holds less at once
+sent        bytes that leave the rank that sends most in one step, by ring algorithms; messages: how many collectives
+bubble      share of the time in which a pipeline's ranks wait for each other, if all stages take equally long"""
+
+
+def add_plan_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `strategies`; it sets `handler`, which takes the arguments."""
+    strategies = subparsers.add_parser(
+        "strategies",
+        help="compare the strategies for a model and a world: memory, traffic, bubble",
+        description="What each strategy holds and sends in one step, by formula. Nothing is run.",
+    )
+    strategies.add_argument(
+        "--model",
+        type=Path,
+        default=Path("config/config.json"),
+        metavar="FILE",
+        help="a config.json, or a run file (.toml) with its batch; default: config/config.json",
+    )
+    strategies.add_argument("--world", type=int, default=8, metavar="N", help="how many ranks; default: 8")
+    strategies.add_argument("--sequence-length", type=int, metavar="N", help="default: the file's, or all positions")
+    strategies.add_argument(
+        "--global-batch",
+        type=int,
+        metavar="N",
+        help=f"sequences in a step; default: the file's, or {_SEQUENCES_A_RANK} a rank",
+    )
+    strategies.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
+    strategies.set_defaults(handler=_strategies)
+
+
+def _strategies(args: argparse.Namespace) -> int:
+    from frog.core.errors import UsageError
+    from frog.plan.strategies import compare_strategies
+
+    if args.world < 1:
+        raise UsageError(f"--world {args.world}: a world has at least one rank")
+    config = _config(args)
+    rows = compare_strategies(config, args.world)
+    if args.json:
+        _print_json(config, args.world, rows)
+    else:
+        _print_comparison(config, args.world, rows)
+    return 0
+
+
+def _config(args: argparse.Namespace) -> RunConfig:
+    """The model and batch to compare with.
+
+    Raises:  ConfigError if the file or the sizes cannot be.
+    """
+    from frog.config import DataConfig, RunConfig, TrainConfig, load_model_config, load_run_config
+    from frog.core.errors import ConfigError
+
+    length, batch = args.sequence_length, args.global_batch
+    if args.model.suffix == ".toml":
+        wishes = {"data.sequence_length": length, "train.global_batch_size": batch}
+        return load_run_config(args.model, [f"{key}={value}" for key, value in wishes.items() if value is not None])
+    model = load_model_config(args.model)
+    config = RunConfig(
+        model=model,
+        data=DataConfig(sequence_length=model.max_position_embeddings if length is None else length),
+        train=TrainConfig(global_batch_size=_SEQUENCES_A_RANK * args.world if batch is None else batch),
+    )
+    if problems := config.problems():
+        raise ConfigError("\n".join(problems), "change --sequence-length or --global-batch")
+    return config
+
+
+def _print_json(config: RunConfig, world: int, rows: list[Row]) -> None:
+    import json
+
+    content = {
+        "num_parameters": config.model.num_parameters(),
+        "world_size": world,
+        "sequence_length": config.data.sequence_length,
+        "global_batch_size": config.train.global_batch_size,
+        "strategies": [row.as_dict() for row in rows],
+    }
+    print(json.dumps(content, indent=2))
+
+
+def _print_comparison(config: RunConfig, world: int, rows: list[Row]) -> None:
+    from rich.console import Console
+
+    from frog.core.units import format_count
+
+    console = Console(highlight=False)
+    # A table as wide as it is: a narrow terminal breaks its lines, which loses less than cutting its cells.
+    console.width = max(console.width, _TABLE_WIDTH)
+    console.print(
+        f"{format_count(config.model.num_parameters())} parameters, {world} rank{'s' if world > 1 else ''}, "
+        f"a step of {config.train.global_batch_size} x {config.data.sequence_length} tokens\n"
+    )
+    console.print(_table(rows))
+    console.print("\n" + _LEGEND, style="dim")
+    if impossible := [row for row in rows if row.problems]:
+        console.print("\nnot possible: why", style="bold")
+        for row in impossible:
+            for problem in row.problems:
+                console.print(f"  {row.name}: {problem}", markup=False, soft_wrap=True)
+    console.print("\nwhen to use it", style="bold")
+    for row in {row.kind: row for row in rows if "+" not in row.kind}.values():
+        console.print(f"  {row.name.partition(',')[0] if row.kind == 'pp' else row.name}: {row.use}", soft_wrap=True)
+    if any("+" in row.kind for row in rows):
+        console.print("  a product (x): where the reasons of its parts meet")
+
+
+def _table(rows: list[Row]) -> Table:
+    from rich.table import Table
+
+    from frog.core.units import format_bytes
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("strategy", no_wrap=True)
+    table.add_column("mesh", no_wrap=True)
+    numbers = ("parameters", "gradients", "optimizer", "activations", "in passing", "memory", "sent a step", "messages")
+    for name in (*numbers, "bubble"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        mesh = " x ".join(f"{name} {size}" for name, size in row.mesh.items() if size > 1) or "one rank"
+        if row.memory is None:
+            table.add_row(row.name, mesh, "not possible", style="dim")
+            continue
+        memory = row.memory
+        parts = (memory.parameters, memory.gradients, memory.optimizer, memory.activations, memory.passing)
+        table.add_row(
+            row.name,
+            mesh + (f", {row.num_micro} micro" if row.num_micro > 1 else ""),
+            *(format_bytes(part) if part else "-" for part in parts),
+            format_bytes(memory.total),
+            format_bytes(row.sent_bytes) if row.sent_bytes else "-",
+            str(row.num_messages) if row.num_messages else "-",
+            "-" if row.bubble is None else f"{row.bubble:.0%}",
+        )
+    return table

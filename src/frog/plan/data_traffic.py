@@ -1,0 +1,143 @@
+"""What data parallelism sends in a step: ddp, zero1, zero2, zero3, each over all data ranks or over rows of them.
+
+n is the number of ranks that share out, P the bytes of the rank's parameters in float32 (of its pipeline stages, of its
+tp slice), A the micro-batches of a step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from frog.plan.flow import Flow
+from frog.plan.layout import FLOAT_BYTES, Layout, Unit, join
+
+
+@dataclass(frozen=True)
+class Part:
+    """Parameters that the same ranks have in common: all; where `ep` shares experts out, these and the rest apart."""
+
+    axis: str
+    size: int
+    replicate: int
+    """Copies of a row of ranks that share out, with hybrid sharding."""
+    root: Unit
+    layers: list[Unit]
+    what: str = ""
+
+    @property
+    def units(self) -> list[Unit]:
+        return [unit for unit in (self.root, *self.layers) if unit.numel]
+
+    @property
+    def num_bytes(self) -> int:
+        return FLOAT_BYTES * sum(unit.numel for unit in self.units)
+
+    def flow(self, op: str, num_bytes: float, num_messages: int, what: str) -> Flow:
+        return Flow(self.axis, op, self.size, num_bytes, num_messages, self.what + what)
+
+    def over_replicas(self, num_messages: int) -> Flow:
+        """Hybrid sharding: an all-reduce of each rank's share of the gradient over the copies: 2(r-1)/r P/n."""
+        share = self.num_bytes / self.size
+        return Flow("replicate", "all_reduce", self.replicate, share, num_messages, "gradients of the share")
+
+
+def parts_of(layout: Layout) -> list[Part]:
+    """What a rank's data parallelism is made of."""
+    is_ddp = layout.config.strategy.name == "ddp"
+    axis, size = (layout.data_axis, layout.data) if is_ddp else (layout.shard_axis, layout.shard)
+    replicate = 1 if is_ddp else layout.replicate
+    if layout.config.strategy.ep == 1:
+        return [Part(axis, size, replicate, layout.root, layout.layers)]
+    dense = [Unit(layer.matrices[:-2], layer.vectors) for layer in layout.layers]
+    experts = [Unit(layer.matrices[-2:], ()) for layer in layout.layers]
+    return [
+        Part(axis, size, replicate, layout.root, dense),
+        Part("expert_data", layout.num_expert_copies, 1, Unit((), ()), experts, "experts' "),
+    ]
+
+
+def data(layout: Layout) -> list[Flow]:
+    """All flows of a rank's data parallelism."""
+    plan = {"ddp": _ddp, "zero1": _zero1, "zero2": _zero2, "zero3": _zero3}[layout.config.strategy.name]
+    return [flow for part in parts_of(layout) for flow in plan(part, layout)]
+
+
+def _ddp(part: Part, layout: Layout) -> list[Flow]:
+    """One all-reduce of the whole gradient, in buckets, whatever the number of micro-batches: 2(n-1)/n P.
+
+    Source:  Li et al. 2020, section 3.
+    """
+    strategy, whole = layout.config.strategy, join(part.units)
+    naive = strategy.reduction == "naive"
+    messages = len(whole.matrices) + len(whole.vectors) if naive else num_buckets(whole, strategy.bucket_mb * 1e6)
+    return [part.flow("all_reduce", part.num_bytes, messages, "gradients")]
+
+
+def _zero1(part: Part, layout: Layout) -> list[Flow]:
+    """Reduce-scatter of the gradients, all-gather of the updated parameters: 2(n-1)/n P, as ddp.
+
+    Source:  Rajbhandari et al. 2020, section 7.1.
+    """
+    return [
+        part.flow("reduce_scatter", part.num_bytes, 1, "gradients"),
+        part.flow("all_gather", part.num_bytes, 1, "parameters"),
+        part.over_replicas(1),
+    ]
+
+
+def _zero2(part: Part, layout: Layout) -> list[Flow]:
+    """A reduce-scatter of the gradients in every micro-batch, one all-gather of the parameters: (A + 1)(n-1)/n P.
+
+    Source:  Rajbhandari et al. 2020, section 7.1, where A is 1.
+    """
+    micros, num_units = layout.num_micro, len(part.units)
+    return [
+        part.flow("reduce_scatter", micros * part.num_bytes, micros * num_units, "gradients"),
+        part.flow("all_gather", part.num_bytes, num_units, "parameters"),
+        part.over_replicas(num_units),
+    ]
+
+
+def _zero3(part: Part, layout: Layout) -> list[Flow]:
+    """In every micro-batch an all-gather of the parameters in the forward pass and again in the backward pass, then a
+    reduce-scatter of the gradients: A (3P - R)(n-1)/n. R, the root and the last layer, stays whole in between.
+
+    Source:  Rajbhandari et al. 2020, section 7.2, which has 3P: nothing stays.
+    """
+    micros, num_units, again = layout.num_micro, len(part.units), part.layers[:-1]
+    gathered = part.num_bytes + FLOAT_BYTES * sum(unit.numel for unit in again)
+    return [
+        part.flow("all_gather", micros * gathered, micros * (num_units + len(again)), "parameters"),
+        part.flow("reduce_scatter", micros * part.num_bytes, micros * num_units, "gradients"),
+        part.over_replicas(num_units),
+    ]
+
+
+def num_buckets(unit: Unit, bucket_bytes: float) -> int:
+    """Into how many buckets ddp cuts a gradient: from the last matrix to the first, and one of all vectors.
+
+    Assumes: `parallel/ddp.py`'s rule, without the 64 bytes to which it rounds up where each parameter starts.
+    """
+    most = max(1, int(bucket_bytes / FLOAT_BYTES))
+    if unit.numel <= most:
+        return 1
+    num, filled = 1, 0
+    for place, size in reversed(list(enumerate(unit.matrices))):
+        filled += size
+        if filled >= most or place == 0:
+            num, filled = num + 1, 0
+    return num
+
+
+def share_vectors(layout: Layout) -> list[int]:
+    """How many elements of vectors this rank updates, buffer by buffer. In a buffer they lie behind the matrices."""
+    name, n = layout.config.strategy.name, layout.shard
+    at = layout.data_rank % n
+    if name == "ddp":
+        return [sum(layout.whole.vectors)]
+    found = []
+    for unit in [layout.whole] if name == "zero1" else [layout.root, *layout.layers]:
+        length = -(-unit.numel // n)
+        start, end = at * length, min((at + 1) * length, unit.numel)
+        found.append(max(0, end - max(start, sum(unit.matrices))))
+    return found

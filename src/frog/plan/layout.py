@@ -1,0 +1,204 @@
+"""Who holds what: a run's model and batch, cut by its strategy, as one rank of the world sees them.
+
+All other files of this room compute from this one. Sizes are counts of elements unless their name says bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from frog.config import ModelConfig, RunConfig
+from frog.parallel.schedules import stage_layers
+
+FLOAT_BYTES = 4
+"""Parameters, gradients and moments are float32, at every precision of the products."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Some parameters that go together: a layer, or the root (embedding, last norm, head)."""
+
+    matrices: tuple[int, ...]
+    """Elements of each, in the model's order."""
+    vectors: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        return sum(self.matrices) + sum(self.vectors)
+
+
+def join(units: Iterable[Unit]) -> Unit:
+    """Several units as one."""
+    units = list(units)
+    return Unit(
+        tuple(size for unit in units for size in unit.matrices), tuple(size for unit in units for size in unit.vectors)
+    )
+
+
+def layer_unit(model: ModelConfig, tp: int = 1, ep: int = 1) -> Unit:
+    """One layer's parameters on one of `tp` ranks: every matrix is split over them, the norms are repeated.
+
+    Of a mixture's experts a rank has its share of `ep`, and the whole router.
+    """
+    hidden, kv_width = model.hidden_size, model.num_key_value_heads * model.head_dim
+    attention = (hidden * hidden, kv_width * hidden, kv_width * hidden, hidden * hidden)
+    ffn: tuple[int, ...] = (hidden * model.intermediate_size,) * 3
+    if model.num_local_experts is not None:
+        experts = model.num_local_experts * hidden * model.intermediate_size // ep
+        ffn = (model.num_local_experts * hidden, 2 * experts, experts)
+    return Unit(tuple(size // tp for size in (*attention, *ffn)), (hidden, hidden))
+
+
+def root_unit(model: ModelConfig, tp: int = 1, *, first: bool = True, last: bool = True) -> Unit:
+    """What is in no layer, on a rank of the first stage, the last, both or neither. Tied, one rank has it once."""
+    embedding = model.vocab_size * model.hidden_size // tp
+    num_matrices = int(first) + int(last and not (first and model.tie_word_embeddings))
+    return Unit((embedding,) * num_matrices, (model.hidden_size,) if last else ())
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A run in a world, from one rank. Assumes that the run can be; `plan/strategies.py` says where it cannot."""
+
+    config: RunConfig
+    world_size: int
+    rank: int = 0
+
+    @property
+    def model(self) -> ModelConfig:
+        return self.config.model
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """Of each axis, from the slowest to the fastest."""
+        strategy = self.config.strategy
+        return {"pp": strategy.pp, "dp": strategy.dp_size(self.world_size), "cp": strategy.cp, "tp": strategy.tp}
+
+    @cached_property
+    def place(self) -> dict[str, int]:
+        """This rank's coordinate on each axis."""
+        found, rest = {}, self.rank
+        for name, size in reversed(self.sizes.items()):
+            rest, found[name] = divmod(rest, size)
+        return found
+
+    @property
+    def data(self) -> int:
+        """How many ranks average one gradient: those of dp and cp together."""
+        return self.sizes["dp"] * self.sizes["cp"]
+
+    @property
+    def data_axis(self) -> str:
+        return "dp" if self.sizes["cp"] == 1 else "data"
+
+    @property
+    def data_rank(self) -> int:
+        return self.place["dp"] * self.sizes["cp"] + self.place["cp"]
+
+    @property
+    def shard(self) -> int:
+        """Over how many ranks zero shares out."""
+        return self.config.strategy.shard or self.data
+
+    @property
+    def shard_axis(self) -> str:
+        return self.data_axis if self.shard == self.data else "shard"
+
+    @property
+    def replicate(self) -> int:
+        return self.data // self.shard
+
+    # ---- the batch ---------------------------------------------------------------------------------------------------
+
+    @property
+    def num_micro(self) -> int:
+        return self.config.train.grad_accum
+
+    @property
+    def micro_batch(self) -> int:
+        """B: sequences of one forward pass."""
+        return self.config.micro_batch_size(self.sizes["dp"])
+
+    @property
+    def length(self) -> int:
+        """T: tokens of a sequence that this rank has, of those that context parallelism shares out."""
+        return self.config.data.sequence_length // self.sizes["cp"]
+
+    @property
+    def num_tokens(self) -> int:
+        """N: tokens of one forward pass."""
+        return self.micro_batch * self.length
+
+    @property
+    def stream_bytes(self) -> int:
+        """x: the residual stream between two layers, whole: B*T*D numbers."""
+        return FLOAT_BYTES * self.num_tokens * self.model.hidden_size
+
+    @property
+    def stream_split(self) -> int:
+        """Over how many ranks sequence parallelism splits the residual stream."""
+        return self.sizes["tp"] if self.config.strategy.sequence_parallel else 1
+
+    # ---- the model ---------------------------------------------------------------------------------------------------
+
+    @property
+    def is_first_stage(self) -> bool:
+        return self.place["pp"] == 0
+
+    @property
+    def is_last_stage(self) -> bool:
+        return self.place["pp"] == self.sizes["pp"] - 1
+
+    @property
+    def virtual_stages(self) -> int:
+        """Stages on each rank."""
+        strategy = self.config.strategy
+        return strategy.virtual_stages if strategy.pp > 1 and strategy.schedule == "interleaved" else 1
+
+    @property
+    def num_stages(self) -> int:
+        return self.sizes["pp"] * self.virtual_stages
+
+    @cached_property
+    def stages(self) -> dict[int, int]:
+        """How many layers each stage of this rank has."""
+        layers = stage_layers(self.model.num_hidden_layers, self.num_stages)
+        return {stage: len(layers[stage]) for stage in range(self.place["pp"], self.num_stages, self.sizes["pp"])}
+
+    @property
+    def num_layers(self) -> int:
+        """How many layers this rank has."""
+        return sum(self.stages.values())
+
+    @cached_property
+    def layers(self) -> list[Unit]:
+        return [layer_unit(self.model, self.sizes["tp"], self.config.strategy.ep)] * self.num_layers
+
+    @cached_property
+    def root(self) -> Unit:
+        return root_unit(self.model, self.sizes["tp"], first=self.is_first_stage, last=self.is_last_stage)
+
+    @cached_property
+    def whole(self) -> Unit:
+        """All parameters of this rank before they are shared out over the data ranks."""
+        return join([self.root, *self.layers])
+
+    @property
+    def parameter_bytes(self) -> int:
+        """P: of what one data rank works with."""
+        return FLOAT_BYTES * self.whole.numel
+
+    @property
+    def share_bytes(self) -> float:
+        """What of P a rank keeps where zero shares it out: of experts that are shared out too, fewer ranks share."""
+        if self.config.strategy.ep == 1:
+            return self.parameter_bytes / self.shard
+        experts = FLOAT_BYTES * sum(sum(layer.matrices[-2:]) for layer in self.layers)
+        return (self.parameter_bytes - experts) / self.shard + experts / self.num_expert_copies
+
+    @property
+    def num_expert_copies(self) -> int:
+        """How many ranks hold the same experts."""
+        return self.data // self.config.strategy.ep

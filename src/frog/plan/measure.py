@@ -1,0 +1,145 @@
+"""A run's events beside the plan: what one rank sent in one step, and what the formulas say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from frog.config import RunConfig
+from frog.events import RankEvents
+from frog.events.read import Event
+from frog.plan.flow import Flow, wire_bytes
+from frog.plan.layout import FLOAT_BYTES, Layout
+from frog.plan.traffic import step_traffic
+
+ASIDE = ("evaluate", "checkpoint")
+"""Phases that are not part of a training step."""
+
+TOLERANCE = 0.01
+
+_AGREED_BYTES = 64
+"""Beside a number for each rank (its loss), what a step's agreement takes: the norm, the wish to stop."""
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective event of a step."""
+
+    op: str
+    axis: str
+    payload_bytes: int
+    start_ns: int
+    end_ns: int
+    wait_ns: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One axis and operation of one rank in one step: sent, and expected."""
+
+    axis: str
+    op: str
+    size: int
+    payload_bytes: int
+    num_messages: int
+    expected: Flow | None
+    """None: no formula knows of it."""
+
+    @property
+    def sent_bytes(self) -> float:
+        """Bytes that left the rank."""
+        return wire_bytes(self.op, self.payload_bytes, self.size)
+
+    @property
+    def expected_bytes(self) -> float:
+        return self.expected.wire_bytes if self.expected else 0.0
+
+    @property
+    def ratio(self) -> float | None:
+        """Sent by expected; None if nothing is expected."""
+        return self.payload_bytes / self.expected.payload_bytes if self.expected else None
+
+
+def step_collectives(events: RankEvents, step: int) -> list[Collective]:
+    """The collectives of a training step, without those of an evaluation or a checkpoint after it."""
+    spans = [span for span in events.of("span") if span["step"] == step and span["phase"] not in ASIDE]
+    if not spans:
+        return []
+    start_ns, end_ns = min(span["start_ns"] for span in spans), max(span["end_ns"] for span in spans)
+    return [
+        as_collective(event)
+        for event in events.of("collective")
+        if event["step"] == step and start_ns <= event["start_ns"] <= end_ns
+    ]
+
+
+def as_collective(event: Event) -> Collective:
+    start_ns, end_ns = event["start_ns"], event["end_ns"]
+    wait_ns = event.get("wait_ns", end_ns - start_ns)
+    return Collective(event["op"], event["axis"], event["payload_bytes"], start_ns, end_ns, wait_ns)
+
+
+def compare_step(config: RunConfig, world_size: int, rank: int, collectives: Iterable[Collective]) -> list[Comparison]:
+    """A rank's collectives of one step, beside the formulas; in the formulas' order, then what they do not know.
+
+    The axis `world` is left out: it carries the few numbers that all ranks agree on.
+    """
+    sent: dict[tuple[str, str], list[int]] = {}
+    for one in collectives:
+        if one.axis != "world":
+            sent.setdefault((one.axis, one.op), []).append(one.payload_bytes)
+    plan = step_traffic(config, world_size, rank) if has_formula(config) else []
+    expected = {(flow.axis, flow.op): flow for flow in plan}
+    sizes = axis_sizes(Layout(config, world_size, rank))
+    found = []
+    for axis, op in [*expected, *sorted(sent.keys() - expected.keys())]:
+        payloads = sent.get((axis, op), [])
+        size = sizes.get(axis, world_size)
+        found.append(Comparison(axis, op, size, sum(payloads), len(payloads), expected.get((axis, op))))
+    return found
+
+
+def has_formula(config: RunConfig) -> bool:
+    """Whether the formulas are of this run: not of compressed gradients, nor of tensor parallelism's activations at a
+    lower precision, some of which are sent in 16 bits and some in 32.
+    """
+    strategy = config.strategy
+    return strategy.compression == "off" and (strategy.tp == 1 or config.train.precision == "fp32")
+
+
+def axis_sizes(layout: Layout) -> dict[str, int]:
+    """Every axis that a collective may name, with its number of ranks."""
+    sizes = layout.sizes
+    return {
+        **sizes,
+        "data": layout.data,
+        "shard": layout.shard,
+        "replicate": layout.replicate,
+        "model": sizes["pp"] * sizes["tp"],
+        "tied": 2,
+        "ep": layout.config.strategy.ep,
+        "expert_data": layout.num_expert_copies,
+        "world": layout.world_size,
+    }
+
+
+def traffic_problems(config: RunConfig, world_size: int, events: RankEvents, step: int) -> list[str]:
+    """Where a rank sent more or less in a step than the formulas say, by over 1 %; empty if it did not.
+
+    Of an axis and operation that no formula knows, 1 % of all that the rank sends may be.
+    """
+    return problems(compare_step(config, world_size, events.rank, step_collectives(events, step)), world_size)
+
+
+def problems(found: Iterable[Comparison], world_size: int) -> list[str]:
+    """The comparisons that are further apart than 1 % and a few numbers, in words."""
+    found = list(found)
+    whole = sum(one.expected_bytes for one in found)
+    agreed_bytes = _AGREED_BYTES + FLOAT_BYTES * world_size
+    texts = []
+    for one in found:
+        expected = one.expected.payload_bytes if one.expected else 0
+        if abs(one.payload_bytes - expected) > TOLERANCE * (expected or whole) + agreed_bytes:
+            sent = f"{one.payload_bytes} bytes in {one.num_messages} messages"
+            texts.append(f"{one.op} over {one.axis}: {sent}, {expected:.0f} expected")
+    return texts

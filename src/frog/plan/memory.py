@@ -1,0 +1,172 @@
+"""What one rank's memory is taken up by: parameters, gradients, optimizer state, activations. Bytes, by formula.
+
+The first three are what lies there between two steps. Zero's units, which are whole only while they are worked on, are
+counted apart: they come and go.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from frog.config import RunConfig
+from frog.parallel.schedules import make_schedule
+from frog.plan.layout import FLOAT_BYTES, Layout
+
+PARTS = ("parameters", "gradients", "optimizer", "activations")
+"""The parts that can be measured, as the `memory` event names them."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one rank."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+    activations: float
+    """At their peak."""
+    passing: float
+    """Whole units of parameters and gradients that come and go."""
+
+    @property
+    def total(self) -> float:
+        return self.parameters + self.gradients + self.optimizer + self.activations + self.passing
+
+
+def step_memory(config: RunConfig, world_size: int, rank: int = 0) -> Memory:
+    """What a rank holds in a step.
+
+    Units:   bytes
+    Assumes: float32 throughout, AdamW, one FFN a layer, the model's own attention; a strategy from scratch.
+    Source:  Rajbhandari et al. 2020, sections 3 and 5, without the second, half-precision copy.
+    """
+    layout = Layout(config, world_size, rank)
+    whole, share = layout.parameter_bytes, layout.share_bytes
+    name = config.strategy.name
+    return Memory(
+        parameters=share if name == "zero3" else whole,
+        gradients=share if name in ("zero2", "zero3") else whole,
+        optimizer=2 * (whole if name == "ddp" else share),
+        activations=activation_bytes(layout),
+        passing=_passing(layout),
+    )
+
+
+def _passing(layout: Layout) -> float:
+    """Zero's units while they are whole: the root, the layer at work and the one on its way. And activations that
+    autograd does not keep: of a layer that is computed again, and of weight gradients that are put off.
+
+    Assumes: gradients of zero2 and zero3 go as soon as they are reduced; parameters of zero3 as soon as they are used.
+    """
+    kinds = {"zero2": 1, "zero3": 2}.get(layout.config.strategy.name, 0) if layout.shard > 1 else 0
+    units = FLOAT_BYTES * sum(unit.numel for unit in [layout.root, *layout.layers[:2]])
+    return kinds * units + recomputed_bytes(layout) + _deferred_bytes(layout)
+
+
+# ---- activations -----------------------------------------------------------------------------------------------------
+
+
+def activation_bytes(layout: Layout) -> int:
+    """What autograd keeps of the forward passes that are under way at once, for their backward passes.
+
+    Units:   bytes; a tensor that two formulas need is kept once
+    Assumes: `frog.model` in float32, eagerly, on a CPU. With activation checkpointing, without the insides of the one
+             layer that the backward pass is at, which `recomputed_bytes` gives.
+    """
+    return FLOAT_BYTES * _peak(layout, {stage: (stage_activations(layout, stage), 0) for stage in layout.stages})
+
+
+def _peak(layout: Layout, numbers: dict[int, tuple[int, int]]) -> int:
+    """The most that a rank holds, if each stage's micro-batch leaves so much until its B, and so much from B to W."""
+    if layout.sizes["pp"] == 1:
+        return numbers[0][0]
+    strategy = layout.config.strategy
+    schedule = make_schedule(strategy.schedule, layout.sizes["pp"], layout.num_micro, layout.virtual_stages)
+    held = peak = 0
+    for action in schedule.ranks[layout.place["pp"]]:
+        kept, deferred = numbers[action.stage]
+        held += {"F": kept, "B": deferred * schedule.splits_backward - kept, "W": -deferred}[action.kind]
+        peak = max(peak, held)
+    return peak
+
+
+def stage_activations(layout: Layout, stage: int) -> int:
+    """Numbers that one micro-batch leaves in one stage; without a pipeline that is the whole model."""
+    checkpointing = layout.config.train.activation_checkpointing
+    each = layer_input(layout) if checkpointing else layer_activations(layout)
+    head = head_activations(layout) if stage == layout.num_stages - 1 else 0
+    return layout.stages[stage] * each + rotary_tables(layout) + head
+
+
+def recomputed_bytes(layout: Layout) -> int:
+    """With activation checkpointing: what one layer keeps while the backward pass is at it."""
+    inside = layer_activations(layout) - layer_input(layout)
+    return FLOAT_BYTES * inside if layout.config.train.activation_checkpointing else 0
+
+
+def _deferred_bytes(layout: Layout) -> int:
+    """With a zero-bubble schedule: by how much the inputs and gradients of the matrices raise the peak, until their W.
+
+    They are as much as all that a layer keeps but the norms' inputs, q's, k's and v's places now taken by gradients.
+    """
+    per_layer = layer_activations(layout) - layer_input(layout)
+    stages = layout.stages
+    numbers = {s: (stage_activations(layout, s), stages[s] * per_layer) for s in stages}
+    return FLOAT_BYTES * _peak(layout, numbers) - activation_bytes(layout)
+
+
+def layer_input(layout: Layout) -> int:
+    """The residual stream before a layer: B*T*D numbers."""
+    return layout.num_tokens * layout.model.hidden_size // layout.stream_split
+
+
+def layer_activations(layout: Layout) -> int:
+    """Numbers that one layer keeps. By what needs them, with N = B*T tokens:
+
+    input norm      its input (N D) and the inverse root mean squares (N)
+    q, k, v         their common input, the norm's output (N D)
+    attention       q (N D), k and v (2 N K C), its output (N D), the log of each softmax' sum (N H)
+    o               its input is that output; where attention goes round a ring, a copy of it (N D)
+    second norm     its input (N D), and N
+    the FFN         its input (N D), and what `_ffn` counts
+
+    Sequence parallelism splits the norms' inputs over tp, tensor parallelism what is inside the blocks.
+    """
+    model, tp, tokens = layout.model, layout.sizes["tp"], layout.num_tokens
+    kv_width = model.num_key_value_heads * model.head_dim
+    copies_of_output = 2 if layout.sizes["cp"] > 1 else 1
+    norms = 2 * (layer_input(layout) + tokens // layout.stream_split)
+    inputs = 2 * tokens * model.hidden_size
+    attention = tokens * ((1 + copies_of_output) * model.hidden_size + 2 * kv_width + model.num_attention_heads)
+    return norms + inputs + (attention + _ffn(layout)) // tp
+
+
+def _ffn(layout: Layout) -> int:
+    """SwiGLU keeps gate, silu(gate), up and their product: 4 N F.
+
+    A mixture of E experts keeps these for each of a token's A experts, and the rows as they go in and come out:
+    N A (4 F + 2 D); of the router the probabilities, and the weights before and after they are made to sum to one.
+    """
+    model, tokens = layout.model, layout.num_tokens
+    if model.num_local_experts is None:
+        return 4 * tokens * model.intermediate_size
+    rows = tokens * model.num_experts_per_tok
+    return rows * (4 * model.intermediate_size + 2 * model.hidden_size + 2) + tokens * model.num_local_experts
+
+
+def head_activations(layout: Layout) -> int:
+    """Numbers that the last norm and the loss keep: the norm's input and its N, and then
+
+    alone           the gradients, which the loss computes in the forward pass: of its input (N D), of the weight (V D)
+    with tp         its input (N D), and the gradient of this rank's logits (N V/tp)
+    """
+    model, tp, tokens = layout.model, layout.sizes["tp"], layout.num_tokens
+    norm = layer_input(layout) + tokens // layout.stream_split
+    if tp > 1:
+        return norm + tokens * (model.hidden_size + model.vocab_size // tp)
+    return norm + (tokens + model.vocab_size) * model.hidden_size
+
+
+def rotary_tables(layout: Layout) -> int:
+    """Cosine and sine of each position for each column: 2 T D numbers, which all layers share."""
+    return 2 * layout.length * layout.model.hidden_size

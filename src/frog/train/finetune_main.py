@@ -1,0 +1,103 @@
+"""`frog finetune`: one rank of a fine-tuning, under any launcher or none."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+from frog.comm import join_world
+from frog.comm.world import pick_device
+from frog.config.finetune_arguments import add_finetune_arguments
+from frog.core.env import WorldEnv, world_env
+from frog.core.errors import ConfigError, UsageError
+from frog.core.files import write_json
+from frog.core.runfolder import find_run
+from frog.data.labelled import read_labelled
+from frog.events import EventWriter
+from frog.model.lora import target_names
+from frog.parallel.build import build_mesh
+from frog.train.failure import Place
+from frog.train.finetune import FinetuneRun, finetune
+from frog.train.finetune_setup import finetune_config, read_task, run_config, spread_problems, write_run_json
+from frog.train.finetuned import read_finetune
+from frog.train.log import RankLog
+from frog.train.setup import FORMAT, Run, new_folder, now_text, start_event
+from frog.train.start import load_trained
+from frog.train.state import weights_sha256
+from frog.train.stop import StopWish, leave_with_parent
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Parse the arguments and fine-tune; return the exit code."""
+    parser = argparse.ArgumentParser(prog="frog finetune", description="Fine-tune a run, on this rank.")
+    add_finetune_arguments(parser)
+    return run_rank(parser.parse_args(arguments))
+
+
+def run_rank(args: argparse.Namespace) -> int:
+    """Fine-tune on this rank; return the exit code. Errors are told here, and left where launchers look for them."""
+    stop = StopWish()
+    stop.install()
+    place = Place()
+    get_error_handler().initialize()
+    try:
+        env = place.env = world_env()
+        leave_with_parent()
+        return _run(args, env, stop, place)
+    except Exception as error:
+        return place.tell(error)
+
+
+def _run(args: argparse.Namespace, env: WorldEnv, stop: StopWish, place: Place) -> int:
+    base = find_run(args.run)
+    if read_finetune(base) is not None:
+        raise UsageError(f"{base.path}: is itself fine-tuned", "name its base, or export it merged and import that")
+    data = read_labelled(args.data, args.heldout)
+    config = run_config(args, base, data)
+    if problems := config.world_problems(env.world_size) + spread_problems(config):
+        listing = "".join(f"\n  - {problem}" for problem in problems[1:])
+        raise ConfigError(problems[0] + listing, "change --batch-size, the number of ranks, or --set strategy.…")
+    model, _, step = load_trained(base, args.step)
+    tuning = finetune_config(args, base, step, weights_sha256(model.named_parameters()), data)
+    target_names(model, tuning.lora)  # what cannot be is told before there is a run folder
+    task = read_task(base, tuning, config.data.sequence_length)
+    world = join_world(env, pick_device(config.train.device, env), config.train.timeout_s)
+    try:
+        mesh = build_mesh(config, world)
+        place.folder = folder = new_folder(world, Path("runs"), config.name)
+        events = place.events = EventWriter(folder.rank_events(env.rank))
+        world.tell(events.collective)
+        with RankLog(folder.rank_log(env.rank), env.rank, show=env.is_main) as log:
+            run = FinetuneRun(config, tuning, world, mesh, folder, model, data, task, events, log, stop)
+            if env.is_main:
+                write_run_json(run, base)
+            # `start_event` looks at world and mesh alone.
+            events.emit("start", **start_event(cast("Run", run), 0))
+            record = finetune(run)
+            _finish(run, record)
+            events.emit("end", step=record["step"], status=record["status"])
+        return stop.exit_code if record["status"] == "interrupted" else 0
+    finally:
+        world.leave()
+
+
+def _finish(run: FinetuneRun, record: dict[str, Any]) -> None:
+    if not run.world.is_main:
+        return
+    write_json(run.folder.record_json, {"format": FORMAT, **record, "error": None, "ended": now_text()})
+    if record["status"] == "interrupted":
+        run.log.say(f"stopped at step {record['step']}; the adapter is of that step")
+        return
+    found = record["classification"]
+    told = f"accuracy {found['accuracy']:.3f}, always the commonest class {found['baseline']:.3f}" if found else ""
+    told = told or f"held-out loss {record['eval']['loss']:.4f}"
+    run.log.say(f"done: {record['step']} steps in {record['wall_s']:.1f} s, {told}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

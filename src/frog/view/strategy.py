@@ -1,0 +1,259 @@
+"""The report's section on the strategy: who holds what, and what was sent, held and waited for beside the formulas."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+import numpy as np
+
+from frog.config import RunConfig, from_dict
+from frog.core.errors import ConfigError
+from frog.events.schema import PHASES
+from frog.plan.layout import Layout
+from frog.plan.measure import ASIDE, Collective, compare_step
+from frog.plan.memory import PARTS, step_memory
+from frog.plan.strategies import describe, expected_bubble
+from frog.view.charts import shown_ranks
+from frog.view.history import Collectives, History, RankHistory, Spans
+
+_NUM_STEPS = 50
+"""Of how many of the last steps overlap is the mean, and the bubble the median."""
+
+_ASIDE = [PHASES.index(phase) for phase in PHASES if phase in ASIDE]
+_PASSES = [PHASES.index("forward"), PHASES.index("backward")]
+
+_MESSAGES = ("send", "recv")
+
+_BUBBLES = {
+    "gpipe": "(p-1)/(m+p-1)",
+    "1f1b": "(p-1)/(m+p-1)",
+    "interleaved": "(p-1)/(vm+p-1) with v stages a rank",
+    "zero_bubble": "(p-1)/(3m+p-1)",
+}
+"""Of p ranks and m micro-batches, where gradients of inputs and of weights take as long as the forward pass each."""
+
+AnySpans = TypeVar("AnySpans", bound=Spans)
+
+
+@dataclass(frozen=True)
+class Recent:
+    """One rank's last steps in the run's last world."""
+
+    rank: int
+    own: RankHistory
+    place: dict[str, int]
+    steps: list[int]
+    """In order; without the first of this world, which warms up, if there are others."""
+    spans: Spans
+    """Of training phases alone."""
+    collectives: Collectives
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A run's last world: its configuration, and the ranks that are drawn."""
+
+    history: History
+    config: RunConfig
+    world_size: int
+    segment: int
+    ranks: list[Recent]
+    step: int
+    """The last one that all of them took."""
+    has_formula: bool
+    """Whether the configuration can be in this world at all."""
+
+
+def strategy_section(run: dict[str, Any], history: History) -> dict[str, Any] | None:
+    """What the section shows; None for a run without a step, or of another version's configuration."""
+    seen = _look(run, history)
+    if seen is None:
+        return None
+    traffic = [_traffic(seen, recent) for recent in seen.ranks] if seen.has_formula and seen.world_size > 1 else []
+    strategy = seen.config.strategy
+    return {
+        "name": strategy.name,
+        "implementation": strategy.implementation,
+        "sentences": describe(strategy, seen.world_size) if seen.world_size > 1 else [],
+        "mesh": _mesh(seen),
+        "step": seen.step,
+        "num_steps": len(seen.ranks[0].steps),
+        "traffic": traffic,
+        "detail": max(traffic, key=lambda one: one["sent_bytes"]) if traffic else None,
+        "ranks_differ": len({round(one["sent_bytes"]) for one in traffic}) > 1,
+        "memory": _memory(seen),
+        "overlap": _overlap(seen),
+        "bubble": _bubble(seen),
+    }
+
+
+def _look(run: dict[str, Any], history: History) -> Seen | None:
+    main = history.main
+    if main is None or not len(main.steps):
+        return None
+    try:
+        config = from_dict(run["config"])
+    except (ConfigError, KeyError, TypeError, ValueError):
+        return None
+    segment = int(main.segment[-1])
+    world_size = history.segments[segment].world_size
+    has_formula = not config.world_problems(world_size)
+    ranks = [
+        _recent(history.ranks[rank], segment, Layout(config, world_size, rank).place if has_formula else {})
+        for rank in shown_ranks(history)
+        if rank < world_size and segment in history.ranks[rank].starts
+    ]
+    ranks = [recent for recent in ranks if recent.steps]
+    if not ranks:
+        return None
+    step = min(recent.steps[-1] for recent in ranks)
+    return Seen(history, config, world_size, segment, ranks, step, has_formula)
+
+
+def _recent(own: RankHistory, segment: int, place: dict[str, int]) -> Recent:
+    steps = own.steps[own.segment == segment]
+    steps = (steps[1:] if len(steps) > 1 else steps)[-_NUM_STEPS:]
+    first = int(steps[0]) if len(steps) else 0
+
+    def cut(spans: AnySpans, keep: Any = True) -> AnySpans:
+        inside = (spans.segment == segment) & (spans.step >= first) & keep
+        return type(spans)(*(getattr(spans, item.name)[inside] for item in fields(spans)))
+
+    spans = cut(own.spans, ~np.isin(own.spans.phase, _ASIDE))
+    return Recent(own.rank, own, place, steps.tolist(), spans, cut(own.collectives))
+
+
+def _mesh(seen: Seen) -> dict[str, Any] | None:
+    """The axes of more than one rank, and each rank's place on them; None where there is one rank, or none are told."""
+    starts = [recent.own.starts[seen.segment] for recent in seen.ranks]
+    axes = {name: size for name, size in (starts[0].get("mesh") or {}).items() if size > 1}
+    if not axes:
+        return None
+    rows = [
+        {
+            "rank": start["rank"],
+            "host": start["host"],
+            "places": [(start.get("place") or {}).get(name) for name in axes],
+        }
+        for start in starts
+    ]
+    return {"axes": axes, "rows": rows}
+
+
+def step_collectives(recent: Recent, step: int) -> list[Collective]:
+    """A rank's collectives of a training step, without those of an evaluation or a checkpoint after it."""
+    spans, calls, own = recent.spans, recent.collectives, recent.own
+    inside = spans.step == step
+    if not inside.any():
+        return []
+    after, before = calls.start_ns >= spans.start_ns[inside].min(), calls.start_ns <= spans.end_ns[inside].max()
+    return [
+        Collective(
+            op=own.ops[calls.phase[i]],
+            axis=own.axes[calls.axis[i]],
+            payload_bytes=int(calls.micro[i]),
+            start_ns=int(calls.start_ns[i]),
+            end_ns=int(calls.end_ns[i]),
+            wait_ns=int(calls.wait_ns[i]),
+        )
+        for i in np.flatnonzero((calls.step == step) & after & before)
+    ]
+
+
+def _traffic(seen: Seen, recent: Recent) -> dict[str, Any]:
+    """One rank's bytes of one step, by axis and operation, and in all. What is received another rank has sent."""
+    told = step_collectives(recent, seen.step)
+    found = [one for one in compare_step(seen.config, seen.world_size, recent.rank, told) if one.op != "recv"]
+    sent, expected = sum(one.sent_bytes for one in found), sum(one.expected_bytes for one in found)
+    return {
+        "rank": recent.rank,
+        "rows": [one for one in found if one.expected or one.sent_bytes > expected / 100],
+        "num_messages": sum(one.num_messages for one in found),
+        "sent_bytes": sent,
+        "expected_bytes": expected,
+        "ratio": sent / expected if expected else None,
+    }
+
+
+def _memory(seen: Seen) -> dict[str, Any] | None:
+    """The last measured memory of each rank, beside the formula where there is one."""
+    rows = []
+    for recent in seen.ranks:
+        events = [event for step, event in recent.own.memory.items() if step <= seen.step]
+        if events:
+            rows.append({"rank": recent.rank, "parts": [_part(seen, recent, part, events[-1]) for part in PARTS]})
+    return {"parts": PARTS, "rows": rows, "activations_have_formula": _activations_have_formula(seen)} if rows else None
+
+
+def _part(seen: Seen, recent: Recent, part: str, event: dict[str, Any]) -> dict[str, Any]:
+    known = seen.has_formula and (part != "activations" or _activations_have_formula(seen))
+    expected = getattr(step_memory(seen.config, seen.world_size, recent.rank), part) if known else None
+    held = event[part]
+    return {"held": held, "expected": expected, "ratio": held / expected if expected and held is not None else None}
+
+
+def _activations_have_formula(seen: Seen) -> bool:
+    """It is of the model's own float32 path on a CPU; at other precisions and devices other tensors are kept."""
+    train = seen.config.train
+    on_cpu = seen.history.segments[seen.segment].device.startswith("cpu")
+    from_scratch = seen.config.strategy.implementation == "frog"
+    return train.precision == "fp32" and not train.compile and on_cpu and from_scratch
+
+
+def _overlap(seen: Seen) -> list[dict[str, Any]]:
+    """How much of the time in which collectives were under way the ranks went on computing.
+
+    Messages between two ranks are left out: they are posted long before they move, and let go of long after.
+    """
+    rows = []
+    for recent in seen.ranks:
+        told = [one for step in recent.steps for one in step_collectives(recent, step) if one.op not in _MESSAGES]
+        under_way_ns = sum(one.end_ns - one.start_ns for one in told)
+        # A thread takes a moment to wake up after the end; that is none of the collective's time.
+        wait_ns = sum(min(one.wait_ns, one.end_ns - one.start_ns) for one in told)
+        if under_way_ns:
+            each_ms = 1e6 * len(recent.steps)
+            row = {"rank": recent.rank, "share": 1 - wait_ns / under_way_ns}
+            rows.append({**row, "under_way_ms": under_way_ns / each_ms, "wait_ms": wait_ns / each_ms})
+    return rows
+
+
+def _bubble(seen: Seen) -> dict[str, Any] | None:
+    """For each rank of a pipeline the share of the time from its first pass to the last in which it ran none."""
+    expected = expected_bubble(seen.config) if seen.has_formula else None
+    rows = []
+    for recent in seen.ranks if expected is not None else ():
+        shares = [share for step in recent.steps if (share := _idle(seen, recent, step)) is not None]
+        if shares:
+            rows.append({"rank": recent.rank, "stage": recent.place["pp"], "share": float(np.median(shares))})
+    if not rows:
+        return None
+    mean = float(np.mean([row["share"] for row in rows]))
+    strategy = seen.config.strategy
+    return {
+        "rows": rows,
+        "mean": mean,
+        "expected": expected,
+        "strategy": strategy,
+        "num_micro": seen.config.train.grad_accum,
+        "formula": _BUBBLES[strategy.schedule],
+    }
+
+
+def _idle(seen: Seen, recent: Recent, step: int) -> float | None:
+    """1 - busy / (first start to last end among the ranks of its pipeline), of forward and backward passes."""
+    starts, ends, busy_ns = [], [], 0
+    for other in seen.ranks:
+        if any(other.place[name] != recent.place[name] for name in ("dp", "cp", "tp")):
+            continue
+        inside = (other.spans.step == step) & np.isin(other.spans.phase, _PASSES)
+        if not inside.any():
+            return None
+        offset_ns = seen.history.clock_offset_ns(other.rank, seen.segment)
+        start_ns, end_ns = other.spans.start_ns[inside], other.spans.end_ns[inside]
+        starts.append(int(start_ns.min()) + offset_ns)
+        ends.append(int(end_ns.max()) + offset_ns)
+        if other is recent:
+            busy_ns = int((end_ns - start_ns).sum())
+    return 1 - busy_ns / (max(ends) - min(starts)) if max(ends) > min(starts) else None

@@ -1,0 +1,247 @@
+"""Labelled files, their held-out part, rows of tokens, the batches of a world; and the guard set itself."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from frog.config.finetune import NO_LABEL
+from frog.core.errors import DataError, ShapeError
+from frog.data.labelled import Example, LabelledSet, read_labelled
+from frog.data.labelled_batches import (
+    FILLING,
+    LabelledBatches,
+    Row,
+    as_completion,
+    class_row,
+    completion_row,
+    pad,
+)
+from frog.data.tokenizer import END_OF_DOCUMENT_ID, train_tokenizer
+
+TEXTS = ["the frog sat on a log", "a log sat on the frog", "frogs sing of ponds"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_tokenizer(TEXTS * 20, 300)
+
+
+@pytest.fixture(scope="module")
+def guard() -> LabelledSet:
+    return read_labelled("guard", 0.25)
+
+
+def lines(path: Path, *rows: object) -> Path:
+    path.write_text("".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def spam(path: Path, count: int = 40) -> Path:
+    return lines(path, *({"text": f"text {n}", "label": ["spam", "ham"][n % 2]} for n in range(count)))
+
+
+# ---- the guard set -----------------------------------------------------------------------------------------------
+
+
+def test_guard_is_balanced_and_whole(guard: LabelledSet) -> None:
+    examples = [*guard.train, *guard.heldout]
+    assert Counter(example.label for example in examples) == {"safe": 256, "unsafe": 256}
+    assert guard.labels == ("safe", "unsafe")
+    topics = {example.category for example in examples if example.label == "unsafe"}
+    assert len(topics) == 8
+    for topic in topics:  # each topic has harmless neighbours, so that its words alone do not decide
+        counts = Counter(example.label for example in examples if example.category == topic)
+        assert counts == {"unsafe": 32, "safe": 16}
+    assert len({example.text for example in examples}) == 512
+    assert {example.category for example in guard.heldout} == {example.category for example in guard.train}
+
+
+def words(text: str) -> set[str]:
+    return set(re.findall(r"[a-z0-9]+", text.lower()))
+
+
+def test_guard_leaks_no_wording_into_the_held_out_part(guard: LabelledSet) -> None:
+    assert not {example.group for example in guard.train} & {example.group for example in guard.heldout}
+    for held in guard.heldout:
+        for example in guard.train:
+            common, either = words(held.text) & words(example.text), words(held.text) | words(example.text)
+            assert len(common) <= 0.5 * len(either), (held.text, example.text)
+
+
+def test_guard_is_held_out_alike_whatever_else_there_is(guard: LabelledSet) -> None:
+    """A group's side is a function of its name: more is held out only by adding groups."""
+    more = read_labelled("guard", 0.4)
+    assert {example.text for example in guard.heldout} < {example.text for example in more.heldout}
+    assert 0.2 < len(guard.heldout) / 512 < 0.3
+
+
+def test_guard_holds_no_instructions(guard: LabelledSet) -> None:
+    """One short sentence or two each: what is asked, never how it is done."""
+    assert max(len(example.text) for example in [*guard.train, *guard.heldout]) < 110
+
+
+# ---- files -------------------------------------------------------------------------------------------------------
+
+
+def test_a_labelled_file(tmp_path: Path) -> None:
+    data = read_labelled(str(spam(tmp_path / "mail.jsonl")), 0.25)
+    assert data.name == "mail"
+    assert data.labels == ("ham", "spam")
+    assert len(data.train) + len(data.heldout) == 40
+    assert data.train[0].group == data.train[0].text
+    assert data.train[0].completion is None
+
+
+def test_numbers_and_booleans_are_labels(tmp_path: Path) -> None:
+    rows = [{"text": f"text {n}", "label": n % 2} for n in range(40)]
+    assert read_labelled(str(lines(tmp_path / "a.jsonl", *rows)), 0.25).labels == ("0", "1")
+
+
+def test_prompts_and_completions(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n} plus 1 is", "completion": f" {n + 1}"} for n in range(40)]
+    data = read_labelled(str(lines(tmp_path / "a.jsonl", *rows)), 0.25)
+    assert data.labels == ()
+    assert as_completion(Example("3 plus 1 is", None, " 4", None, "")) == ("3 plus 1 is", " 4")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([], "holds no lines"),
+        (["{\n"], "line 1, column 2: not valid JSON"),
+        (["[]\n"], "holds a list"),
+        ([{"text": "a"}], "has the fields text"),
+        ([{"text": "a", "label": None}], "label=None: must be a text"),
+        ([{"text": "", "label": "a"}], "line 1: text is empty"),
+        ([{"prompt": "a", "completion": ""}], "line 1: completion is empty"),
+        ([{"text": 1, "label": "a"}], "text=1: must be a text"),
+        ([{"text": "a", "label": "x"}, {"prompt": "a", "completion": "b"}], "some lines have a label"),
+        ([{"text": "a", "label": "x"}], "both parts need some"),
+        ([{"text": f"text {n}", "label": "x"} for n in range(40)], "the one class x is all"),
+    ],
+)
+def test_files_that_cannot_be_used(tmp_path: Path, content: list[object], message: str) -> None:
+    path = lines(tmp_path / "bad.jsonl", *content)
+    with pytest.raises(DataError) as caught:
+        read_labelled(str(path), 0.25)
+    assert str(path) in str(caught.value)
+    assert message in str(caught.value)
+
+
+def test_a_class_that_is_held_out_altogether(tmp_path: Path, guard: LabelledSet) -> None:
+    held = guard.heldout[0].group
+    rows = [{"text": f"text {n}", "label": ["spam", "ham"][n % 2]} for n in range(40)]
+    path = lines(tmp_path / "a.jsonl", *rows, {"text": "x", "label": "eggs", "group": held})
+    with pytest.raises(DataError, match="class eggs is not in the training part"):
+        read_labelled(str(path), 0.25)
+
+
+def test_no_file(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such file"):
+        read_labelled(str(tmp_path / "none.jsonl"), 0.25)
+    (tmp_path / "latin.jsonl").write_bytes(b'{"text": "\xe9"}')
+    with pytest.raises(DataError, match="broken UTF-8"):
+        read_labelled(str(tmp_path / "latin.jsonl"), 0.25)
+
+
+@pytest.mark.parametrize("heldout", [0.0, 1.0, -1.0])
+def test_a_part_that_is_none(heldout: float) -> None:
+    with pytest.raises(DataError, match="must lie between 0 and 1"):
+        read_labelled("guard", heldout)
+
+
+# ---- rows --------------------------------------------------------------------------------------------------------
+
+
+def test_a_class_is_the_label_of_the_last_token(tokenizer: Tokenizer) -> None:
+    row = class_row(TEXTS[0], 1, tokenizer, 64)
+    assert row.tokens == tokenizer.encode(TEXTS[0]).ids
+    assert row.labels == [NO_LABEL] * (len(row.tokens) - 1) + [1]
+    assert row.num_labels == 1
+    short = class_row(TEXTS[0], 1, tokenizer, 3)
+    assert (short.tokens, short.labels) == (row.tokens[:3], [NO_LABEL, NO_LABEL, 1])
+    assert short.num_cut == len(row.tokens) - 3
+
+
+def test_a_completion_is_learned_and_its_prompt_is_not(tokenizer: Tokenizer) -> None:
+    before, after = tokenizer.encode(TEXTS[0]).ids, tokenizer.encode(" and sang").ids
+    row = completion_row(TEXTS[0], " and sang", tokenizer, 64)
+    assert row.tokens == [*before, *after]
+    assert row.labels == [NO_LABEL] * (len(before) - 1) + [*after, END_OF_DOCUMENT_ID]
+    assert len(row.tokens) == len(row.labels)
+    assert completion_row("", " and sang", tokenizer, 64).tokens == [END_OF_DOCUMENT_ID, *after]
+
+
+def test_what_is_too_long_loses_the_beginning_of_its_prompt(tokenizer: Tokenizer) -> None:
+    before, after = tokenizer.encode(TEXTS[0]).ids, tokenizer.encode(" and sang").ids
+    length = len(after) + 2
+    row = completion_row(TEXTS[0], " and sang", tokenizer, length)
+    assert row.tokens == [*before[-2:], *after]
+    assert row.labels == [NO_LABEL, *after, END_OF_DOCUMENT_ID]
+    assert row.num_cut == len(before) - 2
+    tight = completion_row(TEXTS[0], " and sang", tokenizer, 2)
+    assert len(tight.tokens) == len(tight.labels) == tight.num_labels == 2
+
+
+def test_padding(tokenizer: Tokenizer) -> None:
+    tokens, labels = pad([Row([1, 2, 3], [NO_LABEL, 4, 5]), Row([6], [7])])
+    assert tokens.tolist() == [[1, 2, 3], [6, END_OF_DOCUMENT_ID, END_OF_DOCUMENT_ID]]
+    assert labels.tolist() == [[NO_LABEL, 4, 5], [7, NO_LABEL, NO_LABEL]]
+
+
+# ---- batches -----------------------------------------------------------------------------------------------------
+
+ROWS = [Row([n + 1] * (1 + n % 5), [NO_LABEL if i % 2 else n for i in range(1 + n % 5)]) for n in range(13)]
+
+
+def batches(dp_rank: int = 0, dp_size: int = 1, grad_accum: int = 1, size: int = 8) -> LabelledBatches:
+    return LabelledBatches(
+        ROWS, seed=3, global_batch_size=size, max_length=64, dp_rank=dp_rank, dp_size=dp_size, grad_accum=grad_accum
+    )
+
+
+def test_an_epoch_has_every_row_once() -> None:
+    for number in (0, 1):
+        found = list(batches().epoch(number))
+        assert [batch.step for batch in found] == [2 * number + 1, 2 * number + 2]
+        ids = [i for batch in found for i in batch.ids_N.tolist()]
+        assert sorted(ids) == [FILLING] * 3 + list(range(13))
+    orders = [[batch.ids_N.tolist() for batch in batches().epoch(number)] for number in (0, 1, 0)]
+    assert orders[0] == orders[2] != orders[1]
+
+
+@pytest.mark.parametrize(("dp_size", "grad_accum"), [(2, 1), (4, 2), (1, 4), (8, 1)])
+def test_ranks_and_micro_batches_share_the_batch_out(dp_size: int, grad_accum: int) -> None:
+    """Their gradients, weighted with the shares and averaged over the ranks, are the gradient of the mean label."""
+    alone = list(batches().epoch(0))
+    spread = [list(batches(rank, dp_size, grad_accum).epoch(0)) for rank in range(dp_size)]
+    for step, batch in enumerate(alone):
+        parts = [spread[rank][step] for rank in range(dp_size)]
+        assert [i for part in parts for i in part.ids_N.tolist()] == batch.ids_N.tolist()
+        assert torch.equal(torch.cat([part.tokens_ABT.flatten(0, 1) for part in parts]), batch.tokens_ABT[0])
+        num_labels = (batch.labels_ABT != NO_LABEL).sum().item()
+        for part in parts:
+            counts = (part.labels_ABT != NO_LABEL).sum(dim=(1, 2)).tolist()
+            assert part.share_A == pytest.approx([count * dp_size / num_labels for count in counts], rel=1e-12)
+        assert sum(sum(part.share_A) for part in parts) / dp_size == pytest.approx(1.0)
+    # Five rows are left for the last batch: cut into four and more, some micro-batch is filling alone.
+    assert any(0.0 in part[-1].share_A for part in spread) == (dp_size * grad_accum >= 4)
+
+
+def test_rows_are_padded_to_few_lengths() -> None:
+    rows = [Row([1] * n, [2] * n) for n in (3, 11, 20)]
+    for max_length, expected in ((64, 24), (20, 20)):
+        (batch,) = LabelledBatches(rows, seed=0, global_batch_size=3, max_length=max_length).epoch(0)
+        assert batch.tokens_ABT.shape == (1, 3, expected)
+
+
+def test_a_batch_that_does_not_divide() -> None:
+    with pytest.raises(ShapeError, match=r"8 texts is not a multiple of 3 dp ranks x grad_accum 1 = 3"):
+        batches(dp_size=3)

@@ -1,0 +1,84 @@
+"""Events beside the plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from frog.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, TrainConfig
+from frog.events import RankEvents
+from frog.plan.layout import Layout
+from frog.plan.measure import axis_sizes, compare_step, step_collectives, traffic_problems
+
+CONFIG = RunConfig(
+    model=ModelConfig(20, 8, 16, 3, 4, 2, 16),
+    data=DataConfig(sequence_length=8),
+    train=TrainConfig(global_batch_size=8),
+    strategy=StrategyConfig(name="zero1"),
+)
+P = 4 * CONFIG.model.num_parameters()
+
+
+def collective(op: str, payload_bytes: int, start_ns: int, axis: str = "dp", step: int = 3) -> dict[str, Any]:
+    event = {"event": "collective", "op": op, "axis": axis, "step": step, "payload_bytes": payload_bytes, "seq": 0}
+    return {**event, "start_ns": start_ns, "end_ns": start_ns + 5, "wait_ns": 2}
+
+
+def span(phase: str, start_ns: int, end_ns: int, step: int = 3) -> dict[str, Any]:
+    return {"event": "span", "step": step, "phase": phase, "micro": 0, "start_ns": start_ns, "end_ns": end_ns}
+
+
+STEP = [
+    span("data", 100, 110),
+    span("forward", 110, 200),
+    collective("reduce_scatter", P, 210),
+    collective("all_reduce", 12, 220),
+    collective("all_reduce", 24, 222, axis="world"),
+    span("reduce", 200, 250),
+    collective("all_gather", P, 260),
+    span("optimize", 250, 300),
+]
+
+
+def test_a_step_of_zero1_is_as_planned() -> None:
+    assert traffic_problems(CONFIG, 4, RankEvents(1, STEP), 3) == []
+    compared = {(one.axis, one.op): one for one in compare_step(CONFIG, 4, 1, step_collectives(RankEvents(1, STEP), 3))}
+    assert compared["dp", "all_gather"].ratio == 1.0
+    assert compared["dp", "all_gather"].sent_bytes == 3 / 4 * P
+    assert compared["dp", "all_reduce"].expected is None
+    assert ("world", "all_reduce") not in compared
+
+
+def test_what_belongs_to_another_step_or_an_evaluation_does_not_count() -> None:
+    more = [
+        collective("all_gather", P, 150, step=2),
+        span("evaluate", 310, 400),
+        collective("all_gather", P, 320),
+        span("checkpoint", 400, 500),
+    ]
+    assert traffic_problems(CONFIG, 4, RankEvents(1, STEP + more), 3) == []
+    assert step_collectives(RankEvents(1, STEP), 4) == []
+
+
+def test_more_and_less_than_planned_is_told_with_both_numbers() -> None:
+    again = [*STEP, collective("all_gather", P, 270)]
+    assert traffic_problems(CONFIG, 4, RankEvents(1, again), 3) == [
+        f"all_gather over dp: {2 * P} bytes in 2 messages, {P} expected"
+    ]
+    without = [event for event in STEP if event.get("op") != "reduce_scatter"]
+    assert traffic_problems(CONFIG, 4, RankEvents(1, without), 3) == [
+        f"reduce_scatter over dp: 0 bytes in 0 messages, {P} expected"
+    ]
+    stray = [*STEP, collective("broadcast", P, 270)]
+    assert traffic_problems(CONFIG, 4, RankEvents(1, stray), 3) == [
+        f"broadcast over dp: {P} bytes in 1 messages, 0 expected"
+    ]
+    assert traffic_problems(CONFIG, 4, RankEvents(1, []), 3), "no events at all are not as planned"
+
+
+def test_every_axis_has_its_size() -> None:
+    config = RunConfig(model=CONFIG.model, strategy=StrategyConfig(name="zero1", tp=2, pp=2, cp=2, shard=2))
+    sizes = axis_sizes(Layout(config, 32))
+    assert sizes == {
+        "pp": 2, "dp": 4, "cp": 2, "tp": 2, "data": 8, "shard": 2, "replicate": 4, "model": 4, "tied": 2, "ep": 1,
+        "expert_data": 8, "world": 32,
+    }  # fmt: skip

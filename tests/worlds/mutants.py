@@ -1,0 +1,259 @@
+"""Mistakes that people make in these strategies, planted by patching: the proof must see every one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from frog.comm.axis import NOTHING, Axis
+from frog.parallel import context, data, ddp, pipeline, scratch, tensor, zero1, zero2, zero3
+
+Patch = Callable[[], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A planted mistake."""
+
+    name: str
+    strategy: str
+    """As `frog prove --strategy` takes it."""
+    world_size: int
+    plant: Patch
+    accumulate: bool = False
+
+
+def nothing(*args: Any, **kwargs: Any) -> None:
+    """In place of something that is needed."""
+
+
+def replaced(owner: Any, name: str, value: Any) -> Patch:
+    return lambda: patch.object(owner, name, value)
+
+
+def forgotten(owner: Any, name: str) -> Patch:
+    return replaced(owner, name, nothing)
+
+
+def summed(kind: type[data.DataParallel]) -> Patch:
+    """The sum over the ranks in place of their mean."""
+    original = kind.finish
+
+    def finish(self: Any, tail: Tensor | None = None) -> bool:
+        rides = original(self, tail)
+        axis = self.axis if hasattr(self, "axis") else self.shard
+        for share in self.shares:
+            share.grad.mul_(axis.size)
+        return rides
+
+    return replaced(kind, "finish", finish)
+
+
+def around(method: str, change: Callable[..., Any]) -> Patch:
+    """`change(original, axis, *args)` in place of a collective of every axis."""
+    original = getattr(Axis, method)
+    return replaced(Axis, method, lambda self, *args, **kwargs: change(original, self, *args, **kwargs))
+
+
+def only_on(name: str, instead: Callable[..., Any]) -> Callable[..., Any]:
+    """`instead` on the axis of that name, the original elsewhere."""
+    return lambda original, axis, *args, **kwargs: (
+        instead(axis, *args) if axis.name == name else original(axis, *args, **kwargs)
+    )
+
+
+def neighbours_slice(original: Any, axis: Axis, part: Tensor, whole: Tensor) -> Any:
+    return original(axis, part, whole.view(axis.size, -1).roll(1, dims=0).contiguous().view(-1))
+
+
+def slices_swapped(original: Any, axis: Axis, whole: Tensor, part: Tensor) -> Any:
+    original(axis, whole, part).wait()
+    if axis.size > 1:
+        whole.copy_(whole.view(axis.size, -1).roll(1, dims=0).reshape(whole.shape))
+    return NOTHING
+
+
+def without_maximum(original: Any, axis: Axis, x: Tensor, op: Any = dist.ReduceOp.SUM) -> Any:
+    return NOTHING if op == dist.ReduceOp.MAX else original(axis, x, op)
+
+
+def own_slice_unsummed(axis: Axis, part: Tensor, whole: Tensor) -> Any:
+    part.view(-1).copy_(whole.reshape(axis.size, -1)[axis.rank])
+    return NOTHING
+
+
+def stays_where_it_is(axis: Axis, received: Any, sent: Any) -> Any:
+    for target, source in zip(received, sent, strict=True):
+        target.copy_(source)
+    return NOTHING
+
+
+def rows_come_back_in_another_order(original: Any, axis: Axis, received: Tensor, sent: Tensor, *counts: Any) -> Any:
+    original(axis, received, sent, *counts).wait()
+    if received.dim() == 2 and received.is_floating_point():
+        received.copy_(received.roll(1, dims=0))
+    return NOTHING
+
+
+def always_last() -> Patch:
+    """Every micro-batch is taken for the step's last one."""
+    original = ddp.OverlappedDDP.before_backward
+    return replaced(ddp.OverlappedDDP, "before_backward", lambda self, last: original(self, True))
+
+
+def one_gradient_early() -> Patch:
+    """A bucket leaves before its last gradient has come."""
+    original = ddp.OverlappedDDP.before_backward
+
+    def before_backward(self: Any, last: bool) -> None:
+        original(self, last)
+        self._missing = [max(0, count - 1) for count in self._missing]
+
+    return replaced(ddp.OverlappedDDP, "before_backward", before_backward)
+
+
+def a_bucket_left_out() -> Patch:
+    original = ddp.cut_buckets
+    return replaced(ddp, "cut_buckets", lambda *args: original(*args)[1:])
+
+
+def a_parameter_left_out() -> Patch:
+    @contextmanager
+    def plant() -> Iterator[None]:
+        original = ddp.NaiveDDP.finish
+
+        def finish(self: Any, tail: Tensor | None = None) -> bool:
+            name = next(iter(self.flat.spans))
+            own = self.flat.view(self.grad, name).clone()
+            rides = original(self, tail)
+            self.flat.view(self.grad, name).copy_(own)
+            return rides
+
+        with patch.object(ddp.NaiveDDP, "finish", finish):
+            yield
+
+    return plant
+
+
+def newest_gradient_only() -> Patch:
+    """A micro-batch's share takes the place of what was there, in place of being added."""
+
+    def receive(self: Any) -> None:
+        if self._sent is not None:
+            pending, mine, _ = self._sent
+            pending.wait()
+            self.share.grad.copy_(mine)
+            self._sent = None
+
+    return replaced(zero2.Unit, "receive", receive)
+
+
+def never_freed() -> Patch:
+    """Parameters gathered in the first step are still used in the second."""
+    original = zero3.Shards.free
+
+    def free(self: Any) -> None:
+        if not hasattr(self, "was_freed"):
+            self.was_freed = True
+            original(self)
+
+    return replaced(zero3.Shards, "free", free)
+
+
+def no_backward_sum() -> Patch:
+    return replaced(tensor._CopyToRanks, "backward", staticmethod(lambda ctx, grad: (grad, None)))
+
+
+def labels_of_the_next_micro_batch() -> Patch:
+    original = pipeline.Pipeline.run
+
+    def run(self: Any, batch: Any, *args: Any) -> Tensor:
+        rolled = scratch.replace(batch, labels_ABT=batch.labels_ABT.roll(1, dims=0))
+        return original(self, rolled, *args)
+
+    return replaced(pipeline.Pipeline, "run", run)
+
+
+def positions_from_zero() -> Patch:
+    original = context.local_part
+
+    def local_part(tokens: Tensor, labels: Tensor, cp: Axis) -> tuple[Tensor, Tensor, Tensor]:
+        tokens, labels, positions = original(tokens, labels, cp)
+        return tokens, labels, torch.arange(len(positions))
+
+    return replaced(scratch, "local_part", local_part)
+
+
+def experts_not_averaged() -> Patch:
+    original = scratch._parts
+
+    def parts(*args: Any) -> list[scratch.Part]:
+        made = original(*args)
+        made[-1].data.finish = nothing  # type: ignore[method-assign]
+        return made
+
+    return replaced(scratch, "_parts", parts)
+
+
+NOT_SHARED = forgotten(scratch, "_broadcast")
+
+MUTANTS = [
+    *(Mutant("rank 0's weights not shared", name, 2, NOT_SHARED) for name in ("ddp-naive", "zero1", "zero3", "tp")),
+    Mutant("sum for average", "ddp-naive", 2, summed(ddp.NaiveDDP)),
+    Mutant("a parameter left out", "ddp-naive", 2, a_parameter_left_out()),
+    Mutant("sum for average", "ddp-bucketed", 2, summed(ddp.BucketedDDP)),
+    Mutant("a bucket left out", "ddp-bucketed", 2, a_bucket_left_out()),
+    Mutant("gradient not zeroed", "ddp-bucketed", 2, forgotten(ddp.NaiveDDP, "zero")),
+    Mutant("sum for average", "ddp-overlapped", 2, summed(ddp.OverlappedDDP)),
+    Mutant("reduced in every micro-batch", "ddp-overlapped", 2, always_last(), accumulate=True),
+    Mutant("a bucket leaves a gradient early", "ddp-overlapped", 2, one_gradient_early()),
+    Mutant("sum for average", "zero1", 2, summed(zero1.Zero1)),
+    Mutant("the neighbour's shard", "zero1", 2, around("start_reduce_scatter", neighbours_slice)),
+    Mutant("parameters not gathered", "zero1", 2, forgotten(zero1.Zero1, "gather")),
+    Mutant("sum for average", "zero2", 2, summed(zero2.Zero2)),
+    Mutant("newest micro-batch only", "zero2", 2, newest_gradient_only(), accumulate=True),
+    Mutant("parameters not gathered", "zero2", 2, forgotten(zero2.Zero2, "gather")),
+    Mutant("the neighbour's shard", "zero2", 2, around("start_reduce_scatter", neighbours_slice)),
+    Mutant("stale parameters", "zero3", 2, never_freed()),
+    Mutant("shards in the wrong order", "zero3", 2, around("start_all_gather", slices_swapped)),
+    Mutant("the neighbour's shard", "zero3", 2, around("start_reduce_scatter", neighbours_slice)),
+    Mutant("no sum in the backward pass", "tp", 2, no_backward_sum()),
+    Mutant("each rank's own largest logit", "tp", 2, around("start_all_reduce", without_maximum)),
+    Mutant("norms counted once a rank", "tp", 2, replaced(scratch.FromScratch, "_speaks", lambda self, name: True)),
+    Mutant("norms' gradients not summed", "tp+sp", 2, forgotten(scratch.FromScratch, "_sum_repeated")),
+    Mutant("partial results not summed", "tp+sp", 2, around("start_reduce_scatter", only_on("tp", own_slice_unsummed))),
+    Mutant("stretches in the wrong order", "tp+sp", 2, around("start_all_gather", slices_swapped)),
+    *(
+        Mutant("tied gradient forgotten", name, 2, forgotten(pipeline.Pipeline, "reduce_tied"))
+        for name in ("pp-gpipe", "pp-1f1b", "pp-interleaved", "pp-zero-bubble")
+    ),
+    *(
+        Mutant("labels of the next micro-batch", name, 2, labels_of_the_next_micro_batch())
+        for name in ("pp-gpipe", "pp-1f1b", "pp-interleaved", "pp-zero-bubble")
+    ),
+    *(
+        Mutant("tied copy counted twice", name, 2, replaced(pipeline.Pipeline, "repeats", lambda self, name: False))
+        for name in ("pp-gpipe", "pp-1f1b", "pp-interleaved", "pp-zero-bubble")
+    ),
+    Mutant("positions from zero", "cp", 2, positions_from_zero()),
+    Mutant("keys and values stay at home", "cp", 2, around("start_shift", only_on("cp", stays_where_it_is))),
+    Mutant("not averaged over cp", "cp", 2, forgotten(ddp.BucketedDDP, "finish")),
+    Mutant("load seen by each rank alone", "ep", 2, forgotten(scratch, "balance_over")),
+    Mutant("rows come back in another order", "ep", 2, around("start_all_to_all", rows_come_back_in_another_order)),
+    Mutant("experts not averaged", "dp x ep", 4, experts_not_averaged()),
+    *(
+        Mutant(
+            "rows of shards not averaged", name, 4, around("start_all_reduce", only_on("replicate", lambda *a: NOTHING))
+        )
+        for name in ("hybrid zero1", "hybrid zero2", "hybrid zero3")
+    ),
+    Mutant("norm of one rank alone", "tp x pp", 4, around("start_all_reduce", only_on("model", lambda *a: NOTHING))),
+]
+"""At least three for each strategy, together with those of tests/worlds/test_pipeline_world.py and others there."""

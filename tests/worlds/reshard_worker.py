@@ -1,0 +1,84 @@
+"""A rank that loads a checkpoint under every strategy and holds what it got, bit for bit, against what was written.
+
+Arguments: a folder with runs in it, the names of the runs to read, and where to write down what came out. Under each
+strategy the rank also writes a checkpoint of its own, for the others to read.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from frog.checkpoint import Saver
+from frog.checkpoint.load import open_checkpoint, verify
+from frog.comm import join_world
+from frog.comm.held import assemble
+from frog.core.env import world_env
+from frog.core.runfolder import RunFolder
+from frog.launch.proof import DEFAULT_VARIANTS, FROM_SCRATCH, NATIVE, SMALL_MODEL, Cell, cells
+from frog.parallel.build import build_mesh, build_strategy
+from frog.parallel.strategy import Strategy
+from frog.train.prove import Case, local_batch, make_model, make_optimizer
+from frog.train.state import TrainState, generators
+
+folder, out = Path(sys.argv[1]), Path(sys.argv[2])
+env = world_env()
+world = join_world(env, torch.device("cpu"), timeout_s=60)
+scaler = torch.amp.GradScaler("cpu", enabled=False)
+READ = sorted(path.name for path in folder.iterdir() if path.is_dir())
+
+
+def state_of(strategy: Strategy) -> dict[str, Tensor]:
+    """Weights and moments, whole and by name."""
+    found = {f"model/{name}": tensor.clone() for name, tensor in strategy.whole()}
+    held = strategy.held_moments()
+    shapes = {
+        f"{moment}/{name}": shape for moment in ("exp_avg", "exp_avg_sq") for name, shape in strategy.shapes.items()
+    }
+    return found | {f"optimizer/{name}": tensor for name, tensor in assemble(shapes, held, world.axis)}
+
+
+def written(run: str) -> dict[str, Tensor]:
+    """The same, from the files."""
+    checkpoint = open_checkpoint(RunFolder(folder / run).checkpoint(3))
+    verify(checkpoint)
+    whole = {name: torch.empty(entry["shape"]) for name, entry in checkpoint.manifest["tensors"].items()}
+    checkpoint.load_into(whole)
+    return whole
+
+
+results = {}
+for implementation, known in (("frog", FROM_SCRATCH), ("torch", NATIVE["torch"])):
+    names = [name for name in known if not name.endswith("ep")]
+    for cell in cells(SMALL_MODEL, [world.size], [implementation], DEFAULT_VARIANTS[:1], names):
+        assert isinstance(cell, Cell), cell
+        case = Case.read(cell.table(0))
+        mesh = build_mesh(case.config, world)
+        strategy = build_strategy(case.config, mesh, make_model(case, seed=7), make_optimizer)
+        for _ in range(3):  # makes torch's optimizer state; what it holds is replaced by every load
+            loss = strategy.forward_backward(local_batch(case, mesh, 1), lambda loss: loss)
+            strategy.reduce(loss, stop=False)
+            strategy.step(scaler)
+            strategy.zero()
+        state = TrainState(strategy, scaler)
+        label = f"{world.size} {implementation} {cell.strategy}"
+        own = RunFolder(folder / label.replace(" ", "_"))
+        saver = Saver(own, world.rank, world.size, state.held(), generators(), attempt="x", keep_last=1, timeout_s=60)
+        saver.save(3, {**state.scalars(""), "step": 3}, generators(), state.held())
+        saver.wait()
+        world.barrier()
+        for run in [*READ, own.path.name]:
+            checkpoint = open_checkpoint(RunFolder(folder / run).checkpoint(3))
+            state.load(checkpoint, world.rank)
+            found, expected = state_of(strategy), written(run)
+            differ = [name for name in expected if not torch.equal(found[name], expected[name])]
+            steps = {int(count) for count in strategy.step_counts()}
+            results[f"{run} -> {label}"] = differ + ([] if steps == {3} else [f"steps {steps}"])
+        del strategy, state, saver
+        world.forget_axes()
+if world.is_main:
+    out.write_text(json.dumps(results))
+world.barrier()
+world.leave()

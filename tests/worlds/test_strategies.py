@@ -1,0 +1,138 @@
+"""Strategies in real runs: the same numbers, traffic as the formulas have it, checkpoints that go from any to any."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from workshop import Workshop
+
+from frog.config import from_dict
+from frog.launch.proof import FROM_SCRATCH
+from frog.plan.measure import traffic_problems
+
+RESHARD = Path(__file__).parent / "reshard_worker.py"
+MODEL = ("model.num_hidden_layers=4", "model.num_key_value_heads=4")
+BATCH = ("train.grad_accum=2", "train.global_batch_size=16")
+RUNS = {
+    "ddp-2": (2, ()),
+    "overlapped-2": (2, ("strategy.reduction=overlapped", "strategy.bucket_mb=0.05")),
+    "zero1-2": (2, ("strategy.name=zero1",)),
+    "zero2-2": (2, ("strategy.name=zero2",)),
+    "zero3-2": (2, ("strategy.name=zero3",)),
+    "tp-2": (2, ("strategy.tp=2",)),
+    "cp-2": (2, ("strategy.cp=2",)),
+    "pp-2": (2, ("strategy.pp=2",)),
+    "zero3-tp-4": (4, ("strategy.name=zero3", "strategy.tp=2")),
+    "dp-pp-4": (4, ("strategy.pp=2", "strategy.schedule=zero_bubble")),
+    "tp-pp-4": (4, ("strategy.tp=2", "strategy.pp=2")),
+    "hybrid-4": (4, ("strategy.name=zero3", "strategy.shard=2")),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(workshop: Workshop) -> Workshop:
+    for name, (world_size, settings) in RUNS.items():
+        workshop.train(world_size, f"s-{name}", *MODEL, *BATCH, *settings)
+    return workshop
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_under_any_strategy_has_the_same_losses(runs: Workshop, name: str) -> None:
+    expected, found = runs.record("s-ddp-2"), runs.record(f"s-{name}")
+    assert found["order_sha256"] == expected["order_sha256"]
+    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-4)
+    assert found["eval"]["loss"] == pytest.approx(expected["eval"]["loss"], rel=1e-4)
+    assert found["eval"]["tokens"] == expected["eval"]["tokens"]
+    samples = [runs.events(f"s-{run}").main.of("sample")[-1]["text"] for run in (name, "ddp-2")]
+    assert samples[0][:40] == samples[1][:40]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_bytes_of_a_step_equal_the_formula(runs: Workshop, name: str) -> None:
+    config = from_dict(runs.folder(f"s-{name}").read_run()["config"])
+    world_size, _ = RUNS[name]
+    for rank in range(world_size):
+        for step in (2, 7):
+            assert traffic_problems(config, world_size, runs.events(f"s-{name}").ranks[rank], step) == []
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_memory_is_told(runs: Workshop, name: str) -> None:
+    for rank in runs.events(f"s-{name}").ranks.values():
+        (memory,) = rank.of("memory")
+        assert all(memory[part] > 0 for part in ("parameters", "gradients", "optimizer", "activations"))
+
+
+def test_a_run_goes_on_under_another_strategy(runs: Workshop) -> None:
+    """dp 4, then tp 2 x pp 2, then zero3 on 2: the losses of the run that never changed."""
+    flat_rate = ("optimizer.min_learning_rate=3e-3",)  # else the end of the schedule would move with train.steps
+    runs.train(2, "stayed", *MODEL, *BATCH, *flat_rate)
+    runs.train(4, "moved", *MODEL, *BATCH, *flat_rate, "train.steps=3")
+    for world_size, steps, settings in (
+        (4, 5, ("strategy.tp=2", "strategy.pp=2")),
+        (2, 8, ("strategy.tp=1", "strategy.pp=1", "strategy.name=zero3")),
+    ):
+        words = [word for text in (f"train.steps={steps}", *settings) for word in ("--set", text)]
+        runs.run("frog", "run", "--nproc", str(world_size), "--", "train", "--resume", "runs/moved", *words)
+    moved, calm = (runs.events(name).main.by_step("step") for name in ("moved", "stayed"))
+    assert runs.record("moved")["order_sha256"] == runs.record("stayed")["order_sha256"]
+    for step, event in calm.items():
+        assert moved[step]["loss_mean"] == pytest.approx(event["loss_mean"], rel=1e-4)
+    segments = runs.folder("moved").read_run()["segments"]
+    assert [segment["mesh"]["pp"] for segment in segments] == [1, 2, 1]
+
+
+@pytest.mark.timeout(600)
+def test_checkpoints_go_from_any_strategy_to_any(workshop: Workshop, tmp_path: Path) -> None:
+    """Worlds of 4 and 2 read all that the other wrote; weights, both moments and the count of steps, bit for bit."""
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    results: dict[str, list[str]] = {}
+    for number, world_size in enumerate((2, 4, 2)):
+        out = tmp_path / f"{number}.json"
+        command = (
+            "frog",
+            "run",
+            "--nproc",
+            str(world_size),
+            "--threads",
+            "1",
+            "--",
+            str(RESHARD),
+            str(folder),
+            str(out),
+        )
+        workshop.run(*command, timeout=280)
+        results |= json.loads(out.read_text())
+    assert len(results) > 100
+    assert {pair: names for pair, names in results.items() if names} == {}
+
+
+@pytest.mark.parametrize(
+    ("world_size", "settings", "words"),
+    [
+        (2, ("strategy.tp=3",), ("tp 3", "world of 2")),
+        (2, ("strategy.tp=2", "model.num_key_value_heads=1"), ("num_key_value_heads=1", "strategy.tp=2")),
+        (2, ("strategy.pp=2", "model.num_hidden_layers=1"), ("num_hidden_layers=1", "2 stages")),
+        (2, ("strategy.pp=2",), ("train.grad_accum=1", "strategy.pp=2")),
+        (2, ("strategy.name=zorro",), ("strategy.name='zorro'", "'zero1'")),
+        (2, ("strategy.cp=2", "data.sequence_length=15"), ("data.sequence_length=15", "4")),
+        (2, ("strategy.shard=2",), ("strategy.shard=2", "ddp")),
+    ],
+)
+def test_what_cannot_be_is_told_once(
+    workshop: Workshop, world_size: int, settings: tuple[str, ...], words: Any
+) -> None:
+    done = workshop.train(world_size, "never", *settings, code=2)
+    assert all(word in done.stderr for word in words), done.stderr
+    assert done.stderr.count("error:") == 1
+    assert "Traceback" not in done.stderr
+    assert not workshop.folder("never").path.exists()
+
+
+def test_names_of_strategies_are_those_of_the_command() -> None:
+    assert {"ddp-overlapped", "zero3", "tp+sp", "pp-zero-bubble", "cp", "ep", "dp x tp x pp"} <= set(FROM_SCRATCH)
