@@ -67,7 +67,7 @@ class PlainGPT(nn.Module):
         self.head.weight = self.tokens.weight
 
     def forward(self, tokens_BT: Tensor, labels_BT: Tensor) -> Tensor:
-        x_BTD = self.tokens(tokens_BT) + self.positions(torch.arange(tokens_BT.shape[1]))
+        x_BTD = self.tokens(tokens_BT) + self.positions(torch.arange(tokens_BT.shape[1], device=tokens_BT.device))
         for block in self.blocks:
             x_BTD = block(x_BTD)
         logits_BTV = self.head(self.norm(x_BTD))

@@ -192,14 +192,14 @@ def positions_from_zero() -> Patch:
 
 
 def experts_not_averaged() -> Patch:
-    original = scratch._parts
+    original = scratch.build_parts
 
     def parts(*args: Any) -> list[scratch.Part]:
         made = original(*args)
         made[-1].data.finish = nothing  # type: ignore[method-assign]
         return made
 
-    return replaced(scratch, "_parts", parts)
+    return replaced(scratch, "build_parts", parts)
 
 
 NOT_SHARED = forgotten(scratch, "_broadcast")

@@ -5,11 +5,15 @@ frog run --nproc 2 -- native_worker.py RESULTS.json
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -18,30 +22,34 @@ import torch
 from torch import Tensor
 
 from frog.comm import World, join_world
+from frog.comm.axis import Silent
 from frog.comm.held import assemble, target_of
-from frog.config import DataConfig, RunConfig, StrategyConfig, TrainConfig
+from frog.config import DataConfig, OptimizerConfig, RunConfig, StrategyConfig, TrainConfig
 from frog.core.env import world_env
 from frog.launch.proof import SMALL_MODEL
-from frog.parallel import native, torch_ddp, torch_fsdp, torch_pipeline
+from frog.parallel import deepspeed, native, torch_ddp, torch_fsdp, torch_pipeline
 from frog.parallel.build import build_mesh, build_strategy
 from frog.parallel.strategy import Strategy, no_span
 from frog.train import prove
 from frog.train.optimizer import build_optimizer
 
-DEEPSPEED = Path(__file__).parents[2] / "config"
+TIED = "embed_tokens.weight"
+MAX_NORM = 0.5
+"""Below the norm of these gradients, so that they are clipped."""
+prove._MAX_NORM = MAX_NORM
+HAS_DEEPSPEED = find_spec("deepspeed") is not None
 
 
 def case(label: str, accum: int = 2, tied: bool = True, frozen: bool = False, **strategy: Any) -> prove.Case:
     strategy.setdefault("implementation", "torch")
-    if strategy["implementation"] == "deepspeed":
-        strategy["deepspeed_file"] = str(DEEPSPEED / f"deepspeed_{strategy['name']}.json")
     config = RunConfig(
         model=replace(SMALL_MODEL, tie_word_embeddings=tied),
         data=DataConfig(sequence_length=16),
         train=TrainConfig(global_batch_size=8, grad_accum=accum),
         strategy=StrategyConfig(**strategy),
     )
-    assert not (problems := config.world_problems(2)), problems
+    problems = config.world_problems(2)
+    assert not problems, problems
     return prove.Case(label, config, frozen, uneven=False)
 
 
@@ -59,6 +67,7 @@ RELAY = [
     case("frog tp", implementation="frog", tp=2),
 ]
 """Each takes one step and hands its state to the next."""
+RELAY = [one for one in RELAY if HAS_DEEPSPEED or one.config.strategy.implementation != "deepspeed"]
 
 
 def build(case: prove.Case, world: World, make_optimizer: Callable[..., Any] = prove.make_optimizer) -> Strategy:
@@ -69,7 +78,7 @@ def build(case: prove.Case, world: World, make_optimizer: Callable[..., Any] = p
 def take_step(strategy: Strategy, case: prove.Case, step: int, span: Any = no_span) -> float:
     loss = strategy.forward_backward(prove.local_batch(case, strategy.mesh, step), lambda loss: loss, span)
     agreed = strategy.reduce(loss, stop=False)
-    strategy.clip(strategy.norm(), 1.0)
+    strategy.clip(strategy.norm(), MAX_NORM)
     strategy.step(torch.amp.GradScaler("cpu", enabled=False))
     strategy.zero()
     return agreed.loss_mean
@@ -127,10 +136,7 @@ def relay(world: World) -> dict[str, Any]:
     return {**result, "exact": exact, "evaluation": losses}
 
 
-TIED = "embed_tokens.weight"
-OPTIMIZER = prove.RunConfig(SMALL_MODEL).optimizer.__class__(
-    learning_rate=1e-3, beta1=0.9, beta2=0.95, eps=1e-5, weight_decay=0.1
-)
+OPTIMIZER = OptimizerConfig(learning_rate=1e-3, beta1=0.9, beta2=0.95, eps=1e-5, weight_decay=0.1)
 """What `prove.make_optimizer` makes, but fused."""
 
 
@@ -144,10 +150,11 @@ def hooks(world: World) -> dict[str, Any]:
         strategy = build(one, world)
         assert isinstance(strategy, torch_ddp.TorchDDP)
         assert strategy.told is not None
-        losses, spans = [], []
+        losses: list[float] = []
+        spans: list[Any] = []
         for _ in range(12):
             before = len(told)
-            losses.append(take_step(strategy, one, 1, lambda phase, micro=0: spanned(spans, phase, micro)))
+            losses.append(take_step(strategy, one, 1, partial(spanned, spans)))
         last = [note for note in told[before:] if note.axis == "dp" and note.op == "all_reduce"]
         memory = getattr(strategy.told.state, "error_dict", {})
         found[compression] = {
@@ -158,13 +165,13 @@ def hooks(world: World) -> dict[str, Any]:
             "spans": spans[:4],
             "error_feedback": sum(error.abs().sum().item() for error in memory.values()),
         }
-    world.tell(native_silent)
+    world.tell(Silent())
     world.forget_axes()
     return found
 
 
 @contextmanager
-def spanned(spans: list[Any], phase: str, micro: int) -> Iterator[None]:
+def spanned(spans: list[Any], phase: str, micro: int = 0) -> Iterator[None]:
     spans.append([phase, micro])
     yield
 
@@ -174,14 +181,11 @@ class Note:
 
     def __init__(self, told: list[Note], op: str, axis: str, payload_bytes: int) -> None:
         self.op, self.axis, self.payload_bytes, self.wait_ns = op, axis, payload_bytes, -1
-        self.start_ns, self.end_ns = torch_ddp.time.monotonic_ns(), -1
+        self.start_ns, self.end_ns = time.monotonic_ns(), -1
         told.append(self)
 
     def done(self, end_ns: int, wait_ns: int) -> None:
         self.end_ns, self.wait_ns = end_ns, wait_ns
-
-
-native_silent = torch_ddp.Silent()
 
 
 def scaled(world: World) -> dict[str, bool]:
@@ -194,7 +198,7 @@ def scaled(world: World) -> dict[str, bool]:
             scaler = torch.amp.GradScaler("cpu", init_scale=factor)
             strategy.reduce(strategy.forward_backward(prove.local_batch(one, strategy.mesh, 1), scaler.scale), False)
             scaler.unscale_(strategy.optimizer)
-            strategy.clip(strategy.norm(), 1.0)
+            strategy.clip(strategy.norm(), MAX_NORM)
             strategy.step(scaler)
             weights.append(state(strategy))
             world.forget_axes()
@@ -235,12 +239,26 @@ def mutants(world: World) -> dict[str, bool]:
             patch.object(torch_pipeline.TorchPipeline, "reduce", tied_left_alone),
         ),
         ("pp: loss not weighted", case("pp", pp=2), patch.object(torch_pipeline.TorchPipeline, "_weigh", unweighted)),
-        (
-            "deepspeed: every micro-batch the last",
-            case("ds", implementation="deepspeed", name="zero2"),
-            patch("deepspeed.runtime.engine.DeepSpeedEngine.set_gradient_accumulation_boundary", always_last),
-        ),
     ]
+    if HAS_DEEPSPEED:
+        engine = importlib.import_module("deepspeed.runtime.engine").DeepSpeedEngine
+        planted += [
+            (
+                "deepspeed: reduced and stepped as if each micro-batch were the last",
+                case("zero1", implementation="deepspeed", name="zero1"),
+                patch.object(engine, "set_gradient_accumulation_boundary", always_last),
+            ),
+            (
+                "deepspeed: loss divided by the number of micro-batches again",
+                case("zero2", implementation="deepspeed", name="zero2"),
+                patch.object(deepspeed.DeepSpeed, "_backward", lambda self, loss: self.engine.backward(loss)),
+            ),
+            (
+                "deepspeed: gradient not clipped",
+                case("zero3", implementation="deepspeed", name="zero3"),
+                patch.object(deepspeed.DeepSpeed, "clip", unclipped),
+            ),
+        ]
     seen = {}
     for name, one, plant in planted:
         with plant:
@@ -255,6 +273,10 @@ def mutants(world: World) -> dict[str, bool]:
 def unweighted(self: Any, loss_1: Tensor, share_1: Tensor) -> Tensor:
     self._total += loss_1.detach().sum()
     return loss_1.sum()
+
+
+def unclipped(self: Any, norm: float, max_norm: float) -> None:
+    self.zero_optimizer.clip_grad = 1e9
 
 
 def always_last(self: Any, is_boundary: bool) -> None:

@@ -1,7 +1,7 @@
 """A rank that loads a checkpoint under every strategy and holds what it got, bit for bit, against what was written.
 
-Arguments: a folder with runs in it, the names of the runs to read, and where to write down what came out. Under each
-strategy the rank also writes a checkpoint of its own, for the others to read.
+Arguments: a folder with runs in it, and where to write down what came out. Under each strategy the rank also writes a
+checkpoint of its own, for the others to read.
 """
 
 import json
@@ -27,7 +27,8 @@ folder, out = Path(sys.argv[1]), Path(sys.argv[2])
 env = world_env()
 world = join_world(env, torch.device("cpu"), timeout_s=60)
 scaler = torch.amp.GradScaler("cpu", enabled=False)
-READ = sorted(path.name for path in folder.iterdir() if path.is_dir())
+READ = sorted(path.name for path in folder.iterdir() if not path.name.startswith(f"{world.size}_"))
+"""What a world of another size wrote."""
 
 
 def state_of(strategy: Strategy) -> dict[str, Tensor]:

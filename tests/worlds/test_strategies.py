@@ -51,6 +51,19 @@ def test_a_run_under_any_strategy_has_the_same_losses(runs: Workshop, name: str)
     assert samples[0][:40] == samples[1][:40]
 
 
+@pytest.mark.parametrize("name", ["overlapped-2", "zero1-2", "zero2-2", "zero3-2"])
+def test_two_ranks_end_with_the_same_bits_however_they_share_the_state(runs: Workshop, name: str) -> None:
+    """A sum of two has one order only."""
+    assert runs.record(f"s-{name}")["weights_sha256"] == runs.record("s-ddp-2")["weights_sha256"]
+
+
+def test_every_rank_has_its_place_on_the_mesh(runs: Workshop) -> None:
+    places = [rank.of("start")[0]["place"] for rank in runs.events("s-tp-pp-4").ranks.values()]
+    assert [(place["pp"], place["tp"]) for place in places] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    log = runs.folder("s-tp-pp-4").rank_log(0).read_text()
+    assert "rank  pp  tp  pp group  tp group" in log
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_bytes_of_a_step_equal_the_formula(runs: Workshop, name: str) -> None:
     config = from_dict(runs.folder(f"s-{name}").read_run()["config"])
@@ -122,6 +135,7 @@ def test_checkpoints_go_from_any_strategy_to_any(workshop: Workshop, tmp_path: P
         (2, ("strategy.name=zorro",), ("strategy.name='zorro'", "'zero1'")),
         (2, ("strategy.cp=2", "data.sequence_length=15"), ("data.sequence_length=15", "4")),
         (2, ("strategy.shard=2",), ("strategy.shard=2", "ddp")),
+        (2, ("strategy.name=zero3", "train.compile=true"), ("train.compile=true", "zero3")),
     ],
 )
 def test_what_cannot_be_is_told_once(

@@ -1,4 +1,4 @@
-"""The arguments of a training run, the same for `frog train` and `train.py`."""
+"""The arguments of a training run, the same for `frog train` and `train.py`, and of one that is profiled."""
 
 from __future__ import annotations
 
@@ -10,8 +10,20 @@ DEFAULT_RUN_FILE = Path("config/demo.toml")
 
 def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `frog.train.main.run_rank` reads."""
+    _add_run_file(parser)
+    parser.add_argument("--resume", metavar="RUN", help="go on with a run (a name, a folder, or latest)")
+
+
+def add_profile_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what `frog.train.profile` reads on every rank."""
+    _add_run_file(parser)
+    parser.add_argument(
+        "--steps", type=int, default=3, metavar="N", help="how many steps are recorded (default: %(default)s)"
+    )
+
+
+def _add_run_file(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_file", nargs="?", type=Path, metavar="RUN.toml", help=f"default: {DEFAULT_RUN_FILE}")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override one field; repeatable"
     )
-    parser.add_argument("--resume", metavar="RUN", help="go on with a run (a name, a folder, or latest)")

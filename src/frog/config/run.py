@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from typing import Literal
@@ -39,6 +40,9 @@ class TrainConfig:
     grad_accum: int = 1
     """Micro-batches into which each rank cuts its share of the global batch."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    initial_loss_scale: float = 65536.0
+    """fp16: what the loss is multiplied by at first, so that small gradients do not round to zero. Where the gradient
+    overflows the step is left out and the scale halved; after 2000 good steps in a row it is doubled."""
     compile: bool = False
     activation_checkpointing: bool = False
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
@@ -139,6 +143,8 @@ class RunConfig:
             found.append(f"optimizer.eps={self.optimizer.eps}: must be above 0")
         if self.optimizer.grad_clip != "off" and self.optimizer.grad_clip <= 0:
             found.append(f'optimizer.grad_clip={self.optimizer.grad_clip}: must be above 0, or "off"')
+        if not 1 <= self.train.initial_loss_scale < math.inf:
+            found.append(f"train.initial_loss_scale={self.train.initial_loss_scale}: must be at least 1, and finite")
         if self.data.sequence_length > self.model.max_position_embeddings:
             found.append(
                 f"data.sequence_length={self.data.sequence_length} is more than "
@@ -150,11 +156,33 @@ class RunConfig:
         """Sequences that one rank takes in one forward pass; `world_problems` says why when it is not whole."""
         return self.train.global_batch_size // (dp_size * self.train.grad_accum)
 
+    def explain_batch(self, world_size: int) -> str:
+        """The effective batch size in words, with the numbers that it is the product of.
+
+        Assumes: that the run can be in this world.
+        """
+        train, dp_size = self.train, self.strategy.dp_size(world_size)
+        together = world_size // dp_size
+        shared = f"; {together} ranks work together on each sequence" if together > 1 else ""
+        return (
+            f"global batch {train.global_batch_size} sequences = dp {dp_size} x grad_accum {train.grad_accum} x "
+            f"micro-batch {self.micro_batch_size(dp_size)}; "
+            f"{train.global_batch_size * self.data.sequence_length:,} tokens a step{shared}"
+        )
+
     def world_problems(self, world_size: int) -> list[str]:
         """Every rule that this run breaks in a world of that size; empty if it can start there."""
         found = strategy_problems(
             self.strategy, self.model, self.data.sequence_length, self.train.grad_accum, world_size
         )
+        strategy = self.strategy
+        if self.train.compile and strategy.implementation == "frog":
+            cut = [f"{axis}={size}" for axis in ("tp", "pp", "cp", "ep") if (size := getattr(strategy, axis)) > 1]
+            if strategy.name == "zero3" or cut:
+                found.append(
+                    f"train.compile=true with strategy.{' and strategy.'.join(cut or [f'name={strategy.name!r}'])}: these "
+                    "communicate inside the model, which is compiled whole; take ddp, zero1 or zero2"
+                )
         if found:
             return found
         dp_size = self.strategy.dp_size(world_size)

@@ -35,7 +35,7 @@ class StrategyConfig:
     virtual_stages: int = 2
     """pp, interleaved: how many stages a rank holds."""
     deepspeed_file: str | None = None
-    """deepspeed: its JSON file, beside the run file's own folder; None takes config/deepspeed_<name>.json."""
+    """deepspeed: its JSON file, as seen from where the run starts; None takes config/deepspeed_<name>.json."""
 
     def dp_size(self, world_size: int) -> int:
         """How many data-parallel ranks a world of this size has; `strategy_problems` says why when it is not whole."""

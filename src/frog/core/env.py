@@ -100,3 +100,8 @@ def prepare_deepspeed(local_rank: int, *, on_cpu: bool) -> None:
     os.environ.setdefault("LOCAL_RANK", str(local_rank))
     if on_cpu:
         os.environ["DS_ACCELERATOR"] = "cpu"
+
+
+def quiet_profiler() -> None:
+    """Before torch.profiler first runs: keep its own log to errors, which are level 6 and above."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")

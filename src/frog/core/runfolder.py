@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from dataclasses import dataclass
@@ -48,6 +49,10 @@ class RunFolder:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
+    @property
+    def profile(self) -> Path:
+        return self.path / "profile"
+
     def rank_log(self, rank: int) -> Path:
         return self.logs / f"rank_{rank}" / "train.log"
 
@@ -93,6 +98,14 @@ class RunFolder:
         if not isinstance(value, dict):
             raise RunError(f"{path}: holds a {type(value).__name__}, not an object")
         return value
+
+
+def free_name(name: str, runs: Path = Path("runs")) -> str:
+    """`name` if no run has it, else `name-2` and so on."""
+    taken = {entry.name for entry in runs.iterdir()} if runs.is_dir() else set()
+    return next(
+        found for number in itertools.count(1) if (found := f"{name}-{number}" if number > 1 else name) not in taken
+    )
 
 
 def find_run(text: str, runs: Path = Path("runs")) -> RunFolder:

@@ -26,7 +26,7 @@ _TOGETHER_S = 10
 """Failures this close belong together. torchrun kills ranks that hang 30 s after the failure that they caused."""
 
 
-_PROGRAMS = {"train": "frog.train", "prove": "frog.train.prove"}
+_PROGRAMS = {"train": "frog.train", "prove": "frog.train.prove", "profile": "frog.train.profile"}
 """Frog's own programs that run on every rank."""
 
 

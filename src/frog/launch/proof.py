@@ -69,11 +69,19 @@ NATIVE: dict[str, dict[str, dict[str, Any]]] = {
         "zero1": {"name": "zero1"},
         "zero2": {"name": "zero2"},
         "zero3": {"name": "zero3"},
+        "tp": {"tp": "all", "sequence_parallel": False},
         "tp+sp": {"tp": "all"},
         "pp-gpipe": {"pp": "all", "schedule": "gpipe"},
         "pp-1f1b": {"pp": "all", "schedule": "1f1b"},
         "pp-interleaved": {"pp": 2, "schedule": "interleaved"},
+        "pp-zero-bubble": {"pp": "all", "schedule": "zero_bubble"},
+        "dp x tp": {"tp": 2},
+        "dp x pp": {"pp": 2},
+        "tp x pp": {"tp": 2, "pp": 2},
+        "dp x tp x pp": {"tp": 2, "pp": 2, "dp": 2},
         "zero3 x tp": {"name": "zero3", "tp": 2},
+        "hybrid zero1": {"name": "zero1", "shard": 2},
+        "hybrid zero2": {"name": "zero2", "shard": 2},
         "hybrid zero3": {"name": "zero3", "shard": 2},
     },
     "deepspeed": {name: {"name": name} for name in ("zero1", "zero2", "zero3")},
@@ -186,7 +194,7 @@ def _cell(
     )
     problems = config.problems() + config.world_problems(world_size)
     if problems:
-        return f"world {world_size}, {implementation} {name}, {variant.name}: {problems[0]}"
+        return f"world {world_size}, {implementation} {name}: {problems[0]}"
     return Cell(name, implementation, world_size, variant, config)
 
 

@@ -27,8 +27,15 @@ _NOT_HERE = {
 
 
 def deepspeed_path(config: RunConfig) -> Path:
-    """Where the file of a run lies: as `strategy.deepspeed_file` says, or config/deepspeed_<name>.json."""
-    return Path(config.strategy.deepspeed_file or f"config/deepspeed_{config.strategy.name}.json")
+    """Where the file of a run lies: as `strategy.deepspeed_file` says, else config/deepspeed_<name>.json.
+
+    That is looked for here and then where Frog's own sources lie.
+    """
+    if config.strategy.deepspeed_file is not None:
+        return Path(config.strategy.deepspeed_file)
+    own = Path("config") / f"deepspeed_{config.strategy.name}.json"
+    sources = Path(__file__).parents[3] / own
+    return sources if sources.exists() and not own.exists() else own
 
 
 def read_deepspeed(path: Path) -> dict[str, Any]:

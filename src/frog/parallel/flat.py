@@ -103,14 +103,18 @@ class Share:
                 yield Slice(name, start - first, tensor, start - base, end - base)
 
 
+def wide_dtype(device: torch.device) -> torch.dtype:
+    """float64, where the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
 def square_sum(x: Tensor) -> Tensor:
-    """The sum of squares of a long vector, in float64.
+    """The sum of squares of a long vector, in `wide_dtype`.
 
     By rows, then over the rows: one float32 sum over 50 million squares is wrong in the third digit.
     """
     whole = x.numel() // _ROW * _ROW
     rows = torch.linalg.vector_norm(x[:whole].view(-1, _ROW), dim=1)
     rest = torch.linalg.vector_norm(x[whole:])
-    precise = torch.float64 if x.device.type != "mps" else torch.float32
-    total: Tensor = rows.to(precise).square().sum() + rest.to(precise).square()
+    total: Tensor = rows.to(wide_dtype(x.device)).square().sum() + rest.to(wide_dtype(x.device)).square()
     return total

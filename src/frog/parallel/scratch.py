@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,34 +13,20 @@ from torch import Tensor, nn
 
 from frog.comm import Axis
 from frog.comm.held import Held, held_slice
-from frog.config import RunConfig, StrategyConfig
+from frog.config import RunConfig
 from frog.data import Batch
 from frog.model.transformer import TinyTransformer
 from frog.parallel.context import local_part, use_context, zigzag
-from frog.parallel.data import DataParallel
-from frog.parallel.ddp import BucketedDDP, NaiveDDP, OverlappedDDP
 from frog.parallel.expert import balance_over, expert_names, shard_experts
-from frog.parallel.flat import Share, square_sum
+from frog.parallel.flat import Share, square_sum, wide_dtype
 from frog.parallel.mesh import Mesh
+from frog.parallel.parts import Part, build_parts
 from frog.parallel.pipeline import Pipeline
 from frog.parallel.schedules import make_schedule
 from frog.parallel.stages import Stages, build_stages, make_tied_axis
 from frog.parallel.strategy import Agreement, MakeOptimizer, Span, Strategy, no_span
 from frog.parallel.tensor import split_dim, split_model
-from frog.parallel.zero1 import Zero1
-from frog.parallel.zero2 import Unit, Zero2, units_of
 from frog.parallel.zero3 import Zero3
-
-
-@dataclass
-class Part:
-    """Some of the parameters, and how the data ranks keep them."""
-
-    data: DataParallel
-    copies: Axis
-    """Ranks that hold the same reduced gradients and optimizer state."""
-    apart: list[Axis]
-    """Axes whose ranks hold different ones: a sum over all parameters goes over these too."""
 
 
 class FromScratch(Strategy):
@@ -66,7 +52,7 @@ class FromScratch(Strategy):
         shard_experts(model, mesh.ep)
         self._experts = set(expert_names(model)) if mesh.ep.size > 1 else set()
         self.pipeline = _pipeline(config, mesh, model, self._autocast) if mesh.pp.size > 1 else None
-        self.parts = _parts(self.config, mesh, model, self._experts)
+        self.parts = build_parts(self.config, mesh, model, self._experts)
         self._run: Callable[..., Any] = torch.compile(model) if config.train.compile else model
         shares = [share for part in self.parts for share in part.data.shares]
         self.optimizer = make_optimizer(
@@ -144,7 +130,7 @@ class FromScratch(Strategy):
                         self.mesh.tp.all_reduce(share.plain.grad)
 
     def norm(self) -> float:
-        total = torch.zeros((), dtype=torch.float64, device=self.mesh.world.device)
+        total = torch.zeros((), dtype=wide_dtype(self.mesh.world.device), device=self.mesh.world.device)
         for part in self.parts:
             own = torch.zeros_like(total)
             for share in part.data.shares:
@@ -158,7 +144,7 @@ class FromScratch(Strategy):
     def _square_sum(self, share: Share) -> Tensor:
         if self.mesh.model.size == 1:
             return square_sum(share.grad)
-        total = torch.zeros((), dtype=torch.float64, device=share.grad.device)
+        total = torch.zeros((), dtype=wide_dtype(share.grad.device), device=share.grad.device)
         for piece in share.slices():
             if self._speaks(piece.name) and piece.tensor.grad is not None:
                 total += square_sum(piece.tensor.grad[piece.start : piece.end])
@@ -292,43 +278,3 @@ def _pipeline(config: RunConfig, mesh: Mesh, model: TinyTransformer, autocast: A
         autocast=autocast,
         positions_T=zigzag(config.data.sequence_length, mesh.cp.size, mesh.cp.rank) if mesh.cp.size > 1 else None,
     )
-
-
-def _parts(config: StrategyConfig, mesh: Mesh, model: nn.Module, experts: set[str]) -> list[Part]:
-    """The dense parameters, kept over the data axis; and experts that are shared out, over ranks with the same ones."""
-    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    dense = {name: p for name, p in named.items() if name not in experts}
-    kept = _data_parallel(config, mesh, model, dense, mesh.shard, mesh.replicate)
-    parts = [_part(kept, mesh.data, mesh.shard, mesh.replicate)]
-    if own := {name: p for name, p in named.items() if name in experts}:
-        alone = mesh.world.axis.alone()
-        kept = _data_parallel(config, mesh, model, own, mesh.expert_data, alone)
-        part = _part(kept, mesh.expert_data, mesh.expert_data, alone)
-        parts.append(replace(part, apart=[*part.apart, mesh.ep]))
-    return parts
-
-
-def _part(kept: DataParallel, data: Axis, shard: Axis, replicate: Axis) -> Part:
-    return Part(kept, data, []) if kept.keeps_whole_gradients else Part(kept, replicate, [shard])
-
-
-def _data_parallel(
-    config: StrategyConfig,
-    mesh: Mesh,
-    model: nn.Module,
-    named: dict[str, nn.Parameter],
-    shard: Axis,
-    replicate: Axis,
-) -> DataParallel:
-    if config.name == "zero3":
-        return Zero3(model, shard, replicate)
-    if config.name == "zero2":
-        return Zero2([Unit(unit, shard) for unit in units_of(model).values() if unit], shard, replicate)
-    if config.name == "zero1":
-        return Zero1(named, shard, replicate)
-    data = shard if replicate.size == 1 else mesh.data
-    if config.reduction == "naive":
-        return NaiveDDP(named, data)
-    kind = OverlappedDDP if config.reduction == "overlapped" else BucketedDDP
-    num_tail = data.size + 1 if data is mesh.data and mesh.model.size == 1 else 0
-    return kind(named, data, num_tail, config.bucket_mb * 1e6)

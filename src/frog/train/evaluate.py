@@ -51,7 +51,7 @@ def evaluate(
             counted = [loss.item() * labels_BT.numel(), labels_BT.numel(), num_bytes]
             totals += torch.tensor(counted, dtype=torch.float64)
     strategy.train()
-    totals = totals.to(device)
+    totals = totals.to(device) if dp.size > 1 else totals
     dp.all_reduce(totals)
     nats, num_tokens, num_bytes = totals.tolist()
     loss_mean = nats / num_tokens

@@ -24,7 +24,7 @@ def overflowed(run: Run, step: int, agreed: Agreement, grad_norm: float, scale: 
     if math.isfinite(mean_loss) and math.isfinite(grad_norm):
         return False
     if scale is not None and scale > 1 and math.isfinite(mean_loss):
-        run.log.note(f"step {step} | gradient overflow at loss scale {scale:g}: step left out, scale halved")
+        run.log.say(f"step {step}: the gradient overflowed at loss scale {scale:,.0f}: left out, the scale is halved")
         return True
     norm = 0.0 if agreed.grad_norm_local is None else agreed.grad_norm_local
     rows = run.world.gather_rows(torch.tensor([agreed.loss, norm])).tolist()
@@ -39,6 +39,21 @@ def overflowed(run: Run, step: int, agreed: Agreement, grad_norm: float, scale: 
         "no weight was changed\n" + "\n".join(culprits or ["  each rank's own are finite: their sum overflowed"]),
         "lower optimizer.learning_rate, or look at those samples: `frog data inspect`; checkpoints are from before",
     )
+
+
+def update_scale(scaler: torch.amp.GradScaler, skipped: bool) -> None:
+    """End a step of the scaler: halve the loss scale if the step was left out, else let it count one good step more.
+
+    Of a sharded gradient one rank alone may have seen the overflow, so here all ranks do what they agreed on. `update`
+    with a scale goes on counting good steps where its own way would begin again; so that is done too.
+
+    Equals:  what `scaler.update()` does on a rank that saw the overflow itself.
+    """
+    if not skipped:
+        scaler.update()
+        return
+    scaler.update(scaler.get_scale() * scaler.get_backoff_factor())
+    scaler.load_state_dict({**scaler.state_dict(), "_growth_tracker": 0})
 
 
 def sample_ids_of_ranks(run: Run, step: int) -> list[list[int]]:

@@ -6,7 +6,8 @@ import time
 from typing import Any
 
 from frog.core.units import format_count
-from frog.train.finite import overflowed
+from frog.parallel.mesh import draw
+from frog.train.finite import overflowed, update_scale
 from frog.train.hardware import peak_flops, peak_memory_bytes
 from frog.train.memory import watch_memory
 from frog.train.optimizer import learning_rate
@@ -27,6 +28,8 @@ def train(run: Run) -> dict[str, Any]:
 
     started_at, start_time = state.step, time.monotonic()
     log.say(_headline(run, parts))
+    log.note(f"the mesh:\n{draw(run.mesh.sizes)}")
+    log.say(config.explain_batch(world.size))
     last_score = score(run, parts) if state.step == 0 else None
     loss_mean, stopped = None, False
     log.start_bar(state.step, num_steps)
@@ -63,8 +66,7 @@ def train(run: Run) -> dict[str, Any]:
                     group["lr"] = rate
                 if not skipped:
                     strategy.step(scaler)
-                # Of a sharded gradient one rank alone may have seen the overflow: all halve the scale.
-                scaler.update(scaler.get_scale() * scaler.get_backoff_factor() if skipped else None)
+                update_scale(scaler, skipped)
 
             # Gradient zero, ready for the next step.
             with events.span("zero"):
@@ -134,9 +136,9 @@ def train(run: Run) -> dict[str, Any]:
 def _headline(run: Run, parts: Parts) -> str:
     config, world = run.config, run.world
     parameters = format_count(parts.num_parameters)
-    where = f"{world.size} rank{'s' if world.size > 1 else ''} on {world.device.type}"
+    where = f"{world.size} rank{'s' if world.size > 1 else ''} on {world.device.type} in {config.train.precision}"
     since = f", resumed at step {parts.state.step}" if parts.state.step else ""
     return (
-        f"{run.folder.path}: {parameters} parameters, {where}, {config.train.steps} steps of "
-        f"{config.train.global_batch_size} x {config.data.sequence_length} tokens of {run.data.name}{since}"
+        f"{run.folder.path}: {parameters} parameters, {where}, {config.train.steps} steps on {run.data.name}, "
+        f"{config.data.sequence_length} tokens a sequence{since}"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,9 @@ from frog.train.loop import train
 from frog.train.setup import FORMAT, Run, find_resume, get_data, new_folder, now_text
 from frog.train.stop import StopWish, leave_with_parent
 
+Loop = Callable[[Run], dict[str, Any]]
+"""The training loop, or something around it: takes a run's steps and returns its record."""
+
 
 def main(arguments: Sequence[str]) -> int:
     """Parse the arguments and train; return the exit code."""
@@ -35,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     return run_rank(parser.parse_args(arguments))
 
 
-def run_rank(args: argparse.Namespace) -> int:
+def run_rank(args: argparse.Namespace, loop: Loop = train) -> int:
     """Train on this rank; return the exit code. Errors are told here, and left where launchers look for them."""
     stop = StopWish()
     stop.install()
@@ -44,12 +47,12 @@ def run_rank(args: argparse.Namespace) -> int:
     try:
         env = place.env = world_env()
         leave_with_parent()
-        return _run(args, env, stop, place)
+        return _run(args, env, stop, place, loop)
     except Exception as error:
         return place.tell(error)
 
 
-def _run(args: argparse.Namespace, env: WorldEnv, stop: StopWish, place: Place) -> int:
+def _run(args: argparse.Namespace, env: WorldEnv, stop: StopWish, place: Place, loop: Loop) -> int:
     config, folder = _configuration(args)
     if problems := config.world_problems(env.world_size):
         listing = "".join(f"\n  - {problem}" for problem in problems[1:])
@@ -68,7 +71,7 @@ def _run(args: argparse.Namespace, env: WorldEnv, stop: StopWish, place: Place) 
         with RankLog(folder.rank_log(env.rank), env.rank, show=env.is_main) as log:
             resume_from = find_resume(folder, world, log) if args.resume else None
             run = Run(config, world, mesh, folder, data, events, log, stop, resume_from, attempt)
-            record = train(run)
+            record = loop(run)
             _finish(run, record)
             events.emit("end", step=record["step"], status=record["status"])
         return stop.exit_code if record["status"] == "interrupted" else 0

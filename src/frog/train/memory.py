@@ -114,6 +114,6 @@ def watch_memory(strategy: Strategy, events: EventWriter, wanted: bool) -> Itera
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """What a rank itself holds of a DTensor; any other tensor as it is."""
+    """What a rank itself holds of a DTensor, or of a collective's result on its way; any other tensor as it is."""
     local: Tensor = getattr(tensor, "_local_tensor", tensor)
-    return local
+    return getattr(local, "elem", local)

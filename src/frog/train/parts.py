@@ -53,7 +53,9 @@ def build_parts(run: Run) -> Parts:
     num_parameters = sum(p.numel() for p in model.parameters())
     make_optimizer = functools.partial(build_optimizer, config.optimizer)
     strategy = build_strategy(config, run.mesh, model, make_optimizer, _autocast(config, world.device))
-    scaler = torch.amp.GradScaler(world.device.type, enabled=config.train.precision == "fp16")
+    scaler = torch.amp.GradScaler(
+        world.device.type, config.train.initial_loss_scale, enabled=config.train.precision == "fp16"
+    )
     torch.manual_seed(derive_seed(config.seed, "rank", world.rank))
 
     state = TrainState(strategy, scaler)

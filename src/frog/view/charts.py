@@ -16,6 +16,9 @@ MAX_POINTS = 2000
 MAX_RANKS = 16
 """Ranks drawn one by one; of a larger world these are spread evenly over it."""
 
+_MAX_SKIPPED = 200
+_NAMED = 12
+
 Chart = dict[str, Any]
 
 
@@ -41,7 +44,7 @@ def shown_ranks(history: History) -> list[int]:
 
 
 def charts(history: History) -> list[Chart]:
-    """Loss, learning rate, gradient norm, tokens/s and memory; a chart without a single value is left out."""
+    """Loss, learning rate, gradient norm, tokens/s, memory and fp16's loss scale; one without any value is left out."""
     main = history.main
     if main is None or not len(main.steps):
         return []
@@ -51,6 +54,7 @@ def charts(history: History) -> list[Chart]:
         _of_main(main, "grad_norm", "Gradient norm", "", "Of the reduced gradient, before clipping", "exact"),
         _of_main(main, "tokens_per_s", "Throughput", "tokens/s", "All ranks together", "count"),
         _memory(history),
+        *([_loss_scale(main)] if "loss_scale" in main.scalars else []),
     ]
     return [chart for chart in found if any(v is not None for line in chart["lines"] for v in line["values"])]
 
@@ -93,6 +97,28 @@ def _memory(history: History) -> Chart:
         for rank in shown_ranks(history)
     ]
     return _chart("memory_bytes", "Memory", "MiB", "Peak of each rank so far", "count", steps, lines, len(every_step))
+
+
+def _loss_scale(main: RankHistory) -> Chart:
+    """fp16's loss scale, and where a step was left out because the gradient overflowed."""
+    scale, skipped = main.scalars["loss_scale"], main.scalars["skipped"] == 1
+    picked = pick_steps(scale)
+    # The last steps that were left out are worth a mark each, also where not every step is drawn.
+    picked = np.unique(np.concatenate([picked, np.flatnonzero(skipped)[-_MAX_SKIPPED:]]))
+    lines = [_line("loss scale", "mean", scale[picked])]
+    if skipped.any():
+        lines.append(_line("left out", "skipped", np.where(skipped, scale, np.nan)[picked]))
+    note = f"fp16: the loss times this goes backward. {_skipped_steps(main.steps[skipped], len(main.steps))}"
+    return _chart("loss_scale", "Loss scale", "", note, "power", main.steps[picked], lines, len(main.steps))
+
+
+def _skipped_steps(skipped: Ints, num_steps: int) -> str:
+    """Which steps were left out, in words: the first few by number."""
+    if not len(skipped):
+        return "No gradient overflowed"
+    named = ", ".join(map(str, skipped[:_NAMED].tolist())) + (", …" if len(skipped) > _NAMED else "")
+    halved = "each halved the scale"
+    return f"{len(skipped)} of {num_steps:,} steps overflowed and were left out; {halved}: {named}"
 
 
 def _chart(

@@ -33,8 +33,10 @@ SCALARS = (
     "tokens_per_s",
     "mfu",
     "memory_bytes",
+    "loss_scale",
+    "skipped",
 )
-"""The numbers of a step event that are kept; NaN where a step has none."""
+"""The numbers of a step event that are kept; NaN where a step has none. `skipped` is 1 or 0."""
 
 _SAME_CLOCK_S = 0.2
 

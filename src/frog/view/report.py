@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from frog.config import from_dict
+from frog.core.errors import ConfigError
 from frog.core.files import write_atomic
 from frog.core.runfolder import RunFolder
 from frog.core.units import format_bytes, format_count, format_seconds
@@ -119,9 +121,22 @@ def _headline(run: dict[str, Any], record: dict[str, Any] | None, history: Histo
         "wall_s": record.get("wall_s", _span_s(history)),
         "mfu": _finite(last.get("mfu")),
         "world_size": segments[-1]["world_size"] if segments else len(history.ranks),
+        "batch": _batch(run),
         "weights_sha256": record.get("weights_sha256"),
         "order_sha256": record.get("order_sha256"),
     }
+
+
+def _batch(run: dict[str, Any]) -> str | None:
+    """The effective batch size in the last world; None of a run that was not trained, or of another version's."""
+    segments = run.get("segments") or []
+    try:
+        config = from_dict(run["config"])
+    except (ConfigError, KeyError, TypeError, ValueError):
+        return None
+    if not segments or config.world_problems(segments[-1]["world_size"]):
+        return None
+    return config.explain_batch(segments[-1]["world_size"])
 
 
 def _finite(value: float | None) -> float | None:

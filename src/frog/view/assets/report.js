@@ -18,7 +18,11 @@
     }
     return String(Number(value.toPrecision(4)));
   }
-  const STYLES = { exact, count };
+  function power(value) {
+    const exponent = Math.log2(value);
+    return value > 0 && Number.isInteger(exponent) ? `2^${exponent}` : exact(value);
+  }
+  const STYLES = { exact, count, power };
 
   function lineOptions(line, format) {
     const common = { label: line.label, spanGaps: false, value: (_, v) => format(v), points: { show: false } };
@@ -27,6 +31,10 @@
       const stroke = color("--heldout");
       return { ...common, stroke, width: 2, dash: [6, 4], spanGaps: true,
                points: { show: line.values.filter((v) => v !== null).length <= 50, size: 7, fill: stroke, stroke, filter: null } };
+    }
+    if (line.role === "skipped") {
+      const stroke = color("--bad");
+      return { ...common, stroke, width: 0, points: { show: true, size: 8, fill: stroke, stroke, filter: null } };
     }
     const dash = [[], [6, 3], [2, 3], [8, 3, 2, 3]][Math.floor(line.rank / NUM_RANK_COLORS) % 4];
     return { ...common, stroke: color(`--rank-${line.rank % NUM_RANK_COLORS}`), width: 1.25, alpha: 0.75, dash };
@@ -69,13 +77,13 @@
     const plot = new uPlot({
       ...size(),
       padding: [8, 24, 0, 0],
-      scales: { x: { time: false } },
+      scales: { x: { time: false }, y: chart.style === "power" ? { distr: 3, log: 2 } : {} },
       cursor: { sync: { key: sync.key, setSeries: false }, focus: { prox: ownLine ? 24 : -1 }, points: { size: 6 } },
       focus: { alpha: 0.35 },
       legend: { live: true, markers: { width: 0, fill: (u, i) => u.series[i].stroke(u, i) } },
       axes: [
         { ...axis, size: 30, label: "step", labelGap: -4, values: (_, ticks) => ticks.map((v) => Number.isInteger(v) ? v.toLocaleString("en") : "") },
-        { ...axis, size: 54, label: chart.unit || chart.title.toLowerCase(), values: (_, ticks) => ticks.map(format) },
+        { ...axis, size: 54, label: chart.unit || chart.title.toLowerCase(), values: (_, ticks) => ticks.map((v) => v === null ? "" : format(v)) },
       ],
       series: [{ label: "step", value: (_, v) => v === null ? "–" : v.toLocaleString("en") },
                ...chart.lines.map((line) => lineOptions(line, format))],

@@ -1,0 +1,202 @@
+"""How fast one GPU trains a model of about a billion parameters: Frog beside two plain loops, in turn, in one run.
+
+    python benchmarks/gpu.py [--batch 8] [--sequence 2048] [--rounds 5]
+    python benchmarks/gpu.py --tiny      the same program in miniature, on any device, to see that it runs
+
+All three in bf16 autocast over float32 weights, compiled, fused AdamW, clipped at norm 1: Frog's strategy with its
+model; a plain GPT in a loop by hand; transformers' LlamaForCausalLM of Frog's very sizes in a loop by hand (left out if
+transformers is not installed). Attention is `scaled_dot_product_attention`, which takes the flash kernel on a GPU.
+Printed are tokens a second and MFU: the model's own operations (6 a parameter and token, and the attention scores, by
+`ModelConfig.flops_per_token`, for the plain GPT by the same rule) over the card's dense bf16 peak.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib.util
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from plain_gpt import PlainGPT
+from torch import Tensor, nn
+
+from frog.comm import World
+from frog.config import ModelConfig, RunConfig, TrainConfig
+from frog.core.env import world_env
+from frog.data import Batch
+from frog.model import TinyTransformer
+from frog.parallel.build import build_mesh, build_strategy
+from frog.train.hardware import peak_flops, peak_memory_bytes
+
+BILLION = ModelConfig(
+    vocab_size=32768,
+    hidden_size=2048,
+    intermediate_size=5632,
+    num_hidden_layers=20,
+    num_attention_heads=16,
+    num_key_value_heads=16,
+    max_position_embeddings=4096,
+)
+TINY = ModelConfig(
+    vocab_size=512,
+    hidden_size=64,
+    intermediate_size=176,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=4,
+    max_position_embeddings=128,
+)
+WARMUP_STEPS = 3
+
+Step = Callable[[Tensor, Tensor], None]
+
+
+@dataclass
+class Contender:
+    """Something that takes a training step."""
+
+    name: str
+    make: Callable[[], Step]
+    flops_per_token: float
+
+
+def autocast(device: torch.device) -> torch.autocast:
+    return torch.autocast(device.type, torch.bfloat16)
+
+
+def make_optimizer(decayed: list[nn.Parameter], plain: list[nn.Parameter]) -> torch.optim.AdamW:
+    groups = [{"params": list(decayed), "weight_decay": 0.1}, {"params": list(plain), "weight_decay": 0.0}]
+    return torch.optim.AdamW([group for group in groups if group["params"]], lr=1e-4, betas=(0.9, 0.95), fused=True)
+
+
+def frog_step(model_config: ModelConfig, device: torch.device, compiled: bool) -> Step:
+    config = RunConfig(model_config, train=TrainConfig(compile=compiled, precision="bf16"))
+    world = World(world_env(), device, timeout_s=60)
+    model = TinyTransformer(model_config).to(device)
+    strategy = build_strategy(config, build_mesh(config, world), model, make_optimizer, autocast(device))
+    scaler = torch.amp.GradScaler(device.type, enabled=False)
+
+    def step(tokens_BT: Tensor, labels_BT: Tensor) -> None:
+        batch = Batch(0, np.empty(0), tokens_BT.unsqueeze(0), labels_BT.unsqueeze(0), (1.0,))
+        strategy.reduce(strategy.forward_backward(batch, lambda loss: loss), stop=False)
+        strategy.clip(strategy.norm(), 1.0)
+        strategy.step(scaler)
+        strategy.zero()
+
+    return step
+
+
+def plain_step(model: nn.Module, loss_of: Callable[[nn.Module, Tensor, Tensor], Tensor], compiled: bool) -> Step:
+    parameters = list(model.parameters())
+    optimizer = make_optimizer([p for p in parameters if p.dim() >= 2], [p for p in parameters if p.dim() < 2])
+    run = torch.compile(model) if compiled else model
+    device = parameters[0].device
+
+    def step(tokens_BT: Tensor, labels_BT: Tensor) -> None:
+        with autocast(device):
+            loss = loss_of(run, tokens_BT, labels_BT)
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        loss.item()  # Frog's step knows its loss at the end, too
+
+    return step
+
+
+def llama(config: ModelConfig) -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    sizes = {name: getattr(config, name) for name in (*names, "num_key_value_heads", "max_position_embeddings")}
+    return LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=True, use_cache=False))
+
+
+def llama_loss(model: nn.Module, tokens_BT: Tensor, labels_BT: Tensor) -> Tensor:
+    logits = model(input_ids=tokens_BT).logits
+    return nn.functional.cross_entropy(logits.float().flatten(0, 1), labels_BT.flatten())
+
+
+def contenders(config: ModelConfig, sequence: int, device: torch.device, compiled: bool) -> list[Contender]:
+    width, layers = config.hidden_size, config.num_hidden_layers
+    gpt_matrices = layers * 12 * width * width + config.vocab_size * width
+    gpt_flops = 6.0 * gpt_matrices + 12.0 * layers * width * sequence
+    own = config.flops_per_token(sequence)
+
+    def gpt() -> Step:
+        model = PlainGPT(config.vocab_size, width, layers, config.num_attention_heads, sequence).to(device)
+        return plain_step(model, lambda run, tokens, labels: run(tokens, labels), compiled)
+
+    found = [
+        Contender("Frog", lambda: frog_step(config, device, compiled), own),
+        Contender("plain GPT loop", gpt, gpt_flops),
+    ]
+    if importlib.util.find_spec("transformers"):
+        found.append(
+            Contender("transformers loop", lambda: plain_step(llama(config).to(device), llama_loss, compiled), own)
+        )
+    return found
+
+
+def tokens_per_s(step: Step, shape: tuple[int, int], vocab_size: int, steps: int, device: torch.device) -> float:
+    tokens = torch.randint(0, vocab_size, (shape[0], shape[1] + 1), device=device)
+    inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    synchronize(device)
+    start = time.perf_counter()
+    for _ in range(steps):
+        step(inputs, labels)
+    synchronize(device)
+    return steps * inputs.numel() / (time.perf_counter() - start)
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--sequence", type=int, default=2048)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=5, help="in a round")
+    parser.add_argument("--tiny", action="store_true", help="in miniature, uncompiled, on any device")
+    args = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type != "cuda" and not args.tiny:
+        parser.error("there is no GPU here; --tiny runs the program in miniature")
+    config, batch, sequence = (TINY, 2, 64) if args.tiny else (BILLION, args.batch, args.sequence)
+    torch.set_float32_matmul_precision("high")
+    name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
+    print(
+        f"torch {torch.__version__}, {name}, bf16, {config.num_parameters() / 1e6:.0f} M parameters, {batch} x {sequence}"
+    )
+    peak = peak_flops(device, "bf16")
+    rates: dict[str, list[float]] = {}
+    # Three such models do not fit together: one round is all contenders, each built anew, its warm-up not counted.
+    for _ in range(1 if args.tiny else args.rounds):
+        for contender in contenders(config, sequence, device, compiled=not args.tiny):
+            torch.manual_seed(0)
+            step = contender.make()
+            tokens_per_s(step, (batch, sequence), config.vocab_size, WARMUP_STEPS, device)
+            rate = tokens_per_s(step, (batch, sequence), config.vocab_size, args.steps, device)
+            rates.setdefault(contender.name, []).append(rate)
+            del step
+            gc.collect()
+            torch.compiler.reset()
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+    for contender in contenders(config, sequence, device, compiled=False):
+        rate = statistics.median(rates[contender.name])
+        mfu = f"  MFU {100 * contender.flops_per_token * rate / peak:5.1f} %" if peak else ""
+        print(f"  {contender.name:20}{rate:12,.0f} tokens/s{mfu}")
+    print(f"  most memory held: {peak_memory_bytes(device) / 2**30:.1f} GiB")
+
+
+if __name__ == "__main__":
+    main()

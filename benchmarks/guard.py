@@ -1,0 +1,82 @@
+"""What the guard model is worth: held-out accuracy beside simpler ways to tell safe from unsafe prompts.
+
+    python benchmarks/guard.py RUN [RUN ...]
+
+Each RUN is a base for `frog finetune`; every way is asked about the same held-out prompts. `commonest` calls all of
+them what most of them are. `words` is a naive Bayes classifier on which words a prompt holds: no order, no model.
+`head alone` is a fine-tuning whose adapters count for nothing, with a rank of 1 and an alpha near zero.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from frog.data.labelled import Example, LabelledSet, read_labelled
+
+SEEDS = (1, 2, 3)
+WAYS = {
+    "head alone": ["--lora", "rank=1,alpha=1e-6", "--learning-rate", "0.02"],
+    "lora, q and v": ["--lora", "rank=8,alpha=16,targets=q_proj,v_proj"],
+    "lora, all": ["--lora", "rank=8,alpha=16,targets=all"],
+    "lora, all, writing the label": ["--lora", "rank=8,alpha=16,targets=all", "--head", "completion"],
+}
+
+
+def words(text: str) -> set[str]:
+    return set(re.findall(r"[a-z]+", text.lower()))
+
+
+def naive_bayes(data: LabelledSet) -> float:
+    """Accuracy of: the class under which the prompt's known words are likeliest, half a text added to every count."""
+    texts = Counter(example.label for example in data.train)
+    counts = {label: Counter() for label in texts}
+    for example in data.train:
+        counts[example.label].update(words(example.text))
+    known = set().union(*counts.values())
+
+    def score(example: Example, label: str | None) -> float:
+        seen = words(example.text) & known
+        return math.log(texts[label]) + sum(math.log((counts[label][w] + 0.5) / (texts[label] + 1)) for w in seen)
+
+    right = sum(max(texts, key=lambda label: score(example, label)) == example.label for example in data.heldout)
+    return right / len(data.heldout)
+
+
+def fine_tuned(run: str, options: list[str], seed: int) -> dict[str, float]:
+    """Accuracy on all held-out prompts, and time of the steps."""
+    with tempfile.TemporaryDirectory() as scratch:
+        base = Path(run).resolve() if Path(run).is_dir() else Path("runs", run).resolve()
+        command = ["frog", "finetune", str(base), "--seed", str(seed), "--name", "way", *options]
+        subprocess.run(command, cwd=scratch, check=True, stdout=subprocess.DEVNULL)
+        record = json.loads((Path(scratch) / "runs" / "way" / "record.json").read_text())
+    return {"accuracy": record["classification"]["accuracy"], "wall_s": record["wall_s"]}
+
+
+def main() -> None:
+    data = read_labelled("guard", 0.25)
+    commonest = max(Counter(example.label for example in data.heldout).values()) / len(data.heldout)
+    error = 1.96 * math.sqrt(0.75 * 0.25 / len(data.heldout))
+    print(f"{len(data.train)} prompts to train on, {len(data.heldout)} held out; {len(SEEDS)} seeds")
+    print(f"an accuracy near 0.75 of so few prompts is known to within {error:.2f} (95 %)")
+    print(f"{'commonest':48} {commonest:.3f}")
+    print(f"{'words':48} {naive_bayes(data):.3f}")
+    for run in sys.argv[1:]:
+        for way, options in WAYS.items():
+            found = [fine_tuned(run, options, seed) for seed in SEEDS]
+            accuracies = [row["accuracy"] for row in found]
+            spread = f"{min(accuracies):.3f} to {max(accuracies):.3f}"
+            wall_s = statistics.median(row["wall_s"] for row in found)
+            name = f"{run}: {way}"
+            print(f"{name:48} {statistics.mean(accuracies):.3f}  ({spread}), {wall_s:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Which strategies torch and DeepSpeed can carry out here, and what is said of the others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from frog.config import ModelConfig, StrategyConfig
+from frog.config.strategy import strategy_problems
+
+MODEL = ModelConfig(
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=64,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=4,
+    max_position_embeddings=32,
+)
+
+
+def problems(grad_accum: int = 4, model: ModelConfig = MODEL, **strategy: Any) -> list[str]:
+    return strategy_problems(StrategyConfig(**strategy), model, 16, grad_accum, 4)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "said"),
+    [
+        ({"implementation": "torch", "cp": 2}, "strategy.cp=2 with strategy.implementation='torch'"),
+        ({"implementation": "torch", "name": "zero1", "tp": 2}, "strategy.name='zero1' with strategy.tp=2"),
+        ({"implementation": "torch", "name": "zero1", "pp": 2}, "strategy.name='zero1' with strategy.pp=2"),
+        ({"implementation": "torch", "compression": "fp16", "tp": 2}, "strategy.compression='fp16' with strategy.tp=2"),
+        ({"implementation": "torch", "compression": "fp16", "name": "zero3"}, "strategy.compression='fp16'"),
+        ({"implementation": "deepspeed"}, "strategy.name='ddp' with strategy.implementation='deepspeed'"),
+        ({"implementation": "deepspeed", "name": "zero1", "tp": 2}, "strategy.tp=2 with"),
+        ({"implementation": "deepspeed", "name": "zero3", "shard": 2}, "strategy.shard=2 with"),
+    ],
+)
+def test_what_cannot_be_is_said_with_both_fields(strategy: dict[str, Any], said: str) -> None:
+    (problem,) = problems(**strategy)
+    assert said in problem
+
+
+def test_torchs_zero_bubble_wants_whole_rounds() -> None:
+    strategy = {"implementation": "torch", "pp": 2, "schedule": "zero_bubble"}
+    assert problems(4, **strategy) == []
+    (problem,) = problems(5, **strategy)
+    assert "train.grad_accum=5 is not a multiple of the 2 rounds" in problem
+    assert problems(5, **{**strategy, "implementation": "frog"}) == []
+
+
+def test_torchs_pipeline_passes_no_routers_loss() -> None:
+    mixture = replace(MODEL, num_local_experts=4)
+    (problem,) = problems(model=mixture, implementation="torch", pp=2)
+    assert "strategy.pp=2 with num_local_experts=4" in problem
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        {"name": "zero1"},
+        {"name": "zero3", "tp": 2},
+        {"name": "zero2", "shard": 2},
+        {"pp": 2, "tp": 2},
+        {"compression": "powersgd"},
+    ],
+)
+def test_what_torch_has(strategy: dict[str, Any]) -> None:
+    assert problems(implementation="torch", **strategy) == []

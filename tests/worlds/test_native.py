@@ -1,0 +1,101 @@
+"""The native implementations equal one process, hand their state on, and tell what they send."""
+
+from __future__ import annotations
+
+import json
+import math
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from workshop import Workshop
+
+from frog.launch.proof import ALL_VARIANTS, DEFAULT_VARIANTS, NATIVE, SMALL_MODEL, Cell, cells, prove
+
+WORKER = Path(__file__).parent / "native_worker.py"
+KINDS = [kind for kind in NATIVE if kind != "deepspeed" or find_spec("deepspeed") is not None]
+WITH_PRECISION = [*DEFAULT_VARIANTS, *(one for one in ALL_VARIANTS if one.recompute or one.precision != "fp32")]
+WANTED = [
+    *cells(SMALL_MODEL, [2], KINDS, WITH_PRECISION),
+    *cells(SMALL_MODEL, [1, 4], KINDS, DEFAULT_VARIANTS[1:]),
+]
+CELLS = [cell for cell in WANTED if isinstance(cell, Cell)]
+
+
+@pytest.fixture(scope="module")
+def proved() -> dict[int, dict[str, Any]]:
+    return {id(cell): result for cell, result in prove(CELLS)}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "cell", CELLS, ids=lambda cell: f"{cell.world_size} {cell.implementation} {cell.strategy}, {cell.variant.name}"
+)
+def test_equals_one_process(proved: dict[int, dict[str, Any]], cell: Cell) -> None:
+    result = proved[id(cell)]
+    assert result["equal"], result["first"]
+
+
+def test_nothing_was_left_out() -> None:
+    assert [reason for reason in WANTED if isinstance(reason, str)] == []
+    proved = {(cell.implementation, cell.strategy) for cell in CELLS}
+    assert {(kind, name) for kind in KINDS for name in NATIVE[kind]} - proved == {("torch", "dp x tp x pp")}, "8 ranks"
+
+
+@pytest.fixture(scope="module")
+def found(workshop: Workshop, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    path = tmp_path_factory.mktemp("native") / "found.json"
+    workshop.run("frog", "run", "--nproc", "2", "--threads", "1", "--", str(WORKER), str(path), timeout=240)
+    result: dict[str, Any] = json.loads(path.read_text())
+    return result
+
+
+def test_a_relay_of_strategies_equals_one_process(found: dict[str, Any]) -> None:
+    """Weights, moments and step counts go from each to the next bit for bit, and nothing is lost on the way."""
+    relay = found["relay"]
+    assert relay["equal"], relay["first"]
+    assert relay["exact"]
+    assert all(relay["exact"].values()), relay["exact"]
+
+
+def test_evaluation_equals_one_process(found: dict[str, Any]) -> None:
+    assert max(found["relay"]["evaluation"].values()) < 1e-6
+
+
+def test_a_scaled_loss_gives_the_same_step(found: dict[str, Any]) -> None:
+    assert all(found["scaled"].values()), found["scaled"]
+
+
+def test_ddp_tells_what_its_buckets_send(found: dict[str, Any]) -> None:
+    hooks = found["hooks"]
+    whole = hooks["off"]["gradient_bytes"]
+    assert len(hooks["off"]["bytes"]) > 2
+    assert sum(hooks["off"]["bytes"]) == pytest.approx(whole, rel=0.01)
+    for half in ("fp16", "bf16"):
+        assert sum(hooks[half]["bytes"]) == pytest.approx(whole / 2, rel=0.01)
+    assert sum(hooks["powersgd"]["bytes"]) < whole / 4
+    assert all(hook["times"] for hook in hooks.values())
+    assert hooks["off"]["spans"] == [["forward", 0], ["backward", 0], ["forward", 1], ["backward", 1]]
+
+
+def test_compressed_training_stays_near(found: dict[str, Any]) -> None:
+    """The hooks change the numbers: the loss falls as it does without, to within what each leaves out."""
+    exact = found["hooks"]["off"]["losses"]
+    fall = exact[0] - exact[-1]
+    assert fall > 0.3
+    for compression, allowed in (("fp16", 1e-3), ("bf16", 1e-3), ("powersgd", 0.25)):
+        losses = found["hooks"][compression]["losses"]
+        worst = max(abs(a - b) for a, b in zip(losses, exact, strict=True))
+        assert 0 < worst < allowed * fall, compression
+        assert all(math.isfinite(loss) for loss in losses)
+
+
+def test_powersgd_remembers_what_it_left_out(found: dict[str, Any]) -> None:
+    assert found["hooks"]["powersgd"]["error_feedback"] > 0
+    assert found["hooks"]["off"]["error_feedback"] == 0
+
+
+def test_every_planted_mistake_is_seen(found: dict[str, Any]) -> None:
+    assert len(found["mutants"]) >= 6
+    assert all(found["mutants"].values()), found["mutants"]
