@@ -173,9 +173,8 @@ def main() -> None:
     config, batch, sequence = (TINY, 2, 64) if args.tiny else (BILLION, args.batch, args.sequence)
     torch.set_float32_matmul_precision("high")
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
-    print(
-        f"torch {torch.__version__}, {name}, bf16, {config.num_parameters() / 1e6:.0f} M parameters, {batch} x {sequence}"
-    )
+    size = f"{config.num_parameters() / 1e6:.0f} M parameters, {batch} x {sequence}"
+    print(f"torch {torch.__version__}, {name}, bf16, {size}")
     peak = peak_flops(device, "bf16")
     rates: dict[str, list[float]] = {}
     # Three such models do not fit together: one round is all contenders, each built anew, its warm-up not counted.

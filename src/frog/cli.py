@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 
 from frog import __version__
 from frog.config.arguments import add_train_arguments
-from frog.config.finetune_arguments import add_finetune_parsers
 from frog.core.errors import FrogError
 from frog.data.commands import add_data_parser
 from frog.launch.proof import add_proof_parser
 from frog.parallel.commands import add_schedule_parser
 from frog.plan.commands import add_plan_parsers
+from frog.train.finetune_arguments import add_finetune_parsers
 from frog.view.commands import add_view_parsers
+from frog.view.profile_command import add_profile_parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     add_view_parsers(commands)
     add_schedule_parser(commands)
     add_proof_parser(commands)
+    add_profile_parser(commands)
     return parser
 
 

@@ -74,6 +74,8 @@ def test_all_mistakes_are_told_at_once_with_the_nearest_name(run_file: Path) -> 
         ("data.sequence_length=17", ("sequence_length=17", "max_position_embeddings=16")),
         ("model.hidden_size=0", ("hidden_size=0", "at least 1")),
         ("train.steps=0", ("train.steps=0", "at least 1")),
+        ("train.initial_loss_scale=0.5", ("initial_loss_scale=0.5", "at least 1")),
+        ("train.initial_loss_scale=inf", ("initial_loss_scale=inf", "finite")),
         ("name=a/b", ("'a/b'", "names a folder")),
         ("optimizer.grad_clip=0", ("grad_clip=0", "off")),
         ("model.hidden_act=gelu", ("hidden_act='gelu'", "'silu'")),
@@ -133,3 +135,33 @@ def test_num_parameters_and_flops() -> None:
     assert model.num_parameters() == model.num_hidden_layers * layer + vocab * hidden + hidden
     matrices = model.num_hidden_layers * (4 * hidden**2 + 3 * hidden * ffn) + vocab * hidden
     assert model.flops_per_token(64) == 6 * matrices + 12 * model.num_hidden_layers * hidden * 64
+
+
+@pytest.mark.parametrize(
+    ("settings", "world_size", "words"),
+    [
+        ((), 4, "global batch 16 sequences = dp 4 x grad_accum 1 x micro-batch 4; 128 tokens a step"),
+        (
+            ("train.grad_accum=2",),
+            2,
+            "global batch 16 sequences = dp 2 x grad_accum 2 x micro-batch 4; 128 tokens a step",
+        ),
+        (
+            ("strategy.tp=2", "strategy.pp=2", "train.grad_accum=4"),
+            8,
+            "global batch 16 sequences = dp 2 x grad_accum 4 x micro-batch 2; 128 tokens a step; "
+            "4 ranks work together on each sequence",
+        ),
+    ],
+)
+def test_the_effective_batch_is_explained(
+    run_file: Path, settings: tuple[str, ...], world_size: int, words: str
+) -> None:
+    config = load_run_config(run_file, settings)
+    config.check_world(world_size)
+    assert config.explain_batch(world_size) == words
+
+
+def test_a_world_that_cannot_be_is_one_error(run_file: Path) -> None:
+    with pytest.raises(ConfigError, match="global_batch_size=16 is not a multiple of world size 3"):
+        load_run_config(run_file).check_world(3)

@@ -15,13 +15,13 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 from workshop import Workshop
 
-from frog.config.finetune_arguments import add_finetune_arguments
 from frog.core.errors import ConfigError, RunError, UsageError
 from frog.core.runfolder import RunFolder
 from frog.data.labelled import read_labelled
 from frog.data.labelled_batches import pad
 from frog.model.adapter import CONFIG_FILE, WEIGHTS_FILE
 from frog.train.confusion import confusion, confusion_lines
+from frog.train.finetune_arguments import add_finetune_arguments
 from frog.train.finetune_setup import finetune_config, run_config, spread_problems
 from frog.train.finetuned import export_merged, load_finetuned, load_merged
 from frog.train.start import load_trained

@@ -22,6 +22,7 @@ from frog.model import TinyTransformer
 from frog.parallel.build import build_strategy
 from frog.parallel.mesh import Mesh
 from frog.train.evaluate import evaluate, spread
+from frog.train.finite import update_scale
 from frog.train.order import OrderProof
 from frog.train.sample import sample_text
 from frog.train.stop import StopWish
@@ -105,6 +106,26 @@ def test_order_proof_tells_order_and_step_and_survives_a_restart() -> None:
     assert whole != chain([(1, rows[1]), (2, rows[0])])
     assert whole != chain([(1, rows[0][::-1]), (2, rows[1])])
     assert whole != chain([(2, rows[0]), (3, rows[1])])
+
+
+def test_a_step_left_out_is_to_the_scaler_what_its_own_overflow_is() -> None:
+    """The oracle is a scaler that sees the overflow itself, in a gradient that it unscales."""
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    ours, theirs = (torch.amp.GradScaler("cpu", 64.0, growth_interval=3) for _ in range(2))
+    for scaler in (ours, theirs):
+        scaler.scale(torch.ones(()))
+    for overflows in (False, False, True, False, False, False, False, True, True, False):
+        weight.grad = torch.full((2,), 1.0)
+        ours.unscale_(optimizer)  # this rank's own part of the gradient is finite
+        if not overflows:
+            ours.step(optimizer)
+        update_scale(ours, skipped=overflows)
+        weight.grad = torch.full((2,), math.inf if overflows else 1.0)
+        theirs.step(optimizer)
+        theirs.update()
+        assert ours.state_dict() == theirs.state_dict()
+    assert ours.get_scale() == 64.0 / 2 * 2 / 2 / 2
 
 
 def test_a_stop_is_noted_and_a_second_ctrl_c_at_once_is_the_same_wish(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,8 @@ class Synthetic:
     wait_share: float = 1.0
     """How much of a collective's time its rank waits."""
     memory: dict[str, int] | None = field(default_factory=lambda: dict(MEMORY))
+    overflows: tuple[int, ...] = ()
+    """fp16: the steps that are left out, each of which halves the loss scale."""
     num_micro: int = 1
     """Micro-batches: forward and backward spans take turns."""
 
@@ -245,8 +247,8 @@ def _write_rank(
             tokens_per_s=54_000 + 2000 * float(np.random.default_rng([kind.seed, step]).normal()),
             mfu=None,
             memory_bytes=int(310e6 + 2e6 * rank + 1e5 * min(step, 30)),
-            loss_scale=None,
-            skipped=False,
+            loss_scale=_loss_scale(step, kind),
+            skipped=step in kind.overflows,
             sample_ids=[step * 32 + rank * (32 // world) + i for i in range(32 // world)],
             end_ns=clock,
         )
@@ -270,6 +272,11 @@ def _write_rank(
             writer.emit("error", step=last, phase="reduce", type=kind.error["type"], message=kind.error["message"])
         writer.emit("end", step=last, status=kind.status)
     writer.close()
+
+
+def _loss_scale(step: int, kind: Synthetic) -> float | None:
+    halved = sum(overflow < step for overflow in kind.overflows)
+    return kind.train.initial_loss_scale / 2**halved if kind.train.precision == "fp16" else None
 
 
 def _phases(kind: Synthetic) -> list[tuple[str, int, float]]:

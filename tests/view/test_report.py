@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from synthetic_run import Synthetic, make_run, mean_loss
 
+from frog.config import TrainConfig
 from frog.core.errors import RunError
 from frog.core.files import write_json
 from frog.core.runfolder import RunFolder
@@ -80,6 +81,31 @@ def test_the_report_says_how_the_run_went(tmp_path: Path) -> None:
     ]
     for words in ("layers.1.mlp.down_proj", "frog jumps 40 times", "learning_rate", "python-docs", "rank 3", "40-60"):
         assert words in page.text.replace("\N{EN DASH}", "-")
+
+
+def test_the_report_explains_the_effective_batch(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "r", Synthetic(train=TrainConfig(global_batch_size=32, grad_accum=2)))
+    words = "Global batch 32 sequences = dp 4 x grad_accum 2 x micro-batch 4; 2,048 tokens a step"
+    assert words in page_of(folder).text
+    run = folder.read_run()
+    run["segments"][-1]["world_size"] = 3  # a world in which this batch cannot be shared out
+    write_json(folder.run_json, run)
+    assert "Global batch" not in page_of(folder).text
+
+
+def test_fp16_shows_its_loss_scale_and_the_steps_left_out(tmp_path: Path) -> None:
+    fp16 = TrainConfig(precision="fp16", initial_loss_scale=2.0**20)
+    page = page_of(make_run(tmp_path / "r", Synthetic(train=fp16, overflows=(1, 2, 40))))
+    chart = page.data["charts"][-1]
+    assert (chart["name"], chart["style"]) == ("loss_scale", "power")
+    scale, left_out = chart["lines"]
+    assert scale["values"] == pytest.approx([2.0**20, 2.0**19, *[2.0**18] * 38, *[2.0**17] * 20], rel=1e-5)
+    assert [step for step, value in zip(chart["steps"], left_out["values"], strict=True) if value] == [1, 2, 40]
+    assert "3 of 60 steps overflowed and were left out; each halved the scale: 1, 2, 40" in page.text
+    calm = page_of(make_run(tmp_path / "calm", Synthetic(train=fp16)))
+    assert [line["label"] for line in calm.data["charts"][-1]["lines"]] == ["loss scale"]
+    assert "No gradient overflowed" in calm.text
+    assert "Loss scale" not in page_of(make_run(tmp_path / "plain")).text
 
 
 def test_it_loads_nothing_from_elsewhere(tmp_path: Path) -> None:

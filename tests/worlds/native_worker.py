@@ -136,8 +136,15 @@ def relay(world: World) -> dict[str, Any]:
     return {**result, "exact": exact, "evaluation": losses}
 
 
-OPTIMIZER = OptimizerConfig(learning_rate=1e-3, beta1=0.9, beta2=0.95, eps=1e-5, weight_decay=0.1)
-"""What `prove.make_optimizer` makes, but fused."""
+(SETTINGS,) = prove.make_optimizer([torch.nn.Parameter(torch.zeros(1, 1))], []).param_groups
+OPTIMIZER = OptimizerConfig(
+    learning_rate=SETTINGS["lr"],
+    beta1=SETTINGS["betas"][0],
+    beta2=SETTINGS["betas"][1],
+    eps=SETTINGS["eps"],
+    weight_decay=SETTINGS["weight_decay"],
+)
+"""What `prove.make_optimizer` makes, for the trainer's own, which is fused."""
 
 
 def hooks(world: World) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Literal
 
 from frog.config.model import ModelConfig
 from frog.config.strategy import StrategyConfig, strategy_problems
+from frog.core.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -170,6 +171,13 @@ class RunConfig:
             f"{train.global_batch_size * self.data.sequence_length:,} tokens a step{shared}"
         )
 
+    def check_world(self, world_size: int) -> None:
+        """Raise ConfigError with every rule that this run breaks in a world of that size."""
+        if problems := self.world_problems(world_size):
+            listing = "".join(f"\n  - {problem}" for problem in problems[1:])
+            hint = "change one of these numbers: --set strategy.tp=…, train.grad_accum=…"
+            raise ConfigError(problems[0] + listing, hint)
+
     def world_problems(self, world_size: int) -> list[str]:
         """Every rule that this run breaks in a world of that size; empty if it can start there."""
         found = strategy_problems(
@@ -179,9 +187,10 @@ class RunConfig:
         if self.train.compile and strategy.implementation == "frog":
             cut = [f"{axis}={size}" for axis in ("tp", "pp", "cp", "ep") if (size := getattr(strategy, axis)) > 1]
             if strategy.name == "zero3" or cut:
+                named = " and strategy.".join(cut or [f"name={strategy.name!r}"])
                 found.append(
-                    f"train.compile=true with strategy.{' and strategy.'.join(cut or [f'name={strategy.name!r}'])}: these "
-                    "communicate inside the model, which is compiled whole; take ddp, zero1 or zero2"
+                    f"train.compile=true with strategy.{named}: the ranks communicate inside the model, which is "
+                    "compiled whole; take ddp, zero1 or zero2"
                 )
         if found:
             return found

@@ -56,6 +56,12 @@ class RunFolder:
     def rank_log(self, rank: int) -> Path:
         return self.logs / f"rank_{rank}" / "train.log"
 
+    def trace(self, rank: int) -> Path:
+        """A rank's trace; a large one is gzipped."""
+        plain = self.profile / f"rank_{rank}.trace.json"
+        zipped = plain.with_suffix(".json.gz")
+        return zipped if zipped.exists() else plain
+
     def rank_events(self, rank: int) -> Path:
         return self.events / f"rank_{rank}.jsonl"
 

@@ -62,7 +62,12 @@ class DeepSpeed(Native):
         make_optimizer: MakeOptimizer,
         autocast: AbstractContextManager[Any] | None = None,
     ) -> None:
-        _check(config)
+        if config.train.precision == "fp16":
+            raise ConfigError(
+                "train.precision='fp16' with strategy.implementation='deepspeed': it scales the loss itself, and so "
+                "does the trainer",
+                "--set train.precision=bf16 needs no scaling",
+            )
         deepspeed = import_deepspeed(mesh.world)
         super().__init__(config, mesh, model)
         self._fragments = importlib.import_module("deepspeed.utils")
@@ -198,21 +203,6 @@ def _attend_in_one_precision(model: TinyTransformer) -> None:
     for module in model.modules():
         if isinstance(module, Attention):
             module.attend = lambda q, k, v: causal_attention(q.to(v.dtype), k.to(v.dtype), v)
-
-
-def _check(config: RunConfig) -> None:
-    """Raise ConfigError where the run asks for what the engine and this trainer cannot do together."""
-    if config.train.precision == "fp16":
-        raise ConfigError(
-            "train.precision='fp16' with strategy.implementation='deepspeed': it scales the loss itself, and so does "
-            "the trainer",
-            "--set train.precision=bf16 needs no scaling",
-        )
-    if config.train.compile:
-        raise ConfigError(
-            "train.compile=true with strategy.implementation='deepspeed': the engine's hooks break the compiled graph",
-            "--set train.compile=false",
-        )
 
 
 def import_deepspeed(world: World) -> Any:

@@ -18,7 +18,6 @@ from frog.core.errors import ConfigError
 _STAGES = {"zero1": 1, "zero2": 2, "zero3": 3}
 _NOT_HERE = {
     "scheduler": "the learning rate is the run file's [optimizer]",
-    "fp16": "it scales the loss itself, which the trainer does already; train.precision='bf16' needs no scaling",
     "data_types": "gradients are kept in the weights' precision",
     "zero_optimization.offload_optimizer": "checkpoints look for the optimizer's state on the device",
     "zero_optimization.offload_param": "checkpoints look for the weights on the device",
@@ -62,9 +61,7 @@ def fill_deepspeed(
     Raises:  ConfigError listing every value that contradicts the run, with both.
     """
     filled: dict[str, Any] = json.loads(json.dumps(table))
-    problems = [
-        f"{key}: not with Frog: {why}" for key, why in _NOT_HERE.items() if _is_on(_find(filled, key)) is not False
-    ]
+    problems = [f"{key}: not with Frog: {why}" for key, why in _NOT_HERE.items() if _is_on(_find(filled, key))]
     for key, value in _decided(config, world_size).items():
         problems += _settle(filled, key, value)
     if "optimizer" in filled:
@@ -87,6 +84,7 @@ def _decided(config: RunConfig, world_size: int) -> dict[str, Any]:
         "gradient_accumulation_steps": train.grad_accum,
         "gradient_clipping": 0.0 if clip == "off" else clip,
         "bf16.enabled": train.precision == "bf16",
+        "fp16.enabled": train.precision == "fp16",
         "zero_optimization.stage": _STAGES[config.strategy.name],
     }
 
@@ -102,12 +100,10 @@ def _settle(table: dict[str, Any], key: str, value: Any) -> list[str]:
     if given == "auto":
         table[name] = list(value) if isinstance(value, tuple) else value
         return []
-    same = given == value or (isinstance(value, tuple) and given == list(value))
-    return (
-        []
-        if same and isinstance(given, bool) == isinstance(value, bool)
-        else [f"{key}={json.dumps(given)}, the run has {json.dumps(value)}"]
-    )
+    wanted = list(value) if isinstance(value, tuple) else value
+    if given == wanted and isinstance(given, bool) == isinstance(wanted, bool):  # 1 is no true
+        return []
+    return [f"{key}={json.dumps(given)}, the run has {json.dumps(value)}"]
 
 
 def _find(table: Any, key: str) -> Any:
@@ -117,9 +113,9 @@ def _find(table: Any, key: str) -> Any:
 
 
 def _is_on(section: Any) -> bool:
-    """Whether a section asks for something: `{"enabled": false}`, `{"device": "none"}` and null do not."""
+    """Whether a section asks for something: `{"device": "none"}` and null do not."""
     if isinstance(section, dict):
-        return section.get("enabled", True) not in (False, "auto") and section.get("device") != "none"
+        return section.get("device") != "none"
     return section is not None
 
 

@@ -7,7 +7,6 @@ axes. The rest of the communication happens inside torch: what of it is told to 
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -16,14 +15,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from frog.comm import Axis, World
 from frog.comm.held import Held
-from frog.config import RunConfig
-from frog.core.errors import CommError
+from frog.config import RunConfig, StrategyConfig
+from frog.core.errors import CommError, ConfigError
 from frog.data import Batch
 from frog.model.transformer import TinyTransformer
 from frog.parallel.expert import balance_over
@@ -47,6 +45,8 @@ class Native(Strategy):
         model: TinyTransformer,
         autocast: AbstractContextManager[Any] | None = None,
     ) -> None:
+        if config.train.compile:
+            check_compile(config.strategy)
         self.config, self.mesh, self.model = config.strategy, mesh, model
         self.shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
         self._autocast = autocast or nullcontext()
@@ -175,6 +175,22 @@ class Native(Strategy):
         return self.mesh.tp.rank == 0 or split_dim(name) is not None
 
 
+def check_compile(strategy: StrategyConfig) -> None:
+    """Raise ConfigError where torch.compile does not go together with what carries the strategy out."""
+    found = {
+        "strategy.implementation='deepspeed'": strategy.implementation == "deepspeed"
+        and "the engine's hooks break the compiled graph",
+        f"strategy.tp={strategy.tp} by torch": strategy.tp > 1
+        and "the backward pass of a compiled layer gives DTensor plain gradients",
+        "strategy.schedule='zero_bubble' by torch": strategy.pp > 1
+        and strategy.schedule == "zero_bubble"
+        and "the backward pass of a compiled layer cannot be cut in two",
+    }
+    for what, why in found.items():
+        if why:
+            raise ConfigError(f"train.compile=true with {what}: {why}", "--set train.compile=false")
+
+
 def local(tensor: Tensor) -> Tensor:
     """This rank's part of a DTensor, as a view; a plain tensor is its own."""
     with torch.no_grad():
@@ -202,38 +218,6 @@ def begin_states(optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             begin_state(optimizer, parameter, group)
-
-
-class Grid:
-    """torch's mesh of this rank over some of our axes, the slowest first, on the process groups that are there.
-
-    Axes of one rank are left out. Names are new each time: torch keeps what it works out for a mesh, groups included,
-    and takes two meshes of the same names and ranks for one, though the groups of the first may be gone.
-    """
-
-    _count = itertools.count()
-
-    def __init__(self, mesh: Mesh, axes: Mapping[str, Axis]) -> None:
-        number = next(self._count)
-        self._names = {name: f"{name}_{number}" for name, axis in axes.items() if axis.size > 1}
-        self._mesh: DeviceMesh | None = None
-        if self._names:
-            used = [axes[name] for name in self._names]
-            ranks = torch.tensor(mesh.world.rank)
-            for axis in used:
-                ranks = ranks.unsqueeze(-1) + torch.tensor([rank - mesh.world.rank for rank in axis.ranks])
-            groups: Any = [axis.group or dist.group.WORLD for axis in used]
-            self._mesh = DeviceMesh.from_group(
-                groups if len(groups) > 1 else groups[0],
-                mesh.world.device.type,
-                mesh=ranks,
-                mesh_dim_names=tuple(self._names.values()),
-            )
-
-    def part(self, *axes: str) -> DeviceMesh | None:
-        """The mesh of these axes alone, as far as they have several ranks; None if none has."""
-        names = tuple(self._names[name] for name in axes if name in self._names)
-        return self._mesh[names] if self._mesh is not None and names else None
 
 
 @contextmanager

@@ -29,8 +29,9 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from frog.config import RunConfig
 from frog.data import Batch
 from frog.model.transformer import TinyTransformer
+from frog.parallel.grid import Grid
 from frog.parallel.mesh import Mesh
-from frog.parallel.native import Grid, Native
+from frog.parallel.native import Native
 from frog.parallel.strategy import MakeOptimizer, Span, no_span
 from frog.parallel.torch_tensor import loss_parallel_over, settle_gradients, split_model
 

@@ -28,8 +28,9 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti
 from frog.config import RunConfig
 from frog.data import Batch
 from frog.model.transformer import TinyTransformer
+from frog.parallel.grid import Grid
 from frog.parallel.mesh import Mesh
-from frog.parallel.native import Grid, Native, explained, local
+from frog.parallel.native import Native, explained, local
 from frog.parallel.schedules import stage_layers
 from frog.parallel.stages import TIED, build_stages, make_tied_axis
 from frog.parallel.strategy import Agreement, MakeOptimizer, Span, no_span

@@ -79,6 +79,7 @@ def build_parts(run: FinetuneRun) -> Parts:
     """Put adapters beside the base and spread the model over the mesh. A collective call."""
     config, mesh = run.config, run.mesh
     torch.manual_seed(derive_seed(config.seed, "adapters"))
+    run.base.activation_checkpointing = config.train.activation_checkpointing
     model = adapt(run.base, run.finetune.head, len(run.finetune.labels), run.finetune.lora).to(run.world.device)
     whole = copy.deepcopy(model).eval()
     num_trained = sum(parameter.numel() for parameter in trained_parameters(model).values())
@@ -153,6 +154,11 @@ def finetune(run: FinetuneRun) -> dict[str, Any]:
             tokens += step_tokens
             _emit_step(run, batch, agreed, grad_norm, rate, tokens, step_tokens, start_ns)
             log.advance(step, f"loss {agreed.loss_mean:.3f}")
+            if step % config.train.log_every == 0 or step == num_steps:
+                log.note(
+                    f"step {step} | loss {agreed.loss:.4f} (mean of ranks {agreed.loss_mean:.4f}) | "
+                    f"gradient norm {grad_norm:.4f} | learning rate {rate:.2e}"
+                )
         if stopped:
             break
         last_score = _score(run, parts, step)

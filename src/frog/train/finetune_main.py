@@ -12,7 +12,6 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from frog.comm import join_world
 from frog.comm.world import pick_device
-from frog.config.finetune_arguments import add_finetune_arguments
 from frog.core.env import WorldEnv, world_env
 from frog.core.errors import ConfigError, UsageError
 from frog.core.files import write_json
@@ -23,6 +22,7 @@ from frog.model.lora import target_names
 from frog.parallel.build import build_mesh
 from frog.train.failure import Place
 from frog.train.finetune import FinetuneRun, finetune
+from frog.train.finetune_arguments import add_finetune_arguments
 from frog.train.finetune_setup import finetune_config, read_task, run_config, spread_problems, write_run_json
 from frog.train.finetuned import read_finetune
 from frog.train.log import RankLog

@@ -69,7 +69,8 @@ class HeldOut:
                     truth = torch.tensor([self._truth[i] for i in mine])
                     told[mine, 0] = -scores_NC.gather(1, truth.unsqueeze(1)).squeeze(1)
                     told[mine, 1] = 1.0
-        told = told.to(world.device)
+        if world.device.type == "cuda":  # NCCL moves what lies on a GPU
+            told = told.to(world.device)
         world.all_reduce(told)
         return self._summed_up(told.cpu(), is_classifier)
 

@@ -46,8 +46,8 @@ class Task:
         """
         if isinstance(model, Classifier):
             rows = [class_row(text, 0, self.tokenizer, self.max_length) for text in texts]
-            parts = [model.classify(tokens, last).double().log_softmax(-1) for tokens, _, last in _batches(model, rows)]
-            return torch.cat(parts).cpu()
+            parts = [model.classify(tokens, last).float().cpu() for tokens, _, last in _batches(model, rows)]
+            return torch.cat(parts).double().log_softmax(-1)
         rows = [
             completion_row(label_prompt(text), label_words(label), self.tokenizer, self.max_length)
             for text in texts
@@ -63,13 +63,13 @@ def token_scores(model: TinyTransformer, rows: Sequence[Row]) -> Tensor:
     """
     told = []
     for tokens_BT, labels_BT, _ in _batches(model, rows):
-        log_BTV = model(tokens_BT).double().log_softmax(-1)
+        log_BTV = model(tokens_BT).float().log_softmax(-1)
         has_label_BT = labels_BT != NO_LABEL
         picked_BT = log_BTV.gather(-1, labels_BT.clamp(min=0).unsqueeze(-1)).squeeze(-1)
         hits_BT = (log_BTV.argmax(-1) == labels_BT) & has_label_BT
         nats_B = -(picked_BT * has_label_BT).sum(-1)
-        told.append(torch.stack([nats_B, has_label_BT.sum(-1).double(), hits_BT.sum(-1).double()], dim=-1))
-    return torch.cat(told).cpu()
+        told.append(torch.stack([nats_B, has_label_BT.sum(-1), hits_BT.sum(-1)], dim=-1).cpu().double())
+    return torch.cat(told)
 
 
 def adapt(base: TinyTransformer, head: Head, num_labels: int, lora: LoraConfig) -> TinyTransformer:

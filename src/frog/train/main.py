@@ -16,7 +16,7 @@ from frog.config import RunConfig, from_dict, load_run_config
 from frog.config.arguments import DEFAULT_RUN_FILE, add_train_arguments
 from frog.config.load import override_dict
 from frog.core.env import WorldEnv, world_env
-from frog.core.errors import ConfigError, UsageError
+from frog.core.errors import UsageError
 from frog.core.files import write_json
 from frog.core.runfolder import RunFolder, find_run
 from frog.events import EventWriter
@@ -54,9 +54,7 @@ def run_rank(args: argparse.Namespace, loop: Loop = train) -> int:
 
 def _run(args: argparse.Namespace, env: WorldEnv, stop: StopWish, place: Place, loop: Loop) -> int:
     config, folder = _configuration(args)
-    if problems := config.world_problems(env.world_size):
-        listing = "".join(f"\n  - {problem}" for problem in problems[1:])
-        raise ConfigError(problems[0] + listing, "change one of these numbers: --set strategy.tp=…, train.grad_accum=…")
+    config.check_world(env.world_size)
     device = pick_device(config.train.device, env)
     world = join_world(env, device, config.train.timeout_s)
     try:

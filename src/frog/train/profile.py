@@ -1,7 +1,8 @@
 """`python -m frog.train.profile RUN.toml`: one rank of a short run whose last steps torch.profiler records.
 
 `frog profile` starts this. The run takes a few steps to warm up, as many plain steps as it will record, so that the
-profiler's own cost can be told, then the recorded ones; and there it ends, without a last evaluation or a checkpoint.
+profiler's own cost can be told, one with the profiler on in which it settles, and then the recorded ones. There it
+ends, without a last evaluation or a checkpoint.
 It is the real training loop, watched from outside through its events: the trace has a mark `frog::step N` around each
 step and `frog::forward` and so on around its phases.
 
@@ -43,9 +44,18 @@ def main(arguments: Sequence[str]) -> int:
     return run_rank(args, functools.partial(profiled, num_recorded=args.steps))
 
 
+def _plain(num_recorded: int) -> range:
+    return range(WARM_UP_STEPS + 1, WARM_UP_STEPS + num_recorded + 1)
+
+
+def _recorded(num_recorded: int) -> range:
+    first = _plain(num_recorded).stop + 1
+    return range(first, first + num_recorded)
+
+
 def _short(num_recorded: int) -> list[str]:
     """What makes a run short: its steps, one held-out window in the beginning, nothing else aside."""
-    num_steps = WARM_UP_STEPS + 2 * num_recorded
+    num_steps = _recorded(num_recorded).stop - 1
     aside = (f"eval.every={num_steps}", "eval.tokens=1", "eval.sample_tokens=0", f"checkpoint.every={num_steps}")
     return [f"train.steps={num_steps}", *aside]
 
@@ -76,8 +86,7 @@ class Watch:
 
     def __init__(self, run: Run, num_recorded: int) -> None:
         self._run, self._events = run, run.events
-        self._plain = range(WARM_UP_STEPS + 1, WARM_UP_STEPS + num_recorded + 1)
-        self._recorded = range(self._plain.stop, self._plain.stop + num_recorded)
+        self._plain, self._recorded = _plain(num_recorded), _recorded(num_recorded)
         self._span, self._emit = run.events.span, run.events.emit
         run.events.span = self.span  # type: ignore[method-assign]
         run.events.emit = self.emit  # type: ignore[method-assign]
@@ -107,13 +116,12 @@ class Watch:
                 raise _Done
 
     def _begin_step(self, step: int) -> None:
-        if step == self._recorded[0]:
+        if step == self._recorded[0] - 1:  # what starting costs, and ranks that start unequally fast, is in no mark
             self._profiler.prepare_trace()
             self._profiler.start_trace()
-            self._run.world.barrier()  # ranks take unequally long to start, and would wait for that in the step
         if step in self._recorded:
             self._step_mark = record_function(f"frog::step {step}")
-            self._step_mark.__enter__()
+            self._step_mark.__enter__()  # type: ignore[no-untyped-call]
 
     def _end_step(self, step: int) -> None:
         if self._step_mark is not None:

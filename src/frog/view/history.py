@@ -36,7 +36,7 @@ SCALARS = (
     "loss_scale",
     "skipped",
 )
-"""The numbers of a step event that are kept; NaN where a step has none. `skipped` is 1 or 0."""
+"""The numbers of a step event that are kept; NaN where a step has none. `skipped` is 1 or 0, in fp16 alone."""
 
 _SAME_CLOCK_S = 0.2
 
@@ -228,11 +228,13 @@ def _rank_history(events: RankEvents, segments: Sequence[Segment]) -> RankHistor
     collectives = kept.get("collective", [])
     ops = sorted({event["op"] for _, event in collectives})
     axes = sorted({event["axis"] for _, event in collectives})
+    scalars = {name: np.array([_number(e.get(name)) for _, (_, e) in steps], np.float64) for name in SCALARS}
+    scalars["skipped"][np.isnan(scalars["loss_scale"])] = np.nan
     return RankHistory(
         rank=events.rank,
         starts=starts,
         steps=np.array([step for step, _ in steps], np.int64),
-        scalars={name: np.array([_number(e.get(name)) for _, (_, e) in steps], np.float64) for name in SCALARS},
+        scalars=scalars,
         sample_ids=[event.get("sample_ids") or [] for _, (_, event) in steps],
         end_ns=np.array([event["end_ns"] for _, (_, event) in steps], np.int64),
         segment=np.array([segment for _, (segment, _) in steps], np.int64),

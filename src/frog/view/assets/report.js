@@ -19,8 +19,8 @@
     return String(Number(value.toPrecision(4)));
   }
   function power(value) {
-    const exponent = Math.log2(value);
-    return value > 0 && Number.isInteger(exponent) ? `2^${exponent}` : exact(value);
+    const exponent = Math.round(Math.log2(value));  // values come with six digits
+    return Math.abs(value / 2 ** exponent - 1) < 1e-5 ? `2^${exponent}` : exact(value);
   }
   const STYLES = { exact, count, power };
 

@@ -1,9 +1,8 @@
-"""The arguments of `frog finetune` and `frog classify`, the same on every rank of a world."""
+"""The arguments of `frog finetune` and `frog classify`. What loads torch is imported when a command runs."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 
 from frog.config.finetune import GUARD, HEADS
 
@@ -22,7 +21,7 @@ def add_finetune_parsers(commands: argparse._SubParsersAction[argparse.ArgumentP
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_finetune_arguments(finetune)
-    finetune.set_defaults(handler=_handler("frog.train.finetune_main", "run_rank"))
+    finetune.set_defaults(handler=_finetune)
 
     classify = commands.add_parser(
         "classify",
@@ -34,7 +33,7 @@ def add_finetune_parsers(commands: argparse._SubParsersAction[argparse.ArgumentP
         "--text", action="append", metavar="TEXT", help="repeatable; without it the lines of standard input are read"
     )
     classify.add_argument("--json", action="store_true", help="a JSON object a text, with every class's probability")
-    classify.set_defaults(handler=_handler("frog.train.finetuned", "classify"))
+    classify.set_defaults(handler=_classify)
 
 
 def add_finetune_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,11 +79,13 @@ def add_finetune_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _handler(module: str, function: str) -> Callable[[argparse.Namespace], int]:
-    def handler(args: argparse.Namespace) -> int:
-        from importlib import import_module
+def _finetune(args: argparse.Namespace) -> int:
+    from frog.train.finetune_main import run_rank
 
-        code: int = getattr(import_module(module), function)(args)
-        return code
+    return run_rank(args)
 
-    return handler
+
+def _classify(args: argparse.Namespace) -> int:
+    from frog.train.finetuned import classify
+
+    return classify(args)

@@ -1,0 +1,46 @@
+"""torch's DeviceMesh of some of our axes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from frog.comm import Axis
+from frog.parallel.mesh import Mesh
+
+
+class Grid:
+    """torch's mesh of this rank over some of our axes, the slowest first, on the process groups that are there.
+
+    Axes of one rank are left out. Names are new each time: torch keeps what it works out for a mesh, groups included,
+    and takes two meshes of the same names and ranks for one, though the groups of the first may be gone.
+    """
+
+    _count = itertools.count()
+
+    def __init__(self, mesh: Mesh, axes: Mapping[str, Axis]) -> None:
+        number = next(self._count)
+        self._names = {name: f"{name}_{number}" for name, axis in axes.items() if axis.size > 1}
+        self._mesh: DeviceMesh | None = None
+        if self._names:
+            used = [axes[name] for name in self._names]
+            ranks = torch.tensor(mesh.world.rank)
+            for axis in used:
+                ranks = ranks.unsqueeze(-1) + torch.tensor([rank - mesh.world.rank for rank in axis.ranks])
+            groups: Any = [axis.group or dist.group.WORLD for axis in used]
+            self._mesh = DeviceMesh.from_group(
+                groups if len(groups) > 1 else groups[0],
+                mesh.world.device.type,
+                mesh=ranks,
+                mesh_dim_names=tuple(self._names.values()),
+            )
+
+    def part(self, *axes: str) -> DeviceMesh | None:
+        """The mesh of these axes alone, as far as they have several ranks; None if none has."""
+        names = tuple(self._names[name] for name in axes if name in self._names)
+        return self._mesh[names] if self._mesh is not None and names else None

@@ -1,0 +1,231 @@
+"""A Chrome trace that torch.profiler wrote of one rank, read back: what ran in its recorded steps, and for how long.
+
+Units: microseconds on the trace's own clock, which the ranks of one machine share.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from frog.core.errors import RunError
+
+Interval = tuple[float, float]
+TraceEvent = dict[str, Any]
+
+_STEP = re.compile(r"frog::step (\d+)")
+_PHASE = re.compile(r"frog::(\w+)")
+_ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+_TRANSFER = ("gloo:", "nccl:")
+_PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
+_LINEAR = "mkldnn::_linear_pointwise"
+_COMMUNICATION = ("c10d::", "_c10d_functional::")
+_NO_WORK = ("autograd", "torch", "c10d", "_c10d_functional")
+"""Namespaces of operators whose own time is not arithmetic: the engine, which runs Python's hooks; communication."""
+
+
+class TraceFile(NamedTuple):
+    """A trace as it was written."""
+
+    events: list[TraceEvent]
+    about: dict[str, Any]
+    """What stands beside the events."""
+
+    @property
+    def base_ns(self) -> int:
+        """What the times are counted from."""
+        return int(self.about.get("baseTimeNanoseconds", 0))
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operator's run on the thread that takes the steps."""
+
+    name: str
+    whole_us: float
+    own: tuple[Interval, ...]
+    """When it ran itself, and none of the operators that it called."""
+    shapes: tuple[tuple[int, ...], ...]
+    """Of its inputs that are tensors."""
+    dtype: str
+    communicates: bool
+    """Whether it called communication, and so may have waited."""
+
+    @property
+    def self_us(self) -> float:
+        return sum(end - start for start, end in self.own)
+
+    @property
+    def is_work(self) -> bool:
+        """Whether it is `namespace::operator` of a namespace that computes, and does nothing else."""
+        namespace, colons, _ = self.name.partition("::")
+        return bool(colons) and namespace not in _NO_WORK and not self.communicates
+
+    @property
+    def matrices(self) -> list[tuple[int, ...]]:
+        """The shapes that are those of matrices, or of several."""
+        return [shape for shape in self.shapes if len(shape) >= 2]
+
+    @property
+    def is_product(self) -> bool:
+        """Whether it multiplies matrices."""
+        return self.name in (*_PRODUCTS, _LINEAR) and len(self.matrices) >= 2
+
+    @property
+    def flops(self) -> float:
+        """Of a product: two for each multiplication and addition."""
+        if self.name == _LINEAR:  # x (..., k) and a weight (n, k)
+            return 2.0 * math.prod(self.matrices[0]) * self.matrices[1][0]
+        return 2.0 * math.prod(self.matrices[-2]) * self.matrices[-1][-1]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What one rank's trace says of its recorded steps."""
+
+    steps: dict[int, Interval]
+    phases: list[tuple[str, Interval]]
+    calls: list[Call]
+    """Of the steps, in the order in which they began."""
+    transfers: list[Interval]
+    """Collectives as the library that carries them out sees them, on threads or streams of its own."""
+    kernels: list[Interval]
+    """What a GPU worked on, communication left out; empty on a CPU."""
+
+    @property
+    def work(self) -> list[Interval]:
+        """When an operator computed: on a GPU its kernels, on a CPU the operators themselves."""
+        return self.kernels or [stretch for call in self.calls if call.is_work for stretch in call.own]
+
+
+def read_trace_file(path: Path) -> TraceFile:
+    """Read a trace, plain or gzipped. Raises RunError if the file is not one."""
+    try:
+        data = path.read_bytes()
+        content = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+        return TraceFile(content.pop("traceEvents"), content)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{path}: not a trace of torch.profiler: {error}", "profile again") from None
+
+
+def understand(events: Sequence[TraceEvent]) -> Trace:
+    """Sort a trace's events. Raises RunError if no step is marked in it."""
+    spans = [event for event in events if event.get("ph") == "X"]
+    marks = [event for event in spans if event.get("cat") == "user_annotation"]
+    steps = {int(match[1]): event for event in marks if (match := _STEP.fullmatch(event["name"]))}
+    if not steps:
+        raise RunError("the trace has no mark `frog::step N`", "profile again")
+    thread = next(iter(steps.values()))["tid"]
+    inside = [_interval(event) for event in steps.values()]
+    first, last = min(start for start, _ in inside), max(end for _, end in inside)
+    own = [event for event in spans if event["tid"] == thread and first <= event["ts"] <= last]
+    device = [event for event in spans if event.get("cat") in _ON_DEVICE]
+    is_nccl = [event["name"].startswith("nccl") for event in device]
+    there = [_interval(event) for event, nccl in zip(device, is_nccl, strict=True) if nccl]
+    here = [_interval(event) for event in marks if event["name"].startswith(_TRANSFER)]
+    return Trace(
+        steps={number: _interval(event) for number, event in sorted(steps.items())},
+        phases=[
+            (match[1], _interval(event))
+            for event in own
+            if event.get("cat") == "user_annotation" and (match := _PHASE.fullmatch(event["name"]))
+        ],
+        calls=list(_calls(own)),
+        transfers=there if device else here,
+        kernels=[_interval(event) for event, nccl in zip(device, is_nccl, strict=True) if not nccl],
+    )
+
+
+def _interval(event: TraceEvent) -> Interval:
+    return event["ts"], event["ts"] + event.get("dur", 0.0)
+
+
+def _calls(events: Sequence[TraceEvent]) -> Iterator[Call]:
+    """The operators of one thread, each with the time that is its own: every moment belongs to the innermost one.
+
+    What communication calls inside itself is taken for a part of it.
+    """
+    ordered = sorted(events, key=lambda event: (event["ts"], -event.get("dur", 0.0)))
+    ends = [_interval(event)[1] for event in ordered]
+    own: list[list[Interval]] = [[] for _ in ordered]
+    communicates = [False] * len(ordered)
+    open_calls: list[int] = []
+    now_us = 0.0
+
+    def pass_time(until_us: float) -> None:
+        nonlocal now_us
+        if open_calls and until_us > now_us:
+            own[open_calls[-1]].append((now_us, until_us))
+        now_us = max(now_us, until_us)
+
+    def close(until_us: float) -> None:
+        while open_calls and ends[open_calls[-1]] <= until_us:
+            pass_time(ends[open_calls[-1]])
+            open_calls.pop()
+
+    for index, event in enumerate(ordered):
+        close(event["ts"])
+        if open_calls and ordered[open_calls[-1]]["name"].startswith(_COMMUNICATION):
+            continue
+        pass_time(event["ts"])
+        open_calls.append(index)
+        if event["name"].startswith(_COMMUNICATION):
+            for caller in open_calls:
+                communicates[caller] = True
+    close(math.inf)
+    for event, stretches, with_others in zip(ordered, own, communicates, strict=True):
+        if event.get("cat") == "cpu_op" and stretches:
+            yield _call(event, tuple(stretches), with_others)
+
+
+def _call(event: TraceEvent, own: tuple[Interval, ...], communicates: bool) -> Call:
+    args = event.get("args", {})
+    shapes = tuple(tuple(dims) for dims in args.get("Input Dims", ()) if dims and isinstance(dims[0], int))
+    dtype = next(iter(args.get("Input type", ())), "")
+    return Call(event["name"], event.get("dur", 0.0), own, shapes, dtype, communicates)
+
+
+# ---- stretches of time -----------------------------------------------------------------------------------------------
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """The same time in stretches that do not touch, in order."""
+    merged: list[Interval] = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        elif end > start:
+            merged.append((start, end))
+    return merged
+
+
+def common(a: Iterable[Interval], b: Iterable[Interval]) -> list[Interval]:
+    """The time that is in both."""
+    found, first, second = [], union(a), union(b)
+    i = j = 0
+    while i < len(first) and j < len(second):
+        start, end = max(first[i][0], second[j][0]), min(first[i][1], second[j][1])
+        if end > start:
+            found.append((start, end))
+        if first[i][1] < second[j][1]:
+            i += 1
+        else:
+            j += 1
+    return found
+
+
+def length(intervals: Iterable[Interval]) -> float:
+    """How long some time is, where stretches overlap counted once."""
+    return sum(end - start for start, end in union(intervals))
+
+
+def without(a: Iterable[Interval], b: Iterable[Interval]) -> float:
+    """How much of `a` is not in `b`."""
+    a = list(a)
+    return length(a) - length(common(a, b))

@@ -1,0 +1,43 @@
+"""What the native strategies refuse before anything starts, and how they tell a failure inside torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from frog.comm import World
+from frog.config import StrategyConfig
+from frog.core.env import world_env
+from frog.core.errors import CommError, ConfigError
+from frog.parallel.native import check_compile, explained
+
+
+@pytest.mark.parametrize(
+    ("strategy", "said"),
+    [
+        ({"implementation": "deepspeed", "name": "zero1"}, r"strategy\.implementation='deepspeed'"),
+        ({"implementation": "torch", "tp": 2}, r"strategy\.tp=2 by torch"),
+        ({"implementation": "torch", "pp": 2, "schedule": "zero_bubble"}, r"strategy\.schedule='zero_bubble'"),
+    ],
+)
+def test_what_does_not_compile(strategy: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=r"train\.compile=true with " + said):
+        check_compile(StrategyConfig(**strategy))
+
+
+@pytest.mark.parametrize("strategy", [{}, {"name": "zero3"}, {"pp": 2}])
+def test_what_does(strategy: dict[str, Any]) -> None:
+    check_compile(StrategyConfig(implementation="torch", **strategy))
+
+
+def test_a_lost_peer_is_told_as_ours_are() -> None:
+    world = World(world_env(), torch.device("cpu"), timeout_s=1)
+    with (
+        pytest.raises(CommError, match=r"communication inside torch failed in the pipeline \[rank 0 of 1\]: .*pair"),
+        explained(world, "the pipeline"),
+    ):
+        raise RuntimeError("[/gloo/transport/tcp/pair.cc:553] Connection closed by peer")
+    with pytest.raises(RuntimeError, match="shapes differ"), explained(world, "the pipeline"):
+        raise RuntimeError("shapes differ")
