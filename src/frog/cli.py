@@ -107,6 +107,7 @@ def _add_model_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
     export.add_argument("--to", choices=["hf"], required=True, help="hf: a folder for transformers' from_pretrained")
     export.add_argument("folder", metavar="DIR")
     export.add_argument("--step", type=int, metavar="N", help="the checkpoint of that step; default: the last")
+    export.add_argument("--merge", action="store_true", help="of a fine-tuned run: its adapter merged into the base")
     export.set_defaults(handler=_model_command("export"))
 
     imported = commands.add_parser("import", help="make a run of a model that another library wrote")

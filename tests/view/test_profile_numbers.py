@@ -81,6 +81,11 @@ def test_an_operator_that_communicates_is_no_work() -> None:
     assert length(trace.work) == 10
 
 
+def test_a_compiled_graph_is_an_operator() -> None:
+    trace = understand([*STEP, mark("## Call CompiledFxGraph fabc", 5, 25), event("aten::mm", 10, 20)])
+    assert {call.name: call.self_us for call in trace.calls if call.is_work} == {"compiled::graph": 10, "aten::mm": 10}
+
+
 def test_parts_add_up_where_a_native_implementation_communicates() -> None:
     trace = understand(
         [
@@ -119,6 +124,12 @@ def test_waiting_for_a_rank_is_told_from_transfer() -> None:
     }
     assert _held_up(0, axes, told) == (70, 30 + 0 + 10)
     assert _held_up(1, axes, told) == (29, 0 + 0 + 4)
+
+
+def test_nobody_waits_longer_than_it_was_held_up() -> None:
+    """A rank may be done before another begins, as the source of a broadcast."""
+    told = {0: {6: [call(0, 10, 10, "broadcast")]}, 1: {6: [call(30, 40, 10, "broadcast")]}}
+    assert _held_up(0, {"dp": [0, 1]}, told) == (10, 10)
 
 
 def test_ranks_that_told_of_other_collectives_are_not_compared() -> None:

@@ -46,7 +46,8 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
     # What a rank holds, in bytes: parameters, gradients and optimizer state as they lie between steps; activations at
     # their peak within step `step`: what autograd keeps for the backward pass, parameters and token ids left out.
     "memory": ("step", "parameters", "gradients", "optimizer", "activations"),
-    # Held-out text was scored after `step` steps, over all ranks (rank 0 alone says it).
+    # Held-out text was scored after `step` steps, over all ranks (rank 0 alone says it). `bits_per_byte` may be null:
+    # what classifies scores no bytes.
     "eval": ("step", "loss", "perplexity", "bits_per_byte", "tokens"),
     # Text was sampled after `step` steps (rank 0 alone).
     "sample": ("step", "prompt", "text"),

@@ -26,7 +26,12 @@ _TOGETHER_S = 10
 """Failures this close belong together. torchrun kills ranks that hang 30 s after the failure that they caused."""
 
 
-_PROGRAMS = {"train": "frog.train", "prove": "frog.train.prove", "profile": "frog.train.profile"}
+_PROGRAMS = {
+    "train": "frog.train",
+    "finetune": "frog.train.finetune_main",
+    "prove": "frog.train.prove",
+    "profile": "frog.train.profile",
+}
 """Frog's own programs that run on every rank."""
 
 
@@ -73,7 +78,8 @@ def _target(program: Sequence[str]) -> list[str]:
         return ["-m", _PROGRAMS[name], *rest]
     if not Path(name).is_file():
         raise UsageError(
-            f"{name}: neither the frog command `train` nor a script", "frog run --nproc 4 -- train RUN.toml"
+            f"{name}: neither a frog command that runs on every rank ({', '.join(_PROGRAMS)}) nor a script",
+            "frog run --nproc 4 -- train RUN.toml",
         )
     return [name, *rest]
 

@@ -20,7 +20,7 @@ from frog.comm.held import whole_copy
 from frog.comm.world import pick_device
 from frog.config import DataConfig, RunConfig, from_dict, to_dict
 from frog.core.env import world_env
-from frog.core.errors import CheckpointError, RunError
+from frog.core.errors import CheckpointError, RunError, UsageError
 from frog.core.files import write_json
 from frog.core.runfolder import RunFolder, find_run
 from frog.core.units import format_bytes
@@ -30,6 +30,7 @@ from frog.model.hf import load_hf, save_hf
 from frog.parallel.build import build_strategy
 from frog.parallel.mesh import Mesh
 from frog.train.evaluate import evaluate as score_windows
+from frog.train.finetuned import export_merged, read_finetune
 from frog.train.sample import sample_text
 from frog.train.setup import FORMAT, now_text
 from frog.train.start import load_trained
@@ -111,6 +112,15 @@ def export(args: argparse.Namespace) -> int:
     folder, target = find_run(args.run), Path(args.folder)
     if target.exists() and any(target.iterdir()):
         raise RunError(f"{target}: exists and is not empty", "name a new folder")
+    if read_finetune(folder) is not None:
+        if not args.merge:
+            raise UsageError(
+                f"{folder.path}: a fine-tuning, whose adapter is {folder.path / 'adapter'} already, as peft loads it",
+                "--merge exports base and adapter as one model",
+            )
+        loader = export_merged(folder, target)
+        print(f"{target}: {folder.path} merged into its base, for {loader}.from_pretrained({args.folder!r})")
+        return 0
     model, _, step = load_trained(folder, args.step)
     save_hf(model, target, folder.tokenizer_json if folder.tokenizer_json.exists() else None)
     print(f"{target}: {folder.path} at step {step}, for AutoModelForCausalLM.from_pretrained({args.folder!r})")

@@ -47,6 +47,10 @@ def trusted_checkpoint(folder: RunFolder, step: int | None = None) -> Checkpoint
 
 def load_trained(folder: RunFolder, step: int | None = None) -> tuple[TinyTransformer, ModelConfig, int]:
     """The model of a run with the weights of a checkpoint (the last good one), and that checkpoint's step."""
+    if "finetune" in folder.read_run():
+        from frog.train.finetuned import load_merged  # which reads its base by this very function
+
+        return load_merged(folder)
     config = from_dict(folder.read_run()["config"]).model
     checkpoint = trusted_checkpoint(folder, step)
     model = TinyTransformer(config)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from frog.core.errors import RunError
 from frog.core.runfolder import RunFolder
 from frog.view.checkpoints import open_checkpoints
-from frog.view.history import History, read_history
+from frog.view.history import History, RankHistory, read_history
 from frog.view.weights import differences
 
 Outcome = Literal["equal", "close", "different", "not compared"]
@@ -149,27 +149,35 @@ def _ids_by_step(history: History) -> dict[int, list[int]]:
     world: dict[int, int] = {}
     for rank in history.ranks.values():
         for step, segment, own in zip(rank.steps.tolist(), rank.segment.tolist(), rank.sample_ids, strict=True):
-            ids.setdefault(step, []).extend(own)
+            ids.setdefault(step, []).extend(own if _reads(rank, segment) else [])
             told[step] = told.get(step, 0) + 1
             world[step] = history.segments[segment].world_size
     return {step: sorted(values) for step, values in ids.items() if values and told[step] == world[step]}
+
+
+def _reads(rank: RankHistory, segment: int) -> bool:
+    """Whether this rank is the first of those that take the same samples: at the beginning of all axes but dp."""
+    place = rank.starts.get(segment, {}).get("place") or {}
+    return all(at == 0 for axis, at in place.items() if axis != "dp")
 
 
 def _losses(a: _Side, b: _Side, rtol: float) -> Finding:
     """Each rank's loss if both runs had the same world at the same steps, else the mean over ranks."""
     if _worlds(a) != _worlds(b):
         finding = _numbers("loss", _of_main(a, "loss_mean"), _of_main(b, "loss_mean"), rtol)
-        finding.detail += " (mean over ranks: the worlds differ)"
+        finding.detail += " (mean over ranks: the worlds or their meshes differ)"
         return finding
     return _numbers("loss of each rank", _rank_losses(a), _rank_losses(b), rtol)
 
 
-def _worlds(side: _Side) -> list[tuple[int, int]]:
-    """World sizes with the step from which each held; what a resume at the same world adds is left out."""
-    changes: list[tuple[int, int]] = []
-    for segment in side.history.segments:
-        if not changes or changes[-1][1] != segment.world_size:
-            changes.append((segment.from_step, segment.world_size))
+def _worlds(side: _Side) -> list[tuple[int, Any]]:
+    """Worlds with the step from which each held; what a resume in the same world and mesh adds is left out."""
+    changes: list[tuple[int, Any]] = []
+    for number, segment in enumerate(side.history.segments):
+        starts = side.history.main.starts if side.history.main else {}
+        world = (segment.world_size, (starts.get(number) or {}).get("mesh"))
+        if not changes or changes[-1][1] != world:
+            changes.append((segment.from_step, world))
     return changes
 
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from frog.config import from_dict
 from frog.core.units import format_bytes
-from frog.view.profile import HELD_UP, IDLE, PYTHON, WAITING, Profile, RankProfile
+from frog.view.profile import ALONE, HELD_UP, IDLE, KERNELS, OPERATORS, PYTHON, TRANSFER, WAITING, Profile, RankProfile
 from frog.view.trace import Call
 
 _TOP = 10
@@ -17,19 +17,17 @@ _MEMORY = ("parameters", "gradients", "optimizer", "activations")
 
 Key = TypeVar("Key", bound=Hashable)
 
-_PARTS_CPU = (
-    "*Operators*: an operator of torch computes. *Transfer*: the rank is held up by communication to which all "
-    "its ranks have come. *Waiting for ranks*: held up because another rank has not come yet; this is idle time. "
-    "*Python*: none of these, as the loop, hooks and the engine between operators."
-)
-_PARTS_NATIVE = (
-    "*Operators*: an operator of torch computes. *Held up*: none does, while a collective is under way; this "
-    "implementation leaves no events that would tell transfer from waiting. *Python*: neither."
-)
-_PARTS_GPU = (
-    "*Kernels*: the GPU computes. *Communication alone*: it only communicates. *Idle*: it does neither, and waits for "
-    "Python or for other ranks."
-)
+_WORDS = {
+    OPERATORS: "an operator of torch computes",
+    TRANSFER: "the rank is held up by communication to which all its ranks have come",
+    WAITING: "held up because another rank has not come yet, which is idle time",
+    HELD_UP: "no operator runs while a collective is under way (strategies from scratch tell transfer from waiting)",
+    PYTHON: "none of these, as the loop, hooks, and the engine between operators",
+    KERNELS: "the GPU computes",
+    ALONE: "it only communicates",
+    IDLE: "it does neither, and waits for Python or for other ranks",
+}
+"""What the parts of a step are."""
 
 
 def profile_page(profile: Profile) -> str:
@@ -61,7 +59,7 @@ def _head(profile: Profile) -> str:
         f"{strategy.implementation}, {config.train.precision}; {config.explain_batch(len(ranks))}.\n"
         f"A step took {plain:.1f} ms without the profiler and {slow:.1f} ms with it (medians of {num_steps} "
         f"step{'s' if num_steps > 1 else ''} each). Recording makes a step slower, Python more than operators: read "
-        f"shares rather than times. It took {format_bytes(more)} of memory a rank."
+        f"shares rather than times. It raised the peak of memory by {format_bytes(more)} a rank."
     )
 
 
@@ -80,7 +78,9 @@ def _findings(profile: Profile) -> list[str]:
     if shares.get(HELD_UP, 0.0) >= 0.2:
         found.append(f"{shares[HELD_UP]:.0%} is communication that nothing overlaps.")
     if shares.get(PYTHON, 0.0) >= 0.35 or shares.get(IDLE, 0.0) >= 0.35:
-        found.append("The operators are small beside the Python that calls them: larger micro-batches would fill them.")
+        found.append(
+            "Much is Python that calls operators: with larger micro-batches there would be less of it a token."
+        )
     return found
 
 
@@ -93,14 +93,16 @@ def _who_is_late(ranks: Sequence[RankProfile]) -> str:
 
 def _time(profile: Profile) -> str:
     ranks = profile.ranks
-    names, phases = list(ranks[0].parts), list(ranks[0].phases)
+    names = [name for name in ranks[0].parts if any(rank.parts[name] for rank in ranks)]
+    phases = list(ranks[0].phases)
     parts = [
-        [str(r.rank), _ms(r.step_us), *(f"{_ms(us)} {us / r.step_us:4.0%}" for us in r.parts.values())] for r in ranks
+        [str(r.rank), _ms(r.step_us), *(f"{_ms(r.parts[name])} {r.parts[name] / r.step_us:4.0%}" for name in names)]
+        for r in ranks
     ]
     spans = [[str(r.rank), *(_ms(r.phases[phase]) for phase in phases)] for r in ranks]
-    words = _PARTS_GPU if IDLE in names else _PARTS_NATIVE if HELD_UP in names else _PARTS_CPU
+    words = "; ".join(f"*{name}*: {_WORDS[name]}" for name in names)
     return (
-        f"## Where a step goes (ms)\n\n{_table(['rank', 'step', *names], parts)}\n\n{words}\n\n"
+        f"## Where a step goes (ms)\n\n{_table(['rank', 'step', *names], parts)}\n\n{words}.\n\n"
         f"By phase:\n\n{_table(['rank', *phases], spans)}"
     )
 

@@ -62,7 +62,8 @@ def _write_held_out(folder: Path, history: History, main: RankHistory) -> None:
     begin_s = history.segments[0].unix_ns / 1e9
     with _Writer(folder) as writer:
         for step, event in main.evals.items():
-            values = {name: float(event[name]) for name in ("loss", "perplexity", "bits_per_byte")}
+            names = ("loss", "perplexity", "bits_per_byte")
+            values = {name: float(event[name]) for name in names if event[name] is not None}
             writer.scalars(step, times_s.get(step, begin_s), values)
         for step, event in main.samples.items():
             text = event["prompt"] + event["text"].removeprefix(event["prompt"])

@@ -25,6 +25,7 @@ _ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _TRANSFER = ("gloo:", "nccl:")
 _PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 _LINEAR = "mkldnn::_linear_pointwise"
+_COMPILED = "## Call CompiledFxGraph"
 _COMMUNICATION = ("c10d::", "_c10d_functional::")
 _NO_WORK = ("autograd", "torch", "c10d", "_c10d_functional")
 """Namespaces of operators whose own time is not arithmetic: the engine, which runs Python's hooks; communication."""
@@ -180,15 +181,16 @@ def _calls(events: Sequence[TraceEvent]) -> Iterator[Call]:
                 communicates[caller] = True
     close(math.inf)
     for event, stretches, with_others in zip(ordered, own, communicates, strict=True):
-        if event.get("cat") == "cpu_op" and stretches:
-            yield _call(event, tuple(stretches), with_others)
+        is_graph = event["name"].startswith(_COMPILED)
+        if stretches and (is_graph or event.get("cat") == "cpu_op"):
+            yield _call("compiled::graph" if is_graph else event["name"], event, tuple(stretches), with_others)
 
 
-def _call(event: TraceEvent, own: tuple[Interval, ...], communicates: bool) -> Call:
+def _call(name: str, event: TraceEvent, own: tuple[Interval, ...], communicates: bool) -> Call:
     args = event.get("args", {})
     shapes = tuple(tuple(dims) for dims in args.get("Input Dims", ()) if dims and isinstance(dims[0], int))
     dtype = next(iter(args.get("Input type", ())), "")
-    return Call(event["name"], event.get("dur", 0.0), own, shapes, dtype, communicates)
+    return Call(name, event.get("dur", 0.0), own, shapes, dtype, communicates)
 
 
 # ---- stretches of time -----------------------------------------------------------------------------------------------
