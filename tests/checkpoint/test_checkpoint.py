@@ -6,6 +6,7 @@ import errno
 import json
 import os
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -245,7 +246,7 @@ def shards(whole: Tensor, num_columns: int, num_runs: int) -> list[list[Held]]:
         local = part.contiguous()
         corner = (0, column * local.shape[1])
         bounds = [local.numel() * run // num_runs for run in range(num_runs + 1)]
-        for start, end in zip(bounds, bounds[1:], strict=False):
+        for start, end in pairwise(bounds):
             run = local.view(-1)[start:end].clone()
             ranks.append(held_slice("model/a", run, start, local.shape, corner, whole.shape, (0, 1)))
     return ranks

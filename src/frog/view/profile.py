@@ -120,6 +120,7 @@ def _held_up(
     """Microseconds, over all recorded steps, that a rank was held up, and what of it was waiting for another rank.
 
     The n-th collective of an axis in a step is the same one on all of its ranks, messages left out.
+    Assumes: that the ranks are on one machine, whose clock they share.
     """
     held_ns = late_ns = 0
     for step, own in collectives[rank].items():
