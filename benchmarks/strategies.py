@@ -21,6 +21,7 @@ from torch import Tensor
 
 from frog.comm import World, join_world
 from frog.config import StrategyConfig
+from frog.config.strategy import strategy_problems
 from frog.core.env import world_env
 from frog.model import TinyTransformer
 
@@ -53,9 +54,14 @@ def run_block(loop: FrogLoop, batches: list[tuple[Tensor, Tensor]]) -> tuple[flo
 
 def measure(name: str, size: Size, rounds: int, steps_a_block: int, world: World) -> None:
     loops = []
+    model = size.config(VOCAB_SIZE)
+    if problems := strategy_problems(pair(name, world.size)[0], model, size.sequence_length, 1, world.size):
+        if world.is_main:
+            print(f"  {name:16} not possible: {problems[0]}", flush=True)
+        return
     for strategy in pair(name, world.size):
         torch.manual_seed(0)
-        loops.append(FrogLoop(TinyTransformer(size.config(VOCAB_SIZE)), world, strategy))
+        loops.append(FrogLoop(TinyTransformer(model), world, strategy))
     seed = 0 if name.startswith("tp") else world.rank
     batches = size.batches(VOCAB_SIZE, WARMUP_STEPS + rounds * steps_a_block, seed=seed)
     times: list[list[float]] = [[], []]
