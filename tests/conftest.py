@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
 
 import pytest
 from workshop import MODEL, RUN_FILE, Workshop
+
+
+def pytest_configure() -> None:
+    """A shell that starts the tests in the background makes them, and all they start, deaf to Ctrl-C: hear again."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
