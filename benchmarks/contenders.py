@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import time
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from frog.comm import World
@@ -103,3 +105,13 @@ class FrogLoop:
         self.strategy.step(self.scaler)
         self.strategy.zero()
         return agreed.loss
+
+
+def run_block(loop: PlainLoop | FrogLoop, batches: list[tuple[Tensor, Tensor]]) -> tuple[float, list[float]]:
+    """Milliseconds a step on the slowest rank, and this rank's losses."""
+    dist.barrier()
+    start = time.perf_counter()
+    losses = [loop.step(*batch) for batch in batches]
+    slowest = torch.tensor((time.perf_counter() - start) * 1e3 / len(batches))
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    return slowest.item(), losses

@@ -12,12 +12,9 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 
 import torch
-import torch.distributed as dist
-from contenders import LARGER, SMALL, FrogLoop, Size
-from torch import Tensor
+from contenders import LARGER, SMALL, FrogLoop, Size, run_block
 
 from frog.comm import World, join_world
 from frog.config import StrategyConfig
@@ -40,16 +37,6 @@ def pair(name: str, world_size: int) -> tuple[StrategyConfig, StrategyConfig]:
     }
     ours, native = fields[name]
     return StrategyConfig(**ours), StrategyConfig(implementation="torch", **native)
-
-
-def run_block(loop: FrogLoop, batches: list[tuple[Tensor, Tensor]]) -> tuple[float, list[float]]:
-    """Milliseconds a step on the slowest rank, and this rank's losses."""
-    dist.barrier()
-    start = time.perf_counter()
-    losses = [loop.step(*batch) for batch in batches]
-    slowest = torch.tensor((time.perf_counter() - start) * 1e3 / len(batches))
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    return slowest.item(), losses
 
 
 def measure(name: str, size: Size, rounds: int, steps_a_block: int, world: World) -> None:

@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 
 import torch
-import torch.distributed as dist
-from contenders import LARGER, SMALL, FrogLoop, PlainLoop, Size
-from torch import Tensor
+from contenders import LARGER, SMALL, FrogLoop, PlainLoop, Size, run_block
 from torch.nn.parallel import DistributedDataParallel
 
 from frog.comm import World, join_world
@@ -38,16 +35,6 @@ def build(size: Size, world: World) -> dict[str, PlainLoop | FrogLoop]:
         DDP_FUSED: PlainLoop(DistributedDataParallel(model()), fused=True),
         FROG: FrogLoop(model(), world),
     }
-
-
-def run_block(loop: PlainLoop | FrogLoop, batches: list[tuple[Tensor, Tensor]]) -> tuple[float, list[float]]:
-    """Milliseconds a step on the slowest rank, and this rank's losses."""
-    dist.barrier()
-    start = time.perf_counter()
-    losses = [loop.step(*batch) for batch in batches]
-    slowest = torch.tensor((time.perf_counter() - start) * 1e3 / len(batches))
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    return slowest.item(), losses
 
 
 def measure(size: Size, rounds: int, steps_a_block: int, world: World) -> None:

@@ -202,7 +202,7 @@ def experts_not_averaged() -> Patch:
     return replaced(scratch, "build_parts", parts)
 
 
-NOT_SHARED = forgotten(scratch, "_broadcast")
+NOT_SHARED = forgotten(scratch, "share_weights")
 
 MUTANTS = [
     *(Mutant("rank 0's weights not shared", name, 2, NOT_SHARED) for name in ("ddp-naive", "zero1", "zero3", "tp")),

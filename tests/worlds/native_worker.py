@@ -29,7 +29,7 @@ from frog.core.env import world_env
 from frog.launch.proof import SMALL_MODEL
 from frog.parallel import deepspeed, native, torch_ddp, torch_fsdp, torch_pipeline
 from frog.parallel.build import build_mesh, build_strategy
-from frog.parallel.strategy import Strategy, no_span
+from frog.parallel.strategy import MOMENTS, Strategy, no_span
 from frog.train import prove
 from frog.train.optimizer import build_optimizer
 
@@ -86,7 +86,7 @@ def take_step(strategy: Strategy, case: prove.Case, step: int, span: Any = no_sp
 
 def state(strategy: Strategy) -> dict[str, Tensor]:
     """Weights and moments, whole, on every rank."""
-    moments = {f"{moment}/{name}": shape for moment in native.MOMENTS for name, shape in strategy.shapes.items()}
+    moments = {f"{moment}/{name}": shape for moment in MOMENTS for name, shape in strategy.shapes.items()}
     held = [*strategy.held_parameters(), *strategy.held_moments()]
     shapes = {**strategy.shapes, **moments}
     return {name: x.clone() for name, x in assemble(shapes, held, strategy.mesh.world.axis)}

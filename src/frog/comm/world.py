@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import gc
 import time
 from collections.abc import Iterator, Sequence
@@ -43,7 +44,7 @@ class World:
     def is_main(self) -> bool:
         return self.rank == 0
 
-    @property
+    @functools.cached_property
     def axis(self) -> Axis:
         """The whole world as one axis."""
         return Axis("world", range(self.size), self.rank, self.device, None, self._recorder)

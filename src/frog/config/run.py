@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -171,11 +172,15 @@ class RunConfig:
             f"{train.global_batch_size * self.data.sequence_length:,} tokens a step{shared}"
         )
 
-    def check_world(self, world_size: int) -> None:
-        """Raise ConfigError with every rule that this run breaks in a world of that size."""
-        if problems := self.world_problems(world_size):
+    def check_world(
+        self,
+        world_size: int,
+        further: Sequence[str] = (),
+        hint: str = "change one of these numbers: --set strategy.tp=…, train.grad_accum=…",
+    ) -> None:
+        """Raise ConfigError with every rule that this run breaks in a world of that size, and `further` ones."""
+        if problems := [*self.world_problems(world_size), *further]:
             listing = "".join(f"\n  - {problem}" for problem in problems[1:])
-            hint = "change one of these numbers: --set strategy.tp=…, train.grad_accum=…"
             raise ConfigError(problems[0] + listing, hint)
 
     def world_problems(self, world_size: int) -> list[str]:

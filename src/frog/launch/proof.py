@@ -63,27 +63,15 @@ FROM_SCRATCH: dict[str, dict[str, Any]] = {
 }
 """The strategies by the names that `--strategy` takes. "all" is the whole world; products need 4 ranks or more."""
 
+_OURS_ALONE = {
+    *("ddp-naive", "ddp-bucketed", "ddp-overlapped"),
+    *("cp", "ep", "dp x cp", "dp x ep", "zero3 x cp", "zero1 x pp"),
+}
+"""What torch has in one form only, or not at all."""
+
 NATIVE: dict[str, dict[str, dict[str, Any]]] = {
-    "torch": {
-        "ddp": {"bucket_mb": _SMALL_BUCKET_MB},
-        "zero1": {"name": "zero1"},
-        "zero2": {"name": "zero2"},
-        "zero3": {"name": "zero3"},
-        "tp": {"tp": "all", "sequence_parallel": False},
-        "tp+sp": {"tp": "all"},
-        "pp-gpipe": {"pp": "all", "schedule": "gpipe"},
-        "pp-1f1b": {"pp": "all", "schedule": "1f1b"},
-        "pp-interleaved": {"pp": 2, "schedule": "interleaved"},
-        "pp-zero-bubble": {"pp": "all", "schedule": "zero_bubble"},
-        "dp x tp": {"tp": 2},
-        "dp x pp": {"pp": 2},
-        "tp x pp": {"tp": 2, "pp": 2},
-        "dp x tp x pp": {"tp": 2, "pp": 2, "dp": 2},
-        "zero3 x tp": {"name": "zero3", "tp": 2},
-        "hybrid zero1": {"name": "zero1", "shard": 2},
-        "hybrid zero2": {"name": "zero2", "shard": 2},
-        "hybrid zero3": {"name": "zero3", "shard": 2},
-    },
+    "torch": {"ddp": {"bucket_mb": _SMALL_BUCKET_MB}}
+    | {name: fields for name, fields in FROM_SCRATCH.items() if name not in _OURS_ALONE},
     "deepspeed": {name: {"name": name} for name in ("zero1", "zero2", "zero3")},
 }
 

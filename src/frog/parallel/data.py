@@ -31,8 +31,6 @@ class DataParallel(ABC):
     """Whether every rank holds every parameter, and so can write any of them into a checkpoint."""
     keeps_whole_gradients = False
     """Whether every rank holds the whole gradient after `finish`."""
-    knows_local_gradient = False
-    """Whether the rank's own gradient is there, unreduced, until `finish`."""
 
     @abstractmethod
     def before_backward(self, last: bool) -> None:

@@ -28,7 +28,6 @@ class NaiveDDP(DataParallel):
     """One all-reduce for each parameter, when all is computed."""
 
     keeps_whole_gradients = True
-    knows_local_gradient = True
 
     def __init__(self, named: Mapping[str, nn.Parameter], axis: Axis, num_tail: int = 0) -> None:
         self.axis, self.flat = axis, FlatParameters(named)
@@ -38,7 +37,7 @@ class NaiveDDP(DataParallel):
         self.shares = [Share(self.flat, 0, self.flat.size, self.flat.data, self.grad)]
 
     def local_gradient(self) -> Tensor | None:
-        return self.grad if self.knows_local_gradient else None
+        return self.grad
 
     def before_backward(self, last: bool) -> None:
         """Nothing: gradients add up in the buffer."""
@@ -85,8 +84,6 @@ class BucketedDDP(NaiveDDP):
 class OverlappedDDP(BucketedDDP):
     """One all-reduce for each bucket, as soon as the backward pass has filled it."""
 
-    knows_local_gradient = False
-
     def __init__(
         self, named: Mapping[str, nn.Parameter], axis: Axis, num_tail: int = 0, bucket_bytes: float = 25e6
     ) -> None:
@@ -103,6 +100,9 @@ class OverlappedDDP(BucketedDDP):
                 self.flat.parameters[name].register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                     self._arrived(number)
                 )
+
+    def local_gradient(self) -> Tensor | None:
+        return None  # some of it is the mean already
 
     def _arrived(self, bucket: int) -> object:
         def hook(parameter: Tensor) -> None:

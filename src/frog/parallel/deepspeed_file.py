@@ -8,12 +8,13 @@ sizes, overlap, thresholds) is the JSON's alone. docs/decisions/0007-native-impl
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from frog.config import RunConfig
 from frog.core.errors import ConfigError
+from frog.core.tables import leaves
 
 _STAGES = {"zero1": 1, "zero2": 2, "zero3": 3}
 _NOT_HERE = {
@@ -68,7 +69,7 @@ def fill_deepspeed(
         problems += _settle(filled, "optimizer.type", "AdamW")
         for name in ("lr", "betas", "eps", "weight_decay"):
             problems += _settle(filled, f"optimizer.params.{name}", optimizer[name])
-    problems += [f'{key}="auto": Frog has no value for it' for key, value in _leaves(filled) if value == "auto"]
+    problems += [f'{key}="auto": Frog has no value for it' for key, value in leaves(filled) if value == "auto"]
     if problems:
         listing = "".join(f"\n  - {problem}" for problem in problems)
         raise ConfigError(f"{path} contradicts the run:{listing}", 'write "auto" there, or change the run file')
@@ -117,11 +118,3 @@ def _is_on(section: Any) -> bool:
     if isinstance(section, dict):
         return section.get("device") != "none"
     return section is not None
-
-
-def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

@@ -64,11 +64,6 @@ class Mesh:
         return own, self.data if ep == 1 else self.world.make_axis("expert_data", groups(sizes, ("row", "cp")))
 
     @property
-    def speaks_for_data(self) -> bool:
-        """Whether this rank is the one that holds the loss of its data rank: the last stage's first tp rank."""
-        return self.pp.rank == self.pp.size - 1 and self.tp.rank == 0
-
-    @property
     def readers(self) -> list[int]:
         """For each dp coordinate, in order, one rank of the world that reads its samples."""
         places = [coordinates(self.sizes, rank) for rank in range(self.world.size)]

@@ -26,10 +26,7 @@ from frog.data import Batch
 from frog.model.transformer import TinyTransformer
 from frog.parallel.expert import balance_over
 from frog.parallel.mesh import Mesh
-from frog.parallel.strategy import Agreement, MakeOptimizer, Span, Strategy, no_span
-from frog.parallel.tensor import split_dim
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
+from frog.parallel.strategy import MOMENTS, Agreement, MakeOptimizer, Span, Strategy, no_span, share_weights
 
 
 class Native(Strategy):
@@ -51,9 +48,7 @@ class Native(Strategy):
         self.shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
         self._autocast = autocast or nullcontext()
         self._run: Callable[..., Any] = model
-        with torch.no_grad():
-            for parameter in model.parameters():
-                mesh.world.axis.broadcast(parameter.data)
+        share_weights(model, mesh)
         balance_over(model, mesh.data)
         if config.train.compile:
             for layer in model.layers:
@@ -92,19 +87,9 @@ class Native(Strategy):
 
     def reduce(self, loss: Tensor, stop: bool) -> Agreement:
         """torch has averaged the gradient during the backward pass; the losses and the wish to stop go round here."""
-        mesh = self.mesh
-        slots = torch.zeros(mesh.data.size + 1, device=mesh.world.device)
-        if mesh.tp.rank == 0:  # pipeline stages but the last have none, tp ranks all the same
-            slots[mesh.data.rank] = loss
-        slots[-1] = float(stop)
-        mesh.world.axis.all_reduce(slots)
-        *losses, stops = slots.tolist()
-        return Agreement(
-            loss=losses[mesh.data.rank],
-            loss_mean=math.fsum(losses) / len(losses),
-            grad_norm_local=None,
-            stop=stops > 0,
-        )
+        slots = self._slots(loss, stop)
+        self.mesh.world.axis.all_reduce(slots)
+        return self._agreement(slots, grad_norm_local=None)
 
     def norm(self) -> float:
         total = nn.utils.get_total_norm(self._own_gradients()).to(self.mesh.world.device, torch.float64).square()
@@ -169,10 +154,6 @@ class Native(Strategy):
             if own.numel() > 0:
                 held.append(Held(prefix + name, own, offset_of(tensor), whole, copies))
         return held
-
-    def _speaks(self, name: str) -> bool:
-        """Whether this rank counts a parameter, of the ranks that together hold one model."""
-        return self.mesh.tp.rank == 0 or split_dim(name) is not None
 
 
 def check_compile(strategy: StrategyConfig) -> None:

@@ -24,7 +24,7 @@ from frog.parallel.parts import Part, build_parts
 from frog.parallel.pipeline import Pipeline
 from frog.parallel.schedules import make_schedule
 from frog.parallel.stages import Stages, build_stages, make_tied_axis
-from frog.parallel.strategy import Agreement, MakeOptimizer, Span, Strategy, no_span
+from frog.parallel.strategy import MOMENTS, Agreement, MakeOptimizer, Span, Strategy, no_span, share_weights
 from frog.parallel.tensor import split_dim, split_model
 from frog.parallel.zero3 import Zero3
 
@@ -43,7 +43,7 @@ class FromScratch(Strategy):
         self.config, self.mesh, self.model = config.strategy, mesh, model
         self._autocast = autocast or nullcontext()
         self.shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-        _broadcast(model, mesh)
+        share_weights(model, mesh)
         if mesh.tp.size > 1:
             split_model(model, mesh.tp, self.config.sequence_parallel)
         if mesh.cp.size > 1:
@@ -92,34 +92,21 @@ class FromScratch(Strategy):
             part.data.after_backward()
 
     def reduce(self, loss: Tensor, stop: bool) -> Agreement:
-        mesh, dense = self.mesh, self.parts[0].data
-        local = self._local_norm()
-        slots = torch.zeros(mesh.data.size + 1, device=loss.device)
-        if mesh.tp.rank == 0:  # pipeline stages each have their part of the loss, tp ranks all the same
-            slots[mesh.data.rank] = loss
-        slots[-1] = float(stop)
-        if self.pipeline is not None and dense.knows_local_gradient:
+        dense, grads = self.parts[0].data, [part.data.local_gradient() for part in self.parts]
+        own = [grad for grad in grads if grad is not None]
+        is_there = len(own) == len(grads)
+        local = math.sqrt(sum(square_sum(grad).item() for grad in own)) if is_there else None
+        slots = self._slots(loss, stop)
+        if self.pipeline is not None and is_there:
             self.pipeline.reduce_tied()
-        if not dense.finish(slots if mesh.model.size == 1 else None):
-            mesh.world.axis.all_reduce(slots)
+        if not dense.finish(slots if self.mesh.model.size == 1 else None):
+            self.mesh.world.axis.all_reduce(slots)
         for part in self.parts[1:]:
             part.data.finish()
-        if self.pipeline is not None and not dense.knows_local_gradient:
+        if self.pipeline is not None and not is_there:
             self.pipeline.reduce_tied()
         self._sum_repeated()
-        *losses, stops = slots.tolist()
-        return Agreement(
-            loss=losses[mesh.data.rank],
-            loss_mean=math.fsum(losses) / len(losses),
-            grad_norm_local=local,
-            stop=stops > 0,
-        )
-
-    def _local_norm(self) -> float | None:
-        """The norm of this rank's own gradient, None where it is reduced as it comes."""
-        grads = [part.data.local_gradient() for part in self.parts]
-        known = [square_sum(grad) for grad in grads if grad is not None]
-        return math.sqrt(sum(known).item()) if len(known) == len(grads) and known else None  # type: ignore[union-attr]
+        return self._agreement(slots, local)
 
     def _sum_repeated(self) -> None:
         """With sequence parallelism each tp rank has the norms' gradients from its own positions alone."""
@@ -206,7 +193,7 @@ class FromScratch(Strategy):
         state = self.optimizer.state
         return [
             replace(box, name=f"{moment}/{box.name}")
-            for moment in ("exp_avg", "exp_avg_sq")
+            for moment in MOMENTS
             for part in self.parts
             for box in self._boxes(part, lambda tensor, moment=moment: state[tensor][moment])  # type: ignore[misc]
         ]
@@ -252,17 +239,8 @@ class FromScratch(Strategy):
         return (axis.rank, axis.size) if self._speaks(name) else None
 
     def _speaks(self, name: str) -> bool:
-        """Whether this rank counts a parameter, of the ranks that together hold one model."""
-        if self.pipeline is not None and self.pipeline.repeats(name):
-            return False
-        return self.mesh.tp.rank == 0 or split_dim(name) is not None
-
-
-def _broadcast(model: nn.Module, mesh: Mesh) -> None:
-    """Rank 0's weights for everyone: ranks need not start from the same seed."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            mesh.world.axis.broadcast(parameter.data)
+        repeats = self.pipeline is not None and self.pipeline.repeats(name)
+        return super()._speaks(name) and not repeats
 
 
 def _pipeline(config: RunConfig, mesh: Mesh, model: TinyTransformer, autocast: AbstractContextManager[Any]) -> Pipeline:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from frog.comm.held import Held, assemble
 from frog.data import Batch
 from frog.parallel.mesh import Mesh
+from frog.parallel.tensor import split_dim
 
 
 class Span(Protocol):
@@ -29,6 +31,10 @@ def no_span(phase: Any, micro: int = 0, /) -> AbstractContextManager[None]:
 
 MakeOptimizer = Callable[[Sequence[nn.Parameter], Sequence[nn.Parameter]], torch.optim.Optimizer]
 """An optimizer of the tensors with weight decay and those without."""
+
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""What AdamW remembers of each element."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,20 @@ class Strategy(ABC):
     def reduce(self, loss: Tensor, stop: bool) -> Agreement:
         """Average the gradient over the data ranks, and let all ranks agree on the rest."""
 
+    def _slots(self, loss: Tensor, stop: bool) -> Tensor:
+        """What the ranks must agree on, to be summed over the world: each data rank's loss, and the wishes to stop."""
+        slots = torch.zeros(self.mesh.data.size + 1, device=self.mesh.world.device)
+        if self.mesh.tp.rank == 0:  # pipeline stages each have their part of the loss, tp ranks all the same
+            slots[self.mesh.data.rank] = loss
+        slots[-1] = float(stop)
+        return slots
+
+    def _agreement(self, slots: Tensor, grad_norm_local: float | None) -> Agreement:
+        """What the summed slots say."""
+        *losses, stops = slots.tolist()
+        mean = math.fsum(losses) / len(losses)
+        return Agreement(losses[self.mesh.data.rank], mean, grad_norm_local, stop=stops > 0)
+
     @abstractmethod
     def norm(self) -> float:
         """The 2-norm of the whole model's reduced gradient, the same on every rank."""
@@ -102,6 +122,10 @@ class Strategy(ABC):
     def held_moments(self) -> list[Held]:
         """What this rank holds of the optimizer's state: `exp_avg/<name>` and `exp_avg_sq/<name>`."""
 
+    def _speaks(self, name: str) -> bool:
+        """Whether this rank counts a parameter, of the ranks that together hold one model."""
+        return self.mesh.tp.rank == 0 or split_dim(name) is not None
+
     def take(self, held: Sequence[Held]) -> None:
         """The boxes of `held_parameters` and `held_moments` were filled: put them in place if they are copies."""
         return
@@ -128,3 +152,10 @@ class Strategy(ABC):
     def assembled(self, held: Sequence[Held]) -> Iterator[tuple[str, Tensor]]:
         """Each parameter, or its gradient, put together from all ranks' boxes; zeros where nobody has any."""
         yield from assemble(self.shapes, held, self.mesh.world.axis)
+
+
+def share_weights(model: nn.Module, mesh: Mesh) -> None:
+    """Rank 0's weights for everyone: ranks need not start from the same seed."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            mesh.world.axis.broadcast(parameter.data)

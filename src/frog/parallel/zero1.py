@@ -24,8 +24,6 @@ from frog.parallel.flat import FlatParameters, Share
 class Zero1(DataParallel):
     """Optimizer state sharded."""
 
-    knows_local_gradient = True
-
     def __init__(self, named: Mapping[str, nn.Parameter], shard: Axis, replicate: Axis) -> None:
         self.shard, self.replicate = shard, replicate
         self.flat = FlatParameters(named, multiple=shard.size)

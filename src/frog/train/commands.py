@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import platform
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import nn
 
-import frog
 from frog.checkpoint import Saver, verify
 from frog.checkpoint.load import open_checkpoint
 from frog.comm import World
@@ -32,7 +29,7 @@ from frog.parallel.mesh import Mesh
 from frog.train.evaluate import evaluate as score_windows
 from frog.train.finetuned import export_merged, read_finetune
 from frog.train.sample import sample_text
-from frog.train.setup import FORMAT, now_text
+from frog.train.setup import FORMAT, now_text, versions
 from frog.train.start import load_trained
 
 _BATCH_SIZE = 16
@@ -152,12 +149,7 @@ def import_model(args: argparse.Namespace) -> int:
             "config": to_dict(config),
             "num_parameters": sum(p.numel() for p in model.parameters()),
             "data": None,
-            "versions": {
-                "frog": frog.__version__,
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "numpy": np.__version__,
-            },
+            "versions": versions(),
             "segments": [],
         },
     )

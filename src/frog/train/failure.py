@@ -6,16 +6,35 @@ import contextlib
 import errno
 import sys
 import traceback
+from collections.abc import Callable
 
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-from frog.core.env import WorldEnv, launcher_pid
+from frog.core.env import WorldEnv, launcher_pid, world_env
 from frog.core.errors import CommError, FrogError, UsageError
 from frog.core.files import write_json
 from frog.core.runfolder import RunFolder
 from frog.events import EventWriter
 from frog.train.log import RankLog
 from frog.train.setup import FORMAT, now_text
+from frog.train.stop import StopWish, leave_with_parent
+
+Body = Callable[[WorldEnv, StopWish, "Place"], int]
+"""What a rank does: returns its exit code, and tells the place how far it has come."""
+
+
+def as_rank(body: Body) -> int:
+    """Run a rank's program; return the exit code. Errors are told here, and left where launchers look for them."""
+    stop = StopWish()
+    stop.install()
+    place = Place()
+    get_error_handler().initialize()
+    try:
+        env = place.env = world_env()
+        leave_with_parent()
+        return body(env, stop, place)
+    except Exception as error:
+        return place.tell(error)
 
 
 class Place:

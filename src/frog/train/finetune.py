@@ -32,11 +32,11 @@ from frog.parallel.strategy import Agreement, Strategy
 from frog.train.confusion import confusion_lines
 from frog.train.finetune_score import FinetuneScore, HeldOut
 from frog.train.finetune_task import Task, adapt
-from frog.train.hardware import peak_memory_bytes
+from frog.train.hardware import autocast, peak_memory_bytes
 from frog.train.log import RankLog
 from frog.train.optimizer import build_optimizer, learning_rate
 from frog.train.order import OrderProof
-from frog.train.state import weights_sha256
+from frog.train.state import take_whole, weights_sha256
 from frog.train.stop import StopWish
 
 
@@ -83,8 +83,8 @@ def build_parts(run: FinetuneRun) -> Parts:
     model = adapt(run.base, run.finetune.head, len(run.finetune.labels), run.finetune.lora).to(run.world.device)
     whole = copy.deepcopy(model).eval()
     num_trained = sum(parameter.numel() for parameter in trained_parameters(model).values())
-    autocast = torch.autocast(run.world.device.type, torch.bfloat16) if config.train.precision == "bf16" else None
-    strategy = build_strategy(config, mesh, model, functools.partial(build_optimizer, config.optimizer), autocast)
+    make_optimizer = functools.partial(build_optimizer, config.optimizer)
+    strategy = build_strategy(config, mesh, model, make_optimizer, autocast(config.train.precision, run.world.device))
     rows = [run.task.row(example) for example in run.data.train]
     batches = LabelledBatches(
         rows,
@@ -186,14 +186,6 @@ def finetune(run: FinetuneRun) -> dict[str, Any]:
         "wall_s": wall_s,
         "tokens_per_s": tokens / wall_s,
     }
-
-
-def take_whole(strategy: Strategy, model: TinyTransformer) -> None:
-    """Copy the strategy's parameters, which ranks may hold in parts, into a model of this rank's own. Collective."""
-    named = dict(model.named_parameters())
-    with torch.no_grad():
-        for name, weight in strategy.whole():
-            named[name].copy_(weight)
 
 
 def _score(run: FinetuneRun, parts: Parts, step: int) -> FinetuneScore:

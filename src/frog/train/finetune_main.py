@@ -6,30 +6,28 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
-
-from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+from typing import Any
 
 from frog.comm import join_world
 from frog.comm.world import pick_device
-from frog.core.env import WorldEnv, world_env
-from frog.core.errors import ConfigError, UsageError
+from frog.core.env import WorldEnv
+from frog.core.errors import UsageError
 from frog.core.files import write_json
 from frog.core.runfolder import find_run
 from frog.data.labelled import read_labelled
 from frog.events import EventWriter
 from frog.model.lora import target_names
 from frog.parallel.build import build_mesh
-from frog.train.failure import Place
+from frog.train.failure import Place, as_rank
 from frog.train.finetune import FinetuneRun, finetune
 from frog.train.finetune_arguments import add_finetune_arguments
 from frog.train.finetune_setup import finetune_config, read_task, run_config, spread_problems, write_run_json
 from frog.train.finetuned import read_finetune
 from frog.train.log import RankLog
-from frog.train.setup import FORMAT, Run, new_folder, now_text, start_event
+from frog.train.setup import FORMAT, new_folder, now_text, start_event
 from frog.train.start import load_trained
 from frog.train.state import weights_sha256
-from frog.train.stop import StopWish, leave_with_parent
+from frog.train.stop import StopWish
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -40,17 +38,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run_rank(args: argparse.Namespace) -> int:
-    """Fine-tune on this rank; return the exit code. Errors are told here, and left where launchers look for them."""
-    stop = StopWish()
-    stop.install()
-    place = Place()
-    get_error_handler().initialize()
-    try:
-        env = place.env = world_env()
-        leave_with_parent()
-        return _run(args, env, stop, place)
-    except Exception as error:
-        return place.tell(error)
+    """Fine-tune on this rank; return the exit code."""
+    return as_rank(lambda env, stop, place: _run(args, env, stop, place))
 
 
 def _run(args: argparse.Namespace, env: WorldEnv, stop: StopWish, place: Place) -> int:
@@ -59,9 +48,8 @@ def _run(args: argparse.Namespace, env: WorldEnv, stop: StopWish, place: Place) 
         raise UsageError(f"{base.path}: is itself fine-tuned", "name its base, or export it merged and import that")
     data = read_labelled(args.data, args.heldout)
     config = run_config(args, base, data)
-    if problems := config.world_problems(env.world_size) + spread_problems(config):
-        listing = "".join(f"\n  - {problem}" for problem in problems[1:])
-        raise ConfigError(problems[0] + listing, "change --batch-size, the number of ranks, or --set strategy.…")
+    hint = "change --batch-size, the number of ranks, or --set strategy.…"
+    config.check_world(env.world_size, spread_problems(config), hint)
     model, _, step = load_trained(base, args.step)
     tuning = finetune_config(args, base, step, weights_sha256(model.named_parameters()), data)
     target_names(model, tuning.lora)  # what cannot be is told before there is a run folder
@@ -76,8 +64,7 @@ def _run(args: argparse.Namespace, env: WorldEnv, stop: StopWish, place: Place) 
             run = FinetuneRun(config, tuning, world, mesh, folder, model, data, task, events, log, stop)
             if env.is_main:
                 write_run_json(run, base)
-            # `start_event` looks at world and mesh alone.
-            events.emit("start", **start_event(cast("Run", run), 0))
+            events.emit("start", **start_event(world, mesh, from_step=0))
             record = finetune(run)
             _finish(run, record)
             events.emit("end", step=record["step"], status=record["status"])

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import platform
 import re
 import shutil
 import sys
 from typing import Any
 
-import numpy as np
-import torch
-
-import frog
 from frog.config import DataConfig, ModelSource, OptimizerConfig, RunConfig, TrainConfig, from_dict, to_dict
 from frog.config.finetune import FinetuneConfig, finetune_dict, parse_lora
 from frog.config.load import override_dict
-from frog.core.env import host_name
 from frog.core.errors import ConfigError, RunError, UsageError
 from frog.core.files import write_json
 from frog.core.runfolder import RunFolder
@@ -25,7 +19,7 @@ from frog.data import load_tokenizer
 from frog.data.labelled import LabelledSet
 from frog.train.finetune import FinetuneRun
 from frog.train.finetune_task import Task
-from frog.train.setup import FORMAT, now_text
+from frog.train.setup import FORMAT, describe_segment, now_text, versions
 
 _SETTABLE = ("train.", "strategy.", "optimizer.")
 
@@ -115,7 +109,7 @@ def read_task(base: RunFolder, tuning: FinetuneConfig, max_length: int) -> Task:
 
 def write_run_json(run: FinetuneRun, base: RunFolder) -> None:
     """Write run.json, and the base's tokenizer beside it."""
-    task, world = run.task, run.world
+    task = run.task
     rows = [[len(task.row(example).tokens) for example in part] for part in (run.data.train, run.data.heldout)]
     content: dict[str, Any] = {
         "format": FORMAT,
@@ -132,24 +126,8 @@ def write_run_json(run: FinetuneRun, base: RunFolder) -> None:
             "train_tokens": sum(rows[0]),
             "heldout_tokens": sum(rows[1]),
         },
-        "versions": {
-            "frog": frog.__version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-        },
-        "segments": [
-            {
-                "world_size": world.size,
-                "mesh": run.mesh.sizes,
-                "num_nodes": world.env.num_nodes,
-                "device": str(world.device.type),
-                "threads": torch.get_num_threads(),
-                "from_step": 0,
-                "host": host_name(),
-                "started": now_text(),
-            }
-        ],
+        "versions": versions(),
+        "segments": [describe_segment(run.world, run.mesh, from_step=0)],
     }
     shutil.copyfile(base.tokenizer_json, run.folder.tokenizer_json)
     write_json(run.folder.run_json, content)

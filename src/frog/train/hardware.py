@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import resource
 import sys
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 
@@ -18,6 +20,13 @@ _PEAK_FLOPS = {
     "T4": 65e12,
 }
 """Dense 16-bit matrix rate by a part of the device's name. Source: NVIDIA's data sheets."""
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:
+    """What forward passes run in: nothing special in fp32."""
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, torch.bfloat16 if precision == "bf16" else torch.float16)
 
 
 def peak_flops(device: torch.device, precision: str) -> float | None:

@@ -8,24 +8,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.elastic.multiprocessing.errors import get_error_handler
-
 from frog.comm import join_world
 from frog.comm.world import pick_device
 from frog.config import RunConfig, from_dict, load_run_config
 from frog.config.arguments import DEFAULT_RUN_FILE, add_train_arguments
 from frog.config.load import override_dict
-from frog.core.env import WorldEnv, world_env
+from frog.core.env import WorldEnv
 from frog.core.errors import UsageError
 from frog.core.files import write_json
 from frog.core.runfolder import RunFolder, find_run
 from frog.events import EventWriter
 from frog.parallel.build import build_mesh
-from frog.train.failure import Place
+from frog.train.failure import Place, as_rank
 from frog.train.log import RankLog
 from frog.train.loop import train
 from frog.train.setup import FORMAT, Run, find_resume, get_data, new_folder, now_text
-from frog.train.stop import StopWish, leave_with_parent
+from frog.train.stop import StopWish
 
 Loop = Callable[[Run], dict[str, Any]]
 """The training loop, or something around it: takes a run's steps and returns its record."""
@@ -39,17 +37,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run_rank(args: argparse.Namespace, loop: Loop = train) -> int:
-    """Train on this rank; return the exit code. Errors are told here, and left where launchers look for them."""
-    stop = StopWish()
-    stop.install()
-    place = Place()
-    get_error_handler().initialize()
-    try:
-        env = place.env = world_env()
-        leave_with_parent()
-        return _run(args, env, stop, place, loop)
-    except Exception as error:
-        return place.tell(error)
+    """Train on this rank; return the exit code."""
+    return as_rank(lambda env, stop, place: _run(args, env, stop, place, loop))
 
 
 def _run(args: argparse.Namespace, env: WorldEnv, stop: StopWish, place: Place, loop: Loop) -> int:

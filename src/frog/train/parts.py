@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import functools
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from tokenizers import Tokenizer
 
 from frog.checkpoint import Saver
-from frog.config import RunConfig
 from frog.core.seeds import derive_seed
 from frog.core.units import format_bytes
 from frog.data import Loader, Windows, load_tokenizer
@@ -19,12 +16,13 @@ from frog.model import TinyTransformer
 from frog.parallel.build import build_strategy
 from frog.parallel.strategy import Strategy
 from frog.train.evaluate import Score, evaluate
+from frog.train.hardware import autocast
 from frog.train.optimizer import build_optimizer
 from frog.train.order import OrderProof
 from frog.train.sample import sample_text
 from frog.train.setup import Run, start_event, write_run_json
 from frog.train.start import initial_weights
-from frog.train.state import TrainState, generators
+from frog.train.state import TrainState, generators, take_whole
 
 
 @dataclass
@@ -52,7 +50,7 @@ def build_parts(run: Run) -> Parts:
     initial_weights(model, config.source.init_from)
     num_parameters = sum(p.numel() for p in model.parameters())
     make_optimizer = functools.partial(build_optimizer, config.optimizer)
-    strategy = build_strategy(config, run.mesh, model, make_optimizer, _autocast(config, world.device))
+    strategy = build_strategy(config, run.mesh, model, make_optimizer, autocast(config.train.precision, world.device))
     scaler = torch.amp.GradScaler(
         world.device.type, config.train.initial_loss_scale, enabled=config.train.precision == "fp16"
     )
@@ -62,7 +60,7 @@ def build_parts(run: Run) -> Parts:
     order_link = state.load(run.resume_from, world.rank) if run.resume_from is not None else ""
     if world.is_main:
         write_run_json(run, num_parameters, state.step)
-    run.events.emit("start", **start_event(run, state.step))
+    run.events.emit("start", **start_event(world, run.mesh, state.step))
     return Parts(
         strategy=strategy,
         num_parameters=num_parameters,
@@ -111,21 +109,11 @@ def _sample(run: Run, parts: Parts) -> None:
     """Rank 0 puts the whole model together and writes a little text."""
     config, step = run.config, parts.state.step
     model = TinyTransformer(config.model) if run.world.is_main else None
-    named = dict(model.named_parameters()) if model is not None else {}
-    with torch.no_grad():
-        for name, weight in parts.strategy.whole():
-            if name in named:
-                named[name].copy_(weight)
+    take_whole(parts.strategy, model)
     if model is not None:
         prompt, seed = config.eval.prompt, derive_seed(config.seed, "sample", step)
         text = sample_text(model.eval(), parts.tokenizer, prompt, config.eval.sample_tokens, seed=seed)
         run.events.emit("sample", step=step, prompt=prompt, text=text)
-
-
-def _autocast(config: RunConfig, device: torch.device) -> AbstractContextManager[Any]:
-    if config.train.precision == "fp32":
-        return nullcontext()
-    return torch.autocast(device.type, torch.bfloat16 if config.train.precision == "bf16" else torch.float16)
 
 
 def _saver(run: Run, state: TrainState) -> Saver:

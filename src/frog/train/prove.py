@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,9 +34,11 @@ from frog.data import Batch
 from frog.model import TinyTransformer
 from frog.parallel.build import build_mesh, build_strategy
 from frog.parallel.mesh import Mesh
+from frog.train.hardware import autocast
 
 NUM_STEPS = 5
 TOLERANCE = {"fp32": 1e-5, "bf16": 5e-2}
+_CPU = torch.device("cpu")
 _IGNORED_LABEL = -100
 _MAX_NORM = 0.5
 """Below the norms of these gradients, so that clipping is proved too."""
@@ -124,7 +125,7 @@ def one_process(case: Case, dp_size: int) -> Trace:
     optimizer = make_optimizer([p for p in named.values() if p.dim() >= 2], [p for p in named.values() if p.dim() < 2])
     trace = Trace([], [], [], [])
     for step in range(1, NUM_STEPS + 1):
-        with _autocast(case):
+        with autocast(case.config.train.precision, _CPU):
             loss = _mixture_loss(model, case, dp_size, step) if _has_experts(case) else _dense_loss(model, case, step)
         loss.backward()  # type: ignore[no-untyped-call]
         trace.losses.append(loss.item())
@@ -151,10 +152,6 @@ def _has_experts(case: Case) -> bool:
     return case.config.model.num_local_experts is not None
 
 
-def _autocast(case: Case) -> AbstractContextManager[Any]:
-    return torch.autocast("cpu", torch.bfloat16) if case.config.train.precision == "bf16" else nullcontext()
-
-
 def _dense_loss(model: TinyTransformer, case: Case, step: int) -> Tensor:
     """The mean over all labels of the batch, from the logits."""
     tokens, labels = global_batch(case, step)
@@ -174,7 +171,7 @@ def spread(case: Case, world: World) -> Trace:
     """The same steps by the strategy, in this world. A collective call."""
     mesh = build_mesh(case.config, world)
     model = make_model(case, seed=world.rank)
-    strategy = build_strategy(case.config, mesh, model, make_optimizer, _autocast(case))
+    strategy = build_strategy(case.config, mesh, model, make_optimizer, autocast(case.config.train.precision, _CPU))
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     trace = Trace([], [], [], [])
     for step in range(1, NUM_STEPS + 1):
@@ -248,7 +245,7 @@ def main(arguments: list[str]) -> int:
     """Read the cases, run them in this world, write the results."""
     cases_path, results_path = map(Path, arguments[:2])
     env = world_env()
-    world = join_world(env, torch.device("cpu"), timeout_s=60)
+    world = join_world(env, _CPU, timeout_s=60)
     cases = [Case.read(table) for table in json.loads(cases_path.read_text())]
 
     try:

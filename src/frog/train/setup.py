@@ -112,16 +112,7 @@ def find_resume(folder: RunFolder, world: World, log: RankLog) -> Checkpoint | N
 
 def write_run_json(run: Run, num_parameters: int, from_step: int) -> None:
     """Write run.json, or on resuming add to it the world that goes on."""
-    segment = {
-        "world_size": run.world.size,
-        "mesh": run.mesh.sizes,
-        "num_nodes": run.world.env.num_nodes,
-        "device": str(run.world.device.type),
-        "threads": torch.get_num_threads(),
-        "from_step": from_step,
-        "host": host_name(),
-        "started": now_text(),
-    }
+    segment = describe_segment(run.world, run.mesh, from_step)
     if run.folder.run_json.exists():
         content = run.folder.read_run()
         content["config"] = to_dict(run.config)
@@ -141,12 +132,7 @@ def write_run_json(run: Run, num_parameters: int, from_step: int) -> None:
                 "train_tokens": run.data.split("train").num_tokens,
                 "heldout_tokens": run.data.split("heldout").num_tokens,
             },
-            "versions": {
-                "frog": frog.__version__,
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "numpy": np.__version__,
-            },
+            "versions": versions(),
             "segments": [segment],
         }
         shutil.copyfile(run.data.tokenizer_json, run.folder.tokenizer_json)
@@ -155,9 +141,33 @@ def write_run_json(run: Run, num_parameters: int, from_step: int) -> None:
     run.folder.link_logs()
 
 
-def start_event(run: Run, from_step: int) -> dict[str, Any]:
+def describe_segment(world: World, mesh: Mesh, from_step: int) -> dict[str, Any]:
+    """What run.json keeps of one start of a run."""
+    return {
+        "world_size": world.size,
+        "mesh": mesh.sizes,
+        "num_nodes": world.env.num_nodes,
+        "device": str(world.device.type),
+        "threads": torch.get_num_threads(),
+        "from_step": from_step,
+        "host": host_name(),
+        "started": now_text(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """What a run was made with."""
+    return {
+        "frog": frog.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+    }
+
+
+def start_event(world: World, mesh: Mesh, from_step: int) -> dict[str, Any]:
     """The fields of a rank's `start` event."""
-    env = run.world.env
+    env = world.env
     return {
         "rank": env.rank,
         "world_size": env.world_size,
@@ -165,13 +175,13 @@ def start_event(run: Run, from_step: int) -> dict[str, Any]:
         "node_rank": env.node_rank,
         "host": host_name(),
         "pid": os.getpid(),
-        "device": str(run.world.device),
+        "device": str(world.device),
         "threads": torch.get_num_threads(),
         "step": from_step,
         "unix_ns": time.time_ns(),
         "mono_ns": time.monotonic_ns(),
-        "mesh": run.mesh.sizes,
-        "place": run.mesh.place,
+        "mesh": mesh.sizes,
+        "place": mesh.place,
     }
 
 

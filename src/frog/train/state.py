@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from frog.checkpoint import Checkpoint
 from frog.comm.held import Held
@@ -87,3 +87,15 @@ def weights_sha256(weights: Iterable[tuple[str, Tensor]]) -> str:
     for name, digest in sorted(digests.items()):
         total.update(name.encode() + digest)
     return total.hexdigest()
+
+
+def take_whole(strategy: Strategy, model: nn.Module | None) -> None:
+    """Copy the strategy's parameters, which ranks may hold in parts, into a model of this rank's own, if it has one.
+
+    A collective call.
+    """
+    named = dict(model.named_parameters()) if model is not None else {}
+    with torch.no_grad():
+        for name, weight in strategy.whole():
+            if model is not None:
+                named[name].copy_(weight)

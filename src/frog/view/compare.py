@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from frog.core.errors import RunError
 from frog.core.runfolder import RunFolder
+from frog.core.tables import leaves
 from frog.view.checkpoints import open_checkpoints
 from frog.view.history import History, RankHistory, read_history
 from frog.view.weights import differences
@@ -110,7 +111,7 @@ def _num_steps(side: _Side) -> int:
 
 def _notes(a: _Side, b: _Side) -> list[str]:
     """The settings that differ, and whether one run is longer."""
-    left, right = dict(_flat(a.run["config"])), dict(_flat(b.run["config"]))
+    left, right = dict(leaves(a.run["config"])), dict(leaves(b.run["config"]))
     keys = [key for key in {**left, **right} if left.get(key) != right.get(key) and key != "name"]
     notes = [f"{key}: {left.get(key)} in A, {right.get(key)} in B" for key in keys]
     if (a.run["data"] or {}).get("data_sha256") != (b.run["data"] or {}).get("data_sha256"):
@@ -118,14 +119,6 @@ def _notes(a: _Side, b: _Side) -> list[str]:
     if _num_steps(a) != _num_steps(b):
         notes.append(f"A has {_num_steps(a)} steps, B has {_num_steps(b)}")
     return notes
-
-
-def _flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _sample_order(a: _Side, b: _Side) -> Finding:
