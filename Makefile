@@ -4,13 +4,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup demo test check clean
+.PHONY: help setup system demo test check clean
 
 help:
 	@echo "make demo    train a tiny transformer on four local ranks and write its report"
 	@echo "make test    run every test"
 	@echo "make check   ruff and mypy"
 	@echo "make setup   make .venv alone"
+	@echo "make system  Slurm and Open MPI from Debian's packages, where apt and root are: for the real ones in tests"
 	@echo "make clean   remove what the others made (runs/ and data/ too)"
 
 setup: $(VENV)/.ready
@@ -21,6 +22,15 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $(VENV)/.ready
+
+# Without these, what needs them says so in the tests' summary, and job files run under the emulator.
+SYSTEM_PACKAGES := slurm-wlm munge openmpi-bin iproute2
+
+system:
+	@if ! command -v apt-get >/dev/null; then echo "make system: no apt-get here: nothing installed"; \
+	elif dpkg -s $(SYSTEM_PACKAGES) >/dev/null 2>&1; then echo "make system: $(SYSTEM_PACKAGES) are installed"; \
+	elif [ "$$(id -u)" != 0 ]; then echo "make system: not root; try: sudo apt-get install $(SYSTEM_PACKAGES)"; \
+	else apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(SYSTEM_PACKAGES); fi
 
 demo: setup
 	$(BIN)/frog data prepare

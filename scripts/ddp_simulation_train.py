@@ -31,9 +31,9 @@ from train_tiny_transformer import CONFIG, TinyTransformer, fingerprint, loss_of
 from frog.config import load_model_config
 from frog.core.env import bind_loopback, host_name, world_env
 from frog.core.errors import FrogError, UsageError
+from frog.core.processes import leave_with_parent
 from frog.core.runfolder import RunFolder
 from frog.data import Windows, ensure_prepared
-from frog.train.stop import leave_with_parent
 
 # ---- the world -------------------------------------------------------------------------------------------------------
 

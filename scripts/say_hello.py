@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from frog.core.env import bind_loopback, host_name
-from frog.train.stop import leave_with_parent
+from frog.core.processes import leave_with_parent
 
 # The variables that torchrun gives to each rank. GROUP_RANK is its word for NODE_RANK.
 VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")

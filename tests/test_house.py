@@ -22,11 +22,11 @@ FLOORS = {
     "checkpoint": 3,
     "train": 4,
     "launch": 5,
-    "chaos": 5,
     "plan": 5,
-    "course": 6,
-    "view": 6,
-    "cli": 7,
+    "chaos": 6,
+    "course": 7,
+    "view": 7,
+    "cli": 8,
 }
 """As docs/architecture.md has them."""
 

@@ -7,14 +7,22 @@ import sys
 from collections.abc import Callable, Sequence
 
 from frog import __version__
+from frog.chaos.commands import add_chaos_parser
+from frog.chaos.diagnose_command import add_diagnose_parser
 from frog.config.arguments import add_train_arguments
 from frog.core.errors import FrogError
 from frog.data.commands import add_data_parser
+from frog.launch.bundle.commands import add_bundle_parser
+from frog.launch.commands import add_run_parser
+from frog.launch.explain import add_explain_parser
 from frog.launch.proof import add_proof_parser
+from frog.launch.slurm.commands import add_slurm_parser
+from frog.launch.submit.commands import add_submit_parser
 from frog.parallel.commands import add_schedule_parser
 from frog.plan.commands import add_plan_parsers
 from frog.train.finetune_arguments import add_finetune_parsers
 from frog.view.commands import add_view_parsers
+from frog.view.logs_command import add_logs_parser
 from frog.view.profile_command import add_profile_parser
 
 
@@ -40,14 +48,21 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     add_data_parser(commands)
     _add_train(commands)
-    _add_run(commands)
+    add_run_parser(commands)
     _add_model_commands(commands)
     add_finetune_parsers(commands)
     add_plan_parsers(commands)
     add_view_parsers(commands)
+    add_logs_parser(commands)
+    add_chaos_parser(commands)
+    add_diagnose_parser(commands)
     add_schedule_parser(commands)
     add_proof_parser(commands)
     add_profile_parser(commands)
+    add_slurm_parser(commands)
+    add_explain_parser(commands)
+    add_submit_parser(commands)
+    add_bundle_parser(commands)
     return parser
 
 
@@ -61,25 +76,6 @@ def _train(args: argparse.Namespace) -> int:
     from frog.train.main import run_rank
 
     return run_rank(args)
-
-
-def _add_run(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser(
-        "run",
-        help="start a world of several ranks on this machine",
-        description="Start a world over torchrun: frog run --nproc 4 -- train config/demo.toml",
-    )
-    parser.add_argument("--nproc", type=int, required=True, metavar="N", help="how many ranks")
-    parser.add_argument("--threads", type=int, metavar="N", help="threads per rank; default: the cores shared out")
-    parser.add_argument("program", nargs=argparse.REMAINDER, help="-- train RUN.toml ..., or a script")
-    parser.set_defaults(handler=_run)
-
-
-def _run(args: argparse.Namespace) -> int:
-    from frog.launch.local import run_world
-
-    program = args.program[1:] if args.program[:1] == ["--"] else args.program
-    return run_world(args.nproc, program, args.threads)
 
 
 def _add_model_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -63,13 +63,13 @@ def test_seeds_follow_from_names() -> None:
     [
         ({}, (0, 1, 0, False)),
         ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}, (3, 4, 1, True)),
-        ({"RANK": "3"}, (0, 1, 0, False)),
+        ({"RANK": "", "WORLD_SIZE": ""}, (0, 1, 0, False)),
     ],
 )
 def test_world_env(monkeypatch: pytest.MonkeyPatch, told: dict[str, str], expected: tuple[int, int, int, bool]) -> None:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in told.items():
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", **told}.items():
         monkeypatch.setenv(name, value)
     env = world_env()
     assert (env.rank, env.world_size, env.local_rank, env.launched) == expected

@@ -17,6 +17,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+NEEDS = re.compile(r"^<!-- needs: ([a-z, ]+) -->$", re.MULTILINE)
+"""In a page: what its commands cannot do without. Where that is absent, the summary of the tests says so."""
 BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NOT_HERE = ("git clone", "make setup", "make test", "make check", "make clean")
 """Commands that make the environment, or this very test: `.ci/run` runs them from nothing."""
@@ -31,6 +33,22 @@ def commands_of(page: Path) -> list[str]:
     return found
 
 
+def absent_needs(page: Path) -> list[str]:
+    """Of what the page says that it needs, what this machine does not have."""
+    there = {
+        "slurm": shutil.which("slurmctld") is not None,
+        "open mpi": shutil.which("mpirun") is not None,
+        "network namespaces": Path("/dev/net/tun").exists() and namespaces_allowed(),
+    }
+    return [need for match in NEEDS.findall(page.read_text()) for need in match.split(", ") if not there[need]]
+
+
+def namespaces_allowed() -> bool:
+    """Whether this user may make namespaces of users, mounts and networks."""
+    unshare = shutil.which("unshare")
+    return unshare is not None and subprocess.run([unshare, "-Urnm", "true"], capture_output=True).returncode == 0
+
+
 def test_the_documentation_shows_commands() -> None:
     assert commands_of(ROOT / "README.md")
     assert all(commands_of(ROOT / "docs" / "labs" / f"lab{number}.md") for number in (1, 2, 3))
@@ -41,6 +59,8 @@ def test_the_documentation_shows_commands() -> None:
     "page", [page for page in PAGES if commands_of(page)], ids=lambda page: str(page.relative_to(ROOT))
 )
 def test_every_command_of_a_page_runs(page: Path, tmp_path: Path) -> None:
+    if absent := absent_needs(page):
+        pytest.skip(f"not on this machine: {', '.join(absent)}")
     for name in ("config", "scripts"):
         shutil.copytree(ROOT / name, tmp_path / name)
     for name in ("train.py", "Makefile", "pyproject.toml", "constraints.txt"):

@@ -9,6 +9,7 @@ So a folder called step_NNNNNNNN is whole; what a crash leaves has another name 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import threading
@@ -117,7 +118,14 @@ class Saver:
                 self._on_commit(step, payload_bytes, time.monotonic_ns() - start_ns)
         except Exception as error:
             self._error = error
-            shutil.rmtree(beside, ignore_errors=True)
+            self._remove_part(beside)
+
+    def _remove_part(self, beside: Path) -> None:
+        """Remove this rank's part of what is not to be; the others meet the end of the run by themselves."""
+        with contextlib.suppress(OSError):
+            for suffix in (".safetensors", ".json"):
+                (beside / f"rank_{self._rank}{suffix}").unlink(missing_ok=True)
+            beside.rmdir()
 
     def _write_part(self, beside: Path) -> None:
         beside.mkdir(parents=True, exist_ok=True)

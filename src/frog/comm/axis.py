@@ -6,9 +6,10 @@ An axis of one rank does nothing, tells nothing, and costs nothing.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, ParamSpec, Protocol
 
 import torch
 import torch.distributed as dist
@@ -94,9 +95,25 @@ class _Nothing(Pending):
 
 NOTHING = _Nothing()
 
+_P = ParamSpec("_P")
+_Start = Callable[_P, Pending]
+
+
+def _alterable(start: _Start[_P]) -> _Start[_P]:
+    """What starts a collective, unless `Axis.alter` has something else in mind."""
+
+    @functools.wraps(start)
+    def begin(*args: _P.args, **kwargs: _P.kwargs) -> Pending:
+        return start(*args, **kwargs) if Axis.alter is None else Axis.alter(start, args, kwargs)
+
+    return begin
+
 
 class Axis:
     """Some ranks of the world, in order, seen from one of them."""
+
+    alter: ClassVar[Callable[[Callable[..., Pending], tuple[Any, ...], dict[str, Any]], Pending] | None] = None
+    """For faults alone: what this process does in place of a collective, given what starts it and its arguments."""
 
     def __init__(
         self,
@@ -125,10 +142,12 @@ class Axis:
     def _start(self, op: str, payload_bytes: int, *begins: Callable[[], Any]) -> Pending:
         return NOTHING if self.size == 1 else Pending(self, op, payload_bytes, lambda: [begin() for begin in begins])
 
+    @_alterable
     def start_all_reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Pending:
         """Sum `x` over the axis, or take its maximum, in place. Bytes told: x's; 2(n-1)/n of them leave a rank."""
         return self._start("all_reduce", x.nbytes, lambda: dist.all_reduce(x, op, self.group, async_op=True))
 
+    @_alterable
     def start_all_gather(self, whole: Tensor, part: Tensor) -> Pending:
         """Fill `whole` with every rank's `part`, in order. Bytes told: those of whole; (n-1)/n of them leave a rank.
 
@@ -147,6 +166,7 @@ class Axis:
             "all_gather", whole.nbytes, lambda: _all_gather(target, own, group=self.group, async_op=True)
         )
 
+    @_alterable
     def start_reduce_scatter(self, part: Tensor, whole: Tensor) -> Pending:
         """Fill `part` with the sum of every rank's own slice of `whole`. Bytes told: those of whole.
 
@@ -163,11 +183,13 @@ class Axis:
             "reduce_scatter", whole.nbytes, lambda: _reduce_scatter(target, source, group=self.group, async_op=True)
         )
 
+    @_alterable
     def start_broadcast(self, x: Tensor, source: int = 0) -> Pending:
         """Give everyone `x` of the rank whose place on the axis is `source`. Bytes told: those of x."""
         rank = self.ranks[source]
         return self._start("broadcast", x.nbytes, lambda: dist.broadcast(x, rank, group=self.group, async_op=True))
 
+    @_alterable
     def start_all_to_all(
         self, received: Tensor, sent: Tensor, counts: tuple[list[int], list[int]] | None = None
     ) -> Pending:

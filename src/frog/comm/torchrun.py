@@ -1,7 +1,8 @@
-"""torchrun, with its outcome as data: `python -m frog.comm.torchrun OUTCOME.json <what torchrun takes>`.
+"""torchrun, with what happens as data: `python -m frog.comm.torchrun OUTCOME.json <what torchrun takes>`.
 
-The launcher starts this in place of the `torchrun` script. It is the same agent; only the end differs: which ranks
-failed, how and when is written to a file, not logged and thrown.
+The launcher starts this in place of the `torchrun` script. It is the same agent; it only tells more: the ranks it
+starts and those it finds failed go to OUTCOME.jsonl, line by line, and which failed at last to OUTCOME.json, not logged
+and thrown.
 """
 
 from __future__ import annotations
@@ -10,27 +11,88 @@ import contextlib
 import json
 import logging
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.elastic.agent.server.api import WorkerState
+import torch.distributed.launcher.api as launcher_api
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.run import parse_args, run
 
+from frog.core.env import tell_attempt
+from frog.core.errors import UsageError
 from frog.core.files import write_json
+from frog.core.processes import leave, leave_with_parent
+
+
+class _TellingAgent(LocalElasticAgent):
+    """torchrun's own agent, which writes down the worlds it starts and the failures it sees."""
+
+    journal: Path
+
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        super()._rendezvous(worker_group)
+        holder = getattr(worker_group.spec.rdzv_handler, "_state_holder", None)
+        # All nodes know the same round; a node that joins late has not counted the worlds before.
+        self._attempt = holder.state.round if holder is not None else self._own_restarts
+        tell_attempt(self._attempt)
+
+    @property
+    def _own_restarts(self) -> int:
+        return int(self._worker_group.spec.max_restarts - self._remaining_restarts)
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        pids: dict[int, Any] = super()._start_workers(worker_group)
+        self._write(
+            "world",
+            node_rank=worker_group.group_rank,
+            ranks=[worker.global_rank for worker in worker_group.workers],
+            world_size=worker_group.workers[0].world_size,
+            master_addr=worker_group.master_addr,
+            master_port=worker_group.master_port,
+            pids=[pids[worker.local_rank] for worker in worker_group.workers],
+        )
+        return pids
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        result: RunResult = super()._monitor_workers(worker_group)
+        for rank, failure in result.failures.items():
+            told = _describe(rank, failure)
+            if failure.exitcode == UsageError.exit_code:  # starting again would not mend a user's mistake
+                self._remaining_restarts = 0
+            self._write("exit", node_rank=worker_group.group_rank, code=told.pop("exit_code"), **told)
+        return result
+
+    def _write(self, event: str, **fields: Any) -> None:
+        line = {"event": event, "unix_ns": time.time_ns(), "attempt": self._attempt, **fields}
+        with open(self.journal, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
 
 
 def main(arguments: list[str]) -> int:
     """Run the agent; write {"failures": [...], "signal": n or null}; return the exit code."""
     outcome_path = Path(arguments[0])
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    leave_with_parent()
+    _TellingAgent.journal = outcome_path.with_suffix(".jsonl")
+    vars(launcher_api)["LocalElasticAgent"] = _TellingAgent
     outcome: dict[str, Any] = {"failures": [], "signal": None, "state": WorkerState.SUCCEEDED.value}
     code = 0
     try:
         run(parse_args(arguments[1:]))  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
         outcome["failures"] = [_describe(rank, failure) for rank, failure in error.failures.items()]
+        outcome["state"] = WorkerState.FAILED.value
+        code = 1
+    except RendezvousError as error:
+        name = type(error).__name__.removesuffix("Error")
+        print(
+            f"the nodes did not come together: {name}{f': {error}' if str(error) else ''}", file=sys.stderr, flush=True
+        )
         outcome["state"] = WorkerState.FAILED.value
         code = 1
     except SignalException as error:
@@ -58,4 +120,4 @@ def _describe(rank: int, failure: ProcessFailure) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

@@ -12,6 +12,12 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `frog.train.main.run_rank` reads."""
     _add_run_file(parser)
     parser.add_argument("--resume", metavar="RUN", help="go on with a run (a name, a folder, or latest)")
+    parser.add_argument(
+        "--continue",
+        dest="go_on",
+        action="store_true",
+        help="go on with the run of this name from its last good checkpoint if there is one, else begin it",
+    )
 
 
 def add_profile_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 
 from frog.core.errors import UsageError
+from frog.core.launchers import in_torchrun_words
 
 
 @dataclass(frozen=True)
@@ -39,16 +41,32 @@ def _integer(name: str, default: int) -> int:
         raise UsageError(f"environment variable {name}={text!r} is not a number", f"unset {name}, or set it") from None
 
 
+def _all_or_none(*names: str) -> bool:
+    """Whether these are set; UsageError if only some are."""
+    there = [f"{name}={os.environ[name]}" for name in names if os.environ.get(name)]
+    missing = [name for name in names if not os.environ.get(name)]
+    if there and missing:
+        raise UsageError(
+            f"{' '.join(there)} set, but not {' and '.join(missing)}: a launcher sets all of {', '.join(names)}",
+            f"set what is missing; or `unset {' '.join(names)}` to train alone",
+        )
+    return not missing
+
+
 def world_env() -> WorldEnv:
     """Read RANK, WORLD_SIZE, LOCAL_RANK and their kin.
 
-    Raises:  UsageError if one is not a number, or if the rank lies outside the world.
+    What mpirun or srun say under other names is first written under these, where torch too looks for it.
+
+    Raises:  UsageError if one is not a number or is missing beside the others, or if the rank lies outside the world.
     """
-    launched = "RANK" in os.environ and "WORLD_SIZE" in os.environ
-    world_size = _integer("WORLD_SIZE", 1) if launched else 1
-    rank = _integer("RANK", 0) if launched else 0
+    os.environ.update(in_torchrun_words(os.environ, os.getpid()))
+    launched = _all_or_none("RANK", "WORLD_SIZE")
+    world_size, rank = _integer("WORLD_SIZE", 1), _integer("RANK", 0)
     if not 0 <= rank < world_size:
         raise UsageError(f"RANK={rank} lies outside the world of WORLD_SIZE={world_size}", "use ranks 0 to world - 1")
+    if world_size > 1:
+        _all_or_none("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     local_world_size = _integer("LOCAL_WORLD_SIZE", world_size)
     return WorldEnv(
         rank=rank,
@@ -71,6 +89,28 @@ def host_name() -> str:
 def launcher_pid() -> int | None:
     """Pid of the `frog run` that started this rank, if one did. A rank ends itself when that is gone."""
     return _integer("FROG_LAUNCHER_PID", 0) or None
+
+
+def launch_dir() -> Path | None:
+    """The scratch folder that a launcher shares with its ranks, if one started this process (frog.launch.world)."""
+    text = os.environ.get("FROG_LAUNCH_DIR")
+    return Path(text) if text else None
+
+
+def faults_file() -> Path | None:
+    """The list of faults that this rank is to meet, if any (frog.config.faults)."""
+    text = os.environ.get("FROG_FAULTS")
+    return Path(text) if text else None
+
+
+def attempt_number() -> int:
+    """How often this world was started before, as its agent counts: by Frog's launcher, or by plain torchrun."""
+    return _integer("FROG_ATTEMPT", _integer("TORCHELASTIC_RESTART_COUNT", 0))
+
+
+def tell_attempt(number: int) -> None:
+    """For an agent: the ranks that it starts from now on are of this attempt."""
+    os.environ["FROG_ATTEMPT"] = str(number)
 
 
 def variable(name: str) -> str | None:

@@ -53,6 +53,20 @@ class RunFolder:
     def profile(self) -> Path:
         return self.path / "profile"
 
+    @property
+    def launcher_events(self) -> Path:
+        return self.events / "launcher.jsonl"
+
+    @property
+    def heartbeats(self) -> Path:
+        return self.path / "heartbeats"
+
+    def heartbeat(self, rank: int) -> Path:
+        return self.heartbeats / f"rank_{rank}.json"
+
+    def node_log(self, node_rank: int) -> Path:
+        return self.logs / f"node_{node_rank}" / "agent.log"
+
     def rank_log(self, rank: int) -> Path:
         return self.logs / f"rank_{rank}" / "train.log"
 

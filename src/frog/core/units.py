@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+
 
 def format_bytes(num_bytes: float) -> str:
     """1536 -> '1.5 KiB'."""
@@ -29,3 +31,8 @@ def format_seconds(duration_s: float) -> str:
     minutes, seconds = divmod(round(duration_s), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s"
+
+
+def time_text() -> str:
+    """Now, in UTC, to the millisecond: sorts as text."""
+    return datetime.datetime.now(datetime.UTC).replace(tzinfo=None).isoformat(sep=" ", timespec="milliseconds")

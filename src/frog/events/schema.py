@@ -61,3 +61,22 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
     "end": ("step", "status"),
 }  # fmt: skip
 """The fields of each event beside `event` itself, in the order in which they are written."""
+
+LAUNCHER_FIELDS: Final[dict[str, tuple[str, ...]]] = {
+    # A `frog run` began. `nodes`: [{"node", "host", "address"}]; `network`: what was asked of their links, or null.
+    "launch": ("pid", "nodes", "ranks_per_node", "program", "restarts", "network"),
+    # A node's agent started its ranks. `attempt` counts the worlds of this launch from 0. `node` is the pretended
+    # machine; `node_rank` the number that it got in this world.
+    "world": ("attempt", "node", "node_rank", "ranks", "world_size", "master_addr", "master_port", "pids"),
+    # A rank failed, as its agent saw it. `code` is negative if a signal killed it; `error` are its own words.
+    "exit": ("attempt", "rank", "node", "node_rank", "pid", "code", "error", "traceback"),
+    # A rank was found hanging, and killed. `kind`: "silent" (no heartbeat) or "stuck" (in one collective).
+    "hang": ("attempt", "rank", "pid", "kind", "waited_s", "heartbeat"),
+    # A node's agent ended, with that exit code; negative if a signal killed it.
+    "node": ("node", "host", "code"),
+    # A node that had gone was started again.
+    "return": ("node", "host"),
+    # `frog run` ends. `network`: what went over the nodes' links, or null.
+    "end": ("code", "network"),
+}
+"""Of `events/launcher.jsonl`: the fields of each event beside `event` and `unix_ns`."""

@@ -9,49 +9,67 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from frog.events.heartbeat import Heartbeat
 from frog.events.schema import FIELDS, Phase
 
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
 class EventWriter:
-    """Appends events to one file. Every line goes to the system at once, so a killed rank leaves all that it said."""
+    """Appends events to one file. Every line goes to the system at once, so a killed rank leaves all that it said.
 
-    def __init__(self, path: Path) -> None:
+    The heartbeat, if there is one, is told what begins; the events are of what has ended.
+    """
+
+    def __init__(self, path: Path, heartbeat: Heartbeat | None = None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._end_torn_line(path)
         self._seq = 0
+        self._heartbeat = heartbeat
         self.step = 0
         self.phase: Phase | None = None
+        self.at_phase: Callable[[int, Phase, int], None] | None = None
+        """Called with (step, phase, micro) as a phase begins."""
 
     def emit(self, event: str, **fields: Any) -> None:
         """Write one event. Raises ValueError if its fields are not those of the schema."""
         if fields.keys() != set(FIELDS[event]):
             raise ValueError(f"event {event}: fields {sorted(fields)}, the schema has {sorted(FIELDS[event])}")
         self._write_line(_encode({"event": event, **fields}))
+        if event == "end" and self._heartbeat is not None:
+            self._heartbeat.close(fields["status"])
 
     @contextmanager
     def span(self, phase: Phase, micro: int = 0) -> Iterator[None]:
         """Time a phase of the current step. A phase that raises leaves no span, and `phase` still names it."""
         self.phase = phase
+        if self._heartbeat is not None:
+            self._heartbeat.enter(self.step, phase, micro)
         start_ns = time.monotonic_ns()
+        if self.at_phase is not None:
+            self.at_phase(self.step, phase, micro)
         yield
         self._write_line(
             f'{{"event":"span","step":{self.step},"phase":"{phase}","micro":{micro},'
             f'"start_ns":{start_ns},"end_ns":{time.monotonic_ns()}}}'
         )
         self.phase = None
+        if self._heartbeat is not None:
+            self._heartbeat.enter(self.step, None)
 
     def collective(self, op: str, axis: str, payload_bytes: int) -> CollectiveNote:
         """A collective of the current step begins; `done` of what is returned writes it."""
         self._seq += 1
-        return CollectiveNote(self, op, axis, payload_bytes, self._seq - 1)
+        note = CollectiveNote(self, op, axis, payload_bytes, self._seq - 1)
+        if self._heartbeat is not None:
+            self._heartbeat.begin(note.seq, op, axis, payload_bytes, note.start_ns)
+        return note
 
     def write_collective(self, note: CollectiveNote, end_ns: int, wait_ns: int) -> None:
         self._write_line(
@@ -59,6 +77,8 @@ class EventWriter:
             f'"payload_bytes":{note.payload_bytes},"seq":{note.seq},"start_ns":{note.start_ns},"end_ns":{end_ns},'
             f'"wait_ns":{wait_ns}}}'
         )
+        if self._heartbeat is not None:
+            self._heartbeat.end(note.seq)
 
     def close(self) -> None:
         """Close the file; further events are dropped."""

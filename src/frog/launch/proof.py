@@ -17,7 +17,7 @@ from typing import Any
 from frog.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, TrainConfig, load_model_config, to_dict
 from frog.core.errors import UsageError
 from frog.core.files import write_json
-from frog.launch.local import run_world
+from frog.launch.world import Options, run_world
 
 SMALL_MODEL = ModelConfig(
     vocab_size=96,
@@ -193,7 +193,7 @@ def prove(chosen: Sequence[Cell]) -> Iterator[tuple[Cell, dict[str, Any]]]:
         with tempfile.TemporaryDirectory(prefix="frog-proof-") as scratch:
             cases, results = Path(scratch) / "cases.json", Path(scratch) / "results.json"
             write_json(cases, [cell.table(number) for number, cell in enumerate(here)])
-            run_world(world_size, ["prove", str(cases), str(results)], threads_per_rank=1)
+            run_world(world_size, ["prove", str(cases), str(results)], Options(threads=1))
             found = {int(result["name"]): result for result in json.loads(results.read_text())}
         yield from ((cell, found[number]) for number, cell in enumerate(here))
 

@@ -2,6 +2,7 @@
 
 import sys
 
+from frog.core.processes import leave
 from frog.train.main import main
 
-sys.exit(main(sys.argv[1:]))
+leave(main(sys.argv[1:]))

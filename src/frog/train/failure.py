@@ -13,11 +13,12 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from frog.core.env import WorldEnv, launcher_pid, world_env
 from frog.core.errors import CommError, FrogError, UsageError
 from frog.core.files import write_json
+from frog.core.processes import leave_with_parent
 from frog.core.runfolder import RunFolder
 from frog.events import EventWriter
 from frog.train.log import RankLog
 from frog.train.setup import FORMAT, now_text
-from frog.train.stop import StopWish, leave_with_parent
+from frog.train.stop import StopWish
 
 Body = Callable[[WorldEnv, StopWish, "Place"], int]
 """What a rank does: returns its exit code, and tells the place how far it has come."""

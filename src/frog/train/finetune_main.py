@@ -13,9 +13,9 @@ from frog.comm.world import pick_device
 from frog.core.env import WorldEnv
 from frog.core.errors import UsageError
 from frog.core.files import write_json
+from frog.core.processes import leave
 from frog.core.runfolder import find_run
 from frog.data.labelled import read_labelled
-from frog.events import EventWriter
 from frog.model.lora import target_names
 from frog.parallel.build import build_mesh
 from frog.train.failure import Place, as_rank
@@ -24,7 +24,7 @@ from frog.train.finetune_arguments import add_finetune_arguments
 from frog.train.finetune_setup import finetune_config, read_task, run_config, spread_problems, write_run_json
 from frog.train.finetuned import read_finetune
 from frog.train.log import RankLog
-from frog.train.setup import FORMAT, new_folder, now_text, start_event
+from frog.train.setup import FORMAT, new_folder, now_text, open_events, start_event
 from frog.train.start import load_trained
 from frog.train.state import weights_sha256
 from frog.train.stop import StopWish
@@ -58,8 +58,7 @@ def _run(args: argparse.Namespace, env: WorldEnv, stop: StopWish, place: Place) 
     try:
         mesh = build_mesh(config, world)
         place.folder = folder = new_folder(world, Path("runs"), config.name)
-        events = place.events = EventWriter(folder.rank_events(env.rank))
-        world.tell(events.collective)
+        events = place.events = open_events(folder, world)
         with RankLog(folder.rank_log(env.rank), env.rank, show=env.is_main) as log:
             run = FinetuneRun(config, tuning, world, mesh, folder, model, data, task, events, log, stop)
             if env.is_main:
@@ -87,4 +86,4 @@ def _finish(run: FinetuneRun, record: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

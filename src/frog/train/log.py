@@ -1,13 +1,18 @@
-"""What a rank tells people: lines in its log, and from rank 0 the same lines and a progress bar on screen."""
+"""What a rank tells people: lines in its log, and from rank 0 the same lines and a progress bar on screen.
+
+A line of the log is `2026-11-21 10:51:38.123 rank 2 | text`. The time is UTC, as in run.json, so that lines of nodes in
+different places sort together. Further lines of one message follow as they are.
+"""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from frog.core.units import time_text
 
 
 class RankLog:
@@ -31,7 +36,7 @@ class RankLog:
     def note(self, line: str) -> None:
         """A line for the log alone."""
         if self._file is not None:
-            self._file.write(f"{time.strftime('%H:%M:%S')} rank {self._rank} | {line}\n")
+            self._file.write(f"{time_text()} rank {self._rank} | {line}\n")
 
     def start_bar(self, done: int, total: int) -> None:
         """Show a bar, where there is a terminal to show it on."""

@@ -13,16 +13,15 @@ from frog.comm.world import pick_device
 from frog.config import RunConfig, from_dict, load_run_config
 from frog.config.arguments import DEFAULT_RUN_FILE, add_train_arguments
 from frog.config.load import override_dict
-from frog.core.env import WorldEnv
+from frog.core.env import WorldEnv, attempt_number
 from frog.core.errors import UsageError
 from frog.core.files import write_json
 from frog.core.runfolder import RunFolder, find_run
-from frog.events import EventWriter
 from frog.parallel.build import build_mesh
 from frog.train.failure import Place, as_rank
 from frog.train.log import RankLog
 from frog.train.loop import train
-from frog.train.setup import FORMAT, Run, find_resume, get_data, new_folder, now_text
+from frog.train.setup import FORMAT, Run, choose_folder, find_resume, get_data, now_text, open_events
 from frog.train.stop import StopWish
 
 Loop = Callable[[Run], dict[str, Any]]
@@ -43,6 +42,7 @@ def run_rank(args: argparse.Namespace, loop: Loop = train) -> int:
 
 def _run(args: argparse.Namespace, env: WorldEnv, stop: StopWish, place: Place, loop: Loop) -> int:
     config, folder = _configuration(args)
+    go_on = args.go_on or attempt_number() > 0
     config.check_world(env.world_size)
     device = pick_device(config.train.device, env)
     world = join_world(env, device, config.train.timeout_s)
@@ -50,13 +50,12 @@ def _run(args: argparse.Namespace, env: WorldEnv, stop: StopWish, place: Place, 
         mesh = build_mesh(config, world)
         data = get_data(config, world)
         if folder is None:
-            folder = new_folder(world, Path("runs"), config.name)
+            folder = choose_folder(world, Path("runs"), config.name, args.go_on)
         place.folder = folder
         attempt = world.from_main(secrets.token_hex(4))
-        events = place.events = EventWriter(folder.rank_events(env.rank))
-        world.tell(events.collective)
+        events = place.events = open_events(folder, world)
         with RankLog(folder.rank_log(env.rank), env.rank, show=env.is_main) as log:
-            resume_from = find_resume(folder, world, log) if args.resume else None
+            resume_from = find_resume(folder, world, log, or_anew=go_on) if args.resume or go_on else None
             run = Run(config, world, mesh, folder, data, events, log, stop, resume_from, attempt)
             record = loop(run)
             _finish(run, record)
@@ -67,7 +66,11 @@ def _run(args: argparse.Namespace, env: WorldEnv, stop: StopWish, place: Place, 
 
 
 def _configuration(args: argparse.Namespace) -> tuple[RunConfig, RunFolder | None]:
-    """The configuration, and the folder to go on in if the run is resumed."""
+    """The configuration, and the folder to go on in if one is named."""
+    if args.resume is not None and args.go_on:
+        raise UsageError(
+            "both --resume and --continue", "--resume RUN names the run; --continue takes the run file's name"
+        )
     if args.resume is None:
         return load_run_config(args.run_file or DEFAULT_RUN_FILE, args.set), None
     if args.run_file is not None:

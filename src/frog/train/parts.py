@@ -17,6 +17,7 @@ from frog.parallel.build import build_strategy
 from frog.parallel.strategy import Strategy
 from frog.train.evaluate import Score, evaluate
 from frog.train.hardware import autocast
+from frog.train.inject import arm_faults
 from frog.train.optimizer import build_optimizer
 from frog.train.order import OrderProof
 from frog.train.sample import sample_text
@@ -61,13 +62,15 @@ def build_parts(run: Run) -> Parts:
     if world.is_main:
         write_run_json(run, num_parameters, state.step)
     run.events.emit("start", **start_event(world, run.mesh, state.step))
+    saver = _saver(run, state)
+    arm_faults(run, strategy, saver)
     return Parts(
         strategy=strategy,
         num_parameters=num_parameters,
         scaler=scaler,
         state=state,
         order=OrderProof(order_link),
-        saver=_saver(run, state),
+        saver=saver,
         loader=_loader(run, state.step),
         heldout=Windows(run.data.split("heldout"), config.data.sequence_length),
         tokenizer=load_tokenizer(run.data.tokenizer_json),

@@ -26,6 +26,7 @@ from frog.comm import Axis
 from frog.config.arguments import add_profile_arguments
 from frog.core.env import quiet_profiler
 from frog.core.files import write_json
+from frog.core.processes import leave
 from frog.events.schema import Phase
 from frog.parallel.mesh import Mesh
 from frog.train.loop import train
@@ -149,4 +150,4 @@ def _axes(mesh: Mesh) -> dict[str, list[int]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

@@ -30,6 +30,7 @@ from frog.config.load import from_dict
 from frog.core.env import world_env
 from frog.core.errors import FrogError
 from frog.core.files import write_json
+from frog.core.processes import leave
 from frog.data import Batch
 from frog.model import TinyTransformer
 from frog.parallel.build import build_mesh, build_strategy
@@ -259,4 +260,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

@@ -20,12 +20,13 @@ from frog.checkpoint import Checkpoint, find_good
 from frog.checkpoint.save import remove_unfinished
 from frog.comm import World
 from frog.config import RunConfig, to_dict
-from frog.core.env import host_name
+from frog.core.env import attempt_number, host_name, launch_dir
 from frog.core.errors import CheckpointError, ConfigError
-from frog.core.files import write_json
+from frog.core.files import write_atomic, write_json
 from frog.core.runfolder import RunFolder
 from frog.data import PreparedData, ensure_prepared, open_prepared
 from frog.events import EventWriter
+from frog.events.heartbeat import Heartbeat
 from frog.parallel.mesh import Mesh
 from frog.train.log import RankLog
 from frog.train.stop import StopWish
@@ -68,6 +69,37 @@ def new_folder(world: World, runs: Path, name: str) -> RunFolder:
     return RunFolder(Path(world.from_main(make() if world.is_main else None)))
 
 
+def choose_folder(world: World, runs: Path, name: str, go_on: bool) -> RunFolder:
+    """Where this run is: what this launch began before a restart, `runs/<name>` to go on in, or a new folder."""
+    launch = launch_dir()
+    begun = launch / "run_folder" if launch else None
+    known = str(runs / name) if go_on else begun.read_text() if begun is not None and begun.exists() else None
+    known = world.from_main(known)
+    if known is None:
+        return new_folder(world, runs, name)
+    if world.is_main:
+        Path(known).mkdir(parents=True, exist_ok=True)
+    return RunFolder(Path(known))
+
+
+def open_events(folder: RunFolder, world: World) -> EventWriter:
+    """This rank's events and heartbeat in its run folder. The launcher learns from rank 0 which folder that is."""
+    env, launch = world.env, launch_dir()
+    if world.is_main and launch is not None:
+        write_atomic(launch / "run_folder", str(folder.path))
+    who = {
+        "rank": env.rank,
+        "pid": os.getpid(),
+        "node_rank": env.node_rank,
+        "host": host_name(),
+        "attempt": attempt_number(),
+        "world_size": env.world_size,
+    }
+    events = EventWriter(folder.rank_events(env.rank), Heartbeat(folder.heartbeat(env.rank), who))
+    world.tell(events.collective)
+    return events
+
+
 def get_data(config: RunConfig, world: World) -> PreparedData:
     """The prepared data set; the embedded one is prepared here if it is not there yet.
 
@@ -87,8 +119,10 @@ def get_data(config: RunConfig, world: World) -> PreparedData:
     return data
 
 
-def find_resume(folder: RunFolder, world: World, log: RankLog) -> Checkpoint | None:
+def find_resume(folder: RunFolder, world: World, log: RankLog, *, or_anew: bool = False) -> Checkpoint | None:
     """The last good checkpoint, the same on every rank; None if the run was killed before its first.
+
+    `or_anew`: None also if there are checkpoints and none can be trusted.
 
     Raises:  CheckpointError if there are checkpoints and none can be trusted.
     """
@@ -101,7 +135,9 @@ def find_resume(folder: RunFolder, world: World, log: RankLog) -> Checkpoint | N
     else:
         found = (None, [])
     step, passed_over = world.from_main(found)
-    if step is None and passed_over:
+    if step is None and passed_over and or_anew:
+        log.say("no checkpoint can be trusted: the run begins anew, at step 0")
+    elif step is None and passed_over:
         raise CheckpointError(
             f"{folder.checkpoints}: none of {len(passed_over)} checkpoints can be trusted\n"
             + "\n".join(f"  - {problem}" for problem in passed_over),

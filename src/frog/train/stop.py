@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from types import FrameType
-
-from frog.core.env import launcher_pid
-from frog.core.processes import is_alive
 
 _SAME_PRESS_S = 2.0
 """A terminal and torchrun each pass one Ctrl-C on; what comes later than this is a second wish."""
@@ -42,15 +38,3 @@ class StopWish:
             self.signal_number, self._since = signal_number, now
         elif signal_number == signal.SIGINT and now - self._since > _SAME_PRESS_S:
             os._exit(128 + signal_number)
-
-
-def leave_with_parent(poll_s: float = 0.5) -> None:
-    """End this process when the one that started it is gone, so that no rank is left behind by a `kill -9`."""
-    parent, launcher = os.getppid(), launcher_pid()
-
-    def watch() -> None:
-        while os.getppid() == parent and (launcher is None or is_alive(launcher)):
-            time.sleep(poll_s)
-        os._exit(1)
-
-    threading.Thread(target=watch, name="parent watch", daemon=True).start()

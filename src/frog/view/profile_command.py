@@ -29,7 +29,7 @@ def _profile(args: argparse.Namespace) -> int:
     from frog.config.arguments import DEFAULT_RUN_FILE
     from frog.core.errors import UsageError
     from frog.core.runfolder import RunFolder, free_name
-    from frog.launch.local import run_world
+    from frog.launch.world import Options, run_world
     from frog.view.profile_files import write_profile
 
     for name, value in (("steps", args.steps), ("nproc", args.nproc)):
@@ -40,7 +40,9 @@ def _profile(args: argparse.Namespace) -> int:
     settings = [*args.set, f"name={name}"]
     load_run_config(run_file, settings).check_world(args.nproc)
     words = [word for setting in settings for word in ("--set", setting)]
-    code = run_world(args.nproc, ["profile", str(run_file), "--steps", str(args.steps), *words], args.threads)
+    code = run_world(
+        args.nproc, ["profile", str(run_file), "--steps", str(args.steps), *words], Options(threads=args.threads)
+    )
     if code == 0:
         print(f"\n{write_profile(RunFolder(Path('runs') / name))}", end="")
     return code

@@ -16,6 +16,7 @@ from frog.core.units import format_bytes, format_count, format_seconds
 from frog.view.charts import charts, marks
 from frog.view.checkpoints import CheckpointReader, open_checkpoints
 from frog.view.history import History, read_history
+from frog.view.network import network_section
 from frog.view.palette import PHASE_COLORS, RANK_COLORS
 from frog.view.runs import unrecorded_status, when
 from frog.view.strategy import strategy_section
@@ -76,6 +77,7 @@ def _context(folder: RunFolder) -> dict[str, Any]:
         "shares": phase_shares(history),
         "windows": windows(history),
         "strategy": strategy_section(run, history),
+        "network": network_section(folder, history),
         "segments": _segments(run, history),
         "ranks": [rank.starts[max(rank.starts)] for rank in history.ranks.values() if rank.starts],
         "checkpoints": _checkpoints(history, good),

@@ -1,0 +1,202 @@
+"""A campaign: faults drawn from a seed, each met by a world of its own and held against the undisturbed run."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import signal
+import statistics
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from frog.chaos.oracle import Oracle, read_oracle
+from frog.chaos.stage import FOLDER, Stage, read_stage
+from frog.chaos.trial import Launch, Setting, Verdict, play
+from frog.config.faults import FULL_DEVICE, KINDS
+from frog.core.errors import FrogError, LaunchError, UsageError
+from frog.core.files import write_atomic
+from frog.core.runfolder import RunFolder
+from frog.launch.commands import read_world
+from frog.launch.nodes import Nodes
+
+_HEAD = ("  no", f"{'fault':<42}", "exit", "left s", f"{'found':<38}", f"{'went on':<19}", " sec", "verdict")
+
+
+def run_campaign(args: argparse.Namespace, program: Sequence[str]) -> int:
+    """`frog chaos --campaign N`: exit code 1 if one trial was not as it must be."""
+    if args.campaign < 1:
+        raise UsageError(f"--campaign {args.campaign}: at least one fault")
+    if args.nproc is None and args.nodes is None:
+        args.nproc = 2
+    nodes, options = read_world(args)
+    kinds = choose_kinds(args.kinds, nodes, options.network is not None)
+    stage = read_stage(program)
+    setting = make_setting(args, stage)
+    campaign = Campaign(setting, args.campaign, args.seed, args.out or FOLDER / f"seed-{args.seed}.txt")
+    print(f"the undisturbed run: runs/{campaign.oracle_name}", flush=True)
+    with _sigterm_is_ctrl_c():
+        oracle = campaign.play_oracle()
+        return campaign.run(oracle, kinds, may_restart=lambda kind: nodes.several or kind != "node")
+
+
+def choose_kinds(wish: str | None, nodes: Nodes, network: bool) -> list[str]:
+    """The kinds that a campaign draws from: those wished for, or all that can be in such a world."""
+    possible = [name for name in KINDS if network or name != "cut"]
+    if not FULL_DEVICE.exists():
+        possible.remove("disk")
+    if nodes.most * nodes.ranks == 1:
+        possible = [name for name in possible if name not in ("shape", "extra", "missing", "port")]
+    if wish is None:
+        return possible
+    names = wish.split(",")
+    if wrong := [name for name in names if name not in possible]:
+        raise UsageError(f"--kinds: {', '.join(wrong)}: cannot be in this world", f"of {', '.join(possible)}")
+    return names
+
+
+def make_setting(args: argparse.Namespace, stage: Stage) -> Setting:
+    """What the trials have in common: one thread a rank unless told, since many worlds are run."""
+    world = ["--nodes", args.nodes] if args.nodes else ["--nproc", str(args.nproc)]
+    world += ["--threads", str(args.threads or 1), *(["--network", args.network] if args.network else [])]
+    return Setting(stage.program, world, args.deadline, stage.config.train.timeout_s)
+
+
+@dataclass
+class Campaign:
+    """The trials so far, and the file that always holds all of them."""
+
+    setting: Setting
+    count: int
+    seed: int
+    out: Path
+    verdicts: list[Verdict] = field(default_factory=list)
+
+    @property
+    def oracle_name(self) -> str:
+        return f"chaos-{self.seed}-undisturbed"
+
+    def play_oracle(self) -> Oracle:
+        """Run without a fault. Raises LaunchError if even that fails."""
+        folder = RunFolder(Path("runs") / self.oracle_name)
+        shutil.rmtree(folder.path, ignore_errors=True)
+        words = [*self.setting.program, "--set", f"name={self.oracle_name}"]
+        with tempfile.TemporaryDirectory(prefix="frog-trial-") as scratch:
+            launch = Launch(self.setting, words, 0, Path(scratch), {})
+            launch.run(folder)
+        if launch.code or launch.problems:
+            told = "\n".join([*launch.problems, *launch.output.splitlines()[-10:]])
+            raise LaunchError(f"the undisturbed run failed with exit code {launch.code}\n{told}")
+        return read_oracle(folder)
+
+    def run(self, oracle: Oracle, kinds: Sequence[str], may_restart: Callable[[str], bool]) -> int:
+        """Play all trials; what was done so far is in the table also if it is stopped."""
+        faults = oracle.draw(kinds, self.count, self.seed)
+        restarts = draw_restarts([fault.kind for fault in faults], self.seed, may_restart)
+        print("  ".join(_HEAD), flush=True)
+        try:
+            for number, (fault, again) in enumerate(zip(faults, restarts, strict=True), 1):
+                name = f"chaos-{self.seed}-{number:03d}"
+                try:
+                    verdict = play(self.setting, fault, again, name, oracle)
+                except FrogError as error:  # of a folder that cannot be read: a finding too
+                    verdict = Verdict(fault, again, problems=[str(error)])
+                self.verdicts.append(verdict)
+                print(row(number, verdict), flush=True)
+                write_atomic(self.out, self.table())
+                self._tidy(RunFolder(Path("runs") / name), verdict)
+        except KeyboardInterrupt:
+            print(f"\nstopped: {self.summary()}\ntable: {self.out}", flush=True)
+            raise
+        print(f"\n{self.summary()}\ntable: {self.out}", flush=True)
+        return 1 if any(verdict.problems for verdict in self.verdicts) else 0
+
+    def _tidy(self, folder: RunFolder, verdict: Verdict) -> None:
+        """The run of a trial that was as it must be is of no further use; of another, what was said is kept with it."""
+        if not verdict.problems:
+            shutil.rmtree(folder.path, ignore_errors=True)
+        elif folder.path.is_dir():
+            (folder.path / "chaos.txt").write_text("\n".join([*verdict.problems, "", verdict.output]))
+
+    def table(self) -> str:
+        """Every trial in a line, what was not as it must be under it, and the summary."""
+        rows = [row(number, verdict) for number, verdict in enumerate(self.verdicts, 1)]
+        world = " ".join(self.setting.world)
+        title = f"frog chaos --campaign {self.count} --seed {self.seed} {world} -- {' '.join(self.setting.program)}"
+        return "\n".join([title, "", "  ".join(_HEAD), *rows, "", self.summary(), ""])
+
+    def summary(self) -> str:
+        """How many were as they must be, of each kind, and how long it took."""
+        done = len(self.verdicts)
+        if not done:
+            return "0 faults"
+        bad = [verdict for verdict in self.verdicts if verdict.problems]
+        of, bad_of = (Counter(v.fault.kind for v in verdicts) for verdicts in (self.verdicts, bad))
+        kinds = ", ".join(f"{kind} {of[kind] - bad_of[kind]}/{of[kind]}" for kind in KINDS if of[kind])
+        phases = Counter(verdict.fault.phase for verdict in self.verdicts)
+        left = [verdict.left_s for verdict in self.verdicts if verdict.left_s is not None]
+        seconds = [verdict.seconds for verdict in self.verdicts]
+        lines = [
+            f"{done} of {self.count} faults met: {done - len(bad)} as they must be, {len(bad)} not",
+            f"recovered to the undisturbed run's weights: {sum(v.recovered for v in self.verdicts)} of {done}",
+            f"kinds: {kinds}",
+            f"phases: {', '.join(f'{phase} {number}' for phase, number in phases.most_common())}",
+            f"a trial took {statistics.median(seconds):.1f} s (median), {sum(seconds) / 60:.0f} min in all",
+        ]
+        if left:
+            lines.append(f"from fault to all gone: {statistics.median(left):.1f} s (median), {max(left):.1f} s at most")
+        return "\n".join(lines)
+
+
+def draw_restarts(kinds: Sequence[str], seed: int, may_restart: Callable[[str], bool]) -> list[int]:
+    """For every other fault of a kind the launcher starts the world again; for the rest, a user resumes the run."""
+    generator = random.Random(f"{seed} restarts")
+    turn = {kind: generator.randrange(2) for kind in KINDS}
+    restarts = []
+    for kind in kinds:
+        turn[kind] = 1 - turn[kind]
+        restarts.append(turn[kind] if may_restart(kind) else 0)
+    return restarts
+
+
+def row(number: int, verdict: Verdict) -> str:
+    """A trial in a line, and under it what was not as it must be."""
+    fault, found = verdict.fault, verdict.found
+    seen = "" if found is None else _place(found.fault, found.rank, found.step, found.phase)
+    how = "restarted" if verdict.restarts else "resumed"
+    went_on = "" if verdict.from_step is None else f"{how} at step {verdict.from_step}"
+    cells = (
+        f"{number:4}",
+        f"{fault!s:<42}",
+        f"{'' if verdict.code is None else verdict.code:>4}",
+        f"{'' if verdict.left_s is None else format(verdict.left_s, '.1f'):>6}",
+        f"{seen:<38}",
+        f"{went_on:<19}",
+        f"{verdict.seconds:4.0f}",
+        "ok" if not verdict.problems else "NOT as it must be",
+    )
+    return "\n".join(["  ".join(cells), *(f"{'':6}- {problem}" for problem in verdict.problems)])
+
+
+def _place(kind: str, rank: int | None, step: int | None, phase: str | None) -> str:
+    told = {"rank": rank, "step": step, "phase": phase}
+    return " ".join([kind, *(f"{name}={value}" for name, value in told.items() if value is not None)])
+
+
+@contextmanager
+def _sigterm_is_ctrl_c() -> Iterator[None]:
+    """While inside, SIGTERM interrupts as Ctrl-C does, so that what was done so far is kept."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

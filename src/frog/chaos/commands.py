@@ -1,0 +1,95 @@
+"""`frog chaos`: let something go wrong, on purpose. What the handlers need is imported when they run."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from frog.launch.commands import add_world_arguments, read_world
+
+_EXAMPLE = 'frog chaos --fault "kill rank=1 step=3 phase=reduce" --nproc 2 -- train RUN.toml'
+
+
+def add_chaos_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `frog chaos`."""
+    parser = commands.add_parser(
+        "chaos",
+        help="let something go wrong in a run, on purpose: one fault, or a campaign of them",
+        description=f"Start a world that meets faults. `frog chaos list` shows their kinds. {_EXAMPLE}",
+    )
+    parser.add_argument(
+        "--fault", action="append", default=[], metavar="WORDS", help='"KIND rank=N step=N [phase=PHASE]"; repeatable'
+    )
+    parser.add_argument("--faults", type=Path, metavar="FILE.toml", help="a list of faults, as [[fault]] tables")
+    parser.add_argument("--campaign", type=int, metavar="N", help="draw N faults, run each, check what must follow")
+    parser.add_argument("--seed", type=int, default=1, help="of a campaign's faults (default: %(default)s)")
+    parser.add_argument("--kinds", metavar="KIND,...", help="of a campaign's faults; default: all that can be there")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="a campaign's table (default: chaos/seed-SEED.txt)")
+    add_world_arguments(parser)
+    parser.set_defaults(deadline=15.0)
+    parser.add_argument("program", nargs=argparse.REMAINDER, help="list, or -- train RUN.toml ...")
+    parser.set_defaults(handler=_chaos)
+
+
+def _chaos(args: argparse.Namespace) -> int:
+    from frog.core.errors import UsageError
+
+    program = args.program[1:] if args.program[:1] == ["--"] else args.program
+    if program == ["list"]:
+        return _list()
+    if args.campaign is not None:
+        if args.fault or args.faults:
+            raise UsageError("a campaign draws its own faults", "leave --fault and --faults out, or --campaign")
+        from frog.chaos.campaign import run_campaign
+
+        return run_campaign(args, program)
+    if not args.fault and args.faults is None:
+        raise UsageError("no fault is named", _EXAMPLE)
+    return _meet(args, program)
+
+
+def _list() -> int:
+    """Every kind, with where it can happen and what it does."""
+    from frog.config.faults import KINDS, PHASES
+
+    print("what can happen to a rank, as it begins a phase of a step:\n")
+    for kind in KINDS.values():
+        print(f"  {kind.name:<8} {kind.what}")
+        where = "any phase" if set(kind.phases) == set(PHASES) else ", ".join(kind.phases)
+        print(f"  {'':<8}   in {where}; default: {kind.default}")
+    print(
+        f"\nphases: {', '.join(PHASES)}\nother fields: micro=N (which micro-batch), times=N (in N attempts)\n{_EXAMPLE}"
+    )
+    return 0
+
+
+def _meet(args: argparse.Namespace, program: Sequence[str]) -> int:
+    """Run a world that meets the faults named; return its exit code, or 1 if one of them was not met."""
+    from frog.chaos.stage import met_faults, read_stage, write_faults
+    from frog.config.faults import load_faults, parse_faults
+    from frog.core.errors import LaunchError
+    from frog.launch.world import run_world
+
+    nodes, options = read_world(args)
+    stage = read_stage(program)
+    scene = stage.scene(nodes, options.network is not None)
+    faults = parse_faults(args.fault, scene) + (load_faults(args.faults, scene) if args.faults else [])
+    with tempfile.TemporaryDirectory(prefix="frog-chaos-") as scratch:
+        path = Path(scratch) / "faults.toml"
+        write_faults(path, faults)
+        try:
+            code = run_world(nodes, stage.program, replace(options, extra_env={"FROG_FAULTS": str(path)}))
+        except LaunchError as error:
+            print(f"error: {error}", file=sys.stderr)
+            code = error.exit_code
+        met = met_faults(path)
+    for number, fault in enumerate(faults):
+        if number not in met:
+            print(f"never met: {fault}", file=sys.stderr)
+    if code:
+        print("what happened, from the evidence: frog diagnose latest", file=sys.stderr)
+    return code or (1 if len(met) < len(faults) else 0)

@@ -1,0 +1,74 @@
+"""The finding of a diagnosis, and the letter that tells it."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What went wrong in a run, and how that is known."""
+
+    fault: str
+    """raise, usage, memory, kill, crash, stop, stuck, slow, shape, extra, missing, nan, corrupt, torn, disk, port,
+    node, cut, lost, start, gone, interrupted, running, none or unknown."""
+    finding: str
+    """In one sentence."""
+    rank: int | None = None
+    node_rank: int | None = None
+    step: int | None = None
+    phase: str | None = None
+    collective: str | None = None
+    """The one that failed or never came together: "all_reduce of 4096 bytes over dp"."""
+    certain: bool = True
+    """False if another cause would have left the same traces; the finding then says both."""
+    outcome: str = "failed"
+    """What became of the run: failed, recovered, completed, interrupted or running."""
+    evidence: tuple[str, ...] = ()
+    """Who said what, when, and the file that has it."""
+    advice: str = ""
+    also: tuple[Diagnosis, ...] = field(default_factory=tuple)
+    """What else is wrong with the run, or went wrong in its earlier starts."""
+
+    def with_more(self, *evidence: str, **changes: Any) -> Diagnosis:
+        return replace(self, evidence=(*self.evidence, *evidence), **changes)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def letter(run: str, diagnosis: Diagnosis) -> str:
+    """The diagnosis as a letter: the finding, the evidence line by line, what to do."""
+    lines = [f"{run}: {diagnosis.finding}", ""]
+    if not diagnosis.certain:
+        lines += ["This is the likeliest reading of the traces, not the only one.", ""]
+    lines += ["Evidence", *(f"  {line}" for line in diagnosis.evidence), ""]
+    for other in diagnosis.also:
+        lines += [f"Also: {other.finding}", *(f"  {line}" for line in other.evidence), ""]
+    lines += ["What to do", *(f"  {line}" for line in diagnosis.advice.splitlines())]
+    return "\n".join(lines)
+
+
+def clock(unix_ns: int | None) -> str:
+    """A time of day in UTC, to the millisecond, as the logs have it."""
+    if unix_ns is None:
+        return " " * 12
+    at = dt.datetime.fromtimestamp(unix_ns / 1e9, dt.UTC).replace(tzinfo=None)
+    return at.isoformat(timespec="milliseconds").partition("T")[2]
+
+
+def note(unix_ns: int | None, who: str, what: str, file: str) -> str:
+    """A line of evidence: when, who, what, and the file that has it."""
+    return f"{clock(unix_ns)}  {who:9} {what}  [{file}]"
+
+
+def span(ranks: list[int]) -> str:
+    """`rank 2`, `ranks 0, 1 and 3`, `ranks 0 to 7`."""
+    ranks = sorted(ranks)
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) > 3 and ranks == list(range(ranks[0], ranks[-1] + 1)):
+        return f"ranks {ranks[0]} to {ranks[-1]}"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"

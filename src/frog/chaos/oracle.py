@@ -1,0 +1,172 @@
+"""The undisturbed run: where faults can be aimed, and what a run that recovered must have come to."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from frog.chaos.diagnosis import Diagnosis
+from frog.config.faults import KINDS, Fault
+from frog.core.errors import RunError
+from frog.core.runfolder import RunFolder
+from frog.events import RunEvents, read_run
+from frog.events.read import Event, RankEvents
+
+_RTOL = 1e-5
+"""Between losses of worlds of different sizes."""
+
+
+class Place(NamedTuple):
+    """A phase that a rank went through in the undisturbed run."""
+
+    rank: int
+    step: int
+    phase: str
+    micro: int
+    communicates: bool
+    """Whether the rank began a collective in it."""
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """What the undisturbed run did and came to."""
+
+    record: dict[str, Any]
+    losses: dict[int, float]
+    world_size: int
+    places: tuple[Place, ...]
+    """In the order in which each rank came there, rank after rank."""
+
+    def draw(self, kinds: Sequence[str], count: int, seed: int) -> list[Fault]:
+        """Faults of these kinds, each as often as the others, at places drawn from the seed."""
+        generator, faults = random.Random(seed), list[Fault]()
+        while len(faults) < count:
+            names = list(kinds)
+            generator.shuffle(names)
+            faults += [self._aim(name, generator) for name in names[: count - len(faults)]]
+        return faults
+
+    def _aim(self, name: str, generator: random.Random) -> Fault:
+        """First the rank, then the step, then the phase: each is as likely as its like, however many places it has."""
+        kind = KINDS[name]
+        needs = name in ("shape", "missing")
+        places = [p for p in self.places if p.phase in kind.phases and (p.communicates or not needs)]
+        if not places:
+            raise RunError(f"{name}: the undisturbed run has no place for it", "--kinds leaves it out")
+        for field in ("rank", "step", "phase", "micro"):
+            value = generator.choice(sorted({getattr(place, field) for place in places}))
+            places = [place for place in places if getattr(place, field) == value]
+        place = places[0]
+        return Fault(name, place.rank, place.step, place.phase, place.micro)
+
+    def next_collective(self, fault: Fault) -> Place | None:
+        """Where the rank next speaks to others, from the fault on."""
+        own = [place for place in self.places if place.rank == fault.rank]
+        address = (fault.step, fault.phase, fault.micro)
+        start = next((i for i, place in enumerate(own) if (place.step, place.phase, place.micro) == address), len(own))
+        return next((place for place in own[start:] if place.communicates), None)
+
+
+def read_oracle(folder: RunFolder) -> Oracle:
+    """Read the undisturbed run. Raises RunError if it has not come to its end."""
+    record, events = folder.read_record(), read_run(folder)
+    if record is None or record["status"] != "completed":
+        raise RunError(f"{folder.path}: the undisturbed run has not completed", "look at its logs")
+    places = tuple(place for rank in sorted(events.ranks) for place in _places(events.ranks[rank]))
+    return Oracle(record, _losses(events), len(events.ranks), places)
+
+
+def _places(told: RankEvents) -> list[Place]:
+    begun = sorted(event["start_ns"] for event in told.of("collective"))
+    return [
+        Place(
+            told.rank,
+            span["step"],
+            span["phase"],
+            span["micro"],
+            any(span["start_ns"] <= start_ns <= span["end_ns"] for start_ns in begun),
+        )
+        for span in told.of("span")
+    ]
+
+
+def _losses(events: RunEvents) -> dict[int, float]:
+    return {step: event["loss_mean"] for step, event in events.main.by_step("step").items()}
+
+
+def recovery_problems(oracle: Oracle, folder: RunFolder) -> list[str]:
+    """How a run that recovered differs from the undisturbed one; in another world rounding is allowed for."""
+    record = folder.read_record()
+    if record is None or record["status"] != "completed":
+        return [f"did not complete: {record['status'] if record else 'no record'}"]
+    found = []
+    if record["order_sha256"] != oracle.record["order_sha256"]:
+        found.append("took other samples")
+    sizes = {segment["world_size"] for segment in folder.read_run()["segments"]}
+    if sizes == {oracle.world_size}:
+        if record["weights_sha256"] != oracle.record["weights_sha256"]:
+            found.append("weights differ")
+        return found
+    losses = _losses(read_run(folder))
+    far = [step for step, loss in oracle.losses.items() if not _close(losses.get(step), loss)]
+    return [*found, *([f"losses differ at steps {', '.join(map(str, far))}"] if far else [])]
+
+
+def _close(loss: float | None, expected: float) -> bool:
+    return loss is not None and abs(loss - expected) <= _RTOL * abs(expected)
+
+
+def resumed_from(folder: RunFolder) -> int | None:
+    """At which step the world began that came after the fault; None if none came."""
+    starts = read_run(folder).main.of("start")
+    return int(starts[1]["step"]) if len(starts) > 1 else None
+
+
+def resume_problems(fault: Fault, folder: RunFolder) -> list[str]:
+    """Whether it went on from the last checkpoint that was whole, and from none that had been damaged."""
+    events = read_run(folder).main.events
+    first = next((i for i, event in enumerate(events) if event["event"] == "start"), 0)
+    second = next((i for i, event in enumerate(events) if event["event"] == "start" and i > first), None)
+    if second is None:
+        return ["did not start again"]
+    from_step = int(events[second]["step"])
+    damaged = fault.step if fault.kind in ("corrupt", "torn") else None
+    whole = max((step for step in _committed(events[first:second]) if step != damaged), default=0)
+    found = []
+    if from_step < whole:
+        found.append(f"began at step {from_step}, though the checkpoint of step {whole} was whole")
+    if damaged is not None and from_step >= damaged:
+        found.append(f"went on from step {from_step}, whose checkpoint was damaged")
+    return found
+
+
+def _committed(events: Sequence[Event]) -> set[int]:
+    return {int(event["step"]) for event in events if event["event"] == "commit"}
+
+
+def diagnosis_problems(fault: Fault, found: Diagnosis, oracle: Oracle, *, all_fields: bool) -> list[str]:
+    """Where a diagnosis misses the fault, as far as evidence can tell: what it cannot tell is not asked for.
+
+    A closed connection has two ends, which in a world of two look alike; it and a cut network are seen when the rank
+    next speaks to others. Of a node that went, nobody can tell which of its ranks the fault was aimed at. A gradient
+    spoiled as the reduction begins looks like one that the backward pass has spoiled.
+    """
+    wanted: dict[str, Any] = {"fault": fault.kind, "rank": fault.rank}
+    if all_fields:
+        wanted |= {"step": fault.step, "phase": fault.phase}
+    if fault.kind in ("port", "cut") and all_fields:
+        place = oracle.next_collective(fault)
+        wanted |= {"step": place.step, "phase": place.phase} if place else {"step": found.step, "phase": found.phase}
+    if fault.kind in ("node", "cut") or (fault.kind == "port" and oracle.world_size == 2):
+        wanted["rank"] = found.rank
+    if fault.kind == "node" and all_fields:
+        wanted["phase"] = found.phase
+    if fault.kind == "nan" and all_fields:
+        wanted["phase"] = "backward"
+    return [
+        f"diagnosis: {name} {getattr(found, name)}, not {value}"
+        for name, value in wanted.items()
+        if getattr(found, name) != value
+    ]

@@ -1,0 +1,236 @@
+"""One trial: a world meets a fault, and what must follow is looked for, from outside."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from frog.chaos.diagnose import diagnose
+from frog.chaos.diagnosis import Diagnosis
+from frog.chaos.evidence import read_launcher
+from frog.chaos.oracle import Oracle, diagnosis_problems, recovery_problems, resume_problems, resumed_from
+from frog.chaos.stage import met_faults, write_faults
+from frog.config.faults import KINDS, Fault
+from frog.core.env import child_env
+from frog.core.processes import is_alive
+from frog.core.runfolder import RunFolder
+
+_LAST_S = 10.0
+"""How long processes, once their launcher has ended, may take to be gone."""
+
+_TORCHS_CACHE = "torchinductor_"
+"""In the temporary folder torch keeps what it has compiled, for all processes and for ever."""
+
+_STOP_S = 60.0
+"""How long a trial that is interrupted may take to end by itself."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all trials of a campaign have in common."""
+
+    program: Sequence[str]
+    world: Sequence[str]
+    """The arguments of `frog run` that say how large the world is."""
+    deadline_s: float
+    timeout_s: float
+
+    @property
+    def leave_s(self) -> float:
+        """By when all must have left: hangs are seen after the deadline, lost peers after the collective's own."""
+        return self.deadline_s + self.timeout_s + 20
+
+    @property
+    def end_s(self) -> float:
+        """By when a launch must have ended; then it is killed."""
+        return 4 * self.leave_s + 120
+
+
+@dataclass
+class Verdict:
+    """What a trial showed."""
+
+    fault: Fault
+    restarts: int
+    seconds: float = 0.0
+    code: int | None = None
+    left_s: float | None = None
+    """From the fault to the end of the world that met it."""
+    found: Diagnosis | None = None
+    from_step: int | None = None
+    """Where the world went on that came after."""
+    recovered: bool = False
+    problems: list[str] = field(default_factory=list)
+    output: str = ""
+
+
+def play(setting: Setting, fault: Fault, restarts: int, name: str, oracle: Oracle) -> Verdict:
+    """Run a world that meets the fault; without restarts, resume it afterwards; say what is not as it must be."""
+    verdict, folder, start_s = Verdict(fault, restarts), RunFolder(Path("runs") / name), time.monotonic()
+    shutil.rmtree(folder.path, ignore_errors=True)
+    words = [*setting.program, "--set", f"name={name}"]
+    with tempfile.TemporaryDirectory(prefix="frog-trial-") as scratch:
+        faults = Path(scratch) / "faults.toml"
+        write_faults(faults, [fault])
+        launch = Launch(setting, words, restarts, Path(scratch), {"FROG_FAULTS": str(faults)})
+        launch.run(folder)
+        verdict.code, verdict.output = launch.code, launch.output
+        verdict.problems += launch.problems
+        met = met_faults(faults)
+        if not met:
+            verdict.problems.append("the fault was never met")
+        else:
+            _check_end(verdict, setting, folder, launch, met[0])
+        if verdict.code and not restarts:
+            again = Launch(setting, [*words, "--continue"], 0, Path(scratch), {})
+            again.run(folder)
+            verdict.problems += again.problems + ([f"resumed: exit code {again.code}"] if again.code else [])
+            verdict.output += again.output
+    wrong = recovery_problems(oracle, folder)
+    verdict.recovered = not wrong
+    if met and KINDS[fault.kind].ends:
+        wrong += resume_problems(fault, folder)
+        verdict.from_step = resumed_from(folder)
+    if met and verdict.found is None:
+        _check_diagnosis(verdict, folder, oracle, all_fields=not KINDS[fault.kind].ends)
+    elif verdict.found is not None:
+        verdict.problems += diagnosis_problems(fault, verdict.found, oracle, all_fields=True)
+    wrong += [f"left behind: {path.name}" for path in folder.checkpoints.glob(".step_*")]
+    verdict.seconds = time.monotonic() - start_s
+    verdict.problems += wrong
+    return verdict
+
+
+def _check_end(verdict: Verdict, setting: Setting, folder: RunFolder, launch: Launch, met_s: float) -> None:
+    """The exit code, the words, the time it took; and the diagnosis, as long as nothing else has happened."""
+    fault, ends = verdict.fault, KINDS[verdict.fault.kind].ends
+    must_fail = ends and verdict.restarts == 0
+    if bool(verdict.code) != must_fail:
+        verdict.problems.append(f"exit code {verdict.code}")
+    if ends:
+        again = [e for e in read_launcher(folder) if e["event"] == "world" and e["attempt"] == 1]
+        end_s = again[0]["unix_ns"] / 1e9 if again else launch.end_s
+        verdict.left_s = end_s - met_s
+        if verdict.left_s > setting.leave_s:
+            verdict.problems.append(f"{verdict.left_s:.0f} s until all had left; at most {setting.leave_s:.0f} s")
+    if must_fail:
+        verdict.problems += word_problems(fault, verdict.output)
+        if folder.path.exists():
+            verdict.found = diagnose(folder)
+
+
+def _check_diagnosis(verdict: Verdict, folder: RunFolder, oracle: Oracle, *, all_fields: bool) -> None:
+    verdict.found = diagnose(folder)
+    verdict.problems += diagnosis_problems(verdict.fault, verdict.found, oracle, all_fields=all_fields)
+
+
+def word_problems(fault: Fault, output: str) -> list[str]:
+    """Whether the user is told first who failed, and in that rank's own words.
+
+    Where a rank does something that its peers cannot follow, one of those may be the one that fails.
+    """
+    told = output[output.rfind("\nerror: ") + 1 :]
+    if not told.startswith(("error: rank ", "error: node")):
+        return ["nobody is named first"]
+    own = {"raise": "RuntimeError", "nan": f"rank {fault.rank}: loss", "disk": "No space left on device"}
+    if fault.kind in ("raise", "kill", "stop", "disk", "corrupt", "torn") and f"error: rank {fault.rank} " not in told:
+        return [f"another rank is named first: {told.splitlines()[0]}"]
+    missing = own.get(fault.kind, "") not in told
+    traceback = fault.kind != "raise" and "Traceback (most recent call last)" in told
+    return (["its own words are missing"] if missing else []) + (["a traceback is shown"] if traceback else [])
+
+
+class Launch:
+    """One `frog run` and what it leaves behind: no process, no port, no file outside its run folder."""
+
+    def __init__(
+        self, setting: Setting, words: Sequence[str], restarts: int, scratch: Path, changes: dict[str, str]
+    ) -> None:
+        self._setting, self._changes = setting, changes
+        world = [*setting.world, "--deadline", f"{setting.deadline_s:g}", "--restarts", str(restarts)]
+        self._command = [sys.executable, "-m", "frog.cli", "run", *world, "--", *words]
+        self._temporary = scratch / "tmp"
+        self._log = scratch / "output.txt"
+        self.code: int | None = None
+        self.output, self.end_s = "", 0.0
+        self.problems: list[str] = []
+
+    def run(self, folder: RunFolder) -> None:
+        """Run it to its end, or to its deadline; note what is left of it."""
+        self._temporary.mkdir(exist_ok=True)
+        before = len(read_launcher(folder))
+        reading, writing = os.pipe()
+        try:
+            with open(self._log, "wb") as log:
+                process = subprocess.Popen(
+                    self._command,
+                    env=child_env(TMPDIR=str(self._temporary), **self._changes),
+                    stdin=writing,  # all of the world inherit it, so it closes when the last of them has gone
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            os.close(writing)
+            self._wait(process)
+            self.end_s = time.time()
+            all_gone = bool(select.select([reading], [], [], _LAST_S)[0])
+        finally:
+            os.close(reading)
+        self.output = self._log.read_text(errors="replace")
+        events = read_launcher(folder)[before:]
+        if not all_gone:
+            alive = [str(pid) for pid in _pids(events) if is_alive(pid)]
+            self.problems.append(f"processes left behind: {', '.join(alive) or 'of unknown number'}")
+        left = (path.name for path in self._temporary.iterdir() if not path.name.startswith(_TORCHS_CACHE))
+        self.problems += [f"left behind: {name}" for name in left]
+        if "network" not in " ".join(self._setting.world):
+            self.problems += _ports_left(events)
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> None:
+        try:
+            self.code = process.wait(timeout=self._setting.end_s)
+        except subprocess.TimeoutExpired:
+            self.problems.append(f"no end within {self._setting.end_s:.0f} s")
+            self._end(process, 0)
+        except KeyboardInterrupt:
+            self._end(process, _STOP_S)
+            raise
+
+    def _end(self, process: subprocess.Popen[bytes], grace_s: float) -> None:
+        """Ask it to stop, then kill it: its ranks end when it is gone."""
+        process.terminate()
+        try:
+            process.wait(timeout=grace_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _pids(events: Sequence[dict[str, Any]]) -> list[int]:
+    return [pid for event in events if event["event"] == "world" for pid in event["pids"]]
+
+
+def _ports_left(events: Sequence[dict[str, Any]]) -> list[str]:
+    """The worlds' meeting places that still cannot be had."""
+    left = []
+    for address, port in {(e["master_addr"], int(e["master_port"])) for e in events if e["event"] == "world"}:
+        if re.fullmatch(r"[\d.]+", address):
+            with socket.socket() as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind((address, port))
+                except OSError as error:
+                    left.append(f"port {address}:{port} is not free: {error.strerror}")
+    return left

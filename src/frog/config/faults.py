@@ -1,0 +1,266 @@
+"""The fault language: what goes wrong, on which rank, in which step and phase. Read from a TOML list or from words.
+
+    [[fault]]
+    kind = "kill"
+    rank = 2
+    step = 7
+    phase = "reduce"
+
+or in one text: `kill rank=2 step=7 phase=reduce`. A fault happens as that rank begins that phase of that step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from frog.core.errors import ConfigError
+
+PHASES = ("data", "forward", "backward", "reduce", "optimize", "zero", "evaluate", "checkpoint")
+"""The phases of a step, as the events name them."""
+
+FULL_DEVICE = Path("/dev/full")
+"""Linux's own: to write there is ENOSPC."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One way to fail."""
+
+    name: str
+    what: str
+    """In a line."""
+    phases: tuple[str, ...] = PHASES
+    """Where it can happen."""
+    default: str = "reduce"
+    """Where it does if nothing is said."""
+    own: tuple[str, ...] = ()
+    """Fields that it alone has."""
+    ends: bool = True
+    """Whether the run cannot go on after it."""
+
+
+KINDS: dict[str, Kind] = {
+    kind.name: kind
+    for kind in (
+        Kind("raise", "its program raises an error that nobody catches"),
+        Kind("kill", "it is killed (SIGKILL), as by a machine that runs out of memory"),
+        Kind("stop", "it is stopped (SIGSTOP): it is there, and does nothing more"),
+        Kind(
+            "slow", "from that step on it takes `seconds` (0.5) longer for the phase", default="forward",
+            own=("seconds",), ends=False,
+        ),
+        Kind(
+            "shape", "its first collective of the phase has a tensor of half the size",
+            ("reduce", "forward", "backward", "optimize", "evaluate", "checkpoint"),
+        ),
+        Kind("extra", "it starts an all-reduce that no other rank knows of"),
+        Kind(
+            "missing", "it leaves out its first collective of the phase",
+            ("reduce", "forward", "backward", "optimize", "evaluate", "checkpoint"),
+        ),
+        Kind("nan", "an element of its gradient is NaN", ("backward", "reduce"), "backward"),
+        Kind(
+            "corrupt", "a byte of its part of the step's checkpoint flips, once that is whole; then it is killed",
+            ("checkpoint",), "checkpoint",
+        ),
+        Kind(
+            "torn", "its part of the step's checkpoint is cut in half, once that is whole; then it is killed",
+            ("checkpoint",), "checkpoint",
+        ),
+        Kind("disk", "the disk is full (ENOSPC) as it writes the step's checkpoint", ("checkpoint",), "checkpoint"),
+        Kind("port", "all its network connections are closed under it"),
+        Kind("node", "its node goes: all processes there are killed at once"),
+        Kind("cut", "its node's network is cut, `after_s` (0) seconds later; needs --network", own=("after_s",)),
+    )
+}  # fmt: skip
+
+_COMMON = ("kind", "rank", "step", "phase", "micro", "times")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that goes wrong once (or `times` times, each in another attempt of the world)."""
+
+    kind: str
+    rank: int
+    step: int
+    phase: str
+    micro: int = 0
+    """Which micro-batch's phase, where there are several."""
+    times: int = 1
+    seconds: float = 0.5
+    after_s: float = 0.0
+
+    def __str__(self) -> str:
+        """The words that `parse_fault` takes."""
+        words = [self.kind, f"rank={self.rank}", f"step={self.step}", f"phase={self.phase}"]
+        words += [
+            f"{name}={getattr(self, name):g}" for name in ("micro", "times") if getattr(self, name) != _default(name)
+        ]
+        words += [f"{name}={getattr(self, name):g}" for name in KINDS[self.kind].own]
+        return " ".join(words)
+
+
+def _default(name: str) -> Any:
+    return Fault.__dataclass_fields__[name].default
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What is known of the world and the run that faults are aimed at."""
+
+    world_size: int
+    steps: int
+    checkpoint_every: int
+    eval_every: int
+    network: bool = False
+
+    def problems(self, fault: Fault) -> list[str]:
+        """Why a fault would never happen there."""
+        found = []
+        if fault.rank >= self.world_size:
+            found.append(f"rank={fault.rank}: this world has ranks 0 to {self.world_size - 1}")
+        if fault.step > self.steps:
+            found.append(f"step={fault.step}: the run has {self.steps} steps")
+        elif fault.phase in ("checkpoint", "evaluate") and fault.step not in (taken := self.steps_with(fault.phase)):
+            named = ", ".join(map(str, taken[:8])) + (", …" if len(taken) > 8 else "")
+            found.append(f"step={fault.step}: phase {fault.phase} comes at steps {named}")
+        elif fault.step == 0 and fault.phase != "evaluate":
+            found.append(f"step=0: only phase evaluate comes before step 1, not {fault.phase}")
+        if self.world_size == 1 and fault.kind in ("shape", "extra", "missing", "port"):
+            found.append(f"{fault.kind}: a world of one rank has no collectives and no connections")
+        if fault.kind == "disk" and not FULL_DEVICE.exists():
+            found.append(f"disk: this system has no {FULL_DEVICE}, the device on which every write fails")
+        if fault.kind == "cut" and not self.network:
+            found.append('cut: this world has no network that could be cut; try --nodes 2x1 --network "delay=1ms"')
+        return found
+
+    def steps_with(self, phase: str) -> list[int]:
+        """The steps after which the run evaluates, or saves."""
+        every = self.eval_every if phase == "evaluate" else self.checkpoint_every
+        first = [0] if phase == "evaluate" else []
+        return first + [step for step in range(1, self.steps + 1) if step % every == 0 or step == self.steps]
+
+
+def parse_faults(texts: Sequence[str], scene: Scene | None = None) -> list[Fault]:
+    """Faults from texts like `kill rank=2 step=7 phase=reduce`.
+
+    Raises:  ConfigError with every mistake.
+    """
+    problems: list[str] = []
+    tables = [(f"--fault {text!r}", _words(text, f"--fault {text!r}", problems)) for text in texts]
+    return _build_all(tables, scene, problems)
+
+
+def load_faults(path: Path, scene: Scene | None = None) -> list[Fault]:
+    """Faults from a TOML file with `[[fault]]` tables.
+
+    Raises:  ConfigError with every mistake.
+    """
+    try:
+        content = tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}", "correct that line") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}", "name a file with [[fault]] tables") from None
+    problems = [f"{path}: {_unknown(key, ['fault'])}" for key in content if key != "fault"]
+    listed = content.get("fault", [])
+    if not isinstance(listed, list) or not all(isinstance(table, dict) for table in listed) or not listed:
+        problems.append(f"{path}: holds no [[fault]] tables")
+        listed = []
+    tables = [(f"{path}, fault {number}", table) for number, table in enumerate(listed, 1)]
+    return _build_all(tables, scene, problems)
+
+
+def dump_faults(faults: Sequence[Fault]) -> str:
+    """The TOML that `load_faults` reads."""
+    lines = []
+    for fault in faults:
+        names = ["kind", "rank", "step", "phase", "micro", "times", *KINDS[fault.kind].own]
+        lines += ["[[fault]]", *(f"{name} = {json.dumps(getattr(fault, name))}" for name in names), ""]
+    return "\n".join(lines)
+
+
+def marks_folder(faults: Path) -> Path:
+    """Where ranks leave a mark, `<number>.<time>`, for each fault of a list that they have met."""
+    return faults.with_name(f"{faults.name}.met")
+
+
+def _words(text: str, where: str, problems: list[str]) -> dict[str, Any]:
+    kind, *rest = text.split() or [""]
+    table: dict[str, Any] = {"kind": kind}
+    for word in rest:
+        name, equals, value = word.partition("=")
+        if not equals:
+            problems.append(f"{where}: {word}: must be NAME=VALUE, like step=7")
+            continue
+        table[name] = value
+        with contextlib.suppress(tomllib.TOMLDecodeError):  # a bare word is a text
+            table[name] = tomllib.loads(f"value = {value}")["value"]
+    return table
+
+
+def _build_all(
+    tables: Sequence[tuple[str, Mapping[str, Any]]], scene: Scene | None, problems: list[str]
+) -> list[Fault]:
+    faults = []
+    for where, table in tables:
+        found: list[str] = []
+        fault = _build(table, found)
+        if fault is not None:
+            faults.append(fault)
+            found += scene.problems(fault) if scene is not None else []
+        problems += [f"{where}: {problem}" for problem in found]
+    if problems:
+        listing = "\n".join(f"  - {problem}" for problem in problems)
+        count = f"{len(problems)} mistakes" if len(problems) > 1 else "a mistake"
+        raise ConfigError(f"faults: {count}\n{listing}", "`frog chaos list` shows all kinds; nothing was started")
+    return faults
+
+
+def _build(table: Mapping[str, Any], problems: list[str]) -> Fault | None:
+    """A fault from a table, with what is wrong with it noted and left out; None if too little is left."""
+    name = table.get("kind", "")
+    if name not in KINDS:
+        problems.append("kind: missing" if name == "" else _unknown(str(name), list(KINDS), "kind"))
+        return None
+    kind = KINDS[name]
+    valid = [*_COMMON, *kind.own]
+    problems += [_unknown(key, valid) for key in table if key not in valid]
+    values = {key: table[key] for key in table if key in valid and not _wrong(kind, key, table[key], problems)}
+    problems += [f"{key}: missing" for key in ("rank", "step") if key not in table]
+    if "rank" not in values or "step" not in values:
+        return None
+    return Fault(**{"phase": kind.default, **values})
+
+
+def _wrong(kind: Kind, key: str, value: Any, problems: list[str]) -> bool:
+    """Whether a field's value cannot be; then the reason is noted."""
+    if key == "phase":
+        if value not in PHASES:
+            problems.append(_unknown(str(value), PHASES, "phase"))
+        elif value not in kind.phases:
+            problems.append(f"phase={value}: {kind.name} can only happen in {', '.join(kind.phases)}")
+        return value not in kind.phases
+    if key in kind.own:
+        if type(value) in (int, float) and 0 <= value < float("inf"):
+            return False
+        problems.append(f"{key}={value}: must be a number of seconds, at least 0")
+        return True
+    least = 1 if key == "times" else 0
+    if key == "kind" or (type(value) is int and value >= least):
+        return False
+    problems.append(f"{key}={value}: must be a whole number of at least {least}")
+    return True
+
+
+def _unknown(word: str, valid: Sequence[str], what: Literal["key", "kind", "phase"] = "key") -> str:
+    near = difflib.get_close_matches(word, valid, n=1, cutoff=0.5)
+    return f"{word}: unknown {what}; " + (f"did you mean {near[0]}?" if near else f"valid: {', '.join(valid)}")

@@ -1,0 +1,150 @@
+"""How launchers other than torchrun tell a process its place in the world, said in torchrun's words.
+
+| launcher      | the rank is              | where rank 0 listens, if MASTER_ADDR and MASTER_PORT do not tell        |
+|---------------|--------------------------|-------------------------------------------------------------------------|
+| Open MPI      | OMPI_COMM_WORLD_RANK     | on one node: 127.0.0.1, a port made from the job's name; else an error  |
+| MPICH, Intel  | PMI_RANK                 | on one node: 127.0.0.1; the job has no name: the port must be told      |
+| srun          | SLURM_PROCID of a step   | the step's first node, a port made from the numbers of job and step     |
+| DeepSpeed     | RANK, with LOCAL_SIZE    | always told                                                             |
+
+torchrun's own RANK and WORLD_SIZE come before all of these: torchrun may itself have been started by srun or mpirun.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Mapping
+
+from frog.core.errors import UsageError
+
+_LOOPBACK = "127.0.0.1"
+_EXAMPLES = {"MASTER_ADDR": "HOST_OF_RANK_0", "MASTER_PORT": "29500"}
+_FIRST_PORT, _NUM_PORTS = 20_000, 10_000
+"""Ports below those that systems give out by themselves."""
+
+_FIRST_SPECIAL_STEP = 0xFFFF_FFF0
+"""Slurm numbers batch scripts, salloc's shells and other steps that are nobody's `srun` from here on."""
+
+
+def in_torchrun_words(environ: Mapping[str, str], pid: int) -> dict[str, str]:
+    """RANK, WORLD_SIZE and their kin, as far as another launcher's variables tell what is not yet set.
+
+    Empty for a process that no launcher started, or one alone. `pid` is this process.
+
+    Raises:  UsageError if the launcher leaves open where rank 0 listens.
+    """
+    if environ.get("RANK") or environ.get("WORLD_SIZE"):
+        found = _deepspeed(environ)
+    elif _count(environ, "OMPI_COMM_WORLD_SIZE") > 1:
+        found = _open_mpi(environ)
+    elif _count(environ, "PMI_SIZE") > 1 and "MPI_LOCALRANKID" in environ:
+        found = _mpich(environ)
+    elif _count(environ, "SLURM_STEP_NUM_TASKS") > 1 and _is_task(environ, pid):
+        found = _srun(environ)
+    else:
+        found = {}
+        _refuse_lone_accelerate(environ)
+    return {name: value for name, value in found.items() if not environ.get(name)}
+
+
+def _deepspeed(environ: Mapping[str, str]) -> dict[str, str]:
+    """What DeepSpeed's launcher says under names of its own, beside torchrun's."""
+    names = {"LOCAL_WORLD_SIZE": "LOCAL_SIZE", "NODE_RANK": "CROSS_RANK"}
+    if not all(environ.get(name) for name in names.values()):
+        return {}
+    return {ours: environ[theirs] for ours, theirs in names.items()}
+
+
+def _open_mpi(environ: Mapping[str, str]) -> dict[str, str]:
+    place = [environ.get(f"OMPI_COMM_WORLD_{name}", "") for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")]
+    job = environ.get("PMIX_NAMESPACE") or environ.get("OMPI_MCA_ess_base_jobid")
+    return _placed(environ, place, _port_of(job) if job else None, "mpirun -x {0}={1}")
+
+
+def _mpich(environ: Mapping[str, str]) -> dict[str, str]:
+    place = [environ.get(name, "") for name in ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")]
+    return _placed(environ, place, None, "mpiexec -genv {0} {1}")
+
+
+def _placed(environ: Mapping[str, str], place: list[str], port: int | None, told_by: str) -> dict[str, str]:
+    """The words of a launcher of MPI programs; on one node rank 0 listens on the loopback interface."""
+    found = dict(zip(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), place, strict=True))
+    if found["WORLD_SIZE"] == found["LOCAL_WORLD_SIZE"]:
+        found["NODE_RANK"], found["MASTER_ADDR"] = "0", _LOOPBACK
+        if port is not None:
+            found["MASTER_PORT"] = str(port)
+    missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environ.get(name) and name not in found]
+    if missing:
+        launcher, _, flag = told_by.partition(" ")
+        raise UsageError(
+            f"{launcher} started rank {found['RANK']} of {found['WORLD_SIZE']}, but does not say where rank 0 listens: "
+            f"{' and '.join(missing)} not set",
+            " ".join([launcher, *(flag.format(name, _EXAMPLES[name]) for name in missing), "..."]),
+        )
+    return found
+
+
+def _srun(environ: Mapping[str, str]) -> dict[str, str]:
+    several = _count(environ, "SLURM_STEP_NUM_NODES") > 1
+    node_rank = environ.get("SLURM_NODEID", "0")
+    job, step = environ.get("SLURM_JOB_ID", ""), environ["SLURM_STEP_ID"]
+    found = {
+        "RANK": environ["SLURM_PROCID"],
+        "WORLD_SIZE": environ["SLURM_STEP_NUM_TASKS"],
+        "LOCAL_RANK": environ.get("SLURM_LOCALID", ""),
+        "LOCAL_WORLD_SIZE": _tasks_on(environ.get("SLURM_STEP_TASKS_PER_NODE", ""), node_rank),
+        "NODE_RANK": node_rank,
+        "MASTER_ADDR": first_host(environ.get("SLURM_STEP_NODELIST", "")) if several else _LOOPBACK,
+        "MASTER_PORT": str(_port_of(f"{job}.{step}")),
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def _refuse_lone_accelerate(environ: Mapping[str, str]) -> None:
+    """accelerate's MULTI_CPU tells where several ranks meet, and starts one process, unless mpirun starts them."""
+    if all(environ.get(name) for name in ("ACCELERATE_MIXED_PRECISION", "MASTER_ADDR", "MASTER_PORT")):
+        raise UsageError(
+            "accelerate launch started one process and set MASTER_ADDR for a world of several, but no RANK: "
+            "its MULTI_CPU starts ranks through mpirun only",
+            "distributed_type: MULTI_GPU (also on CPUs) or an mpirun_config, as in config/accelerate_cpu.yaml; "
+            "to train alone: unset MASTER_ADDR",
+        )
+
+
+def _is_task(environ: Mapping[str, str], pid: int) -> bool:
+    """Whether this is a task that `srun` started, and not a batch script, a shell, or something started from one.
+
+    A batch script and a shell of `salloc` have SLURM_PROCID too, but no step of several tasks is theirs. A shell of
+    `srun --ntasks=4 --pty bash` is the first task of such a step, but what is typed there is another process.
+    """
+    step = environ.get("SLURM_STEP_ID", "")
+    if not step.isdecimal() or int(step) >= _FIRST_SPECIAL_STEP or "SLURM_PROCID" not in environ:
+        return False
+    return "SLURM_PTY_PORT" not in environ or environ.get("SLURM_TASK_PID") == str(pid)
+
+
+def _tasks_on(tasks_per_node: str, node_rank: str) -> str:
+    """How many tasks a node has, from Slurm's "2(x3),1": three nodes with two, then one with one."""
+    counts: list[str] = []
+    for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", tasks_per_node):
+        counts += [count] * int(times or 1)
+    number = int(node_rank) if node_rank.isdecimal() else len(counts)
+    return counts[number] if number < len(counts) else ""
+
+
+def first_host(hosts: str) -> str:
+    """The first name of Slurm's "node[003-005,9],login": node003."""
+    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", hosts)
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first[0]) if first else ""
+
+
+def _port_of(name: str) -> int:
+    """A port that all ranks make alike from the name of their job."""
+    return _FIRST_PORT + zlib.crc32(name.encode()) % _NUM_PORTS
+
+
+def _count(environ: Mapping[str, str], name: str) -> int:
+    """A variable as a number; 0 if it is none."""
+    text = environ.get(name, "")
+    return int(text) if text.isdecimal() else 0

@@ -1,0 +1,144 @@
+"""One node's agent: torchrun on this machine, as one of the pretended nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from frog.core.units import time_text
+from frog.launch.nodes import Nodes
+
+_JOIN_S = 120
+"""How long the nodes of a world wait for each other."""
+
+
+def agent_command(
+    nodes: Nodes, address: str, endpoint: str, outcome: Path, target: Sequence[str], restarts: int
+) -> list[str]:
+    """The command that starts one node's agent.
+
+    One node alone hosts the meeting place of its ranks itself, at a port that the system gives out; several meet at
+    `endpoint`, which the launcher's store serves, and find out within 10 s that one has gone.
+    """
+    size = str(nodes.most) if not nodes.elastic else f"{nodes.least}:{nodes.most}"
+    conf = f"is_host=0,join_timeout={_JOIN_S},last_call_timeout=3,keep_alive_interval=2,keep_alive_max_attempt=5"
+    return [
+        *(sys.executable, "-m", "frog.comm.torchrun", str(outcome)),
+        *("--nnodes", size, "--nproc-per-node", str(nodes.ranks), "--local-addr", address),
+        *("--max-restarts", str(restarts), "--monitor-interval", "0.1"),
+        *("--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", outcome.parent.parent.name),
+        *(("--rdzv-conf", conf) if nodes.several else ()),
+        *("--log-dir", str(outcome.parent), *target),
+    ]
+
+
+@dataclass
+class Agent:
+    """A running agent, what it has told so far, and the ranks that it has started."""
+
+    node: int
+    host: str
+    address: str
+    process: subprocess.Popen[bytes]
+    outcome: Path
+    pids: dict[int, int] = field(default_factory=dict)
+    """Of the ranks that it started last, by rank."""
+    watched: dict[int, int] = field(default_factory=dict)
+    """Those that should be going on: none from the first failure on, when the agent itself ends the rest."""
+    done: bool = False
+    """Its end was dealt with."""
+    excused: bool = False
+    """How it ended says nothing about the run: its node had gone, and the world went on without it."""
+    _told_bytes: int = 0
+    _printer: threading.Thread | None = None
+
+    def news(self) -> Iterator[dict[str, Any]]:
+        """What it has told since it was last asked, with the node it comes from."""
+        journal = self.outcome.with_suffix(".jsonl")
+        if not journal.exists():
+            return
+        with open(journal, "rb") as file:
+            file.seek(self._told_bytes)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self._told_bytes += len(line)
+                event = {**json.loads(line), "node": self.node}
+                if event["event"] == "world":
+                    self.pids = dict(zip(event["ranks"], event["pids"], strict=True))
+                    self.watched = dict(self.pids)
+                elif event["event"] == "exit":
+                    self.watched.clear()
+                yield event
+
+    def kill(self) -> None:
+        """End the agent and all its ranks at once, as a machine ends that loses its power."""
+        for pid in (self.process.pid, *self.pids.values()):
+            _kill(pid)
+
+    def copy_lines(self, copy_to: Output) -> None:
+        """From now on, its lines and its ranks' go to `copy_to`."""
+        assert self.process.stdout is not None
+        self._printer = threading.Thread(target=copy_to.copy, args=(self.process.stdout, self), daemon=True)
+        self._printer.start()
+
+    def finish(self) -> None:
+        """Once it has ended: kill what is left of its process group, and wait for its last lines."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        if self._printer is not None and self.process.stdout is not None:
+            self._printer.join(timeout=5)
+            if not self._printer.is_alive():
+                self.process.stdout.close()
+        self.done = True
+
+
+class Output:
+    """Takes the lines of several nodes: to the screen with the node's name, to its log with the time."""
+
+    def __init__(self) -> None:
+        self._logs: dict[int, IO[str]] = {}
+        self._early: dict[int, list[str]] = {}
+        self._lock = threading.Lock()
+
+    def copy(self, lines: IO[bytes], agent: Agent) -> None:
+        for raw in lines:
+            line = raw.decode(errors="replace").rstrip("\n")
+            print(f"{agent.host} | {line}\n", end="", flush=True)
+            stamped = f"{time_text()} {line}\n"
+            with self._lock:
+                log = self._logs.get(agent.node)
+                if log is not None:
+                    log.write(stamped)
+                else:
+                    self._early.setdefault(agent.node, []).append(stamped)
+
+    def open_log(self, node: int, path: Path) -> None:
+        """From now on, and from before, a node's lines also go to that file."""
+        with self._lock:
+            if node in self._logs:
+                return
+            path.parent.mkdir(parents=True, exist_ok=True)
+            log = self._logs[node] = open(path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115
+            log.writelines(self._early.pop(node, []))
+
+    def close(self) -> None:
+        """Close all logs; lines that come later are dropped."""
+        with self._lock:
+            for log in self._logs.values():
+                log.close()
+            self._logs.clear()
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

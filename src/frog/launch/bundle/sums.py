@@ -1,0 +1,53 @@
+"""SHA256SUMS of a bundle: written so that `sha256sum --check SHA256SUMS` takes it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from frog.core.errors import UsageError
+from frog.core.files import sha256_file, write_atomic
+
+SUMS = "SHA256SUMS"
+_LATER = (".venv", "runs", "logs", "__pycache__")
+"""What comes to be in a bundle as it is used."""
+
+
+def write_sums(folder: Path) -> int:
+    """Write the hash of every file; return how many there are."""
+    names = sorted(_files(folder))
+    write_atomic(folder / SUMS, "".join(f"{sha256_file(folder / name)}  {name}\n" for name in names))
+    return len(names)
+
+
+def check_sums(folder: Path) -> list[str]:
+    """What is missing, altered or beside the list; empty if the bundle is whole. Raises UsageError if it is none."""
+    try:
+        lines = (folder / SUMS).read_text().splitlines()
+    except (OSError, UnicodeDecodeError):
+        raise UsageError(f"{folder}: no bundle: {SUMS} is missing", "frog bundle RUN.toml --to DIR makes one") from None
+    wrong, named = [], set()
+    for number, line in enumerate(lines, 1):
+        match = re.fullmatch(r"([0-9a-f]{64})  (.+)", line)
+        if match is None:
+            wrong.append(f"{SUMS}, line {number}: not a hash and a name")
+            continue
+        named.add(match[2])
+        wrong += _look(folder, match[2], match[1])
+    return wrong + [f"{name}: not in {SUMS}" for name in sorted(_files(folder) - named)]
+
+
+def _look(folder: Path, name: str, digest: str) -> list[str]:
+    try:
+        found = sha256_file(folder / name)
+    except FileNotFoundError:
+        return [f"{name}: missing"]
+    except OSError as error:
+        return [f"{name}: cannot be read: {error.strerror}"]
+    return [] if found == digest else [f"{name}: altered: sha256 {found[:16]}..., the list says {digest[:16]}..."]
+
+
+def _files(folder: Path) -> set[str]:
+    """Names of all files, without those that come later."""
+    found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file() or path.is_symlink())
+    return {path.as_posix() for path in found if path.parts[0] not in _LATER and path.name != SUMS}

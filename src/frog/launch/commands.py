@@ -1,0 +1,93 @@
+"""`frog run`: start a world on this machine."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from frog.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from frog.launch.nodes import Nodes
+    from frog.launch.world import Options
+
+
+def add_run_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `frog run`."""
+    parser = commands.add_parser(
+        "run",
+        help="start a world of several ranks, or of several pretended nodes, on this machine",
+        description="Start a world over torchrun: frog run --nproc 4 -- train config/demo.toml",
+    )
+    add_world_arguments(parser)
+    parser.add_argument(
+        "--from", dest="manifest", type=Path, metavar="K8S.yaml", help="run a manifest's pods here, as processes"
+    )
+    parser.add_argument("program", nargs=argparse.REMAINDER, help="-- train RUN.toml ..., or a script")
+    parser.set_defaults(handler=_run)
+
+
+def add_world_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what says how a world is started and watched; `read_world` reads it."""
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--nproc", type=int, metavar="N", help="how many ranks, on one node")
+    size.add_argument(
+        "--nodes", metavar="NODESxRANKS", help="pretended nodes: 2x4 is two of four ranks; 1:3x2 may shrink and grow"
+    )
+    parser.add_argument("--threads", type=int, metavar="N", help="threads per rank; default: the cores shared out")
+    parser.add_argument(
+        "--restarts",
+        type=int,
+        metavar="N",
+        help="how often a failed world starts again from its last good checkpoint (default: 0; 3 if it may shrink)",
+    )
+    parser.add_argument(
+        "--deadline",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="a rank that gives no sign of life for so long is killed (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--network", metavar="LINK", help='give the nodes a slow network: "rate=100mbit delay=20ms" (Linux)'
+    )
+
+
+def _run(args: argparse.Namespace) -> int:
+    from frog.launch.world import run_world
+
+    program = args.program[1:] if args.program[:1] == ["--"] else args.program
+    if args.manifest is not None:
+        from frog.launch.kubernetes.local import run_manifest
+
+        if args.nproc or args.nodes:
+            raise UsageError("--from takes the world from the manifest", f"frog run --from {args.manifest}")
+        return run_manifest(args.manifest, extra=program)
+    nodes, options = read_world(args)
+    return run_world(nodes, program, options)
+
+
+def read_world(args: argparse.Namespace, extra_env: Mapping[str, str] | None = None) -> tuple[Nodes, Options]:
+    """The nodes and options that the arguments name. Raises UsageError naming what cannot be."""
+    from frog.launch.nodes import Nodes, parse_nodes
+    from frog.launch.world import Options
+
+    if args.nproc is None and args.nodes is None:
+        raise UsageError("how large is the world?", "--nproc 4 for four ranks, or --nodes 2x4 for two nodes of four")
+    if args.nproc is not None and args.nproc < 1:
+        raise UsageError(f"--nproc {args.nproc}: a world has at least one rank")
+    nodes = parse_nodes(args.nodes) if args.nodes else Nodes(1, 1, args.nproc)
+    restarts = args.restarts if args.restarts is not None else 3 if nodes.elastic else 0
+    if restarts < 0 or args.deadline <= 0:
+        raise UsageError(f"--restarts {restarts} --deadline {args.deadline:g}: must not be negative")
+    if args.network and not nodes.several:
+        raise UsageError("--network needs several nodes: one node has no link", "--nodes 2x2")
+    network = None
+    if args.network:
+        from frog.launch.network import parse_network
+
+        network = parse_network(args.network)
+    env = dict(extra_env or {})
+    return nodes, Options(args.threads, restarts, args.deadline, network=network, extra_env=env)

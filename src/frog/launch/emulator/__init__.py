@@ -1,0 +1,6 @@
+"""A small emulator of Slurm, for machines that have none: the commands and options that our job files use.
+
+A daemon keeps the queue and runs the jobs on pretended nodes; sbatch, srun, squeue, scancel, sinfo and scontrol are
+clients of it. What they do was read off Slurm 22.05, and a comparison with it holds that. What is not known here is an
+error that names the option.
+"""

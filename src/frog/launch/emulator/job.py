@@ -1,0 +1,168 @@
+"""A job as the daemon keeps it: what was asked for, where it runs, how it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+PENDING, RUNNING, COMPLETING = "PENDING", "RUNNING", "COMPLETING"
+COMPLETED, FAILED, CANCELLED, TIMEOUT = "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"
+SHORT_STATES = {
+    PENDING: "PD",
+    RUNNING: "R",
+    COMPLETING: "CG",
+    COMPLETED: "CD",
+    FAILED: "F",
+    CANCELLED: "CA",
+    TIMEOUT: "TO",
+}
+
+
+@dataclass(frozen=True)
+class Node:
+    """A pretended machine."""
+
+    name: str
+    cpus: int
+    gpus: int
+
+
+@dataclass
+class Request:
+    """What somebody asked for with sbatch or srun. Crosses the wire as JSON."""
+
+    name: str
+    user: str
+    submit_dir: str
+    work_dir: str
+    submit_host: str
+    umask: int
+    environment: dict[str, str]
+    command: str
+    """What `scontrol show job` gives as the command."""
+    script: str | None = None
+    """None if srun asks, for one step."""
+    arguments: list[str] = field(default_factory=list)
+    export: str | None = None
+    nodes: int | None = None
+    node_names: list[str] = field(default_factory=list)
+    ntasks: int | None = None
+    ntasks_per_node: int | None = None
+    cpus_per_task: int | None = None
+    gpus_per_node: int = 0
+    gpus_by_gres: bool = False
+    """Whether --gres asked for the GPUs, for which Slurm sets other variables than for --gpus-per-node."""
+    exclusive: bool = False
+    mem_mb: int | None = None
+    account: str | None = None
+    comment: str | None = None
+    time_limit_min: int | None = None
+    signal: tuple[int, int, bool] | None = None
+    """Number, seconds before the time limit, to the batch script alone."""
+    output: str | None = None
+    error: str | None = None
+    input: str | None = None
+    append: bool = False
+    array: tuple[list[int], int, int | None] | None = None
+    """Tasks, step, how many at once."""
+    dependency_text: str | None = None
+    dependency: list[tuple[str, list[str]]] = field(default_factory=list)
+    """(kind, jobs): all must hold."""
+    kill_on_invalid_dependency: bool = False
+    requeue: bool = True
+    hold: bool = False
+
+    @classmethod
+    def from_wire(cls, table: dict[str, Any]) -> Request:
+        return cls(**{item.name: table[item.name] for item in fields(cls)})
+
+    @property
+    def cpus_of_task(self) -> int:
+        return self.cpus_per_task or 1
+
+
+@dataclass
+class Share:
+    """What a job has of a node."""
+
+    node: str
+    cpus: int
+    gpus: list[int]
+    tasks: int
+
+
+@dataclass
+class Step:
+    """One srun in a job."""
+
+    number: int
+    cpus: dict[str, int]
+    """Held on each node; empty with --overlap."""
+    srun_pid: int
+    tell: Callable[[str], None]
+    """Gives srun a line for its user."""
+    groups: list[int] = field(default_factory=list)
+    """Process groups of its tasks."""
+    ended: bool = False
+
+
+@dataclass
+class Job:
+    """One job in the queue, or one task of an array."""
+
+    request: Request
+    submitted_s: float
+    job_id: int | None
+    """None for a task of an array that has not started: Slurm numbers it then."""
+    array_job: int | None = None
+    array_task: int | None = None
+    state: str = PENDING
+    reason: str = "None"
+    restarts: int = 0
+    limit_min: int | None = None
+    held: bool = False
+    started_s: float | None = None
+    ended_s: float | None = None
+    limit_s: float | None = None
+    """When its time is over, in seconds since 1970."""
+    shares: list[Share] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    batch_group: int | None = None
+    exit_code: int = 0
+    exit_signal: int = 0
+    warned: bool = False
+    ending: str | None = None
+    """Why it is being ended: the state that it will have, or PENDING for a requeue."""
+    kill_s: float | None = None
+    """When SIGKILL follows SIGTERM."""
+
+    @property
+    def number(self) -> int:
+        """The number of the job; of an array that waits, that of the array."""
+        number = self.job_id if self.job_id is not None else self.array_job
+        assert number is not None
+        return number
+
+    @property
+    def label(self) -> str:
+        """12, or 12_3 for a task of an array."""
+        return str(self.job_id) if self.array_job is None else f"{self.array_job}_{self.array_task}"
+
+    @property
+    def node_names(self) -> list[str]:
+        return [share.node for share in self.shares]
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state in (COMPLETED, FAILED, CANCELLED, TIMEOUT)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it holds nodes."""
+        return self.state in (RUNNING, COMPLETING)
+
+    @property
+    def wait_code(self) -> int:
+        """The exit code that `sbatch --wait` gives."""
+        return 1 if self.exit_signal else self.exit_code

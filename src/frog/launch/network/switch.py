@@ -1,0 +1,100 @@
+"""The switch between pretended nodes, a process of its own: python -m frog.launch.network.switch '{"num_nodes": 2, …}'
+
+It makes the nodes' networks, then passes their frames on when the fabric says. It reads wishes as lines of JSON
+({"act": "cut", "node_rank": 1}, "heal", "describe") and answers each with a line. When its input ends, so does it: also
+if whoever started it was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import sys
+import time
+from typing import Any
+
+from frog.launch.network.fabric import Fabric
+from frog.launch.network.link import Link
+from frog.launch.network.namespaces import Namespaces, make_node, make_shared
+
+_INPUT, _OUTPUT = 0, 1
+_AT_ONCE = 32
+"""Frames read of one node before the others have their turn."""
+
+
+def main() -> int:
+    """Make the nodes, tell how to enter them, and serve until the input ends."""
+    settings = json.loads(sys.argv[1])
+    num_nodes, link = settings["num_nodes"], Link(**settings["link"])
+    try:
+        shared = make_shared(num_nodes)
+        nodes = [make_node(node_rank, link.mtu) for node_rank in range(num_nodes)]
+    except OSError as error:
+        at = f" {error.filename}" if error.filename else ""
+        _say({"error": f"{error.strerror}{at}"})
+        return 1
+    around = [shared.mount] if shared.user is None else [shared.user, shared.mount]
+    _say({"held": f"/proc/{os.getpid()}/fd", "nodes": [[*around, node.net, node.uts] for node in nodes]})
+    Switch(nodes, Fabric(num_nodes, link), link.mtu).serve()
+    return 0
+
+
+class Switch:
+    """Moves frames between the nodes' interfaces."""
+
+    def __init__(self, nodes: list[Namespaces], fabric: Fabric, mtu: int) -> None:
+        self._taps = [node.tap for node in nodes]
+        self._node_of = {tap: node_rank for node_rank, tap in enumerate(self._taps)}
+        self._fabric, self._frame_bytes = fabric, mtu + 18
+        self._wishes = b""
+
+    def serve(self) -> None:
+        """Until the input ends."""
+        fabric, watched = self._fabric, [_INPUT, *self._taps]
+        while True:
+            due_s = fabric.due_s
+            timeout_s = None if due_s is None else max(0.0, due_s - time.monotonic())
+            ready, _, _ = select.select(watched, [], [], timeout_s)
+            for descriptor in ready:
+                if descriptor != _INPUT:
+                    self._read_frames(descriptor)
+                elif not self._answer():
+                    return
+            fabric.deliver(time.monotonic(), self._write)
+
+    def _read_frames(self, tap: int) -> None:
+        node_rank, now_s = self._node_of[tap], time.monotonic()
+        for _ in range(_AT_ONCE):
+            try:
+                frame = os.read(tap, self._frame_bytes)
+            except BlockingIOError:
+                return
+            self._fabric.take(now_s, node_rank, frame)
+
+    def _write(self, node_rank: int, frame: bytes) -> None:
+        # A node that has no room for a frame loses it, as a network card does.
+        with contextlib.suppress(OSError):
+            os.write(self._taps[node_rank], frame)
+
+    def _answer(self) -> bool:
+        """Do what is wished; False when there will be no more wishes."""
+        found = os.read(_INPUT, 65536)
+        *lines, self._wishes = (self._wishes + found).split(b"\n")
+        for line in lines:
+            wish = json.loads(line)
+            if wish["act"] == "cut":
+                self._fabric.cut(wish["node_rank"])
+            elif wish["act"] == "heal":
+                self._fabric.heal(wish["node_rank"])
+            _say(self._fabric.describe())
+        return bool(found)
+
+
+def _say(answer: dict[str, Any]) -> None:
+    os.write(_OUTPUT, (json.dumps(answer) + "\n").encode())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""How a world failed, in the words of the rank that failed first."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from typing import Any
+
+from frog.core import errors
+from frog.core.errors import CommError, FrogError, LaunchError, UsageError
+
+_TOGETHER_S = 10
+"""Failures this close belong together. torchrun kills ranks that hang 30 s after the failure that they caused."""
+
+Failure = dict[str, Any]
+"""One failed rank, as its agent tells it: rank, pid, code (negative: the signal), time_s, error, traceback."""
+
+
+def first_failure(failures: Sequence[Failure]) -> Failure:
+    """The rank that failed first; of those that failed together, one that did not just lose its peers."""
+    start_s = min(failure["time_s"] for failure in failures)
+    together = [failure for failure in failures if failure["time_s"] - start_s <= _TOGETHER_S]
+    return min(together, key=lambda failure: (_is_victim(failure), failure["time_s"], failure["rank"]))
+
+
+def explain(failures: Sequence[Failure]) -> LaunchError:
+    """The error of a world that failed, with the exit code that it ends with."""
+    first = first_failure(failures)
+    code, (kind, message) = first["code"], _split(first["error"])
+    if code == UsageError.exit_code and kind is not None:
+        error = LaunchError(message)
+    else:
+        others = len({failure["rank"] for failure in failures}) - 1
+        also = f" ({others} other rank{'s' if others > 1 else ''} ended with it)" if others else ""
+        told = message if kind is not None else (first["traceback"] or message).rstrip()
+        text = f"{in_words(first)}{also}\n{told}".rstrip()
+        error = LaunchError(text, f"its log is logs/rank_{first['rank']}/train.log" if first["error"] else None)
+    error.exit_code = code if code > 0 else 128 - code
+    return error
+
+
+def in_words(failure: Failure) -> str:
+    """Which rank ended, and how."""
+    code = failure["code"]
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    return f"rank {failure['rank']} (pid {failure['pid']}) {how}"
+
+
+def _split(message: str | None) -> tuple[str | None, str]:
+    """torchrun's "KindOfError: words" as the name of a Frog error (None for any other) and the words."""
+    kind, colon, words = (message or "").partition(": ")
+    found = getattr(errors, kind, None) if colon else None
+    return (kind, words) if isinstance(found, type) and issubclass(found, FrogError) else (None, message or "")
+
+
+def _is_victim(failure: Failure) -> bool:
+    """Whether this rank failed because another had left: its error is a CommError, or torchrun ended it."""
+    return failure["code"] == -signal.SIGTERM or _split(failure["error"])[0] == CommError.__name__

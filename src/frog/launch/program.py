@@ -1,0 +1,35 @@
+"""What a world runs: one of Frog's own programs, or a script."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from frog.core.errors import UsageError
+
+_PROGRAMS = {
+    "train": "frog.train",
+    "finetune": "frog.train.finetune_main",
+    "prove": "frog.train.prove",
+    "profile": "frog.train.profile",
+    "explain": "frog.train.explain",
+}
+"""Frog's own programs that run on every rank."""
+
+
+def target(program: Sequence[str]) -> list[str]:
+    """The words that torchrun takes for a program: `train RUN.toml ...`, or a Python script with its arguments.
+
+    Raises:  UsageError if there is nothing to run.
+    """
+    if not program:
+        raise UsageError("nothing to run", "frog run --nproc 4 -- train config/demo.toml")
+    name, *rest = program
+    if name in _PROGRAMS:
+        return ["-m", _PROGRAMS[name], *rest]
+    if not Path(name).is_file():
+        raise UsageError(
+            f"{name}: neither a frog command that runs on every rank ({', '.join(_PROGRAMS)}) nor a script",
+            "frog run --nproc 4 -- train RUN.toml",
+        )
+    return [name, *rest]

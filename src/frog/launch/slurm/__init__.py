@@ -1,0 +1,1 @@
+"""Slurm: a cluster on this machine, and what job files say."""

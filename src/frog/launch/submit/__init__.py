@@ -1,0 +1,1 @@
+"""Handing a run in: cluster profiles, job files, submission."""

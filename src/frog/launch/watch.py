@@ -1,0 +1,56 @@
+"""The watchdog of a world: who gives no sign of life, and who is stuck."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from frog.core.runfolder import RunFolder
+from frog.events.heartbeat import read_heartbeat
+
+
+def keep_heartbeats(folder: RunFolder, attempt: int) -> None:
+    """Put the last heartbeats of an attempt aside, before the ranks of the next one write theirs."""
+    aside = folder.heartbeats / f"attempt_{attempt}"
+    aside.mkdir(parents=True, exist_ok=True)
+    for path in folder.heartbeats.glob("rank_*.json"):
+        path.replace(aside / path.name)
+
+
+@dataclass(frozen=True)
+class Hang:
+    """A rank that does not go on."""
+
+    rank: int
+    pid: int
+    kind: str
+    """"silent": no heartbeat, so the process is stopped or held; "stuck": it beats, but waits in one collective."""
+    waited_s: float
+    heartbeat: dict[str, Any]
+
+    def __str__(self) -> str:
+        beat = self.heartbeat
+        place = f"step {beat['step']}" + (f", {beat['phase']}" if beat["phase"] else "")
+        if self.kind == "silent":
+            return f"rank {self.rank} (pid {self.pid}) gave no sign of life for {self.waited_s:.0f} s, after {place}"
+        op = beat["open"][0]
+        return f"rank {self.rank} (pid {self.pid}) has waited {self.waited_s:.0f} s in {op['op']} ({place})"
+
+
+def find_hangs(folder: RunFolder, pids: dict[int, int], deadline_s: float, stuck_s: float) -> Iterator[Hang]:
+    """The ranks, out of those given with their pids, that have been silent or stuck for longer than allowed.
+
+    A rank without a heartbeat yet is still starting; one that has ended is its agent's to tell.
+    """
+    now_ns = time.monotonic_ns()
+    for rank, pid in pids.items():
+        beat = read_heartbeat(folder.heartbeat(rank))
+        if beat is None or beat["pid"] != pid or beat["status"] != "running":
+            continue
+        silent_s = (now_ns - beat["beat_ns"]) / 1e9
+        if silent_s > deadline_s:
+            yield Hang(rank, pid, "silent", silent_s, beat)
+        elif beat["open"] and (now_ns - beat["open"][0]["start_ns"]) / 1e9 > stuck_s:
+            yield Hang(rank, pid, "stuck", (now_ns - beat["open"][0]["start_ns"]) / 1e9, beat)

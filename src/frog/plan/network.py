@@ -1,0 +1,117 @@
+"""How long a collective takes over slow links between nodes: the alpha-beta formula.
+
+A message takes alpha (the delay of the link) and its bytes over beta (what the link carries in a second). Messages that
+wait for each other add their alphas; all bytes that go over one link share its beta:
+
+    T = number of delays on the longest way * alpha + bytes over the busiest link / beta
+
+In textbooks the ring all-reduce of B bytes by n nodes takes 2(n-1) steps, each of which sends B/n bytes:
+T = 2(n-1) alpha + 2(n-1)/n B / beta. Of gloo's ring, which is what runs on CPUs, the formula is the same but for one
+thing: a rank that is about to receive says so, and only then does its neighbour send. So each step costs two delays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+_HEADER_BYTES = 52
+"""Of a packet: IP, TCP, and TCP's time stamps."""
+
+_FRAME_BYTES = 14
+"""Around a packet: Ethernet."""
+
+_FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a collective asks of the links between nodes."""
+
+    num_delays: int
+    """One-way delays on the longest way through its messages."""
+    link_bytes: float
+    """Payload over the busiest link, in one direction."""
+
+    def seconds(self, alpha_s: float, beta_bytes_per_s: float) -> float:
+        """The alpha-beta formula.
+
+        Assumes: programs take no time, TCP is at full speed from the first byte, and no other traffic is on the links.
+        """
+        return self.num_delays * alpha_s + self.link_bytes / beta_bytes_per_s
+
+
+def payload_rate(rate_bits_per_s: float, mtu: int) -> float:
+    """Beta: bytes of payload that a link carries in a second, in packets of `mtu` bytes."""
+    return rate_bits_per_s / 8 * (mtu - _HEADER_BYTES) / (mtu + _FRAME_BYTES)
+
+
+def ring_all_reduce_s(num_nodes: int, payload_bytes: float, alpha_s: float, beta_bytes_per_s: float) -> float:
+    """The textbook's time of an all-reduce over one rank a node: 2(n-1) alpha + 2(n-1)/n B / beta.
+
+    Source:  Thakur, Rabenseifner and Gropp 2005, section 4.4; Patarasuk and Yuan 2009.
+    """
+    steps = 2 * (num_nodes - 1)
+    return steps * alpha_s + steps * payload_bytes / num_nodes / beta_bytes_per_s
+
+
+def collective_cost(
+    op: str, payload_bytes: float, groups: Sequence[Sequence[int]], *, asks: bool = True
+) -> Cost | None:
+    """What a collective of each of `groups`, all at once, asks of the links. None for an operation without a formula.
+
+    `groups` name the node of each rank, in the order of the axis: [[0, 0, 1, 1]] is one ring over two ranks on each of
+    two nodes, [[0, 1], [0, 1]] two rings, which share the links. With `asks` a message is asked for, as gloo does.
+
+    Assumes: as torch 2.13 has it: rings for all-reduce (of at least 2n numbers, one for each of its segments) and
+             all-gather; everyone to everyone for all-to-all, which Frog's reduce-scatter is. Between ranks of one
+             node nothing takes time.
+    Source:  gloo/allreduce.cc, `ring`. The delays of all three: benchmarks/results/network.txt.
+    """
+    if op == "all_reduce" and any(payload_bytes < 2 * _FLOAT_BYTES * len(nodes) for nodes in groups):
+        return None  # fewer numbers than segments: some steps send nothing
+    if op in ("all_reduce", "all_gather"):
+        rounds = 2 if op == "all_reduce" else 1
+        delays = [_ring_delays(nodes, rounds * (len(nodes) - 1), asks) for nodes in groups]
+    elif op in ("all_to_all", "reduce_scatter"):
+        rounds = 1
+        delays = [(2 if asks else 1) * (len(set(nodes)) > 1) for nodes in groups]
+    else:
+        return None
+    sent: dict[int, float] = {}
+    arrived: dict[int, float] = {}
+    for nodes in groups:
+        for source, target, share in _messages(op, nodes):
+            if source != target:
+                sent[source] = sent.get(source, 0) + rounds * share * payload_bytes
+                arrived[target] = arrived.get(target, 0) + rounds * share * payload_bytes
+    return Cost(max(delays, default=0), max([*sent.values(), *arrived.values()], default=0.0))
+
+
+def _messages(op: str, nodes: Sequence[int]) -> Iterable[tuple[int, int, float]]:
+    """Who sends to whom which share of the payload in one round: from node, to node, share."""
+    n = len(nodes)
+    if op in ("all_reduce", "all_gather"):
+        for place, node in enumerate(nodes):
+            yield nodes[(place + 1) % n], node, (n - 1) / n
+    else:
+        for source in range(n):
+            for target in range(n):
+                if source != target:
+                    yield nodes[source], nodes[target], 1 / n
+
+
+def _ring_delays(nodes: Sequence[int], num_steps: int, asks: bool) -> int:
+    """How many delays lie on the longest way through a ring's steps: each rank's own time, step by step.
+
+    A rank takes its next step when it has received from the rank after it and has sent to the one before it.
+    """
+    n = len(nodes)
+    hop = [int(nodes[place] != nodes[(place + 1) % n]) for place in range(n)]
+    done = [0] * n
+    for _ in range(num_steps):
+        asked = [done[place] + hop[place] if asks else 0 for place in range(n)]
+        # What a place receives is sent when its neighbour is there, and has been asked.
+        sent = [max(done[(place + 1) % n], asked[place]) for place in range(n)]
+        done = [max(sent[place] + hop[place], sent[place - 1]) for place in range(n)]
+    return max(done)

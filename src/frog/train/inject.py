@@ -1,0 +1,259 @@
+"""Faults met by a rank: what `frog.config.faults` describes is brought about here, for real, in this very process.
+
+A fault is met once in a launch, also if its world starts again: a mark beside the list of faults says so. Nothing of it
+is written to the run folder, whose reader must find out by evidence what went wrong.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import math
+import os
+import re
+import signal
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from frog.checkpoint import Saver
+from frog.comm.axis import NOTHING, Axis, Pending
+from frog.config.faults import FULL_DEVICE, Fault, load_faults, marks_folder
+from frog.core.env import faults_file, host_name, launch_dir
+from frog.core.errors import CheckpointError, UsageError
+from frog.core.files import write_json
+from frog.events.schema import Phase
+from frog.parallel.strategy import Strategy
+from frog.train.setup import Run
+
+_POLL_S = 0.005
+
+_WISH_S = 60.0
+"""How long the launcher may take to do what it was asked for."""
+
+
+def arm_faults(run: Run, strategy: Strategy, saver: Saver) -> None:
+    """Let this rank meet the faults that FROG_FAULTS lists for it. Without that, nothing is done, and nothing costs."""
+    path = faults_file()
+    if path is None:
+        return
+    faults = {number: fault for number, fault in enumerate(load_faults(path)) if fault.rank == run.world.rank}
+    injector = _Injector(faults, marks_folder(path), run, strategy)
+    run.events.at_phase = injector.reach
+    if any(fault.kind in ("shape", "missing") for fault in faults.values()):
+        Axis.alter = injector.alter
+    if any(fault.kind in ("corrupt", "torn") for fault in faults.values()):
+        saver.save = injector.then_damage(saver.save)  # type: ignore[method-assign]
+
+
+class _Injector:
+    """This rank's faults, and which of them are under way."""
+
+    def __init__(self, faults: dict[int, Fault], marks: Path, run: Run, strategy: Strategy) -> None:
+        self._faults, self._marks, self._run, self._strategy = faults, marks, run, strategy
+        self._armed: tuple[int, Fault] | None = None
+        """Waits for a collective, or for the checkpoint, of this phase."""
+        self._slow: set[int] = set()
+        self._marks.mkdir(exist_ok=True)
+
+    def reach(self, step: int, phase: Phase, micro: int) -> None:
+        """A phase begins on this rank."""
+        self._armed = None
+        for number, fault in self._faults.items():
+            if number in self._slow and fault.phase == phase:
+                time.sleep(fault.seconds)
+            elif (fault.step, fault.phase, fault.micro) == (step, phase, micro):
+                self._meet(number, fault)
+
+    def _meet(self, number: int, fault: Fault) -> None:
+        if fault.kind in ("shape", "missing", "corrupt", "torn"):
+            self._armed = (number, fault)
+        elif fault.kind == "nan" and fault.phase == "backward":
+            self._spoil_in_backward(number, fault)
+        elif self._take(number, fault):
+            _ACTS[fault.kind](self, number, fault)
+
+    def _take(self, number: int, fault: Fault) -> bool:
+        """Whether this fault is still to be met; from now on it was, once more."""
+        for time_ in range(fault.times):
+            try:
+                os.close(os.open(self._marks / f"{number}.{time_}", os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                continue
+            return True
+        return False
+
+    # ---- the process -------------------------------------------------------------------------------------------------
+
+    def _raise(self, number: int, fault: Fault) -> None:
+        raise RuntimeError("this was not foreseen by the program")
+
+    def _kill(self, number: int, fault: Fault) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def _stop(self, number: int, fault: Fault) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def _become_slow(self, number: int, fault: Fault) -> None:
+        self._slow.add(number)
+        time.sleep(fault.seconds)
+
+    # ---- numbers and collectives -------------------------------------------------------------------------------------
+
+    def _spoil_in_backward(self, number: int, fault: Fault) -> None:
+        """Let the gradient of one parameter hold a NaN as it comes."""
+        parameter = next(p for p in self._strategy.model.parameters() if p.requires_grad)
+
+        def spoil(grad: Tensor) -> Tensor | None:
+            handle.remove()
+            return _with_nan(grad) if self._take(number, fault) else None
+
+        handle = parameter.register_hook(spoil)  # type: ignore[no-untyped-call]
+
+    def _spoil_before_reduce(self, number: int, fault: Fault) -> None:
+        gradients = [box.tensor for box in self._strategy.held_gradients() if box.tensor.numel()]
+        gradients[-1].copy_(_with_nan(gradients[-1]))
+
+    def _extra(self, number: int, fault: Fault) -> None:
+        self._run.world.axis.all_reduce(torch.zeros(1, device=self._run.world.device))
+
+    def alter(self, start: Callable[..., Pending], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pending:
+        """In place of a collective: nothing, or one with tensors of another size, if that is this rank's fault now."""
+        axis = args[0]
+        if self._armed is None or axis.size == 1 or not self._take(*self._armed):
+            return start(*args, **kwargs)
+        kind, self._armed = self._armed[1].kind, None
+        if kind == "missing":
+            return NOTHING
+        tensors = [arg for arg in args[1:] if isinstance(arg, Tensor)]
+        rest = args[1 + len(tensors) :]
+        return start(axis, *_resized(tensors, axis.size), *rest, **kwargs)
+
+    # ---- checkpoints -------------------------------------------------------------------------------------------------
+
+    def then_damage(self, save: Callable[..., int]) -> Callable[..., int]:
+        """`save`, and after it, if this rank is to, the damage; a killed rank tells nobody."""
+
+        def save_and_damage(step: int, *args: Any) -> int:
+            held_ns = save(step, *args)
+            if self._armed is not None and self._take(*self._armed):
+                self._damage(step, self._armed[1].kind)
+            return held_ns
+
+        return save_and_damage
+
+    def _damage(self, step: int, kind: str) -> None:
+        """Once the checkpoint is whole, spoil this rank's part of it, and end as if the power were lost."""
+        folder, deadline = self._run.folder.checkpoint(step), time.monotonic() + self._run.config.train.timeout_s
+        while not folder.exists():
+            if time.monotonic() > deadline:
+                raise CheckpointError(f"{folder}: not there, so it cannot be damaged")
+            time.sleep(_POLL_S)
+        path = folder / f"rank_{self._run.world.rank}.safetensors"
+        size = path.stat().st_size
+        if kind == "torn":
+            os.truncate(path, size // 2)
+        else:
+            with open(path, "r+b") as file:
+                file.seek(size - 1)
+                last = file.read(1)[0]
+                file.seek(size - 1)
+                file.write(bytes([last ^ 1]))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def _fill_disk(self, number: int, fault: Fault) -> None:
+        """Put this rank's part of the coming checkpoint on the device that is always full: writing there is ENOSPC."""
+        beside = self._run.folder.checkpoints / f".step_{fault.step:08d}.{self._run.attempt}"
+        beside.mkdir(parents=True, exist_ok=True)
+        part = beside / f"rank_{self._run.world.rank}.safetensors"
+        part.symlink_to(FULL_DEVICE)
+        atexit.register(part.unlink, missing_ok=True)
+
+    # ---- network and nodes -------------------------------------------------------------------------------------------
+
+    def _close_sockets(self, number: int, fault: Fault) -> None:
+        """Shut every network connection of this process down, under the feet of who uses them."""
+        for name in os.listdir("/dev/fd"):
+            with contextlib.suppress(OSError):  # closed by another thread just now, or listening: not connected
+                if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                    with socket.socket(fileno=os.dup(int(name))) as twin:
+                        if twin.family in (socket.AF_INET, socket.AF_INET6) and twin.getpeername():
+                            twin.shutdown(socket.SHUT_RDWR)
+
+    def _lose_node(self, number: int, fault: Fault) -> None:
+        self._wish("kill_node", number)
+
+    def _cut_node(self, number: int, fault: Fault) -> None:
+        if not fault.after_s:
+            self._wish("cut", number)
+            return
+        timer = threading.Timer(fault.after_s, self._wish, ("cut", number))
+        timer.daemon = True
+        timer.start()
+
+    def _wish(self, act: str, number: int) -> None:
+        """Ask the launcher for what a rank cannot bring about alone; return when it is done."""
+        launch = launch_dir()
+        if launch is None:
+            raise UsageError(
+                f"no launcher here that could {act.replace('_', ' a ')}", "start the world with frog chaos"
+            )
+        path = launch / "wishes" / f"fault_{number}_{os.getpid()}.json"
+        write_json(path, {"act": act, "node": self._node()})
+        deadline = time.monotonic() + _WISH_S
+        while not path.with_suffix(".done").exists():
+            if time.monotonic() > deadline:
+                raise UsageError(
+                    f"the launcher has not granted {act} within {_WISH_S:g} s", "was it started by frog run?"
+                )
+            time.sleep(_POLL_S)
+
+    def _node(self) -> int:
+        """The pretended machine this rank runs on; its number in the world may differ after that has shrunk."""
+        match = re.fullmatch(r"node(\d+)", host_name())
+        return int(match[1]) if match else self._run.world.env.node_rank
+
+
+_ACTS: dict[str, Callable[[_Injector, int, Fault], None]] = {
+    "raise": _Injector._raise,
+    "kill": _Injector._kill,
+    "stop": _Injector._stop,
+    "slow": _Injector._become_slow,
+    "extra": _Injector._extra,
+    "nan": _Injector._spoil_before_reduce,
+    "disk": _Injector._fill_disk,
+    "port": _Injector._close_sockets,
+    "node": _Injector._lose_node,
+    "cut": _Injector._cut_node,
+}
+
+
+def _with_nan(grad: Tensor) -> Tensor:
+    """A copy whose first element is NaN."""
+    spoiled = grad.detach().clone()
+    spoiled.view(-1)[0] = math.nan
+    return spoiled
+
+
+def _resized(tensors: Sequence[Tensor], num_ranks: int) -> list[Tensor]:
+    """Copies of half the size (double, if there is nothing to halve), which among themselves still fit.
+
+    Shapes:  a single tensor, or a pair of which the larger is a multiple of the smaller, or both slices for each rank
+    """
+    sizes = [tensor.numel() for tensor in tensors]
+    unit = min(sizes)
+    if len(sizes) == 2 and sizes[0] == sizes[1]:
+        unit //= num_ranks
+    keep = unit // 2 or 2 * unit
+    return [_first(tensor.reshape(-1), tensor.numel() // unit * keep) for tensor in tensors]
+
+
+def _first(flat: Tensor, count: int) -> Tensor:
+    return flat[:count].clone() if count <= len(flat) else torch.cat([flat, flat])[:count]

@@ -1,0 +1,254 @@
+"""The logs of all ranks and nodes as one stream in order of time.
+
+A line of a rank's log is `2026-11-21 10:51:38.123 rank 2 | text`, one of a node's agent `2026-11-21 10:51:38.123 text`;
+times are UTC. What has no such beginning belongs to the entry before it: a traceback stays in one piece. Logs of before
+lines had a date (`10:51:38 rank 2 | text`, local time) take theirs from the file's; lines with no time at all, as the
+pages write them, stay in order behind what came before.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from frog.chaos.evidence import gather, is_under_way
+from frog.core.errors import RunError, UsageError
+from frog.core.runfolder import RunFolder
+
+POLL_S = 0.2
+
+_TIME = r"(?:(?P<date>\d{4}-\d\d-\d\d)[ T])?(?P<clock>\d\d:\d\d:\d\d)(?:[.,](?P<part>\d{1,9}))?(?:Z|\+00:00)?"
+_HEADS = {
+    "rank": re.compile(rf"(?:{_TIME} )?rank \d+ \| ?(?P<text>.*)", re.DOTALL),
+    "node": re.compile(rf"{_TIME} (?:node\s?\d+ \| ?)?(?P<text>.*)", re.DOTALL),
+}
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_TRACEBACK = "Traceback (most recent call last):"
+_COLOURS = (36, 33, 32, 35, 34, 31, 96, 93, 92, 95, 94, 91)
+"""Of terminals, by rank."""
+
+
+@dataclass(frozen=True, order=True)
+class Source:
+    """Whose log: a node's agent or a rank."""
+
+    kind: str
+    number: int
+
+    def path(self, folder: RunFolder) -> Path:
+        return folder.rank_log(self.number) if self.kind == "rank" else folder.node_log(self.number)
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.number}"
+
+
+@dataclass
+class Entry:
+    """Something said at one time, in one line or more."""
+
+    source: Source
+    time_s: float
+    """Seconds since 1970; 0 if the log has no times."""
+    order: int
+    """Its place in its own log."""
+    lines: list[str]
+
+    @property
+    def key(self) -> tuple[float, Source, int]:
+        return self.time_s, self.source, self.order
+
+
+@dataclass
+class Choice:
+    """Which entries to show. A rank's log is shown if the rank or its node is named, or neither is."""
+
+    ranks: list[int] = field(default_factory=list)
+    nodes: list[int] = field(default_factory=list)
+    pattern: re.Pattern[str] | None = None
+    since_s: float | None = None
+
+    def has(self, entry: Entry) -> bool:
+        if self.since_s is not None and entry.time_s < self.since_s:
+            return False
+        return self.pattern is None or any(self.pattern.search(line) for line in entry.lines)
+
+
+class Tail:
+    """One log, read as far as it has been written."""
+
+    def __init__(self, source: Source, path: Path) -> None:
+        self.source, self._path = source, path
+        self._at, self._rest, self._count = 0, b"", 0
+        self._time_s = 0.0
+        self._open: Entry | None = None
+        self._in_traceback = False
+
+    def read(self) -> list[Entry]:
+        """The entries that are whole by now. The last is whole when another follows, or when nothing more came."""
+        size = self._path.stat().st_size if self._path.exists() else 0
+        if size <= self._at:
+            return self.close() if not self._rest else []
+        with open(self._path, "rb") as file:
+            file.seek(self._at)
+            data = self._rest + file.read(size - self._at)
+        self._at = size
+        *lines, self._rest = data.split(b"\n")
+        return [entry for line in lines if (entry := self._take(line.decode(errors="replace")))]
+
+    def close(self) -> list[Entry]:
+        """What is left, at the end; half a line too."""
+        if self._rest:
+            left, self._rest = self._rest, b""
+            before = self._take(left.decode(errors="replace"))
+            return [*([before] if before else []), *self.close()]
+        entry, self._open = self._open, None
+        return [entry] if entry else []
+
+    def _take(self, line: str) -> Entry | None:
+        """Begin an entry with this line or go on with the one under way; return the one that is whole now."""
+        line = line.rstrip("\r")
+        match = _HEADS[self.source.kind].fullmatch(line)
+        text = match["text"] if match else line
+        if self._open is not None and (match is None or self._goes_on(text)):
+            self._open.lines.append(text)
+            return None
+        before = self._open
+        if match is not None and match["clock"]:
+            # An entry is never before the one above it, whatever the clock was set to.
+            self._time_s = max(self._time_s, self._time_of(match))
+        self._in_traceback = text.startswith(_TRACEBACK)
+        self._open = Entry(self.source, self._time_s, self._count, [text])
+        self._count += 1
+        return before
+
+    def _goes_on(self, text: str) -> bool:
+        """A node's agent gives every line a time: those of a traceback, and indented ones, belong together."""
+        if self.source.kind != "node":
+            return False
+        if text.startswith((" ", "\t")):
+            return True
+        goes_on, self._in_traceback = self._in_traceback, False
+        return goes_on
+
+    def _time_of(self, match: re.Match[str]) -> float:
+        part = float(f"0.{match['part']}") if match["part"] else 0.0
+        if match["date"]:
+            return dt.datetime.fromisoformat(f"{match['date']}T{match['clock']}+00:00").timestamp() + part
+        if not self._time_s:  # its folder changed last when the log was made
+            self._time_s = self._path.parent.stat().st_mtime
+        at = dt.datetime.fromtimestamp(self._time_s).astimezone()
+        hour, minute, second = map(int, match["clock"].split(":"))
+        found = at.replace(hour=hour, minute=minute, second=second, microsecond=0)
+        while found.timestamp() < self._time_s - 3600:  # past midnight
+            found += dt.timedelta(days=1)
+        return found.timestamp()
+
+
+class Logs:
+    """The logs of a run that a user wants to see, those included that are yet to come."""
+
+    def __init__(self, folder: RunFolder, choice: Choice) -> None:
+        self._folder, self._choice = folder, choice
+        self._tails: dict[Source, Tail] = {}
+
+    def read(self, close: bool = False) -> list[Entry]:
+        """The entries that came since the last time, in order of time; all of them if there is no more to come."""
+        for source in self._wanted():
+            self._tails.setdefault(source, Tail(source, source.path(self._folder)))
+        found = [entry for tail in self._tails.values() for entry in tail.read()]
+        if close:
+            found += [entry for tail in self._tails.values() for entry in tail.close()]
+        return sorted((entry for entry in found if self._choice.has(entry)), key=lambda entry: entry.key)
+
+    def catch_up(self) -> list[Entry]:
+        """All that is there by now, the last entry of each log too if nothing is being added to it."""
+        return sorted([*self.read(), *self.read()], key=lambda entry: entry.key)
+
+    @property
+    def width(self) -> int:
+        """Of the longest name."""
+        return max((len(str(source)) for source in self._tails), default=0)
+
+    def _wanted(self) -> list[Source]:
+        there = sources(self._folder)
+        ranks, nodes = self._choice.ranks, self._choice.nodes
+        if not ranks and not nodes:
+            return there
+        on_nodes = ranks_on(self._folder, nodes) if nodes else set()
+        chosen = {Source("rank", rank) for rank in {*ranks, *on_nodes}} | {Source("node", node) for node in nodes}
+        return [source for source in there if source in chosen]
+
+
+def sources(folder: RunFolder) -> list[Source]:
+    """The logs that there are: nodes, then ranks, in order."""
+    if not folder.logs.is_dir():
+        return []
+    names = (re.fullmatch(r"(rank|node)_(\d+)", entry.name) for entry in folder.logs.iterdir())
+    found = (Source(match[1], int(match[2])) for match in names if match)
+    return sorted(source for source in found if source.path(folder).is_file())
+
+
+def ranks_on(folder: RunFolder, nodes: list[int]) -> set[int]:
+    """The ranks that live on some nodes, or lived there in an earlier world of the run."""
+    worlds = gather(folder).worlds
+    return {rank for world in worlds for rank in world.ranks if world.node_of(rank) in nodes}
+
+
+def check_choice(folder: RunFolder, choice: Choice) -> None:
+    """Raise UsageError if a rank or node is asked for that left no log, RunError if there is no log at all."""
+    there = sources(folder)
+    if not there:
+        raise RunError(f"{folder.logs}: no logs there", "-f waits for them, while the run goes on")
+    for kind, numbers in (("rank", choice.ranks), ("node", choice.nodes)):
+        known = [source.number for source in there if source.kind == kind]
+        if kind == "node":
+            known = sorted({*known, *(node for node in numbers if ranks_on(folder, [node]))})
+        if absent := [number for number in numbers if number not in known]:
+            names = ", ".join(map(str, known)) or "none"
+            raise UsageError(f"--{kind} {absent[0]}: no log of it in {folder.logs}; there are logs of {kind}s {names}")
+
+
+def follow(folder: RunFolder, logs: Logs, wait: Callable[[float], None] = time.sleep) -> Iterator[list[Entry]]:
+    """What is said from now on, until the run ends."""
+    while True:
+        goes_on = is_under_way(folder)  # asked before the reading: what was said before its end is read
+        yield logs.read(close=not goes_on)
+        if not goes_on:
+            return
+        wait(POLL_S)
+
+
+def format_entry(entry: Entry, width: int, colour: bool) -> str:
+    """`2026-11-21 10:51:38.123 [rank 2] text`, a line for each of the entry's, the time on the first."""
+    time_text = " " * 23
+    if entry.time_s:
+        at = dt.datetime.fromtimestamp(entry.time_s, dt.UTC).replace(tzinfo=None)
+        time_text = at.isoformat(sep=" ", timespec="milliseconds")
+    name = f"[{entry.source}]".ljust(width + 2)
+    if colour:
+        number = _COLOURS[entry.source.number % len(_COLOURS)]
+        style = "1" if entry.source.kind == "node" else str(number)
+        name, time_text = f"\033[{style}m{name}\033[0m", f"\033[2m{time_text}\033[0m"
+    heads = [time_text, *[" " * 23] * (len(entry.lines) - 1)]
+    return "\n".join(f"{head} {name} {line}".rstrip() for head, line in zip(heads, entry.lines, strict=True))
+
+
+def parse_since(text: str, now_s: float) -> float:
+    """`90s`, `10m`, `2h`, `1d` ago; or a time in UTC: `10:51`, `10:51:38`, `2026-11-21 10:51`.
+
+    Raises:  UsageError for anything else.
+    """
+    if match := re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text):
+        return now_s - float(match[1]) * _UNITS_S[match[2]]
+    today = dt.datetime.fromtimestamp(now_s, dt.UTC).date().isoformat()
+    try:
+        at = dt.datetime.fromisoformat(f"{today} {text}" if re.match(r"\d\d:", text) else text)
+    except ValueError:
+        raise UsageError(
+            f"--since {text}: neither how long ago nor a time", "--since 10m, --since 10:51, --since 2026-11-21T10:51"
+        ) from None
+    return (at if at.tzinfo else at.replace(tzinfo=dt.UTC)).timestamp()

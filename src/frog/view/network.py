@@ -1,0 +1,155 @@
+"""The report's section on a slow network between nodes: how long collectives took, beside the alpha-beta formula."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from frog.core.runfolder import RunFolder
+from frog.plan.network import Cost, collective_cost, payload_rate
+from frog.view.history import History, RankHistory
+
+_WHOLE = {"world": ("pp", "dp", "cp", "tp"), "data": ("dp", "cp"), "model": ("pp", "tp")}
+"""Axes made of others."""
+
+Kind = tuple[str, str, int]
+"""Of a collective: operation, axis, payload in bytes."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One collective of all its groups: of every rank of the world at the same place of its program."""
+
+    kind: Kind
+    ready_ns: int
+    """When the last rank began it."""
+    end_ns: int
+    """When the last rank had its result."""
+
+
+def network_section(folder: RunFolder, history: History) -> dict[str, Any] | None:
+    """What the section shows; None of a run whose last launch had no network, or that has no collective over it."""
+    network, counted = _told(folder)
+    if network is None or not history.ranks:
+        return None
+    segment = len(history.segments) - 1
+    ranks = {rank: own for rank, own in history.ranks.items() if segment in own.starts}
+    places = {rank: own.starts[segment] for rank, own in ranks.items()}
+    node_of = {rank: int(start["node_rank"]) for rank, start in places.items()}
+    alpha_s = float(network["delay_s"])
+    beta = payload_rate(network["rate_bits_per_s"], network["mtu"])
+    rows = []
+    for kind, times_s in _times(ranks, segment, node_of, places).items():
+        op, axis, payload_bytes = kind
+        groups = [[node_of[rank] for rank in group] for group in axis_groups(axis, places)]
+        costs = [collective_cost(op, payload_bytes, groups, asks=asks) for asks in (True, False)]
+        rows.append(_row(kind, times_s, costs, alpha_s, beta))
+    if not rows:
+        return None
+    return {
+        "rate_bits_per_s": network["rate_bits_per_s"],
+        "delay_s": alpha_s,
+        "loss": network.get("loss") or 0.0,
+        "beta_bytes_per_s": beta,
+        "num_nodes": len(set(node_of.values())),
+        "rows": sorted(rows, key=lambda row: -row["total_s"]),
+        "counted": counted,
+    }
+
+
+def _told(folder: RunFolder) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """The network of the last launch, and what it had carried at its end, as far as the launcher said."""
+    network = counted = None
+    try:
+        lines = folder.launcher_events.read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        return None, None
+    for line in lines:
+        try:
+            event = json.loads(line)
+        except json.JSONDecodeError:  # what a kill cut off
+            continue
+        if event.get("event") == "launch":
+            network, counted = event.get("network"), None
+        elif event.get("event") == "end":
+            counted = event.get("network")
+    return network, counted
+
+
+def axis_groups(axis: str, places: Mapping[int, Mapping[str, Any]]) -> list[list[int]]:
+    """The ranks of the world, cut into the groups of an axis, each in order; nothing if the axis is not known."""
+    along = _WHOLE.get(axis, (axis,))
+    found: dict[tuple[tuple[str, int], ...], list[int]] = {}
+    for rank in sorted(places):
+        place = places[rank].get("place") or {}
+        if axis != "world" and not set(along) <= place.keys():
+            return []
+        found.setdefault(tuple((name, at) for name, at in place.items() if name not in along), []).append(rank)
+    return list(found.values()) if axis != "world" else [sorted(places)]
+
+
+def _times(
+    ranks: Mapping[int, RankHistory],
+    segment: int,
+    node_of: Mapping[int, int],
+    places: Mapping[int, Mapping[str, Any]],
+) -> dict[Kind, list[float]]:
+    """Seconds of each collective that went between nodes, by kind.
+
+    From when all were there, and the collective before it was done, to its end: where several are under way at once
+    they share the links, and each has the time by which it came later than the one before.
+    """
+    calls: dict[tuple[str, str, int, int], list[tuple[int, int, int]]] = {}
+    for own in ranks.values():
+        _gather(own, segment, calls)
+    crossing = {axis for _, axis, _, _ in calls if _crosses(axis_groups(axis, places), node_of)}
+    whole = [
+        Call((op, axis, told[0][0]), max(start for _, start, _ in told), max(end for _, _, end in told))
+        for (op, axis, _, _), told in calls.items()
+        if axis in crossing and len(told) == len(ranks)
+    ]
+    found: dict[Kind, list[float]] = {}
+    before_ns = 0
+    for call in sorted(whole, key=lambda call: call.end_ns):
+        found.setdefault(call.kind, []).append((call.end_ns - max(call.ready_ns, before_ns)) / 1e9)
+        before_ns = call.end_ns
+    return found
+
+
+def _gather(own: RankHistory, segment: int, calls: dict[tuple[str, str, int, int], list[tuple[int, int, int]]]) -> None:
+    """Put a rank's collectives to those of the others: the i-th of an operation and axis in a step is the same one."""
+    told, count = own.collectives, dict[tuple[str, str, int], int]()
+    mine = np.flatnonzero(told.segment == segment)
+    for index in mine[np.argsort(told.start_ns[mine], kind="stable")]:
+        key = own.ops[told.phase[index]], own.axes[told.axis[index]], int(told.step[index])
+        count[key] = count.get(key, 0) + 1
+        span = int(told.micro[index]), int(told.start_ns[index]), int(told.end_ns[index])
+        calls.setdefault((*key, count[key]), []).append(span)
+
+
+def _crosses(groups: Sequence[Sequence[int]], node_of: Mapping[int, int]) -> bool:
+    return any(len({node_of[rank] for rank in group}) > 1 for group in groups)
+
+
+def _row(kind: Kind, times_s: list[float], costs: Sequence[Cost | None], alpha_s: float, beta: float) -> dict[str, Any]:
+    measured_s = statistics.median(times_s)
+    gloo, book = costs
+    gloo_s = gloo.seconds(alpha_s, beta) if gloo else None
+    return {
+        "op": kind[0],
+        "axis": kind[1],
+        "payload_bytes": kind[2],
+        "num": len(times_s),
+        "total_s": sum(times_s),
+        "measured_ms": 1e3 * measured_s,
+        "book_ms": 1e3 * book.seconds(alpha_s, beta) if book else None,
+        "gloo_ms": None if gloo_s is None else 1e3 * gloo_s,
+        "num_delays": gloo.num_delays if gloo else None,
+        "link_bytes": gloo.link_bytes if gloo else None,
+        "ratio": measured_s / gloo_s if gloo_s else None,
+    }

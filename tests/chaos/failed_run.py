@@ -1,0 +1,258 @@
+"""Run folders of runs that failed, made of whole cloth: what ranks, heartbeats and the launcher would have left."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from frog.core.files import sha256_file, write_json
+from frog.core.manifest import FORMAT, manifest_hash
+from frog.core.runfolder import RunFolder
+from frog.events import EventWriter
+from frog.events.schema import LAUNCHER_FIELDS
+
+UNIX_NS = 1_750_000_000_000_000_000
+"""Minus the monotonic clock."""
+MS = 1_000_000
+PARAMETERS = 1000
+GRADIENT = ("reduce", "all_reduce", "dp", 4 * (PARAMETERS + 3))
+SCORE = ("evaluate", "all_reduce", "dp", 24)
+SAMPLES = ("checkpoint", "all_gather", "world", 256)
+PHASES = ("data", "forward", "backward", "reduce", "optimize", "zero")
+
+
+def lost(call: tuple[str, str, str, int], rank: int, waited_s: float, how: str = "Connection closed by peer") -> str:
+    """What a rank says under which a collective failed."""
+    _, op, axis, size = call
+    return (
+        f"{op} of {size} bytes failed after {waited_s:.1f} s [rank {rank}, {axis} {rank} of 4]: "
+        f"[/build/gloo/pair.cc:553] {how} [127.0.0.1]:{4000 + rank}. This is typically caused by a worker."
+    )
+
+
+@dataclass
+class Rank:
+    """A rank in the making: its clock, its events, and what its heartbeat last said."""
+
+    rank: int
+    pid: int
+    writer: EventWriter
+    now_ns: int
+    node_rank: int = 0
+    seq: int = 0
+    step: int = 0
+    phase: str | None = None
+    phase_ns: int = 0
+    micro: int = 0
+    open: list[dict[str, Any]] = field(default_factory=list)
+
+
+class FailedRun:
+    """A run of eight steps that scores every fourth step and saves every other one."""
+
+    def __init__(self, path: Path, num_ranks: int = 4, num_nodes: int = 1, launcher: bool = True) -> None:
+        self.folder, self.num_ranks, self.num_nodes, self.launcher = RunFolder(path), num_ranks, num_nodes, launcher
+        self.ranks: dict[int, Rank] = {}
+        self.attempt = -1
+        self.now_ns = 1_000_000 * MS
+        config = {"train": {"steps": 8, "grad_accum": 1}, "eval": {"every": 4}, "checkpoint": {"every": 2}}
+        run = {"format": 1, "name": path.name, "config": config, "num_parameters": PARAMETERS, "segments": []}
+        write_json(self.folder.run_json, run)
+        self.folder.events.mkdir(parents=True)
+        if launcher:
+            nodes = [{"node": n, "host": f"node{n}", "address": f"127.0.0.{n + 1}"} for n in range(num_nodes)]
+            per_node = num_ranks // num_nodes
+            self.tell(
+                "launch", pid=2**22 + 1, nodes=nodes, ranks_per_node=per_node, program=["x"], restarts=1, network=None
+            )
+
+    # ---- the launcher ------------------------------------------------------------------------------------------------
+
+    def tell(self, event: str, at_ns: int | None = None, **fields: Any) -> None:
+        assert fields.keys() <= set(LAUNCHER_FIELDS[event]), event
+        told = {"event": event, "unix_ns": UNIX_NS + (at_ns or self.now_ns), **dict.fromkeys(LAUNCHER_FIELDS[event])}
+        with open(self.folder.launcher_events, "a") as file:
+            file.write(json.dumps({**told, **fields}) + "\n")
+
+    def exit(self, rank: int, code: int, error: str | None = None) -> None:
+        """Its agent sees a rank fail, some time after it did."""
+        own = self.ranks[rank]
+        self.tell(
+            "exit", own.now_ns + 900 * MS, attempt=self.attempt, rank=rank, node=own.node_rank,
+            node_rank=own.node_rank, pid=own.pid, code=code, error=error, traceback=None,
+        )  # fmt: skip
+
+    def hang(self, rank: int, kind: str, waited_s: float) -> None:
+        own = self.ranks[rank]
+        beat = self.beat_of(own, "running")
+        at_ns = own.now_ns + int(waited_s * 1e9)
+        self.tell(
+            "hang", at_ns, attempt=self.attempt, rank=rank, pid=own.pid, kind=kind, waited_s=waited_s, heartbeat=beat
+        )
+
+    def end(self, code: int, seconds: float = 30) -> None:
+        self.now_ns = max(own.now_ns for own in self.ranks.values()) + int(seconds * 1e9)
+        if self.launcher:
+            self.tell("end", code=code)
+
+    # ---- a world -----------------------------------------------------------------------------------------------------
+
+    def start(self, from_step: int = 0) -> None:
+        """All ranks begin, or begin again."""
+        self.attempt += 1
+        if self.ranks:
+            self.now_ns = max(self.now_ns, *(own.now_ns for own in self.ranks.values())) + 60_000 * MS
+        per_node = self.num_ranks // self.num_nodes
+        for rank in range(self.num_ranks):
+            pid = 2**22 + 100 * (self.attempt + 1) + rank  # above what Linux gives out: of no process here
+            writer = EventWriter(self.folder.rank_events(rank))
+            self.ranks[rank] = Rank(rank, pid, writer, self.now_ns, rank // per_node, step=from_step)
+        for node in range(self.num_nodes if self.launcher else 0):
+            own = [rank for rank in self.ranks.values() if rank.node_rank == node]
+            self.tell(
+                "world", attempt=self.attempt, node=node, node_rank=node, ranks=[rank.rank for rank in own],
+                world_size=self.num_ranks, master_addr="127.0.0.1", master_port=1, pids=[rank.pid for rank in own],
+            )  # fmt: skip
+        for rank in self.ranks.values():
+            if from_step:
+                self.call(rank.rank, ("", "broadcast", "world", 0))
+            rank.writer.emit(
+                "start", rank=rank.rank, world_size=self.num_ranks, local_rank=rank.rank % per_node,
+                node_rank=rank.node_rank, host=f"node{rank.node_rank}", pid=rank.pid, device="cpu", threads=1,
+                step=from_step, unix_ns=UNIX_NS + rank.now_ns, mono_ns=rank.now_ns,
+                mesh={"pp": 1, "dp": self.num_ranks, "cp": 1, "tp": 1}, place={},
+            )  # fmt: skip
+            if from_step == 0:
+                self.do(rank.rank, 0, "evaluate", SCORE)
+            self.beat(rank.rank)
+
+    def steps(self, first: int, last: int, *ranks: int) -> None:
+        """Ranks, or all, take steps as they should, with what is due after each."""
+        for step in range(first, last + 1):
+            for rank in ranks or self.ranks:
+                self.up_to(rank, step, None)
+                self.after(rank, step)
+
+    def up_to(self, rank: int, step: int, phase: str | None) -> None:
+        """A rank goes through a step and enters a phase of it; None: all of the step."""
+        for name in PHASES:
+            self.enter(rank, step, name)
+            if name == phase:
+                return
+            self.do(rank, step, name, *([GRADIENT] if name == "reduce" else []))
+        own = self.ranks[rank]
+        own.writer.emit(
+            "step", step=step, loss=2.0, loss_mean=2.0, grad_norm_local=1.0, grad_norm=1.0, learning_rate=0.1,
+            tokens=1, tokens_per_s=1.0, mfu=None, memory_bytes=1, loss_scale=None, skipped=False, sample_ids=[],
+            end_ns=own.now_ns,
+        )  # fmt: skip
+
+    def after(self, rank: int, step: int) -> None:
+        """What is due after a step."""
+        if step % 4 == 0:
+            self.do(rank, step, "evaluate", SCORE)
+        if step % 2 == 0:
+            self.do(rank, step, "checkpoint", SAMPLES)
+
+    def do(
+        self, rank: int, step: int, phase: str, *calls: tuple[str, str, str, int], took_ms: int = 10, wait_ms: int = 2
+    ) -> None:
+        """A phase from beginning to end."""
+        self.enter(rank, step, phase)
+        own = self.ranks[rank]
+        own.now_ns += took_ms * MS
+        for call in calls:
+            self.call(rank, call, wait_ms)
+        own.writer.emit("span", step=step, phase=phase, micro=0, start_ns=own.phase_ns, end_ns=own.now_ns)
+        own.phase = None
+        self.beat(rank)
+
+    def enter(self, rank: int, step: int, phase: str | None) -> None:
+        own = self.ranks[rank]
+        own.step, own.phase, own.phase_ns = step, phase, own.now_ns
+        self.beat(rank)
+
+    def call(self, rank: int, call: tuple[str, str, str, int], ms: int = 2) -> None:
+        """A collective from beginning to end."""
+        own = self.ranks[rank]
+        start_ns, own.now_ns = own.now_ns, own.now_ns + ms * MS
+        own.writer.emit(
+            "collective", step=own.step, op=call[1], axis=call[2], payload_bytes=call[3], seq=own.seq,
+            start_ns=start_ns, end_ns=own.now_ns, wait_ns=ms * MS,
+        )  # fmt: skip
+        own.seq += 1
+
+    def begin(self, rank: int, call: tuple[str, str, str, int]) -> None:
+        """A collective begins, and never ends."""
+        own = self.ranks[rank]
+        own.open.append(
+            {"seq": own.seq, "op": call[1], "axis": call[2], "payload_bytes": call[3], "start_ns": own.now_ns}
+        )
+        own.seq += 1
+        self.beat(rank)
+
+    # ---- how ranks end -----------------------------------------------------------------------------------------------
+
+    def fail(self, rank: int, kind: str, message: str, after_s: float = 0.0, code: int | None = 1) -> None:
+        """A rank ends with an error of its own."""
+        own = self.ranks[rank]
+        own.now_ns += int(after_s * 1e9)
+        own.writer.emit("error", step=own.step, phase=own.phase, type=kind, message=message)
+        own.writer.emit("end", step=own.step, status="failed")
+        self.beat(rank, "failed")
+        if code is not None and self.launcher:
+            self.exit(rank, code, f"{kind}: {message}")
+
+    def lose(self, *ranks: int, call: tuple[str, str, str, int] = GRADIENT, after_s: float = 0.5, **how: Any) -> None:
+        """Ranks wait in a collective of a step, and it fails under them."""
+        for rank in ranks:
+            self.begin(rank, call)
+            self.fail(rank, "CommError", lost(call, rank, after_s, **how), after_s)
+
+    def complete(self, status: str = "completed", step: int = 8) -> None:
+        """All ranks end well."""
+        for rank, own in self.ranks.items():
+            own.writer.emit("end", step=step, status=status)
+            own.phase = None
+            self.beat(rank, status)
+        write_json(self.folder.record_json, {"format": 1, "status": status, "step": step, "error": None})
+
+    def beat(self, rank: int, status: str = "running") -> None:
+        own = self.ranks[rank]
+        path = self.folder.heartbeat(rank)
+        path.parent.mkdir(exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)  # in place, as the real one
+        os.pwrite(descriptor, json.dumps(self.beat_of(own, status)).ljust(2048).encode(), 0)
+        os.close(descriptor)
+
+    def beat_of(self, own: Rank, status: str) -> dict[str, Any]:
+        return {
+            "rank": own.rank, "pid": own.pid, "node_rank": own.node_rank, "host": f"node{own.node_rank}",
+            "attempt": self.attempt, "world_size": self.num_ranks, "status": status, "step": own.step,
+            "phase": own.phase, "micro": 0, "phase_ns": own.phase_ns, "num_collectives": own.seq, "open": own.open,
+            "beat_ns": own.now_ns, "unix_ns": UNIX_NS + own.now_ns,
+        }  # fmt: skip
+
+    # ---- files -------------------------------------------------------------------------------------------------------
+
+    def save(self, step: int) -> Path:
+        """A whole checkpoint, with a part of each rank."""
+        path = self.folder.checkpoint(step)
+        path.mkdir(parents=True)
+        for rank in self.ranks:
+            (path / f"rank_{rank}.safetensors").write_bytes(bytes(range(100)))
+        files = {f.name: {"bytes": f.stat().st_size, "sha256": sha256_file(f)} for f in path.iterdir()}
+        manifest = {
+            "format": FORMAT, "step": step, "world_size": self.num_ranks, "state": {}, "tensors": {}, "files": files,
+        }  # fmt: skip
+        write_json(path / "manifest.json", {**manifest, "sha256": manifest_hash(manifest)})
+        return path
+
+    def log(self, rank: int, text: str) -> None:
+        path = self.folder.rank_log(rank)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as file:
+            file.write(f"2026-11-21 10:00:00.000 rank {rank} | {text}\n")

@@ -1,0 +1,287 @@
+"""Campaigns: drawn from a seed, and red when something is not as it must be."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from workshop import Workshop, wait_until
+
+from frog.chaos.campaign import Campaign, choose_kinds, draw_restarts
+from frog.chaos.diagnosis import Diagnosis
+from frog.chaos.oracle import Oracle, Place, diagnosis_problems, recovery_problems, resume_problems
+from frog.chaos.trial import Launch, Setting, Verdict, word_problems
+from frog.config.faults import KINDS, Fault, Scene
+from frog.core.errors import UsageError
+from frog.core.files import write_json
+from frog.core.runfolder import RunFolder
+from frog.launch.nodes import Nodes
+
+PHASES = ("data", "forward", "backward", "reduce", "optimize", "zero", "evaluate", "checkpoint")
+RECORD = {"status": "completed", "weights_sha256": "w", "order_sha256": "o", "step": 4, "loss": 1.0}
+ORACLE = Oracle(
+    RECORD,
+    {1: 4.0, 2: 3.0},
+    2,
+    tuple(
+        Place(r, s, p, 0, p in ("reduce", "evaluate", "checkpoint"))
+        for r in (0, 1)
+        for s in (1, 2, 3, 4)
+        for p in PHASES
+    ),
+)
+
+
+# ---- drawing ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_seed_says_which_faults() -> None:
+    kinds = choose_kinds(None, Nodes(1, 1, 2), network=False)
+    faults = ORACLE.draw(kinds, 130, seed=1)
+    assert faults == ORACLE.draw(kinds, 130, seed=1)
+    assert faults != ORACLE.draw(kinds, 130, seed=2)
+    assert faults[:40] == ORACLE.draw(kinds, 40, seed=1)
+
+
+def test_every_kind_step_rank_and_phase_is_drawn_and_can_be() -> None:
+    kinds = choose_kinds(None, Nodes(1, 1, 2), network=False)
+    faults = ORACLE.draw(kinds, 260, seed=1)
+    assert set(Counter(fault.kind for fault in faults).values()) == {260 // len(kinds)}
+    assert {fault.rank for fault in faults} == {0, 1}
+    assert {fault.step for fault in faults} == {1, 2, 3, 4}
+    assert {fault.phase for fault in faults} == set(PHASES)
+    scene = Scene(world_size=2, steps=4, checkpoint_every=1, eval_every=1)
+    assert [problem for fault in faults for problem in scene.problems(fault)] == []
+    assert {fault.phase for fault in faults if fault.kind == "missing"} == {"reduce", "evaluate", "checkpoint"}
+
+
+def test_kinds_that_cannot_be_there_are_not_drawn() -> None:
+    assert "cut" not in choose_kinds(None, Nodes(1, 1, 2), network=False)
+    assert "port" not in choose_kinds(None, Nodes(1, 1, 1), network=False)
+    assert set(choose_kinds(None, Nodes(2, 2, 1), network=True)) == set(KINDS)
+    with pytest.raises(UsageError, match="cut, kil"):
+        choose_kinds("kill,cut,kil", Nodes(1, 1, 2), network=False)
+
+
+def test_of_each_kind_every_other_is_started_again() -> None:
+    kinds = ["kill", "node", "stop"] * 4
+    restarts = draw_restarts(kinds, 1, lambda kind: kind != "node")
+    assert Counter(zip(kinds, restarts, strict=True)) == {
+        ("kill", 0): 2,
+        ("kill", 1): 2,
+        ("node", 0): 4,
+        ("stop", 0): 2,
+        ("stop", 1): 2,
+    }
+
+
+# ---- the checks, on folders made of whole cloth ----------------------------------------------------------------------
+
+
+def folder_of(path: Path, events: list[dict[str, Any]], **record: Any) -> RunFolder:
+    folder = RunFolder(path)
+    folder.events.mkdir(parents=True)
+    folder.rank_events(0).write_text("".join(json.dumps(event) + "\n" for event in events))
+    write_json(folder.record_json, {**RECORD, **record})
+    write_json(folder.run_json, {"segments": [{"world_size": 2}] * sum(e["event"] == "start" for e in events)})
+    return folder
+
+
+def start(step: int) -> dict[str, Any]:
+    return {"event": "start", "step": step}
+
+
+def commit(step: int) -> dict[str, Any]:
+    return {"event": "commit", "step": step}
+
+
+KILL = Fault("kill", 1, 3, "reduce")
+CORRUPT = Fault("corrupt", 1, 2, "checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("fault", "events", "words"),
+    [
+        (KILL, [start(0), commit(1), commit(2), start(2)], None),
+        (KILL, [start(0), commit(1), start(2)], None),  # whole, but killed before it could say so
+        (
+            KILL,
+            [start(0), commit(1), commit(2), start(0)],
+            "began at step 0, though the checkpoint of step 2 was whole",
+        ),
+        (KILL, [start(0), commit(1), commit(2), start(1)], "began at step 1"),
+        (KILL, [start(0), commit(1)], "did not start again"),
+        (CORRUPT, [start(0), commit(1), commit(2), start(1)], None),
+        (CORRUPT, [start(0), commit(1), commit(2), start(2)], "went on from step 2, whose checkpoint was damaged"),
+        (CORRUPT, [start(0), commit(1), commit(2), start(0)], "though the checkpoint of step 1 was whole"),
+    ],
+)
+def test_where_a_run_goes_on_is_checked(
+    fault: Fault, events: list[dict[str, Any]], words: str | None, tmp_path: Path
+) -> None:
+    problems = resume_problems(fault, folder_of(tmp_path / "run", events))
+    assert problems == [] if words is None else words in problems[0]
+
+
+def test_what_a_run_came_to_is_checked(tmp_path: Path) -> None:
+    def problems(name: str, **record: Any) -> list[str]:
+        return recovery_problems(ORACLE, folder_of(tmp_path / name, [start(0), start(2)], **record))
+
+    assert problems("same") == []
+    assert problems("weights", weights_sha256="other") == ["weights differ"]
+    assert problems("order", order_sha256="other") == ["took other samples"]
+    assert problems("failed", status="failed") == ["did not complete: failed"]
+    assert recovery_problems(ORACLE, RunFolder(tmp_path / "absent")) == ["did not complete: no record"]
+
+
+def test_another_world_may_differ_by_rounding_alone(tmp_path: Path) -> None:
+    def problems(name: str, loss: float) -> list[str]:
+        steps = [{"event": "step", "step": 1, "loss_mean": 4.0}, {"event": "step", "step": 2, "loss_mean": loss}]
+        folder = folder_of(tmp_path / name, [start(0), *steps], weights_sha256="other")
+        write_json(folder.run_json, {"segments": [{"world_size": 2}, {"world_size": 1}]})
+        return recovery_problems(ORACLE, folder)
+
+    assert problems("rounded", 3.00002) == []
+    assert problems("far", 3.0001) == ["losses differ at steps 2"]
+
+
+def test_a_diagnosis_is_held_against_the_fault() -> None:
+    found = Diagnosis("kill", "", rank=1, step=3, phase="reduce")
+    assert diagnosis_problems(KILL, found, ORACLE, all_fields=True) == []
+    for change in ({"fault": "stop"}, {"rank": 0}, {"step": 2}, {"phase": "data"}, {"rank": None}):
+        problems = diagnosis_problems(KILL, replace(found, **change), ORACLE, all_fields=True)  # type: ignore[arg-type]
+        assert len(problems) == 1, change
+    assert diagnosis_problems(KILL, replace(found, step=None, phase=None), ORACLE, all_fields=False) == []
+
+
+def test_of_a_diagnosis_no_more_is_asked_than_evidence_can_tell() -> None:
+    port = Fault("port", 1, 3, "zero")
+    seen = Diagnosis("port", "", rank=0, step=3, phase="evaluate")
+    assert diagnosis_problems(port, seen, ORACLE, all_fields=True) == []
+    assert diagnosis_problems(port, seen, replace(ORACLE, world_size=3), all_fields=True) != []
+    assert diagnosis_problems(port, replace(seen, phase="zero"), ORACLE, all_fields=True) != []
+    node = Fault("node", 1, 3, "zero")
+    assert diagnosis_problems(node, Diagnosis("node", "", rank=0, step=3), ORACLE, all_fields=True) == []
+    assert diagnosis_problems(node, Diagnosis("node", "", rank=0, step=2), ORACLE, all_fields=True) != []
+
+
+@pytest.mark.parametrize(
+    ("fault", "told", "words"),
+    [
+        (KILL, "error: rank 1 (pid 7) was killed by SIGKILL", None),
+        (KILL, "error: rank 0 (pid 7) ended with exit code 1", "another rank is named first"),
+        (Fault("node", 1, 3, "data"), "error: node0 was killed by SIGKILL", None),
+        (KILL, "error: the world ended", "nobody is named first"),
+        (Fault("raise", 1, 3, "data"), "error: rank 1 (pid 7) ended with exit code 1\nRuntimeError: this", None),
+        (Fault("raise", 1, 3, "data"), "error: rank 1 (pid 7) ended with exit code 1", "its own words are missing"),
+        (Fault("nan", 1, 3, "reduce"), "error: rank 0 (pid 7) ended\n  rank 1: loss nan", None),
+        (Fault("nan", 1, 3, "reduce"), "error: rank 0 (pid 7) ended\n  rank 0: loss nan", "its own words are missing"),
+        (KILL, "error: rank 1 (pid 7) ended\nTraceback (most recent call last)", "a traceback is shown"),
+    ],
+)
+def test_what_the_user_is_told_is_checked(fault: Fault, told: str, words: str | None) -> None:
+    problems = word_problems(fault, f"step 1: checkpoint\nrank 0 speaks\n{told}\n")
+    assert problems == [] if words is None else words in problems[0]
+
+
+def leaves(code: str, path: Path, deadline_s: float = 5) -> list[str]:
+    """What is found of a launch that runs some Python in place of `frog run`."""
+    launch = Launch(Setting((), (), deadline_s, 1), (), 0, path, {})
+    launch._command = [sys.executable, "-c", code]
+    launch.run(RunFolder(path / "run"))
+    return launch.problems
+
+
+def test_what_a_launch_leaves_behind_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("frog.chaos.trial._LAST_S", 1.0)
+    assert leaves("import tempfile, os; os.mkdir(tempfile.gettempdir() + '/torchinductor_me')", tmp_path) == []
+    assert leaves("import tempfile; tempfile.mkdtemp(prefix='frog-world-x')", tmp_path)[0].startswith(
+        "left behind: frog"
+    )
+    shutil.rmtree(tmp_path / "tmp")
+    orphan = (
+        "import os, subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True)\n"
+        f"open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))"
+    )
+    problems = leaves(orphan, tmp_path)
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    assert problems == ["processes left behind: of unknown number"]
+
+
+def test_the_table_holds_all_that_was_done(tmp_path: Path) -> None:
+    setting = Setting(("train", "tiny.toml"), ("--nproc", "2"), 5, 1)
+    campaign = Campaign(setting, 3, 7, tmp_path / "table.txt")
+    found = Diagnosis("kill", "", rank=1, step=3, phase="reduce")
+    campaign.verdicts += [
+        Verdict(KILL, 1, seconds=9.0, code=0, left_s=2.0, found=found, from_step=2, recovered=True),
+        Verdict(CORRUPT, 0, seconds=11.0, code=137, left_s=4.5, problems=["weights differ"]),
+    ]
+    table = campaign.table()
+    assert "frog chaos --campaign 3 --seed 7 --nproc 2 -- train tiny.toml" in table
+    assert re.search(r"kill rank=1 step=3 phase=reduce .* restarted at step 2 .* ok", table)
+    assert "      - weights differ" in table
+    assert "2 of 3 faults met: 1 as they must be, 1 not" in table
+    assert "kinds: kill 1/1, corrupt 0/1" in table
+    assert "4.5 s at most" in table
+
+
+# ---- real campaigns --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(600)
+def test_a_small_campaign(workshop: Workshop) -> None:
+    """Faults that only a campaign's tests meet: each is found, and each run ends with the undisturbed one's weights."""
+    words = ["--campaign", "4", "--seed", "2", "--kinds", "shape,extra,disk,slow", "--deadline", "20", "--nproc", "2"]
+    program = [
+        "train",
+        "run.toml",
+        "--set",
+        "train.steps=2",
+        "--set",
+        "checkpoint.every=1",
+        "--set",
+        "train.timeout_s=10",
+    ]
+    done = workshop.run("frog", "chaos", *words, "--out", "table.txt", "--", *program, timeout=580)
+    table = (workshop.root / "table.txt").read_text()
+    assert "4 of 4 faults met: 4 as they must be, 0 not" in table, done.stdout
+    assert "recovered to the undisturbed run's weights: 4 of 4" in table
+    assert not list((workshop.root / "runs").glob("chaos-2-0*"))
+
+
+@pytest.mark.timeout(400)
+def test_a_campaign_that_is_stopped_keeps_what_was_done(workshop: Workshop) -> None:
+    out = workshop.root / "stopped.txt"
+    program = ["train", "run.toml", "--set", "train.steps=2", "--set", "checkpoint.every=1"]
+    process = workshop.start(
+        "frog",
+        "chaos",
+        "--campaign",
+        "9",
+        "--seed",
+        "4",
+        "--kinds",
+        "slow",
+        "--nproc",
+        "2",
+        "--out",
+        str(out),
+        "--",
+        *program,
+    )
+    wait_until(out.exists, 250, "the first trial's line", process)
+    process.send_signal(signal.SIGINT)
+    told, _ = process.communicate(timeout=100)
+    assert process.returncode == 130
+    assert "stopped: " in told
+    assert " of 9 faults met: " in out.read_text()

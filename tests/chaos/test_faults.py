@@ -1,0 +1,129 @@
+"""The fault language: read back what was written, and tell every mistake at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from frog.config.faults import KINDS, PHASES, Fault, Scene, dump_faults, load_faults, parse_faults
+from frog.core.errors import ConfigError
+from frog.events.schema import PHASES as EVENT_PHASES
+
+SCENE = Scene(world_size=2, steps=4, checkpoint_every=2, eval_every=3)
+
+
+def mistakes(*texts: str, scene: Scene | None = SCENE) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse_faults(texts, scene)
+    return str(caught.value)
+
+
+def test_the_phases_are_those_of_the_events() -> None:
+    assert PHASES == EVENT_PHASES
+    assert all(set(kind.phases) <= set(PHASES) and kind.default in kind.phases for kind in KINDS.values())
+
+
+def test_words_and_toml_say_the_same(tmp_path: Path) -> None:
+    texts = ["kill rank=1 step=3", "slow rank=0 step=1 seconds=0.25 phase=data", "nan rank=1 step=2 micro=1 times=2"]
+    faults = parse_faults(texts, SCENE)
+    assert faults[0] == Fault("kill", 1, 3, "reduce")
+    assert faults[1] == Fault("slow", 0, 1, "data", seconds=0.25)
+    assert faults[2] == Fault("nan", 1, 2, "backward", micro=1, times=2)
+    path = tmp_path / "faults.toml"
+    path.write_text(dump_faults(faults))
+    assert load_faults(path, SCENE) == faults
+    assert parse_faults([str(fault) for fault in faults]) == faults
+
+
+@pytest.mark.parametrize("name", list(KINDS))
+def test_every_kind_can_be_written_and_read(name: str, tmp_path: Path) -> None:
+    for phase in KINDS[name].phases:
+        fault = Fault(name, 0, 4, phase)
+        assert parse_faults([str(fault)]) == [fault]
+        path = tmp_path / "faults.toml"
+        path.write_text(dump_faults([fault]))
+        assert load_faults(path) == [fault]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("kil rank=1 step=2", "kil: unknown kind; did you mean kill?"),
+        ("kill rank=1 stp=2", "stp: unknown key; did you mean step?"),
+        ("kill rank=1", "step: missing"),
+        ("kill rank=1 step=2 phase=reduction", "reduction: unknown phase; did you mean reduce?"),
+        ("disk rank=1 step=2 phase=reduce", "phase=reduce: disk can only happen in checkpoint"),
+        ("kill rank=2 step=2", "rank=2: this world has ranks 0 to 1"),
+        ("kill rank=1 step=5", "step=5: the run has 4 steps"),
+        ("kill rank=1 step=0", "step=0: only phase evaluate comes before step 1"),
+        ("torn rank=1 step=3", "step=3: phase checkpoint comes at steps 2, 4"),
+        ("stop rank=1 step=2 phase=evaluate", "step=2: phase evaluate comes at steps 0, 3, 4"),
+        ("cut rank=1 step=2", "no network that could be cut"),
+        ("slow rank=1 step=2 seconds=-1", "seconds=-1: must be a number of seconds"),
+        ("kill rank=one step=2", "rank=one: must be a whole number of at least 0"),
+        ("kill rank=1 step=2 times=0", "times=0: must be a whole number of at least 1"),
+        ("kill rank=1 step=true", "step=True: must be a whole number"),
+        ("kill rank=1 step", "step: must be NAME=VALUE, like step=7"),
+        ("", "kind: missing"),
+    ],
+)
+def test_a_mistake_is_named(text: str, words: str) -> None:
+    assert words in mistakes(text)
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    told = mistakes("kil rank=1 step=2", "shape rank=7 step=9 phase=zero color=red", "kill rank=0 step=1")
+    assert "faults: 5 mistakes" in told
+    for words in ("did you mean kill?", "phase=zero: shape", "rank=7", "step=9", "color: unknown key"):
+        assert words in told
+    assert "`frog chaos list`" in told
+
+
+def test_a_world_of_one_has_nobody_to_lose() -> None:
+    alone = Scene(world_size=1, steps=4, checkpoint_every=2, eval_every=3)
+    for name in ("shape", "extra", "missing", "port"):
+        assert "a world of one rank" in mistakes(f"{name} rank=0 step=2", scene=alone)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("[[fault]\n", "not valid TOML"),
+        ("", "holds no [[fault]] tables"),
+        ("[[faults]]\nkind='kill'\n", "faults: unknown key; did you mean fault?"),
+        ("[[fault]]\nkind='kill'\nrank=1\nstep=2\n[[fault]]\nkind='nan'\nrank=1\nstep=9\n", "fault 2: step=9"),
+    ],
+)
+def test_a_list_with_mistakes(content: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "faults.toml"
+    path.write_text(content)
+    with pytest.raises(ConfigError) as caught:
+        load_faults(path, SCENE)
+    assert words in str(caught.value)
+
+
+def test_a_list_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_faults(tmp_path / "absent.toml")
+
+
+def test_the_command_names_mistakes_without_torch(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom frog.cli import main\ncode = main(sys.argv[1:])\n"
+        "assert 'torch' not in sys.modules\nsys.exit(code)"
+    )
+    words = ["chaos", "list"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert all(f"  {name} " in done.stdout for name in KINDS)
+    words = ["chaos", "--nproc", "2"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert "no fault is named" in done.stderr

@@ -1,0 +1,223 @@
+"""Faults as a rank meets them: each at its place, once, and what its user sees then."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import socket
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from workshop import Workshop, all_gone, tree, wait_until
+
+from frog.comm.axis import NOTHING, Axis, Pending, Silent
+from frog.config.faults import FULL_DEVICE, Fault, dump_faults, marks_folder
+from frog.core.runfolder import RunFolder
+from frog.events import EventWriter
+from frog.train import inject
+from frog.train.inject import _Injector, _resized, arm_faults
+
+
+def injector(folder: Path, *faults: Fault, **parts: Any) -> _Injector:
+    """Of rank 0, with only those parts of a run that a fault needs."""
+    run = SimpleNamespace(world=SimpleNamespace(rank=0), attempt="a1", folder=RunFolder(folder / "run"))
+    strategy = SimpleNamespace(**parts)
+    return _Injector(dict(enumerate(faults)), folder / "met", run, strategy)  # type: ignore[arg-type]
+
+
+def marks(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "met").iterdir())
+
+
+def test_without_a_list_nothing_is_armed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FROG_FAULTS", raising=False)
+    events = EventWriter(tmp_path / "events.jsonl")
+    arm_faults(SimpleNamespace(events=events), None, None)  # type: ignore[arg-type]
+    assert events.at_phase is None
+    assert Axis.alter is None
+
+
+def test_only_this_ranks_faults_are_armed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "faults.toml"
+    path.write_text(dump_faults([Fault("raise", 1, 2, "reduce"), Fault("raise", 0, 3, "reduce")]))
+    monkeypatch.setenv("FROG_FAULTS", str(path))
+    events = EventWriter(tmp_path / "events.jsonl")
+    arm_faults(SimpleNamespace(events=events, world=SimpleNamespace(rank=0)), None, None)  # type: ignore[arg-type]
+    events.step = 2
+    with events.span("reduce"):
+        pass
+    events.step = 3
+    with pytest.raises(RuntimeError), events.span("reduce"):
+        pytest.fail("the phase's work was begun")
+    assert [mark.name for mark in marks_folder(path).iterdir()] == ["1.0"]
+
+
+def test_a_fault_is_met_at_its_place_alone_and_once(tmp_path: Path) -> None:
+    fault = Fault("raise", 0, 2, "forward", micro=1)
+    met = injector(tmp_path, fault)
+    for step, phase, micro in ((1, "forward", 1), (2, "backward", 1), (2, "forward", 0), (3, "forward", 1)):
+        met.reach(step, phase, micro)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError):
+        met.reach(2, "forward", 1)
+    injector(tmp_path, fault).reach(2, "forward", 1)  # the world that was started again
+    assert marks(tmp_path) == ["0.0"]
+
+
+def test_a_fault_that_comes_twice_comes_twice(tmp_path: Path) -> None:
+    fault = Fault("raise", 0, 2, "reduce", times=2)
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            injector(tmp_path, fault).reach(2, "reduce", 0)
+    injector(tmp_path, fault).reach(2, "reduce", 0)
+
+
+def test_a_straggler_stays_slow_in_its_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(inject.time, "sleep", slept.append)
+    met = injector(tmp_path, Fault("slow", 0, 2, "data", seconds=0.25))
+    counts = []
+    for step in (1, 2, 3):
+        for phase in ("data", "forward"):
+            met.reach(step, phase, 0)  # type: ignore[arg-type]
+            counts.append(len(slept))
+    assert counts == [0, 0, 1, 1, 2, 2]
+    assert set(slept) == {0.25}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [((7,), (3,)), ((1,), (2,)), ((8, 2), (4, 1)), ((2, 8), (1, 4)), ((12, 12), (6, 6)), ((4, 1), (8, 2))],
+)
+def test_tensors_of_another_size_still_fit_each_other(sizes: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    """An all-gather's whole stays a multiple of its part, an all-to-all's slices stay even: torch must not object."""
+    changed = _resized([torch.ones(size) for size in sizes], num_ranks=4 if len(set(sizes)) > 1 else 2)
+    assert tuple(tensor.numel() for tensor in changed) == expected
+
+
+@pytest.mark.parametrize("kind", ["shape", "missing"])
+def test_a_collective_is_altered_in_its_phase_alone(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not before, not later, not on an axis of one rank, not the second one of the phase."""
+    begun: list[int] = []
+
+    def start(axis: Axis, op: str, payload_bytes: int, *begins: Any) -> Pending:
+        begun.append(payload_bytes)
+        return NOTHING
+
+    monkeypatch.setattr(Axis, "_start", start)
+    met = injector(tmp_path, Fault(kind, 0, 2, "reduce"))
+    monkeypatch.setattr(Axis, "alter", met.alter)
+    pair = Axis("dp", [0, 1], 0, torch.device("cpu"), None, [Silent()])
+    for step, phase in ((1, "reduce"), (2, "backward"), (2, "reduce"), (2, "zero"), (3, "reduce")):
+        met.reach(step, phase, 0)  # type: ignore[arg-type]
+        pair.alone().all_reduce(torch.ones(3))
+        pair.all_reduce(torch.ones(10))
+        pair.all_reduce(torch.ones(10))
+    assert [size for size in begun if size != 12] == [40] * 4 + {"shape": [20], "missing": []}[kind] + [40] * 5
+    assert marks(tmp_path) == ["0.0"]
+
+
+def test_a_fault_that_waits_is_not_met_when_its_phase_has_no_collective(tmp_path: Path) -> None:
+    met = injector(tmp_path, Fault("missing", 0, 2, "forward"))
+    met.reach(2, "forward", 0)
+    met.reach(2, "backward", 0)
+    pair = Axis("dp", [0, 1], 0, torch.device("cpu"), None, [Silent()])
+    seen: list[object] = []
+    met.alter(lambda *args: seen.append(args) or NOTHING, (pair, torch.ones(4)), {})
+    assert len(seen) == 1
+    assert marks(tmp_path) == []
+
+
+def test_a_gradient_is_spoiled_in_its_backward_pass(tmp_path: Path) -> None:
+    model = nn.Linear(3, 2)
+    met = injector(tmp_path, Fault("nan", 0, 2, "backward"), model=model)
+    for step in (1, 2, 3):
+        model.zero_grad()
+        met.reach(step, "backward", 0)
+        model(torch.ones(1, 3)).sum().backward()
+        assert model.weight.grad is not None
+        assert int(model.weight.grad.isnan().sum()) == (step == 2)
+    assert model.bias.grad is not None
+    assert not model.bias.grad.isnan().any()
+
+
+def test_a_gradient_is_spoiled_before_its_reduction(tmp_path: Path) -> None:
+    box = SimpleNamespace(tensor=torch.ones(4))
+    met = injector(tmp_path, Fault("nan", 0, 2, "reduce"), held_gradients=lambda: [box])
+    met.reach(2, "reduce", 0)
+    assert math.isnan(box.tensor[0])
+    assert not box.tensor[1:].isnan().any()
+
+
+@pytest.mark.skipif(not FULL_DEVICE.exists(), reason="this system has no device that is always full")
+def test_a_full_disk_is_the_systems_own(tmp_path: Path) -> None:
+    met = injector(tmp_path, Fault("disk", 0, 2, "checkpoint"))
+    met.reach(2, "checkpoint", 0)
+    part = tmp_path / "run" / "checkpoints" / ".step_00000002.a1" / "rank_0.safetensors"
+    with open(part, "wb", buffering=0) as file, pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        file.write(b"weights")
+
+
+def test_closed_connections_are_closed_at_both_ends(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as mine:
+        theirs, _ = server.accept()
+        injector(tmp_path, Fault("port", 0, 2, "reduce")).reach(2, "reduce", 0)
+        with theirs:
+            theirs.settimeout(5)
+            assert theirs.recv(1) == b""
+        with pytest.raises(OSError, match=r"Broken pipe|Errno 32"):
+            mine.send(b"x")
+        again = socket.create_connection(server.getsockname(), timeout=5)  # who listens goes on listening
+        again.close()
+
+
+# ---- real worlds -----------------------------------------------------------------------------------------------------
+
+ENDS = [
+    ("raise rank=1 step=0 phase=evaluate", 1, ("RuntimeError: this was not foreseen", 'File "')),
+    ("stop rank=1 step=2 phase=forward", 137, ("was killed by SIGKILL",)),
+    ("missing rank=1 step=2 phase=reduce", None, ("rank ",)),
+    ("node rank=1 step=3 phase=zero", None, ()),
+]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: its signals are those that are named here")
+@pytest.mark.parametrize(("fault", "code", "words"), ENDS, ids=[fault.split()[0] for fault, _, _ in ENDS])
+def test_a_world_ends_and_says_who_failed_first(
+    workshop: Workshop, fault: str, code: int | None, words: tuple[str, ...]
+) -> None:
+    kind = fault.split()[0]
+    settings = (f"name=end-{kind}", "train.steps=4", "train.timeout_s=8")
+    program = ["train", "run.toml", *(word for setting in settings for word in ("--set", setting))]
+    world = ["--nproc", "2", "--threads", "1", "--deadline", "5"]
+    process = workshop.start("frog", "chaos", "--fault", fault, *world, "--", *program)
+    wait_until(lambda: workshop.folder(f"end-{kind}").heartbeat(1).exists(), 120, "rank 1 to live", process)
+    family = tree(process)
+    _, told = process.communicate(timeout=150)
+    assert process.returncode == code or (code is None and process.returncode not in (0, 2)), told
+    wait_until(lambda: all_gone(family), 15, "the world to go")
+    last = told[told.rindex("error:") :]
+    assert kind == "node" or last.startswith("error: rank ")
+    assert all(word in last for word in words), told
+    assert "never met" not in told
+    assert "frog diagnose latest" in last
+    assert (
+        not any(
+            kind in path.name or b"inject" in path.read_bytes()
+            for path in workshop.folder(f"end-{kind}").events.iterdir()
+        )
+        or kind == "raise"
+    )
+
+
+def test_a_fault_that_is_never_met_is_told(workshop: Workshop) -> None:
+    program = ["train", "run.toml", "--set", "train.steps=2", "--set", "name=unmet"]
+    fault = "missing rank=0 step=1 phase=forward"  # under ddp there is nothing to leave out
+    done = workshop.run("frog", "chaos", "--fault", fault, "--nproc", "2", "--threads", "1", "--", *program, code=1)
+    assert f"never met: {fault}" in done.stderr
+    assert workshop.record("unmet")["status"] == "completed"

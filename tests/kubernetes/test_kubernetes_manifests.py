@@ -1,0 +1,213 @@
+"""Rendered manifests: valid by the official schemas, safe, consistent; the shipped examples are what is rendered."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from manifest_schemas import ROOT, documents, schema_problems
+
+from frog.cli import main
+from frog.core.errors import FrogError
+from frog.launch.kubernetes.manifest import read_manifest
+
+EXAMPLES = sorted((ROOT / "config" / "kubernetes").glob("*.yaml"))
+DEMO = str(ROOT / "config" / "demo.toml")
+Rendered = Callable[..., str]
+
+
+@pytest.fixture
+def rendered(capsys: pytest.CaptureFixture[str]) -> Rendered:
+    """What `frog submit --to kubernetes --dry-run` prints."""
+
+    def render(*options: str, run_file: str = DEMO) -> str:
+        code = main(["submit", run_file, "--to", "kubernetes", "--dry-run", *options])
+        out, err = capsys.readouterr()
+        assert code == 0, err
+        return out
+
+    return render
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--nodes", "2"],
+        ["--nodes", "2", "--kind", "trainjob"],
+        ["--nodes", "1", "--ranks-per-node", "1", "--no-gpus"],
+        ["--nodes", "4", "--no-gpus", "--claim", "mine", "--restarts", "0", "--namespace", "ml", "--name", "x"],
+        ["--kind", "trainjob", "--no-gpus", "--storage-class", "fast", "--memory", "1.5Gi", "--cpus", "3"],
+        ["--image", "registry.example.org:5000/a/frog:1@sha256:" + "0" * 64, "--storage", "1Ti"],
+        ["--name", "0x10", "--namespace", "true", "--claim", "1e3", "--storage-class", "null"],
+        ["--set", "train.steps=4", "--set", "name=no", "--set", 'eval.prompt="a: b # {c}"'],
+    ],
+    ids=" ".join,
+)
+def test_manifests_are_valid(rendered: Rendered, options: list[str]) -> None:
+    for document in documents(rendered(*options)).values():
+        assert schema_problems(document) == []
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_is_what_its_own_command_renders(
+    path: Path, rendered: Rendered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    text = path.read_text()
+    words = shlex.split(text.splitlines()[0].partition("Made by: frog submit ")[2])
+    assert words[1:3] == ["--to", "kubernetes"]
+    assert rendered(*words[3:], run_file=words[0]) == text, f"render it anew: frog submit {shlex.join(words)} --dry-run"
+
+
+def test_there_are_examples_of_both_kinds() -> None:
+    kinds = {kind for path in EXAMPLES for kind in documents(path.read_text())}
+    assert {"Job", "TrainJob", "Service", "ConfigMap", "PersistentVolumeClaim"} == kinds
+
+
+def change(document: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """A copy with one key set; the last part of the path may be new."""
+    changed = copy.deepcopy(document)
+    target: Any = changed
+    *parts, last = path.split(".")
+    for part in parts:
+        target = target[int(part) if part.isdigit() else part]
+    target[last] = value
+    return changed
+
+
+POD = "spec.template.spec"
+WRONG = [
+    ("Job", "spec.completionmode", "Indexed"),
+    ("Job", "spec.completions", "2"),
+    ("Job", "spec.backoffLimit", 1.5),
+    ("Job", f"{POD}.restartpolicy", "Never"),
+    ("Job", f"{POD}.containers.0.cmd", ["python"]),
+    ("Job", f"{POD}.containers.0.args", "torchrun"),
+    ("Job", f"{POD}.containers.0.securityContext.runAsNonRoot", "yes"),
+    ("Job", f"{POD}.containers.0.livenessProbe.exec.comand", ["true"]),
+    ("Job", f"{POD}.containers.0.resources.limit", {"nvidia.com/gpu": 1}),
+    ("Job", f"{POD}.volumes.0.persistentVolumeClaim.claim", "x"),
+    ("Service", "spec.publishNotReadyAddress", True),
+    ("Service", "spec.publishNotReadyAddresses", "true"),
+    ("ConfigMap", "data.number", 7),
+    ("PersistentVolumeClaim", "spec.accessModes", "ReadWriteMany"),
+]
+WRONG_TRAINJOB = [
+    ("TrainJob", "spec.trainer.numNode", 2),
+    ("TrainJob", "spec.trainer.numNodes", "2"),
+    ("TrainJob", "spec.trainer.env.0.valeu", "x"),
+    ("TrainJob", "spec.runtimePatches.0.trainingRuntimeSpec.templat", {}),
+    ("TrainJob", "spec.runtimeref", {"name": "x"}),
+]
+
+
+@pytest.mark.parametrize(("kind", "path", "value"), WRONG + WRONG_TRAINJOB)
+def test_the_schemas_refuse_what_is_wrong(rendered: Rendered, kind: str, path: str, value: Any) -> None:
+    document = documents(rendered("--kind", "trainjob" if kind == "TrainJob" else "job"))[kind]
+    problems = schema_problems(change(document, path, value))
+    assert any(path.rpartition(".")[2] in problem for problem in problems), problems
+
+
+@pytest.mark.parametrize(("kind", "path", "value"), [case for case in WRONG if case[0] != "PersistentVolumeClaim"])
+def test_frog_run_refuses_the_same(rendered: Rendered, kind: str, path: str, value: Any, tmp_path: Path) -> None:
+    """`frog run --from` needs no schemas to find these. To it a claim is a folder, whatever its spec says."""
+    objects = documents(rendered())
+    objects[kind] = change(objects[kind], path, value)
+    file = tmp_path / "k8s.yaml"
+    file.write_text("\n---\n".join(json.dumps(document) for document in objects.values()))
+    with pytest.raises(FrogError, match=re.escape(path.rpartition(".")[2])):
+        read_manifest(file)
+
+
+@pytest.mark.parametrize("kind", ["job", "trainjob"])
+def test_pods_have_no_privileges(rendered: Rendered, kind: str) -> None:
+    spec = documents(rendered("--kind", kind))
+    if kind == "job":
+        pod = spec["Job"]["spec"]["template"]["spec"]
+    else:
+        patch = spec["TrainJob"]["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]
+        pod = patch["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] == 1000
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    [container] = pod["containers"]
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    writable = {mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
+    assert writable == {"/workspace", "/dev/shm", "/tmp"}
+    shm = next(volume for volume in pod["volumes"] if volume["name"] == "shm")
+    assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": "4Gi"}
+
+
+def test_gpus_are_asked_for_as_the_device_plugin_gives_them(rendered: Rendered) -> None:
+    job = documents(rendered("--ranks-per-node", "2"))["Job"]
+    resources = job["spec"]["template"]["spec"]["containers"][0]["resources"]
+    assert resources["limits"]["nvidia.com/gpu"] == 2
+    assert "nvidia.com" not in rendered("--ranks-per-node", "2", "--no-gpus")
+    train_job = documents(rendered("--ranks-per-node", "2", "--kind", "trainjob"))["TrainJob"]
+    assert train_job["spec"]["trainer"]["resourcesPerNode"]["limits"]["nvidia.com/gpu"] == "2"
+    assert train_job["spec"]["trainer"]["numProcPerNode"] == 2
+
+
+def test_the_objects_fit_together(rendered: Rendered) -> None:
+    spec = documents(rendered("--nodes", "2", "--restarts", "5"))
+    job, pod = spec["Job"]["spec"], spec["Job"]["spec"]["template"]["spec"]
+    assert job["completions"] == job["parallelism"] == 2
+    assert job["backoffLimit"] == 10, "a restart of the world costs a failure of each pod"
+    assert pod["subdomain"] == spec["Service"]["metadata"]["name"]
+    assert f"--master-addr=frog-demo-0.{pod['subdomain']}" in pod["containers"][0]["args"]
+    assert spec["Service"]["spec"]["selector"] == {"batch.kubernetes.io/job-name": spec["Job"]["metadata"]["name"]}
+    torchrun_s = int(next(w for w in pod["containers"][0]["args"] if "shutdown-timeout" in w).partition("=")[2])
+    assert 30 < torchrun_s < pod["terminationGracePeriodSeconds"], "torchrun gives up before the kubelet does"
+
+
+def test_the_config_map_holds_the_very_files(rendered: Rendered, tmp_path: Path) -> None:
+    run_file = tmp_path / "odd.toml"
+    run_file.write_text('  name = "odd"\n[model]\nfile = "sub/m.json"\n\n# ünïcode, a tab\t and: {yaml}\n\n')
+    (tmp_path / "sub").mkdir()
+    model = (ROOT / "config" / "config.json").read_text().rstrip("\n")
+    (tmp_path / "sub" / "m.json").write_text(model)
+    spec = documents(rendered("--ranks-per-node", "1", "--no-gpus", run_file=str(run_file)))
+    assert spec["ConfigMap"]["data"] == {"odd.toml": run_file.read_text(), "m.json": model}
+    args = spec["Job"]["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert args[-4:] == ["/config/odd.toml", "--continue", "--set", "model.file=m.json"]
+
+
+def test_a_deepspeed_run_takes_its_file_along(rendered: Rendered, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    settings = ["--set", "strategy.implementation=deepspeed", "--set", "strategy.name=zero1"]
+    spec = documents(rendered("--ranks-per-node", "2", *settings))
+    assert "deepspeed_zero1.json" in spec["ConfigMap"]["data"]
+    args = spec["Job"]["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert args[-1] == "strategy.deepspeed_file=/config/deepspeed_zero1.json"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--name", "Frog"], "--name Frog"),
+        (["--name", "f" * 53], "52 at most"),
+        (["--namespace", "a b"], "--namespace a b"),
+        (["--memory", "much"], "--memory much"),
+        (["--image", "a b"], "--image a b"),
+        (["--nodes", "0"], "--nodes 0: too small"),
+        (["--restarts", "-1"], "--restarts -1: too small"),
+        (["--nodes", "5"], "train.global_batch_size"),
+        (["--set", "train.stepz=1"], "did you mean train.steps"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_printed(
+    options: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["submit", DEMO, "--to", "kubernetes", "--dry-run", *options]) == 2
+    out, err = capsys.readouterr()
+    assert (out, words in err, "Traceback" in err) == ("", True, False), err

@@ -1,0 +1,401 @@
+"""`frog run --from`: a manifest's pods as real processes in namespaces of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from workshop import Workshop, all_gone, tree, wait_until
+
+from frog.events.heartbeat import read_heartbeat
+
+HEAD = """
+apiVersion: v1
+kind: Service
+metadata: {name: small}
+spec: {clusterIP: None, publishNotReadyAddresses: true, selector: {job-name: small}}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: files}
+data: {greeting: "hello there", other.txt: "x"}
+---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: disk, annotations: {frog/local-folder: disk}}
+spec: {accessModes: [ReadWriteMany], resources: {requests: {storage: 1Gi}}}
+---
+"""
+
+
+def job(script: str, **changes: Any) -> dict[str, Any]:
+    """A Job whose pods run a bash script with the volume at /disk. Keys of `changes` are paths: spec__completions=2."""
+    value: dict[str, Any] = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "small"},
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": 1,
+            "backoffLimit": 0,
+            "template": {
+                "metadata": {"annotations": {"colour": "green"}},
+                "spec": {
+                    "subdomain": "small",
+                    "restartPolicy": "Never",
+                    "terminationGracePeriodSeconds": 60,
+                    "securityContext": {"runAsUser": 1000, "runAsGroup": 1000, "runAsNonRoot": True},
+                    "containers": [
+                        {
+                            "name": "one",
+                            "image": "any",
+                            "command": ["bash", "-c", script],
+                            "workingDir": "/disk",
+                            "volumeMounts": [{"name": "disk", "mountPath": "/disk"}],
+                        }
+                    ],
+                    "volumes": [{"name": "disk", "persistentVolumeClaim": {"claimName": "disk"}}],
+                },
+            },
+        },
+    }
+    for path, change in changes.items():
+        target: Any = value
+        *parts, last = path.split("__")
+        for part in parts:
+            target = target[part]
+        target[last] = change
+    return value
+
+
+@pytest.fixture(scope="session")
+def may_make_pods() -> None:
+    """Skip where the system does not allow namespaces, and say why."""
+    if not sys.platform.startswith("linux"):
+        pytest.skip("pods on one machine need Linux")
+    code = (
+        "from frog.launch.kubernetes import namespaces as n\n"
+        "import os\n"
+        "n.enter_new(n.PROCESSES | n.NETWORK, 0, 0)\n"
+        "if (child := os.fork()) == 0:\n"
+        "    n.separate_mounts(); n.mount_proc('/proc'); n.make_read_only('/'); os._exit(0)\n"
+        "raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    if done.returncode != 0:
+        pytest.skip(f"this system does not let one make namespaces: {done.stderr.strip().splitlines()[-1]}")
+
+
+@pytest.fixture
+def shop(tmp_path: Path, may_make_pods: None) -> Workshop:
+    """An empty folder to run manifests in."""
+    return Workshop(tmp_path)
+
+
+def start(shop: Workshop, value: dict[str, Any]) -> tuple[str, ...]:
+    """Write a manifest; return the command that runs it."""
+    (shop.root / "k8s.yaml").write_text(HEAD + json.dumps(value))
+    return ("frog", "run", "--from", "k8s.yaml")
+
+
+def left_behind() -> set[str]:
+    return {path.name for path in Path("/tmp").glob("frog-pods-*")}
+
+
+LOOK = """
+exec > seen.$(JOB_COMPLETION_INDEX)
+echo uid $(id -u) $(id -g)
+echo host $(hostname) $(hostname -f)
+echo ip $(MY_IP) $(hostname -i)
+echo env $(env -i PATH=$$PATH true; env | cut -d= -f1 | sort | tr '\\n' ' ')
+echo said $GREETING, $COLOUR, $NAME, $COMPOSED
+echo file $(cat /config/deep/greeting)
+echo config $(ls /config) $(touch /config/x 2>&1 | grep -c Read-only)
+echo root $(touch /new MACHINE/new 2>&1 | grep -c Read-only)
+echo tmp $(touch /scratch/x && ls /scratch) $(df --output=size -k /dev/shm | tail -n 1)
+echo caps $(grep -E 'CapEff|CapBnd|NoNewPrivs' /proc/self/status | tr -d '\\n\\t ')
+echo processes $$$$ $(ls /proc | grep -c '^[0-9]')
+echo peer $(getent hosts small-1.small | wc -l)
+for _ in $(seq 600); do getent hosts small-1.small > peer.$(JOB_COMPLETION_INDEX) && break; sleep 0.1; done
+echo peer $(cut -d' ' -f2- peer.$(JOB_COMPLETION_INDEX))
+until test -s peer.0 -a -s peer.1; do sleep 0.1; done  # a pod that has ended has no name
+"""
+
+
+def test_what_a_pod_sees(shop: Workshop) -> None:
+    """Its own user, host name, address, processes and files; of others what Kubernetes shows, and when it does."""
+    value = job(LOOK.replace("MACHINE", str(shop.root)), spec__completions=2, spec__parallelism=2)
+    container = value["spec"]["template"]["spec"]["containers"][0]
+    container["env"] = [
+        {"name": "GREETING", "valueFrom": {"configMapKeyRef": {"name": "files", "key": "greeting"}}},
+        {"name": "COLOUR", "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['colour']"}}},
+        {"name": "NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        {"name": "MY_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": "COMPOSED", "value": "$(COLOUR)-$(JOB_COMPLETION_INDEX)-$$(COLOUR)"},
+    ]
+    container["volumeMounts"] += [
+        {"name": "config", "mountPath": "/config"},
+        {"name": "scratch", "mountPath": "/scratch"},
+        {"name": "shm", "mountPath": "/dev/shm"},
+    ]
+    value["spec"]["template"]["spec"]["volumes"] += [
+        {"name": "config", "configMap": {"name": "files", "items": [{"key": "greeting", "path": "deep/greeting"}]}},
+        {"name": "scratch", "emptyDir": {}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "3Mi"}},
+    ]
+    before = left_behind()
+    done = shop.run(*start(shop, value), env={"SECRET": "of the launcher"})
+    lines = (line.partition(" ") for line in (shop.root / "disk" / "seen.1").read_text().splitlines())
+    told = [(key, rest.strip()) for key, _, rest in lines]
+    seen = dict(told)
+    assert seen["uid"] == "1000 1000"
+    assert seen["host"] == "small-1 small-1.small.default.svc.cluster.local"
+    address, resolved = seen["ip"].split()
+    assert address == resolved
+    assert address.startswith("127.0.1.")
+    names = "COLOUR COMPOSED GREETING HOME HOSTNAME JOB_COMPLETION_INDEX MY_IP NAME PATH"
+    assert set(seen["env"].split()) - {"PWD", "SHLVL", "_"} == set(names.split()), "nothing of the launcher's"
+    greeting, colour, name, composed = seen["said"].split(", ")
+    assert (greeting, colour, composed) == ("hello there", "green", "green-1-$(COLOUR)")
+    assert f"pod {name} started: {address}" in done.stderr
+    assert name.startswith("small-1-")
+    assert seen["file"] == "hello there"
+    assert seen["config"] == "deep 1", "only what items name, and read-only"
+    assert seen["root"] == "2", "nothing but volumes can be written"
+    assert seen["tmp"] == "x 3072"
+    assert seen["caps"] == "CapEff:0000000000000000CapBnd:0000000000000000NoNewPrivs:1"
+    first, count = seen["processes"].split()
+    assert first == "1", "its command is process 1"
+    assert int(count) < 8, "it sees its own processes alone"
+    early, late = (rest for key, rest in told if key == "peer")
+    assert early == "0", "a name can't be looked up at once"
+    assert late.split() == ["small-1.small.default.svc.cluster.local"]
+    peers = {(shop.root / "disk" / f"peer.{index}").read_text().split()[0] for index in (0, 1)}
+    assert peers == {address}
+    assert left_behind() == before
+
+
+def test_names_need_a_service_that_selects_the_pods(shop: Workshop) -> None:
+    value = job("for _ in $(seq 22); do getent hosts small-0.small && exit 0; sleep 0.1; done; exit 9")
+    command = start(shop, value)
+    path = shop.root / "k8s.yaml"
+    path.write_text(path.read_text().replace("job-name: small", "job-name: smal"))
+    failed = shop.run(*command, code=1)
+    assert "ended with exit code 9" in failed.stderr
+    path.write_text(path.read_text().replace("job-name: smal", "job-name: small"))
+    shop.run(*command)
+
+
+def test_unready_pods_have_names_only_if_the_service_says_so(shop: Workshop) -> None:
+    value = job("for _ in $(seq 22); do getent hosts small-0.small && exit 0; sleep 0.1; done; exit 9")
+    value["spec"]["template"]["spec"]["containers"][0]["readinessProbe"] = {"exec": {"command": ["false"]}}
+    command = start(shop, value)
+    shop.run(*command)
+    path = shop.root / "k8s.yaml"
+    path.write_text(path.read_text().replace("publishNotReadyAddresses: true, ", ""))
+    assert "ended with exit code 9" in shop.run(*command, code=1).stderr
+
+
+COUNTED = "echo $(NAME) $(MY_IP) >> tries; test $(wc -l < tries) -gt 2 || exit 7"
+WHO = [
+    {"name": "NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+    {"name": "MY_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+]
+
+
+def counted(**changes: Any) -> dict[str, Any]:
+    """A Job whose pod fails twice with exit code 7, and then does not."""
+    value = job(COUNTED.replace("$(wc", "$$(wc"), **changes)
+    value["spec"]["template"]["spec"]["containers"][0]["env"] = WHO
+    return value
+
+
+def tries(shop: Workshop) -> list[list[str]]:
+    return [line.split() for line in (shop.root / "disk" / "tries").read_text().splitlines()]
+
+
+def test_never_makes_new_pods(shop: Workshop) -> None:
+    done = shop.run(*start(shop, counted(spec__backoffLimit=2)))
+    assert "failure 2, of which the Job's backoffLimit allows 2" in done.stderr
+    assert "Job small is complete" in done.stderr
+    assert [len({column[n] for column in tries(shop)}) for n in (0, 1)] == [3, 3], "new names and addresses"
+
+
+def test_on_failure_starts_the_container_again(shop: Workshop) -> None:
+    value = counted(spec__backoffLimit=2, spec__template__spec__restartPolicy="OnFailure")
+    shop.run(*start(shop, value))
+    assert len(tries(shop)) == 3
+    assert len({tuple(line) for line in tries(shop)}) == 1, "one pod, one address"
+
+
+def test_the_back_off_limit_ends_the_job(shop: Workshop) -> None:
+    done = shop.run(*start(shop, counted(spec__backoffLimit=1)), code=1)
+    assert "error: Job small failed (BackoffLimitExceeded)" in done.stderr
+    assert len(tries(shop)) == 2
+
+
+@pytest.mark.parametrize(
+    ("action", "code", "num_tries", "words"),
+    [("FailJob", 1, 1, "(PodFailurePolicy)"), ("Ignore", 0, 3, "exit code 7; it does not count")],
+)
+def test_pod_failure_policy(shop: Workshop, action: str, code: int, num_tries: int, words: str) -> None:
+    rules = [
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+        {"action": action, "onExitCodes": {"containerName": "one", "operator": "In", "values": [7]}},
+    ]
+    done = shop.run(*start(shop, counted(spec__podFailurePolicy={"rules": rules})), code=code)
+    assert words in done.stderr
+    assert len(tries(shop)) == num_tries
+
+
+def test_a_failed_job_takes_its_other_pods_along(shop: Workshop) -> None:
+    script = (
+        "trap 'echo asked > asked; exit 0' TERM; touch up.$(JOB_COMPLETION_INDEX); test $(JOB_COMPLETION_INDEX) = 0 && "
+        "{ until test -e up.1; do sleep 0.1; done; exit 3; }; sleep 600 & wait"
+    )
+    done = shop.run(*start(shop, job(script, spec__completions=2, spec__parallelism=2)), code=1)
+    assert "BackoffLimitExceeded" in done.stderr
+    assert (shop.root / "disk" / "asked").exists()
+
+
+def test_a_liveness_probe_ends_a_pod_that_has_stopped(shop: Workshop) -> None:
+    """The probe runs in the pod: it sees its files and is asked only once the startup probe has passed."""
+    script = (
+        "echo up >> starts; test $$(wc -l < starts) = 3 && exit 0; sleep 3; echo ok >> starts; touch /dev/shm/ok; "
+        "sleep 1; rm /dev/shm/ok; exec sleep 600"
+    )
+    value = job(script, spec__backoffLimit=1, spec__template__spec__terminationGracePeriodSeconds=1)
+    probe = {"exec": {"command": ["ls", "/dev/shm/ok"]}, "periodSeconds": 1, "timeoutSeconds": 30}
+    container = value["spec"]["template"]["spec"]["containers"][0]
+    container |= {"startupProbe": {**probe, "failureThreshold": 60}, "livenessProbe": {**probe, "failureThreshold": 2}}
+    done = shop.run(*start(shop, value))
+    assert "ended with exit code 137: its liveness probe failed 2 times: ls: cannot access '/dev/shm/ok'" in done.stderr
+    assert (shop.root / "disk" / "starts").read_text() == "up\nok\nup\n"
+
+
+def test_a_deadline_ends_the_job(shop: Workshop) -> None:
+    done = shop.run(*start(shop, job("exec sleep 600", spec__activeDeadlineSeconds=1, **GRACE)), code=1)
+    assert "(DeadlineExceeded)" in done.stderr
+
+
+GRACE = {"spec__template__spec__terminationGracePeriodSeconds": 1}
+
+
+def begin(shop: Workshop, script: str) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+    """Start a Job of two pods that stay, and wait until both are there."""
+    value = job(f"touch up.$(JOB_COMPLETION_INDEX); {script}", spec__completions=2, spec__parallelism=2)
+    process = shop.start(*start(shop, value), start_new_session=True)
+    disk = shop.root / "disk"
+    wait_until(lambda: all((disk / f"up.{n}").exists() for n in (0, 1)), 60, "two pods", process)
+    return process, tree(process)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_wish_to_stop_reaches_the_pods(shop: Workshop, number: signal.Signals) -> None:
+    before = left_behind()
+    process, family = begin(shop, "trap 'echo bye; exit 0' TERM; sleep 600 & wait")
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, err
+    assert {"small-0 | bye", "small-1 | bye"} <= set(out.splitlines())
+    wait_until(lambda: all_gone(family), 30, "the end of all processes")
+    assert left_behind() == before
+
+
+def test_a_second_wish_kills_pods_that_do_not_listen(shop: Workshop) -> None:
+    process, family = begin(shop, "trap '' TERM; while true; do sleep 1; done")
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode in (128 + signal.SIGTERM, 128 + signal.SIGINT)
+    wait_until(lambda: all_gone(family), 30, "the end of all processes")
+
+
+def test_nothing_outlives_a_launcher_that_is_killed(shop: Workshop) -> None:
+    before = left_behind()
+    process, family = begin(shop, "setsid sleep 600 & sleep 600 & wait")
+    assert len(family) > 6
+    process.kill()
+    process.communicate(timeout=60)
+    wait_until(lambda: all_gone(family), 30, "the end of all processes")
+    for name in left_behind() - before:  # its scratch folder is what nobody was left to remove
+        subprocess.run(["rm", "-r", f"/tmp/{name}"], check=True)
+
+
+def test_mistakes_are_told_without_a_traceback(shop: Workshop) -> None:
+    done = shop.run(*start(shop, job("true", spec__completions="two")), code=2)
+    assert "k8s.yaml: a mistake\n  - Job.spec.completions: must be a whole number, is a text ('two')" in done.stderr
+    assert "cannot be read" in shop.run("frog", "run", "--from", "none.yaml", code=2).stderr
+    done = shop.run(*start(shop, job("true", spec__template__spec__volumes=[])), code=2)
+    assert "'disk': no such volume" in done.stderr
+
+
+def test_a_command_that_is_not_there(shop: Workshop) -> None:
+    value = job("true")
+    value["spec"]["template"]["spec"]["containers"][0]["command"] = ["not-there"]
+    done = shop.run(*start(shop, value), code=1)
+    assert "small-0 | not-there: No such file or directory" in done.stdout
+    assert "exit code 128" in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def rank_process(process: subprocess.Popen[str], rank: int) -> psutil.Process:
+    """The process of one rank, as this machine sees it."""
+    for found in tree(process):
+        try:
+            if found.environ().get("RANK") == str(rank) and "frog.train" in found.cmdline():
+                return found
+        except psutil.Error:
+            continue
+    raise AssertionError(f"no process of rank {rank}")
+
+
+def test_a_run_in_pods_survives_a_killed_rank(workshop: Workshop, may_make_pods: None) -> None:
+    """The file that is shipped to a cluster, on this machine: the same weights as `frog run`, kill -9 or not."""
+    settings = ["--set", "train.steps=40", "--set", "eval.every=40"]
+    options = ["--nodes", "2", "--ranks-per-node", "2", "--no-gpus", "--name", "pods", "--dry-run"]
+    done = workshop.run("frog", "submit", "run.toml", "--to", "kubernetes", *options, *settings, "--set", "name=pods")
+    (workshop.root / "pods.yaml").write_text(done.stdout)
+    process = workshop.start("frog", "run", "--from", "pods.yaml")
+    workshop.wait_for_step("pods", 5, process, timeout=120)
+    rank_process(process, 2).kill()
+    out, err = process.communicate(timeout=150)
+    assert process.returncode == 0, f"{out}\n{err}"
+    assert "rank 2 (pid " in out
+    assert "was killed by SIGKILL" in out
+    assert "ended with exit code 137; failure 1, of which the Job's backoffLimit allows 6" in err
+    assert "resumed at step" in out
+    workshop.train(4, "no-pods", *settings[1::2])
+    for key in ("weights_sha256", "order_sha256"):
+        assert workshop.record("pods")[key] == workshop.record("no-pods")[key]
+    beats = [read_heartbeat(workshop.folder("pods").heartbeat(rank)) for rank in range(4)]
+    hosts = {beat["host"] for beat in beats if beat}
+    assert hosts == {"pods-0", "pods-1"}
+
+
+def test_a_mistake_in_the_run_file_fails_the_job_at_once(workshop: Workshop, may_make_pods: None) -> None:
+    """Exit code 2 of a rank is exit code 2 of its pod, which the Job's rule answers with FailJob."""
+    options = ["--nodes", "1", "--ranks-per-node", "1", "--no-gpus", "--name", "wrong", "--dry-run"]
+    done = workshop.run("frog", "submit", "run.toml", "--to", "kubernetes", *options, "--set", "data.name=not-there")
+    (workshop.root / "wrong.yaml").write_text(done.stdout)
+    failed = workshop.run("frog", "run", "--from", "wrong.yaml", code=1)
+    assert "not-there" in failed.stdout
+    assert "Job wrong failed (PodFailurePolicy)" in failed.stderr
+    assert "exit code 2" in failed.stderr
+
+
+def test_where_namespaces_are_forbidden_it_says_so(shop: Workshop) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can forbid itself namespaces, in one of its own")
+    command = start(shop, job("true"))
+    forbid = "echo 0 > /proc/sys/user/max_user_namespaces && exec " + " ".join(command)
+    done = shop.run("unshare", "--user", "--map-root-user", "bash", "-c", forbid, code=2)
+    assert "this system does not let you make namespaces" in done.stderr
+    assert "frog run --nodes 2x4" in done.stderr

@@ -1,0 +1,45 @@
+"""Pretended nodes: what may be asked for, and what the table says."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from frog.core.errors import UsageError
+from frog.launch.nodes import Nodes, parse_nodes, world_table
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes"),
+    [("2x4", Nodes(2, 2, 4)), ("3", Nodes(3, 3, 1)), ("1:3x2", Nodes(1, 3, 2)), ("1:4", Nodes(1, 4, 1))],
+)
+def test_nodes_are_read(text: str, nodes: Nodes) -> None:
+    assert parse_nodes(text) == nodes
+
+
+@pytest.mark.parametrize("text", ["", "x4", "2x", "two", "2x4x1", "0x2", "2x0", "3:1x2", "-1x2", "100"])
+def test_what_is_no_world_is_told(text: str) -> None:
+    with pytest.raises(UsageError, match="--nodes"):
+        parse_nodes(text)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS has one loopback address")
+@pytest.mark.parametrize("count", [1, 9, 10, 99])
+def test_addresses_sort_as_text_in_the_order_of_the_nodes(count: int) -> None:
+    addresses = [Nodes(count, count, 1).address(node) for node in range(count)]
+    assert addresses == sorted(addresses)
+    assert len(set(addresses)) == count
+
+
+def test_the_table_is_what_the_agents_told() -> None:
+    def world(node: int, node_rank: int, ranks: list[int]) -> dict[str, object]:
+        told = {"world_size": 4, "master_addr": "127.0.0.2", "master_port": 29511}
+        return {"node": node, "node_rank": node_rank, "ranks": ranks, **told}
+
+    table = world_table([world(2, 1, [2, 3]), world(1, 0, [0, 1])], {1: "node1", 2: "node2"})
+    assert table.splitlines() == [
+        "node   NODE_RANK  RANK    LOCAL_RANK  WORLD_SIZE  MASTER_ADDR  MASTER_PORT",
+        "node1  0          0 to 1  0 to 1      4           127.0.0.2    29511",
+        "node2  1          2 to 3  0 to 1      4           127.0.0.2    29511",
+    ]

@@ -1,0 +1,211 @@
+"""docs/launchers.md: its lines run as they stand and end with the weights of `frog run`; so is what else it says."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from workshop import Workshop, all_gone, kill_tree, tree, wait_until
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "launchers.md").read_text()
+LINES = {
+    name: block.replace("\\\n", " ").splitlines()
+    for name, block in re.findall(r"^### ([^\n]+)\n\n```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+}
+"""The page's lines by the heading they stand under, one for each node."""
+
+SLOW = ("train.steps=5000", "checkpoint.every=1000", "eval.every=1000")
+_TOLD = re.compile(r"(NODE_|LOCAL_|GROUP_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_\w+|(SLURM|OMPI|PMI|PMIX|TORCHELASTIC)_\w+")
+
+
+@pytest.fixture(scope="module")
+def floor(workshop: Workshop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
+    """A copy of the project in which config/demo.toml is tiny, and the run that the others are held against."""
+    shop = Workshop(tmp_path_factory.mktemp("launchers"))
+    for name in ("config", "scripts"):
+        shutil.copytree(ROOT / name, shop.root / name)
+    shutil.copy(ROOT / "train.py", shop.root)
+    shutil.copytree(workshop.root / "data", shop.root / "data")
+    shutil.copy(workshop.root / "config.json", shop.root / "config" / "config.json")
+    run_file = (workshop.root / "run.toml").read_text().replace('name = "tiny"', 'name = "demo"')
+    (shop.root / "config" / "demo.toml").write_text(run_file)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in filter(_TOLD.fullmatch, list(os.environ)):
+            patch.delenv(name)
+        for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
+            patch.setenv(name, "1")
+        patch.setenv("DS_ACCELERATOR", "cpu")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        shop.run("frog", "run", "--nproc", "2", "--", "train", "config/demo.toml", "--set", "name=ours")
+        yield shop
+
+
+def need(launcher: str) -> None:
+    """Skip where the page's launcher is not installed."""
+    line = LINES[launcher][0]
+    program = line.split()[0]
+    package = "submitit" if program == "python" else program
+    if package in ("submitit", "deepspeed", "accelerate") and importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed: pip install {package}")
+    mpi = "mpirun" if "openmpi" in line or "accelerate_cpu" in line else program
+    if not mpi.startswith("mpi"):
+        return
+    if shutil.which(mpi) is None:
+        pytest.skip(f"{mpi} is not installed: it comes with Open MPI, or with MPICH")
+    version = subprocess.run([mpi, "--version"], capture_output=True, text=True).stdout
+    if ("Open MPI" in version or "OpenRTE" in version) != (mpi == "mpirun"):
+        pytest.skip(f"{mpi} is of another MPI than the page's: {version.splitlines()[0]}")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def start(floor: Workshop, launcher: str, name: str, *settings: str) -> list[subprocess.Popen[str]]:
+    """The page's lines, one process for each, each a process group of its own as in a terminal of its own."""
+    need(launcher)
+    port = str(free_port())
+    more = [word for setting in (f"name={name}", *settings) for word in ("--set", setting)]
+    return [
+        floor.start(*shlex.split(line.replace("29501", port)), *more, start_new_session=True)
+        for line in LINES[launcher]
+    ]
+
+
+def end(processes: list[subprocess.Popen[str]], timeout: float = 150) -> list[tuple[int, str]]:
+    """Wait until all have ended; the exit code and the words of each."""
+    told = []
+    for process in processes:
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            for other in processes:
+                with contextlib.suppress(psutil.Error):
+                    kill_tree(other)
+            out, err = process.communicate()
+            pytest.fail(f"no end within {timeout} s\n{out}\n{err}")
+        told.append((process.returncode, out + err))
+    return told
+
+
+def test_the_page_has_its_lines() -> None:
+    assert len(LINES) == 10
+    assert [len(lines) for name, lines in LINES.items() if "two" in name] == [2, 2]
+
+
+@pytest.mark.parametrize("launcher", [name for name in LINES if name != "submitit"])
+def test_the_same_weights_under_every_launcher(floor: Workshop, launcher: str) -> None:
+    name = re.sub(r"\W+", "-", launcher)
+    processes = start(floor, launcher, name)
+    for code, words in end(processes):
+        assert code == 0, words
+    segment = floor.folder(name).read_run()["segments"][0]
+    nodes = len(LINES[launcher])
+    assert (segment["world_size"], segment["num_nodes"]) == (2, nodes)
+    assert [floor.events(name).ranks[rank].of("start")[0]["node_rank"] for rank in (0, 1)] == [0, nodes - 1]
+    held_against = "ours"
+    if settings := re.findall(r"--set (\S+)", LINES[launcher][0]):
+        held_against = f"ours-as-{name}"
+        words = [word for setting in (f"name={held_against}", *settings) for word in ("--set", setting)]
+        floor.run("frog", "run", "--nproc", "2", "--", "train", "config/demo.toml", *words)
+    assert floor.record(name)["weights_sha256"] == floor.record(held_against)["weights_sha256"]
+    assert floor.record(name)["order_sha256"] == floor.record("ours")["order_sha256"]
+
+
+def rank_pid(floor: Workshop, name: str, rank: int) -> int:
+    return int(floor.events(name).ranks[rank].of("start")[-1]["pid"])
+
+
+CODES = {  # a rank killed, Ctrl-C; as the page's table has them, where a shell shows 130 for "ended by SIGINT"
+    "mpirun": (137, 1),
+    "mpiexec": (9, 130),
+    "DeepSpeed, one node": (247, -signal.SIGINT),
+    "accelerate": (1, 1),
+    "submitit": (1, 130),
+}
+
+
+@pytest.mark.parametrize("launcher", CODES)
+def test_a_killed_rank_ends_the_world(floor: Workshop, launcher: str) -> None:
+    name = f"killed-{launcher.split(',')[0]}"
+    (process,) = start(floor, launcher, name, *SLOW)
+    floor.wait_for_step(name, 2, process, timeout=120)
+    family = tree(process)
+    os.kill(rank_pid(floor, name, 1), signal.SIGKILL)
+    ((code, words),) = end([process])
+    assert code == CODES[launcher][0], words
+    wait_until(lambda: all_gone(family), 60, "the end of all processes")
+
+
+@pytest.mark.parametrize("launcher", CODES)
+def test_ctrl_c_saves_and_leaves_nobody(floor: Workshop, launcher: str) -> None:
+    name = f"stopped-{launcher.split(',')[0]}"
+    (process,) = start(floor, launcher, name, *SLOW)
+    floor.wait_for_step(name, 2, process, timeout=120)
+    family = tree(process)
+    os.killpg(process.pid, signal.SIGINT)
+    ((code, words),) = end([process])
+    assert code == CODES[launcher][1], words
+    wait_until(lambda: all_gone(family), 60, "the end of all processes")
+    if launcher in ("mpirun", "submitit"):  # which kill after a second, whether or not a slow machine has saved by then
+        return
+    record = floor.record(name)
+    assert record["status"] == "interrupted"
+    assert floor.folder(name).checkpoint_steps() == [record["step"]]
+
+
+def test_a_job_of_submitit_that_is_warned_goes_on_at_the_same_step(floor: Workshop) -> None:
+    settings = ("train.steps=200", "checkpoint.every=1000", "eval.every=1000")
+    (process,) = start(floor, "submitit", "warned", *settings)
+    floor.wait_for_step("warned", 3, process, timeout=120)
+    for rank in (0, 1):  # as Slurm does to every task some time before the limit
+        os.kill(rank_pid(floor, "warned", rank), signal.SIGUSR2)
+    ((code, words),) = end([process])
+    assert code == 0, words
+    assert "Requeued job" in words
+    first, second = floor.folder("warned").read_run()["segments"]
+    assert 3 <= second["from_step"] < 200
+    assert f"resumed at step {second['from_step']}" in words
+    sets = [word for setting in ("name=calm", *settings) for word in ("--set", setting)]
+    floor.run("frog", "run", "--nproc", "2", "--", "train", "config/demo.toml", *sets)
+    for key in ("weights_sha256", "order_sha256", "step"):
+        assert floor.record("warned")[key] == floor.record("calm")[key]
+    assert first["world_size"] == second["world_size"] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("", "no run file"),
+        ("--nodes 2 config/demo.toml", "has one node, not 2"),
+        ("absent.toml", "2 of 2 ranks failed"),
+    ],
+)
+def test_the_submitit_page_refuses(floor: Workshop, words: str, told: str) -> None:
+    need("submitit")
+    code = 1 if "absent" in words else 2
+    done = floor.run("python", "scripts/submit_with_submitit.py", *words.split(), code=code)
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_accelerate_that_starts_one_process_of_two_is_refused(floor: Workshop) -> None:
+    need("accelerate")
+    text = (floor.root / "config" / "accelerate_cpu.yaml").read_text()
+    lone = "".join(line for line in text.splitlines(keepends=True) if "mpirun" not in line)
+    (floor.root / "lone.yaml").write_text(lone)
+    done = floor.run("accelerate", "launch", "--quiet", "--config_file", "lone.yaml", "train.py", code=1)
+    assert "started one process" in done.stderr

@@ -1,0 +1,69 @@
+"""`--network`: what its words mean, and what is said to those that mean nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from frog.core.errors import UsageError
+from frog.launch.network import Link, parse_network
+
+
+@pytest.mark.parametrize(
+    ("text", "link"),
+    [
+        ("rate=100mbit delay=20ms", Link(1e8, 0.02)),
+        ("delay=20ms", Link(1e9, 0.02)),
+        ("rate=1gbit", Link(1e9)),
+        ("  loss=0.1%   rate=512kibit\tseed=7 ", Link(512 * 1024, 0, 0.001, 7)),
+        ("rate=1.5mbps delay=500us", Link(12e6, 0.0005)),
+        ("rate=20000bit delay=.5s loss=0%", Link(20000, 0.5)),
+        ("rate=100Mbit delay=20MS", Link(1e8, 0.02)),
+    ],
+)
+def test_words_are_read_as_tc_reads_them(text: str, link: Link) -> None:
+    found = parse_network(text)
+    assert found.rate_bits_per_s == pytest.approx(link.rate_bits_per_s)
+    assert found.delay_s == pytest.approx(link.delay_s)
+    assert (found.loss, found.seed) == (pytest.approx(link.loss), link.seed)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "says nothing of the link"),
+        ("rate", "'rate' is none of rate=…, delay=…, loss=…, seed=…"),
+        ("jitter=5ms", "'jitter=5ms' is none of"),
+        ("rate=100mbit,delay=20ms", "rate=100mbit,delay=20ms is not a rate as tc writes it"),
+        ("rate=100", "rate=100 is not a rate"),
+        ("rate=fast", "rate=fast is not a rate"),
+        ("rate=-1mbit", "rate=-1mbit is not a rate"),
+        ("rate=0mbit", "rate=0mbit is 0 Mbit/s; the switch between the nodes carries 0.01 to 1000 Mbit/s"),
+        ("rate=10gbit", "rate=10gbit is 10000 Mbit/s; the switch between the nodes carries 0.01 to 1000 Mbit/s"),
+        ("delay=20", "delay=20 is not a time"),
+        ("delay=1h", "delay=1h is not a time"),
+        ("delay=1min", "delay=1min is not a time"),
+        ("delay=11s", "delay=11s is more than 10 s"),
+        ("loss=0.1", "loss=0.1 is not a share"),
+        ("loss=100%", "loss=100% is not a share"),
+        ("seed=x", "seed=x is not a whole number"),
+        ("rate=1mbit rate=2mbit", "rate is given twice: '1mbit' and '2mbit'"),
+    ],
+)
+def test_what_cannot_be_read_is_named(text: str, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_network(text)
+    assert said in caught.value.what
+    assert caught.value.hint
+
+
+def test_a_link_says_what_it_is() -> None:
+    link = parse_network("rate=100mbit delay=20ms loss=1%")
+    assert str(link) == "100 Mbit/s, 20 ms one way, loses 1 %"
+    told = link.describe()
+    assert told == {"rate_bits_per_s": 1e8, "delay_s": 0.02, "loss": 0.01, "seed": 0, "mtu": 9000}
+    assert parse_network("rate=99mbit").mtu == 1500
+
+
+def test_the_queue_holds_a_round_trip() -> None:
+    link = Link(1e8, 0.1)
+    assert link.queue_bytes > link.rate_bits_per_s / 8 * 2 * link.delay_s

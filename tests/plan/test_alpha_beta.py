@@ -1,0 +1,121 @@
+"""The alpha-beta formula: against the textbook's, against a simulation of gloo's ring, and by hand."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+
+import pytest
+
+from frog.plan.network import Cost, collective_cost, payload_rate, ring_all_reduce_s
+
+MIB = 1 << 20
+
+
+def cost(op: str, groups: list[list[int]], asks: bool = True, payload_bytes: float = MIB) -> Cost:
+    found = collective_cost(op, payload_bytes, groups, asks=asks)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 7, 16])
+def test_one_rank_a_node_is_the_textbooks_formula(n: int) -> None:
+    found = cost("all_reduce", [list(range(n))], asks=False)
+    assert found.seconds(0.02, 1e7) == pytest.approx(ring_all_reduce_s(n, MIB, 0.02, 1e7))
+    assert found == Cost(2 * (n - 1), pytest.approx(2 * (n - 1) / n * MIB))  # type: ignore[arg-type]
+    assert cost("all_reduce", [list(range(n))]).num_delays == 4 * (n - 1)
+    assert cost("all_gather", [list(range(n))], asks=False) == Cost(n - 1, pytest.approx((n - 1) / n * MIB))  # type: ignore[arg-type]
+
+
+def test_the_textbook_by_hand() -> None:
+    """Two nodes, 4 MB, 20 ms, 12.5 MB/s: two messages of 2 MB each way, 40 ms + 320 ms."""
+    assert ring_all_reduce_s(2, 4e6, 0.02, 12.5e6) == pytest.approx(0.36)
+    assert cost("all_reduce", [[0, 1]], payload_bytes=4e6).seconds(0.02, 12.5e6) == pytest.approx(0.40)
+
+
+def test_two_rings_over_the_same_links_share_them() -> None:
+    one, two = cost("all_reduce", [[0, 1]]), cost("all_reduce", [[0, 1], [0, 1]])
+    assert two == Cost(one.num_delays, 2 * one.link_bytes)
+
+
+def test_a_ring_over_two_nodes_crosses_twice() -> None:
+    """Four ranks: 3/2 of the payload over each link. Interleaved, all four hops of the ring cross: twice as much."""
+    assert cost("all_reduce", [[0, 0, 1, 1]]).link_bytes == pytest.approx(1.5 * MIB)
+    assert cost("all_reduce", [[0, 1, 0, 1]]).link_bytes == pytest.approx(3 * MIB)
+
+
+def test_inside_a_node_nothing_is_slow() -> None:
+    for op in ("all_reduce", "all_gather", "all_to_all", "reduce_scatter"):
+        assert cost(op, [[0, 0], [1, 1]]) == Cost(0, 0.0)
+
+
+def test_everyone_to_everyone() -> None:
+    """Each of two ranks sends its quarter to each of the two of the other node: half of both payloads, B in all."""
+    assert cost("all_to_all", [[0, 0, 1, 1]]) == Cost(2, MIB)
+    assert cost("reduce_scatter", [[0, 1, 2]], asks=False) == Cost(1, pytest.approx(2 / 3 * MIB))  # type: ignore[arg-type]
+
+
+def test_the_busiest_link_counts_not_the_mean() -> None:
+    assert cost("all_to_all", [[0, 0, 0, 1]]).link_bytes == pytest.approx(0.75 * MIB)
+    assert cost("all_to_all", [[0, 0, 1, 2]]).link_bytes == pytest.approx(MIB)
+
+
+def test_what_has_no_formula() -> None:
+    assert collective_cost("broadcast", MIB, [[0, 1]]) is None
+    assert collective_cost("all_reduce", 24, [[0, 0, 1, 1]]) is None
+    assert collective_cost("all_reduce", 32, [[0, 0, 1, 1]]) is not None
+
+
+def test_beta_is_what_is_left_of_the_rate() -> None:
+    """Of 9014 bytes of a frame 8948 are payload; of 1514, 1448."""
+    assert payload_rate(1e8, 9000) == pytest.approx(12.5e6 * 8948 / 9014)
+    assert payload_rate(1e7, 1500) == pytest.approx(1.25e6 * 1448 / 1514)
+
+
+@pytest.mark.parametrize(
+    "nodes", [[0, 1], [0, 1, 2], [0, 0, 1, 1], [0, 0, 0, 1], [0, 0, 0, 1, 1, 1], [0, 1, 2, 3], [0, 1, 1, 2], [0, 0, 1]]
+)
+@pytest.mark.parametrize("asks", [True, False])
+def test_delays_are_those_of_messages_one_by_one(nodes: list[int], asks: bool) -> None:
+    """The same ring as programs that send each other messages, in a simulation of events."""
+    for rounds, op in ((2, "all_reduce"), (1, "all_gather")):
+        assert cost(op, [nodes], asks).num_delays == simulate(nodes, rounds * (len(nodes) - 1), asks)
+
+
+def simulate(nodes: list[int], num_steps: int, asks: bool) -> int:
+    """Every rank as gloo's: in each step it asks the rank after it, sends to the one before when that has asked, and
+    goes on when it has received and sent."""
+    n, order = len(nodes), itertools.count()
+    step, ready = [0] * n, [[False, False] for _ in range(n)]  # received, sent
+    asked = [0 if asks else num_steps] * n  # how often the one before has asked
+    early = [0] * n  # messages that came before their step
+    sent = [0] * n
+    events: list[tuple[int, int, str, int]] = [(0, next(order), "begin", rank) for rank in range(n)]
+    heapq.heapify(events)
+    end = 0
+    while events:
+        now, _, what, rank = heapq.heappop(events)
+        end = now
+
+        def post(kind: str, to: int, source: int = rank, now: int = now) -> None:
+            heapq.heappush(events, (now + (nodes[source] != nodes[to]), next(order), kind, to))
+
+        if what == "begin" and asks and step[rank] < num_steps:
+            post("ask", (rank + 1) % n)
+        if what == "ask":
+            asked[rank] += 1
+        if what == "message":
+            early[rank] += 1
+        if step[rank] < num_steps and not ready[rank][1] and asked[rank] > sent[rank]:
+            sent[rank] += 1
+            ready[rank][1] = True
+            post("message", (rank - 1) % n)
+        if step[rank] < num_steps and not ready[rank][0] and early[rank]:
+            early[rank] -= 1
+            ready[rank][0] = True
+        if all(ready[rank]):
+            ready[rank] = [False, False]
+            step[rank] += 1
+            heapq.heappush(events, (now, next(order), "begin", rank))
+    assert step == [num_steps] * n
+    return end

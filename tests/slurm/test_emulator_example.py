@@ -1,0 +1,83 @@
+"""config/slurm_example.sbatch, unchanged, under the emulator: near its time limit it saves, is requeued, goes on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from slurm_desk import RealSlurm
+from workshop import Workshop, wait_until
+
+from frog.events.heartbeat import read_heartbeat
+from frog.launch.emulator import cluster
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = "config/slurm_example.sbatch"
+STEPS = 150
+
+
+@pytest.fixture
+def emulated(workshop: Workshop, tmp_path: Path) -> Iterator[RealSlurm]:
+    """The emulator behind the questions that the tests of the real one ask."""
+    (workshop.root / "config").mkdir(exist_ok=True)
+    for name, target in ((EXAMPLE, EXAMPLE), ("train.py", "train.py")):
+        shutil.copy(ROOT / name, workshop.root / target)
+    shutil.copy(workshop.root / "run.toml", workshop.root / "config" / "demo.toml")
+    shutil.copy(workshop.root / "config.json", workshop.root / "config")
+    if not (workshop.root / ".venv").exists():
+        (workshop.root / ".venv").symlink_to(sys.prefix)
+    folder = tmp_path / "cluster"
+    cluster.up(folder, 2, 4, 64)
+    try:
+        yield RealSlurm(folder, {**os.environ, **cluster.environment(folder)})
+    finally:
+        cluster.down(folder)
+
+
+@pytest.mark.timeout(600)
+def test_the_example_resumes_to_the_same_weights(workshop: Workshop, emulated: RealSlurm) -> None:
+    """Two nodes with two ranks each; a rank of one job stands still until the signal has come."""
+    words = ("--set", f"train.steps={STEPS}", "--set", "train.timeout_s=600")
+
+    def submit() -> str:
+        size = ("--gpus-per-node=2", "--cpus-per-task=8")
+        return emulated.ask("sbatch", "--parsable", *size, EXAMPLE, *words, cwd=workshop.root).strip()
+
+    hasty = submit()
+    folder, log = workshop.folder(f"frog-{hasty}"), workshop.root / f"slurm-{hasty}.out"
+
+    def beat(rank: int) -> dict[str, int]:
+        return read_heartbeat(folder.heartbeat(rank)) or {"step": 0}
+
+    wait_until(lambda: beat(1)["step"] >= 20 or "cleanup" in log.read_text(), 150, "20 steps")
+    assert "cleanup" not in log.read_text(), log.read_text()
+    stopped = beat(1)["pid"]
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        emulated.ask("scontrol", "update", f"JobId={hasty}", "EndTime=now+60seconds")
+        wait_until(lambda: "limit is near" in log.read_text(), 60, "the signal")
+        emulated.ask("scontrol", "update", f"JobId={hasty}", "TimeLimit=30")  # once is enough
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    calm = submit()
+    for job_id in (hasty, calm):
+        job = emulated.wait_for(job_id, "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", timeout=170)
+        said = [path.read_text() for path in sorted(workshop.root.glob(f"slurm-{job_id}*.out"))]
+        assert job["JobState"] == "COMPLETED", "\n".join(said)
+
+    assert emulated.job(hasty)["Restarts"] == "1"
+    told = log.read_text()
+    assert told.index("limit is near") < told.index("cleanup: ") < told.index("requeue: ") < told.index("start 1,")
+    begun = [segment["from_step"] for segment in folder.read_run()["segments"]]
+    assert begun[0] == 0
+    assert 20 <= begun[1] < STEPS
+    one, other = workshop.record(f"frog-{calm}"), workshop.record(f"frog-{hasty}")
+    assert one["status"] == other["status"] == "completed"
+    assert one["weights_sha256"] == other["weights_sha256"]
+    assert one["order_sha256"] == other["order_sha256"]
+    assert beat(2)["host"] == "node2"

@@ -1,0 +1,151 @@
+"""Which job the emulator starts, and where its tasks go. No processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from frog.launch.emulator.job import CANCELLED, COMPLETED, FAILED, PENDING, RUNNING, Job, Node, Request
+from frog.launch.emulator.layout import StepRequest, check_fits, free_parts, place_job, place_step
+from frog.launch.emulator.queue import dependency_text, find_jobs, next_to_start
+from frog.launch.emulator.refusal import SlurmRefusal
+
+NODES = [Node("node1", 8, 4), Node("node2", 8, 4)]
+
+
+def request(**fields: Any) -> Request:
+    plain = {"submit_dir": "/", "work_dir": "/", "submit_host": "here", "umask": 0o022, "command": "x"}
+    return Request(**{"name": "job", "user": "me", "environment": {}, **plain, **fields})
+
+
+def job(number: int, state: str = PENDING, **fields: Any) -> Job:
+    found = Job(request(**fields), 0.0, number, state=state)
+    if state == RUNNING:
+        place(found)
+    return found
+
+
+def place(found: Job, *others: Job) -> None:
+    shares = place_job(found.request, free_parts(NODES, others))
+    assert shares is not None
+    found.shares, found.state = shares, RUNNING
+
+
+def started(jobs: list[Job]) -> int | None:
+    found = next_to_start(jobs, NODES)
+    return None if found is None else found[0].job_id
+
+
+def test_first_come_first_served() -> None:
+    running, large, small = job(1, RUNNING, nodes=1, gpus_per_node=1), job(2, nodes=2, gpus_per_node=4), job(3)
+    jobs = [running, large, small]
+    assert started(jobs) is None
+    assert (large.reason, small.reason) == ("Resources", "Priority")
+    running.state = COMPLETED
+    assert started(jobs) == 2
+
+
+def test_each_job_has_its_own_gpus() -> None:
+    first, second = job(1, RUNNING, gpus_per_node=3), job(2, gpus_per_node=1)
+    place(second, first)
+    assert [share.gpus for share in first.shares + second.shares] == [[0, 1, 2], [3]]
+    third = place_job(request(gpus_per_node=1), free_parts(NODES, [first, second]))
+    assert third is not None
+    assert (third[0].node, third[0].gpus) == ("node2", [0])
+
+
+@pytest.mark.parametrize(
+    ("fields", "tasks"),
+    [
+        ({"nodes": 2, "ntasks": 5}, [4, 1]),
+        ({"ntasks": 10}, [8, 2]),
+        ({"ntasks": 3, "cpus_per_task": 3}, [2, 1]),
+        ({"nodes": 2, "ntasks_per_node": 3}, [3, 3]),
+        ({"ntasks": 4, "ntasks_per_node": 2}, [2, 2]),
+        ({"exclusive": True}, [8]),
+    ],
+)
+def test_tasks_on_nodes(fields: dict[str, Any], tasks: list[int]) -> None:
+    shares = place_job(request(**fields), free_parts(NODES, []))
+    assert shares is not None
+    assert [share.tasks for share in shares] == tasks
+
+
+def test_what_no_such_cluster_could_run() -> None:
+    assert check_fits(request(nodes=3), NODES) == "PartitionNodeLimit"
+    assert check_fits(request(ntasks=17), NODES) == "PartitionConfig"
+    for fields in ({"gpus_per_node": 5}, {"cpus_per_task": 9}, {"node_names": ["node9"]}, {"mem_mb": 10**9}):
+        with pytest.raises(SlurmRefusal):
+            check_fits(request(**fields), NODES)
+
+
+@pytest.mark.parametrize(
+    ("kind", "state", "reason"),
+    [
+        ("afterok", COMPLETED, "None"),
+        ("afterok", FAILED, "DependencyNeverSatisfied"),
+        ("afterok", RUNNING, "Dependency"),
+        ("afternotok", CANCELLED, "None"),
+        ("afternotok", COMPLETED, "DependencyNeverSatisfied"),
+        ("afterany", FAILED, "None"),
+        ("afterany", PENDING, "Dependency"),
+        ("after", RUNNING, "None"),
+        ("after", PENDING, "Dependency"),
+    ],
+)
+def test_dependency(kind: str, state: str, reason: str) -> None:
+    other, waiting = job(1, state), job(2, dependency=[(kind, ["1"])])
+    other.held = state == PENDING
+    jobs = [other, waiting]
+    assert (started(jobs) == 2) is (reason == "None")
+    assert waiting.reason == reason
+    assert dependency_text(waiting, jobs) != "(null)" or reason == "None"
+
+
+def test_a_job_that_is_forgotten_holds_nobody_up() -> None:
+    assert started([job(2, dependency=[("afterok", ["99"])])]) == 2
+
+
+def test_singleton_waits_for_earlier_jobs_of_its_name() -> None:
+    jobs = [job(1, RUNNING), job(2, name="other"), job(3, dependency=[("singleton", [])])]
+    jobs[1].state = COMPLETED
+    assert started(jobs) is None
+    jobs[0].state = FAILED
+    assert started(jobs) == 3
+
+
+def test_an_array_runs_so_many_at_once() -> None:
+    spec = ([0, 1, 2], 1, 1)
+    tasks = [Job(request(array=spec), 0.0, None, 5, number) for number in spec[0]]
+    found = next_to_start(tasks, NODES)
+    assert found is not None
+    assert found[0].array_task == 0
+    place(tasks[0])
+    assert next_to_start(tasks, NODES) is None
+    assert tasks[1].reason == "JobArrayTaskLimit"
+    assert find_jobs(tasks, "5") == tasks
+    assert find_jobs(tasks, "5_2") == [tasks[2]]
+
+
+def step(**fields: Any) -> StepRequest:
+    plain = {"num_nodes": 2, "node_names": (), "cpus_per_task": 1, "overlap": False, "exact": False}
+    return StepRequest(**{"ntasks": 2, **plain, **fields})
+
+
+def test_steps() -> None:
+    shares = job(1, RUNNING, nodes=2, ntasks=10).shares
+    parts = place_step(step(ntasks=5), shares, {})
+    assert parts is not None
+    assert [part.tasks for part in parts] == [3, 2]
+    assert place_step(step(), shares, {"node1": 1}) is None, "another step has the node"
+    assert place_step(step(exact=True), shares, {"node1": 1}) is not None
+    assert place_step(step(overlap=True), shares, {"node1": 8}) is not None
+    alone = place_step(step(ntasks=1, num_nodes=1), shares, {"node1": 8})
+    assert alone is not None
+    assert alone[0].node == "node2"
+    for wrong in (step(num_nodes=3), step(ntasks=11), step(node_names=("node9",))):
+        with pytest.raises(SlurmRefusal):
+            place_step(wrong, shares, {})
+    with pytest.raises(SlurmRefusal, match="does not know --ntasks-per-node=5"):
+        place_step(step(ntasks=10, per_node=5), shares, {})

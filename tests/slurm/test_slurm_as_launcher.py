@@ -1,0 +1,69 @@
+"""Slurm alone starts the ranks, without torchrun: `srun python train.py`, and submitit. Same weights as `frog run`."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from slurm_desk import RealSlurm
+from workshop import Workshop, wait_until
+
+ROOT = Path(__file__).parents[2]
+HOME = {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+"""The names of pretended nodes are resolved by nothing."""
+
+
+@pytest.fixture(scope="module")
+def floor(workshop: Workshop) -> Workshop:
+    """The workshop with the programs that start there, and the run that the others are held against."""
+    shutil.copy(ROOT / "train.py", workshop.root)
+    workshop.train(2, "slurm-calm", "train.steps=200", "checkpoint.every=1000", "eval.every=1000")
+    return workshop
+
+
+def words(name: str) -> list[str]:
+    settings = (f"name={name}", "train.steps=200", "checkpoint.every=1000", "eval.every=1000")
+    return ["run.toml", *(word for setting in settings for word in ("--set", setting))]
+
+
+def same_weights(floor: Workshop, name: str) -> None:
+    for key in ("weights_sha256", "order_sha256", "step"):
+        assert floor.record(name)[key] == floor.record("slurm-calm")[key]
+    assert [floor.events(name).ranks[rank].of("start")[0]["node_rank"] for rank in (0, 1)] == [0, 1]
+
+
+def test_tasks_of_srun_are_ranks(floor: Workshop, real_slurm: RealSlurm) -> None:
+    start = ("srun", "--nodes=2", "--ntasks=2", "--kill-on-bad-exit=1", "python", "train.py")
+    floor.run(*start, *words("by-srun"), env={**real_slurm.env, **HOME})
+    same_weights(floor, "by-srun")
+
+
+def test_a_python_in_a_batch_script_is_a_world_of_one(real_slurm: RealSlurm, tmp_path: Path) -> None:
+    ask = "from frog.core.env import world_env; env = world_env(); print(env.world_size, env.launched)"
+    out = tmp_path / "out"
+    line = f'python -c "{ask}"; srun --nodes=1 --ntasks=1 python -c "{ask}"'
+    job = real_slurm.ask("sbatch", "--parsable", "--nodes=2", "--ntasks=4", f"--output={out}", "--wrap", line).strip()
+    real_slurm.wait_for(job, "COMPLETED")
+    assert out.read_text().splitlines() == ["1 False", "1 False"]
+
+
+def test_a_job_of_submitit_is_warned_and_handed_in_again(floor: Workshop, real_slurm: RealSlurm) -> None:
+    if importlib.util.find_spec("submitit") is None:
+        pytest.skip("submitit is not installed: pip install submitit")
+    env = {**real_slurm.env, **HOME}
+    page = str(ROOT / "scripts" / "submit_with_submitit.py")
+    size = ("--cluster", "slurm", "--nodes", "2", "--tasks-per-node", "1")
+    told = floor.run("python", page, *size, *words("by-submitit"), env=env).stdout
+    job = re.findall(r"^job (\d+): 2 ranks", told, re.MULTILINE)[0]
+    folder = floor.folder("by-submitit")
+    wait_until(lambda: 3 in floor.events("by-submitit").main.by_step("step") if folder.event_ranks() else False,
+               120, "step 3")  # fmt: skip
+    real_slurm.ask("scancel", "--signal=USR2", job)  # as --signal=USR2@60 does a minute before the limit
+    done = real_slurm.wait_for(job, "COMPLETED", "FAILED", "CANCELLED", timeout=170)
+    assert (done["JobState"], done["Restarts"]) == ("COMPLETED", "1")
+    _, second = folder.read_run()["segments"]
+    assert 3 <= second["from_step"] < 200
+    same_weights(floor, "by-submitit")

@@ -1,0 +1,251 @@
+"""`frog logs`: one stream in order of time out of the logs of ranks and nodes."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frog.cli import main
+from frog.core.errors import UsageError
+from frog.core.runfolder import RunFolder
+from frog.train.log import RankLog
+from frog.view.logs import Choice, Logs, Source, Tail, follow, format_entry, parse_since
+
+DAY = "2026-11-21"
+
+
+def write(path: Path, *lines: str, end: str = "\n") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write("\n".join(lines) + end)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    """A run of two nodes with a rank each, of which rank 1 failed."""
+    folder = RunFolder(tmp_path / "runs" / "pond")
+    write(folder.run_json, "{}")
+    write(folder.record_json, json.dumps({"status": "failed"}))
+    write(folder.rank_log(0), f"{DAY} 10:00:00.100 rank 0 | begins", f"{DAY} 10:00:02.500 rank 0 | waits")
+    write(
+        folder.rank_log(1),
+        f"{DAY} 10:00:00.200 rank 1 | begins too",
+        f"{DAY} 10:00:01.000 rank 1 | Traceback (most recent call last):",
+        '  File "train.py", line 1, in <module>',
+        "    raise RuntimeError",
+        "RuntimeError",
+        f"{DAY} 10:00:03.000 rank 1 | ends",
+    )
+    write(folder.node_log(1), f"{DAY} 10:00:00.900 rank 1 started", f"{DAY} 10:00:02.900 rank 1 failed")
+    start = {"rank": 1, "world_size": 2, "node_rank": 1, "pid": 1, "step": 0, "unix_ns": 1, "mono_ns": 1, "mesh": {}}
+    write(folder.rank_events(1), json.dumps({"event": "start", **start}))
+    return folder
+
+
+def shown(folder: RunFolder, choice: Choice | None = None) -> list[str]:
+    """What is shown, without the date."""
+    logs = Logs(folder, choice or Choice())
+    entries = logs.read(close=True)
+    return [format_entry(entry, 0, colour=False).replace(DAY + " ", "") for entry in entries]
+
+
+def test_one_stream_in_order_of_time(folder: RunFolder) -> None:
+    text = shown(folder)
+    assert [entry.splitlines()[0] for entry in text] == [
+        "10:00:00.100 [rank 0] begins",
+        "10:00:00.200 [rank 1] begins too",
+        "10:00:00.900 [node 1] rank 1 started",
+        "10:00:01.000 [rank 1] Traceback (most recent call last):",
+        "10:00:02.500 [rank 0] waits",
+        "10:00:02.900 [node 1] rank 1 failed",
+        "10:00:03.000 [rank 1] ends",
+    ]
+    assert [line.split("[rank 1]")[1] for line in text[3].splitlines()[1:]] == [
+        '   File "train.py", line 1, in <module>', "     raise RuntimeError", " RuntimeError",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("choice", "sources"),
+    [
+        (Choice(ranks=[0]), {"[rank 0]"}),
+        (Choice(ranks=[0, 1]), {"[rank 0]", "[rank 1]"}),
+        (Choice(nodes=[1]), {"[rank 1]", "[node 1]"}),
+        (Choice(ranks=[0], nodes=[1]), {"[rank 0]", "[rank 1]", "[node 1]"}),
+        (Choice(pattern=re.compile("raise Run|waits")), {"[rank 0]", "[rank 1]"}),
+    ],
+)
+def test_choices(folder: RunFolder, choice: Choice, sources: set[str]) -> None:
+    text = shown(folder, choice)
+    assert {found for entry in text for found in re.findall(r"\[\w+ \d+\]", entry)} == sources
+
+
+def test_grep_shows_the_whole_entry(folder: RunFolder) -> None:
+    (entry,) = shown(folder, Choice(pattern=re.compile("raise Run")))
+    assert len(entry.splitlines()) == 4
+
+
+def test_an_agents_traceback_stays_together(folder: RunFolder) -> None:
+    lines = ["Traceback (most recent call last):", '  File "x.py"', "    x()", "KeyError: 3"]
+    write(
+        folder.node_log(0), *(f"{DAY} 10:00:00.15{n} {line}" for n, line in enumerate(lines)), f"{DAY} 10:00:00.158 on"
+    )
+    text = shown(folder)
+    assert [entry.splitlines()[0] for entry in text][1:4] == [
+        "10:00:00.150 [node 0] Traceback (most recent call last):",
+        "10:00:00.158 [node 0] on",
+        "10:00:00.200 [rank 1] begins too",
+    ]
+    assert text[1].splitlines()[-1].endswith("[node 0] KeyError: 3")
+
+
+def test_what_a_rank_writes_is_read_back(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    before_s = time.time()
+    with RankLog(folder.rank_log(2), 2, show=False) as log:
+        log.note("the mesh:\nrank  dp")
+        log.note("step 1 | loss 2.0")
+    tail = Tail(Source("rank", 2), folder.rank_log(2))
+    first, second = [*tail.read(), *tail.close()]
+    assert (first.lines, second.lines) == (["the mesh:", "rank  dp"], ["step 1 | loss 2.0"])
+    assert before_s - 0.001 <= first.time_s <= second.time_s <= time.time()
+    line = folder.rank_log(2).read_text().splitlines()[0]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} rank 2 \| the mesh:", line)
+
+
+def test_logs_from_before_lines_had_a_date(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    write(folder.rank_log(0), "23:59:58 rank 0 | late", "00:00:03 rank 0 | past midnight")
+    made = dt.datetime(2026, 3, 1, 23, 59, 57).timestamp()
+    os.utime(folder.rank_log(0).parent, (made, made))
+    tail = Tail(Source("rank", 0), folder.rank_log(0))
+    late, past = [*tail.read(), *tail.close()]
+    assert dt.datetime.fromtimestamp(late.time_s) == dt.datetime(2026, 3, 1, 23, 59, 58)
+    assert dt.datetime.fromtimestamp(past.time_s) == dt.datetime(2026, 3, 2, 0, 0, 3)
+
+
+def test_logs_without_any_time_keep_their_order(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    write(folder.rank_log(0), "rank 0 | one", "rank 0 | two", "  and more")
+    assert [line.strip() for line in "\n".join(shown(folder)).splitlines()] == [
+        "[rank 0] one", "[rank 0] two", "[rank 0]   and more",
+    ]  # fmt: skip
+
+
+def test_a_clock_that_was_set_back_does_not_shuffle_a_log(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    write(folder.rank_log(0), f"{DAY} 10:00:05.000 rank 0 | first", f"{DAY} 10:00:01.000 rank 0 | second")
+    assert [entry.split("] ")[1] for entry in shown(folder)] == ["first", "second"]
+
+
+def test_bytes_that_are_no_text_and_half_a_line(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.rank_log(0).parent.mkdir(parents=True)
+    folder.rank_log(0).write_bytes(f"{DAY} 10:00:05.000 rank 0 | \xff\xfe".encode("latin-1") + b"\nhalf")
+    (entry,) = shown(folder)
+    assert entry.splitlines()[1].endswith("half")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("90s", -90.0),
+        ("1.5m", -90.0),
+        ("2h", -7200.0),
+        ("10:30", 1800.0),
+        ("10:00:05", 5.0),
+        (f"{DAY} 10:00", 0.0),
+        (f"{DAY}T10:00:00+01:00", -3600.0),
+    ],
+)
+def test_since(text: str, expected: float) -> None:
+    now_s = dt.datetime.fromisoformat(f"{DAY}T10:00:00+00:00").timestamp()
+    assert parse_since(text, now_s) - now_s == pytest.approx(expected)
+
+
+def test_since_that_is_no_time() -> None:
+    with pytest.raises(UsageError, match="--since soon"):
+        parse_since("soon", 0.0)
+
+
+def run(folder: RunFolder, *words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    code = main(["logs", str(folder.path), *words])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_command(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(folder, "--tail", "2", capsys=capsys)
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [f"{DAY} 10:00:02.900 [node 1] rank 1 failed", f"{DAY} 10:00:03.000 [rank 1] ends"]
+    assert run(folder, "--rank", "0", "--since", f"{DAY} 10:00:01", capsys=capsys)[1].count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--rank", "7"], "logs of ranks 0, 1"),
+        (["--node", "3"], "logs of nodes 1"),
+        (["--grep", "("], "not a regular expression"),
+        (["--tail", "-1"], "--tail -1"),
+        (["--since", "soon"], "--since soon"),
+    ],
+)
+def test_mistakes(folder: RunFolder, words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(folder, *words, capsys=capsys)
+    assert (code, out) == (2, "")
+    assert told in err
+    assert "Traceback" not in err
+
+
+def test_no_run_and_no_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["logs", str(tmp_path / "nowhere")]) == 2
+    write(tmp_path / "run" / "run.json", "{}")
+    assert main(["logs", str(tmp_path / "run")]) == 2
+    assert "no logs there" in capsys.readouterr().err
+
+
+def test_following_sees_new_lines_new_ranks_and_the_end(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    write(folder.run_json, "{}")
+    launcher: dict[str, Any] = {"event": "launch", "unix_ns": 1, "pid": os.getpid()}
+    write(folder.launcher_events, json.dumps(launcher))
+    acts = iter(
+        [
+            lambda: write(folder.rank_log(0), f"{DAY} 10:00:01.000 rank 0 | one", f"{DAY} 10:00:02.000 rank 0 | two"),
+            lambda: write(folder.rank_log(1), f"{DAY} 10:00:03.000 rank 1 | a new one", f"{DAY} 10:00:0", end=""),
+            lambda: [
+                write(folder.rank_log(1), "4.000 rank 1 | in two pieces"),
+                write(folder.launcher_events, json.dumps({"event": "end", "unix_ns": 2, "code": 0})),
+            ],
+        ]
+    )
+    batches = list(follow(folder, Logs(folder, Choice()), wait=lambda seconds: next(acts)()))
+    assert [entry.lines[0] for batch in batches for entry in batch] == ["one", "two", "a new one", "in two pieces"]
+    assert len(batches) == 4
+
+
+def test_following_a_run_that_has_ended_ends(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(folder, "-f", "--tail", "1", capsys=capsys)
+    assert code == 0
+    assert out.splitlines() == [f"{DAY} 10:00:03.000 [rank 1] ends"]
+
+
+def test_a_reader_that_has_gone(folder: RunFolder) -> None:
+    """`frog logs RUN | head -1`."""
+    write(folder.rank_log(0), *(f"{DAY} 10:00:04.000 rank 0 | {'x' * 200}" for _ in range(2000)))
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "frog.cli", "logs", str(folder.path)]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=60)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")
