@@ -71,20 +71,20 @@ def lose_node(workshop: Workshop, name: str, node: int) -> None:
 
 
 def test_two_nodes_are_the_same_world_as_one(workshop: Workshop, undisturbed: dict[str, Any]) -> None:
-    done = workshop.run("frog", "run", "--nodes", "2x1", "--", *words("two-nodes"))
-    assert workshop.record("two-nodes")["weights_sha256"] == undisturbed["weights_sha256"]
+    done = workshop.run("frog", "run", "--nodes", "2x1", "--", *words("nodes-two-nodes"))
+    assert workshop.record("nodes-two-nodes")["weights_sha256"] == undisturbed["weights_sha256"]
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["node", "NODE_RANK", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
     assert [line.split()[:5] for line in lines[1:3]] == [["node0", "0", "0", "0", "2"], ["node1", "1", "1", "0", "2"]]
     assert all(line.startswith(("node0 | ", "node1 | ")) for line in lines[3:])
-    starts = [rank.of("start")[0] for rank in workshop.events("two-nodes").ranks.values()]
+    starts = [rank.of("start")[0] for rank in workshop.events("nodes-two-nodes").ranks.values()]
     assert [(start["host"], start["node_rank"], start["local_rank"]) for start in starts] == [
         ("node0", 0, 0),
         ("node1", 1, 0),
     ]
-    folder = workshop.folder("two-nodes")
+    folder = workshop.folder("nodes-two-nodes")
     assert "done: 60 steps" in folder.node_log(0).read_text()
-    assert [event["code"] for event in launcher_events(workshop, "two-nodes", "node")] == [0, 0]
+    assert [event["code"] for event in launcher_events(workshop, "nodes-two-nodes", "node")] == [0, 0]
 
 
 def test_a_killed_rank_is_told_and_the_world_starts_again_to_the_same_weights(
@@ -92,58 +92,60 @@ def test_a_killed_rank_is_told_and_the_world_starts_again_to_the_same_weights(
 ) -> None:
     err = disturb(
         workshop,
-        "killed",
+        "nodes-killed",
         ["--nproc", "2", "--restarts", "1"],
         lambda found: os.kill(found["pid"], signal.SIGKILL),
     )
     assert "was killed by SIGKILL" in err
     assert "started again (attempt 1): a world of 2" in err
-    assert workshop.record("killed")["weights_sha256"] == undisturbed["weights_sha256"]
-    assert workshop.record("killed")["order_sha256"] == undisturbed["order_sha256"]
-    resumed = workshop.events("killed").main.of("start")[1]
+    assert workshop.record("nodes-killed")["weights_sha256"] == undisturbed["weights_sha256"]
+    assert workshop.record("nodes-killed")["order_sha256"] == undisturbed["order_sha256"]
+    resumed = workshop.events("nodes-killed").main.of("start")[1]
     assert resumed["step"] >= 10, "it went on from a checkpoint"
-    told = {event["rank"]: event for event in launcher_events(workshop, "killed", "exit")}
+    told = {event["rank"]: event for event in launcher_events(workshop, "nodes-killed", "exit")}
     assert told[1]["code"] == -signal.SIGKILL
 
 
 def test_a_stopped_rank_is_found_by_the_watchdog(workshop: Workshop, undisturbed: dict[str, Any]) -> None:
     err = disturb(
         workshop,
-        "stopped",
+        "nodes-stopped",
         ["--nproc", "2", "--restarts", "1", "--deadline", "8"],
         lambda found: os.kill(found["pid"], signal.SIGSTOP),
     )
     assert "rank 1" in err
     assert "gave no sign of life" in err
-    (hang,) = launcher_events(workshop, "stopped", "hang")
+    (hang,) = launcher_events(workshop, "nodes-stopped", "hang")
     assert (hang["rank"], hang["kind"], hang["attempt"]) == (1, "silent", 0)
     assert hang["heartbeat"]["status"] == "running"
-    assert workshop.record("stopped")["weights_sha256"] == undisturbed["weights_sha256"]
+    assert workshop.record("nodes-stopped")["weights_sha256"] == undisturbed["weights_sha256"]
 
 
 def test_a_node_that_goes_comes_back(workshop: Workshop, undisturbed: dict[str, Any]) -> None:
     err = disturb(
         workshop,
-        "gone",
+        "nodes-gone",
         ["--nodes", "2x1", "--restarts", "2"],
-        lambda found: lose_node(workshop, "gone", 1),
+        lambda found: lose_node(workshop, "nodes-gone", 1),
     )
     assert "node1 has gone (SIGKILL)" in err
     assert "node1 comes back" in err
-    assert workshop.record("gone")["weights_sha256"] == undisturbed["weights_sha256"]
+    assert workshop.record("nodes-gone")["weights_sha256"] == undisturbed["weights_sha256"]
 
 
 @pytest.mark.timeout(400)
 def test_a_world_shrinks_and_grows(workshop: Workshop, undisturbed: dict[str, Any]) -> None:
     """Enough steps for the node to come back in the middle; samples are the same whatever the world."""
     more = ("train.steps=4000", "checkpoint.every=200", "eval.every=4000", "eval.sample_tokens=0")
-    err = disturb(workshop, "elastic", ["--nodes", "1:2x1"], lambda found: lose_node(workshop, "elastic", 1), *more)
+    err = disturb(
+        workshop, "nodes-elastic", ["--nodes", "1:2x1"], lambda found: lose_node(workshop, "nodes-elastic", 1), *more
+    )
     assert "started again (attempt 1): a world of 1" in err
     assert "started again (attempt 2): a world of 2" in err
-    worlds = [(start["world_size"], start["step"]) for start in workshop.events("elastic").main.of("start")]
+    worlds = [(start["world_size"], start["step"]) for start in workshop.events("nodes-elastic").main.of("start")]
     assert [size for size, _ in worlds] == [2, 1, 2]
     assert worlds[2][1] > worlds[1][1], "the larger world went on where the smaller one stopped"
-    steps = workshop.events("elastic").main.by_step("step")
+    steps = workshop.events("nodes-elastic").main.by_step("step")
     assert list(steps) == list(range(1, 4001))
     for step, event in workshop.events("nodes-calm").main.by_step("step").items():
         if step <= worlds[1][1]:
@@ -151,10 +153,10 @@ def test_a_world_shrinks_and_grows(workshop: Workshop, undisturbed: dict[str, An
 
 
 def test_without_restarts_a_failure_stays_one(workshop: Workshop) -> None:
-    process = workshop.start("frog", "run", "--nodes", "2x1", "--", *words("lost", "train.steps=4000"))
-    reach(workshop, "lost", 5, process)
+    process = workshop.start("frog", "run", "--nodes", "2x1", "--", *words("nodes-lost", "train.steps=4000"))
+    reach(workshop, "nodes-lost", 5, process)
     family = tree(process)
-    lose_node(workshop, "lost", 1)
+    lose_node(workshop, "nodes-lost", 1)
     _, err = process.communicate(timeout=120)
     assert process.returncode not in (0, None)
     assert "error: rank 0" in err
@@ -164,29 +166,39 @@ def test_without_restarts_a_failure_stays_one(workshop: Workshop) -> None:
 
 def test_a_users_mistake_is_not_tried_again(workshop: Workshop) -> None:
     done = workshop.run(
-        "frog", "run", "--nproc", "2", "--restarts", "3", "--", *words("wrong", "train.global_batch_size=7"), code=2
+        "frog",
+        "run",
+        "--nproc",
+        "2",
+        "--restarts",
+        "3",
+        "--",
+        *words("nodes-wrong", "train.global_batch_size=7"),
+        code=2,
     )
     assert "train.global_batch_size=7" in done.stderr
     assert "started again" not in done.stderr
 
 
 def test_ctrl_c_ends_two_nodes_with_a_checkpoint(workshop: Workshop) -> None:
-    process = workshop.start("frog", "run", "--nodes", "2x1", "--", *words("stopped-nodes", "train.steps=4000"))
-    reach(workshop, "stopped-nodes", 5, process)
+    process = workshop.start("frog", "run", "--nodes", "2x1", "--", *words("nodes-stopped-nodes", "train.steps=4000"))
+    reach(workshop, "nodes-stopped-nodes", 5, process)
     family = tree(process)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGINT
-    assert workshop.record("stopped-nodes")["status"] == "interrupted"
-    assert workshop.folder("stopped-nodes").checkpoint_steps()[-1] == workshop.record("stopped-nodes")["step"]
+    assert workshop.record("nodes-stopped-nodes")["status"] == "interrupted"
+    assert (
+        workshop.folder("nodes-stopped-nodes").checkpoint_steps()[-1] == workshop.record("nodes-stopped-nodes")["step"]
+    )
     wait_until(lambda: all_gone(family), 20, "the world to go")
 
 
 def test_nothing_is_left_when_the_launcher_is_killed(workshop: Workshop) -> None:
     process = workshop.start(
-        "frog", "run", "--nodes", "2x1", "--restarts", "5", "--", *words("no-launcher", "train.steps=4000")
+        "frog", "run", "--nodes", "2x1", "--restarts", "5", "--", *words("nodes-no-launcher", "train.steps=4000")
     )
-    reach(workshop, "no-launcher", 5, process)
+    reach(workshop, "nodes-no-launcher", 5, process)
     family = tree(process)
     process.kill()
     process.communicate()
@@ -195,28 +207,28 @@ def test_nothing_is_left_when_the_launcher_is_killed(workshop: Workshop) -> None
 
 def test_continue_goes_on_where_the_run_of_that_name_is(workshop: Workshop, undisturbed: dict[str, Any]) -> None:
     """What a job that is started again by its scheduler types."""
-    process = workshop.start("frog", "run", "--nproc", "2", "--", *words("again"), "--continue")
-    reach(workshop, "again", 15, process)
+    process = workshop.start("frog", "run", "--nproc", "2", "--", *words("nodes-again"), "--continue")
+    reach(workshop, "nodes-again", 15, process)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGTERM
-    stopped = workshop.record("again")["step"]
+    stopped = workshop.record("nodes-again")["step"]
     assert 15 <= stopped < STEPS
-    workshop.run("frog", "run", "--nproc", "2", "--", *words("again"), "--continue")
-    assert workshop.events("again").main.of("start")[1]["step"] == stopped
-    assert workshop.record("again")["weights_sha256"] == undisturbed["weights_sha256"]
+    workshop.run("frog", "run", "--nproc", "2", "--", *words("nodes-again"), "--continue")
+    assert workshop.events("nodes-again").main.of("start")[1]["step"] == stopped
+    assert workshop.record("nodes-again")["weights_sha256"] == undisturbed["weights_sha256"]
 
 
 def test_continue_begins_anew_when_no_checkpoint_can_be_trusted(workshop: Workshop) -> None:
-    folder = workshop.folder("again")
+    folder = workshop.folder("nodes-again")
     damaged: list[Path] = sorted(folder.checkpoints.glob("step_*/rank_0.safetensors"))
     for path in damaged:
         path.write_bytes(path.read_bytes()[:-1])
-    done = workshop.run("frog", "run", "--nproc", "2", "--", *words("again"), "--continue")
+    done = workshop.run("frog", "run", "--nproc", "2", "--", *words("nodes-again"), "--continue")
     assert "no checkpoint can be trusted: the run begins anew" in done.stdout
-    assert workshop.events("again").main.of("start")[2]["step"] == 0
+    assert workshop.events("nodes-again").main.of("start")[2]["step"] == 0
 
 
 def test_resume_and_continue_together_are_a_mistake(workshop: Workshop) -> None:
-    done = workshop.run("frog", "train", "--resume", "again", "--continue", code=2)
+    done = workshop.run("frog", "train", "--resume", "nodes-again", "--continue", code=2)
     assert "both --resume and --continue" in done.stderr

@@ -81,7 +81,7 @@ def parse_run_config(table: dict[str, Any], path: Path, problems: list[str] | No
     if not isinstance(section, dict):
         problems.append(f"model={section!r}: must be a table, [model]")
     source_table: dict[str, Any] = {key: model_table.pop(key) for key in ("file", "init_from") if key in model_table}
-    source = _build(ModelSource, source_table, "model.", problems)
+    source = build_section(ModelSource, source_table, "model.", problems)
     model = _read_model(path.parent / source.file if source else None, model_table, problems)
 
     values: dict[str, Any] = {}
@@ -89,7 +89,7 @@ def parse_run_config(table: dict[str, Any], path: Path, problems: list[str] | No
     for name in _SECTIONS & table.keys():
         content = table.pop(name)
         if isinstance(content, dict):
-            values[name] = _build(hints[name], content, f"{name}.", problems)
+            values[name] = build_section(hints[name], content, f"{name}.", problems)
         else:
             problems.append(f"{name}={content!r}: must be a table, [{name}]")
     for name in ("name", "seed"):
@@ -102,7 +102,7 @@ def parse_run_config(table: dict[str, Any], path: Path, problems: list[str] | No
         problems += config.problems()
         if not problems:
             return config
-    raise ConfigError(_listing(path, problems), "correct the lines above; nothing was started")
+    raise ConfigError(list_problems(path, problems), "correct the lines above; nothing was started")
 
 
 def load_model_config(path: Path) -> ModelConfig:
@@ -115,7 +115,7 @@ def load_model_config(path: Path) -> ModelConfig:
     if model is not None:
         problems += model.problems()
     if problems or model is None:
-        raise ConfigError(_listing(path, problems), "correct the lines above")
+        raise ConfigError(list_problems(path, problems), "correct the lines above")
     return model
 
 
@@ -131,7 +131,7 @@ def override_dict(table: Mapping[str, Any], overrides: Sequence[str]) -> dict[st
     for text in overrides:
         _apply_override(changed, text, problems)
     if problems:
-        raise ConfigError(_listing(Path("--set"), problems), "write KEY=VALUE")
+        raise ConfigError(list_problems(Path("--set"), problems), "write KEY=VALUE")
     return changed
 
 
@@ -140,7 +140,7 @@ def from_dict(table: Mapping[str, Any]) -> RunConfig:
     problems: list[str] = []
     hints = typing.get_type_hints(RunConfig)
     values = {
-        key: _build(hints[key], value, f"{key}.", problems) if isinstance(value, dict) else value
+        key: build_section(hints[key], value, f"{key}.", problems) if isinstance(value, dict) else value
         for key, value in table.items()
         if key in hints
     }
@@ -149,11 +149,11 @@ def from_dict(table: Mapping[str, Any]) -> RunConfig:
         config = RunConfig(**values)
         problems = config.problems()
     if problems:
-        raise ConfigError(_listing(Path("run.json"), problems), "correct the override, or start a new run")
+        raise ConfigError(list_problems(Path("run.json"), problems), "correct the override, or start a new run")
     return config
 
 
-def _listing(path: Path, problems: Sequence[str]) -> str:
+def list_problems(path: Path, problems: Sequence[str]) -> str:
     count = f"{len(problems)} mistakes" if len(problems) > 1 else "a mistake"
     return f"{path}: {count}\n" + "\n".join(f"  - {problem}" for problem in problems)
 
@@ -208,7 +208,9 @@ def _read_model(path: Path | None, overrides: dict[str, Any], problems: list[str
     if not isinstance(table, dict):
         problems.append(f"model.file: {path}: holds a {type(table).__name__}, not an object")
         return None
-    model: ModelConfig | None = _build(ModelConfig, _from_hf({**table, **overrides}, problems), "model.", problems)
+    model: ModelConfig | None = build_section(
+        ModelConfig, _from_hf({**table, **overrides}, problems), "model.", problems
+    )
     return model
 
 
@@ -240,7 +242,7 @@ def _from_hf(table: dict[str, Any], problems: list[str]) -> dict[str, Any]:
     return table
 
 
-def _build(cls: type[Any], table: Mapping[str, Any], prefix: str, problems: list[str]) -> Any:
+def build_section(cls: type[Any], table: Mapping[str, Any], prefix: str, problems: list[str]) -> Any:
     """`cls` from `table`, or None after noting what is unknown, missing or of the wrong type."""
     before = len(problems)
     hints = typing.get_type_hints(cls)

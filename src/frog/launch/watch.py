@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from frog.core.processes import is_alive
 from frog.core.runfolder import RunFolder
 from frog.events.heartbeat import read_heartbeat
 
@@ -42,12 +43,13 @@ class Hang:
 def find_hangs(folder: RunFolder, pids: dict[int, int], deadline_s: float, stuck_s: float) -> Iterator[Hang]:
     """The ranks, out of those given with their pids, that have been silent or stuck for longer than allowed.
 
-    A rank without a heartbeat yet is still starting; one that has ended is its agent's to tell.
+    A rank without a heartbeat yet is still starting; one that has ended is its agent's to tell, which first ends the
+    others and may take its time for that.
     """
     now_ns = time.monotonic_ns()
     for rank, pid in pids.items():
         beat = read_heartbeat(folder.heartbeat(rank))
-        if beat is None or beat["pid"] != pid or beat["status"] != "running":
+        if beat is None or beat["pid"] != pid or beat["status"] != "running" or not is_alive(pid):
             continue
         silent_s = (now_ns - beat["beat_ns"]) / 1e9
         if silent_s > deadline_s:

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="frog.train.profile", description="Profile a short run, on this rank.")
     add_profile_arguments(parser)
     args = parser.parse_args(arguments)
-    args.resume, args.set = None, [*args.set, *_short(args.steps)]
+    args.resume, args.go_on, args.set = None, False, [*args.set, *_short(args.steps)]
     return run_rank(args, functools.partial(profiled, num_recorded=args.steps))
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from frog.config.load import _build, _listing
+from frog.config.load import build_section, list_problems
 from frog.core.errors import ConfigError
 from frog.launch.slurm.directives import SBATCH, read_options, time_limit_s
 
@@ -140,13 +140,13 @@ def parse_profile(table: Mapping[str, Any], path: Path) -> ClusterProfile:
         nested[key] = _texts(key, plain.pop(key, []), problems)
     nested["environment"] = _text_table("environment", plain.pop("environment", {}), problems)
     nested["limits"] = _limits(plain.pop("limits", {}), problems)
-    profile: ClusterProfile | None = _build(ClusterProfile, plain, "", problems)
+    profile: ClusterProfile | None = build_section(ClusterProfile, plain, "", problems)
     if profile is not None and not problems:
         profile = replace(profile, **nested)
         problems += profile.problems()
         if not problems:
             return profile
-    raise ConfigError(_listing(path, problems), "correct the lines above; nothing was submitted")
+    raise ConfigError(list_problems(path, problems), "correct the lines above; nothing was submitted")
 
 
 def _texts(key: str, value: object, problems: list[str]) -> tuple[str, ...]:
@@ -167,7 +167,7 @@ def _limits(value: object, problems: list[str]) -> dict[str, Limits]:
     if not isinstance(value, dict) or not all(isinstance(item, dict) for item in value.values()):
         problems.append(f"limits={value!r}: must be tables, [limits.NAME], one for each QOS")
         return {}
-    built = {name: _build(Limits, item, f"limits.{name}.", problems) for name, item in value.items()}
+    built = {name: build_section(Limits, item, f"limits.{name}.", problems) for name, item in value.items()}
     return {name: limits for name, limits in built.items() if limits is not None}
 
 

@@ -1,0 +1,63 @@
+"""The watchdog: whom it takes for hanging, and whom not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frog.core.runfolder import RunFolder
+from frog.launch.watch import find_hangs
+
+S = 1_000_000_000
+
+
+@pytest.fixture
+def living() -> Iterator[int]:
+    process = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    yield process.pid
+    process.kill()
+    process.wait()
+
+
+def leave_beat(folder: RunFolder, pid: int, **changes: Any) -> None:
+    now_ns = time.monotonic_ns()
+    beat = {"rank": 1, "pid": pid, "status": "running", "step": 3, "phase": "reduce", "open": [], "beat_ns": now_ns}
+    folder.heartbeats.mkdir(exist_ok=True)
+    folder.heartbeat(1).write_text(json.dumps({**beat, **changes}))
+
+
+def kinds(folder: RunFolder, pid: int) -> list[str]:
+    return [hang.kind for hang in find_hangs(folder, {1: pid}, deadline_s=5, stuck_s=60)]
+
+
+def test_a_living_rank_is_found_silent_or_stuck(tmp_path: Path, living: int) -> None:
+    folder, now_ns = RunFolder(tmp_path), time.monotonic_ns()
+    assert kinds(folder, living) == []
+    leave_beat(folder, living)
+    assert kinds(folder, living) == []
+    leave_beat(folder, living, beat_ns=now_ns - 6 * S)
+    assert kinds(folder, living) == ["silent"]
+    leave_beat(folder, living, open=[{"op": "all_reduce", "start_ns": now_ns - 50 * S}])
+    assert kinds(folder, living) == []
+    leave_beat(folder, living, open=[{"op": "all_reduce", "start_ns": now_ns - 61 * S}])
+    assert kinds(folder, living) == ["stuck"]
+
+
+def test_a_rank_that_has_ended_is_not_its_business(tmp_path: Path, living: int) -> None:
+    folder, long_ago_ns = RunFolder(tmp_path), time.monotonic_ns() - 600 * S
+    leave_beat(folder, living, beat_ns=long_ago_ns, status="completed")
+    assert kinds(folder, living) == []
+    leave_beat(folder, os.getpid(), beat_ns=long_ago_ns)  # of a world before
+    assert kinds(folder, living) == []
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    leave_beat(folder, ended.pid, beat_ns=long_ago_ns)
+    assert kinds(folder, ended.pid) == []
