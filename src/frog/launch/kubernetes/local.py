@@ -86,7 +86,8 @@ def _pass_signals_on(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
     def forward(number: int, frame: FrameType | None) -> None:
         received.append(number)
         if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
+            # Two of one kind that come at once are one to the system.
+            process.send_signal(signal.SIGTERM if len(received) == 1 else signal.SIGINT)
 
     before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
