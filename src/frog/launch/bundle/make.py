@@ -23,7 +23,7 @@ from frog.data.prepared import open_prepared
 from frog.launch.bundle.sums import SUMS, write_sums
 from frog.launch.bundle.wheels import CONSTRAINTS, PROJECT, collect_wheels, python_version
 from frog.launch.submit.job import JOBS, JobRequest, check_request
-from frog.launch.submit.profile import CLUSTERS, load_profile, profile_path
+from frog.launch.submit.profile import CLUSTERS, profile_path
 from frog.launch.submit.slurm import BUNDLE_JSON, command_line, render_checked
 from frog.parallel.deepspeed_file import deepspeed_path, read_deepspeed
 
@@ -39,16 +39,10 @@ def make_bundle(args: argparse.Namespace) -> None:
     start = time.monotonic()
     config = load_run_config(args.run_file, args.set)
     files, settings = _run_files(args.run_file, config)
-    request = JobRequest(
+    request = JobRequest.asked_for(
+        args,
         config=config,
         run_file=Path("config") / args.run_file.name,
-        profile=load_profile(args.profile),
-        nodes=args.nodes,
-        ranks_per_node=args.ranks_per_node,
-        time=args.time,
-        account=args.account,
-        partition=args.partition,
-        qos=args.qos,
         settings=(*args.set, *settings),
         bundled=True,
         command=f"{command_line(args, 'bundle')} --to {args.to}",

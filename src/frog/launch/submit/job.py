@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 from frog.config import RunConfig
 from frog.core.errors import ConfigError
 from frog.launch.slurm.directives import time_limit_s, write_time
-from frog.launch.submit.profile import ClusterProfile
+from frog.launch.submit.profile import ClusterProfile, load_profile
 
 JOBS = Path("runs/jobs")
 DEFAULT_TIME = "00:30:00"
@@ -38,6 +39,13 @@ class JobRequest:
     bundled: bool = False
     """It runs in a bundle's folder, from which it is handed in."""
     command: str = "frog submit"
+
+    @classmethod
+    def asked_for(cls, args: argparse.Namespace, **further: Any) -> JobRequest:
+        """What the arguments that `frog submit` and `frog bundle` have in common ask for, and `further` fields."""
+        wishes = ("nodes", "ranks_per_node", "time", "account", "partition", "qos")
+        common = {name: getattr(args, name) for name in wishes}
+        return cls(profile=load_profile(args.profile), **common, **further)
 
     @property
     def ranks(self) -> int:

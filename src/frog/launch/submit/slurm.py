@@ -20,7 +20,6 @@ from frog.data.folder import DEFAULT_NAME, set_folder
 from frog.launch.slurm.explain import explain
 from frog.launch.slurm.explain_command import told_findings
 from frog.launch.submit.job import JOBS, JobRequest, check_request, render_job
-from frog.launch.submit.profile import load_profile
 
 BUNDLE_JSON = "bundle.json"
 
@@ -55,16 +54,10 @@ def read_request(args: argparse.Namespace, folder: Path) -> JobRequest:
     run_file, settings = args.run_file, list(args.set)
     if args.bundle is not None:
         run_file, settings = _bundled_run(args, settings)
-    request = JobRequest(
+    request = JobRequest.asked_for(
+        args,
         config=load_run_config(folder / run_file, settings),
         run_file=run_file,
-        profile=load_profile(args.profile),
-        nodes=args.nodes,
-        ranks_per_node=args.ranks_per_node,
-        time=args.time,
-        account=args.account,
-        partition=args.partition,
-        qos=args.qos,
         settings=tuple(settings),
         bundled=args.bundle is not None,
         command=command_line(args),
