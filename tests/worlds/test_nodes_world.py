@@ -65,7 +65,7 @@ def disturb(
 
 def lose_node(workshop: Workshop, name: str, node: int) -> None:
     """What is seen of a machine that loses its power: its agent and its ranks are gone at once."""
-    pids = launcher_events(workshop, name, "world")[node]["pids"]
+    (pids,) = (told["pids"] for told in launcher_events(workshop, name, "world") if told["node"] == node)
     for pid in (psutil.Process(pids[0]).ppid(), *pids):
         os.kill(pid, signal.SIGKILL)
 
@@ -159,8 +159,9 @@ def test_without_restarts_a_failure_stays_one(workshop: Workshop) -> None:
     lose_node(workshop, "nodes-lost", 1)
     _, err = process.communicate(timeout=120)
     assert process.returncode not in (0, None)
-    assert "error: rank 0" in err
+    assert "error: node1 was killed by SIGKILL, with all its ranks\nrank 0 (pid" in err
     assert "Traceback" not in err
+    assert process.returncode == 1
     wait_until(lambda: all_gone(family), 20, "the world to go")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from frog.core import errors
@@ -21,6 +21,27 @@ def first_failure(failures: Sequence[Failure]) -> Failure:
     start_s = min(failure["time_s"] for failure in failures)
     together = [failure for failure in failures if failure["time_s"] - start_s <= _TOGETHER_S]
     return min(together, key=lambda failure: (_is_victim(failure), failure["time_s"], failure["rank"]))
+
+
+def world_error(failures: Sequence[Failure], lost: Mapping[str, int], codes: Sequence[int]) -> LaunchError:
+    """The error of a world that failed, with the exit code that it ends with.
+
+    failures: the ranks that failed in the last attempt; lost: the nodes that have gone, by host, each with the signal
+    that killed its agent; codes: of the agents that count, as Popen gives them.
+    """
+    if failures and not (lost and _is_victim(first_failure(failures))):
+        return explain(failures)
+    if lost:
+        host, number = next(iter(lost.items()))
+        after = explain(failures) if failures else None
+        what = f"{host} was killed by {signal.Signals(number).name}, with all its ranks"
+        error = LaunchError(f"{what}\n{after.what}" if after else what, after.hint if after else None)
+        error.exit_code = after.exit_code if after else 128 + number
+        return error
+    code = next(filter(None, codes), 1)
+    error = LaunchError(f"the world ended with exit code {code}, and no rank had failed", "its agent's words are above")
+    error.exit_code = code if code > 0 else 128 - code
+    return error
 
 
 def explain(failures: Sequence[Failure]) -> LaunchError:

@@ -23,7 +23,7 @@ from frog.core.errors import LaunchError, UsageError
 from frog.launch.agent import Agent, Output, agent_command
 from frog.launch.journal import Journal
 from frog.launch.nodes import Nodes, world_table
-from frog.launch.outcome import Failure, explain, in_words
+from frog.launch.outcome import Failure, in_words, world_error
 from frog.launch.program import target
 from frog.launch.watch import find_hangs, keep_heartbeats
 
@@ -94,6 +94,7 @@ class _Launch:
         self.agents: list[Agent] = []
         self.failures: list[Failure] = []
         self.signals: list[int] = []
+        self.lost: dict[str, int] = {}
         self._store: subprocess.Popen[bytes] | None = None
         self._shown: dict[int, list[dict[str, Any]]] = {}
         self._comes_back: dict[int, float] = {}
@@ -123,19 +124,11 @@ class _Launch:
                 time.sleep(0.05)
                 self._tick()
         self._tick()
-        code = self._exit_code()
+        error = self._error()
+        code = 128 + self.signals[0] if self.signals else error.exit_code if error else 0
         self.journal.tell("end", code=code, network=self._network_figures())
-        if not self.signals and self.failures and code:
-            raise explain(self._last_failures())
-        if code and not self.signals and (gone := [agent for agent in self.agents if agent.process.returncode < 0]):
-            died_of = signal.Signals(-gone[0].process.returncode)
-            error = LaunchError(f"{gone[0].host} was killed by {died_of.name}, with all its ranks")
-            error.exit_code = 128 + died_of
+        if error and not self.signals:
             raise error
-        if code and not self.signals:
-            raise LaunchError(
-                f"the world ended with exit code {code}, and no rank had failed", "its agent's words are above"
-            )
         return code
 
     def _network_figures(self) -> dict[str, Any] | None:
@@ -312,6 +305,8 @@ class _Launch:
         code = agent.process.returncode
         agent.finish()
         self.journal.tell("node", node=agent.node, host=agent.host, code=code)
+        if code < 0 and self._asked_at is None:
+            self.lost[agent.host] = -code
         if code < 0 and self._asked_at is None and self._returns < self.options.restarts and self.nodes.several:
             self._returns += 1
             agent.excused = True
@@ -348,15 +343,10 @@ class _Launch:
             for agent in self._running():
                 agent.kill()
 
-    def _last_failures(self) -> list[Failure]:
-        last = max(failure["attempt"] for failure in self.failures)
-        return [failure for failure in self.failures if failure["attempt"] == last]
-
-    def _exit_code(self) -> int:
-        if self.signals:
-            return 128 + self.signals[0]
+    def _error(self) -> LaunchError | None:
+        """What the world failed of, if the agents that count did not all end with 0."""
         codes = [agent.process.returncode for agent in self.agents if not agent.excused]
-        bad = [code for code in codes if code] or ([] if codes else [1])
-        if not bad:
-            return 0
-        return int(explain(self._last_failures()).exit_code) if self.failures else bad[0]
+        if codes and not any(codes):
+            return None
+        last = max((failure["attempt"] for failure in self.failures), default=0)
+        return world_error([failure for failure in self.failures if failure["attempt"] == last], self.lost, codes)
