@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from workshop import Workshop, wait_until
 
-from frog.chaos.campaign import Campaign, choose_kinds, draw_restarts
+from frog.chaos.campaign import Campaign, choose_kinds, draw_restarts, read_count
 from frog.chaos.diagnosis import Diagnosis
 from frog.chaos.oracle import Oracle, Place, diagnosis_problems, recovery_problems, resume_problems
 from frog.chaos.trial import Launch, Setting, Verdict, word_problems
@@ -62,6 +62,22 @@ def test_every_kind_step_rank_and_phase_is_drawn_and_can_be() -> None:
     scene = Scene(world_size=2, steps=4, checkpoint_every=1, eval_every=1)
     assert [problem for fault in faults for problem in scene.problems(fault)] == []
     assert {fault.phase for fault in faults if fault.kind == "missing"} == {"reduce", "evaluate", "checkpoint"}
+
+
+def test_all_is_every_kind_at_every_step_in_every_phase() -> None:
+    kinds = choose_kinds(None, Nodes(1, 1, 2), network=False)
+    faults = ORACLE.everywhere(kinds, seed=1)
+    of = Counter(fault.kind for fault in faults)
+    assert (of["kill"], of["missing"], of["nan"], of["torn"]) == (4 * 8, 4 * 3, 4 * 2, 4)
+    assert max(Counter((fault.kind, fault.step, fault.phase) for fault in faults).values()) == 1
+    assert {fault.rank for fault in faults if fault.kind == "kill"} == {0, 1}
+    assert faults == ORACLE.everywhere(kinds, seed=1)
+
+
+@pytest.mark.parametrize("words", ["0", "-3", "some", "1.5"])
+def test_a_campaign_is_a_number_or_all(words: str) -> None:
+    with pytest.raises(UsageError, match="a number of faults, at least 1, or all"):
+        read_count(words)
 
 
 def test_kinds_that_cannot_be_there_are_not_drawn() -> None:
@@ -220,7 +236,7 @@ def test_what_a_launch_leaves_behind_is_found(tmp_path: Path, monkeypatch: pytes
 
 def test_the_table_holds_all_that_was_done(tmp_path: Path) -> None:
     setting = Setting(("train", "tiny.toml"), ("--nproc", "2"), 5, 1)
-    campaign = Campaign(setting, 3, 7, tmp_path / "table.txt")
+    campaign = Campaign(setting, 3, 7, tmp_path / "table.txt", num_faults=3)
     found = Diagnosis("kill", "", rank=1, step=3, phase="reduce")
     campaign.verdicts += [
         Verdict(KILL, 1, seconds=9.0, code=0, left_s=2.0, found=found, from_step=2, recovered=True),

@@ -385,6 +385,17 @@ def test_closed_connections_of_a_living_rank(run: FailedRun) -> None:
     assert not result.certain
 
 
+def test_closed_connections_where_all_had_failed_within_a_second(run: FailedRun) -> None:
+    """Rank 0 had waited when its neighbours left: none of them is the one between those that failed at once."""
+    for rank in run.ranks:
+        run.up_to(rank, 5, "reduce")
+    run.lose(1, 2, 3, after_s=0.0)
+    run.lose(0, after_s=0.3)
+    result = found(run)
+    assert place(result) == ("port", 2, 5, "reduce")
+    assert "look alike" not in result.finding
+
+
 def test_a_world_that_never_met(tmp_path: Path) -> None:
     run = FailedRun(tmp_path / "run", num_nodes=2)
     run.folder.run_json.unlink()

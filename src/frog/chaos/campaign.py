@@ -29,20 +29,28 @@ _HEAD = ("  no", f"{'fault':<42}", "exit", "left s", f"{'found':<38}", f"{'went 
 
 
 def run_campaign(args: argparse.Namespace, program: Sequence[str]) -> int:
-    """`frog chaos --campaign N`: exit code 1 if one trial was not as it must be."""
-    if args.campaign < 1:
-        raise UsageError(f"--campaign {args.campaign}: at least one fault")
+    """`frog chaos --campaign N|all`: exit code 1 if one trial was not as it must be."""
+    count = read_count(args.campaign)
     if args.nproc is None and args.nodes is None:
         args.nproc = 2
     nodes, options = read_world(args)
     kinds = choose_kinds(args.kinds, nodes, options.network is not None)
     stage = read_stage(program)
     setting = make_setting(args, stage)
-    campaign = Campaign(setting, args.campaign, args.seed, args.out or FOLDER / f"seed-{args.seed}.txt")
+    campaign = Campaign(setting, count, args.seed, args.out or FOLDER / f"seed-{args.seed}.txt")
     print(f"the undisturbed run: runs/{campaign.oracle_name}", flush=True)
     with _sigterm_is_ctrl_c():
         oracle = campaign.play_oracle()
         return campaign.run(oracle, kinds, may_restart=lambda kind: nodes.several or kind != "node")
+
+
+def read_count(words: str) -> int | None:
+    """How many faults a campaign draws; None: all that there can be."""
+    if words == "all":
+        return None
+    if not words.isdecimal() or int(words) < 1:
+        raise UsageError(f"--campaign {words}: a number of faults, at least 1, or all")
+    return int(words)
 
 
 def choose_kinds(wish: str | None, nodes: Nodes, network: bool) -> list[str]:
@@ -72,10 +80,12 @@ class Campaign:
     """The trials so far, and the file that always holds all of them."""
 
     setting: Setting
-    count: int
+    count: int | None
+    """None: every kind at every step in every phase."""
     seed: int
     out: Path
     verdicts: list[Verdict] = field(default_factory=list)
+    num_faults: int = 0
 
     @property
     def oracle_name(self) -> str:
@@ -96,7 +106,10 @@ class Campaign:
 
     def run(self, oracle: Oracle, kinds: Sequence[str], may_restart: Callable[[str], bool]) -> int:
         """Play all trials; what was done so far is in the table also if it is stopped."""
-        faults = oracle.draw(kinds, self.count, self.seed)
+        faults = (
+            oracle.everywhere(kinds, self.seed) if self.count is None else oracle.draw(kinds, self.count, self.seed)
+        )
+        self.num_faults = len(faults)
         restarts = draw_restarts([fault.kind for fault in faults], self.seed, may_restart)
         print("  ".join(_HEAD), flush=True)
         try:
@@ -127,7 +140,8 @@ class Campaign:
         """Every trial in a line, what was not as it must be under it, and the summary."""
         rows = [row(number, verdict) for number, verdict in enumerate(self.verdicts, 1)]
         world = " ".join(self.setting.world)
-        title = f"frog chaos --campaign {self.count} --seed {self.seed} {world} -- {' '.join(self.setting.program)}"
+        wish = f"--campaign {self.count or 'all'} --seed {self.seed}"
+        title = f"frog chaos {wish} {world} -- {' '.join(self.setting.program)}"
         return "\n".join([title, "", "  ".join(_HEAD), *rows, "", self.summary(), ""])
 
     def summary(self) -> str:
@@ -142,7 +156,7 @@ class Campaign:
         left = [verdict.left_s for verdict in self.verdicts if verdict.left_s is not None]
         seconds = [verdict.seconds for verdict in self.verdicts]
         lines = [
-            f"{done} of {self.count} faults met: {done - len(bad)} as they must be, {len(bad)} not",
+            f"{done} of {self.num_faults} faults met: {done - len(bad)} as they must be, {len(bad)} not",
             f"recovered to the undisturbed run's weights: {sum(v.recovered for v in self.verdicts)} of {done}",
             f"kinds: {kinds}",
             f"phases: {', '.join(f'{phase} {number}' for phase, number in phases.most_common())}",

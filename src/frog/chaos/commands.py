@@ -25,7 +25,9 @@ def add_chaos_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
         "--fault", action="append", default=[], metavar="WORDS", help='"KIND rank=N step=N [phase=PHASE]"; repeatable'
     )
     parser.add_argument("--faults", type=Path, metavar="FILE.toml", help="a list of faults, as [[fault]] tables")
-    parser.add_argument("--campaign", type=int, metavar="N", help="draw N faults, run each, check what must follow")
+    parser.add_argument(
+        "--campaign", metavar="N|all", help="draw N faults, or take all there can be; run each, check what must follow"
+    )
     parser.add_argument("--seed", type=int, default=1, help="of a campaign's faults (default: %(default)s)")
     parser.add_argument("--kinds", metavar="KIND,...", help="of a campaign's faults; default: all that can be there")
     parser.add_argument("--out", type=Path, metavar="FILE", help="a campaign's table (default: chaos/seed-SEED.txt)")

@@ -10,6 +10,7 @@ from frog.chaos.diagnosis import Diagnosis, note, span
 
 _TOGETHER_NS = 2_000_000_000
 _FIRST_NS = 1_000_000_000
+_AT_ONCE_NS = 100_000_000
 
 
 def never_met(case: Case, calls: Calls) -> Diagnosis | None:
@@ -223,10 +224,17 @@ def _first_of(case: Case, closed: list[int]) -> list[int]:
 def _centre(case: Case, closed: list[int]) -> list[int]:
     """The ranks between whose neighbours all that failed first lie, and which failed as soon as they tried to talk."""
     first, num_ranks = set(_first_of(case, closed)), len(case.ranks)
+    first_ns = min(case.failed_ns(rank) or 0 for rank in closed)
+    # Who waited, and longer than until the first failure, had no closed connection itself: its neighbours left it.
+    late = {
+        rank
+        for rank in closed
+        if _waited_s(case, rank) >= _AT_ONCE_NS / 1e9 and (case.failed_ns(rank) or 0) - first_ns > _AT_ONCE_NS
+    }
 
-    def fits(rank: int) -> tuple[int, float]:
+    def fits(rank: int) -> tuple[int, int, float]:
         around = {rank, (rank - 1) % num_ranks, (rank + 1) % num_ranks}
-        return len(first ^ around), round(_waited_s(case, rank), 1)
+        return len(around & late), len(first ^ around), round(_waited_s(case, rank), 1)
 
     best = min(fits(rank) for rank in first)
     return sorted(rank for rank in first if fits(rank) == best)

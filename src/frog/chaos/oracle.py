@@ -48,18 +48,31 @@ class Oracle:
             faults += [self._aim(name, generator) for name in names[: count - len(faults)]]
         return faults
 
+    def everywhere(self, kinds: Sequence[str], seed: int) -> list[Fault]:
+        """Every kind at every step in every phase where it can be; the rank and the micro-batch are drawn."""
+        generator, faults = random.Random(seed), list[Fault]()
+        for name in kinds:
+            by_phase: dict[tuple[int, str], list[Place]] = {}
+            for place in self._targets(name):
+                by_phase.setdefault((place.step, place.phase), []).append(place)
+            faults += [_fault(name, generator.choice(by_phase[where])) for where in sorted(by_phase)]
+        return faults
+
     def _aim(self, name: str, generator: random.Random) -> Fault:
         """First the rank, then the step, then the phase: each is as likely as its like, however many places it has."""
-        kind = KINDS[name]
-        needs = name in ("shape", "missing")
-        places = [p for p in self.places if p.phase in kind.phases and (p.communicates or not needs)]
-        if not places:
-            raise RunError(f"{name}: the undisturbed run has no place for it", "--kinds leaves it out")
+        places = self._targets(name)
         for field in ("rank", "step", "phase", "micro"):
             value = generator.choice(sorted({getattr(place, field) for place in places}))
             places = [place for place in places if getattr(place, field) == value]
-        place = places[0]
-        return Fault(name, place.rank, place.step, place.phase, place.micro)
+        return _fault(name, places[0])
+
+    def _targets(self, name: str) -> list[Place]:
+        """Where a fault of that kind can be."""
+        needs = name in ("shape", "missing")
+        places = [p for p in self.places if p.phase in KINDS[name].phases and (p.communicates or not needs)]
+        if not places:
+            raise RunError(f"{name}: the undisturbed run has no place for it", "--kinds leaves it out")
+        return places
 
     def next_collective(self, fault: Fault) -> Place | None:
         """Where the rank next speaks to others, from the fault on."""
@@ -67,6 +80,10 @@ class Oracle:
         address = (fault.step, fault.phase, fault.micro)
         start = next((i for i, place in enumerate(own) if (place.step, place.phase, place.micro) == address), len(own))
         return next((place for place in own[start:] if place.communicates), None)
+
+
+def _fault(kind: str, place: Place) -> Fault:
+    return Fault(kind, place.rank, place.step, place.phase, place.micro)
 
 
 def read_oracle(folder: RunFolder) -> Oracle:

@@ -1,0 +1,71 @@
+"""A network that is cut in the middle of an all-reduce: all leave, and the run folder alone says what it was."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from workshop import Workshop
+
+from frog.chaos.diagnose import diagnose
+from frog.chaos.evidence import read_launcher
+from frog.core.errors import LaunchError
+from frog.events.heartbeat import read_heartbeat
+from frog.launch.network import Link, Network
+
+NAME, STEP, AFTER_S = "cut-inside", 2, 0.4
+
+SETTINGS = ("train.steps=4", "train.global_batch_size=6", "train.timeout_s=10")
+
+
+def words(name: str) -> list[str]:
+    told = (word for setting in (f"name={name}", *SETTINGS) for word in ("--set", setting))
+    return ["train", "run.toml", *told]
+
+
+@pytest.fixture(scope="module")
+def cut(workshop: Workshop) -> str:
+    """The error of a world of three nodes, on links so slow that an all-reduce of the gradient takes a second."""
+    try:
+        with Network(3, Link()):
+            pass
+    except LaunchError as error:
+        pytest.skip(error.what)
+    fault = ("--fault", f"cut rank=2 step={STEP} phase=reduce after_s={AFTER_S}")
+    world = ("--nodes", "3x1", "--network", "rate=1mbit", "--deadline", "60")
+    return workshop.run("frog", "chaos", *fault, *world, "--", *words(NAME), code=1).stderr
+
+
+def test_every_rank_was_inside_the_all_reduce(workshop: Workshop, cut: str) -> None:
+    """The cable was pulled while bytes of the gradient were under way, which takes longer than `AFTER_S`."""
+    folder = workshop.folder(NAME)
+    for rank, told in workshop.events(NAME).ranks.items():
+        gradients = [e for e in told.of("collective") if e["op"] == "all_reduce" and e["payload_bytes"] > 10_000]
+        assert all((e["end_ns"] - e["start_ns"]) / 1e9 > 2 * AFTER_S for e in gradients), "too short to be cut inside"
+        beat = read_heartbeat(folder.heartbeat(rank))
+        assert beat is not None
+        assert (beat["step"], beat["phase"]) == (STEP, "reduce")
+        assert [call["op"] for call in beat["open"]] == ["all_reduce"]
+
+
+def test_the_user_is_told_which_rank_and_collective(cut: str) -> None:
+    assert "error: rank " in cut
+    assert "all_reduce of " in cut
+    assert "Traceback" not in cut
+
+
+def test_the_run_folder_names_the_node_the_step_and_the_collective(workshop: Workshop, cut: str) -> None:
+    found = diagnose(workshop.folder(NAME))
+    assert (found.fault, found.node_rank, found.step, found.phase) == ("cut", 2, STEP, "reduce")
+    assert (found.collective or "").startswith("all_reduce of ")
+    assert found.outcome == "failed"
+    told = json.loads(workshop.run("frog", "diagnose", NAME, "--json").stdout)
+    assert told["fault"] == "cut"
+
+
+def test_it_goes_on_once_the_cable_is_back(workshop: Workshop, cut: str) -> None:
+    """The same weights as if nothing had been."""
+    for name in (NAME, "cut-never"):
+        workshop.run("frog", "run", "--nproc", "3", "--", *words(name), "--continue")
+    assert workshop.record(NAME)["weights_sha256"] == workshop.record("cut-never")["weights_sha256"]
+    assert [e["event"] for e in read_launcher(workshop.folder(NAME))].count("launch") == 2
