@@ -3,7 +3,7 @@
 #   docker build -t registry.example.org/frog:0.1.0 .                 for NVIDIA GPUs: PyPI's torch for Linux carries CUDA
 #   docker build -t registry.example.org/frog:0.1.0-cpu --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu .
 #
-# Every version is fixed: Python's by the image's tag, the others by constraints.txt. A tag
+# Every version is fixed: Python's by the image's tag, the others by constraints.txt, and what builds Frog below. A tag
 # can be moved by its owner, a digest cannot; once pulled, name it so: --build-arg BASE=python:3.11.13-slim-bookworm@sha256:…
 ARG BASE=python:3.11.13-slim-bookworm
 FROM ${BASE}
@@ -14,14 +14,17 @@ ENV PIP_NO_CACHE_DIR=1 \
     PIP_ROOT_USER_ACTION=ignore \
     PYTHONDONTWRITEBYTECODE=1
 
-# torch first, from its own index, in a layer that a change of Frog's code leaves alone.
+# torch first, in a layer that a change of Frog's code leaves alone. An index of torch's own stands beside PyPI, not in its
+# place: it has torch, and not all that torch needs. Of one version pip takes the build with a suffix, such as +cpu.
 WORKDIR /src
 COPY constraints.txt ./
-RUN pip install --index-url "${TORCH_INDEX}" -c constraints.txt torch==2.13.0
+RUN pip install --extra-index-url "${TORCH_INDEX}" -c constraints.txt torch==2.13.0
 
 COPY pyproject.toml README.md ./
 COPY src ./src
-RUN pip install -c constraints.txt .
+# pip would build Frog with the newest setuptools, which no constraint reaches: so with this one.
+RUN pip install -c constraints.txt setuptools==84.2.1 \
+    && pip install --no-build-isolation -c constraints.txt .
 
 # Pods run as this user, and must: runAsNonRoot. It owns no file of the image; it writes to the volumes alone.
 RUN groupadd --gid 1000 frog \

@@ -77,7 +77,8 @@ def torchrun_words(task):
 
 def hand_in(args):
     """Give the job to Slurm, or to this machine."""
-    executor = submitit.AutoExecutor(args.folder, cluster=args.cluster)
+    # Of a job that was at its limit three times, submitit says that it can have no more. A long run has many limits.
+    executor = submitit.AutoExecutor(args.folder, cluster=args.cluster, slurm_max_num_timeout=1000)
     executor.update_parameters(
         name="frog",
         nodes=args.nodes,

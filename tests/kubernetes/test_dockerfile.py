@@ -51,6 +51,9 @@ def test_versions_are_those_of_the_project() -> None:
     assert f'"{torch}"' in (ROOT / "pyproject.toml").read_text()
     assert all("-c constraints.txt" in line for line in text.splitlines() if line.startswith("RUN pip"))
     assert re.search(r"^ARG BASE=python:3\.\d+\.\d+-\S+$", text, re.MULTILINE), "a full version of Python"
+    assert "--index-url" not in text.replace("--extra-index-url", ""), "torch's index alone lacks what torch needs"
+    assert re.search(r"setuptools==\S+", text)
+    assert "--no-build-isolation" in text, "pip's isolated build takes the newest setuptools"
 
 
 def test_it_ends_as_another_user_than_root() -> None:

@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from manifest_schemas import ROOT, documents, schema_problems
 
 from frog.cli import main
 from frog.core.errors import FrogError
 from frog.launch.kubernetes.manifest import read_manifest
+from frog.launch.kubernetes.pods import expand
+from frog.launch.kubernetes.yamltext import block, scalar
 
 EXAMPLES = sorted((ROOT / "config" / "kubernetes").glob("*.yaml"))
 DEMO = str(ROOT / "config" / "demo.toml")
@@ -41,10 +44,12 @@ def rendered(capsys: pytest.CaptureFixture[str]) -> Rendered:
         ["--nodes", "2"],
         ["--nodes", "2", "--kind", "trainjob"],
         ["--nodes", "1", "--ranks-per-node", "1", "--no-gpus"],
-        ["--nodes", "4", "--no-gpus", "--claim", "mine", "--restarts", "0", "--namespace", "ml", "--name", "x"],
+        ["--nodes", "4", "--no-gpus", "--claim", "my.own", "--restarts", "0", "--namespace", "ml", "--name", "x"],
         ["--kind", "trainjob", "--no-gpus", "--storage-class", "fast", "--memory", "1.5Gi", "--cpus", "3"],
+        ["--kind", "trainjob", "--runtime", "torch-distributed.2", "--claim", "mine"],
         ["--image", "registry.example.org:5000/a/frog:1@sha256:" + "0" * 64, "--storage", "1Ti"],
-        ["--name", "0x10", "--namespace", "true", "--claim", "1e3", "--storage-class", "null"],
+        ["--name", "y", "--namespace", "12e4567", "--storage-class", "null"],
+        ["--name", "true", "--namespace", "0x10", "--claim", "1e3"],
         ["--set", "train.steps=4", "--set", "name=no", "--set", 'eval.prompt="a: b # {c}"'],
     ],
     ids=" ".join,
@@ -182,8 +187,88 @@ def test_the_config_map_holds_the_very_files(rendered: Rendered, tmp_path: Path)
     assert args[-4:] == ["/config/odd.toml", "--continue", "--set", "model.file=m.json"]
 
 
-def test_a_deepspeed_run_takes_its_file_along(rendered: Rendered, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
+def test_a_file_with_letters_of_all_kinds(rendered: Rendered, tmp_path: Path) -> None:
+    """Emoji can be read in the block; what YAML takes for a line's end makes it a text in quotes."""
+    (tmp_path / "config.json").write_text((ROOT / "config" / "config.json").read_text())
+    run_file = tmp_path / "odd.toml"
+    for letters in ("🐸 ü", "\u2028", "\x85", "\ufeff"):
+        run_file.write_text(f'name = "odd"  # {letters}\n', encoding="utf-8")
+        text = rendered("--ranks-per-node", "1", run_file=str(run_file))
+        assert documents(text)["ConfigMap"]["data"]["odd.toml"] == run_file.read_text(encoding="utf-8")
+        assert ("🐸" in text) == ("🐸" in letters)
+
+
+def test_settings_reach_the_program_as_they_were_given(rendered: Rendered) -> None:
+    """Through YAML, and through Kubernetes, to which $(NAME) is a variable and $$ one $. Ours stay variables."""
+    settings = [
+        f'eval.prompt="{words}"' for words in ("🐸", "a: b # c, [d] \u2028", "$(JOB_COMPLETION_INDEX) $$(X) $$")
+    ]
+    for kind in ("job", "trainjob"):
+        words = [word for setting in settings for word in ("--set", setting)]
+        spec = documents(rendered("--kind", kind, *words))
+        if kind == "job":
+            args = spec["Job"]["spec"]["template"]["spec"]["containers"][0]["args"]
+            assert "--node-rank=$(JOB_COMPLETION_INDEX)" in args
+        else:
+            args = spec["TrainJob"]["spec"]["trainer"]["args"]
+        assert [expand(word, {"JOB_COMPLETION_INDEX": "7"}) for word in args[-6:]] == words
+
+
+def test_names_are_quoted_where_some_reader_sees_none(rendered: Rendered) -> None:
+    text = rendered("--name", "y", "--namespace", "12e4567", "--claim", "null")
+    assert {line.strip() for line in text.splitlines() if line.strip().startswith(("name: ", "claimName:"))} >= {
+        'name: "y"',
+        'claimName: "null"',
+    }
+    assert 'namespace: "12e4567"' in text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "y", "No", "TRUE", "null", "~", "12e4567", "1_000", "0x1f", "0o7", "1:30", "2026-01-01", ".5", ".inf"),
+        *(
+            "1e3Gi",
+            "-1",
+            "+1",
+            "-.nan",
+            "=",
+            "<<",
+            "a:",
+            "a: b",
+            "a,b",
+            "a #b",
+            "- a",
+            "*a",
+            "&a",
+            "!a",
+            "@a",
+            "[",
+            "{",
+        ),
+        *("a\n", "a\n  \n", "a\r\nb", "\x00\x1b", "\x85", "\ufffe", "🐸", "\\ud83d\\udc38", '"', "'", "ä", "\u0663Gi"),
+    ],
+)
+def test_what_a_reader_may_not_take_for_a_text_is_quoted(text: str) -> None:
+    written = scalar(text)
+    assert written.isascii()
+    assert written[0] == written[-1] == '"'
+    assert yaml.safe_load(f"[{written}]") == [text]
+    assert yaml.safe_load(f"k: {block(text, 2)}\n") == {"k": text}
+
+
+@pytest.mark.parametrize(
+    "text", ["a", "50Gi", "--set", "-m", "/config/a.toml", "train.steps=4", "--rank=$(I)", "r.example.org:5/a/f:1@b"]
+)
+def test_what_every_reader_takes_for_a_text_stays_plain(text: str) -> None:
+    assert scalar(text) == text
+    assert yaml.safe_load(f"[{text}, a: {text}]") == [text, {"a": text}]
+
+
+def test_a_deepspeed_run_takes_its_file_along(
+    rendered: Rendered, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     settings = ["--set", "strategy.implementation=deepspeed", "--set", "strategy.name=zero1"]
     spec = documents(rendered("--ranks-per-node", "2", *settings))
     assert "deepspeed_zero1.json" in spec["ConfigMap"]["data"]
@@ -196,11 +281,21 @@ def test_a_deepspeed_run_takes_its_file_along(rendered: Rendered, monkeypatch: p
     [
         (["--name", "Frog"], "--name Frog"),
         (["--name", "f" * 53], "52 at most"),
+        (["--name", "f" * 46, "--kind", "trainjob"], "45 at most"),
+        (["--name", "1b-run"], "a letter first"),
         (["--namespace", "a b"], "--namespace a b"),
+        (["--claim", "a_b"], "--claim a_b"),
         (["--memory", "much"], "--memory much"),
         (["--image", "a b"], "--image a b"),
-        (["--nodes", "0"], "--nodes 0: too small"),
-        (["--restarts", "-1"], "--restarts -1: too small"),
+        (["--nodes", "0"], "--nodes 0"),
+        (["--ranks-per-node", "0"], "--ranks-per-node 0"),
+        (["--cpus", "0"], "--cpus 0"),
+        (["--restarts", "-1"], "--restarts -1: must not be negative"),
+        (["--kind", "trainjob", "--restarts", "3"], "--restarts 3: a TrainJob starts again"),
+        (["--runtime", "x"], "--kind trainjob"),
+        (["--claim", "mine", "--storage", "50Gi"], "--storage 50Gi: the volume is there"),
+        (["--claim", "mine", "--storage-class", "fast"], "--storage-class fast"),
+        (["--set", 'eval.prompt="\udcff"'], "not UTF-8"),
         (["--nodes", "5"], "train.global_batch_size"),
         (["--set", "train.stepz=1"], "did you mean train.steps"),
     ],
@@ -211,3 +306,10 @@ def test_mistakes_are_told_before_anything_is_printed(
     assert main(["submit", DEMO, "--to", "kubernetes", "--dry-run", *options]) == 2
     out, err = capsys.readouterr()
     assert (out, words in err, "Traceback" in err) == ("", True, False), err
+
+
+def test_a_file_that_no_config_map_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_file = tmp_path / "my run.toml"
+    run_file.write_text(f'name = "odd"\n[model]\nfile = {json.dumps(str(ROOT / "config" / "config.json"))}\n')
+    assert main(["submit", str(run_file), "--to", "kubernetes", "--dry-run"]) == 2
+    assert "my run.toml: in a ConfigMap" in capsys.readouterr().err

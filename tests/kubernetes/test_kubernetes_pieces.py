@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import yaml
+from small_manifest import SMALL, read
 
 from frog.core.runfolder import RunFolder
-from frog.launch.kubernetes.controller import visible_gpus
 from frog.launch.kubernetes.dns import answer
 from frog.launch.kubernetes.fields import Fields, ManifestError
 from frog.launch.kubernetes.manifest import Rule, read_manifest
@@ -21,29 +21,6 @@ from frog.launch.kubernetes.pod import exit_code, meeting_name
 from frog.launch.kubernetes.pods import expand
 from frog.launch.kubernetes.probe import main as probe_main
 from frog.launch.kubernetes.probe import problem
-
-SMALL = """
-apiVersion: batch/v1
-kind: Job
-metadata: {name: small}
-spec:
-  completionMode: Indexed
-  completions: 2
-  template:
-    spec:
-      restartPolicy: Never
-      containers:
-        - {name: one, image: any, command: [sh], args: ["-c", "true"]}
-"""
-
-
-def read(tmp_path: Path, text: str, *changes: tuple[str, str]) -> Any:
-    for old, new in changes:
-        assert old in text
-        text = text.replace(old, new)
-    path = tmp_path / "k8s.yaml"
-    path.write_text(text)
-    return read_manifest(path, ["more"])
 
 
 def test_a_small_job_is_read(tmp_path: Path) -> None:
@@ -77,6 +54,14 @@ def test_a_small_job_is_read(tmp_path: Path) -> None:
         ("image: any", "image: any, securityContext: {privileged: true}", "no privileges here"),
         ("image: any", "image: any, volumeMounts: [{name: w, mountPath: /w}]", "'w': no such volume"),
         ("image: any", "image: any, envFrom: []", "envFrom"),
+        ("image: any", "image: any, env: [{name: A=B, value: c}]", "'A=B': not a name"),
+        ("name: small", "name: ../small", "Job.metadata.name: '../small': not a name"),
+        ("restartPolicy: Never", "restartPolicy: Never\n      volumes: [{name: /v, emptyDir: {}}]", "'/v': not a name"),
+        (
+            "restartPolicy: Never",
+            "restartPolicy: Never\n      volumes: [{name: v, persistentVolumeClaim: {claimName: ../v}}]",
+            "claimName: '../v': not a name",
+        ),
         ("image: any", "image: any, livenessProbe: {httpGet: {port: 80}}", "a probe is a command"),
         ("image: any", "image: any, env: [{name: A, valueFrom: {secretKeyRef: {}}}]", "secretKeyRef"),
         ("image: any", "image: any, resources: {limits: {memory: lots}}", "not an amount"),
@@ -88,6 +73,20 @@ def test_what_cannot_be_done_here_is_refused(tmp_path: Path, old: str, new: str,
     with pytest.raises(ManifestError) as error:
         read(tmp_path, SMALL, (old, new))
     assert words in str(error.value)
+
+
+@pytest.mark.parametrize("path", ["/tmp/x", "../x", "a/../../x", "..x", ""])
+def test_files_of_a_volume_stay_inside(tmp_path: Path, path: str) -> None:
+    volume = f"volumes: [{{name: v, configMap: {{name: files, items: [{{key: k, path: {path!r}}}]}}}}]"
+    with pytest.raises(ManifestError, match="not a path inside the volume"):
+        read(tmp_path, SMALL, ("restartPolicy: Never", f"restartPolicy: Never\n      {volume}"))
+
+
+@pytest.mark.parametrize("key", ["/tmp/x", "../x", "..", ".", "a/b", "my run.toml", "..x"])
+def test_keys_of_a_config_map_are_names_of_files(tmp_path: Path, key: str) -> None:
+    files = f"---\napiVersion: v1\nkind: ConfigMap\nmetadata: {{name: files}}\ndata: {{{key!r}: x}}\n"
+    with pytest.raises(ManifestError, match="not a key"):
+        read(tmp_path, SMALL + files)
 
 
 def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
@@ -162,32 +161,48 @@ def beat(folder: RunFolder, rank: int, *, age_s: float = 0, **fields: Any) -> No
 
 def test_the_probe_reads_heartbeats(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "runs" / "x")
-    assert "0 of 2 ranks of pod-0" in str(problem(folder, "pod-0", 2, 60))
+    two = range(2)
+    assert "0 of 2 ranks of pod-0" in str(problem(folder, "pod-0", two, 60))
     beat(folder, 0)
-    beat(folder, 2, host="pod-1")
-    assert "1 of 2 ranks" in str(problem(folder, "pod-0", 2, 60)), "another pod's rank does not count"
+    beat(folder, 1, host="pod-1")
+    assert "1 of 2 ranks" in str(problem(folder, "pod-0", two, 60)), "another pod's rank does not count"
     beat(folder, 1)
-    assert problem(folder, "pod-0", 2, 60, training=True) is None
+    assert problem(folder, "pod-0", two, 60, training=True) is None
     beat(folder, 1, step=0)
-    assert problem(folder, "pod-0", 2, 60, fresh=True) is None
-    assert problem(folder, "pod-0", 2, 60, training=True) == "rank 1 has not begun its first step"
+    assert problem(folder, "pod-0", two, 60, fresh=True) is None
+    assert problem(folder, "pod-0", two, 60, training=True) == "rank 1 has not begun its first step"
     beat(folder, 1, age_s=90)
-    assert problem(folder, "pod-0", 2, 60) == "rank 1 has not beaten for 90 s (step 1, reduce)"
+    assert problem(folder, "pod-0", two, 60) == "rank 1 has not beaten for 90 s (step 1, reduce)"
     beat(folder, 1, age_s=90, status="completed")
-    assert problem(folder, "pod-0", 2, 60) is None, "it has ended, and waits for others"
-    assert "1 of 2 ranks" in str(problem(folder, "pod-0", 2, 60, fresh=True)), "or an earlier pod left it"
+    assert problem(folder, "pod-0", two, 60) is None, "it has ended, and waits for others"
+    assert "1 of 2 ranks" in str(problem(folder, "pod-0", two, 60, fresh=True)), "or an earlier pod left it"
 
 
 def test_the_probe_as_a_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FROG_NODE_NAME", "pod-0")
+    monkeypatch.delenv("JOB_COMPLETION_INDEX", raising=False)
     folder = RunFolder(tmp_path)
     assert probe_main([str(tmp_path), "--ranks", "1"]) == 1
     assert "0 of 1 ranks of pod-0" in capsys.readouterr().out
     beat(folder, 0, age_s=5)
     assert probe_main([str(tmp_path), "--ranks=1", "--fresh", "--training"]) == 0
     assert probe_main([str(tmp_path), "--ranks=1", "--within=4"]) == 1
+
+
+def test_the_probe_passes_over_what_a_larger_world_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pods of 4 ranks were killed, and the run goes on in pods of 2: pod 1 now has the ranks 2 and 3."""
+    monkeypatch.setenv("FROG_NODE_NAME", "pod-1")
+    monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")
+    folder = RunFolder(tmp_path)
+    for rank in range(8):
+        beat(folder, rank, host=f"pod-{rank // 4}", age_s=90)
+    for rank in range(4):
+        beat(folder, rank, host=f"pod-{rank // 2}")
+    assert probe_main([str(tmp_path), "--ranks=2"]) == 0
+    beat(folder, 3, host="pod-1", age_s=90)
+    assert probe_main([str(tmp_path), "--ranks=2"]) == 1
 
 
 def test_a_pod_finds_where_its_world_meets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +215,7 @@ def test_a_pod_finds_where_its_world_meets(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def failure(rank: int, code: int, time_s: int = 0) -> dict[str, Any]:
-    return {"rank": rank, "pid": 7, "exit_code": code, "time_s": time_s, "error": None, "traceback": None}
+    return {"rank": rank, "pid": 7, "code": code, "time_s": time_s, "error": None, "traceback": None}
 
 
 @pytest.mark.parametrize(
@@ -217,13 +232,6 @@ def failure(rank: int, code: int, time_s: int = 0) -> dict[str, Any]:
 )
 def test_a_pod_ends_with_a_code_that_says_why(agent: int, failures: list[dict[str, Any]], code: int) -> None:
     assert exit_code(agent, failures) == code
-
-
-def test_gpus_are_shared_out_or_hidden() -> None:
-    assert visible_gpus(0, 0, 2, 0) is None
-    assert visible_gpus(0, 0, 2, 8) == ""
-    assert [visible_gpus(2, place, 2, 4) for place in (0, 1)] == ["0,1", "2,3"]
-    assert visible_gpus(4, 0, 2, 4) == "", "not enough for both pods"
 
 
 def test_the_shipped_examples_can_be_read() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from frog.core.runfolder import RunFolder
 from frog.launch.outcome import Failure, explain, first_failure, world_error
 
 LEFT = "CommError: all_reduce of 8 bytes failed: connection closed by peer"
@@ -28,10 +31,12 @@ def test_a_killed_rank_ends_as_a_shell_says_it() -> None:
 
 
 def test_the_ranks_words_and_its_log_are_told() -> None:
-    error = world_error([failure(0, error=LEFT), failure(1, error="DataError: shard 3 is torn")], {}, [1])
+    failures = [failure(0, error=LEFT), failure(1, error="DataError: shard 3 is torn")]
+    error = world_error(failures, {}, [1], RunFolder(Path("runs/pond")))
     assert error.what == "rank 1 (pid 1001) ended with exit code 1 (1 other rank ended with it)\nshard 3 is torn"
-    assert error.hint == "its log is logs/rank_1/train.log"
+    assert error.hint == "its log is runs/pond/logs/rank_1/train.log"
     assert error.exit_code == 1
+    assert world_error(failures, {}, [1]).hint is None
 
 
 def test_a_users_mistake_is_told_alone() -> None:

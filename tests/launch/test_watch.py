@@ -49,12 +49,20 @@ def test_a_living_rank_is_found_silent_or_stuck(tmp_path: Path, living: int) -> 
     assert kinds(folder, living) == []
     leave_beat(folder, living, open=[{"op": "all_reduce", "start_ns": now_ns - 61 * S}])
     assert kinds(folder, living) == ["stuck"]
+    leave_beat(folder, living, open=[{"op": "all_reduce", "start_ns": now_ns - 61 * S}], timeout_s=40)
+    assert kinds(folder, living) == [], "its own collectives may take so long"
+
+
+def test_a_rank_that_is_done_has_longer_to_leave(tmp_path: Path, living: int) -> None:
+    folder, now_ns = RunFolder(tmp_path), time.monotonic_ns()
+    leave_beat(folder, living, beat_ns=now_ns - 50 * S, status="completed")
+    assert kinds(folder, living) == []
+    leave_beat(folder, living, beat_ns=now_ns - 61 * S, status="completed")
+    assert kinds(folder, living) == ["silent"]
 
 
 def test_a_rank_that_has_ended_is_not_its_business(tmp_path: Path, living: int) -> None:
     folder, long_ago_ns = RunFolder(tmp_path), time.monotonic_ns() - 600 * S
-    leave_beat(folder, living, beat_ns=long_ago_ns, status="completed")
-    assert kinds(folder, living) == []
     leave_beat(folder, os.getpid(), beat_ns=long_ago_ns)  # of a world before
     assert kinds(folder, living) == []
     ended = subprocess.Popen([sys.executable, "-c", ""])

@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import os
 import re
+import runpy
 import shlex
 import shutil
 import signal
@@ -200,6 +201,19 @@ def test_the_submitit_page_refuses(floor: Workshop, words: str, told: str) -> No
     done = floor.run("python", "scripts/submit_with_submitit.py", *words.split(), code=code)
     assert told in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_submitit_takes_no_third_time_limit_for_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    need("submitit")
+    (tmp_path / "srun").write_text("#!/bin/sh\n")
+    (tmp_path / "srun").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr("sys.argv", ["page", "--cluster", "slurm", "--folder", str(tmp_path), "run.toml"])
+    page = runpy.run_path(str(ROOT / "scripts" / "submit_with_submitit.py"))
+    executors = []
+    monkeypatch.setattr("submitit.AutoExecutor.submit", lambda executor, call: executors.append(executor))
+    page["hand_in"](page["read_arguments"]())
+    assert executors[0]._executor.max_num_timeout >= 1000
 
 
 def test_accelerate_that_starts_one_process_of_two_is_refused(floor: Workshop) -> None:

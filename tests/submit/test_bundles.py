@@ -1,44 +1,21 @@
-"""Bundles: whole or absent, with all that the run needs, checked by sha256sum, set up without a network."""
+"""Bundles: with all that the run needs, checked by sha256sum, and the jobs that run from them."""
 
 from __future__ import annotations
 
 import os
+import platform
 import shutil
-import signal
-import socket
 import subprocess
-import sys
-import zipfile
 from pathlib import Path
 
 import pytest
-from workshop import Workshop, all_gone, tree, wait_until
+from bundle_desk import CLUSTERS, bundle
 
-from frog import __version__
 from frog.cli import main
-from frog.launch.bundle import make
 from frog.launch.bundle.sums import check_sums
-from frog.launch.bundle.wheels import PROJECT, build_wheel
+from frog.launch.bundle.wheels import python_version
 from frog.launch.slurm.explain import explain_file
 from frog.launch.submit.profile import load_profile
-
-CLUSTERS = Path(__file__).parents[2] / "config" / "clusters"
-NO_NETWORK = {"PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_RETRIES": "0", "PIP_FIND_LINKS": "/nowhere"}
-
-
-@pytest.fixture
-def here(workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a tiny run, its prepared data, and the profiles."""
-    for name in ("config.json", "run.toml"):
-        shutil.copy(workshop.root / name, tmp_path / name)
-    shutil.copytree(workshop.root / "data", tmp_path / "data")
-    shutil.copytree(CLUSTERS, tmp_path / "config" / "clusters")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def bundle(*words: str) -> int:
-    return main(["bundle", "run.toml", "--to", "out/it", *words])
 
 
 def test_it_holds_what_the_run_needs_and_nothing_half_made(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,74 +68,6 @@ def test_what_is_wrong_with_a_bundle_is_told(here: Path, capsys: pytest.CaptureF
     assert main(["bundle", "--check", "out/it"]) == 2
 
 
-def test_a_failure_leaves_nothing(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def full(folder: Path) -> int:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(make, "write_sums", full)
-    assert bundle("--no-wheels") == 1
-    assert "No space left on device" in capsys.readouterr().err
-    assert os.listdir(here / "out") == []
-
-
-def test_a_bundle_that_is_stopped_leaves_nothing_and_nobody(here: Path) -> None:
-    """While pip waits for an index that does not answer."""
-    with socket.create_server(("127.0.0.1", 0)) as index:
-        index.settimeout(60)
-        env = {
-            **os.environ,
-            "PIP_CONFIG_FILE": "/dev/null",
-            "PIP_INDEX_URL": f"http://127.0.0.1:{index.getsockname()[1]}/",
-        }
-        for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"):
-            env.pop(name, None)
-        words = [sys.executable, "-m", "frog.cli", "bundle", "run.toml", "--to", "out/it"]
-        with subprocess.Popen(words, cwd=here, env=env) as process:
-            connection, _ = index.accept()
-            family = tree(process)
-            process.terminate()
-            assert process.wait(timeout=60) == 128 + signal.SIGTERM
-            connection.close()
-    wait_until(lambda: all_gone(family), 30, "pip to be gone")
-    assert os.listdir(here / "out") == []
-
-
-def test_a_bundle_takes_its_name_at_once(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The very folder that was filled is renamed: a copy would be seen half done."""
-    seen = []
-    plain = make.write_sums
-    monkeypatch.setattr(make, "write_sums", lambda folder: (seen.append(folder.stat().st_ino), plain(folder))[1])
-    assert bundle("--no-wheels") == 0
-    assert seen == [(here / "out" / "it").stat().st_ino]
-
-
-def test_a_bundle_that_was_killed_does_not_look_whole_and_is_cleared(here: Path) -> None:
-    code = (
-        "import os, signal, sys\nfrom frog.launch.bundle import make\nfrom frog.cli import main\n"
-        "make.write_sums = lambda folder: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "main(['bundle', 'run.toml', '--to', 'out/it', '--no-wheels'])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=here, timeout=60)
-    assert done.returncode == -signal.SIGKILL
-    (left,) = os.listdir(here / "out")
-    assert left.startswith(".it.partial-")
-    assert bundle("--no-wheels") == 0
-    assert os.listdir(here / "out") == ["it"]
-
-
-def test_what_is_there_is_kept_unless_it_is_a_bundle_and_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (here / "out" / "it").mkdir(parents=True)
-    assert bundle("--no-wheels") == 0
-    assert bundle("--no-wheels") == 2
-    assert "--force replaces it" in capsys.readouterr().err
-    assert bundle("--no-wheels", "--force") == 0
-    (here / "out" / "it" / "SHA256SUMS").unlink()
-    assert bundle("--no-wheels", "--force") == 2
-    assert "name another folder" in capsys.readouterr().err
-
-
 def test_files_from_elsewhere_come_along_and_are_found(here: Path) -> None:
     (here / "models").mkdir()
     (here / "config.json").rename(here / "models" / "tiny.json")
@@ -185,6 +94,12 @@ def test_files_from_elsewhere_come_along_and_are_found(here: Path) -> None:
     assert main(["submit", "run.toml", "--to", "slurm", "--bundle", "out/it", "--dry-run"]) == 0
 
 
+SAME_NAMES = [
+    "--set=strategy.name=zero1", "--set=strategy.implementation=deepspeed",
+    "--set=strategy.deepspeed_file=ds/config.json",
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -193,6 +108,10 @@ def test_files_from_elsewhere_come_along_and_are_found(here: Path) -> None:
         (["--nodes", "3"], "not a multiple of world size 12"),
         (["--profile", "marenostrum5"], "takes no job without the project that pays"),
         (["--set", "train.step=1"], "did you mean train.steps?"),
+        (SAME_NAMES, "two files of one name: run.toml, config.json, ds/config.json"),
+        (["--platform", "manylinux_2_28_riscv64"], "make it in a Linux container of that machine type"),
+        (["--platform", "macosx_11_0_arm64"], "not a platform of Linux"),
+        (["--python-version", "3.99"], "the same command with Python 3.99"),
     ],
 )
 def test_what_cannot_be_bundled(words: list[str], told: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -210,6 +129,68 @@ def test_altered_data_is_not_bundled(here: Path, capsys: pytest.CaptureFixture[s
     assert "altered" in capsys.readouterr().err
 
 
+def test_the_command_that_made_it_makes_it_again(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    tag, version = f"manylinux_2_28_{platform.machine()}", python_version()
+    words = ["--no-wheels", "--platform", tag, "--python-version", version, "--nodes", "2"]
+    words += ["--set", "eval.prompt=a\n  b"]
+    assert main(["bundle", "run.toml", "--to", "out/the bundle", *words]) == 0
+    folder = here / "out" / "the bundle"
+    (told,) = [line for line in (folder / "job.sbatch").read_text().splitlines() if line.startswith("# Made by: ")]
+    assert told == (
+        f"# Made by: frog bundle run.toml --to 'out/the bundle' --profile generic --nodes 2 --platform {tag} "
+        f"--python-version {version} --no-wheels --set 'eval.prompt=a b'"
+    )
+    assert told.removeprefix("# Made by: ") in (folder / "README.md").read_text()
+
+
+MADE_WITH = ("--profile", "marenostrum5", "--account", "bsc01", "--nodes", "2", "--time", "02:00:00", "--no-wheels")
+
+
+def play_sbatch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a program called sbatch on PATH, and in the bundle a Python that the job would start."""
+    for path in (folder.parent / "bin" / "sbatch", folder / ".venv" / "bin" / "python"):
+        path.parent.mkdir(parents=True)
+        path.write_text('#!/bin/bash\necho "$PWD $*" > "$(dirname "$0")/given"\necho 7\n')
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder.parent / 'bin'}{os.pathsep}{os.environ['PATH']}")
+
+
+def test_another_job_of_a_bundle_asks_for_what_the_bundle_was_made_with(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bundle(*MADE_WITH) == 0
+    shutil.rmtree(here / "config")  # the profile is the one in the bundle
+    folder = here / "out" / "it"
+    play_sbatch(folder, monkeypatch)
+    before = (folder / "job.sbatch").read_bytes()
+    again = ["submit", "run.toml", "--to", "slurm", "--bundle", "out/it"]
+    assert main([*again, "--time", "01:00:00", "--set", "train.steps=3"]) == 0
+    job = (folder / "runs" / "jobs" / "tiny.sbatch").read_text()
+    for asked in (
+        "#SBATCH --account=bsc01", "#SBATCH --qos=acc_ehpc", "#SBATCH --nodes=2", "#SBATCH --time=01:00:00",
+        "export HF_HUB_OFFLINE=1", "--set train.steps=3",
+    ):  # fmt: skip
+        assert asked in job
+    assert (here / "out" / "bin" / "given").read_text() == f"{folder} --parsable runs/jobs/tiny.sbatch\n"
+    assert (folder / "job.sbatch").read_bytes() == before
+    assert check_sums(folder) == []
+
+    (here / "mine.toml").write_text("cpus_per_gpu = 2\n")
+    capsys.readouterr()
+    assert main([*again, "--profile", "mine.toml", "--dry-run"]) == 0
+    job = capsys.readouterr().out
+    assert "#SBATCH --nodes=1" in job
+    assert "account" not in job
+
+
+def test_a_profile_of_ones_own_comes_along(here: Path) -> None:
+    (here / "mine.toml").write_text('name = "My cluster"\ncpus_per_gpu = 2\n')
+    assert bundle("--no-wheels", "--profile", "mine.toml") == 0
+    (here / "mine.toml").unlink()
+    assert main(["submit", "run.toml", "--to", "slurm", "--bundle", "out/it", "--dry-run"]) == 0
+
+
 def test_a_job_of_a_bundle_is_refused_elsewhere(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["submit", "run.toml", "--to", "slurm", "--bundle", "data"]) == 2
     assert "no bundle there" in capsys.readouterr().err
@@ -217,110 +198,3 @@ def test_a_job_of_a_bundle_is_refused_elsewhere(here: Path, capsys: pytest.Captu
     shutil.copy(here / "run.toml", here / "other.toml")
     assert main(["submit", "other.toml", "--to", "slurm", "--bundle", "out/it"]) == 2
     assert "was made of run.toml" in capsys.readouterr().err
-
-
-def small_wheel(folder: Path, name: str, version: str, needs: str | None = None) -> None:
-    """A wheel of one module that knows its version."""
-    folder.mkdir(parents=True, exist_ok=True)
-    about = f"{name}-{version}.dist-info"
-    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
-    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
-        wheel.writestr(f"{name}.py", f'__version__ = "{version}"\n')
-        wheel.writestr(f"{about}/METADATA", metadata + (f"Requires-Dist: {needs}\n" if needs else ""))
-        wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr(f"{about}/RECORD", f"{name}.py,,\n{about}/METADATA,,\n{about}/WHEEL,,\n{about}/RECORD,,\n")
-
-
-def collect_small_wheels(folder: Path, extras: tuple[str, ...], platform: str | None, python: str | None) -> None:
-    small_wheel(folder, "frog", __version__, needs="pond>=2")
-    small_wheel(folder, "pond", "2.5")
-
-
-def set_up(folder: Path, **changes: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, **NO_NETWORK, "PYTHON": sys.executable, **changes}
-    return subprocess.run(["./setup.sh"], cwd=folder, env=env, capture_output=True, text=True, timeout=150)
-
-
-def test_setup_takes_the_wheels_of_the_folder_alone(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(make, "collect_wheels", collect_small_wheels)
-    assert bundle() == 0
-    (here / "out" / "it").rename(here / "moved")
-    folder = here / "moved"
-
-    (here / "module").mkdir()
-    small_wheel(here / "module", "pond", "2.9")  # as a cluster's modules put packages on PYTHONPATH
-    shutil.unpack_archive(here / "module" / "pond-2.9-py3-none-any.whl", here / "module", "zip")
-    done = set_up(folder, PYTHONPATH=str(here / "module"))
-    assert done.returncode == 0, done.stderr
-    assert f"frog {__version__} is in .venv" in done.stdout
-    python = folder / ".venv" / "bin" / "python"
-    found = subprocess.run(
-        [python, "-c", "import pond; print(pond.__version__)"], capture_output=True, text=True, timeout=60
-    )
-    assert found.stdout == "2.5\n"
-    assert check_sums(folder) == []
-
-    (folder / "wheels" / "pond-2.5-py3-none-any.whl").write_bytes(b"torn")
-    done = set_up(folder)
-    assert done.returncode == 1
-    assert "this bundle is not whole" in done.stderr
-
-
-def test_a_torch_without_cuda_for_a_cluster_with_gpus_is_told(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def collect(version: str) -> None:
-        monkeypatch.setattr(make, "collect_wheels", lambda folder, *rest: small_wheel(folder, "torch", version))
-
-    collect("2.13.0+cpu")
-    assert bundle() == 0
-    assert "torch-2.13.0+cpu" in capsys.readouterr().out
-    assert "no CUDA" in (here / "out" / "it" / "README.md").read_text()
-    collect("2.13.0+cu126")
-    assert bundle("--force") == 0
-    assert "no CUDA" not in capsys.readouterr().out
-    assert "no CUDA" not in (here / "out" / "it" / "README.md").read_text()
-
-
-def test_setup_that_fails_leaves_no_environment(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(make, "collect_wheels", lambda folder, *rest: small_wheel(folder, "frog", __version__, "pond"))
-    assert bundle("--python-version", f"{sys.version_info.major}.{sys.version_info.minor}") == 0
-    done = set_up(here / "out" / "it")
-    assert done.returncode == 1
-    assert "pond" in done.stderr
-    assert not (here / "out" / "it" / ".venv").exists()
-
-
-def test_setup_refuses_another_python(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(make, "collect_wheels", collect_small_wheels)
-    assert bundle("--python-version", "3.99") == 0
-    done = set_up(here / "out" / "it")
-    assert done.returncode == 1
-    assert "the wheels are for 3.99" in done.stderr
-    done = set_up(here / "out" / "it", PYTHON="/nowhere/python")
-    assert "/nowhere/python does not run" in done.stderr
-
-
-def test_pip_that_fails_is_told_and_leaves_nothing(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("frog.launch.bundle.wheels.build_wheel", lambda folder: folder / "frog-0-py3-none-any.whl")
-    assert bundle() == 1
-    err = capsys.readouterr().err
-    assert "pip wheel ended with exit code" in err
-    assert os.listdir(here / "out") == []
-
-
-def test_frogs_own_wheel_holds_all_of_its_files(tmp_path: Path) -> None:
-    if not (PROJECT / "pyproject.toml").is_file():
-        pytest.skip("Frog was not installed from its sources, and its wheel is built from them")
-    before = (PROJECT / "build").exists()
-    with zipfile.ZipFile(build_wheel(tmp_path)) as wheel:
-        packed = set(wheel.namelist())
-    sources = {
-        f"frog/{path.relative_to(PROJECT / 'src/frog').as_posix()}"
-        for path in (PROJECT / "src" / "frog").rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    }
-    assert sources - packed == set()
-    assert (PROJECT / "build").exists() == before

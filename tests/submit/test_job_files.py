@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -20,6 +21,7 @@ from frog.core.errors import ConfigError, UsageError
 from frog.launch.slurm.explain import explain
 from frog.launch.slurm.explain_job import Job, read_job
 from frog.launch.slurm.explain_lines import summary
+from frog.launch.submit.commands import FOR_KUBERNETES, FOR_SLURM, add_submit_parser
 from frog.launch.submit.job import JobRequest, check_request, render_job
 from frog.launch.submit.profile import ClusterProfile, load_profile
 from frog.launch.submit.slurm import render_checked
@@ -166,6 +168,32 @@ def test_dry_run_prints_and_writes_nothing(here: Path, capsys: pytest.CaptureFix
     assert submit("--nodes", "2", "--dry-run") == 0
     assert capsys.readouterr().out.startswith("#!/bin/bash\n# run.toml on generic: 2 nodes x 4 ranks = a world of 8.\n")
     assert sorted(here.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("kubernetes --time 1:00:00 --account a", "--time, --account: only --to slurm has that"),
+        ("kubernetes --profile nonsense --bundle /nope", "--profile, --bundle: only --to slurm has that"),
+        ("slurm --image frog:9 --storage-class fast", "--image, --storage-class: only --to kubernetes has that"),
+        ("slurm --no-gpus", "--gpus: only --to kubernetes has that"),
+        ("kubernetes --ranks-per-node 0", "--ranks-per-node 0: must be at least 1"),
+        ("kubernetes --cpus 0", "--cpus 0: must be at least 1"),
+        ("slurm --nodes 0", "--nodes 0: must be at least 1"),
+    ],
+)
+def test_no_option_is_dropped_silently(words: str, told: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["submit", "run.toml", "--dry-run", "--to", *words.split()]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_every_option_belongs_to_one_cluster_or_to_both() -> None:
+    parser = argparse.ArgumentParser()
+    add_submit_parser(parser.add_subparsers())
+    options = vars(parser.parse_args(["submit", "run.toml", "--to", "slurm"])).keys()
+    assert set(FOR_SLURM) | set(FOR_KUBERNETES) <= options
+    rest = options - set(FOR_SLURM) - set(FOR_KUBERNETES)
+    assert rest == {"run_file", "to", "nodes", "ranks_per_node", "set", "dry_run", "handler"}
 
 
 def test_without_sbatch_it_says_so(

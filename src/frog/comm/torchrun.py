@@ -1,8 +1,7 @@
-"""torchrun, with what happens as data: `python -m frog.comm.torchrun OUTCOME.json <what torchrun takes>`.
+"""torchrun, with what happens as data: `python -m frog.comm.torchrun TOLD.jsonl <what torchrun takes>`.
 
 The launcher starts this in place of the `torchrun` script. It is the same agent; it only tells more: the ranks it
-starts and those it finds failed go to OUTCOME.jsonl, line by line, and which failed at last to OUTCOME.json, not logged
-and thrown.
+starts and those it finds failed go to TOLD.jsonl, line by line, and are not logged and thrown.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed.launcher.api as launcher_api
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -25,14 +24,15 @@ from torch.distributed.run import parse_args, run
 
 from frog.core.env import tell_attempt
 from frog.core.errors import UsageError
-from frog.core.files import write_json
-from frog.core.processes import leave, leave_with_parent
+from frog.core.processes import NOT_MET, kill_group, leave, leave_with_parent
 
 
 class _TellingAgent(LocalElasticAgent):
     """torchrun's own agent, which writes down the worlds it starts and the failures it sees."""
 
     journal: Path
+    pids: tuple[int, ...] = ()
+    """Of the ranks that run. Each leads a group of its own."""
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         super()._rendezvous(worker_group)
@@ -47,6 +47,8 @@ class _TellingAgent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         pids: dict[int, Any] = super()._start_workers(worker_group)
+        _TellingAgent.pids = tuple(pids.values())
+        self._ended_ns: dict[int, int] = {}
         self._write(
             "world",
             node_rank=worker_group.group_rank,
@@ -59,48 +61,53 @@ class _TellingAgent(LocalElasticAgent):
         return pids
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        self._note_ends()
         result: RunResult = super()._monitor_workers(worker_group)
         for rank, failure in result.failures.items():
             told = _describe(rank, failure)
             if failure.exitcode == UsageError.exit_code:  # starting again would not mend a user's mistake
                 self._remaining_restarts = 0
-            self._write("exit", node_rank=worker_group.group_rank, code=told.pop("exit_code"), **told)
+            ended_ns = self._ended_ns.get(failure.pid) or time.time_ns()
+            self._write("exit", ended_ns, node_rank=worker_group.group_rank, code=told.pop("exit_code"), **told)
         return result
 
-    def _write(self, event: str, **fields: Any) -> None:
-        line = {"event": event, "unix_ns": time.time_ns(), "attempt": self._attempt, **fields}
+    def _note_ends(self) -> None:
+        """Note who has ended by now: of a failure torchrun tells only when it has made the others leave."""
+        handlers = getattr(self._pcontext, "subprocess_handlers", {})
+        for process in (handler.proc for handler in handlers.values()):
+            if process.pid not in self._ended_ns and process.poll() is not None:
+                self._ended_ns[process.pid] = time.time_ns()
+
+    def _write(self, event: str, unix_ns: int | None = None, **fields: Any) -> None:
+        line = {"event": event, "unix_ns": unix_ns or time.time_ns(), "attempt": self._attempt, **fields}
         with open(self.journal, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
 
 def main(arguments: list[str]) -> int:
-    """Run the agent; write {"failures": [...], "signal": n or null}; return the exit code."""
-    outcome_path = Path(arguments[0])
+    """Run the agent; return the exit code."""
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    leave_with_parent()
-    _TellingAgent.journal = outcome_path.with_suffix(".jsonl")
+    leave_with_parent(last=_kill_ranks)
+    _TellingAgent.journal = Path(arguments[0])
     vars(launcher_api)["LocalElasticAgent"] = _TellingAgent
-    outcome: dict[str, Any] = {"failures": [], "signal": None, "state": WorkerState.SUCCEEDED.value}
-    code = 0
     try:
         run(parse_args(arguments[1:]))  # type: ignore[no-untyped-call]
-    except ChildFailedError as error:
-        outcome["failures"] = [_describe(rank, failure) for rank, failure in error.failures.items()]
-        outcome["state"] = WorkerState.FAILED.value
-        code = 1
+    except ChildFailedError:
+        return 1
     except RendezvousError as error:
         name = type(error).__name__.removesuffix("Error")
         print(
             f"the nodes did not come together: {name}{f': {error}' if str(error) else ''}", file=sys.stderr, flush=True
         )
-        outcome["state"] = WorkerState.FAILED.value
-        code = 1
+        return NOT_MET
     except SignalException as error:
-        outcome["signal"] = int(error.sigval)
-        outcome["state"] = WorkerState.STOPPED.value
-        code = 128 + int(error.sigval)
-    write_json(outcome_path, outcome)
-    return code
+        return 128 + int(error.sigval)
+    return 0
+
+
+def _kill_ranks() -> None:
+    for pid in _TellingAgent.pids:
+        kill_group(pid)
 
 
 def _describe(rank: int, failure: ProcessFailure) -> dict[str, Any]:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
+import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 from frog.core.env import launcher_pid
+
+NOT_MET = os.EX_UNAVAILABLE
+"""Exit code of an agent that did not find the other nodes, or lost them."""
 
 
 def leave(code: int) -> NoReturn:
@@ -24,23 +31,38 @@ def leave(code: int) -> NoReturn:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process of that number runs, whoever it belongs to."""
+    """Whether a process of that number runs, whoever it belongs to. One that ended and was not yet seen to does not."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
         return True
+    with contextlib.suppress(OSError):  # no /proc: not Linux
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return True
 
 
-def leave_with_parent(poll_s: float = 0.5) -> None:
-    """End this process when the one that started it, or the launcher, is gone: nothing outlives a `kill -9`."""
+def kill_group(leader: int) -> None:
+    """Kill a process that leads a group, and all of that group; nothing if there is none."""
+    if leader <= 1:
+        raise ValueError(f"process {leader}: never a group of ours")
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def leave_with_parent(poll_s: float = 0.5, *, last: Callable[[], None] | None = None) -> None:
+    """End this process when the one that started it, or the launcher, is gone: nothing outlives a `kill -9`.
+
+    last: what to do before that, such as to end one's own children.
+    """
     parent, launcher = os.getppid(), launcher_pid()
 
     def watch() -> None:
         while os.getppid() == parent and (launcher is None or is_alive(launcher)):
             time.sleep(poll_s)
+        if last is not None:
+            last()
         os._exit(1)
 
     threading.Thread(target=watch, name="parent watch", daemon=True).start()

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import signal
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from frog.core.processes import is_alive, kill_group
 from frog.core.units import time_text
 from frog.launch.nodes import Nodes
 
 _JOIN_S = 120
 """How long the nodes of a world wait for each other."""
 
+_MOST_EARLY = 10_000
+"""Lines of a node that are kept for its log until there is a run folder. Not every program makes one."""
+
 
 def agent_command(
-    nodes: Nodes, address: str, endpoint: str, outcome: Path, target: Sequence[str], restarts: int
+    nodes: Nodes, address: str, endpoint: str, told: Path, target: Sequence[str], restarts: int
 ) -> list[str]:
     """The command that starts one node's agent.
 
@@ -32,12 +35,12 @@ def agent_command(
     size = str(nodes.most) if not nodes.elastic else f"{nodes.least}:{nodes.most}"
     conf = f"is_host=0,join_timeout={_JOIN_S},last_call_timeout=3,keep_alive_interval=2,keep_alive_max_attempt=5"
     return [
-        *(sys.executable, "-m", "frog.comm.torchrun", str(outcome)),
+        *(sys.executable, "-m", "frog.comm.torchrun", str(told)),
         *("--nnodes", size, "--nproc-per-node", str(nodes.ranks), "--local-addr", address),
         *("--max-restarts", str(restarts), "--monitor-interval", "0.1"),
-        *("--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", outcome.parent.parent.name),
+        *("--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", told.parent.parent.name),
         *(("--rdzv-conf", conf) if nodes.several else ()),
-        *("--log-dir", str(outcome.parent), *target),
+        *("--log-dir", str(told.parent), *target),
     ]
 
 
@@ -47,9 +50,9 @@ class Agent:
 
     node: int
     host: str
-    address: str
     process: subprocess.Popen[bytes]
-    outcome: Path
+    told: Path
+    """What it tells, line by line."""
     pids: dict[int, int] = field(default_factory=dict)
     """Of the ranks that it started last, by rank."""
     watched: dict[int, int] = field(default_factory=dict)
@@ -63,10 +66,9 @@ class Agent:
 
     def news(self) -> Iterator[dict[str, Any]]:
         """What it has told since it was last asked, with the node it comes from."""
-        journal = self.outcome.with_suffix(".jsonl")
-        if not journal.exists():
+        if not self.told.exists():
             return
-        with open(journal, "rb") as file:
+        with open(self.told, "rb") as file:
             file.seek(self._told_bytes)
             for line in file:
                 if not line.endswith(b"\n"):
@@ -82,8 +84,17 @@ class Agent:
 
     def kill(self) -> None:
         """End the agent and all its ranks at once, as a machine ends that loses its power."""
-        for pid in (self.process.pid, *self.pids.values()):
-            _kill(pid)
+        kill_group(self.process.pid)
+        self.kill_ranks()
+
+    def kill_ranks(self) -> None:
+        """Kill the ranks that it started last, each with its own children."""
+        for pid in self.pids.values():
+            kill_group(pid)
+
+    def has_ranks(self) -> bool:
+        """Whether a rank that it started last still runs."""
+        return any(is_alive(pid) for pid in self.pids.values())
 
     def copy_lines(self, copy_to: Output) -> None:
         """From now on, its lines and its ranks' go to `copy_to`."""
@@ -93,8 +104,7 @@ class Agent:
 
     def finish(self) -> None:
         """Once it has ended: kill what is left of its process group, and wait for its last lines."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        kill_group(self.process.pid)
         if self._printer is not None and self.process.stdout is not None:
             self._printer.join(timeout=5)
             if not self._printer.is_alive():
@@ -107,29 +117,33 @@ class Output:
 
     def __init__(self) -> None:
         self._logs: dict[int, IO[str]] = {}
-        self._early: dict[int, list[str]] = {}
+        self._early: dict[int, deque[str]] = {}
         self._lock = threading.Lock()
 
     def copy(self, lines: IO[bytes], agent: Agent) -> None:
+        """Take all lines to their end: if nobody did, the ranks would wait for a full pipe to empty."""
         for raw in lines:
             line = raw.decode(errors="replace").rstrip("\n")
-            print(f"{agent.host} | {line}\n", end="", flush=True)
-            stamped = f"{time_text()} {line}\n"
-            with self._lock:
-                log = self._logs.get(agent.node)
-                if log is not None:
-                    log.write(stamped)
-                else:
-                    self._early.setdefault(agent.node, []).append(stamped)
+            with contextlib.suppress(OSError):  # the screen is closed, as by `| head`
+                print(f"{agent.host} | {line}\n", end="", flush=True)
+            with self._lock, contextlib.suppress(OSError):  # the disk is full
+                self._keep(agent.node, f"{time_text()} {line}\n")
+
+    def _keep(self, node: int, stamped: str) -> None:
+        log = self._logs.get(node)
+        if log is not None:
+            log.write(stamped)
+        else:
+            self._early.setdefault(node, deque(maxlen=_MOST_EARLY)).append(stamped)
 
     def open_log(self, node: int, path: Path) -> None:
         """From now on, and from before, a node's lines also go to that file."""
-        with self._lock:
+        with self._lock, contextlib.suppress(OSError):
             if node in self._logs:
                 return
             path.parent.mkdir(parents=True, exist_ok=True)
             log = self._logs[node] = open(path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115
-            log.writelines(self._early.pop(node, []))
+            log.writelines(self._early.pop(node, ()))
 
     def close(self) -> None:
         """Close all logs; lines that come later are dropped."""
@@ -137,8 +151,3 @@ class Output:
             for log in self._logs.values():
                 log.close()
             self._logs.clear()
-
-
-def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +12,11 @@ from frog.core.errors import UsageError
 
 if TYPE_CHECKING:
     from frog.launch.nodes import Nodes
-    from frog.launch.world import Options
+    from frog.launch.start import Options
+
+
+_LEAST_DEADLINE_S = 2.0
+"""Shorter, and a healthy rank that is slow for a moment is killed."""
 
 
 def add_run_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -62,8 +67,14 @@ def _run(args: argparse.Namespace) -> int:
     if args.manifest is not None:
         from frog.launch.kubernetes.local import run_manifest
 
-        if args.nproc or args.nodes:
-            raise UsageError("--from takes the world from the manifest", f"frog run --from {args.manifest}")
+        none = argparse.ArgumentParser()
+        add_world_arguments(none)
+        for option, default in vars(none.parse_args([])).items():
+            if getattr(args, option) != default:
+                raise UsageError(
+                    f"--{option.replace('_', '-')}: --from takes the world from the manifest, and all that it may do",
+                    f"frog run --from {args.manifest}",
+                )
         return run_manifest(args.manifest, extra=program)
     nodes, options = read_world(args)
     return run_world(nodes, program, options)
@@ -72,7 +83,7 @@ def _run(args: argparse.Namespace) -> int:
 def read_world(args: argparse.Namespace, extra_env: Mapping[str, str] | None = None) -> tuple[Nodes, Options]:
     """The nodes and options that the arguments name. Raises UsageError naming what cannot be."""
     from frog.launch.nodes import Nodes, parse_nodes
-    from frog.launch.world import Options
+    from frog.launch.start import Options
 
     if args.nproc is None and args.nodes is None:
         raise UsageError("how large is the world?", "--nproc 4 for four ranks, or --nodes 2x4 for two nodes of four")
@@ -80,8 +91,15 @@ def read_world(args: argparse.Namespace, extra_env: Mapping[str, str] | None = N
         raise UsageError(f"--nproc {args.nproc}: a world has at least one rank")
     nodes = parse_nodes(args.nodes) if args.nodes else Nodes(1, 1, args.nproc)
     restarts = args.restarts if args.restarts is not None else 3 if nodes.elastic else 0
-    if restarts < 0 or args.deadline <= 0:
-        raise UsageError(f"--restarts {restarts} --deadline {args.deadline:g}: must not be negative")
+    if restarts < 0:
+        raise UsageError(f"--restarts {restarts}: must not be negative")
+    if not _LEAST_DEADLINE_S <= args.deadline < math.inf:
+        raise UsageError(
+            f"--deadline {args.deadline:g}: ranks give a sign of life twice a second",
+            f"at least {_LEAST_DEADLINE_S:g} seconds",
+        )
+    if args.threads is not None and args.threads < 1:
+        raise UsageError(f"--threads {args.threads}: a rank has at least one thread")
     if args.network and not nodes.several:
         raise UsageError("--network needs several nodes: one node has no link", "--nodes 2x2")
     network = None

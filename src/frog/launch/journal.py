@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -24,7 +25,7 @@ class Journal:
         """The run folder, once rank 0 has chosen it; what has waited is written there."""
         if self.folder is None and self._pointer.exists():
             self.folder = RunFolder(Path(self._pointer.read_text()))
-            self._write()
+        self._write()
         return self.folder
 
     def tell(self, event: str, unix_ns: int | None = None, **fields: Any) -> None:
@@ -33,14 +34,19 @@ class Journal:
             raise ValueError(f"{event}: fields {sorted(fields)}, the schema has {sorted(LAUNCHER_FIELDS[event])}")
         self._waiting.append(json.dumps({"event": event, "unix_ns": unix_ns or time.time_ns(), **fields}) + "\n")
         self.look_for_folder()
-        self._write()
 
     def _write(self) -> None:
+        """Write what waits; on a full disk it goes on waiting, since the ranks' own words are still to be told."""
         if self.folder is None or not self._waiting:
             return
-        self.folder.events.mkdir(parents=True, exist_ok=True)
-        with open(self.folder.launcher_events, "ab+") as file:
-            if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
-                file.write(b"\n")  # a launcher that was killed left half a line
-            file.write("".join(self._waiting).encode())
-        self._waiting.clear()
+        with contextlib.suppress(OSError):
+            self.folder.events.mkdir(parents=True, exist_ok=True)
+            with open(self.folder.launcher_events, "ab+", buffering=0) as file:
+                size = file.seek(0, os.SEEK_END)
+                # A launcher that was killed, or a disk that was full, left half a line.
+                torn = size and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n"
+                lines = (b"\n" if torn else b"") + "".join(self._waiting).encode()
+                if file.write(lines) < len(lines):
+                    os.ftruncate(file.fileno(), size)
+                    return
+            self._waiting.clear()

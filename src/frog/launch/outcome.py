@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from frog.core import errors
 from frog.core.errors import CommError, FrogError, LaunchError, UsageError
+from frog.core.runfolder import RunFolder
 
 _TOGETHER_S = 10
 """Failures this close belong together. torchrun kills ranks that hang 30 s after the failure that they caused."""
 
 Failure = dict[str, Any]
 """One failed rank, as its agent tells it: rank, pid, code (negative: the signal), time_s, error, traceback."""
+
+
+def last_failures(told: Path) -> list[Failure]:
+    """What an agent that has ended had told of its last attempt; nothing if that did not fail."""
+    lines = told.read_text().splitlines() if told.exists() else []
+    events = [json.loads(line) for line in lines]
+    last = max((event["attempt"] for event in events), default=0)
+    return [event for event in events if event["event"] == "exit" and event["attempt"] == last]
 
 
 def first_failure(failures: Sequence[Failure]) -> Failure:
@@ -23,17 +34,19 @@ def first_failure(failures: Sequence[Failure]) -> Failure:
     return min(together, key=lambda failure: (_is_victim(failure), failure["time_s"], failure["rank"]))
 
 
-def world_error(failures: Sequence[Failure], lost: Mapping[str, int], codes: Sequence[int]) -> LaunchError:
+def world_error(
+    failures: Sequence[Failure], lost: Mapping[str, int], codes: Sequence[int], folder: RunFolder | None = None
+) -> LaunchError:
     """The error of a world that failed, with the exit code that it ends with.
 
     failures: the ranks that failed in the last attempt; lost: the nodes that have gone, by host, each with the signal
-    that killed its agent; codes: of the agents that count, as Popen gives them.
+    that killed its agent; codes: of the agents that count, as Popen gives them; folder: the run's, if it has one.
     """
     if failures and not (lost and _is_victim(first_failure(failures))):
-        return explain(failures)
+        return explain(failures, folder)
     if lost:
         host, number = next(iter(lost.items()))
-        after = explain(failures) if failures else None
+        after = explain(failures, folder) if failures else None
         what = f"{host} was killed by {signal.Signals(number).name}, with all its ranks"
         error = LaunchError(f"{what}\n{after.what}" if after else what, after.hint if after else None)
         error.exit_code = after.exit_code if after else 128 + number
@@ -44,7 +57,7 @@ def world_error(failures: Sequence[Failure], lost: Mapping[str, int], codes: Seq
     return error
 
 
-def explain(failures: Sequence[Failure]) -> LaunchError:
+def explain(failures: Sequence[Failure], folder: RunFolder | None = None) -> LaunchError:
     """The error of a world that failed, with the exit code that it ends with."""
     first = first_failure(failures)
     code, (kind, message) = first["code"], _split(first["error"])
@@ -55,7 +68,7 @@ def explain(failures: Sequence[Failure]) -> LaunchError:
         also = f" ({others} other rank{'s' if others > 1 else ''} ended with it)" if others else ""
         told = message if kind is not None else (first["traceback"] or message).rstrip()
         text = f"{in_words(first)}{also}\n{told}".rstrip()
-        error = LaunchError(text, f"its log is logs/rank_{first['rank']}/train.log" if first["error"] else None)
+        error = LaunchError(text, f"its log is {folder.rank_log(first['rank'])}" if folder and first["error"] else None)
     error.exit_code = code if code > 0 else 128 - code
     return error
 

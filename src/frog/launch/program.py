@@ -17,6 +17,15 @@ _PROGRAMS = {
 """Frog's own programs that run on every rank."""
 
 
+_GO_ON = frozenset({"train"})
+"""Those that go on from their last checkpoint when they are started again."""
+
+
+def can_go_on(program: Sequence[str]) -> bool:
+    """Whether a program may be started again in the middle of its run. What a script does is its own business."""
+    return program[0] in _GO_ON or program[0] not in _PROGRAMS
+
+
 def target(program: Sequence[str]) -> list[str]:
     """The words that torchrun takes for a program: `train RUN.toml ...`, or a Python script with its arguments.
 

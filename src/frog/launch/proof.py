@@ -17,7 +17,8 @@ from typing import Any
 from frog.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, TrainConfig, load_model_config, to_dict
 from frog.core.errors import UsageError
 from frog.core.files import write_json
-from frog.launch.world import Options, run_world
+from frog.launch.start import Options
+from frog.launch.world import run_world
 
 SMALL_MODEL = ModelConfig(
     vocab_size=96,

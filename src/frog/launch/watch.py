@@ -44,15 +44,17 @@ def find_hangs(folder: RunFolder, pids: dict[int, int], deadline_s: float, stuck
     """The ranks, out of those given with their pids, that have been silent or stuck for longer than allowed.
 
     A rank without a heartbeat yet is still starting; one that has ended is its agent's to tell, which first ends the
-    others and may take its time for that.
+    others and may take its time for that. A rank is stuck after `stuck_s`, or twice its own collectives' time-out if
+    that is longer; so is one that has taken its last step and does not leave.
     """
     now_ns = time.monotonic_ns()
     for rank, pid in pids.items():
         beat = read_heartbeat(folder.heartbeat(rank))
-        if beat is None or beat["pid"] != pid or beat["status"] != "running" or not is_alive(pid):
+        if beat is None or beat["pid"] != pid or not is_alive(pid):
             continue
         silent_s = (now_ns - beat["beat_ns"]) / 1e9
-        if silent_s > deadline_s:
+        allowed_s = max(stuck_s, 2 * beat.get("timeout_s", 0))
+        if silent_s > (deadline_s if beat["status"] == "running" else allowed_s):
             yield Hang(rank, pid, "silent", silent_s, beat)
-        elif beat["open"] and (now_ns - beat["open"][0]["start_ns"]) / 1e9 > stuck_s:
+        elif beat["open"] and (now_ns - beat["open"][0]["start_ns"]) / 1e9 > allowed_s:
             yield Hang(rank, pid, "stuck", (now_ns - beat["open"][0]["start_ns"]) / 1e9, beat)

@@ -6,32 +6,30 @@ import contextlib
 import json
 import os
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from frog.core.env import child_env
 from frog.core.errors import LaunchError, UsageError
-from frog.launch.agent import Agent, Output, agent_command
+from frog.core.processes import NOT_MET
+from frog.launch.agent import Agent, Output
 from frog.launch.journal import Journal
 from frog.launch.nodes import Nodes, world_table
 from frog.launch.outcome import Failure, in_words, world_error
-from frog.launch.program import target
+from frog.launch.program import can_go_on, target
+from frog.launch.start import Options, Starter
 from frog.launch.watch import find_hangs, keep_heartbeats
-
-if TYPE_CHECKING:
-    from frog.launch.network import Link, Network
 
 _GRACE_S = 45.0
 """From asking a world to stop to killing it: time for a step and a checkpoint. torchrun itself waits 30 s."""
+
+_LAST_WORDS_S = 5.0
+"""The same for an agent that has no ranks any more: it looks for nodes that it cannot reach."""
 
 _PATIENCE_S = 20.0
 """How long the other nodes may take to notice that one has failed, before they are asked to stop."""
@@ -39,27 +37,8 @@ _PATIENCE_S = 20.0
 _LOOK_S = 0.5
 """Between two looks at the heartbeats."""
 
-_STORE_PORT = 29400
-"""Inside a network of its own, where nobody else is."""
 
-
-@dataclass(frozen=True)
-class Options:
-    """How a world is started and watched."""
-
-    threads: int | None = None
-    restarts: int = 0
-    deadline_s: float = 60.0
-    """A rank that gives no sign of life for so long is killed."""
-    stuck_s: float = 300.0
-    """So is one that waits in a single collective for so long. Its own `train.timeout_s` should come first."""
-    repair_s: float = 15.0
-    """After which a node that has gone comes back, if the world can shrink; at once if it cannot."""
-    network: Link | None = None
-    extra_env: Mapping[str, str] = field(default_factory=dict)
-
-
-def run_world(nodes: Nodes | int, program: Sequence[str], options: Options = Options()) -> int:
+def run_world(nodes: Nodes | int, program: Sequence[str], options: Options | None = None) -> int:
     """Run `program` on every rank of a world under torchrun; return the exit code of the world.
 
     `program` is a frog command that trains (`train RUN.toml ...`) or a Python script with its arguments. A number of
@@ -71,14 +50,18 @@ def run_world(nodes: Nodes | int, program: Sequence[str], options: Options = Opt
         if nodes < 1:
             raise UsageError(f"--nproc {nodes}: a world has at least one rank")
         nodes = Nodes(1, 1, nodes)
-    words = target(program)
+    words, options = target(program), options or Options()
+    if options.restarts and not can_go_on(program):
+        raise UsageError(
+            f"{program[0]} begins anew each time: it has no checkpoints to go on from", "leave --restarts out"
+        )
     with tempfile.TemporaryDirectory(prefix="frog-world-") as scratch, ExitStack() as stack:
         network = None
         if options.network is not None:
             from frog.launch.network import Network
 
             network = stack.enter_context(Network(nodes.most, options.network))
-        launch = _Launch(nodes, words, options, Path(scratch), network)
+        launch = _Launch(nodes, options, Path(scratch), Starter(nodes, words, options, Path(scratch), network))
         stack.callback(launch.clean_up)
         return launch.run()
 
@@ -86,16 +69,15 @@ def run_world(nodes: Nodes | int, program: Sequence[str], options: Options = Opt
 class _Launch:
     """One `frog run`, from the first agent's start to the last one's end."""
 
-    def __init__(
-        self, nodes: Nodes, words: Sequence[str], options: Options, scratch: Path, network: Network | None
-    ) -> None:
-        self.nodes, self.words, self.options, self.scratch, self.network = nodes, words, options, scratch, network
+    def __init__(self, nodes: Nodes, options: Options, scratch: Path, starter: Starter) -> None:
+        self.nodes, self.options, self.scratch, self.starter = nodes, options, scratch, starter
+        self.network = starter.network
         self.journal, self.output = Journal(scratch), Output()
         self.agents: list[Agent] = []
         self.failures: list[Failure] = []
         self.signals: list[int] = []
         self.lost: dict[str, int] = {}
-        self._store: subprocess.Popen[bytes] | None = None
+        """Nodes that have gone and not come back, by host: the signal that killed the agent."""
         self._shown: dict[int, list[dict[str, Any]]] = {}
         self._comes_back: dict[int, float] = {}
         self._asked_at: float | None = None
@@ -103,32 +85,38 @@ class _Launch:
         self._finished_at: float | None = None
         self._returns = 0
         self._next_look = 0.0
+        self._failed_by_itself = False
 
     def run(self) -> int:
         """Start the nodes, stay until all have ended; return the exit code, or raise the world's error."""
-        hosts = [{"node": n, "host": self.nodes.host(n), "address": self._address(n)} for n in range(self.nodes.most)]
+        every = range(self.nodes.most)
+        hosts = [{"node": n, "host": self.nodes.host(n), "address": self.starter.address(n)} for n in every]
         self.journal.tell(
             "launch",
             pid=os.getpid(),
             nodes=hosts,
             ranks_per_node=self.nodes.ranks,
-            program=list(self.words),
+            program=list(self.starter.words),
             restarts=self.options.restarts,
             network=self.options.network.describe() if self.options.network else None,
         )
-        self._endpoint = self._start_store() if self.nodes.several else "127.0.0.1:0"
+        if self.nodes.several:
+            self.starter.start_store()
         with self._take_signals():
-            for node in range(self.nodes.most):
-                self._start(node)
+            for node in every:
+                if not self.signals:
+                    self._start(node)
             while self._running() or self._comes_back:
                 time.sleep(0.05)
                 self._tick()
         self._tick()
         error = self._error()
-        code = 128 + self.signals[0] if self.signals else error.exit_code if error else 0
+        code = 0 if error is None else 128 + self.signals[0] if self.signals else error.exit_code
         self.journal.tell("end", code=code, network=self._network_figures())
         if error and not self.signals:
             raise error
+        if error and self._failed_by_itself:
+            print(f"error: {error}", file=sys.stderr)
         return code
 
     def _network_figures(self) -> dict[str, Any] | None:
@@ -144,64 +132,25 @@ class _Launch:
                 agent.kill()
                 agent.process.wait()
             agent.finish()
-        if self._store is not None:
-            self._store.kill()
-            self._store.wait()
+        self.starter.close()
         self.output.close()
 
     # ---- starting ----------------------------------------------------------------------------------------------------
 
-    def _address(self, node: int) -> str:
-        return self.network.address(node) if self.network else self.nodes.address(node)
-
-    def _start_store(self) -> str:
-        """Serve the place where the nodes meet; return its address and port."""
-        module = [sys.executable, "-m", "frog.comm.store"]
-        if self.network is not None:
-            endpoint = f"{self._address(0)}:{_STORE_PORT}"
-            self._store = subprocess.Popen(self.network.enter(0, [*module, endpoint]), start_new_session=True)
-            return endpoint
-        with socket.create_server(("127.0.0.1", 0)) as listening:
-            self._store = subprocess.Popen(
-                [*module, str(listening.fileno())], pass_fds=(listening.fileno(),), start_new_session=True
-            )
-            return f"127.0.0.1:{listening.getsockname()[1]}"
-
     def _start(self, node: int) -> None:
-        outcome = self.scratch / f"node_{node}_{len(self.agents)}" / "outcome.json"
-        outcome.parent.mkdir()
-        address = self._address(node)
-        command = agent_command(self.nodes, address, self._endpoint, outcome, self.words, self.options.restarts)
-        if self.network is not None:
-            command = self.network.enter(node, command)
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if self.nodes.several else {}
-        process = subprocess.Popen(command, env=self._environment(node), start_new_session=True, **pipes)  # type: ignore[call-overload]
-        agent = Agent(node, self.nodes.host(node), address, process, outcome)
+        agent = self.starter.start_agent(node)
         self.agents.append(agent)
+        if self.signals:  # came while it was being started
+            agent.process.terminate()
         if self.nodes.several:
             agent.copy_lines(self.output)
-
-    def _environment(self, node: int) -> dict[str, str]:
-        num_ranks = self.nodes.most * self.nodes.ranks
-        threads = self.options.threads or max(1, (os.cpu_count() or 1) // num_ranks)
-        changes = {
-            "OMP_NUM_THREADS": str(threads),
-            "FROG_LAUNCHER_PID": str(os.getpid()),
-            "FROG_LAUNCH_DIR": str(self.scratch),
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # each attempt gets a store of its own, without stale keys
-            **self.options.extra_env,
-        }
-        if self.nodes.several:
-            changes["FROG_NODE_NAME"] = self.nodes.host(node)
-        if self.network is not None:
-            changes["GLOO_SOCKET_IFNAME"] = self.network.interface
-        return child_env(**changes)
 
     @contextmanager
     def _take_signals(self) -> Iterator[None]:
         """While inside, SIGINT and SIGTERM go on to the agents, which have sessions of their own."""
 
         def forward(number: int, frame: FrameType | None) -> None:
+            self._failed_by_itself = self._failed_by_itself or bool(self.failures and not self.signals)
             self.signals.append(number)
             self._asked_at = self._asked_at or time.monotonic()
             self._comes_back.clear()
@@ -305,22 +254,31 @@ class _Launch:
         code = agent.process.returncode
         agent.finish()
         self.journal.tell("node", node=agent.node, host=agent.host, code=code)
-        if code < 0 and self._asked_at is None:
+        if code:
+            agent.kill_ranks()
+        if code == 0 or self._asked_at is not None:
+            return
+        if code < 0:
             self.lost[agent.host] = -code
-        if code < 0 and self._asked_at is None and self._returns < self.options.restarts and self.nodes.several:
-            self._returns += 1
+        comes_back = self.nodes.several and self._returns < self.options.restarts
+        goes_on_without = len(self._running()) >= self.nodes.least
+        if (code < 0 and (comes_back or goes_on_without)) or (code == NOT_MET and goes_on_without):
             agent.excused = True
-            self._comes_back[agent.node] = time.monotonic() + (self.options.repair_s if self.nodes.elastic else 0)
-            print(f"{agent.host} has gone ({signal.Signals(-code).name})", file=sys.stderr, flush=True)
-        elif code != 0:
+            how = f"gone ({signal.Signals(-code).name})" if code < 0 else "lost the others"
+            print(f"{agent.host} has {how}", file=sys.stderr, flush=True)
+            if comes_back:
+                self._returns += 1
+                self._comes_back[agent.node] = time.monotonic() + (self.options.repair_s if self.nodes.elastic else 0)
+        else:
             self._failed_at = self._failed_at or time.monotonic()
 
     def _bring_back(self) -> None:
         for node, at in list(self._comes_back.items()):
             if not self._running() or self._asked_at is not None:  # nobody is left to come back to
-                self._comes_back.pop(node)
+                self._comes_back.pop(node, None)
             elif time.monotonic() >= at:
-                self._comes_back.pop(node)
+                self._comes_back.pop(node, None)
+                self.lost.pop(self.nodes.host(node), None)
                 self.journal.tell("return", node=node, host=self.nodes.host(node))
                 print(f"{self.nodes.host(node)} comes back", file=sys.stderr, flush=True)
                 self._start(node)
@@ -335,18 +293,20 @@ class _Launch:
         if any(agent.process.poll() == 0 for agent in self.agents):
             self._finished_at = self._finished_at or now
             for agent in self._running():
-                # It came back when the others had already finished, or its network is cut.
-                if not agent.pids or now - self._finished_at > _PATIENCE_S:
+                # It came back when the others had already finished, or its network is cut and its ranks have left.
+                if not agent.pids or (now - self._finished_at > _PATIENCE_S and not agent.has_ranks()):
                     agent.excused = True
                     agent.kill()
-        if self._asked_at is not None and now - self._asked_at > _GRACE_S:
+        if self._asked_at is not None:
             for agent in self._running():
-                agent.kill()
+                if now - self._asked_at > (_GRACE_S if agent.has_ranks() else _LAST_WORDS_S):
+                    agent.kill()
 
     def _error(self) -> LaunchError | None:
         """What the world failed of, if the agents that count did not all end with 0."""
         codes = [agent.process.returncode for agent in self.agents if not agent.excused]
         if codes and not any(codes):
             return None
-        last = max((failure["attempt"] for failure in self.failures), default=0)
-        return world_error([failure for failure in self.failures if failure["attempt"] == last], self.lost, codes)
+        last = max(self._shown, default=0)
+        failures = [failure for failure in self.failures if failure["attempt"] == last]
+        return world_error(failures, self.lost, codes, self.journal.folder)

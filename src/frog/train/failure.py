@@ -32,7 +32,8 @@ def as_rank(body: Body) -> int:
     get_error_handler().initialize()
     try:
         env = place.env = world_env()
-        leave_with_parent()
+        if env.launched or launcher_pid() is not None:  # by itself, it outlives the shell, as under nohup
+            leave_with_parent()
         return body(env, stop, place)
     except Exception as error:
         return place.tell(error)

@@ -21,7 +21,17 @@ from frog.parallel.build import build_mesh
 from frog.train.failure import Place, as_rank
 from frog.train.log import RankLog
 from frog.train.loop import train
-from frog.train.setup import FORMAT, Run, choose_folder, find_resume, get_data, now_text, open_events
+from frog.train.setup import (
+    FORMAT,
+    Run,
+    check_resume,
+    choose_folder,
+    find_resume,
+    get_data,
+    is_complete,
+    now_text,
+    open_events,
+)
 from frog.train.stop import StopWish
 
 Loop = Callable[[Run], dict[str, Any]]
@@ -51,6 +61,12 @@ def _run(args: argparse.Namespace, env: WorldEnv, stop: StopWish, place: Place, 
         data = get_data(config, world)
         if folder is None:
             folder = choose_folder(world, Path("runs"), config.name, args.go_on)
+        if args.resume or go_on:
+            check_resume(folder, data)
+            if is_complete(folder, world, config.train.steps):
+                if env.is_main:
+                    print(f"{folder.path}: has taken its {config.train.steps} steps already", flush=True)
+                return 0
         place.folder = folder
         attempt = world.from_main(secrets.token_hex(4))
         events = place.events = open_events(folder, world)

@@ -21,7 +21,7 @@ from frog.checkpoint.save import remove_unfinished
 from frog.comm import World
 from frog.config import RunConfig, to_dict
 from frog.core.env import attempt_number, host_name, launch_dir
-from frog.core.errors import CheckpointError, ConfigError
+from frog.core.errors import CheckpointError, ConfigError, RunError
 from frog.core.files import write_atomic, write_json
 from frog.core.runfolder import RunFolder
 from frog.data import PreparedData, ensure_prepared, open_prepared
@@ -94,6 +94,7 @@ def open_events(folder: RunFolder, world: World) -> EventWriter:
         "host": host_name(),
         "attempt": attempt_number(),
         "world_size": env.world_size,
+        "timeout_s": world.timeout_s,
     }
     events = EventWriter(folder.rank_events(env.rank), Heartbeat(folder.heartbeat(env.rank), who))
     world.tell(events.collective)
@@ -117,6 +118,27 @@ def get_data(config: RunConfig, world: World) -> PreparedData:
             f"{config.model.vocab_size}",
         )
     return data
+
+
+def check_resume(folder: RunFolder, data: PreparedData) -> None:
+    """What a run goes on with must be what it began with.
+
+    Raises:  RunError if the data set of its name is not the one that it was begun with.
+    """
+    begun = folder.read_run()["data"] if folder.run_json.exists() else None
+    if begun is not None and begun["data_sha256"] != data.data_sha256:
+        raise RunError(
+            f"{folder.path}: was begun on data set {begun['name']} ({begun['data_sha256'][:12]}), and would go on with "
+            f"{data.name} ({data.data_sha256[:12]})",
+            "prepare the same data again, or begin a run of another name: --set name=NAME",
+        )
+
+
+def is_complete(folder: RunFolder, world: World, steps: int) -> bool:
+    """Whether a run has come to its end, with as many steps as are asked for: there is nothing to go on with."""
+    record = folder.read_record() if world.is_main and folder.record_json.exists() else None
+    mine = record is not None and record["status"] == "completed" and record["step"] >= steps
+    return bool(world.from_main(mine))
 
 
 def find_resume(folder: RunFolder, world: World, log: RankLog, *, or_anew: bool = False) -> Checkpoint | None:

@@ -194,8 +194,13 @@ def sources(folder: RunFolder) -> list[Source]:
 
 def ranks_on(folder: RunFolder, nodes: list[int]) -> set[int]:
     """The ranks that live on some nodes, or lived there in an earlier world of the run."""
-    worlds = gather(folder).worlds
-    return {rank for world in worlds for rank in world.ranks if world.node_of(rank) in nodes}
+    found = set[int]()
+    for world in gather(folder).worlds:
+        if world.launched:  # by the launcher: its nodes keep their numbers when the world shrinks
+            found |= {rank for told in world.launched if told["node"] in nodes for rank in told["ranks"]}
+        else:
+            found |= {rank for rank in world.ranks if world.node_of(rank) in nodes}
+    return found
 
 
 def check_choice(folder: RunFolder, choice: Choice) -> None:

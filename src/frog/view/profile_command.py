@@ -29,7 +29,8 @@ def _profile(args: argparse.Namespace) -> int:
     from frog.config.arguments import DEFAULT_RUN_FILE
     from frog.core.errors import UsageError
     from frog.core.runfolder import RunFolder, free_name
-    from frog.launch.world import Options, run_world
+    from frog.launch.start import Options
+    from frog.launch.world import run_world
     from frog.view.profile_files import write_profile
 
     for name, value in (("steps", args.steps), ("nproc", args.nproc)):

@@ -21,19 +21,17 @@ def add_bundle_parser(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument("run_file", nargs="?", type=Path, metavar="RUN.toml")
     parser.add_argument("--to", type=Path, metavar="DIR", help="the folder to make")
     parser.add_argument("--check", type=Path, metavar="DIR", help="look whether a bundle is whole, and make nothing")
-    parser.add_argument("--force", action="store_true", help="replace a bundle that is there")
+    parser.add_argument("--force", action="store_true", help="replace a bundle that is there; its runs are kept")
     parser.add_argument("--no-wheels", action="store_true", help="leave the wheels out: Frog is there already")
     parser.add_argument(
         "--platform",
         metavar="TAG",
-        help="wheels for another platform, such as manylinux_2_28_x86_64; default: this one",
+        help="wheels for an older Linux on this type of machine, such as manylinux_2_28_x86_64; default: for this one",
     )
-    parser.add_argument(
-        "--python-version", metavar="3.X", help="with --platform: the Python there (default: this one's)"
-    )
+    parser.add_argument("--python-version", metavar="3.X", help="the Python there, which must be this one's")
     job = parser.add_argument_group("the job file, as for frog submit")
     job.add_argument("--profile", default="generic", metavar="NAME", help="default: %(default)s")
-    job.add_argument("--nodes", type=int, default=1, metavar="N", help="default: %(default)s")
+    job.add_argument("--nodes", type=int, metavar="N", help="default: 1")
     job.add_argument("--ranks-per-node", type=int, metavar="N", help="default: one for each GPU of a node")
     job.add_argument("--time", metavar="HH:MM:SS", help="default: 00:30:00")
     job.add_argument("--account", metavar="NAME")

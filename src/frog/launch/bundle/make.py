@@ -1,31 +1,27 @@
-"""Making a bundle: beside its place, renamed when it is whole."""
+"""Making a bundle: what is in it, and what is said of it."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
 import platform as host
-import re
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from frog import __version__
 from frog.config import RunConfig, load_run_config
 from frog.core.errors import UsageError
-from frog.core.files import sync_folder, write_atomic, write_json
-from frog.core.processes import is_alive
+from frog.core.files import write_atomic, write_json
 from frog.core.units import format_bytes, format_seconds
 from frog.data.prepared import open_prepared
+from frog.launch.bundle.place import beside
 from frog.launch.bundle.sums import SUMS, write_sums
-from frog.launch.bundle.wheels import CONSTRAINTS, PROJECT, collect_wheels, python_version
-from frog.launch.submit.job import JOBS, JobRequest, check_request
-from frog.launch.submit.profile import CLUSTERS, profile_path
+from frog.launch.bundle.wheels import check_platform, collect_wheels, python_version
+from frog.launch.submit.job import JOBS, WISHES, JobRequest, check_request
+from frog.launch.submit.profile import CLUSTERS, load_profile, profile_path
+from frog.launch.submit.runfiles import named_files
 from frog.launch.submit.slurm import BUNDLE_JSON, command_line, render_checked
-from frog.parallel.deepspeed_file import deepspeed_path, read_deepspeed
+from frog.parallel.deepspeed_file import read_deepspeed
 
 _TEXTS = Path(__file__).parent / "texts"
 
@@ -41,19 +37,24 @@ def make_bundle(args: argparse.Namespace) -> None:
     files, settings = _run_files(args.run_file, config)
     request = JobRequest.asked_for(
         args,
+        {},
+        profile=load_profile(args.profile),
         config=config,
         run_file=Path("config") / args.run_file.name,
         settings=(*args.set, *settings),
         bundled=True,
-        command=f"{command_line(args, 'bundle')} --to {args.to}",
+        command=command_line(args, "bundle"),
+        file=Path("job.sbatch"),
     )
     check_request(request)
+    check_platform(args.platform, args.python_version)
     data = open_prepared(config.data.name, verify=True)
     with_wheels = not args.no_wheels and request.profile.container is None
-    with _beside(args.to, force=args.force) as folder:
+    with beside(args.to, force=args.force) as folder:
         for name, source in files.items():
             _copy(source, folder / name)
-        _copy(profile_path(args.profile), folder / CLUSTERS / f"{request.profile.name}.toml")
+        profile = profile_path(args.profile)
+        _copy(profile, folder / CLUSTERS / profile.name)
         _copy(data.path, folder / "data" / config.data.name)
         (folder / JOBS).mkdir(parents=True)
         if with_wheels:
@@ -72,8 +73,9 @@ def make_bundle(args: argparse.Namespace) -> None:
 
 def _run_files(run_file: Path, config: RunConfig) -> tuple[dict[str, Path], list[str]]:
     """The files of the run by their place in the bundle, and the settings that make the run file find them there."""
-    model = run_file.parent / config.source.file
-    files = {f"config/{run_file.name}": run_file, f"config/{model.name}": model}
+    named = named_files(run_file, config)
+    files = {f"config/{path.name}": path for path in (run_file, *named.values())}
+    model, deepspeed = named["model.file"], named.get("strategy.deepspeed_file")
     settings = [] if config.source.file == model.name else [f"model.file={model.name}"]
     if config.source.init_from is not None:
         weights = Path(config.source.init_from)
@@ -84,11 +86,9 @@ def _run_files(run_file: Path, config: RunConfig) -> tuple[dict[str, Path], list
             )
         files[f"weights/{weights.name}"] = weights
         settings.append(f"model.init_from=weights/{weights.name}")
-    if config.strategy.implementation == "deepspeed":
-        path = deepspeed_path(config)
-        read_deepspeed(path)
-        files[f"config/{path.name}"] = path
-        settings.append(f"strategy.deepspeed_file=config/{path.name}")
+    if deepspeed is not None:
+        read_deepspeed(deepspeed)
+        settings.append(f"strategy.deepspeed_file=config/{deepspeed.name}")
     return files, settings
 
 
@@ -96,9 +96,6 @@ def _add_wheels(folder: Path, config: RunConfig, args: argparse.Namespace) -> No
     extras = ("deepspeed",) if config.strategy.implementation == "deepspeed" else ()
     print(f"collecting wheels for {args.platform or 'this platform'}; torch alone takes a while", flush=True)
     collect_wheels(folder / "wheels", extras, args.platform, args.python_version)
-    constraints = PROJECT / CONSTRAINTS
-    if constraints.is_file():
-        _copy(constraints, folder / CONSTRAINTS)
     python = args.python_version or python_version()
     wanted = f"frog[{','.join(extras)}]=={__version__}" if extras else f"frog=={__version__}"
     text = (_TEXTS / "setup.sh").read_text().replace("@PYTHON@", python).replace("@WANTED@", wanted)
@@ -115,7 +112,8 @@ def _facts(request: JobRequest, args: argparse.Namespace, with_wheels: bool) -> 
         "run_file": str(request.run_file),
         "settings": list(request.settings),
         "data": request.config.data.name,
-        "profile": args.profile,
+        "profile": profile_path(args.profile).stem,
+        "wishes": {name: getattr(request, name) for name in WISHES},
         "wheels": with_wheels,
         "platform": (args.platform or f"{host.system()} {host.machine()}") if with_wheels else None,
         "python": (args.python_version or python_version()) if with_wheels else None,
@@ -155,8 +153,9 @@ def _warnings(request: JobRequest, folder: Path) -> list[str]:
     if torch is None or cuda or not request.profile.gpus_per_node:
         return []
     return [
-        f"{torch} has no CUDA, and {request.profile.name} has GPUs: the ranks would compute on CPUs. Let pip take a "
-        "build with CUDA, such as by PIP_INDEX_URL=https://download.pytorch.org/whl/cu126, and make the bundle again"
+        f"{torch} has no CUDA, and {request.profile.name} has GPUs: the ranks would compute on CPUs. Let pip find a "
+        "build with CUDA, such as by PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cu126, and make the bundle "
+        "again"
     ]
 
 
@@ -166,39 +165,3 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copytree(source, target)
     else:
         shutil.copy(source, target)
-
-
-@contextmanager
-def _beside(target: Path, *, force: bool) -> Iterator[Path]:
-    """A folder to fill, which takes the name `target` when the block ends, and vanishes if it raises."""
-    target = Path(os.path.abspath(target))
-    if target.exists() and not (force and (target / SUMS).is_file()) and not _is_empty(target):
-        hint = "--force replaces it" if (target / SUMS).is_file() else "name another folder"
-        raise UsageError(f"{target} is there already", hint)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    _clear_leftovers(target)
-    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
-    partial.mkdir()
-    try:
-        yield partial
-        old = target.with_name(f".{target.name}.old-{os.getpid()}")
-        if target.exists():
-            os.rename(target, old)
-        os.rename(partial, target)
-        sync_folder(target.parent)
-        shutil.rmtree(old, ignore_errors=True)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _is_empty(folder: Path) -> bool:
-    return folder.is_dir() and not any(folder.iterdir())
-
-
-def _clear_leftovers(target: Path) -> None:
-    """Remove what a `frog bundle` that was killed has left."""
-    for entry in target.parent.glob(f".{target.name}.*-*"):
-        match = re.fullmatch(rf"\.{re.escape(target.name)}\.(partial|old)-(\d+)", entry.name)
-        if match and not is_alive(int(match[2])):
-            with contextlib.suppress(OSError):
-                shutil.rmtree(entry)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform as host
 import re
 import shutil
 import signal
@@ -19,6 +20,28 @@ CONSTRAINTS = "constraints.txt"
 
 _BUILD_TIMEOUT_S, _DOWNLOAD_TIMEOUT_S = 600, 3600
 _SOURCES = ("pyproject.toml", "README.md", CONSTRAINTS)
+
+
+def check_platform(platform: str | None, python: str | None) -> None:
+    """Refuse what pip cannot do: which packages are needed at all, it decides by the machine and Python it runs on.
+
+    Raises:  UsageError if these are of another kind than what `platform` and `python` name.
+    """
+    if python is not None and python != python_version():
+        raise UsageError(
+            f"--python-version {python}: this is Python {python_version()}, and pip would take what that one needs",
+            f"the same command with Python {python}",
+        )
+    if platform is None:
+        return
+    match = re.fullmatch(r"(?:many|musl)linux(?:\d+|_\d+_\d+)_(\w+)", platform)
+    if match is None:
+        raise UsageError(f"--platform {platform}: not a platform of Linux", f"manylinux_2_28_{host.machine()}")
+    if (host.system(), host.machine()) != ("Linux", match[1]):
+        raise UsageError(
+            f"--platform {platform}: this is {host.system()} on {host.machine()}, and pip would take what that needs",
+            "make it in a Linux container of that machine type",
+        )
 
 
 def collect_wheels(folder: Path, extras: tuple[str, ...], platform: str | None, python: str | None) -> None:

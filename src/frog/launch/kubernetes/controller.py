@@ -1,11 +1,12 @@
 """The Job controller, the kubelet and the name server of a cluster that is one machine.
 
-`python -m frog.launch.kubernetes.controller MANIFEST SCRATCH EXTRA...` runs a manifest's pods to the end of its Job, in
-namespaces that go with it: whatever ends this process ends all pods.
+`python -m frog.launch.kubernetes.controller SCRATCH EXTRA...` runs the pods of SCRATCH/manifest.yaml to the end of its
+Job, in namespaces that go with it: whatever ends this process ends all pods.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -28,15 +29,20 @@ _DNS_DELAY_S = 2.0
 
 _BACK_OFF_S = 1.0
 _LONGEST_BACK_OFF_S = 30.0
-BACK_OFF_TEXT = "new pods come after 1 s, 2 s, 4 s, … (a cluster: 10 s, 20 s, …)"
-OUTCOME = "outcome.json"
+BACK_OFF_TEXT = "the next try comes after 1 s, 2 s, 4 s, … (a cluster: 10 s, 20 s, …)"
+MANIFEST, OUTCOME = "manifest.yaml", "outcome.json"
+"""Names in the scratch folder: what to run, and what came of it."""
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass
 class _Place:
-    """One index of the Job: the pod that is in it now, or when the next comes, or that it is done."""
+    """One index of the Job: the pod that runs in it now, or when the next try comes, or that it is done."""
 
     pod: Pod | None = None
+    resting: Pod | None = None
+    """A pod that failed, whose container starts again in the next try; else that makes a new pod."""
     next_at: float = 0.0
     done: bool = False
 
@@ -57,8 +63,9 @@ class Controller:
 
     def run(self) -> None:
         """Run the Job to its end."""
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _SIGNALS:
             signal.signal(number, self._note)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         while not self._over():
             self._tick()
             time.sleep(_TICK_S)
@@ -98,7 +105,13 @@ class Controller:
             if running >= self.job.parallelism or place.done or place.pod is not None:
                 continue
             running += 1  # also while its next pod waits: it keeps its place
-            if time.monotonic() >= place.next_at:
+            if time.monotonic() < place.next_at:
+                continue
+            if place.resting is not None:
+                place.pod, place.resting = place.resting, None
+                place.pod.start_again()
+                _say(f"pod {place.pod.name} started again")
+            else:
                 self._num_pods += 1
                 place.pod = Pod(self.manifest, index, self._num_pods, self.scratch, self._gpus(index))
                 _say(f"pod {place.pod.name} started: {place.pod.address}")
@@ -112,22 +125,21 @@ class Controller:
         code = pod.poll()
         if code is None:
             return
+        pod.close()
+        place.pod = None
         how = f"pod {pod.name} ended with exit code {code}" + (f": {pod.why}" if pod.why else "")
         if code == 0 and pod.why is None:
             place.done = True
             _say(how)
         elif self.signals or self.reason is not None:
             _say(how)
-        else:
-            again = self._judge(how, code)
-            if again and self.job.template.restart_policy == "OnFailure":
-                pod.start_again()
-                return
+        elif self._judge(how, code):
             back_off_s = min(_BACK_OFF_S * 2 ** max(0, self.failures - 1), _LONGEST_BACK_OFF_S)
             place.next_at = time.monotonic() + back_off_s
-        pod.close()
-        self._remove(pod)
-        place.pod = None
+            if self.job.template.restart_policy == "OnFailure":
+                place.resting = pod
+        if place.resting is None:
+            self._remove(pod)
 
     def _judge(self, how: str, code: int) -> bool:
         """What the Job makes of a failure: whether there will be another try."""
@@ -151,11 +163,12 @@ class Controller:
         """Give a name to every pod that a headless Service of its subdomain selects, once its time has come."""
         service = self.manifest.services.get(self.job.template.subdomain or "")
         addresses = {}
-        for pod in (place.pod for place in self.places if place.pod is not None):
-            if service is None or not service.selects(pod.labels):
+        for place in self.places:
+            pod = place.pod or place.resting
+            if pod is None or service is None or not service.selects(pod.labels):
                 continue
             late = time.monotonic() - pod.started_at >= _DNS_DELAY_S
-            if late and (pod.ready or service.publish_not_ready):
+            if late and (service.publish_not_ready or (pod.ready and place.resting is None)):
                 domain = f"{service.name}.{self.job.namespace}.{DOMAIN}"
                 addresses[f"{pod.host}.{domain}"] = pod.address
         self._names.addresses = addresses
@@ -181,36 +194,58 @@ def _say(line: str) -> None:
 
 
 def _enter_cluster() -> int | None:
-    """Make the cluster's namespaces; go on in a child of which the return value is None. Return its exit code."""
+    """Make the cluster's namespaces; go on in a child of which the return value is None. Return its exit code.
+
+    Process 1 of the cluster does nothing but bury the processes whose parents have gone: until that is done, the
+    system does not let their pods end.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until there is someone to pass them on to
     namespaces.die_with_parent()
     namespaces.enter_new(namespaces.PROCESSES | namespaces.NETWORK, 0, 0)
-    child = os.fork()
-    if child:
-        signal.signal(signal.SIGTERM, lambda number, frame: os.kill(child, signal.SIGTERM))
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if first := os.fork():
+        return _pass_on_and_bury(first)
     namespaces.die_with_parent()
     namespaces.separate_mounts()
     namespaces.mount_proc("/proc")
+    if controller := os.fork():
+        return _pass_on_and_bury(controller)
+    namespaces.die_with_parent()
     namespaces.loopback_up()
     return None
 
 
+def _pass_on_and_bury(child: int) -> int:
+    """Pass signals on to a child until it ends, and take note of the end of all others. Return its exit code."""
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, number)
+
+    for number in _SIGNALS:
+        signal.signal(number, pass_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    while True:
+        pid, status = os.wait()
+        if pid == child:
+            return os.waitstatus_to_exitcode(status)
+
+
 def main(arguments: Sequence[str]) -> int:
-    """Run a manifest; write what came of it to SCRATCH/outcome.json."""
-    path, scratch, *extra = arguments
+    """Run SCRATCH/manifest.yaml; write what came of it to SCRATCH/outcome.json."""
+    scratch, extra = Path(arguments[0]), arguments[1:]
     outcome: dict[str, object] = {"entered": False}
     try:
         code = _enter_cluster()
         if code is not None:
             return code
         outcome["entered"] = True
-        controller = Controller(read_manifest(Path(path), extra), Path(scratch))
+        controller = Controller(read_manifest(scratch / MANIFEST, extra), scratch)
         controller.run()
         outcome["reason"] = controller.reason
         outcome["failures"] = controller.failures
     except OSError as error:
         outcome["error"] = str(error)
-    write_json(Path(scratch) / OUTCOME, outcome)
+    write_json(scratch / OUTCOME, outcome)
     return 0
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from frog.core.errors import UsageError
+from frog.launch.kubernetes.names import is_object_name
 
 _UNITS = {"": 1, "m": 0.001, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18} | {
     f"{letter}i": 1 << 10 * (place + 1) for place, letter in enumerate("KMGTPE")
@@ -41,6 +42,13 @@ class Fields:
         value = self._take(key, str, default)
         if choices and value is not None and value not in choices:
             self.problem(f"{value!r}: here only {' or '.join(choices)}", key)
+        return value or ""
+
+    def name(self, key: str) -> str:
+        """What an object is called. Here it becomes a part of paths."""
+        value = self._take(key, str, None)
+        if value is not None and not is_object_name(value):
+            self.problem(f"{value!r}: not a name that Kubernetes takes", key)
         return value or ""
 
     def optional_text(self, key: str) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,14 +11,18 @@ import jinja2
 
 from frog.config import RunConfig
 from frog.core.errors import ConfigError, UsageError
+from frog.launch.kubernetes.names import is_key, is_label, is_object_name, is_service_name
 from frog.launch.kubernetes.wish import LONGEST_NAME, Kind, Wish
-from frog.launch.kubernetes.yamltext import load_documents, reads_as_itself
+from frog.launch.kubernetes.yamltext import block, load_documents, scalar
+from frog.launch.submit.runfiles import named_files
 
 CONFIG_PATH = "/config"
 WORK_PATH = "/workspace"
 PORT = 29500
 _GRACE_S = 120
 _LARGEST_CONFIG_MAP = 1 << 20
+_AMOUNT = re.compile(r"[0-9]+(\.[0-9]+)?(|m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)")
+_IMAGE = re.compile(r"[\w.-]+(:[0-9]+)?(/[\w.-]+)*(:[\w.-]+)?(@sha256:[0-9a-f]{64})?", re.ASCII)
 
 
 def render(wish: Wish, kind: Kind) -> str:
@@ -28,7 +31,7 @@ def render(wish: Wish, kind: Kind) -> str:
     Raises:  UsageError if a name or a number is not one that Kubernetes takes; ConfigError if the run cannot be in
     that world or its files are too large.
     """
-    _check(wish)
+    _check(wish, kind)
     templates = jinja2.Environment(
         loader=jinja2.PackageLoader("frog.launch.kubernetes"),
         undefined=jinja2.StrictUndefined,
@@ -37,7 +40,7 @@ def render(wish: Wish, kind: Kind) -> str:
         keep_trailing_newline=True,
         autoescape=False,
     )
-    templates.filters |= {"scalar": _scalar, "block": _block, "ljust": lambda value, width: str(value).ljust(width)}
+    templates.filters |= {"scalar": scalar, "block": block, "ljust": lambda value, width: str(value).ljust(width)}
     text = templates.get_template(f"{kind}.yaml.jinja").render(_values(wish))
     for document in load_documents(text):
         if document["kind"] == "ConfigMap" and document["data"] != dict(wish.files):
@@ -46,7 +49,8 @@ def render(wish: Wish, kind: Kind) -> str:
 
 
 def _values(wish: Wish) -> dict[str, Any]:
-    settings = [word for setting in wish.settings for word in ("--set", setting)]
+    # To Kubernetes $(NAME) is a variable, and $$ is one $.
+    settings = [word for setting in wish.settings for word in ("--set", setting.replace("$", "$$"))]
     return {
         "wish": wish,
         "name": wish.job_name,
@@ -61,28 +65,18 @@ def _values(wish: Wish) -> dict[str, Any]:
     }
 
 
-def _check(wish: Wish) -> None:
-    for option, count in (
-        ("--nodes", wish.nodes),
-        ("--ranks-per-node", wish.ranks_per_node),
-        ("--cpus", wish.cpus_per_pod),
-        ("--restarts", wish.restarts + 1),
-    ):
-        if count < 1:
-            raise UsageError(f"{option} {count - (option == '--restarts')}: too small")
-    for option, text in (
-        ("--name", wish.job_name),
-        ("--namespace", wish.namespace),
-        ("--claim", wish.claim),
-        ("--storage-class", wish.storage_class),
-        ("--runtime", wish.runtime),
-    ):
-        _check_name(option, text)
+def _check(wish: Wish, kind: Kind) -> None:
+    if wish.restarts < 0:
+        raise UsageError(f"--restarts {wish.restarts}: must not be negative")
+    _check_names(wish, kind)
     for option, text in (("--storage", wish.storage), ("--memory", wish.memory_per_pod)):
-        if not re.fullmatch(r"\d+(\.\d+)?(|m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)", text):
+        if not _AMOUNT.fullmatch(text):
             raise UsageError(f"{option} {text}: not an amount that Kubernetes reads", f"{option} 64Gi")
-    if not re.fullmatch(r"[\w.-]+(:\d+)?(/[\w.-]+)*(:[\w.-]+)?(@sha256:[0-9a-f]{64})?", wish.image):
+    if not _IMAGE.fullmatch(wish.image):
         raise UsageError(f"--image {wish.image}: not the name of an image", "--image registry.example.org/frog:0.1.0")
+    for setting in wish.settings:
+        if any("\ud800" <= letter <= "\udfff" for letter in setting):
+            raise UsageError(f"--set {setting!a}: not UTF-8", "write it in UTF-8, as YAML is")
     wish.config.check_world(wish.nodes * wish.ranks_per_node)
     size = sum(len(name) + len(text.encode()) for name, text in wish.files.items())
     if size > _LARGEST_CONFIG_MAP:
@@ -92,52 +86,42 @@ def _check(wish: Wish) -> None:
         )
 
 
-def _check_name(option: str, text: str | None) -> None:
-    longest = LONGEST_NAME if option == "--name" else 63
-    if text is not None and (not re.fullmatch(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", text) or len(text) > longest):
+def _check_names(wish: Wish, kind: Kind) -> None:
+    longest = LONGEST_NAME[kind]
+    if not is_service_name(wish.job_name) or len(wish.job_name) > longest:
         raise UsageError(
-            f"{option} {text}: Kubernetes takes lower-case letters, digits and '-', {longest} at most",
-            f"{option} my-run",
+            f"--name {wish.job_name}: Kubernetes takes lower-case letters, digits and '-', a letter first, for a "
+            f"{kind} {longest} at most",
+            "--name my-run",
         )
-
-
-def _scalar(value: object) -> str:
-    """A value as YAML on one line. Plain where YAML reads the plain text as the same text, else quoted."""
-    if isinstance(value, str):
-        plain = re.fullmatch(r"[\w./=,+@:$()-]+", value)
-        if plain and reads_as_itself(value):
-            return value
-    return json.dumps(value)
-
-
-def _block(text: str, indent: int) -> str:
-    """A text as a YAML block that can be read; quoted where a block would change it."""
-    lines = text.split("\n")
-    block = "|\n" + "\n".join(" " * indent + line if line else "" for line in lines[:-1])
-    odd = text[:1] in (" ", "\n", "\t") or not text.endswith("\n") or text.endswith("\n\n")
-    return json.dumps(text) if odd or not re.fullmatch(r"[\t\n\x20-\x7e\u00a0-\ud7ff]*", text) else block
+    if not is_label(wish.namespace):
+        raise UsageError(
+            f"--namespace {wish.namespace}: Kubernetes takes lower-case letters, digits and '-', 63 at most"
+        )
+    others = {"--claim": wish.claim, "--storage-class": wish.storage_class, "--runtime": wish.runtime}
+    for option, name in others.items():
+        if name is not None and not is_object_name(name):
+            raise UsageError(f"{option} {name}: Kubernetes takes lower-case letters, digits, '-' and '.'")
+    for name in wish.files:
+        if not is_key(name):
+            raise ConfigError(
+                f"{name}: in a ConfigMap a file's name has letters, digits, '-', '_' and '.'", "rename the file"
+            )
 
 
 def read_files(run_file: Path, config: RunConfig) -> tuple[dict[str, str], list[str]]:
     """The files that a run needs beside its data, by name, and the settings with which it finds them in one folder."""
-    wanted = {"model.file": run_file.parent / config.source.file}
-    if config.strategy.implementation == "deepspeed":
-        named = config.strategy.deepspeed_file or f"config/deepspeed_{config.strategy.name}.json"
-        wanted["strategy.deepspeed_file"] = Path(named)
-    paths = [run_file, *wanted.values()]
-    if len({path.name for path in paths}) < len(paths):
-        raise ConfigError(f"two files of one name: {', '.join(map(str, paths))}", "rename one: they share a folder")
+    named = named_files(run_file, config)
     texts: dict[str, str] = {}
-    for path in paths:
+    for path in (run_file, *named.values()):
         try:
             texts[path.name] = path.read_text()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}: cannot be read: {error}") from None
-    settings = []
-    if config.source.file != wanted["model.file"].name:
-        settings.append(f"model.file={wanted['model.file'].name}")
-    if "strategy.deepspeed_file" in wanted:
-        settings.append(f"strategy.deepspeed_file={CONFIG_PATH}/{wanted['strategy.deepspeed_file'].name}")
+    model, deepspeed = named["model.file"], named.get("strategy.deepspeed_file")
+    settings = [] if config.source.file == model.name else [f"model.file={model.name}"]
+    if deepspeed is not None:
+        settings.append(f"strategy.deepspeed_file={CONFIG_PATH}/{deepspeed.name}")
     return texts, settings
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -15,14 +18,16 @@ from types import FrameType
 
 from frog.core.env import child_env
 from frog.core.errors import LaunchError, UsageError
-from frog.launch.kubernetes.controller import BACK_OFF_TEXT, OUTCOME, count_gpus
+from frog.launch.kubernetes.controller import BACK_OFF_TEXT, MANIFEST, OUTCOME, count_gpus
 from frog.launch.kubernetes.manifest import Manifest, read_manifest
 
+_PREFIX = "frog-pods-"
 
-def run_manifest(path: Path, *, keep: bool = False, extra: Sequence[str] = ()) -> int:
+
+def run_manifest(path: Path, *, extra: Sequence[str] = ()) -> int:
     """Run the pods of the Job in `path` until it is complete or has failed; return the exit code.
 
-    `extra` words are added to the container's arguments. With `keep` the pods' logs and files stay.
+    `extra` words are added to the container's arguments.
 
     Raises:  ManifestError with every mistake of the file; UsageError where there can be no pods; LaunchError if the Job
     fails.
@@ -34,18 +39,41 @@ def run_manifest(path: Path, *, keep: bool = False, extra: Sequence[str] = ()) -
         )
     manifest = read_manifest(path, extra)
     print(_summary(path, manifest), file=sys.stderr, flush=True)
-    scratch = Path(tempfile.mkdtemp(prefix="frog-pods-"))
+    remove_left_behind(Path(tempfile.gettempdir()))
+    with scratch_folder() as scratch:
+        (scratch / MANIFEST).write_text(manifest.text)
+        return _run(extra, manifest, scratch)
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A folder for the files of pods, which goes with this block. While it is open it is locked: it has an owner."""
+    new = Path(tempfile.mkdtemp(prefix=f"new-{_PREFIX}"))
+    lock = os.open(new, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    folder = new.rename(new.with_name(new.name.removeprefix("new-")))  # by now it has an owner
     try:
-        return _run(path, extra, manifest, scratch)
+        yield folder
     finally:
-        if keep:
-            print(f"kept: {scratch}/pods", file=sys.stderr, flush=True)
-        else:
-            _remove(scratch)
+        _remove(folder)
+        os.close(lock)
 
 
-def _run(path: Path, extra: Sequence[str], manifest: Manifest, scratch: Path) -> int:
-    command = [sys.executable, "-m", "frog.launch.kubernetes.controller", str(path), str(scratch), *extra]
+def remove_left_behind(parent: Path) -> None:
+    """Remove the scratch folders of launchers that were killed: those of this user which nobody holds locked."""
+    for folder in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                if os.fstat(lock).st_uid == os.geteuid():
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    _remove(folder)
+            finally:
+                os.close(lock)
+
+
+def _run(extra: Sequence[str], manifest: Manifest, scratch: Path) -> int:
+    command = [sys.executable, "-m", "frog.launch.kubernetes.controller", str(scratch), *extra]
     process = subprocess.Popen(command, env=child_env(), start_new_session=True)
     try:
         with _pass_signals_on(process) as received:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from frog.launch.kubernetes.fields import Fields, ManifestError
+from frog.launch.kubernetes.names import is_key
 from frog.launch.kubernetes.podspec import PodTemplate, read_template
 from frog.launch.kubernetes.yamltext import load_documents
 
@@ -72,6 +73,8 @@ class Manifest:
     config_maps: dict[str, Mapping[str, str]] = field(default_factory=dict)
     claims: dict[str, Claim] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    text: str = ""
+    """The file, as it was read: it may be a pipe, which can be read but once."""
 
     @property
     def job(self) -> Job:
@@ -88,7 +91,8 @@ def read_manifest(path: Path, extra: Sequence[str] = ()) -> Manifest:
     Raises:  ManifestError with every mistake of the file.
     """
     try:
-        documents = load_documents(path.read_text())
+        text = path.read_text()
+        documents = load_documents(text)
     except (OSError, UnicodeDecodeError) as error:
         raise ManifestError(f"{path}: cannot be read: {error}") from None
     except ValueError as error:
@@ -103,6 +107,7 @@ def read_manifest(path: Path, extra: Sequence[str] = ()) -> Manifest:
             f"{path}: {count}\n" + "\n".join(f"  - {problem}" for problem in problems),
             "correct the lines above; nothing was started",
         )
+    manifest.text = text
     return manifest
 
 
@@ -148,7 +153,7 @@ class _Metadata:
 
 def _read_metadata(top: Fields) -> _Metadata:
     fields = top.object("metadata")
-    name, namespace = fields.text("name"), fields.text("namespace", "default")
+    name, namespace = fields.name("name"), fields.text("namespace", "default")
     fields.text_map("labels")
     meta = _Metadata(name, namespace, fields.text_map("annotations"))
     fields.done()
@@ -206,7 +211,10 @@ def _read_service(top: Fields, meta: _Metadata, manifest: Manifest) -> None:
 
 
 def _read_config_map(top: Fields, meta: _Metadata, manifest: Manifest) -> None:
-    manifest.config_maps[meta.name] = top.text_map("data")
+    manifest.config_maps[meta.name] = files = top.text_map("data")
+    for key in files:
+        if not is_key(key):
+            top.problem(f"{key!r}: not a key that Kubernetes takes", "data")
     top.without_effect("immutable")
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -24,7 +23,7 @@ from typing import Any
 
 from frog.core.env import variable
 from frog.core.errors import CommError, FrogError, UsageError
-from frog.launch.outcome import first_failure, in_words
+from frog.launch.outcome import first_failure, in_words, last_failures
 
 _NAME_TIMEOUT_S = 300.0
 _POLL_S = 0.5
@@ -67,12 +66,12 @@ class _Pod:
         if name is not None and not self._wait_for(name):
             return 128 + (self._stop or signal.SIGTERM)
         with tempfile.TemporaryDirectory(prefix="frog-pod-") as scratch:
-            outcome = Path(scratch) / "outcome.json"
-            self._agent = subprocess.Popen([sys.executable, "-m", "frog.comm.torchrun", str(outcome), *words])
+            told = Path(scratch) / "told.jsonl"
+            self._agent = subprocess.Popen([sys.executable, "-m", "frog.comm.torchrun", str(told), *words])
             if self._stop is not None:  # asked in between
                 self._agent.send_signal(signal.SIGTERM)
             code = self._agent.wait()
-            failures = json.loads(outcome.read_text())["failures"] if outcome.exists() else []
+            failures = last_failures(told)
         if self._stop is not None:
             return 128 + self._stop
         return exit_code(code, failures)
@@ -117,10 +116,9 @@ def exit_code(agent_code: int, failures: Sequence[dict[str, Any]]) -> int:
     """The pod's exit code, of its agent's and its ranks'."""
     if not failures:
         return agent_code if agent_code >= 0 else 128 - agent_code
-    told = [{**failure, "code": failure["exit_code"]} for failure in failures]
-    first = first_failure(told)
+    first = first_failure(failures)
     print(in_words(first), file=sys.stderr, flush=True)
-    if any(failure["code"] == UsageError.exit_code for failure in told):
+    if any(failure["code"] == UsageError.exit_code for failure in failures):
         return UsageError.exit_code
     return int(first["code"] if first["code"] > 0 else 128 - first["code"])
 

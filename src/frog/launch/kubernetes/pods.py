@@ -9,6 +9,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,9 @@ _LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 """What Kubernetes makes random names of."""
 
 _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_.-][A-Za-z0-9_.-]*)\)")
+_MOST_WORDS = 4096
+"""Bytes of a probe's answer that are told: the first ones."""
+
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -40,7 +44,9 @@ class ProbeState:
     failures: int = 0
     passed: bool = False
     words: str = ""
-    question: subprocess.Popen[str] | None = None
+    question: subprocess.Popen[bytes] | None = None
+    answer: IO[bytes] | None = None
+    """What it says goes to a file: at the end of a pipe one waits for all that the question has started."""
     ask_until: float = 0.0
 
     def turn(self, command: Sequence[str]) -> None:
@@ -49,18 +55,17 @@ class ProbeState:
         if self.question is None:
             if now >= self.next_at:
                 self.next_at, self.ask_until = now + self.probe.period_s, now + self.probe.timeout_s
+                self.answer = tempfile.TemporaryFile()  # noqa: SIM115
                 self.question = subprocess.Popen(
-                    [*command, *self.probe.command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+                    [*command, *self.probe.command], stdout=self.answer, stderr=subprocess.STDOUT
                 )
             return
         code = self.question.poll()
         if code is None and now < self.ask_until:
             return
-        self.question.kill()
-        self.words = self.question.communicate()[0].strip() or f"exit code {code}"
+        self.words = self.stop() or f"exit code {code}"
         if code is None:
             self.words = f"no answer within {self.probe.timeout_s} s"
-        self.question = None
         self.passed = code == 0
         self.failures = 0 if self.passed else self.failures + 1
 
@@ -68,11 +73,16 @@ class ProbeState:
     def failed(self) -> bool:
         return self.failures >= self.probe.failures
 
-    def stop(self) -> None:
-        if self.question is not None:
-            self.question.kill()
-            self.question.communicate()
-            self.question = None
+    def stop(self) -> str:
+        """End the question under way, if there is one; return what it has said."""
+        if self.question is None or self.answer is None:
+            return ""
+        self.question.kill()
+        self.question.wait()
+        words = os.pread(self.answer.fileno(), _MOST_WORDS, 0).decode(errors="replace").strip()
+        self.answer.close()
+        self.question = self.answer = None
+        return words
 
 
 class Pod:
@@ -91,7 +101,6 @@ class Pod:
         """When it was asked to stop."""
         self.why: str | None = None
         """Why it was asked, if a probe did it."""
-        self.restarts = 0
         self._start()
 
     # ---- starting ----------------------------------------------------------------------------------------------------
@@ -285,9 +294,7 @@ class Pod:
         self._log.close()
 
     def start_again(self) -> None:
-        """Start the container anew in the same pod: same name, same address, same volumes."""
-        self.close()
-        self.restarts += 1
+        """Start the container, which has ended, anew in the same pod: same name, same address, same volumes."""
         self.asked_at = self.why = None
         self._start()
 

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from frog.launch.kubernetes.fields import Fields
+from frog.launch.kubernetes.names import is_inner_path
 
 _FIELD_PATHS = ("metadata.name", "metadata.namespace", "status.podIP")
+_VARIABLE = re.compile(r"[ -<>-~]+")
 _FIELD_OF_MAP = re.compile(r"metadata\.(annotations|labels)\['([^']+)'\]")
 
 
@@ -191,6 +193,8 @@ def _read_resources(resources: Fields, notes: list[str]) -> int:
 
 def _read_variable(fields: Fields) -> Variable:
     name = fields.text("name")
+    if not _VARIABLE.fullmatch(name):
+        fields.problem(f"{name!r}: not a name that Kubernetes takes", "name")
     if not fields.has("valueFrom"):
         variable = Variable(name, fields.text("value", ""))
         fields.done()
@@ -230,7 +234,7 @@ def _read_mount(fields: Fields, volumes: Mapping[str, Volume]) -> VolumeMount:
 
 
 def _read_volume(fields: Fields) -> Volume:
-    name = fields.text("name")
+    name = fields.name("name")
     if fields.has("emptyDir"):
         empty = fields.object("emptyDir")
         medium = empty.text("medium", "", choices=["Memory", ""])
@@ -238,13 +242,13 @@ def _read_volume(fields: Fields) -> Volume:
         empty.done()
     elif fields.has("configMap"):
         source = fields.object("configMap")
-        items = {item.text("key"): item.text("path") for item in source.objects("items")}
+        items = dict(map(_read_item, source.objects("items")))
         volume = Volume(name, config_map=source.text("name"), items=items)
         source.without_effect("defaultMode")
         source.done()
     elif fields.has("persistentVolumeClaim"):
         claim = fields.object("persistentVolumeClaim")
-        volume = Volume(name, claim=claim.text("claimName"))
+        volume = Volume(name, claim=claim.name("claimName"))
         claim.done()
     else:
         volume = Volume(name)
@@ -252,6 +256,15 @@ def _read_volume(fields: Fields) -> Volume:
         return volume
     fields.done()
     return volume
+
+
+def _read_item(item: Fields) -> tuple[str, str]:
+    key, path = item.text("key"), item.text("path")
+    item.without_effect("mode")
+    item.done()
+    if not is_inner_path(path):
+        item.problem(f"{path!r}: not a path inside the volume", "path")
+    return key, path
 
 
 def _read_probe(container: Fields, key: str) -> Probe | None:

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import shutil
-import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from frog.config import load_run_config
-from frog.core.errors import LaunchError
+from frog.core.errors import UsageError
 from frog.launch.kubernetes.wish import Wish
+from frog.launch.submit.ask import ask_cluster
 
-_KUBECTL_TIMEOUT_S = 120
+_OPTIONS = (
+    "image",
+    "namespace",
+    "storage",
+    "runtime",
+    "restarts",
+    "name",
+    "claim",
+    "storage_class",
+    "cpus",
+    "memory",
+)
+"""As a Wish has them, and its defaults."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -25,8 +37,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default="job",
         help="job: an indexed Job and a headless Service, for any cluster; trainjob: Kubeflow Trainer's",
     )
-    group.add_argument("--image", default=Wish.image, help="with Frog in it, as the Dockerfile makes it (%(default)s)")
-    group.add_argument("--namespace", default=Wish.namespace, metavar="NAME", help="default: %(default)s")
+    group.add_argument("--image", help=f"with Frog in it, as the Dockerfile makes it; default: {Wish.image}")
+    group.add_argument("--namespace", metavar="NAME", help=f"default: {Wish.namespace}")
     group.add_argument("--name", metavar="NAME", help="of the Job; default: frog- and the run's name")
     group.add_argument(
         "--gpus",
@@ -37,18 +49,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--restarts",
         type=int,
-        default=Wish.restarts,
         metavar="N",
-        help="how often a failed world may start again (default: %(default)s)",
+        help=f"job: how often a failed world may start again; default: {Wish.restarts}",
     )
     group.add_argument(
         "--claim", metavar="NAME", help="an existing volume claim for data/ and runs/; default: make one"
     )
-    group.add_argument("--storage", default=Wish.storage, metavar="50Gi", help="size of the volume that is made")
+    group.add_argument("--storage", metavar="SIZE", help=f"of the volume that is made; default: {Wish.storage}")
     group.add_argument("--storage-class", metavar="NAME", help="of the volume that is made; default: the cluster's")
     group.add_argument("--cpus", type=int, metavar="N", help="for each pod")
     group.add_argument("--memory", metavar="64Gi", help="for each pod")
-    group.add_argument("--runtime", default=Wish.runtime, metavar="NAME", help="trainjob: of the cluster (%(default)s)")
+    group.add_argument("--runtime", metavar="NAME", help=f"trainjob: the cluster's; default: {Wish.runtime}")
 
 
 def submit_to_kubernetes(args: argparse.Namespace) -> int:
@@ -71,6 +82,7 @@ def submit_to_kubernetes(args: argparse.Namespace) -> int:
 def _wish(args: argparse.Namespace) -> Wish:
     from frog.launch.kubernetes.job import read_files, with_settings
 
+    _refuse_what_has_no_effect(args)
     run_file = Path(args.run_file)
     config = load_run_config(run_file, args.set)
     files, needed = read_files(run_file, config)
@@ -80,75 +92,64 @@ def _wish(args: argparse.Namespace) -> Wish:
         run_file=run_file.name,
         settings=with_settings(args.set, needed),
         nodes=args.nodes,
-        ranks_per_node=args.ranks_per_node or Wish.ranks_per_node,
+        ranks_per_node=_ranks_per_node(args),
         gpus=args.gpus,
-        image=args.image,
-        namespace=args.namespace,
-        name=args.name,
-        claim=args.claim,
-        storage=args.storage,
-        storage_class=args.storage_class,
-        cpus=args.cpus,
-        memory=args.memory,
-        restarts=args.restarts,
-        runtime=args.runtime,
         command=_command(args),
+        **_given(args),
     )
 
 
+def _refuse_what_has_no_effect(args: argparse.Namespace) -> None:
+    """Raises UsageError for an option which the manifests that were asked for have no place for."""
+    reasons = {}
+    if args.kind == "trainjob":
+        reasons["restarts"] = "a TrainJob starts again as often as its runtime says"
+    else:
+        reasons["runtime"] = "it is a TrainJob's: --kind trainjob"
+    if args.claim is not None:
+        reasons["storage"] = reasons["storage_class"] = f"the volume is there, --claim {args.claim}, and none is made"
+    for option, why in reasons.items():
+        if getattr(args, option) is not None:
+            raise UsageError(f"--{option.replace('_', '-')} {getattr(args, option)}: {why}", "leave it out")
+
+
+def _ranks_per_node(args: argparse.Namespace) -> int:
+    return Wish.ranks_per_node if args.ranks_per_node is None else int(args.ranks_per_node)
+
+
+def _given(args: argparse.Namespace) -> dict[str, Any]:
+    """The options that were given."""
+    return {option: value for option in _OPTIONS if (value := getattr(args, option)) is not None}
+
+
 def _command(args: argparse.Namespace) -> str:
-    """The command line that asks for the same, without what is said by default."""
+    """The command line that asks for the same, without what is said by default, as one line that can be shown."""
     words = ["frog", "submit", str(args.run_file), "--to", "kubernetes"]
-    words += ["--nodes", str(args.nodes), "--ranks-per-node", str(args.ranks_per_node or Wish.ranks_per_node)]
+    words += ["--nodes", str(args.nodes), "--ranks-per-node", str(_ranks_per_node(args))]
     if args.kind != "job":
         words += ["--kind", args.kind]
     if not args.gpus:
         words.append("--no-gpus")
-    for option in (
-        "image",
-        "namespace",
-        "storage",
-        "runtime",
-        "restarts",
-        "name",
-        "claim",
-        "storage_class",
-        "cpus",
-        "memory",
-    ):
-        value = getattr(args, option)
-        if value is not None and value != getattr(Wish, option):
+    for option, value in _given(args).items():
+        if value != getattr(Wish, option):
             words += [f"--{option.replace('_', '-')}", str(value)]
     words += [word for setting in args.set for word in ("--set", setting)]
-    return " ".join(shlex.join(words).split())
+    line = " ".join(shlex.join(words).split())
+    return "".join(letter if letter.isprintable() else "?" for letter in line)
 
 
 def _apply(text: str) -> str:
     """Hand the manifests to kubectl; return what it says."""
-    kubectl = shutil.which("kubectl")
-    if kubectl is None:
-        raise LaunchError(
+    return ask_cluster(
+        ["kubectl", "apply", "--filename", "-"],
+        absent=(
             "kubectl is not installed, so nothing was handed in",
             "--dry-run > job.yaml prints the manifests; `frog run --from job.yaml` tries them on this machine",
-        )
-    try:
-        done = subprocess.run(
-            [kubectl, "apply", "--filename", "-"],
-            input=text,
-            capture_output=True,
-            text=True,
-            timeout=_KUBECTL_TIMEOUT_S,
-        )
-    except subprocess.TimeoutExpired:
-        raise LaunchError(
-            f"kubectl apply: no answer within {_KUBECTL_TIMEOUT_S} s", "`kubectl cluster-info` asks which cluster it is"
-        ) from None
-    if done.returncode != 0:
-        raise LaunchError(
-            f"kubectl apply ended with exit code {done.returncode}\n{(done.stderr or done.stdout).strip()}",
-            _hint(done.stderr),
-        )
-    return done.stdout
+        ),
+        unanswered="`kubectl cluster-info` asks which cluster it is",
+        hint=_hint,
+        text=text,
+    )
 
 
 def _hint(words: str) -> str:

@@ -10,10 +10,13 @@ from typing import Literal
 from frog import __version__
 from frog.config import RunConfig
 
-LONGEST_NAME = 52
-"""Of a Job: its pods add an index and five characters, and a host name has 63 at most."""
-
 Kind = Literal["job", "trainjob"]
+
+LONGEST_NAME: Mapping[Kind, int] = {
+    "job": 63 - len("-9999-xxxxx"),
+    "trainjob": 63 - len("-node-0-9999-xxxxx"),
+}
+"""Of a Job: the names of its pods are longer, and a host name has 63 characters at most."""
 
 
 @dataclass(frozen=True)
@@ -45,16 +48,16 @@ class Wish:
 
     @property
     def job_name(self) -> str:
-        """A name that Kubernetes takes."""
+        """A name that Kubernetes takes, for a Job of either kind."""
         if self.name is not None:
             return self.name
         plain = re.sub(r"[^a-z0-9]+", "-", self.config.name.lower()).strip("-")
-        return f"frog-{plain}"[:LONGEST_NAME].rstrip("-")
+        return f"frog-{plain}"[: min(LONGEST_NAME.values())].rstrip("-")
 
     @property
     def cpus_per_pod(self) -> int:
-        return self.cpus or self.ranks_per_node * (8 if self.gpus else 1)
+        return self.cpus if self.cpus is not None else self.ranks_per_node * (8 if self.gpus else 1)
 
     @property
     def memory_per_pod(self) -> str:
-        return self.memory or f"{self.ranks_per_node * (32 if self.gpus else 2)}Gi"
+        return self.memory if self.memory is not None else f"{self.ranks_per_node * (32 if self.gpus else 2)}Gi"

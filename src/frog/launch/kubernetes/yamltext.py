@@ -1,11 +1,20 @@
-"""YAML, read as strictly as Kubernetes reads it: a key twice in one object is a mistake."""
+"""YAML, written so that every reader reads the same, and read as strictly as Kubernetes does: no key comes twice."""
 
 from __future__ import annotations
 
+import json
+import re
 from types import ModuleType
 from typing import Any
 
 from frog.core.errors import UsageError
+
+_PLAIN = re.compile(r"(/|--?)?[A-Za-z][\w./=+@:$()-]*(?<!:)|[1-9][0-9]*([kMGT]|[KMGT]i)", re.ASCII)
+_WORDS = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
+"""Not texts to every reader, in whatever case."""
+
+_BLOCK = re.compile("[\t\n\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]*")
+"""What stands for itself in a block, and breaks no line that is none."""
 
 
 def load_documents(text: str) -> list[Any]:
@@ -30,13 +39,28 @@ def load_documents(text: str) -> list[Any]:
         raise ValueError(str(error)) from None
 
 
-def reads_as_itself(text: str) -> bool:
-    """Whether YAML reads a text that is written plainly, without quotes, as that text, wherever it stands."""
-    yaml = _yaml()
-    try:
-        return bool(yaml.safe_load(f"[{text}]") == [text] and yaml.safe_load(f"k: {text}") == {"k": text})
-    except yaml.YAMLError:
-        return False
+def scalar(value: object) -> str:
+    """A value as YAML on one line: plain where every reader takes the plain text for that text, else quoted.
+
+    Kubernetes' own reader knows numbers that others take for texts (12e4567), and y and n for true and false.
+    """
+    if not isinstance(value, str):
+        return json.dumps(value)
+    return value if _PLAIN.fullmatch(value) and value.lower() not in _WORDS else quoted(value)
+
+
+def block(text: str, indent: int) -> str:
+    """A text as a YAML block that can be read; quoted where a block would change it."""
+    lines = text.split("\n")
+    odd = text[:1] in (" ", "\n", "\t") or not text.endswith("\n") or text.endswith("\n\n")
+    if odd or not _BLOCK.fullmatch(text):
+        return quoted(text)
+    return "|\n" + "\n".join(" " * indent + line if line else "" for line in lines[:-1])
+
+
+def quoted(text: str) -> str:
+    """A text in quotes, all of it ASCII. JSON's way, but that YAML has no pairs of surrogates."""
+    return '"' + "".join(f"\\U{ord(c):08x}" if ord(c) > 0xFFFF else json.dumps(c)[1:-1] for c in text) + '"'
 
 
 def _yaml() -> ModuleType:

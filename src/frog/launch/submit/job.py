@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ from typing import Any
 from frog.config import RunConfig
 from frog.core.errors import ConfigError
 from frog.launch.slurm.directives import time_limit_s, write_time
-from frog.launch.submit.profile import ClusterProfile, load_profile
+from frog.launch.submit.profile import ClusterProfile
 
 JOBS = Path("runs/jobs")
 DEFAULT_TIME = "00:30:00"
+WISHES = ("nodes", "ranks_per_node", "time", "account", "partition", "qos")
+"""Fields of a request that `frog submit` and `frog bundle` have options for."""
 _SIGNAL_S, _LEAST_SIGNAL_S, _MARGIN_S = 120, 15, 10
 _TEMPLATE = Path(__file__).with_name("job.sbatch.jinja")
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
@@ -39,13 +42,14 @@ class JobRequest:
     bundled: bool = False
     """It runs in a bundle's folder, from which it is handed in."""
     command: str = "frog submit"
+    file: Path | None = None
+    """Where it is written, as seen from where it is handed in; None: among the jobs, by the run's name."""
 
     @classmethod
-    def asked_for(cls, args: argparse.Namespace, **further: Any) -> JobRequest:
-        """What the arguments that `frog submit` and `frog bundle` have in common ask for, and `further` fields."""
-        wishes = ("nodes", "ranks_per_node", "time", "account", "partition", "qos")
-        common = {name: getattr(args, name) for name in wishes}
-        return cls(profile=load_profile(args.profile), **common, **further)
+    def asked_for(cls, args: argparse.Namespace, made_with: Mapping[str, Any], **further: Any) -> JobRequest:
+        """What the arguments wish, what `made_with` wishes where they say nothing, and `further` fields."""
+        said = {name: value for name in WISHES if (value := getattr(args, name)) is not None}
+        return cls(**{**made_with, **said}, **further)
 
     @property
     def ranks(self) -> int:
@@ -69,8 +73,7 @@ class JobRequest:
 
     @property
     def job_file(self) -> Path:
-        """Where it is written, as seen from where it is handed in."""
-        return Path("job.sbatch") if self.bundled else JOBS / f"{self.config.name}.sbatch"
+        return self.file or JOBS / f"{self.config.name}.sbatch"
 
     @property
     def output(self) -> str:

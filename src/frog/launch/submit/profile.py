@@ -15,6 +15,7 @@ from frog.core.errors import ConfigError
 from frog.launch.slurm.directives import SBATCH, read_options, time_limit_s
 
 CLUSTERS = Path("config/clusters")
+DEFAULT_PROFILE = "generic"
 
 _TEXT_LISTS = ("modules", "directives", "check")
 
@@ -53,7 +54,7 @@ class ClusterProfile:
     gpu_option: str = "gpus-per-node"
     """`gpus-per-node`, or `gres` where the site wants --gres=gpu:N."""
     cpus_per_gpu: int | None = None
-    """CPUs for each rank, where there are no GPUs."""
+    """CPUs for each rank, also where there are no GPUs. Left out it is one: Slurm's default is one for a whole node."""
     directives: tuple[str, ...] = ()
     """More #SBATCH options, such as "--exclusive"."""
 

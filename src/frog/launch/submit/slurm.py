@@ -7,23 +7,21 @@ import json
 import os
 import re
 import shlex
-import shutil
-import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from frog.config import RunConfig, load_run_config
-from frog.core.env import child_env
 from frog.core.errors import DataError, LaunchError, UsageError
 from frog.core.files import write_atomic
 from frog.data.folder import DEFAULT_NAME, set_folder
 from frog.launch.slurm.explain import explain
 from frog.launch.slurm.explain_command import told_findings
-from frog.launch.submit.job import JOBS, JobRequest, check_request, render_job
+from frog.launch.submit.ask import ask_cluster
+from frog.launch.submit.job import JOBS, WISHES, JobRequest, check_request, render_job
+from frog.launch.submit.profile import CLUSTERS, DEFAULT_PROFILE, load_profile
 
 BUNDLE_JSON = "bundle.json"
-
-_SBATCH_TIMEOUT_S = 120
 
 
 def submit_to_slurm(args: argparse.Namespace) -> int:
@@ -50,12 +48,21 @@ def submit_to_slurm(args: argparse.Namespace) -> int:
 
 
 def read_request(args: argparse.Namespace, folder: Path) -> JobRequest:
-    """What the arguments ask for, checked. In a bundle the run file is the one that lies there."""
-    run_file, settings = args.run_file, list(args.set)
-    if args.bundle is not None:
-        run_file, settings = _bundled_run(args, settings)
+    """What the arguments ask for, checked.
+
+    In a bundle the run file is the one that lies there. Its profile holds, with the wishes that it was made with where
+    the arguments have none; with another --profile, which is another cluster, these are the arguments' alone.
+    """
+    facts = _bundle_facts(args) if args.bundle is not None else {}
+    run_file, settings = Path(facts.get("run_file", args.run_file)), [*facts.get("settings", ()), *args.set]
+    if facts and args.profile is None:
+        profile, made_with = load_profile(facts["profile"], folder / CLUSTERS), facts["wishes"]
+    else:
+        profile, made_with = load_profile(args.profile or DEFAULT_PROFILE), {}
     request = JobRequest.asked_for(
         args,
+        made_with,
+        profile=profile,
         config=load_run_config(folder / run_file, settings),
         run_file=run_file,
         settings=tuple(settings),
@@ -66,34 +73,36 @@ def read_request(args: argparse.Namespace, folder: Path) -> JobRequest:
     return request
 
 
-def _bundled_run(args: argparse.Namespace, settings: list[str]) -> tuple[Path, list[str]]:
-    """The run file of a bundle, and all settings: those it was made with, then the user's."""
+def _bundle_facts(args: argparse.Namespace) -> dict[str, Any]:
+    """What the bundle is, and was made with."""
     try:
-        facts = json.loads((args.bundle / BUNDLE_JSON).read_text())
-        run_file, made_with = Path(facts["run_file"]), [str(setting) for setting in facts["settings"]]
+        facts: dict[str, Any] = json.loads((args.bundle / BUNDLE_JSON).read_text())
+        made_of = Path(facts["run_file"]).name
+        complete = facts.keys() >= {"settings", "profile", "wishes"}
     except (OSError, ValueError, KeyError, TypeError):
+        complete = False
+    if not complete:
         raise UsageError(
             f"{args.bundle}: no bundle there: {BUNDLE_JSON} is missing or cannot be read",
             f"frog bundle {args.run_file} --to {args.bundle}",
-        ) from None
-    if run_file.name != args.run_file.name:
+        )
+    if made_of != args.run_file.name:
         raise UsageError(
-            f"{args.bundle} was made of {run_file.name}, not of {args.run_file.name}",
+            f"{args.bundle} was made of {made_of}, not of {args.run_file.name}",
             f"frog bundle {args.run_file} --to another folder",
         )
-    return run_file, made_with + settings
+    return facts
 
 
 def command_line(args: argparse.Namespace, command: str = "submit") -> str:
-    """The command that asks for the same again."""
+    """The command that asks for the same again, for a comment: on one line, whatever its words hold."""
     words = ["frog", command, str(args.run_file)]
-    if command == "submit":
-        words += ["--to", "slurm"]
-    for option in ("profile", "nodes", "ranks_per_node", "time", "account", "partition", "qos", "bundle"):
+    for option in ("to", "profile", *WISHES, "bundle", "platform", "python_version", "no_wheels"):
         value = getattr(args, option, None)
-        if value is not None and (option, value) != ("nodes", 1):
-            words += [f"--{option.replace('_', '-')}", str(value)]
-    return shlex.join(words + [word for setting in args.set for word in ("--set", setting)])
+        if value is not None and value is not False:
+            words += [f"--{option.replace('_', '-')}", *([] if value is True else [str(value)])]
+    words += [word for setting in args.set for word in ("--set", setting)]
+    return " ".join(shlex.join(words).split())
 
 
 def render_checked(request: JobRequest, folder: Path) -> str:
@@ -127,31 +136,20 @@ def _data_is_there(config: RunConfig, folder: Path) -> None:
 
 
 def _hand_in(job_file: Path, folder: Path) -> str:
-    sbatch = shutil.which("sbatch")
-    if sbatch is None:
-        raise LaunchError(
-            f"sbatch is not on PATH; {folder / job_file} is written, and nothing was handed in",
+    path = folder / job_file
+    told = ask_cluster(
+        ["sbatch", "--parsable", str(job_file)],
+        absent=(
+            f"sbatch is not on PATH; {path} is written, and nothing was handed in",
             'on the cluster\'s login node: the same command; here: frog slurm up, then eval "$(frog slurm env)"',
-        )
-    try:
-        done = subprocess.run(
-            [sbatch, "--parsable", str(job_file)],
-            cwd=folder,
-            env=child_env(),
-            capture_output=True,
-            text=True,
-            timeout=_SBATCH_TIMEOUT_S,
-        )
-    except subprocess.TimeoutExpired:
-        raise LaunchError(
-            f"sbatch: no answer within {_SBATCH_TIMEOUT_S} s", "sinfo: does the cluster answer?"
-        ) from None
-    if done.returncode != 0:
-        words = (done.stderr or done.stdout).strip()
-        raise LaunchError(f"sbatch ended with exit code {done.returncode}\n{words}", _hint(words, folder / job_file))
-    match = re.match(r"\d+", done.stdout.strip())
+        ),
+        unanswered="sinfo: does the cluster answer?",
+        hint=lambda words: _hint(words, path),
+        folder=folder,
+    )
+    match = re.match(r"\d+", told.strip())
     if match is None:
-        raise LaunchError(f"sbatch did not tell a job's number: {done.stdout.strip()!r}", "squeue --me")
+        raise LaunchError(f"sbatch did not tell a job's number: {told.strip()!r}", "squeue --me")
     return match[0]
 
 

@@ -25,8 +25,9 @@ sha256sum --check --quiet SHA256SUMS || fail "this bundle is not whole" "copy it
 trap 'rm -rf .venv' ERR INT TERM
 rm -rf .venv
 "$PYTHON" -m venv .venv
-# No index, and none of the settings that a user or a site may have.
-env -u PIP_INDEX_URL -u PIP_EXTRA_INDEX_URL -u PIP_FIND_LINKS PIP_CONFIG_FILE=/dev/null PIP_DISABLE_PIP_VERSION_CHECK=1 \
-  .venv/bin/python -m pip install --quiet --no-cache-dir --no-index --find-links wheels '@WANTED@'
+# No index, and none of the settings that a user or a site may have: --isolated leaves PIP_* and the user's file aside,
+# /dev/null the site's.
+PIP_CONFIG_FILE=/dev/null .venv/bin/python -m pip --isolated --disable-pip-version-check \
+  install --quiet --no-cache-dir --no-index --find-links wheels '@WANTED@'
 .venv/bin/python -c 'import frog; print("frog", frog.__version__, "is in .venv")'
 echo "next: sbatch job.sbatch"

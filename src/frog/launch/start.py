@@ -1,0 +1,105 @@
+"""How the processes of a world are started: the place where its nodes meet, and an agent for each node."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from frog.core.env import child_env
+from frog.launch.agent import Agent, agent_command
+from frog.launch.nodes import Nodes
+
+if TYPE_CHECKING:
+    from frog.launch.network import Link, Network
+
+_STORE_PORT = 29400
+"""Inside a network of its own, where nobody else is."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a world is started and watched."""
+
+    threads: int | None = None
+    restarts: int = 0
+    deadline_s: float = 60.0
+    """A rank that gives no sign of life for so long is killed."""
+    stuck_s: float = 300.0
+    """So is one that waits in a single collective for so long, if its own `train.timeout_s` allows no more."""
+    repair_s: float = 15.0
+    """After which a node that has gone comes back, if the world can shrink; at once if it cannot."""
+    network: Link | None = None
+    extra_env: Mapping[str, str] = field(default_factory=dict)
+
+
+class Starter:
+    """Starts a world's processes, and ends the one that serves them all."""
+
+    def __init__(
+        self, nodes: Nodes, words: Sequence[str], options: Options, scratch: Path, network: Network | None
+    ) -> None:
+        self.nodes, self.words, self.options, self.scratch, self.network = nodes, words, options, scratch, network
+        self._store: subprocess.Popen[bytes] | None = None
+        self._endpoint = "127.0.0.1:0"
+        self._num_agents = 0
+
+    def address(self, node: int) -> str:
+        """Where a node is reached."""
+        return self.network.address(node) if self.network else self.nodes.address(node)
+
+    def start_store(self) -> None:
+        """Serve the place where several nodes meet."""
+        module = [sys.executable, "-m", "frog.comm.store"]
+        env = child_env(FROG_LAUNCHER_PID=str(os.getpid()))
+        if self.network is not None:
+            self._endpoint = f"{self.address(0)}:{_STORE_PORT}"
+            command = self.network.enter(0, [*module, self._endpoint])
+            self._store = subprocess.Popen(command, env=env, start_new_session=True)
+            return
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            descriptor = listening.fileno()
+            self._store = subprocess.Popen(
+                [*module, str(descriptor)], env=env, pass_fds=(descriptor,), start_new_session=True
+            )
+            self._endpoint = f"127.0.0.1:{listening.getsockname()[1]}"
+
+    def start_agent(self, node: int) -> Agent:
+        """Start a node's agent."""
+        told = self.scratch / f"node_{node}_{self._num_agents}" / "told.jsonl"
+        told.parent.mkdir()
+        self._num_agents += 1
+        restarts = self.options.restarts
+        command = agent_command(self.nodes, self.address(node), self._endpoint, told, self.words, restarts)
+        if self.network is not None:
+            command = self.network.enter(node, command)
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if self.nodes.several else {}
+        process = subprocess.Popen(command, env=self._environment(node), start_new_session=True, **pipes)  # type: ignore[call-overload]
+        return Agent(node, self.nodes.host(node), process, told)
+
+    def close(self) -> None:
+        """End the store; the agents are their own world's to end."""
+        if self._store is not None:
+            self._store.kill()
+            self._store.wait()
+
+    def _environment(self, node: int) -> dict[str, str]:
+        num_ranks = self.nodes.most * self.nodes.ranks
+        threads = self.options.threads or max(1, (os.cpu_count() or 1) // num_ranks)
+        changes = {
+            "OMP_NUM_THREADS": str(threads),
+            "FROG_LAUNCHER_PID": str(os.getpid()),
+            "FROG_LAUNCH_DIR": str(self.scratch),
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # each attempt gets a store of its own, without stale keys
+            **self.options.extra_env,
+        }
+        if self.nodes.several:
+            changes["FROG_NODE_NAME"] = self.nodes.host(node)
+        if self.network is not None:
+            changes["GLOO_SOCKET_IFNAME"] = self.network.interface
+        return child_env(**changes)

@@ -1,0 +1,63 @@
+"""What the launcher writes: it goes on where a screen is closed and a disk is full."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import types
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from frog.core.runfolder import RunFolder
+from frog.launch.agent import Agent, Output
+from frog.launch.journal import Journal
+
+AGENT = cast("Agent", types.SimpleNamespace(node=1, host="node1"))
+FULL = Path("/dev/full")
+
+
+class Closed(io.StringIO):
+    """A screen that is gone, as under `| head`."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+def test_lines_are_taken_though_nobody_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output, lines = Output(), io.BytesIO(b"one\ntwo\n")
+    monkeypatch.setattr(sys, "stdout", Closed())
+    output.copy(lines, AGENT)
+    assert lines.read() == b""
+    output.open_log(1, tmp_path / "node_1" / "agent.log")
+    output.copy(io.BytesIO(b"three\n"), AGENT)
+    output.close()
+    told = (tmp_path / "node_1" / "agent.log").read_text().splitlines()
+    assert [line.split(" ", 2)[-1] for line in told] == ["one", "two", "three"]
+
+
+def test_early_lines_do_not_pile_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("frog.launch.agent._MOST_EARLY", 2)
+    output = Output()
+    output.copy(io.BytesIO(b"one\ntwo\nthree\n"), AGENT)
+    output.open_log(1, tmp_path / "agent.log")
+    output.close()
+    assert len((tmp_path / "agent.log").read_text().splitlines()) == 2
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="this system has no /dev/full")
+def test_a_full_disk_does_not_end_the_launcher(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.events.mkdir(parents=True)
+    folder.launcher_events.symlink_to(FULL)
+    (tmp_path / "run_folder").write_text(str(folder.path))
+    journal = Journal(tmp_path)
+    journal.tell("end", code=1, network=None)
+    folder.launcher_events.unlink()
+    folder.launcher_events.write_text('{"event": "lau')  # what a full disk left
+    journal.tell("return", node=1, host="node1")
+    first, *lines = folder.launcher_events.read_text().splitlines()
+    assert first == '{"event": "lau'
+    assert [json.loads(line)["event"] for line in lines] == ["end", "return"]

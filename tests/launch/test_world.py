@@ -1,0 +1,205 @@
+"""What the launcher makes of its agents' ends. Shell scripts play the agents, so that a case takes a second."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from frog.core.errors import LaunchError, UsageError
+from frog.core.processes import NOT_MET, is_alive
+from frog.launch.agent import Agent
+from frog.launch.nodes import Nodes, parse_nodes
+from frog.launch.start import Options, Starter
+from frog.launch.world import _Launch, run_world
+
+PRELUDE = r"""
+world() { # attempt, world size, ranks, pids
+    printf '{"event":"world","unix_ns":1,"attempt":%s,"node_rank":0,"ranks":[%s],"world_size":%s,"master_addr":"x",' \
+        "$1" "$3" "$2" >> "$TOLD"
+    printf '"master_port":1,"pids":[%s]}\n' "$4" >> "$TOLD"
+}
+failed() { # attempt, rank, code, error
+    printf '{"event":"exit","unix_ns":1,"attempt":%s,"node_rank":0,"rank":%s,"pid":7,"code":%s,"error":"%s",' \
+        "$1" "$2" "$3" "$4" >> "$TOLD"
+    printf '"traceback":null,"time_s":%s}\n' "$(date +%s)" >> "$TOLD"
+}
+nobody=$(bash -c 'echo $$')
+rank() { setsid sleep "$1" > /dev/null 2>&1 & }
+"""
+
+Play = Callable[..., int]
+
+
+class Playing(Starter):
+    """Starts a node's next script in place of its agent."""
+
+    scripts: dict[int, list[str]]
+
+    def start_store(self) -> None:
+        pass
+
+    def start_agent(self, node: int) -> Agent:
+        self._num_agents += 1
+        told = self.scratch / f"told-{self._num_agents}.jsonl"
+        process = subprocess.Popen(
+            ["bash", "-c", PRELUDE + self.scripts[node].pop(0)],
+            env={**os.environ, "TOLD": str(told), "SCRATCH": str(self.scratch)},
+            stdout=subprocess.PIPE if self.nodes.several else subprocess.DEVNULL,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        return Agent(node, self.nodes.host(node), process, told)
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
+    """Play a world of one script (or more, one for each start) a node; return its exit code."""
+    monkeypatch.setattr("frog.launch.world._PATIENCE_S", 0.4)
+    monkeypatch.setattr("frog.launch.world._GRACE_S", 2.0)
+
+    def run(nodes: str, *scripts: str | list[str], restarts: int = 0) -> int:
+        options = Options(restarts=restarts, repair_s=0.2)
+        starter = Playing(parse_nodes(nodes), [], options, tmp_path, None)
+        starter.scripts = {node: [told] if isinstance(told, str) else told for node, told in enumerate(scripts)}
+        launch = _Launch(starter.nodes, options, tmp_path, starter)
+        try:
+            return launch.run()
+        finally:
+            launch.clean_up()
+
+    return run
+
+
+def error_of(play: Play, *words: object, **options: int) -> LaunchError:
+    with pytest.raises(LaunchError) as caught:
+        play(*words, **options)
+    return caught.value
+
+
+def test_all_ended_well(play: Play) -> None:
+    assert play("2x1", "exit 0", "sleep 0.2") == 0
+
+
+def test_after_a_failure_the_others_are_asked_to_leave(play: Play, tmp_path: Path) -> None:
+    stays = "trap 'touch $SCRATCH/asked; exit 1' TERM; sleep 30 & wait"
+    error = error_of(play, "2x1", "failed 0 0 1 'DataError: torn'; exit 1", stays)
+    assert error.what.endswith("torn")
+    assert (tmp_path / "asked").exists()
+
+
+def test_who_does_not_leave_is_made_to(play: Play) -> None:
+    start_s = time.monotonic()
+    error = error_of(play, "2x1", "exit 3", "rank 30; world 0 2 1 $!; trap '' TERM; wait; wait")
+    assert (error.exit_code, time.monotonic() - start_s < 15) == (3, True)
+
+
+def test_an_agent_without_ranks_is_not_given_as_long(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks a node for news that it cannot reach, and hears nothing else."""
+    monkeypatch.setattr("frog.launch.world._GRACE_S", 60.0)
+    monkeypatch.setattr("frog.launch.world._LAST_WORDS_S", 0.3)
+    start_s = time.monotonic()
+    error_of(play, "2x1", "exit 3", "rank 0; world 0 2 1 $!; trap '' TERM; sleep 30 & wait; wait")
+    assert time.monotonic() - start_s < 15
+
+
+def test_a_world_that_may_shrink_goes_on_without_a_node_that_lost_the_others(
+    play: Play, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stays = "trap 'exit 1' TERM; sleep 1.2 & wait"
+    assert play("1:3x1", stays, f"exit {NOT_MET}", stays) == 0
+    assert "node1 has lost the others" in capsys.readouterr().err
+
+
+def test_and_without_one_that_has_gone_for_good(play: Play) -> None:
+    assert play("1:2x1", "trap 'exit 1' TERM; sleep 1.2 & wait", "kill -9 $$") == 0
+
+
+def test_a_world_that_may_not_shrink_ends(play: Play) -> None:
+    assert error_of(play, "2x1", f"exit {NOT_MET}", "trap 'exit 1' TERM; sleep 30 & wait").exit_code == NOT_MET
+
+
+def test_nor_does_it_go_on_with_too_few(play: Play) -> None:
+    stays = "trap 'exit 1' TERM; sleep 30 & wait"
+    assert error_of(play, "2:3x1", stays, "kill -9 $$", "kill -9 $$").what.startswith("node")
+
+
+def test_a_failure_of_the_program_ends_a_world_that_may_shrink(play: Play) -> None:
+    fails = "failed 0 0 1 'NonFiniteError: nan'; exit 1"
+    error = error_of(play, "1:2x1", fails, "trap 'exit 1' TERM; sleep 30 & wait")
+    assert error.what.endswith("nan")
+
+
+def test_a_node_that_is_slower_than_the_others_may_finish(play: Play, tmp_path: Path) -> None:
+    """Its rank works on; how it ends counts."""
+    slow = "rank 1.2; world 0 2 1 $!; wait; touch $SCRATCH/finished"
+    assert play("2x1", "exit 0", slow) == 0
+    assert (tmp_path / "finished").exists()
+    assert error_of(play, "2x1", "exit 0", f"{slow}; exit 3").exit_code == 3
+
+
+def test_a_node_whose_ranks_have_left_is_not_waited_for(play: Play) -> None:
+    """Its network is cut: it looks for the others, which have finished, and has not noticed that its rank has left."""
+    start_s = time.monotonic()
+    ended = "import subprocess, time; p = subprocess.Popen(['true']); print(p.pid, flush=True); time.sleep(30)"
+    script = f'exec 3< <(exec python3 -c "{ended}"); read pid <&3; world 0 2 1 $pid; sleep 30 & wait'
+    assert play("2x1", "sleep 0.5", script) == 0
+    assert time.monotonic() - start_s < 15
+
+
+def test_ranks_of_an_agent_that_was_killed_are_ended(play: Play, tmp_path: Path) -> None:
+    gone = "rank 60; echo $! > $SCRATCH/pid; world 0 1 0 $!; sleep 0.3; kill -9 $$"
+    assert error_of(play, "1x1", gone).exit_code == 128 + signal.SIGKILL
+    pid = int((tmp_path / "pid").read_text())
+    deadline = time.monotonic() + 5
+    while is_alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not is_alive(pid)
+
+
+def test_what_failed_before_a_recovery_is_not_what_failed(play: Play) -> None:
+    script = "world 0 1 0 $nobody; failed 0 0 1 'DataError: torn'; world 1 1 0 $nobody; sleep 0.2; kill -9 $$"
+    error = error_of(play, "1x1", script, restarts=1)
+    assert error.what == "node0 was killed by SIGKILL, with all its ranks"
+
+
+def test_nor_is_a_node_that_came_back(play: Play) -> None:
+    left = "CommError: closed"
+    fails = f"world 2 2 0 $nobody; failed 2 0 1 '{left}'; exit 1"
+    error = error_of(
+        play, "2x1", f"sleep 1; {fails}", ["kill -9 $$", "world 2 2 1 $nobody; sleep 1.2; exit 1"], restarts=1
+    )
+    assert error.what.startswith("rank 0 (pid 7) ended with exit code 1")
+
+
+def interrupt(after_s: float) -> None:
+    threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+
+def test_ctrl_c_does_not_hide_what_had_failed(play: Play, capsys: pytest.CaptureFixture[str]) -> None:
+    interrupt(0.3)
+    assert play("2x1", "failed 0 0 1 'DataError: torn'; exit 1", "trap 'exit 143' TERM; sleep 30 & wait") == 130
+    assert "error: rank 0 (pid 7) ended with exit code 1\ntorn" in capsys.readouterr().err
+
+
+def test_ctrl_c_is_told_by_the_exit_code_alone(play: Play, capsys: pytest.CaptureFixture[str]) -> None:
+    interrupt(0.3)
+    stops = "trap 'failed 0 0 143 null; exit 143' TERM; sleep 30 & wait"
+    assert play("2x1", stops, stops) == 130
+    assert "error" not in capsys.readouterr().err
+
+
+def test_a_signal_that_finds_nothing_to_stop_changes_nothing(play: Play) -> None:
+    interrupt(0.2)
+    assert play("1x1", "trap '' TERM; sleep 0.6") == 0
+
+
+def test_what_cannot_go_on_is_not_started_again() -> None:
+    with pytest.raises(UsageError, match="finetune begins anew each time"):
+        run_world(Nodes(1, 1, 2), ["finetune", "runs/demo"], Options(restarts=1))
