@@ -9,14 +9,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from workshop import wait_until
 
 from frog.core.errors import UsageError
-from frog.launch.emulator import cluster, processes
+from frog.launch.emulator import cluster, processes, wire
 from frog.launch.emulator.processes import find_marked
+from frog.launch.slurm.hold import LOCK_FILE
 
 STRAY = (
     "import os, time, sys\n"
@@ -94,8 +96,51 @@ def test_a_daemon_that_was_killed_is_cleared_away(folder: Path) -> None:
     os.kill(json.loads((folder / "cluster.json").read_text())["pid"], signal.SIGKILL)
     wait_until(lambda: "does not answer" in cluster.status_text(folder), 30, "the end of the daemon")
     assert "Unable to contact slurm controller" in ask(folder, "squeue", code=1)
+    (folder / "mine.txt").write_text("mine")
     cluster.down(folder)
     assert not is_running(pid)
+    assert os.listdir(folder) == ["mine.txt"]
+    with pytest.raises(UsageError, match="holds something else"):
+        cluster.up(folder, 1, 0, 1)
+    (folder / "mine.txt").unlink()
+    folder.rmdir()
+
+
+def test_a_daemon_that_does_not_answer_is_told_and_ended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "_ANSWER_S", 0.3)
+    table = json.loads((folder / "cluster.json").read_text())
+    os.kill(table["pid"], signal.SIGSTOP)
+    assert "the emulator does not answer" in cluster.status_text(folder)
+    cluster.down(folder)
+    assert not is_running(table["pid"])
+    assert not folder.exists()
+
+
+def test_an_up_that_is_interrupted_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    marks: list[str] = []
+
+    def start_and_interrupt(*words: Any, env: dict[str, str], **options: Any) -> None:
+        marks.append(env[processes.MARK])
+        started(*words, env=env, **options)
+        assert find_marked(marks[0])
+        raise KeyboardInterrupt
+
+    started = subprocess.run
+    monkeypatch.setattr(cluster.subprocess, "run", start_and_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        cluster.up(tmp_path / "cluster", 1, 0, 1)
+    assert find_marked(marks[0]) == []
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_up_that_was_killed_is_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    for name in ("bin/sbatch", "daemon.log", LOCK_FILE):
+        (tmp_path / name).write_text("")
+    cluster._make_room(tmp_path)
+    (tmp_path / "bin" / "mine").write_text("")
+    with pytest.raises(UsageError, match="holds something else"):
+        cluster._make_room(tmp_path)
 
 
 def test_a_script_that_heeds_no_signal_is_killed(folder: Path) -> None:
@@ -113,6 +158,7 @@ def test_a_script_that_heeds_no_signal_is_killed(folder: Path) -> None:
         ("sbatch --constraint=a100 --wrap true", "--constraint of sbatch"),
         ("sbatch --nodes=1-2 --wrap true", "--nodes=1-2"),
         ("sbatch --export=NONE --wrap true", "--export=NONE"),
+        ("sbatch --output=%q.out --wrap true", "%q in the name '%q.out'"),
         ("sbatch --exclusive=user --wrap true", "--exclusive=user"),
         ("squeue --long", "--long of squeue"),
         ("squeue --format=%Q", "%Q in the format of squeue"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +20,7 @@ from frog.launch.emulator.notation import (
     pattern_values,
     write_elapsed,
 )
-from frog.launch.emulator.options import gpus, memory_mb, read_script, read_words
+from frog.launch.emulator.options import check_patterns, gpus, memory_mb, read_script, read_words, srun_variables
 from frog.launch.emulator.processes import parse_ps
 from frog.launch.emulator.refusal import SlurmRefusal
 from frog.launch.emulator.sbatch import parse_dependency
@@ -31,12 +34,14 @@ from frog.launch.slurm.directives import SBATCH, SRUN
         ("node[1-2]", ["node1", "node2"]),
         ("node[1-2,4],login", ["node1", "node2", "node4", "login"]),
         ("n[08-11]", ["n08", "n09", "n10", "n11"]),
+        ("n[098-100]", ["n098", "n099", "n100"]),
+        ("n[08,9-10]", ["n08", "n9", "n10"]),
+        ("n[1,01]", ["n1", "n01"]),
     ],
 )
 def test_hosts_expand_and_compress(text: str, hosts: list[str]) -> None:
     assert expand_hosts(text) == hosts
-    if "0" not in text:
-        assert compress_hosts(hosts) == text
+    assert compress_hosts(hosts) == text
 
 
 @pytest.mark.parametrize("text", ["node[2-1]", "node[1", "a[1]b", "node[x]", "a b"])
@@ -93,10 +98,41 @@ def test_dependencies() -> None:
 
 def test_memory_and_gpus() -> None:
     assert [memory_mb(text) for text in ("100M", "2G", "300", "1500K")] == [100, 2048, 300, 2]
-    assert (gpus({"gres": "gpu:4"}), gpus({"gpus-per-node": "2"}), gpus({})) == ((4, True), (2, False), (0, False))
+    assert (gpus({"gres": "gpu:4"}), gpus({"gpus-per-node": "2"}), gpus({})) == ((4, None), (2, 2), (0, None))
     for options in ({"gres": "gpu:h100:4"}, {"gres": "shard:1"}, {"gpus-per-node": "h100:4"}):
         with pytest.raises(SlurmRefusal, match="does not know --g"):
             gpus(options)
+
+
+@pytest.mark.parametrize(
+    ("line", "word"), [("--gres=gpu:1", "--gpus-per-node=2"), ("--gpus-per-node=2", "--gres=gpu:1")]
+)
+def test_gres_has_the_last_word(line: str, word: str) -> None:
+    given, _ = read_words("sbatch", [word], SBATCH)
+    assert gpus(read_script(f"#!/bin/sh\n#SBATCH {line}\n") | given) == (1, 2)
+
+
+def test_what_srun_takes_from_variables() -> None:
+    env = {"SLURM_KILL_BAD_EXIT": "1", "SLURM_LABELIO": "", "SRUN_CPUS_PER_TASK": "4", "SLURM_NTASKS": "2"}
+    assert srun_variables(env) == {"kill-on-bad-exit": "1", "label": None, "cpus-per-task": "4"}
+    assert [srun_variables({"SLURM_LABELIO": text}) for text in ("0", "no", "2")] == [{}, {}, {"label": "2"}]
+    for name in ("SRUN_CONTAINER", "SLURM_OVERLAP", "SLURM_EXACT", "SLURM_OPEN_MODE"):
+        with pytest.raises(SlurmRefusal, match=f"does not know the variable {name} of srun"):
+            srun_variables({**env, name: "1"})
+
+
+def test_what_srun_refuses_is_nothing_that_a_job_is_given() -> None:
+    given = json.loads((Path(__file__).parent / "jobs" / "recorded.json").read_text())["jobs"]
+    names = re.findall(r"\b(SLURM_\w+|SRUN_\w+)=", json.dumps(given))
+    assert len(set(names)) > 40
+    srun_variables(dict.fromkeys(names, "1"))
+
+
+def test_names_of_files_are_looked_at_when_a_job_is_handed_in() -> None:
+    check_patterns({"output": "%x-%3j.out", "error": None, "input": "a%%"})
+    for name, text in (("output", "%q.out"), ("error", r"a\%j"), ("input", "%s")):
+        with pytest.raises(SlurmRefusal, match=f"^--{name}: the emulator of Slurm does not know"):
+            check_patterns({name: text})
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
+from frog.launch.emulator.control import scancel, scontrol
+from frog.launch.emulator.controller import Controller
 from frog.launch.emulator.job import CANCELLED, COMPLETED, FAILED, PENDING, RUNNING, Job, Node, Request
 from frog.launch.emulator.layout import StepRequest, check_fits, free_parts, place_job, place_step
+from frog.launch.emulator.listing import squeue
+from frog.launch.emulator.processes import enter
 from frog.launch.emulator.queue import dependency_text, find_jobs, next_to_start
 from frog.launch.emulator.refusal import SlurmRefusal
+from frog.launch.emulator.sbatch import make_request
+from frog.launch.emulator.variables import submitted_environment
+from frog.launch.emulator.view import snapshot
+from frog.launch.emulator.wire import Client
 
 NODES = [Node("node1", 8, 4), Node("node2", 8, 4)]
 
@@ -126,6 +135,100 @@ def test_an_array_runs_so_many_at_once() -> None:
     assert tasks[1].reason == "JobArrayTaskLimit"
     assert find_jobs(tasks, "5") == tasks
     assert find_jobs(tasks, "5_2") == [tasks[2]]
+
+
+def test_a_job_that_asked_for_its_end_has_it_however_soon_its_script_ends(tmp_path: Path) -> None:
+    controller = Controller(tmp_path, "frogtest", NODES, 1, 1.0)
+    again, away, both, plain = (job(number, RUNNING, script="") for number in (1, 2, 3, 4))
+    controller.note_wish(again, PENDING)
+    controller.note_wish(away, CANCELLED)
+    for state in (CANCELLED, PENDING):
+        controller.note_wish(both, state)
+    for one in (again, away, both, plain):
+        controller.close(one, 3)
+    assert [(one.state, one.restarts) for one in (again, away, both, plain)] == [
+        (PENDING, 1), (CANCELLED, 0), (CANCELLED, 0), (FAILED, 0),
+    ]  # fmt: skip
+    assert again.wish is None
+
+
+def test_nothing_is_called_none() -> None:
+    plain, (first, second) = job(1), [Job(request(array=([0, 1], 1, None)), 0.0, None, 5, task) for task in (0, 1)]
+    second.job_id = 6
+    jobs = [plain, first, second]
+    assert [find_jobs(jobs, text) for text in ("None", "1", "5", "5_1", "6")] == [
+        [], [plain], [first, second], [second], [second],
+    ]  # fmt: skip
+
+
+class Desk(Client):
+    """A client whose daemon knows these jobs and nodes, and notes what it is asked for."""
+
+    asked: ClassVar[list[str]] = []
+
+    def ask(self, act: str, **fields: Any) -> dict[str, Any]:
+        self.asked.append(f"{act} {fields.get('job', '')}")
+        controller = Controller(self.folder, "frogtest", NODES, 1, 1.0)
+        controller.jobs = [job(11), job(12)]
+        return snapshot(controller)
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    Desk.asked.clear()
+    return Desk(0, "", tmp_path)
+
+
+def test_several_jobs_of_which_one_is_unknown(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ("11,99", "99,11"):
+        assert squeue(desk, ["--noheader", "--format=%i", "--jobs", words]) == 0
+        assert capsys.readouterr().out == "11\n"
+        assert scancel(desk, [words]) == 0
+    assert desk.asked.count("cancel 11") == 2
+    assert "cancel 12" not in desk.asked
+    with pytest.raises(SlurmRefusal, match="Invalid job id specified"):
+        squeue(desk, ["--jobs=99"])
+
+
+@pytest.mark.parametrize("text", ["None", "11,None", "11,"])
+def test_what_is_no_number_of_a_job(text: str, desk: Desk) -> None:
+    for command, word in ((squeue, f"--jobs={text}"), (scancel, text)):
+        with pytest.raises(SlurmRefusal, match="Invalid job id"):
+            command(desk, [word])
+    assert not any(asked.startswith("cancel") for asked in desk.asked)
+    with pytest.raises(SlurmRefusal, match="Invalid job id specified"):
+        scontrol(desk, ["show", "job", text])
+
+
+def test_what_is_no_list_of_nodes_is_not_found(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SlurmRefusal):
+        scontrol(desk, ["show", "node", "node[1"])
+    assert capsys.readouterr().out == "Node node[1 not found\n"
+
+
+def test_more_names_than_nodes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SlurmRefusal, match=r"invalid number of nodes \(-N 2-1\)"):
+        make_request({"nodes": "1", "nodelist": "node[1-2]"}, default_name="x")
+    asked = make_request({"nodes": "1", "nodelist": "node[1-2]"}, default_name="x", program="srun")
+    assert (asked.nodes, asked.node_names) == (1, ["node1"])
+    assert "Eliminating nodes from the nodelist" in capsys.readouterr().err
+    asked = make_request({"ntasks": "1", "nodelist": "node[1-2]"}, default_name="x")
+    assert (asked.nodes, asked.node_names) == (1, ["node1"])
+    assert "can't run 1 processes on 2 nodes" in capsys.readouterr().err
+
+
+def test_a_job_without_gpus_handed_in_by_one_that_has_some() -> None:
+    outer = {"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_JOB_GPUS": "0,1", "SLURM_GPUS_ON_NODE": "2", "HOME": "/"}
+    found = submitted_environment(request(environment={**outer, "SLURM_CPUS_PER_TASK": "3", "SLURM_NTASKS": "2"}))
+    assert found == {"HOME": "/", "SLURM_CPUS_PER_TASK": "1", "SLURM_NTASKS": "2"}
+    assert "SLURM_CPUS_PER_TASK" not in submitted_environment(request(environment=outer))
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    assert enter(tmp_path) == (tmp_path, "")
+    place, said = enter(tmp_path / "none")
+    assert place == Path("/tmp")
+    assert said.endswith("No such file or directory: going to /tmp instead\n")
 
 
 def step(**fields: Any) -> StepRequest:

@@ -10,6 +10,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import psutil
 import pytest
@@ -17,7 +18,7 @@ from slurm_desk import BIN, RealSlurm, frog_slurm, need_slurm
 from workshop import wait_until
 
 from frog.core.errors import LaunchError, UsageError
-from frog.launch.slurm import host, programs
+from frog.launch.slurm import cluster, host, programs, status
 from frog.launch.slurm.configuration import Shape
 from frog.launch.slurm.processes import find_processes
 
@@ -149,8 +150,11 @@ def test_down_leaves_nothing_not_even_of_a_job_that_hides(desk: Path) -> None:
         lambda: sum(p.command.endswith("sleep 300") for p in find_processes(name)) == 2, 60, "the job's processes"
     )
     assert (desk / "gpus").read_text() == "0,1,2,3,4,5,6,7\n"
+    shell("sbatch --hold --array=2-3%1 --wrap true", desk)  # squeue writes 12_[2-3%1], which scancel does not take
+    os.link(folder / "logs" / "jobs.txt", desk / "jobs.txt")
 
     frog_slurm("down", cwd=desk)
+    assert (desk / "jobs.txt").read_text().count("JobState=CANCELLED") == 2
     assert find_processes(name) == []
     assert not folder.exists()
     assert not scratch.exists()
@@ -231,13 +235,57 @@ def test_a_daemon_that_dies_at_once_is_told_with_its_last_words(desk: Path) -> N
     frog_slurm("up", "--nodes", "1", cwd=desk)  # the logs that are left are no obstacle
 
 
-def test_a_folder_with_other_things_is_refused_and_kept(desk: Path) -> None:
-    (desk / "mine").mkdir()
-    (desk / "mine" / "thesis.txt").write_text("years of work")
+@pytest.mark.parametrize("name", ["thesis.txt", "logs/thesis.txt", "lock", "logs"])
+def test_a_folder_with_other_things_is_refused_and_kept(desk: Path, name: str) -> None:
+    mine = desk / "mine" / name
+    mine.parent.mkdir(parents=True)
+    mine.write_text("years of work")
     told = frog_slurm("up", "--folder", "mine", cwd=desk, code=2)
-    assert "holds other files (thesis.txt)" in told
+    assert f"holds other files ({name})" in told
     assert "no cluster there" in frog_slurm("down", "--folder", "mine", cwd=desk, code=2)
-    assert os.listdir(desk / "mine") == ["thesis.txt"]
+    assert mine.read_text() == "years of work"
+    assert os.listdir(desk / "mine") == [name.split("/")[0]]
+
+
+def test_of_the_logs_only_those_of_daemons_are_removed(tmp_path: Path) -> None:
+    names = ("munged.log", "slurmctld.out", "slurmd-node12.log", "jobs.txt")
+    for name in (*names, "mine.log"):
+        (tmp_path / "logs" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "logs" / name).write_text("")
+    cluster._remove_logs(tmp_path / "logs")
+    assert os.listdir(tmp_path / "logs") == ["mine.log"]
+    (tmp_path / "logs" / "mine.log").unlink()
+    cluster._remove_logs(tmp_path / "logs")
+    assert os.listdir(tmp_path) == []
+
+
+def test_names_of_jobs_and_nodes_may_be_anything() -> None:
+    class Told:
+        def ask(self, *command: str) -> str:
+            if command[0] == "squeue":
+                return "7|RUNNING|0:01|UNLIMITED|1|node1|a|b c\n"
+            return "a-node-of-more-than-20-letters|idle|gpu:h100:4(S:0-1)|gpu:h100:2(IDX:0-1)|1/31/0/32|\n"
+
+    told = cast(cluster.Cluster, Told())
+    assert status._jobs(told).splitlines()[1].split() == [
+        *("7", "a|b", "c", "RUNNING", "0:01", "UNLIMITED", "1", "node1")
+    ]
+    assert status._nodes(told).splitlines()[1] == "a-node-of-more-than-20-letters  idle   2 of 4     1 of 32"
+
+
+def test_commands_of_an_emulator_are_not_slurms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a shell that uses an emulator, a real cluster's commands are the real ones all the same."""
+    for place in ("emulator", "other"):
+        (tmp_path / place / "bin").mkdir(parents=True)
+        (tmp_path / place / "bin" / "squeue").write_text("#!/bin/sh\n")
+        (tmp_path / place / "bin" / "squeue").chmod(0o755)
+    (tmp_path / "emulator" / "cluster.json").write_text('{"kind": "emulator"}')
+    others = f"{tmp_path}/other/bin{os.pathsep}/bin"
+    monkeypatch.setenv("PATH", f"{tmp_path}/emulator/bin{os.pathsep}{others}")
+    assert programs.find_program("squeue") == f"{tmp_path}/other/bin/squeue"
+    assert cluster.environment(tmp_path)["PATH"] == others
+    monkeypatch.setenv("PATH", others)
+    assert "PATH" not in cluster.environment(tmp_path)
 
 
 # ---- Whose machine it is ---------------------------------------------------------------------------------------------

@@ -15,13 +15,19 @@ def main() -> int:
     for short in ("HUP", "INT", "QUIT", "USR1", "USR2", "TERM", "CONT"):
         number = getattr(signal, f"SIG{short}")
         signal.signal(number, lambda _number, _frame, short=short: got.append(short))
-    print(f"{name} listens", flush=True)
+    _say(f"{name} listens")
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and not set(got) & set(_ENDING):
         time.sleep(0.02)
     time.sleep(0.3)  # a second signal, if one comes, is to be seen too
-    print(f"{name} got {' '.join(sorted(got)) or 'nothing'}", flush=True)
+    _say(f"{name} got {' '.join(sorted(got)) or 'nothing'}")
     return code if got else 0
+
+
+def _say(line: str) -> None:
+    """In one piece: two tasks write into one file, and with PYTHONUNBUFFERED print writes the line's end by itself."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 sys.exit(main())

@@ -12,7 +12,8 @@ from typing import IO
 
 from frog.launch.emulator.job import Job
 from frog.launch.emulator.notation import fill_pattern, pattern_values
-from frog.launch.emulator.refusal import SlurmRefusal
+from frog.launch.emulator.processes import enter
+from frog.launch.emulator.variables import submitted_environment
 
 _NO_FILE = 53
 """What Slurm gives as the signal of a job whose output file cannot be opened."""
@@ -51,7 +52,7 @@ def run_script(job: Job, variables: Mapping[str, str], folder: Path, started: Ca
     with contextlib.ExitStack() as files:
         try:
             process = _start(job, variables, folder, files)
-        except (OSError, SlurmRefusal) as error:
+        except OSError as error:
             return _not_started(job, folder, error)
     started(process.pid)
     try:
@@ -68,14 +69,17 @@ def _start(
     stdout = _open_output(job, output_path(job), files)
     same = error_path(job) == output_path(job)
     stderr: IO[bytes] | int = subprocess.STDOUT if same else _open_output(job, error_path(job), files)
+    work_dir, said = enter(Path(job.request.work_dir))
+    if said:
+        write_error(job, 2 * said)
     with _one_at_a_time:
         folder.mkdir(parents=True, exist_ok=True)
         script.write_bytes((job.request.script or "").encode(errors="surrogateescape"))
         script.chmod(0o700)
         return subprocess.Popen(
             [str(script), *job.request.arguments],
-            cwd=job.request.work_dir,
-            env={**job.request.environment, **variables},
+            cwd=work_dir,
+            env={**submitted_environment(job.request), **variables},
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,

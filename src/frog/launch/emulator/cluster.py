@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import secrets
 import shlex
 import shutil
 import signal
@@ -17,10 +19,11 @@ from frog.core.env import child_env, variable
 from frog.core.errors import LaunchError, UsageError
 from frog.core.processes import is_alive
 from frog.launch.emulator.command import NAMES
-from frog.launch.emulator.processes import kill_marked, signal_one
+from frog.launch.emulator.processes import MARK, kill_marked, signal_one
 from frog.launch.emulator.refusal import SlurmRefusal
 from frog.launch.emulator.wire import CLUSTER_FILE, read_client
 from frog.launch.slurm.configuration import Shape
+from frog.launch.slurm.hold import LOCK_FILE, hold
 
 KILL_WAIT_S = 30.0
 """From SIGTERM to SIGKILL, as in the real cluster that `frog slurm up` starts."""
@@ -33,9 +36,22 @@ def up(folder: Path, nodes: int, gpus_per_node: int, cpus_per_node: int, *, kill
 
     Raises:  UsageError if a cluster is up there or the folder holds something else; LaunchError if it does not come up.
     """
-    shape = {**Shape(nodes, gpus_per_node, cpus_per_node).as_dict(), "kill_wait_s": kill_wait_s}
+    shape = Shape(nodes, gpus_per_node, cpus_per_node).as_dict()
     folder = folder.resolve()
-    _make_room(folder)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with hold(folder):
+        _make_room(folder)
+        cluster = f"frog{secrets.token_hex(4)}"
+        try:
+            _start(folder, {**shape, "kill_wait_s": kill_wait_s, "cluster": cluster})
+        except BaseException:
+            kill_marked(f"{cluster}/")
+            _remove_files(folder)
+            raise
+
+
+def _start(folder: Path, shape: dict[str, Any]) -> None:
+    (folder / "bin").mkdir(exist_ok=True)
     for name in NAMES:
         _write_shim(folder, name)
     with open(folder / _LOG, "ab") as log:
@@ -44,12 +60,11 @@ def up(folder: Path, nodes: int, gpus_per_node: int, cpus_per_node: int, *, kill
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=child_env(),
+            env=child_env(**{MARK: f"{shape['cluster']}/daemon/"}),
             cwd="/",
         )
     if started.returncode != 0:
         said = (folder / _LOG).read_text(errors="replace")[-2000:]
-        shutil.rmtree(folder, ignore_errors=True)
         raise LaunchError(f"the emulator of Slurm did not come up in {folder}\n{said}".rstrip())
     (folder / CLUSTER_FILE).chmod(0o600)
 
@@ -58,14 +73,13 @@ def _make_room(folder: Path) -> None:
     table = _read(folder)
     if table is not None and table.get("kind") != "emulator":
         raise UsageError(f"{folder}/: another cluster is there", "frog slurm down")
-    if table is not None and _is_up(folder):
+    if table is not None and _look(folder) is not None:
         raise UsageError(f"{folder}/: an emulator of Slurm is up there already", "frog slurm down")
     if table is not None:
         _clear(folder, table)
-    if folder.exists() and any(folder.iterdir()):
+    own = {LOCK_FILE, _LOG, "bin", *(f"bin/{name}" for name in NAMES)}  # of an up that was killed
+    if any(str(entry.relative_to(folder)) not in own for entry in folder.rglob("*")):
         raise UsageError(f"{folder}/ holds something else", "another --folder")
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    (folder / "bin").mkdir()
 
 
 def _write_shim(folder: Path, name: str) -> None:
@@ -76,37 +90,46 @@ def _write_shim(folder: Path, name: str) -> None:
 
 
 def down(folder: Path) -> None:
-    """End all jobs and the daemon, remove the folder. Raises UsageError if there is no emulator."""
+    """End all jobs and the daemon, remove what they made. Raises UsageError if there is no emulator."""
     folder = folder.resolve()
     table = _read(folder)
     if table is None:
         raise UsageError(f"{folder}: no emulator of Slurm is there", "frog slurm up --emulator")
-    _clear(folder, table)
+    with hold(folder):
+        _clear(folder, table)
 
 
 def _clear(folder: Path, table: dict[str, Any]) -> None:
-    """Ask the daemon to end; kill what is left of it and of its jobs, if it was killed before."""
+    """Ask the daemon to end; kill what is left of it and of its jobs, if it was killed before or does not answer."""
     pid = int(table["pid"])
-    if _is_up(folder):
+    if _look(folder) is not None:
         signal_one(pid, signal.SIGTERM)
         deadline = time.monotonic() + _DOWN_S
         while is_alive(pid) and time.monotonic() < deadline:
             time.sleep(0.02)
-        if is_alive(pid):
-            signal_one(pid, signal.SIGKILL)
     left = kill_marked(f"{table['cluster']}/")
-    shutil.rmtree(folder, ignore_errors=True)
+    _remove_files(folder)
     if left:
         raise LaunchError(f"processes of the emulator's jobs cannot be killed: {', '.join(map(str, left))}")
 
 
-def _is_up(folder: Path) -> bool:
-    """Whether its daemon answers: a pid alone may be somebody else's by now."""
+def _remove_files(folder: Path) -> None:
+    """What `up`, the daemon and its jobs made, and nothing that somebody else has put there."""
+    for name in (*(f"bin/{name}" for name in NAMES), CLUSTER_FILE, _LOG):
+        (folder / name).unlink(missing_ok=True)
+    for job in (folder / "spool").glob("job*"):
+        shutil.rmtree(job, ignore_errors=True)
+    for name in ("bin", "spool"):
+        with contextlib.suppress(OSError):
+            (folder / name).rmdir()
+
+
+def _look(folder: Path) -> dict[str, Any] | None:
+    """What its daemon knows; None if it does not answer: a pid alone may be somebody else's by now."""
     try:
-        read_client(folder).ask("look")
+        return read_client(folder).ask("look")
     except (SlurmRefusal, ValueError, OSError):
-        return False
-    return True
+        return None
 
 
 def _read(folder: Path) -> dict[str, Any] | None:
@@ -133,10 +156,10 @@ def status_text(folder: Path) -> str:
     if table is None:
         raise UsageError(f"{folder}: no emulator of Slurm is there", "frog slurm up --emulator")
     place = f"127.0.0.1:{table['port']}"
-    if not _is_up(folder):
+    found = _look(folder)
+    if found is None:
         dead = format_table([["DAEMON", "PID", "LISTENS AT", "STATE"], ["emulator", "-", place, "dead"]])
         return f"{dead}\n\nthe emulator does not answer: `frog slurm down` clears what is left"
-    found = read_client(folder).ask("look")
     daemon = [["DAEMON", "PID", "LISTENS AT", "STATE"], ["emulator", str(table["pid"]), place, "runs"]]
     nodes = [["NODE", "STATE", "GPUS USED", "CPUS USED"]]
     for node in found["nodes"]:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from frog.launch.emulator import RELEASE
 from frog.launch.emulator.refusal import SlurmRefusal
 from frog.launch.emulator.wire import Client, read_client
 
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run a command; its exit code is Slurm's."""
     folder, name, words = Path(arguments[0]), arguments[1], list(arguments[2:])
     if words[:1] in (["--version"], ["-V"]):
-        print("slurm-wlm 22.05.8 (an emulator: `frog slurm up --emulator`)")
+        print(f"slurm-wlm {RELEASE} (an emulator: `frog slurm up --emulator`)")
         return 0
     # Whole blocks, whatever PYTHONUNBUFFERED says: in `scontrol show hostnames | head -n 1` nobody reads more than one.
     sys.stdout = open(1, "w", buffering=1 << 16, closefd=False)  # noqa: SIM115

@@ -7,14 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from frog.core.env import variable
+from frog.launch.emulator import RELEASE
+from frog.launch.emulator.job import is_called
 from frog.launch.emulator.layout import MEMORY_MB
 from frog.launch.emulator.notation import compress_hosts, expand_hosts, signal_number, write_elapsed, write_moment
 from frog.launch.emulator.plain import parse_plain
 from frog.launch.emulator.refusal import SlurmRefusal, unknown
 from frog.launch.emulator.wire import Client
-
-_RELEASE = "22.05.8"
-"""Of the Slurm whose behaviour this one was compared with."""
 
 
 def scancel(client: Client, words: Sequence[str]) -> int:
@@ -37,15 +36,16 @@ def scancel(client: Client, words: Sequence[str]) -> int:
     chosen = [name for name in ("name", "user", "state", "me") if name in options]
     if not given.words and not chosen:
         raise SlurmRefusal("No job identification provided")
-    for word in given.words:
-        if not word.replace("_", "", 1).isdigit():
-            raise SlurmRefusal(f"Invalid job id {word}")
+    names = [name for word in given.words for name in word.split(",")]
+    for name in names:
+        if not name.replace("_", "", 1).isdigit():
+            raise SlurmRefusal(f"Invalid job id {name}")
     number = None
     if "signal" in options:
         number = signal_number(options["signal"] or "")
         if number is None:
             raise SlurmRefusal(f"Unknown job signal: {options['signal']}", plain=True)
-    jobs = [job for job in client.ask("look")["jobs"] if _is_chosen(job, options, given.words)]
+    jobs = [job for job in client.ask("look")["jobs"] if _is_chosen(job, options, names)]
     for job in jobs:
         if number is None or (number == 9 and not {"batch", "full"} & set(options)):
             client.ask("cancel", job=job["label"])
@@ -54,10 +54,10 @@ def scancel(client: Client, words: Sequence[str]) -> int:
     return 0
 
 
-def _is_chosen(job: Mapping[str, Any], options: Mapping[str, str | None], words: Sequence[str]) -> bool:
+def _is_chosen(job: Mapping[str, Any], options: Mapping[str, str | None], names: Sequence[str]) -> bool:
     if job["state"] not in ("PENDING", "RUNNING", "COMPLETING"):
         return False
-    if words and not {str(job["own_id"]), job["label"], str(job["array_job"])} & set(words):
+    if names and not any(is_called(name, job["label"], job["own_id"], job["array_job"]) for name in names):
         return False
     if "name" in options and job["name"] != options["name"]:
         return False
@@ -147,9 +147,9 @@ def _hosts(rest: Sequence[str]) -> list[str]:
 def _jobs(client: Client, rest: Sequence[str]) -> list[dict[str, Any]]:
     jobs = client.ask("look")["jobs"]
     if not rest:
-        return [job for job in jobs if job["own_id"] is not None] or []
-    exact = [job for job in jobs if rest[0] in (str(job["own_id"]), job["label"])]
-    found = [job for job in jobs if str(job["array_job"]) == rest[0]] or exact
+        return [job for job in jobs if job["own_id"] is not None]
+    whole = [job for job in jobs if is_called(rest[0], job["label"], job["array_job"])]
+    found = whole or [job for job in jobs if is_called(rest[0], job["label"], job["own_id"])]
     if not found:
         raise SlurmRefusal("slurm_load_jobs error: Invalid job id specified", plain=True)
     return found
@@ -182,7 +182,10 @@ def _job_table(job: Mapping[str, Any]) -> list[list[str]]:
 
 def _node_tables(client: Client, rest: Sequence[str]) -> list[list[list[str]]]:
     nodes = client.ask("look")["nodes"]
-    names = expand_hosts(rest[0]) if rest else [node["name"] for node in nodes]
+    try:
+        names = expand_hosts(rest[0]) if rest else [node["name"] for node in nodes]
+    except ValueError:
+        names = list(rest)  # as a name it is not found
     tables = []
     for name in names:
         node = next((node for node in nodes if node["name"] == name), None)
@@ -194,7 +197,7 @@ def _node_tables(client: Client, rest: Sequence[str]) -> list[list[list[str]]]:
             [f"NodeName={name}"],
             [f"CPUAlloc={node['cpus_used']}", f"CPUEfctv={node['cpus']}", f"CPUTot={node['cpus']}"],
             [f"Gres={gres}"],
-            ["NodeAddr=127.0.0.1", f"NodeHostName={name}", f"Version={_RELEASE}"],
+            ["NodeAddr=127.0.0.1", f"NodeHostName={name}", f"Version={RELEASE}"],
             [f"RealMemory={MEMORY_MB}"],
             [f"State={node['state'].upper()}"],
             ["Partitions=main"],

@@ -96,7 +96,8 @@ class Controller:
         if job.job_id is None:
             job.job_id = self._number_of_task(job)
         job.shares, job.steps, job.state, job.reason = shares, [], RUNNING, "None"
-        job.started_s, job.ended_s, job.ending, job.kill_s, job.warned = time.time(), None, None, None, False
+        job.started_s, job.ended_s, job.ending, job.wish = time.time(), None, None, None
+        job.kill_s, job.warned = None, False
         job.exit_code = job.exit_signal = 0
         job.limit_s = None if job.limit_min is None else job.started_s + 60 * job.limit_min
         if job.request.script is not None:
@@ -189,10 +190,11 @@ class Controller:
     def _conclude(self, job: Job, code: int) -> None:
         job.exit_code, job.exit_signal = (code, 0) if code >= 0 else (0, -code)
         job.ended_s, job.kill_s, job.batch_group = time.time(), None, None
-        if job.ending == PENDING:
+        end = job.ending or job.wish
+        if end == PENDING:
             self._back_into_queue(job)
-        elif job.ending is not None:
-            job.state, job.reason = job.ending, "TimeLimit" if job.ending == TIMEOUT else "None"
+        elif end is not None:
+            job.state, job.reason = end, "TimeLimit" if end == TIMEOUT else "None"
         elif code == 0:
             job.state = COMPLETED
         else:
@@ -201,7 +203,7 @@ class Controller:
     def _back_into_queue(self, job: Job) -> None:
         """A requeued job keeps its number and its place in the order of submission."""
         job.state, job.reason, job.restarts = PENDING, "None", job.restarts + 1
-        job.shares, job.steps, job.ending = [], [], None
+        job.shares, job.steps, job.ending, job.wish = [], [], None, None
         job.started_s = job.ended_s = job.limit_s = None
 
     # ---- ends
@@ -228,7 +230,7 @@ class Controller:
                 self._cancel_pending(job)
             elif job.state == RUNNING:
                 self.end(job, CANCELLED)
-            elif job.state == COMPLETING and job.ending == PENDING:
+            elif job.state == COMPLETING and PENDING in (job.ending, job.wish):
                 job.ending = CANCELLED
             self.changed.notify_all()
 
@@ -236,6 +238,11 @@ class Controller:
         if job.job_id is None:
             job.job_id = self._number_of_task(job)
         job.state, job.ended_s = CANCELLED, time.time()
+
+    def note_wish(self, job: Job, state: str) -> None:
+        """A job's own script wants it cancelled, or PENDING again. So it will be, however soon the script ends."""
+        if job.state == RUNNING and job.wish != CANCELLED:
+            job.wish = state
 
     def check_requeue(self, job: Job) -> None:
         if job.state == PENDING:
@@ -318,7 +325,7 @@ class Controller:
         with self.changed:
             told = False
             while True:
-                if job.state != RUNNING or job.ending is not None:
+                if job.state != RUNNING or job.ending or job.wish:
                     raise SlurmRefusal(
                         f"Unable to create step for job {job.number}: Job/step already completing or completed"
                     )
@@ -353,7 +360,7 @@ class Controller:
     def find_one(self, number: str) -> Job:
         """The job of that very number, as SLURM_JOB_ID has it."""
         with self.changed:
-            found = [job for job in self.jobs if str(job.job_id) == number]
+            found = [job for job in self.jobs if job.job_id is not None and str(job.job_id) == number]
         if not found:
             raise SlurmRefusal(f"Invalid job id specified for job {number}")
         return found[0]

@@ -23,7 +23,7 @@ from frog.core.files import write_json
 from frog.core.processes import is_alive
 from frog.launch.emulator import view
 from frog.launch.emulator.controller import Controller
-from frog.launch.emulator.job import PENDING, RUNNING, Job, Node, Request
+from frog.launch.emulator.job import CANCELLED, PENDING, RUNNING, Job, Node, Request
 from frog.launch.emulator.layout import StepRequest
 from frog.launch.emulator.notation import parse_moment, parse_time_limit
 from frog.launch.emulator.refusal import SlurmRefusal, unknown
@@ -95,7 +95,7 @@ class _Handler(socketserver.StreamRequestHandler):
 
     def _do_cancel(self, request: dict[str, Any]) -> None:
         jobs = self._find(request["job"])
-        self._after_the_asker(jobs, request, self._controller.cancel)
+        self._after_the_asker(jobs, request, self._controller.cancel, CANCELLED)
 
     def _do_signal(self, request: dict[str, Any]) -> None:
         def send(job: Job) -> None:
@@ -110,19 +110,30 @@ class _Handler(socketserver.StreamRequestHandler):
         jobs = self._find(request["job"])
         for job in jobs:
             self._controller.check_requeue(job)
-        self._after_the_asker(jobs, request, self._controller.requeue)
+        self._after_the_asker(jobs, request, self._controller.requeue, PENDING)
 
-    def _after_the_asker(self, jobs: Sequence[Job], request: dict[str, Any], act: Callable[[Job], None]) -> None:
-        """Do something to jobs. A command that one of them runs is answered first, and not hit by its own signal."""
+    def _after_the_asker(
+        self, jobs: Sequence[Job], request: dict[str, Any], act: Callable[[Job], None], wish: str | None = None
+    ) -> None:
+        """Do something to jobs. A command that one of them runs is answered first, and not hit by its own signal.
+
+        By then the job may have ended, or run again: `wish` is the state that it is to have all the same.
+        """
         within = any(str(request.get("mark", "")).startswith(self._controller.mark(job)) for job in jobs)
+        with self._controller.changed:
+            before = [(job.restarts, job.state) for job in jobs]
+            if within and wish is not None:
+                for job in jobs:
+                    self._controller.note_wish(job, wish)
         if within:
             self._tell()
             deadline = time.monotonic() + _ASKER_S
             while is_alive(int(request["asker"])) and time.monotonic() < deadline:
                 time.sleep(0.01)
-        for job in jobs:
-            with contextlib.suppress(SlurmRefusal):  # it may have ended meanwhile
-                act(job)
+        for job, (restarts, state) in zip(jobs, before, strict=True):
+            if not within or (job.restarts == restarts and job.state in (state, RUNNING)):
+                with contextlib.suppress(SlurmRefusal):  # it may have ended meanwhile
+                    act(job)
         if not within:
             self._tell()
 
@@ -251,7 +262,7 @@ def _serve(folder: Path, shape: dict[str, Any]) -> int:
 
 
 def _run(folder: Path, shape: dict[str, Any]) -> None:
-    cluster, token = f"frog{secrets.token_hex(4)}", secrets.token_hex(16)
+    cluster, token = shape["cluster"], secrets.token_hex(16)
     nodes = [
         Node(f"node{number}", shape["cpus_per_node"], shape["gpus_per_node"]) for number in range(1, shape["nodes"] + 1)
     ]

@@ -19,6 +19,14 @@ SHORT_STATES = {
 }
 
 
+def is_called(text: str, label: str, *numbers: int | None) -> bool:
+    """Whether a job goes by that name: by its label, 12 or 12_3, or by a number of its own or of its array.
+
+    A job outside of an array has none of the latter, a task that has not started none of the former.
+    """
+    return text == label or text in [str(number) for number in numbers if number is not None]
+
+
 @dataclass(frozen=True)
 class Node:
     """A pretended machine."""
@@ -51,8 +59,8 @@ class Request:
     ntasks_per_node: int | None = None
     cpus_per_task: int | None = None
     gpus_per_node: int = 0
-    gpus_by_gres: bool = False
-    """Whether --gres asked for the GPUs, for which Slurm sets other variables than for --gpus-per-node."""
+    gpus_told: int | None = None
+    """What --gpus-per-node said, and SLURM_GPUS_PER_NODE tells; --gres, if it is there, decides."""
     exclusive: bool = False
     mem_mb: int | None = None
     account: str | None = None
@@ -134,6 +142,8 @@ class Job:
     warned: bool = False
     ending: str | None = None
     """Why it is being ended: the state that it will have, or PENDING for a requeue."""
+    wish: str | None = None
+    """What its own script has asked for, in the same words, and is not yet carried out: the script may end before."""
     kill_s: float | None = None
     """When SIGKILL follows SIGTERM."""
 

@@ -160,14 +160,14 @@ def place_step(request: StepRequest, shares: Sequence[Share], held: Mapping[str,
     if not set(request.node_names) <= {share.node for share in shares}:
         raise SlurmRefusal("Unable to create step for job {job}: Requested node configuration is not available")
     whole = {share.node: share.cpus for share in shares}
-    if _step_on(request, shares, whole) is None:
+    parts = _step_on(request, shares, whole)
+    if parts is None:
         raise SlurmRefusal("Unable to create step for job {job}: More processors requested than permitted")
-    if request.per_node is not None and request.ntasks == request.per_node * request.num_nodes:
-        parts = _step_on(request, shares, whole)
-        if parts and any(part.tasks != request.per_node for part in parts):
-            raise unknown(f"--ntasks-per-node={request.per_node} where a node of the job has fewer CPUs")
+    honoured = request.per_node is not None and request.ntasks == request.per_node * request.num_nodes
+    if honoured and any(part.tasks != request.per_node for part in parts):
+        raise unknown(f"--ntasks-per-node={request.per_node} where a node of the job has fewer CPUs")
     if request.overlap:
-        return _step_on(request, shares, whole)
+        return parts
     left = {share.node: share.cpus - held.get(share.node, 0) for share in shares}
     if not request.exact:  # a node is busy as soon as another step has a part of it
         left = {name: cpus if cpus == whole[name] else 0 for name, cpus in left.items()}

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from frog.launch.emulator.job import CANCELLED, COMPLETED, FAILED, SHORT_STATES, TIMEOUT
+from frog.launch.emulator.job import CANCELLED, COMPLETED, FAILED, SHORT_STATES, TIMEOUT, is_called
 from frog.launch.emulator.notation import compress_hosts, compress_numbers, write_elapsed, write_moment
 from frog.launch.emulator.plain import Plain, parse_plain
 from frog.launch.emulator.refusal import SlurmRefusal, unknown
@@ -69,7 +69,8 @@ def squeue(client: Client, words: Sequence[str]) -> int:
     jobs = client.ask("look")["jobs"]
     if given.words:
         raise unknown(f"{given.words[0]!r} after squeue")
-    chosen = [job for job in jobs if _is_wanted(job, given, jobs)]
+    _check_names(given, jobs)
+    chosen = [job for job in jobs if _is_wanted(job, given)]
     rows = chosen if "array" in given.options else list(_with_arrays_together(chosen))
     rows.sort(
         key=lambda job: ("COMPLETING", "PENDING", "RUNNING").index(job["state"]) if job["state"] not in _ENDED else -1
@@ -78,15 +79,20 @@ def squeue(client: Client, words: Sequence[str]) -> int:
     return 0
 
 
-def _is_wanted(job: Row, given: Plain, jobs: Sequence[Row]) -> bool:
+def _check_names(given: Plain, jobs: Sequence[Row]) -> None:
+    """One job that there is not is a mistake; of several those are shown that there are."""
+    names = (given.options["jobs"] or "").split(",") if "jobs" in given.options else []
+    for name in names:
+        if not re.fullmatch(r"\d+(_\d+)?", name):
+            raise SlurmRefusal(f"Invalid job id: {name}")
+    if len(names) == 1 and not any(_is_called(job, names[0]) for job in jobs):
+        raise SlurmRefusal("slurm_load_jobs error: Invalid job id specified", plain=True)
+
+
+def _is_wanted(job: Row, given: Plain) -> bool:
     options = given.options
-    if "jobs" in options:
-        wanted = (options["jobs"] or "").split(",")
-        for text in wanted:
-            if not any(_is_called(other, text) for other in jobs):
-                raise SlurmRefusal("slurm_load_jobs error: Invalid job id specified", plain=True)
-        if not any(_is_called(job, text) for text in wanted):
-            return False
+    if "jobs" in options and not any(_is_called(job, name) for name in (options["jobs"] or "").split(",")):
+        return False
     states = _states(options["states"] or "") if "states" in options else None
     if states is None and job["state"] in _ENDED:
         return False
@@ -98,7 +104,7 @@ def _is_wanted(job: Row, given: Plain, jobs: Sequence[Row]) -> bool:
 
 
 def _is_called(job: Row, text: str) -> bool:
-    return text in (str(job["id"]), job["label"], str(job["array_job"]))
+    return is_called(text, job["label"], job["id"], job["array_job"])
 
 
 def _states(text: str) -> set[str]:

@@ -48,20 +48,20 @@ def compress_hosts(hosts: Sequence[str]) -> str:
     parts = []
     for prefix, group in groupby(hosts, key=lambda host: host.rstrip("0123456789")):
         numbers = [host.removeprefix(prefix) for host in group]
-        ranges = compress_numbers([int(number) for number in numbers if number])
+        ranges = compress_numbers([number for number in numbers if number])
         parts.append(prefix + (numbers[0] if len(numbers) == 1 else f"[{ranges}]"))
     return ",".join(parts)
 
 
-def compress_numbers(numbers: Sequence[int]) -> str:
-    """1, 2, 4 -> 1-2,4."""
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][1] + 1:
+def compress_numbers(numbers: Sequence[int | str]) -> str:
+    """1, 2, 4 -> 1-2,4. Zeros before a number are kept: 09, 10 -> 09-10."""
+    spans: list[list[str]] = []
+    for number in map(str, numbers):
+        if spans and number == str(int(spans[-1][1]) + 1).zfill(len(spans[-1][0])):
             spans[-1][1] = number
         else:
             spans.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+    return ",".join(first if first == last else f"{first}-{last}" for first, last in spans)
 
 
 def compress_counts(counts: Sequence[int]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from frog.launch.emulator.notation import expand_hosts, fill_pattern, pattern_values
 from frog.launch.emulator.refusal import SlurmRefusal, unknown
 from frog.launch.slurm.directives import Asked, Option, read_directives, read_options
 
@@ -50,7 +51,7 @@ def _values(program: str, asked: Sequence[Asked]) -> dict[str, str | None]:
     for item in asked:
         _check(program, item)
         found[item.name] = item.value
-        for one, other in (("requeue", "no-requeue"), ("no-requeue", "requeue"), ("gres", "gpus-per-node")):
+        for one, other in (("requeue", "no-requeue"), ("no-requeue", "requeue")):
             if item.name == one:
                 found.pop(other, None)
     return found
@@ -87,8 +88,9 @@ def count(options: Mapping[str, str | None], name: str, least: int = 1) -> int |
     return int(text)
 
 
-def gpus(options: Mapping[str, str | None]) -> tuple[int, bool]:
-    """GPUs of each node, and whether --gres asked for them."""
+def gpus(options: Mapping[str, str | None]) -> tuple[int, int | None]:
+    """GPUs of each node, and what --gpus-per-node says of them: --gres has the last word, wherever it stands."""
+    said: dict[str, int] = {}
     for name in ("gpus-per-node", "gres"):
         if name not in options:
             continue
@@ -96,8 +98,27 @@ def gpus(options: Mapping[str, str | None]) -> tuple[int, bool]:
         number = text.removeprefix("gpu:") if name == "gres" and text != "gpu" else text.replace("gpu", "1")
         if not number.isdigit():
             raise unknown(f"--{name}={text}")
-        return int(number), name == "gres"
-    return 0, False
+        said[name] = int(number)
+    per_node = said.get("gpus-per-node")
+    return said.get("gres", per_node or 0), per_node
+
+
+def hosts(options: Mapping[str, str | None]) -> list[str]:
+    """The nodes that --nodelist names."""
+    text = options.get("nodelist") or ""
+    try:
+        return expand_hosts(text)
+    except ValueError:
+        raise SlurmRefusal(f"Invalid hostlist: {text}") from None
+
+
+def check_patterns(options: Mapping[str, str | None]) -> None:
+    """Refuse names of a job's files that could not be filled in when it starts."""
+    for name in ("output", "error", "input"):
+        try:
+            fill_pattern(options.get(name) or "", pattern_values(0, "", "", ""))
+        except SlurmRefusal as error:
+            raise SlurmRefusal(f"--{name}: {error.what}", exit_code=error.exit_code, hint=error.hint) from None
 
 
 def memory_mb(text: str) -> int:
@@ -107,6 +128,41 @@ def memory_mb(text: str) -> int:
         raise SlurmRefusal("Invalid --mem specification", exit_code=255)
     number, unit = int(match[1]), match[2].upper() or "M"
     return -(-number // 1024) if unit == "K" else number * {"M": 1, "G": 1024, "T": 1024 * 1024}[unit]
+
+
+_FROM_VARIABLES = {
+    "SLURM_KILL_BAD_EXIT": "kill-on-bad-exit",
+    "SLURM_LABELIO": "label",
+    "SRUN_CPUS_PER_TASK": "cpus-per-task",
+}
+_REFUSED_VARIABLES = frozenset(
+    f"SLURM_{name}"
+    for name in (
+        "ACCOUNT", "ACCTG_FREQ", "BCAST", "BCAST_EXCLUDE", "BURST_BUFFER", "CLUSTERS", "CLUSTER_CONSTRAINT", "COMPRESS",
+        "CONSTRAINT", "CORE_SPEC", "CPUS_PER_GPU", "CPU_BIND", "CPU_FREQ_REQ", "DELAY_BOOT", "DEPENDENCY",
+        "DISABLE_STATUS", "DIST_PLANESIZE", "EPILOG", "EXACT", "EXCLUSIVE", "EXIT_ERROR", "EXIT_IMMEDIATE", "GPUS",
+        "GPUS_PER_TASK", "GPU_BIND", "GPU_FREQ", "GRES", "GRES_FLAGS", "HINT", "IMMEDIATE", "MEM_BIND", "MEM_PER_CPU",
+        "MEM_PER_GPU", "MPI_TYPE", "NETWORK", "NO_KILL", "NTASKS_PER_CORE", "NTASKS_PER_GPU", "NTASKS_PER_SOCKET",
+        "OPEN_MODE", "OVERCOMMIT", "OVERLAP", "PARTITION", "POWER", "PROFILE", "PROLOG", "QOS", "REMOTE_CWD",
+        "REQ_SWITCH", "RESERVATION", "RESV_PORTS", "SEND_LIBS", "SIGNAL", "SPREAD_JOB", "SRUN_REDUCE_TASK_EXIT_MSG",
+        "STDERRMODE", "STDINMODE", "STDOUTMODE", "STEP_KILLED_MSG_NODE_ID", "TASK_EPILOG", "TASK_PROLOG", "TEST_EXEC",
+        "THREADS", "THREADS_PER_CORE", "THREAD_SPEC", "TIMELIMIT", "USE_MIN_NODES", "WAIT", "WAIT4SWITCH", "WCKEY",
+        "WORKING_DIR",
+    )
+)  # fmt: skip
+"""What srun would take for options. Not those that a job is given for its tasks, nor those that only say more."""
+
+
+def srun_variables(env: Mapping[str, str]) -> dict[str, str | None]:
+    """The options that srun takes from variables; an option on its command line has the last word."""
+    refused = [name for name in env if name in _REFUSED_VARIABLES or name.startswith("SRUN_")]
+    if others := sorted({*refused} - {*_FROM_VARIABLES, "SRUN_DEBUG"}):
+        raise unknown(f"the variable {others[0]} of srun")
+    found: dict[str, str | None] = {name: env[key] or None for key, name in _FROM_VARIABLES.items() if key in env}
+    labels = found.get("label")
+    if labels is not None and labels != "yes" and not (labels.isdigit() and int(labels)):
+        del found["label"]
+    return found
 
 
 def export_changes(text: str | None) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import signal
@@ -13,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 MARK = "FROG_EMULATOR_MARK"
-"""Its value is cluster/job.start/ for a batch script, cluster/job.start/step/ for a task, so a prefix finds a whole."""
+"""Its value is cluster/job.start/ for a batch script, cluster/job.start/step/ for a task, so a prefix finds a whole. Of
+the daemon it is cluster/daemon/."""
 
 _END_S = 10.0
 
@@ -58,6 +60,14 @@ def parse_ps(text: str) -> list[tuple[int, str]]:
     """Pid and mark of the lines of ps that have one."""
     found = re.findall(rf"^\s*(\d+)\s.*?\b{MARK}=(\S+)", text, re.MULTILINE)
     return [(int(pid), mark) for pid, mark in found]
+
+
+def enter(folder: Path) -> tuple[Path, str]:
+    """Where a process of a job runs, and what Slurm says to its stderr if that is not where it was asked to."""
+    if folder.is_dir():
+        return folder, ""
+    why = os.strerror(errno.ENOTDIR if folder.exists() else errno.ENOENT)
+    return Path("/tmp"), f"slurmstepd: error: couldn't chdir to `{folder}': {why}: going to /tmp instead\n"
 
 
 def kill_marked(prefix: str, groups: Sequence[int] = ()) -> list[int]:

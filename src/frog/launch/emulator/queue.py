@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from frog.launch.emulator.job import COMPLETED, PENDING, Job, Node, Share
+from frog.launch.emulator.job import COMPLETED, PENDING, Job, Node, Share, is_called
 from frog.launch.emulator.layout import free_parts, place_job
 
 
 def find_jobs(jobs: Sequence[Job], text: str) -> list[Job]:
     """The job of that number, the task 12_3, or all tasks of the array 12."""
-    exact = [job for job in jobs if text in (str(job.job_id), job.label)]
-    return [job for job in jobs if str(job.array_job) == text] or exact
+    whole = [job for job in jobs if is_called(text, job.label, job.array_job)]
+    return whole or [job for job in jobs if is_called(text, job.label, job.job_id)]
 
 
 def next_to_start(jobs: Sequence[Job], nodes: Sequence[Node]) -> tuple[Job, list[Share]] | None:

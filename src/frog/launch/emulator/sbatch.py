@@ -13,7 +13,7 @@ from pathlib import Path
 from frog.core.env import child_env, host_name
 from frog.launch.emulator import options as opt
 from frog.launch.emulator.job import Request
-from frog.launch.emulator.notation import expand_hosts, parse_array, parse_signal, parse_time_limit
+from frog.launch.emulator.notation import parse_array, parse_signal, parse_time_limit
 from frog.launch.emulator.refusal import SlurmRefusal, unknown
 from frog.launch.emulator.wire import Client
 from frog.launch.slurm.directives import SBATCH
@@ -33,6 +33,7 @@ def sbatch(client: Client, words: Sequence[str]) -> int:
     for one, other in (("requeue", "no-requeue"), ("no-requeue", "requeue")):
         if one in given:
             options.pop(other, None)
+    opt.check_patterns(options)
     request = make_request(options, default_name=name)
     request.script, request.arguments = script, rest[1:]
     request.command = "(null)" if "wrap" in given else str(Path(rest[0]).resolve())
@@ -90,7 +91,7 @@ def _checked(text: str) -> str:
 
 def make_request(options: Mapping[str, str | None], *, default_name: str, program: str = "sbatch") -> Request:
     """What the options ask for, of sbatch or of an srun outside of a job."""
-    gpus, by_gres = opt.gpus(options)
+    gpus, gpus_told = opt.gpus(options)
     here = Path.cwd()
     array = parse_array(options["array"] or "") if "array" in options else None
     warning = parse_signal(options["signal"] or "") if "signal" in options else None
@@ -105,12 +106,12 @@ def make_request(options: Mapping[str, str | None], *, default_name: str, progra
         command=default_name,
         export=options.get("export"),
         nodes=opt.count(options, "nodes"),
-        node_names=_hosts(options.get("nodelist")),
+        node_names=opt.hosts(options),
         ntasks=opt.count(options, "ntasks"),
         ntasks_per_node=opt.count(options, "ntasks-per-node"),
         cpus_per_task=opt.count(options, "cpus-per-task"),
         gpus_per_node=gpus,
-        gpus_by_gres=by_gres,
+        gpus_told=gpus_told,
         exclusive=_exclusive(options),
         mem_mb=opt.memory_mb(options["mem"] or "") if "mem" in options else None,
         account=options.get("account"),
@@ -128,25 +129,30 @@ def make_request(options: Mapping[str, str | None], *, default_name: str, progra
         requeue="no-requeue" not in options,
         hold="hold" in options,
     )
-    if request.nodes is not None and request.ntasks is not None and request.ntasks < request.nodes:
-        processes, nodes = request.ntasks, request.nodes
+    _settle_nodes(request, program)
+    return request
+
+
+def _settle_nodes(request: Request, program: str) -> None:
+    """Where the numbers of nodes, tasks and names contradict each other."""
+    named = len(request.node_names)
+    if request.nodes is not None and named > request.nodes:
+        if program == "sbatch":
+            raise SlurmRefusal(f"invalid number of nodes (-N {named}-{request.nodes})")
+        said = f"Required nodelist includes more nodes than permitted by max-node count ({named} > {request.nodes})"
+        print(f"{program}: error: {said}. Eliminating nodes from the nodelist.", file=sys.stderr)
+        request.node_names = request.node_names[: request.nodes]
+    nodes, processes = request.nodes or named, request.ntasks
+    if processes is not None and processes < nodes:
         said = f"can't run {processes} processes on {nodes} nodes, setting nnodes to {processes}"
         print(f"{program}: Warning: {said}", file=sys.stderr)
-        request.nodes = request.ntasks
-    return request
+        request.nodes, request.node_names = processes, request.node_names[:processes]
 
 
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
-
-
-def _hosts(text: str | None) -> list[str]:
-    try:
-        return [] if text is None else expand_hosts(text)
-    except ValueError:
-        raise SlurmRefusal(f"Invalid hostlist: {text}") from None
 
 
 def _exclusive(options: Mapping[str, str | None]) -> bool:

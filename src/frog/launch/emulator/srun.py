@@ -11,7 +11,6 @@ from typing import Any
 from frog.core.env import child_env, variable
 from frog.launch.emulator import options as opt
 from frog.launch.emulator.layout import StepRequest
-from frog.launch.emulator.notation import expand_hosts
 from frog.launch.emulator.refusal import SlurmRefusal, unknown
 from frog.launch.emulator.sbatch import make_request, usage
 from frog.launch.emulator.tasks import StepRun
@@ -26,10 +25,11 @@ _ONLY_OUTSIDE = (
 
 def srun(client: Client, words: Sequence[str]) -> int:
     """Run a step; return the highest exit code of its tasks."""
-    options, program = opt.read_words("srun", words, SRUN)
-    if "help" in options:
+    given, program = opt.read_words("srun", words, SRUN)
+    if "help" in given:
         print(usage("srun"))
         return 0
+    options = opt.srun_variables(child_env()) | given
     opt.export_changes(options.get("export"))
     if not program:
         raise SlurmRefusal("srun: fatal: No command given to execute.", plain=True)
@@ -44,6 +44,8 @@ def srun(client: Client, words: Sequence[str]) -> int:
 def _alone(client: Client, options: Mapping[str, str | None], program: Sequence[str]) -> int:
     """Without a job: ask for one, run the step in it, give it back."""
     request = make_request(options, default_name=Path(program[0]).name, program="srun")
+    if request.node_names:
+        options = {**options, "nodelist": ",".join(request.node_names)}  # fewer, perhaps, than were named
     allocation = client.open("allocate", request=asdict(request), partition=options.get("partition"))
     code = 1
     try:
@@ -100,18 +102,14 @@ def _wanted(options: Mapping[str, str | None], env: Mapping[str, str]) -> StepRe
             f"Warning: can't honor --ntasks-per-node set to {per_node} which doesn't match the requested tasks "
             f"{ntasks} with the number of requested nodes {num_nodes}. Ignoring --ntasks-per-node."
         )
-    try:
-        names = expand_hosts(options.get("nodelist") or "")
-    except ValueError:
-        raise SlurmRefusal(f"Invalid hostlist: {options['nodelist']}") from None
     return StepRequest(
         ntasks=ntasks,
         num_nodes=num_nodes,
-        node_names=tuple(names),
+        node_names=tuple(opt.hosts(options)),
         cpus_per_task=opt.count(options, "cpus-per-task") or 1,
         overlap="overlap" in options,
         exact="exact" in options or "cpus-per-task" in options,
-        per_node=opt.count(options, "ntasks-per-node") or _number(env, "SLURM_NTASKS_PER_NODE"),
+        per_node=per_node,
     )
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from frog.launch.emulator.notation import compress_numbers
-from frog.launch.emulator.processes import MARK, kill_marked, signal_marked
+from frog.launch.emulator.processes import MARK, enter, kill_marked, signal_marked
 from frog.launch.emulator.refusal import SlurmRefusal
 from frog.launch.emulator.taskfiles import TaskFiles, broadcast, pump
 from frog.launch.emulator.variables import task_environment
@@ -102,11 +102,14 @@ class StepRun:
         rank, with_gpus = int(task["rank"]), bool(self._answer["with_gpus"])
         env = task_environment(self._base, self._answer["variables"], task["variables"], with_gpus=with_gpus)
         label = self._label(rank)
+        work_dir, said = enter(folder)
+        for line in said.splitlines() * (1 if task["variables"]["SLURM_LOCALID"] != "0" else 2):
+            print(f"{label}{line}", file=sys.stderr, flush=True)
         given_in, given_out, given_err = files.input(task), files.output(task), files.error(task)
         try:
             process = subprocess.Popen(
                 self._program,
-                cwd=folder,
+                cwd=work_dir,
                 env=env,
                 stdin=subprocess.PIPE if given_in is None else given_in,
                 stdout=subprocess.PIPE if label or given_out is None else given_out,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from frog.launch.emulator.job import Job, Share
+from frog.launch.emulator.job import Job, Request, Share
 from frog.launch.emulator.layout import StepShare
 from frog.launch.emulator.notation import compress_counts, compress_hosts
 from frog.launch.emulator.processes import MARK
 
 PARTITION = "main"
+HIDDEN_WITHOUT_GPUS = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "SLURM_GPUS_ON_NODE")
 
 
 def batch_variables(job: Job, cluster: str, array: Sequence[Job] = ()) -> dict[str, str]:
@@ -37,6 +38,15 @@ def batch_variables(job: Job, cluster: str, array: Sequence[Job] = ()) -> dict[s
     if job.array_task is not None:
         variables |= _array_variables(job, array)
     return variables
+
+
+def submitted_environment(request: Request) -> dict[str, str]:
+    """The environment that a batch script was submitted from, without what another job had there of GPUs and CPUs."""
+    hidden = {*HIDDEN_WITHOUT_GPUS, "SLURM_JOB_GPUS"}
+    found = {name: value for name, value in request.environment.items() if name not in hidden}
+    if "SLURM_CPUS_PER_TASK" in found:
+        found["SLURM_CPUS_PER_TASK"] = str(request.cpus_of_task)
+    return found
 
 
 def mark_of(job: Job, cluster: str) -> str:
@@ -69,7 +79,7 @@ def job_variables(job: Job, cluster: str) -> dict[str, str]:
         ntasks = request.ntasks_per_node * len(job.shares)
     optional: dict[str, object] = {
         "SLURM_CPUS_PER_TASK": request.cpus_per_task,
-        "SLURM_GPUS_PER_NODE": None if request.gpus_by_gres else request.gpus_per_node or None,
+        "SLURM_GPUS_PER_NODE": request.gpus_told or None,
         "SLURM_JOB_ACCOUNT": request.account,
         "SLURM_JOB_DEPENDENCY": request.dependency_text,
         "SLURM_MEM_PER_NODE": request.mem_mb,
@@ -161,9 +171,6 @@ def task_variables(
     if with_gpus and share.gpus:
         variables |= gpu_variables(share.gpus) | {"SLURM_STEP_GPUS": ",".join(map(str, share.gpus))}
     return variables
-
-
-HIDDEN_WITHOUT_GPUS = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "SLURM_GPUS_ON_NODE")
 
 
 def task_environment(base: Mapping[str, str], *changes: Mapping[str, str], with_gpus: bool) -> dict[str, str]:

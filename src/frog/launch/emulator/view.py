@@ -12,7 +12,6 @@ from frog.launch.emulator.layout import StepShare, free_parts
 from frog.launch.emulator.notation import compress_hosts
 from frog.launch.emulator.processes import MARK
 from frog.launch.emulator.queue import dependency_text
-from frog.launch.emulator.refusal import SlurmRefusal
 from frog.launch.emulator.variables import PARTITION, job_variables, mark_of, step_variables, task_variables
 
 if TYPE_CHECKING:
@@ -79,10 +78,7 @@ def _nodes_asked(job: Job) -> int:
 def _files(job: Job) -> dict[str, str]:
     if job.request.script is None:
         return {}
-    try:
-        paths = {"stderr": error_path(job), "stdin": input_path(job), "stdout": output_path(job)}
-    except SlurmRefusal:
-        return {}
+    paths = {"stderr": error_path(job), "stdin": input_path(job), "stdout": output_path(job)}
     return {name: str(path) for name, path in paths.items()}
 
 

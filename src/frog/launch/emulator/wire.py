@@ -17,6 +17,7 @@ from frog.launch.emulator.processes import MARK
 from frog.launch.emulator.refusal import SlurmRefusal
 
 CLUSTER_FILE = "cluster.json"
+_ANSWER_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class Client:
     def ask(self, act: str, **fields: Any) -> dict[str, Any]:
         """One request, one answer. Raises SlurmRefusal with the daemon's words."""
         conversation = self.open(act, **fields)
+        if act != "wait":
+            conversation.connection.settimeout(_ANSWER_S)
         try:
             return conversation.hear()
         finally:
@@ -64,6 +67,11 @@ class Conversation:
         """The next answer. Raises SlurmRefusal if it is an error, or if the daemon is gone."""
         try:
             line = self.answers.readline()
+        except TimeoutError:
+            raise SlurmRefusal(
+                f"Unable to contact slurm controller: the emulator's daemon does not answer within {_ANSWER_S:.0f} s",
+                hint="frog slurm down, then frog slurm up --emulator",
+            ) from None
         except OSError:
             line = ""
         if not line:

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
+import re
 import secrets
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
-from frog.core.env import child_env
+from frog.core.env import child_env, variable
 from frog.core.errors import LaunchError, UsageError
 from frog.core.files import write_json
 from frog.launch.slurm.configuration import Shape, Site, write_configuration
+from frog.launch.slurm.hold import LOCK_FILE, hold
 from frog.launch.slurm.host import choose_host, own_name
 from frog.launch.slurm.processes import end_processes, find_processes, start_daemon
-from frog.launch.slurm.programs import find_program, need_programs
+from frog.launch.slurm.programs import find_program, need_programs, path_without_emulators
 
 KIND = "slurm"
 _FORMAT = 1
@@ -32,6 +31,7 @@ _UP_S = 60.0
 _JOBS_S = 40.0
 """For jobs to save and end: Slurm itself kills them 30 s after it has asked."""
 _DAEMONS_S = 10.0
+_LOG_NAMES = re.compile(r"(munged|slurmctld|slurmd-node\d+)\.(out|log)|jobs\.txt")
 _ATTEMPTS = 3
 """Between the moment in which a port is found free and a daemon's listening there, somebody else may take it."""
 
@@ -68,8 +68,10 @@ class Cluster:
 
 def environment(folder: Path) -> dict[str, str]:
     """What a shell needs for Slurm's commands to find the cluster."""
+    path = path_without_emulators()
     # The CPUs that a node claims are not there: as many threads would only stand in each other's way.
-    return {"SLURM_CONF": str(folder.resolve() / "slurm.conf"), "OMP_NUM_THREADS": "1"}
+    found = {"SLURM_CONF": str(folder.resolve() / "slurm.conf"), "OMP_NUM_THREADS": "1"}
+    return found if path == variable("PATH") else {**found, "PATH": path}
 
 
 def up(
@@ -83,7 +85,7 @@ def up(
     shape = Shape(nodes, gpus_per_node, cpus_per_node)
     need_programs()
     folder = folder.resolve()
-    with _alone(folder):
+    with hold(folder):
         _make_room(folder, tell)
         for attempt in range(1, _ATTEMPTS + 1):
             try:
@@ -97,10 +99,9 @@ def up(
 def down(folder: Path, *, keep_logs: bool = False) -> None:
     """End the jobs and the daemons of a cluster and remove its files, whatever state it is in."""
     cluster = read_cluster(folder)
-    with _alone(folder.resolve()):
-        jobs = cluster.ask("squeue", "--noheader", "--format=%i") if is_answering(cluster) else ""
-        if jobs:
-            cluster.ask("scancel", *jobs.split())
+    with hold(folder.resolve()):
+        if is_answering(cluster):
+            cluster.ask("scancel", "--me")
             deadline = time.monotonic() + _JOBS_S
             while time.monotonic() < deadline and cluster.ask("squeue", "--noheader"):
                 time.sleep(0.1)
@@ -148,7 +149,10 @@ def _daemon_name(command: str) -> str:
 def _make_room(folder: Path, tell: Callable[[str], None]) -> None:
     """Refuse a live cluster, clear a dead one, refuse a folder that holds anything else."""
     if not (folder / "cluster.json").exists():
-        foreign = [entry.name for entry in folder.iterdir() if entry.name not in ("lock", "logs")]
+        logs = folder / "logs"
+        own = {folder / LOCK_FILE} | ({logs} if logs.is_dir() else set())
+        foreign = [entry.name for entry in _entries(folder) if entry not in own]
+        foreign += [f"logs/{entry.name}" for entry in _entries(logs) if not _is_log(entry)]
         if foreign:
             raise UsageError(f"{folder}: holds other files ({', '.join(sorted(foreign)[:3])})", "--folder NEW")
         return
@@ -171,8 +175,8 @@ def _start(folder: Path, shape: Shape) -> Cluster:
             folder / "cluster.json",
             {"format": _FORMAT, "kind": KIND, "site": site.as_dict(), "shape": shape.as_dict()},
         )
-        shutil.rmtree(site.logs, ignore_errors=True)
-        site.logs.mkdir()
+        _remove_logs(site.logs)
+        site.logs.mkdir(exist_ok=True)
         write_configuration(site, shape)
         site.munge_key.write_bytes(secrets.token_bytes(128))
         site.munge_key.chmod(0o400)
@@ -267,33 +271,21 @@ def _clear(site: Site, *, keep_logs: bool) -> None:
     for name in ("slurm.conf", "gres.conf", "cluster.json"):
         (site.folder / name).unlink(missing_ok=True)
     if not keep_logs:
-        shutil.rmtree(site.logs, ignore_errors=True)
+        _remove_logs(site.logs)
 
 
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Make the folder and hold it while inside, against a second up or down; remove it after if nothing is in it.
-
-    SIGTERM ends what happens inside as Ctrl-C does: with nothing left behind.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = folder / "lock"
-    before = signal.signal(signal.SIGTERM, _stop)
-    try:
-        with open(lock, "w") as held:
-            try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UsageError(f"{folder}: another `frog slurm` is at work there", "wait for it") from None
-            try:
-                yield
-            finally:
-                lock.unlink(missing_ok=True)
-                with contextlib.suppress(OSError):
-                    folder.rmdir()
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def _remove_logs(folder: Path) -> None:
+    """What daemons wrote there, and nothing else."""
+    for entry in _entries(folder):
+        if _is_log(entry):
+            entry.unlink()
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
-def _stop(number: int, frame: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)
+def _is_log(entry: Path) -> bool:
+    return entry.is_file() and _LOG_NAMES.fullmatch(entry.name) is not None
+
+
+def _entries(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []

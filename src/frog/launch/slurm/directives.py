@@ -128,6 +128,7 @@ wrap . = a command instead of a script
 _SRUN_ONLY = """
 accel-bind . = binding of devices
 bcast . ? copy the program to the nodes first
+bcast-exclude . = whose libraries not to copy
 compress . ? compress what is copied
 cpu-bind . = binding of tasks to CPUs
 disable-status X - Ctrl-C ends it at once
@@ -161,9 +162,6 @@ wait W = seconds after the first task ended until the others are killed
 x11 . ? forward X11
 """
 _ALIASES = {"tasks-per-node": "ntasks-per-node", "workdir": "chdir"}
-
-
-_WORD = re.compile(r"""\s*((?!#)(?:[^\s"']|"[^"]*"|'[^']*')+)""")
 
 
 @dataclass(frozen=True)
@@ -218,31 +216,45 @@ def read_options(words: Sequence[tuple[str, int]], table: Mapping[str, Option]) 
         if not text.startswith("-") or text == "-":
             break
         read, used = _long(text, line, following, table) if text[:2] == "--" else _short(text, line, following, table)
-        found.append(read)
+        found += read
         place += used
     return found, place
 
 
-def _long(text: str, line: int, following: str | None, table: Mapping[str, Option]) -> tuple[Asked, int]:
+def _long(text: str, line: int, following: str | None, table: Mapping[str, Option]) -> tuple[list[Asked], int]:
     name, equals, value = text[2:].partition("=")
     option = find_option(name, table)
     written = f"--{name}"
     if option is None:
         near = difflib.get_close_matches(name, table, n=1, cutoff=0.5)
-        return Asked(line, written, None, value, "no such option", f"--{near[0]}" if near else None), 1
+        return [Asked(line, written, None, value, "no such option", f"--{near[0]}" if near else None)], 1
     if option.takes == "-" and equals:
-        return Asked(line, written, option, value, "takes no value", written), 1
+        return [Asked(line, written, option, value, "takes no value", written)], 1
     if option.takes != "=" or equals:
         missing = option.takes == "=" and not value
-        return Asked(line, written, option, value if equals else None, "has no value" if missing else None), 1
-    return _separate(line, written, option, following)
+        return [Asked(line, written, option, value if equals else None, "has no value" if missing else None)], 1
+    asked, used = _separate(line, written, option, following)
+    return [asked], used
 
 
-def _short(text: str, line: int, following: str | None, table: Mapping[str, Option]) -> tuple[Asked, int]:
-    option = next((item for item in table.values() if item.short == text[1]), None)
-    written, rest = text[:2], text[2:]
+def _short(text: str, line: int, following: str | None, table: Mapping[str, Option]) -> tuple[list[Asked], int]:
+    """The options of one word: those that take no value may stand together, as in -ln2."""
+    found: list[Asked] = []
+    for place, letter in enumerate(text[1:], 1):
+        option = next((item for item in table.values() if item.short == letter), None)
+        if option is None or option.takes != "-" or text[place + 1 :].startswith("="):
+            asked, used = _last_short(f"-{letter}", text[place + 1 :], option, line, following)
+            return [*found, asked], used
+        found.append(Asked(line, f"-{letter}", option, None))
+    return found, 1
+
+
+def _last_short(written: str, rest: str, option: Option | None, line: int, following: str | None) -> tuple[Asked, int]:
+    """The option with which a word of short ones ends: the rest of the word is its value."""
     if option is None:
         return Asked(line, written, None, rest or None, "no such option"), 1
+    if option.takes == "-":
+        return Asked(line, written, option, rest[1:], "takes no value", written), 1
     if rest.startswith("="):
         return Asked(
             line, written, option, rest[1:], "a short option takes no '=': it becomes part of the value",
@@ -282,11 +294,14 @@ class DirectiveLine:
 
 
 def read_directives(lines: Iterable[str]) -> list[DirectiveLine]:
-    """The `#SBATCH` lines of a job file, in order. Slurm reads them up to the first line that is no comment."""
+    """The `#SBATCH` lines of a job file, in order. Slurm reads them up to the first line that is no comment.
+
+    It wants no blank behind the word: in `#SBATCH--nodes=2` it reads the option, in `#SBATCHES` a mistake.
+    """
     found: list[DirectiveLine] = []
     reading = True
     for number, line in enumerate(lines, 1):
-        if re.match(r"#SBATCH(\s|$)", line):
+        if line.startswith("#SBATCH"):
             found.append(_directive(number, line, reading))
         elif line.strip() and not line.lstrip().startswith("#"):
             reading = False
@@ -306,16 +321,32 @@ def _directive(number: int, line: str, read: bool) -> DirectiveLine:
 
 
 def _words(text: str) -> list[str]:
-    """Words without their quotes, up to a `#` that begins one. Raises ValueError if a quote is not closed."""
-    words = []
-    place = 0
-    while match := _WORD.match(text, place):
-        words.append(re.sub("[\"']", "", match[1]))
-        place = match.end()
-    rest = text[place:].strip()
-    if rest and not rest.startswith("#"):
-        raise ValueError(rest)
-    return words
+    """Words as sbatch reads them, up to a `#` that is not in quotes. Raises ValueError if a quote is not closed.
+
+    Within quotes the other kind is a letter like any; a backslash makes one of whatever follows, but not of a blank.
+    """
+    words, word, quote = [], "", ""
+    letters = iter(text)
+    for letter in letters:
+        if letter == "\\":
+            letter = next(letters, "")
+            if quote or not letter.isspace():
+                word += letter
+                continue
+        if quote:
+            word, quote = (word, "") if letter == quote else (word + letter, quote)
+        elif letter in ("'", '"'):
+            quote = letter
+        elif letter == "#":
+            break
+        elif not letter.isspace():
+            word += letter
+        elif word:
+            words.append(word)
+            word = ""
+    if quote:
+        raise ValueError(text)
+    return [*words, word] if word else words
 
 
 def time_limit_s(text: str) -> int | None:

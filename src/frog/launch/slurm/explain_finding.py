@@ -128,7 +128,7 @@ NOTES: dict[str, tuple[str, str | None]] = {
     "port-random": ("the nodes agree, since it is chosen once; but it may be taken", JOB_PORT),
     "one-thread": (
         "torchrun then gives each rank one thread",
-        "export OMP_NUM_THREADS=$((SLURM_CPUS_PER_TASK / RANKS_PER_NODE))",
+        "export OMP_NUM_THREADS=$((SLURM_CPUS_PER_TASK > RANKS_PER_NODE ? SLURM_CPUS_PER_TASK / RANKS_PER_NODE : 1))",
     ),
     "network": ("the GPUs stand idle meanwhile; and many clusters have no internet there", "prepare it before"),
     "goes-on-after-errors": ("after a command that failed the script goes on", "set -euo pipefail"),

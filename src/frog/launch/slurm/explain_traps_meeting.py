@@ -68,12 +68,13 @@ def _address(job: Job, raw: str, line: int, in_task: bool) -> Iterator[Finding]:
         yield told("head-localhost", line, f"the ranks meet at {value}", why=why)
     elif in_task and _OWN_IN_TASK.search(text):
         yield told("head-of-its-own", line, "every task takes its own host for the meeting place")
-    elif "scontrol" in text:
-        if _NOT_FIRST.search(text):
-            yield told("head-not-node-0", line, "the meeting place is not the first host of the allocation")
+    elif "scontrol" in text and _NOT_FIRST.search(text):
+        yield told("head-not-node-0", line, "the meeting place is not the first host of the allocation")
     elif _OWN_ADDRESS.search(text):
-        what = "the ranks meet at the address that this host's name resolves to"
+        what = "the ranks meet at the address that a host's own name resolves to there"
         yield told("head-localhost", line, what, why="on many systems that is 127.0.1.1, or another network's")
+    elif "scontrol" in text:
+        return
     elif _OWN_NAME.search(text):
         why = "on many systems it resolves to 127.0.1.1 there: rank 0 listens where no other node comes"
         yield told("head-localhost", line, "the ranks meet at the name that this host gives itself", why=why)

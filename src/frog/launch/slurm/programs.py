@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+from pathlib import Path
 
 from frog.core.env import variable
 from frog.core.errors import UsageError
@@ -15,9 +17,25 @@ NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scancel"
 
 
 def find_program(name: str) -> str:
-    """Path of one of Slurm's programs; the bare name if it is not installed."""
-    path = os.pathsep.join([variable("PATH") or os.defpath, *SYSTEM_FOLDERS])
+    """Path of one of Slurm's programs, never of an emulator's; the bare name if it is not installed."""
+    path = os.pathsep.join([path_without_emulators(), *SYSTEM_FOLDERS])
     return shutil.which(name, path=path) or name
+
+
+def path_without_emulators() -> str:
+    """PATH as it was before `frog slurm env` put the commands of an emulator into it."""
+    parts = (variable("PATH") or os.defpath).split(os.pathsep)
+    return os.pathsep.join(part for part in parts if not _is_emulators(Path(part)))
+
+
+def _is_emulators(folder: Path) -> bool:
+    if folder.name != "bin":
+        return False
+    try:
+        table = json.loads((folder.parent / "cluster.json").read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(table, dict) and table.get("kind") == "emulator"
 
 
 def missing_programs() -> list[str]:

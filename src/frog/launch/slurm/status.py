@@ -37,11 +37,11 @@ def _daemons(cluster: Cluster) -> str:
 
 
 def _nodes(cluster: Cluster) -> str:
-    widths = "NodeList:20,StateLong:20,Gres:20,GresUsed:40,CPUsState:24"
-    lines = cluster.ask("sinfo", "--noheader", "--Node", f"--Format={widths}").splitlines()
+    columns = "NodeList:|,StateLong:|,Gres:|,GresUsed:|,CPUsState:|"
+    lines = cluster.ask("sinfo", "--noheader", "--Node", f"--Format={columns}").splitlines()
     rows = [["NODE", "STATE", "GPUS USED", "CPUS USED"]]
     for line in lines:
-        name, state, gres, used, cpus = line.split()
+        name, state, gres, used, cpus, _ = line.split("|")
         allocated, _, _, total = cpus.split("/")
         rows.append([name, state, f"{_count(used)} of {_count(gres)}", f"{allocated} of {total}"])
     return format_table(rows)
@@ -56,9 +56,11 @@ def _count(gres: str) -> int:
 
 
 def _jobs(cluster: Cluster) -> str:
-    lines = cluster.ask("squeue", "--noheader", "--format=%i|%j|%T|%M|%l|%D|%R").splitlines()
+    lines = cluster.ask("squeue", "--noheader", "--format=%i|%T|%M|%l|%D|%R|%j").splitlines()
     if not lines:
         return "no jobs"
-    return format_table(
-        [["JOB", "NAME", "STATE", "TIME", "LIMIT", "NODES", "WHERE OR WHY"], *(x.split("|") for x in lines)]
-    )
+    rows = [["JOB", "NAME", "STATE", "TIME", "LIMIT", "NODES", "WHERE OR WHY"]]
+    for line in lines:
+        number, *rest, name = line.split("|", 6)  # the name, which may hold anything, last
+        rows.append([number, name, *rest])
+    return format_table(rows)
