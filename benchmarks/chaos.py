@@ -1,10 +1,10 @@
-"""Every fault at every step in every phase, against several worlds, and what a trial's seconds consist of.
+"""Every fault at every step in every phase, campaigns in other worlds, and what a trial's seconds consist of.
 
-    python benchmarks/chaos.py [--count N] [--seed 1] [--out benchmarks/results/chaos.txt]
+    python benchmarks/chaos.py [--campaigns two-ranks,four-ranks,...] [--count N] [--seed 1] [--out benchmarks/results]
 
-`--count` makes each campaign one of at most so many faults, drawn from the seed, to try the script. The campaigns run
-in a folder of their own; runs of trials that were not as they must be are kept there, and named. The whole result is
-written after each campaign. Exit code 1 if one trial was not as it must be.
+Each campaign's table is chaos_NAME.txt there. `--count` makes each one of at most so many faults, drawn from the seed,
+to try the script. They run in a folder of their own; runs of trials that were not as they must be are kept there, and
+named. Exit code 1 if one trial was not as it must be.
 """
 
 from __future__ import annotations
@@ -34,32 +34,33 @@ class Part:
     words: tuple[str, ...]
 
 
-PARTS = (
-    Part(None, ("--nproc", "2", "--deadline", "8")),
-    Part(None, ("--nodes", "2x1", "--network", "rate=100mbit delay=1ms", "--deadline", "10", "--kinds", "cut")),
-    Part(28, ("--nproc", "4", "--deadline", "15")),
-    Part(20, ("--nodes", "1:2x1", "--deadline", "10", "--kinds", "kill,node,nan,disk,torn")),
-)
+PARTS = {
+    "two-ranks": Part(None, ("--nproc", "2", "--deadline", "8")),
+    "four-ranks": Part(16, ("--nproc", "4", "--deadline", "15")),
+    "elastic": Part(10, ("--nodes", "1:2x1", "--deadline", "10", "--kinds", "kill,node,nan,disk,torn")),
+    "cut": Part(8, ("--nodes", "2x1", "--network", "rate=100mbit delay=1ms", "--deadline", "10", "--kinds", "cut")),
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--campaigns", default=",".join(PARTS), metavar="NAME,...", help="default: %(default)s")
     parser.add_argument("--count", type=int)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "chaos.txt")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="frog-campaign-"))
-    tables, worst = [_machine()], 0
-    for number, part in enumerate(PARTS):
+    worst = 0
+    for name in args.campaigns.split(","):
+        part = PARTS[name]
         count = min(filter(None, (part.count, args.count)), default="all")
-        seed = args.seed + number
-        words = ["chaos", "--campaign", str(count), "--seed", str(seed), *part.words, "--out", f"table-{seed}.txt"]
+        words = ["chaos", "--campaign", str(count), "--seed", str(args.seed), *part.words, "--out", f"{name}.txt"]
         done = subprocess.run([sys.executable, "-m", "frog.cli", *words], cwd=folder)
         worst = max(worst, done.returncode)
-        table = folder / f"table-{seed}.txt"
-        tables.append(table.read_text() if table.exists() else f"frog {' '.join(words)}: exit code {done.returncode}\n")
-        tables.append(_seconds(RunFolder(folder / "runs" / f"chaos-{seed}-undisturbed")))
-        write_atomic(args.out, "\n".join(tables))
+        table = folder / f"{name}.txt"
+        text = table.read_text() if table.exists() else f"frog {' '.join(words)}: exit code {done.returncode}\n"
+        undisturbed = _seconds(RunFolder(folder / "runs" / f"chaos-{args.seed}-undisturbed"))
+        write_atomic(args.out / f"chaos_{name}.txt", "\n".join([_machine(), text, undisturbed]))
     if worst:
         print(f"kept: {folder}")
     else:
@@ -73,10 +74,13 @@ def _machine() -> str:
 
 def _seconds(folder: RunFolder) -> str:
     """What an undisturbed launch's seconds go to, by what the launcher and rank 0 told."""
-    if not folder.run_json.exists():
+    record = folder.read_record()
+    if record is None or record["status"] != "completed":
         return ""
     told, own = read_launcher(folder), read_run(folder).main
     at = {event["event"]: event["unix_ns"] for event in told}
+    if "end" not in at:
+        return ""
     start = own.of("start")[-1]
     last_ns = max(event["end_ns"] for event in own.of("span")) - start["mono_ns"] + start["unix_ns"]
     parts = {

@@ -53,7 +53,15 @@ class Rank:
 class FailedRun:
     """A run of eight steps that scores every fourth step and saves every other one."""
 
-    def __init__(self, path: Path, num_ranks: int = 4, num_nodes: int = 1, launcher: bool = True) -> None:
+    def __init__(
+        self,
+        path: Path,
+        num_ranks: int = 4,
+        num_nodes: int = 1,
+        launcher: bool = True,
+        mesh: dict[str, int] | None = None,
+    ) -> None:
+        self.mesh = mesh
         self.folder, self.num_ranks, self.num_nodes, self.launcher = RunFolder(path), num_ranks, num_nodes, launcher
         self.ranks: dict[int, Rank] = {}
         self.attempt = -1
@@ -100,8 +108,8 @@ class FailedRun:
 
     # ---- a world -----------------------------------------------------------------------------------------------------
 
-    def start(self, from_step: int = 0) -> None:
-        """All ranks begin, or begin again."""
+    def start(self, from_step: int = 0, refusal: str | None = None) -> None:
+        """All ranks begin, or begin again; or refuse to."""
         self.attempt += 1
         if self.ranks:
             self.now_ns = max(self.now_ns, *(own.now_ns for own in self.ranks.values())) + 60_000 * MS
@@ -117,13 +125,17 @@ class FailedRun:
                 world_size=self.num_ranks, master_addr="127.0.0.1", master_port=1, pids=[rank.pid for rank in own],
             )  # fmt: skip
         for rank in self.ranks.values():
-            if from_step:
+            if from_step or refusal:
                 self.call(rank.rank, ("", "broadcast", "world", 0))
+            if refusal:
+                self.fail(rank.rank, "RunError", refusal)
+                continue
             rank.writer.emit(
                 "start", rank=rank.rank, world_size=self.num_ranks, local_rank=rank.rank % per_node,
                 node_rank=rank.node_rank, host=f"node{rank.node_rank}", pid=rank.pid, device="cpu", threads=1,
                 step=from_step, unix_ns=UNIX_NS + rank.now_ns, mono_ns=rank.now_ns,
-                mesh={"pp": 1, "dp": self.num_ranks, "cp": 1, "tp": 1}, place={},
+                mesh=(mesh := {"pp": 1, "dp": self.num_ranks, "cp": 1, "tp": 1} | (self.mesh or {})),
+                place={"pp": rank.rank // mesh["dp"], "dp": rank.rank % mesh["dp"], "cp": 0, "tp": 0},
             )  # fmt: skip
             if from_step == 0:
                 self.do(rank.rank, 0, "evaluate", SCORE)

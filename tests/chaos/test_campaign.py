@@ -16,28 +16,27 @@ from typing import Any
 import pytest
 from workshop import Workshop, wait_until
 
-from frog.chaos.campaign import Campaign, choose_kinds, draw_restarts, read_count
+from frog.chaos.campaign import Campaign, can_restart, choose_kinds, draw_restarts, read_count
 from frog.chaos.diagnosis import Diagnosis
-from frog.chaos.oracle import Oracle, Place, diagnosis_problems, recovery_problems, resume_problems
+from frog.chaos.oracle import Oracle, Place, diagnosis_problems, read_oracle, recovery_problems, resume_problems
 from frog.chaos.trial import Launch, Setting, Verdict, word_problems
-from frog.config.faults import KINDS, Fault, Scene
-from frog.core.errors import UsageError
+from frog.cli import main
+from frog.config import load_run_config, to_dict
+from frog.config.faults import KINDS, Fault, Scene, marks_folder
+from frog.core.errors import LaunchError, UsageError
 from frog.core.files import write_json
 from frog.core.runfolder import RunFolder
 from frog.launch.nodes import Nodes
 
+DEMO = Path(__file__).parents[2] / "config" / "demo.toml"
 PHASES = ("data", "forward", "backward", "reduce", "optimize", "zero", "evaluate", "checkpoint")
+OPS = {"reduce": "all_reduce", "evaluate": "all_reduce", "checkpoint": "all_gather"}
 RECORD = {"status": "completed", "weights_sha256": "w", "order_sha256": "o", "step": 4, "loss": 1.0}
 ORACLE = Oracle(
     RECORD,
     {1: 4.0, 2: 3.0},
-    2,
-    tuple(
-        Place(r, s, p, 0, p in ("reduce", "evaluate", "checkpoint"))
-        for r in (0, 1)
-        for s in (1, 2, 3, 4)
-        for p in PHASES
-    ),
+    {0: 0, 1: 0},
+    tuple(Place(r, s, p, 0, p in OPS, OPS.get(p)) for r in (0, 1) for s in (1, 2, 3, 4) for p in PHASES),
 )
 
 
@@ -80,6 +79,44 @@ def test_a_campaign_is_a_number_or_all(words: str) -> None:
         read_count(words)
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--restarts", "1"], "restarts every other world by itself"),
+        (["--", "train", "--resume", "runs/own"], "all begin at step 0"),
+    ],
+)
+def test_a_campaign_refuses_what_it_would_not_heed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], told: str
+) -> None:
+    """A user's own run is not trained to its end to be a campaign's undisturbed one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "own").mkdir(parents=True)
+    write_json(tmp_path / "runs" / "own" / "run.json", {"config": to_dict(load_run_config(DEMO))})
+    assert main(["chaos", "--campaign", "1", *words]) == 2
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "runs" / "chaos-1-undisturbed").exists()
+
+
+@pytest.mark.parametrize("met", [False, True])
+def test_the_last_run_is_named_only_if_the_fault_was_met_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], met: bool
+) -> None:
+    def fail(nodes: object, program: object, options: Any) -> int:
+        if met:
+            marks = marks_folder(Path(options.extra_env["FROG_FAULTS"]))
+            marks.mkdir()
+            (marks / "0.0").touch()
+        raise LaunchError("the world ended")
+
+    monkeypatch.setattr("frog.launch.world.run_world", fail)
+    monkeypatch.chdir(tmp_path)
+    assert main(["chaos", "--fault", "kill rank=1 step=1", "--nproc", "2", "--", "train", str(DEMO)]) != 0
+    told = capsys.readouterr().err
+    assert ("frog diagnose latest" in told) == met
+    assert ("never met" in told) != met
+
+
 def test_kinds_that_cannot_be_there_are_not_drawn() -> None:
     assert "cut" not in choose_kinds(None, Nodes(1, 1, 2), network=False)
     assert "port" not in choose_kinds(None, Nodes(1, 1, 1), network=False)
@@ -98,6 +135,15 @@ def test_of_each_kind_every_other_is_started_again() -> None:
         ("stop", 0): 2,
         ("stop", 1): 2,
     }
+
+
+def test_what_no_restart_can_mend_is_not_restarted() -> None:
+    fixed, elastic = Nodes(2, 2, 1), Nodes(1, 2, 1)
+    assert can_restart("kill", Nodes(1, 1, 2))
+    assert not can_restart("node", Nodes(1, 1, 2))
+    assert can_restart("node", fixed)
+    assert not can_restart("cut", fixed)
+    assert can_restart("cut", elastic)
 
 
 # ---- the checks, on folders made of whole cloth ----------------------------------------------------------------------
@@ -170,24 +216,88 @@ def test_another_world_may_differ_by_rounding_alone(tmp_path: Path) -> None:
     assert problems("far", 3.0001) == ["losses differ at steps 2"]
 
 
+GRADIENT = "all_reduce of 4096 bytes over dp"
+
+
+def problems_of(fault: Fault, found: Diagnosis, oracle: Oracle = ORACLE, /, **changes: Any) -> list[str]:
+    return diagnosis_problems(fault, replace(found, **changes), oracle)
+
+
 def test_a_diagnosis_is_held_against_the_fault() -> None:
-    found = Diagnosis("kill", "", rank=1, step=3, phase="reduce")
-    assert diagnosis_problems(KILL, found, ORACLE, all_fields=True) == []
+    found = Diagnosis("kill", "", rank=1, step=3, phase="reduce", collective=GRADIENT)
+    assert problems_of(KILL, found) == []
     for change in ({"fault": "stop"}, {"rank": 0}, {"step": 2}, {"phase": "data"}, {"rank": None}):
-        problems = diagnosis_problems(KILL, replace(found, **change), ORACLE, all_fields=True)  # type: ignore[arg-type]
-        assert len(problems) == 1, change
-    assert diagnosis_problems(KILL, replace(found, step=None, phase=None), ORACLE, all_fields=False) == []
+        assert len(problems_of(KILL, found, **change)) == 1, change
 
 
 def test_of_a_diagnosis_no_more_is_asked_than_evidence_can_tell() -> None:
     port = Fault("port", 1, 3, "zero")
-    seen = Diagnosis("port", "", rank=0, step=3, phase="evaluate")
-    assert diagnosis_problems(port, seen, ORACLE, all_fields=True) == []
-    assert diagnosis_problems(port, seen, replace(ORACLE, world_size=3), all_fields=True) != []
-    assert diagnosis_problems(port, replace(seen, phase="zero"), ORACLE, all_fields=True) != []
+    seen = Diagnosis("port", "", rank=0, step=3, phase="evaluate", collective=GRADIENT)
+    assert problems_of(port, seen) == []
+    assert problems_of(port, seen, rank=None) != []
+    assert problems_of(port, seen, replace(ORACLE, node_of={0: 0, 1: 0, 2: 0})) != []
+    assert problems_of(port, seen, phase="zero") != []
+
+
+def test_slow_in_the_last_step_alone_may_be_told_beside() -> None:
+    slow = Diagnosis("slow", "", rank=1, step=4, phase="data")
+    healthy = Diagnosis("none", "", step=4, also=(slow,))
+    assert problems_of(Fault("slow", 1, 4, "data"), healthy) == []
+    assert problems_of(Fault("slow", 1, 3, "data"), replace(healthy, also=(replace(slow, step=3),))) != []
+
+
+def test_a_node_is_named_and_one_of_its_ranks() -> None:
+    pairs = replace(ORACLE, node_of={0: 0, 1: 0, 2: 1, 3: 1, 4: 2, 5: 2})
     node = Fault("node", 1, 3, "zero")
-    assert diagnosis_problems(node, Diagnosis("node", "", rank=0, step=3), ORACLE, all_fields=True) == []
-    assert diagnosis_problems(node, Diagnosis("node", "", rank=0, step=2), ORACLE, all_fields=True) != []
+    seen = Diagnosis("node", "", rank=0, node_rank=0, step=3, phase="data", collective=GRADIENT)
+    assert problems_of(node, seen, pairs) == []
+    for change in ({"node_rank": 1}, {"rank": 2}, {"rank": None}, {"step": 2}, {"collective": None}):
+        assert len(problems_of(node, seen, pairs, **change)) == 1, change
+    assert problems_of(node, seen, collective=None) == []  # it was the only one: nobody was left to wait
+    cut = Fault("cut", 1, 3, "reduce")
+    seen = replace(seen, fault="cut", phase="reduce")
+    assert problems_of(cut, seen, pairs) == []
+    assert problems_of(cut, seen, pairs, rank=None) != []
+    assert problems_of(cut, seen, pairs, node_rank=2) != []
+    two = replace(ORACLE, node_of={0: 0, 1: 1})  # of two nodes each sees the other go
+    assert problems_of(cut, seen, two, rank=None, node_rank=None) == []
+
+
+def test_the_collective_must_be_named() -> None:
+    found = Diagnosis("kill", "", rank=1, step=3, phase="reduce")
+    assert problems_of(KILL, found) == ["diagnosis: no collective, though others waited in one"]
+    samples = Fault("missing", 1, 3, "checkpoint")
+    seen = replace(found, fault="missing", phase="checkpoint", collective="all_gather of 256 bytes over world")
+    assert problems_of(samples, seen) == []
+    assert problems_of(samples, seen, collective=GRADIENT) == [f"diagnosis: collective {GRADIENT}, not all_gather"]
+    extra = Fault("extra", 1, 3, "checkpoint")
+    assert problems_of(extra, seen, fault="extra") != []
+    assert problems_of(extra, seen, fault="extra", collective="all_reduce of 4 bytes over world") == []
+
+
+def test_of_the_last_checkpoint_nobody_waits_any_more() -> None:
+    """Its own collective is over when it is damaged."""
+    for step, problems in ((3, ["diagnosis: no collective, though others waited in one"]), (4, [])):
+        found = Diagnosis("torn", "", rank=1, step=step, phase="checkpoint")
+        assert problems_of(Fault("torn", 1, step, "checkpoint"), found) == problems
+
+
+def test_what_torch_does_inside_a_pass_cannot_be_altered(tmp_path: Path) -> None:
+    """DDP's all-reduces in backward are told, but are not begun by an axis; nor is a message from rank to rank."""
+    spans = {"forward": "send_recv", "backward": "all_reduce", "reduce": "all_reduce"}
+    events = [{"event": "start", "node_rank": 1, "step": 0, "mono_ns": 0}]
+    for number, (phase, op) in enumerate(spans.items()):
+        at = {"step": 1, "start_ns": 10 * number, "end_ns": 10 * number + 9}
+        events += [{"event": "collective", "op": op, **at}, {"event": "span", "phase": phase, "micro": 0, **at}]
+    for implementation, expected in (("torch", [None, None, "all_reduce"]), ("frog", [None, *["all_reduce"] * 2])):
+        folder = folder_of(tmp_path / implementation, events)
+        write_json(folder.run_json, {"config": {"strategy": {"implementation": implementation}}})
+        oracle = read_oracle(folder)
+        assert [place.alterable for place in oracle.places] == expected
+        assert all(place.communicates for place in oracle.places)
+        assert oracle.node_of == {0: 1}
+        phases = {fault.phase for fault in oracle.draw(["nan"], 20, 1)}
+        assert phases == ({"backward"} if implementation == "torch" else {"backward", "reduce"})
 
 
 @pytest.mark.parametrize(

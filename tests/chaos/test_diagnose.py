@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import random
+import re
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +16,7 @@ from failed_run import GRADIENT, SAMPLES, SCORE, UNIX_NS, FailedRun, lost
 
 from frog.chaos.diagnose import diagnose
 from frog.chaos.diagnosis import Diagnosis, clock, letter
-from frog.chaos.evidence import gather
+from frog.chaos.evidence import gather, is_under_way
 from frog.core.runfolder import RunFolder
 
 
@@ -58,6 +61,7 @@ def test_raise(run: FailedRun) -> None:
     result = found(run)
     assert place(result) == ("raise", 2, 5, "forward")
     assert result.certain
+    assert result.collective == "all_reduce of 4012 bytes over dp"
     assert "KeyError" in result.finding
     assert any("CommError" in line and "gloo" not in line for line in result.evidence)
     failed_ns = UNIX_NS + run.ranks[2].now_ns  # not when its agent came to see it
@@ -78,7 +82,9 @@ def test_a_users_mistake_is_not_a_fault_of_a_rank(tmp_path: Path) -> None:
 def test_out_of_memory(run: FailedRun) -> None:
     run.fail(2, "OutOfMemoryError", "CUDA out of memory. Tried to allocate 2 GiB")
     run.lose(*OTHERS)
-    assert place(found(run)) == ("memory", 2, 5, "forward")
+    result = found(run)
+    assert place(result) == ("memory", 2, 5, "forward")
+    assert result.collective == "all_reduce of 4012 bytes over dp"
 
 
 def test_kill(run: FailedRun) -> None:
@@ -116,6 +122,28 @@ def test_a_rank_that_was_dead_before_the_watchdog_looked(run: FailedRun) -> None
     result = found(run)
     assert place(result) == ("kill", 2, 5, "forward")
     assert not result.certain
+
+
+def test_kill_whose_peers_told_late(run: FailedRun) -> None:
+    """They finished a checkpoint before they gave up: its heartbeat is old by then, but its connection had closed."""
+    run.exit(2, -9)
+    for rank in OTHERS:
+        run.ranks[rank].now_ns += 10_000_000_000
+    run.lose(*OTHERS, after_s=0.0)
+    result = found(run)
+    assert place(result) == ("kill", 2, 5, "forward")
+    assert result.certain
+
+
+def test_stop_whose_peers_gave_up_before_the_watchdog(run: FailedRun) -> None:
+    """The first timed out and left; the next lost that one, not the one that was stopped."""
+    run.lose(1, 3, after_s=10, how="Timed out waiting 10000ms for recv operation to complete")
+    run.lose(0, after_s=10.1)
+    run.hang(2, "silent", 15)
+    run.exit(2, -9)
+    result = found(run)
+    assert place(result) == ("stop", 2, 5, "forward")
+    assert result.certain
 
 
 def test_stop_without_a_watchdog(tmp_path: Path) -> None:
@@ -357,6 +385,7 @@ def test_network_cut_between_two(tmp_path: Path) -> None:
         run.fail(rank, "CommError", lost(GRADIENT, rank, 10, TIMED_OUT["how"]), 10, code=None)  # type: ignore[arg-type]
     result = found(run)
     assert (result.fault, result.step, result.phase) == ("cut", 5, "reduce")
+    assert result.collective == "all_reduce of 4012 bytes over dp"
     assert not result.certain
 
 
@@ -382,6 +411,7 @@ def test_closed_connections_of_a_living_rank(run: FailedRun) -> None:
     run.lose(0, after_s=4)
     result = found(run)
     assert place(result) == ("port", 2, 5, "reduce")
+    assert result.collective == "all_reduce of 4012 bytes over dp"
     assert not result.certain
 
 
@@ -440,9 +470,26 @@ def test_a_hiccup_is_no_straggler(tmp_path: Path) -> None:
 
 
 def test_late_in_the_last_step_alone(tmp_path: Path) -> None:
+    """A machine with a hiccup looks alike: the run was healthy, and it is told beside."""
     result = slow(FailedRun(tmp_path / "run", 2), 1, "forward", {8: 500})
-    assert place(result) == ("slow", 1, 8, "forward")
+    assert result.fault == "none"
+    (beside,) = result.also
+    assert place(beside) == ("slow", 1, 8, "forward")
+    assert not beside.certain
+
+
+def test_late_in_the_last_two_steps(tmp_path: Path) -> None:
+    result = slow(FailedRun(tmp_path / "run", 2), 1, "forward", {7: 500, 8: 500})
+    assert place(result) == ("slow", 1, 7, "forward")
     assert not result.certain
+
+
+def test_stages_of_a_pipeline_have_different_work(tmp_path: Path) -> None:
+    """The last one has the head and the loss; within a stage a straggler is seen."""
+    extra_ms = dict.fromkeys(range(1, 9), 200)
+    assert slow(FailedRun(tmp_path / "even", 2, mesh={"pp": 2, "dp": 1}), 1, "forward", extra_ms).fault == "none"
+    result = slow(FailedRun(tmp_path / "slow", 4, mesh={"pp": 2, "dp": 2}), 3, "forward", extra_ms)
+    assert place(result) == ("slow", 3, 1, "forward")
 
 
 # ---- checkpoints -----------------------------------------------------------------------------------------------------
@@ -593,6 +640,44 @@ def test_the_last_words_of_ranks_that_a_smaller_world_left_out(tmp_path: Path) -
     assert [sorted(world.beats) for world in gather(run.folder).worlds] == [[2, 3], [0, 1]]
 
 
+REFUSAL = "model.init_from=nowhere: no run folder there"
+
+
+@pytest.mark.parametrize("launcher", [True, False])
+def test_a_start_that_failed_long_ago_is_not_the_last(tmp_path: Path, launcher: bool) -> None:
+    run = FailedRun(tmp_path / "run", launcher=launcher)
+    run.start(refusal=REFUSAL)
+    run = until_step_5(run)
+    run.lose(*OTHERS, after_s=0.3)
+    if launcher:
+        run.exit(2, -9)
+    result = found(run)
+    assert place(result) == ("kill", 2, 5, "forward")
+    assert [other.fault for other in result.also] == ["usage"]
+
+
+def test_a_start_that_failed_at_last_is_the_last(run: FailedRun) -> None:
+    run.lose(*OTHERS)
+    run.exit(2, -9)
+    run.start(refusal=REFUSAL)
+    result = found(run)
+    assert result.fault == "usage"
+    assert [other.fault for other in result.also] == ["kill"]
+
+
+def test_starts_that_failed_lie_where_their_ranks_say(tmp_path: Path) -> None:
+    """Of a smaller world, then twice of a larger one, then that trained: four worlds in that order."""
+    run = until_step_5(FailedRun(tmp_path / "run", 2, launcher=False), odd=1)
+    run.fail(0, "KeyError", "'pond'")
+    run.num_ranks = 4
+    run.start(refusal=REFUSAL)
+    run.start(refusal=REFUSAL)
+    run.start(from_step=4)
+    worlds = gather(run.folder).worlds
+    assert [sorted(world.lives) for world in worlds] == [[0, 1], *[[0, 1, 2, 3]] * 3]
+    assert [bool(world.lives[0].start) for world in worlds] == [True, False, False, True]
+
+
 def test_healthy(tmp_path: Path) -> None:
     run = FailedRun(tmp_path / "run")
     run.start()
@@ -611,6 +696,39 @@ def test_interrupted(tmp_path: Path) -> None:
     result = found(run, 143)
     assert (result.fault, result.outcome, result.step) == ("interrupted", "interrupted", 4)
     assert "saved at step 4" in result.finding
+
+
+@pytest.mark.parametrize(("code", "saved"), [(130, True), (143, False)])
+def test_ctrl_c_twice_is_no_lost_node(run: FailedRun, code: int, saved: bool) -> None:
+    """The launcher killed its only agent, and the ranks with it."""
+    if saved:
+        run.save(4)
+    run.tell("node", run.ranks[2].now_ns + 100_000_000, node=0, host="node0", code=-9)
+    result = found(run, code)
+    assert (result.fault, result.outcome, result.step, result.certain) == ("interrupted", "interrupted", 4, True)
+    assert "the launcher killed what had not left" in result.finding
+    assert ("step 4" in result.finding) == saved
+
+
+def test_a_rank_that_failed_before_ctrl_c_is_the_fault(run: FailedRun) -> None:
+    run.fail(2, "KeyError", "'pond'")
+    run.tell("node", run.ranks[2].now_ns + 100_000_000, node=0, host="node0", code=-9)
+    assert found(run, 130).fault == "raise"
+
+
+def now(run: FailedRun, seconds_ago: float) -> None:
+    """Move the run to just now, with a launcher of this very process's id."""
+    shift_ns = time.time_ns() - int(seconds_ago * 1e9) - UNIX_NS - max(own.now_ns for own in run.ranks.values())
+    for path in (run.folder.launcher_events, *run.folder.heartbeats.iterdir()):
+        text = path.read_text().replace(str(2**22 + 1) + ",", f"{os.getpid()},")
+        path.write_text(re.sub(r'"unix_ns": (\d+)', lambda match: f'"unix_ns": {int(match[1]) + shift_ns}', text))
+
+
+@pytest.mark.parametrize(("seconds_ago", "goes_on"), [(20, True), (600, False)])
+def test_a_launchers_process_id_may_be_anothers_by_now(run: FailedRun, seconds_ago: float, goes_on: bool) -> None:
+    """It was killed, so it told no end; its id was given to another, or the folder copied to another machine."""
+    now(run, seconds_ago)
+    assert is_under_way(run.folder) == goes_on
 
 
 # ---- torn and missing files ------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from frog.config.faults import KINDS, PHASES, Fault, Scene, dump_faults, load_fa
 from frog.core.errors import ConfigError
 from frog.events.schema import PHASES as EVENT_PHASES
 
-SCENE = Scene(world_size=2, steps=4, checkpoint_every=2, eval_every=3)
+SCENE = Scene(world_size=2, steps=4, checkpoint_every=2, eval_every=3, grad_accum=2)
 
 
 def mistakes(*texts: str, scene: Scene | None = SCENE) -> str:
@@ -56,6 +57,9 @@ def test_every_kind_can_be_written_and_read(name: str, tmp_path: Path) -> None:
         ("kill rank=1", "step: missing"),
         ("kill rank=1 step=2 phase=reduction", "reduction: unknown phase; did you mean reduce?"),
         ("disk rank=1 step=2 phase=reduce", "phase=reduce: disk can only happen in checkpoint"),
+        ("kill rank=1 step=2 micro=2 phase=forward", "micro=2: phase forward comes 2 times in a step"),
+        ("kill rank=1 step=2 micro=1 phase=reduce", "micro=1: phase reduce comes once in a step"),
+        ("cut rank=1 step=2 for_s=x", "for_s=x: must be a number of seconds"),
         ("kill rank=2 step=2", "rank=2: this world has ranks 0 to 1"),
         ("kill rank=1 step=5", "step=5: the run has 4 steps"),
         ("kill rank=1 step=0", "step=0: only phase evaluate comes before step 1"),
@@ -82,6 +86,19 @@ def test_all_mistakes_are_told_at_once() -> None:
     assert "`frog chaos list`" in told
 
 
+def test_a_gradient_that_torch_has_reduced_cannot_be_spoiled_any_more() -> None:
+    native = dataclasses.replace(SCENE, native=True)
+    assert "phase=backward can be spoiled" in mistakes("nan rank=1 step=2 phase=reduce", scene=native)
+    assert parse_faults(["nan rank=1 step=2"], native)
+
+
+def test_a_cut_may_heal() -> None:
+    (short,) = parse_faults(["cut rank=1 step=2 after_s=1 for_s=2.5"])
+    assert (short.after_s, short.for_s) == (1, 2.5)
+    assert str(short) == "cut rank=1 step=2 phase=reduce after_s=1 for_s=2.5"
+    assert parse_faults(["cut rank=1 step=2"])[0].for_s is None
+
+
 def test_a_world_of_one_has_nobody_to_lose() -> None:
     alone = Scene(world_size=1, steps=4, checkpoint_every=2, eval_every=3)
     for name in ("shape", "extra", "missing", "port"):
@@ -94,6 +111,7 @@ def test_a_world_of_one_has_nobody_to_lose() -> None:
         ("[[fault]\n", "not valid TOML"),
         ("", "holds no [[fault]] tables"),
         ("[[faults]]\nkind='kill'\n", "faults: unknown key; did you mean fault?"),
+        ("[[fault]]\nkind=['kill']\nrank=1\nstep=2\n", "['kill']: unknown kind"),
         ("[[fault]]\nkind='kill'\nrank=1\nstep=2\n[[fault]]\nkind='nan'\nrank=1\nstep=9\n", "fault 2: step=9"),
     ],
 )

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import errno
+import json
 import math
 import os
+import shutil
+import signal
 import socket
 import sys
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -174,6 +180,69 @@ def test_closed_connections_are_closed_at_both_ends(tmp_path: Path) -> None:
             mine.send(b"x")
         again = socket.create_connection(server.getsockname(), timeout=5)  # who listens goes on listening
         again.close()
+
+
+def damaging(folder: Path, kind: str, save: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Save step 2 on rank 0, which meets the fault; return the signals that it sent to itself."""
+    sent: list[int] = []
+    monkeypatch.setattr(inject.os, "kill", lambda pid, number: sent.append(number))
+    met = injector(folder, Fault(kind, 0, 2, "checkpoint"))
+    met._run.config = SimpleNamespace(train=SimpleNamespace(timeout_s=5))  # type: ignore[assignment]
+    met.reach(2, "checkpoint", 0)
+    met.then_damage(save)(2)
+    return sent
+
+
+@pytest.mark.parametrize("kind", ["corrupt", "torn"])
+def test_the_damage_is_of_the_new_checkpoint(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An earlier attempt has left one of that step: it stays as it is until the new one takes its place."""
+    target = RunFolder(tmp_path / "run").checkpoint(2)
+    part = target / "rank_0.safetensors"
+    target.mkdir(parents=True)
+    part.write_bytes(b"old, and damaged")
+    swapped = threading.Event()
+
+    def swap() -> None:
+        beside = target.with_name(".step_2.new")
+        beside.mkdir()
+        (beside / part.name).write_bytes(b"new, and whole")
+        assert part.read_bytes() == b"old, and damaged"
+        shutil.rmtree(target)
+        beside.rename(target)
+        swapped.set()
+
+    def save(step: int) -> int:
+        threading.Timer(0.1, swap).start()
+        return 7
+
+    sent = damaging(tmp_path, kind, save, monkeypatch)
+    assert swapped.is_set()
+    assert sent == [signal.SIGKILL]
+    assert part.read_bytes() == {"corrupt": b"new, and whold", "torn": b"new, an"}[kind]
+
+
+def test_a_cut_that_heals_is_two_wishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher knows a wish by its file: neither may be taken for the other."""
+    (tmp_path / "wishes").mkdir()
+    monkeypatch.setattr(inject, "launch_dir", lambda: tmp_path)
+    met = injector(tmp_path, Fault("cut", 0, 2, "reduce", for_s=0.2))
+    met._run.world.env = SimpleNamespace(node_rank=1)  # type: ignore[misc]
+    granted: list[str] = []
+
+    def grant() -> None:
+        while len(granted) < 2:
+            for path in (tmp_path / "wishes").glob("*.json"):
+                if not path.with_suffix(".done").exists():
+                    granted.append(json.loads(path.read_text())["act"])
+                    path.with_suffix(".done").touch()
+            time.sleep(0.01)
+
+    launcher = threading.Thread(target=grant, daemon=True)
+    launcher.start()
+    met.reach(2, "reduce", 0)
+    assert granted == ["cut"]
+    launcher.join(timeout=10)
+    assert granted == ["cut", "heal"]
 
 
 # ---- real worlds -----------------------------------------------------------------------------------------------------

@@ -63,9 +63,24 @@ def test_the_run_folder_names_the_node_the_step_and_the_collective(workshop: Wor
     assert told["fault"] == "cut"
 
 
+def test_a_short_cut_is_survived(workshop: Workshop, cut: str) -> None:
+    """The cable is back after a second: TCP sends again what was lost, and nobody has noticed anything but the wait."""
+    fault = ("--fault", f"cut rank=2 step={STEP} phase=reduce for_s=1")
+    world = ("--nodes", "3x1", "--network", "rate=20mbit", "--deadline", "60")
+    workshop.run("frog", "chaos", *fault, *world, "--", *words("cut-short"))
+    end = next(event for event in read_launcher(workshop.folder("cut-short")) if event["event"] == "end")
+    link = end["network"]["nodes"][2]
+    assert link["cut_frames"] > 0
+    assert not link["is_cut"]
+    told = workshop.events("cut-short").ranks[2].of("collective")
+    assert max(e["end_ns"] - e["start_ns"] for e in told if e["step"] == STEP) > 0.5e9
+    assert workshop.record("cut-short")["status"] == "completed"
+
+
 def test_it_goes_on_once_the_cable_is_back(workshop: Workshop, cut: str) -> None:
     """The same weights as if nothing had been."""
     for name in (NAME, "cut-never"):
         workshop.run("frog", "run", "--nproc", "3", "--", *words(name), "--continue")
-    assert workshop.record(NAME)["weights_sha256"] == workshop.record("cut-never")["weights_sha256"]
+    for name in (NAME, "cut-short"):
+        assert workshop.record(name)["weights_sha256"] == workshop.record("cut-never")["weights_sha256"]
     assert [e["event"] for e in read_launcher(workshop.folder(NAME))].count("launch") == 2

@@ -190,6 +190,15 @@ def test_a_stream_goes_on_after_a_short_cut(network: Network) -> None:
     assert source.returncode == 0
 
 
+@pytest.mark.parametrize("num_nodes", [2, 9, 10, 64])
+def test_addresses_are_in_the_order_of_nodes_as_text_too(num_nodes: int) -> None:
+    """torchrun sorts them as text to number the nodes."""
+    network = Network(num_nodes, Link())
+    addresses = [network.address(node) for node in range(num_nodes)]
+    assert addresses == sorted(addresses)
+    assert len(set(addresses)) == num_nodes
+
+
 def test_a_node_that_is_not_there(network: Network) -> None:
     with pytest.raises(UsageError, match="cut node 2: the network has nodes 0 to 1"):
         network.cut(2)

@@ -7,9 +7,18 @@ import itertools
 
 import pytest
 
-from frog.plan.network import Cost, collective_cost, payload_rate, ring_all_reduce_s
+from frog.plan.network import Cost, collective_cost, payload_rate
 
 MIB = 1 << 20
+
+
+def ring_all_reduce_s(num_nodes: int, payload_bytes: float, alpha_s: float, beta_bytes_per_s: float) -> float:
+    """The textbook's time of an all-reduce over one rank a node: 2(n-1) alpha + 2(n-1)/n B / beta.
+
+    Source:  Thakur, Rabenseifner and Gropp 2005, section 4.4; Patarasuk and Yuan 2009.
+    """
+    steps = 2 * (num_nodes - 1)
+    return steps * alpha_s + steps * payload_bytes / num_nodes / beta_bytes_per_s
 
 
 def cost(op: str, groups: list[list[int]], asks: bool = True, payload_bytes: float = MIB) -> Cost:

@@ -217,7 +217,7 @@ def test_no_run_and_no_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 def test_following_sees_new_lines_new_ranks_and_the_end(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     write(folder.run_json, "{}")
-    launcher: dict[str, Any] = {"event": "launch", "unix_ns": 1, "pid": os.getpid()}
+    launcher: dict[str, Any] = {"event": "launch", "unix_ns": time.time_ns(), "pid": os.getpid()}
     write(folder.launcher_events, json.dumps(launcher))
     acts = iter(
         [

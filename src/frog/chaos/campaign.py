@@ -31,17 +31,21 @@ _HEAD = ("  no", f"{'fault':<42}", "exit", "left s", f"{'found':<38}", f"{'went 
 def run_campaign(args: argparse.Namespace, program: Sequence[str]) -> int:
     """`frog chaos --campaign N|all`: exit code 1 if one trial was not as it must be."""
     count = read_count(args.campaign)
+    if args.restarts is not None:
+        raise UsageError("a campaign restarts every other world by itself", "leave --restarts out, or --campaign")
     if args.nproc is None and args.nodes is None:
         args.nproc = 2
     nodes, options = read_world(args)
     kinds = choose_kinds(args.kinds, nodes, options.network is not None)
     stage = read_stage(program)
+    if stage.resumes:
+        raise UsageError("a campaign's runs all begin at step 0", "leave --resume out, or --campaign")
     setting = make_setting(args, stage)
     campaign = Campaign(setting, count, args.seed, args.out or FOLDER / f"seed-{args.seed}.txt")
     print(f"the undisturbed run: runs/{campaign.oracle_name}", flush=True)
     with _sigterm_is_ctrl_c():
         oracle = campaign.play_oracle()
-        return campaign.run(oracle, kinds, may_restart=lambda kind: nodes.several or kind != "node")
+        return campaign.run(oracle, kinds, may_restart=lambda kind: can_restart(kind, nodes))
 
 
 def read_count(words: str) -> int | None:
@@ -66,6 +70,11 @@ def choose_kinds(wish: str | None, nodes: Nodes, network: bool) -> list[str]:
     if wrong := [name for name in names if name not in possible]:
         raise UsageError(f"--kinds: {', '.join(wrong)}: cannot be in this world", f"of {', '.join(possible)}")
     return names
+
+
+def can_restart(kind: str, nodes: Nodes) -> bool:
+    """Whether the launcher can go on after it: not without its only node, nor with all if one is cut off for good."""
+    return {"node": nodes.several, "cut": nodes.elastic}.get(kind, True)
 
 
 def make_setting(args: argparse.Namespace, stage: Stage) -> Setting:

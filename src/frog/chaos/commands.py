@@ -92,6 +92,6 @@ def _meet(args: argparse.Namespace, program: Sequence[str]) -> int:
     for number, fault in enumerate(faults):
         if number not in met:
             print(f"never met: {fault}", file=sys.stderr)
-    if code:
+    if code and met:
         print("what happened, from the evidence: frog diagnose latest", file=sys.stderr)
     return code or (1 if len(met) < len(faults) else 0)

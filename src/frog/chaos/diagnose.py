@@ -1,8 +1,8 @@
 """What went wrong in a run, from its folder alone.
 
 The evidence is cut into worlds, one for each start. The last that failed is looked at, by one rule after another: those
-that name a cause of their own (a node that went, an error's own words) before those that name what it looks like from
-outside (a rank that was missed, connections that closed).
+that name a cause of their own (a user's wish, a node that went, an error's own words) before those that name what it
+looks like from outside (a rank that was missed, connections that closed).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from frog.core.runfolder import RunFolder
 Rule = Callable[[Case, Calls], Diagnosis | None]
 
 RULES: tuple[Rule, ...] = (
+    ranks.interrupted,
     network.never_met,
     network.node_gone,
     ranks.own_words,
@@ -119,7 +120,7 @@ def _of_good(evidence: Evidence) -> Diagnosis:
             advice="`frog train` it, if it is to be more",
         )
     case = Case(evidence, world)
-    slow = straggler(case, Calls(case))
+    slow = straggler(case)
     step, status = record.get("step"), str(record.get("status") or "completed")
     ends = f"{span(case.ranks)} ended as {status}" if case.ranks else "no rank is known"
     lines = [f"{'':12}  {ends}  [events/, record.json]"]
@@ -135,7 +136,7 @@ def _of_good(evidence: Evidence) -> Diagnosis:
             advice=f"go on: `frog train --resume {evidence.folder.path}`",
         )
         return found if slow is None else found.with_more(also=(slow,))
-    if slow is not None:
+    if slow is not None and slow.step != step:
         return slow.with_more(*lines, outcome="completed", finding=f"{slow.finding}; the run completed")
     return Diagnosis(
         "none",
@@ -144,4 +145,5 @@ def _of_good(evidence: Evidence) -> Diagnosis:
         outcome="completed",
         evidence=tuple(lines),
         advice="nothing",
+        also=(slow,) if slow is not None else (),
     )

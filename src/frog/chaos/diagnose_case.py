@@ -83,6 +83,11 @@ class Case:
         """Ranks under which a collective failed."""
         return [rank for rank in self.ranks if (words := self.words(rank)) is not None and words[0] == "CommError"]
 
+    @cached_property
+    def first_lost(self) -> int | None:
+        """The rank under which a collective failed first: what befell the others may be of its leaving."""
+        return min(self.comm_errors, key=lambda rank: self.failed_ns(rank) or float("inf"), default=None)
+
     def silent(self, rank: int) -> bool:
         """Whether it never said how it ended."""
         life, beat = self.world.lives.get(rank), self.world.beats.get(rank)

@@ -235,17 +235,14 @@ def _calls_of(case: Case, rank: int) -> list[Call]:
             )  # fmt: skip
     # One that began and left no trace is a hole in the numbers: what comes behind it cannot be compared.
     ordered = [found[seq] for number, seq in enumerate(sorted(found)) if seq == number]
-    if (
-        len(ordered) == len(found)
-        and all(call.ended for call in ordered)
-        and (failed := _failed_call(case, rank)) is not None
-    ):
-        ordered.append(failed)
-    return ordered
+    if len(ordered) < len(found) or not all(call.ended for call in ordered):
+        return ordered
+    failed = failed_call(case, rank)  # where a later world has written over its heartbeat
+    return [*ordered, failed] if failed is not None else ordered
 
 
-def _failed_call(case: Case, rank: int) -> Call | None:
-    """The collective that a CommError names, where the heartbeat has been written over by a later world."""
+def failed_call(case: Case, rank: int) -> Call | None:
+    """The collective that a rank's CommError names."""
     words, place = case.words(rank), case.place(rank)
     match = _COMM_ERROR.match(words[1]) if words and words[0] == "CommError" else None
     if match is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from frog.chaos.diagnose_case import Case, signal_name
-from frog.chaos.diagnose_collectives import Calls
+from frog.chaos.diagnose_collectives import Calls, failed_call
 from frog.chaos.diagnosis import Diagnosis, note, span
 
 _TOGETHER_NS = 2_000_000_000
@@ -89,7 +89,9 @@ def _ranks_of(case: Case, event: dict[str, object]) -> list[int]:
 
 
 def _failed_before(case: Case, unix_ns: int, ranks: list[int]) -> bool:
-    """Whether a rank elsewhere had failed well before, so that the node was only ended with the rest."""
+    """Whether a rank elsewhere had failed well before, or one of its own by itself: the node was only ended with it."""
+    if any(rank in ranks for rank in case.own_errors):
+        return True
     return any(
         exit_["rank"] not in ranks and exit_["unix_ns"] < unix_ns - _TOGETHER_NS // 4 for exit_ in case.world.exits
     ) or any(hang["unix_ns"] < unix_ns for hang in case.world.hangs)
@@ -154,7 +156,8 @@ def connections(case: Case, calls: Calls) -> Diagnosis | None:
 
 
 def _cut(case: Case, calls: Calls, lines: tuple[str, ...]) -> Diagnosis:
-    first = min(case.comm_errors, key=lambda rank: case.failed_ns(rank) or 0)
+    first = case.first_lost
+    assert first is not None
     call = str(calls.absence.call) if calls.absence is not None else _failed(case, first)
     place = case.place(first)
     node, told = _cut_off(case)
@@ -247,6 +250,5 @@ def _waited_s(case: Case, rank: int) -> float:
 
 
 def _failed(case: Case, rank: int) -> str | None:
-    words = case.words(rank)
-    match = re.match(r"(\w+(?: of \d+ bytes)?) failed after", words[1]) if words else None
-    return match[1] if match else None
+    call = failed_call(case, rank)
+    return str(call) if call is not None else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 
 from frog.chaos.diagnose_case import Case
 from frog.chaos.diagnose_collectives import Calls
@@ -15,8 +16,37 @@ _STEP_OF_CHECKPOINT = re.compile(r"checkpoint of step (\d+)|step_(\d{8})")
 _CULPRIT = re.compile(r"^  rank (\d+): loss (\S+), gradient norm (\S+),", re.MULTILINE)
 _TRUST = "can be trusted"
 
-_SOON_S = 5.0
+_ASKED_TO_STOP = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+"""Exit codes of a launcher."""
+
+_CLOSED = re.compile(r"closed by peer|reset by peer|Broken pipe")
 """Peers of a process that ends learn of it at once: its connections close. Those of a stopped one wait."""
+
+_SOON_S = 5.0
+"""A heartbeat that ended so long before the others' ended with its process."""
+
+
+def interrupted(case: Case, calls: Calls) -> Diagnosis | None:
+    """The launcher was asked to stop, and killed the ranks before they had left: Ctrl-C twice."""
+    world = case.world
+    if world.end is None or world.end["code"] not in _ASKED_TO_STOP or world.exits or world.hangs:
+        return None
+    if any(case.words(rank) for rank in case.ranks):
+        return None
+    steps = case.evidence.folder.checkpoint_steps()
+    saved = f"; the last whole checkpoint is of step {steps[-1]}" if steps else ""
+    asked = f"ended with exit code {world.end['code']}: it had been asked to stop"
+    return Diagnosis(
+        "interrupted",
+        f"the run was asked to stop, and the launcher killed what had not left{saved}: no fault",
+        step=max((life.last_step for life in world.lives.values()), default=None),
+        outcome="interrupted",
+        evidence=(
+            note(world.end["unix_ns"], "launcher", asked, "events/launcher.jsonl"),
+            *(case.tell_place(rank) for rank in case.ranks[:8]),
+        ),
+        advice=_again(case) if steps else "start it again",
+    )
 
 
 def own_words(case: Case, calls: Calls) -> Diagnosis | None:
@@ -27,12 +57,12 @@ def own_words(case: Case, calls: Calls) -> Diagnosis | None:
     rank = min(case.own_errors, key=lambda r: (r not in full, case.failed_ns(r) or 0))
     kind, message = case.words(rank) or ("", "")
     if kind == "NonFiniteError":
-        return _not_finite(case, rank, message)
+        return _not_finite(case, calls, rank, message)
     if _NO_SPACE.search(message):
-        return _full_disk(case, rank, message)
+        return _full_disk(case, calls, rank, message)
     if kind == "CheckpointError" and _TRUST in message:
-        return _no_trust(case, rank, kind, message)
-    found = _base(case, rank)
+        return _no_trust(case, calls, rank, message)
+    found = _base(case, calls, rank)
     first = message.splitlines()[0] if message else ""
     if _is_usage(kind):
         return found.with_more(
@@ -58,11 +88,11 @@ def own_words(case: Case, calls: Calls) -> Diagnosis | None:
     )
 
 
-def _base(case: Case, rank: int) -> Diagnosis:
-    """What every diagnosis of a rank begins with: where it was, what it said, how it ended, what the others saw."""
+def _base(case: Case, calls: Calls, rank: int) -> Diagnosis:
+    """What every diagnosis of a rank begins with: where it was, what it said, how it ended, who waited, in what."""
     lines = [case.tell_words(rank), case.tell_place(rank), case.tell_hang(rank), case.tell_exit(rank)]
     evidence = tuple(line for line in lines if line) + tuple(case.tell_others(rank))
-    return Diagnosis("unknown", "", evidence=evidence, **case.about(rank))
+    return Diagnosis("unknown", "", collective=_awaited(calls, rank), evidence=evidence, **case.about(rank))
 
 
 def _several(case: Case) -> str:
@@ -82,11 +112,13 @@ def _name(case: Case) -> str:
     return case.evidence.folder.path.name
 
 
-def _not_finite(case: Case, rank: int, message: str) -> Diagnosis:
+def _not_finite(case: Case, calls: Calls, rank: int, message: str) -> Diagnosis:
     """All ranks raise it together; the message names those whose own loss or gradient was not finite."""
     culprits = [(int(number), loss, norm) for number, loss, norm in _CULPRIT.findall(message)]
     place = case.place(rank)
-    found = _base(case, culprits[0][0] if culprits else rank).with_more(fault="nan", step=place.step, phase="backward")
+    found = _base(case, calls, culprits[0][0] if culprits else rank).with_more(
+        fault="nan", step=place.step, phase="backward"
+    )
     lines = tuple(line.strip() for line in message.splitlines() if line.startswith("  rank "))
     found = found.with_more(*(f"{'':12}  {line}" for line in lines))
     if not culprits:
@@ -112,9 +144,9 @@ def _not_finite(case: Case, rank: int, message: str) -> Diagnosis:
     )
 
 
-def _full_disk(case: Case, rank: int, message: str) -> Diagnosis:
+def _full_disk(case: Case, calls: Calls, rank: int, message: str) -> Diagnosis:
     match = _STEP_OF_CHECKPOINT.search(message)
-    found = _base(case, rank)
+    found = _base(case, calls, rank)
     step = int(match[1] or match[2]) if match else found.step
     phase = "checkpoint" if match else found.phase
     doing = f"writing its part of the checkpoint of step {step}" if match else f"in {case.place(rank)}"
@@ -130,10 +162,10 @@ def _full_disk(case: Case, rank: int, message: str) -> Diagnosis:
     )
 
 
-def _no_trust(case: Case, rank: int, kind: str, message: str) -> Diagnosis:
+def _no_trust(case: Case, calls: Calls, rank: int, message: str) -> Diagnosis:
     problems = [line.strip(" -") for line in message.splitlines() if line.startswith("  - ")]
     kinds = {damage_kind(problem) for problem in problems}
-    return _base(case, rank).with_more(
+    return _base(case, calls, rank).with_more(
         *(f"{'':12}  {problem}" for problem in problems),
         fault="corrupt" if "corrupt" in kinds else "torn",
         rank=damaged_rank(problems[0]) if problems else None,
@@ -170,9 +202,8 @@ def stopped(case: Case, calls: Calls) -> Diagnosis | None:
         rank, before_s = found
         how = f"its heartbeat ended {before_s:.0f} s before the others gave up waiting"
         certain = case.signal_of(rank) is None or case.signal_of(rank) == "SIGTERM"
-    return _base(case, rank).with_more(
+    return _base(case, calls, rank).with_more(
         fault="stop",
-        collective=_awaited(calls, rank),
         certain=certain,
         finding=f"rank {rank} was stopped in {case.place(rank)}: its process was there but did nothing more ({how})",
         advice="a stopped process (SIGSTOP, a debugger, a frozen container or laptop) or one held in the kernel (a "
@@ -186,12 +217,16 @@ def _noticed_ns(case: Case, rank: int) -> int | None:
     hang = case.hang(rank)
     if hang is None:
         return None
-    lost = [case.failed_ns(peer) or 0 for peer in case.comm_errors if _was_closed(case, peer)]
-    return min((ns for ns in lost if 0 < ns < hang["unix_ns"]), default=None)
+    closed_ns = _closed_ns(case)
+    return closed_ns if closed_ns is not None and closed_ns < hang["unix_ns"] else None
 
 
-def _was_closed(case: Case, rank: int) -> bool:
-    return bool(re.search(r"closed by peer|reset by peer", (case.words(rank) or ("", ""))[1]))
+def _closed_ns(case: Case) -> int | None:
+    """When the first peer failed, if that was because a connection closed; those after it may have lost that peer."""
+    first = case.first_lost
+    if first is None or not _CLOSED.search((case.words(first) or ("", ""))[1]):
+        return None
+    return case.failed_ns(first)
 
 
 def _fell_silent(case: Case) -> tuple[int, float] | None:
@@ -199,7 +234,7 @@ def _fell_silent(case: Case) -> tuple[int, float] | None:
     signs = {rank: beat["unix_ns"] for rank in case.ranks if (beat := case.world.beats.get(rank))}
     quiet = [rank for rank in signs if case.silent(rank) and not case.world.hangs]
     others = [ns for rank, ns in signs.items() if rank not in quiet]
-    if len(quiet) != 1 or not others or not case.comm_errors:
+    if len(quiet) != 1 or not others or not case.comm_errors or _closed_ns(case) is not None:
         return None
     before_s = (min(others) - signs[quiet[0]]) / 1e9
     return (quiet[0], before_s) if before_s > _SOON_S else None
@@ -214,7 +249,7 @@ def stuck(case: Case, calls: Calls) -> Diagnosis | None:
         return None
     rank = absence.absent[0]
     waiting = list(absence.waiting)
-    return _base(case, rank).with_more(
+    return _base(case, calls, rank).with_more(
         fault="stuck",
         collective=str(absence.call),
         certain=False,
@@ -236,7 +271,7 @@ def killed(case: Case, calls: Calls) -> Diagnosis | None:
         return None
     rank = min(dead, key=lambda r: (case.exit(r) or {})["unix_ns"])
     name = case.signal_of(rank)
-    found = _base(case, rank).with_more(collective=_awaited(calls, rank))
+    found = _base(case, calls, rank)
     if name == "SIGKILL":
         return found.with_more(
             fault="kill",
@@ -256,11 +291,10 @@ def _ended_unseen(case: Case, calls: Calls, rank: int) -> Diagnosis:
     """Its agent was late to see it end, but its peers' connections had closed at once."""
     closed_ns = _noticed_ns(case, rank)
     line = note(closed_ns, "its peers", "lost their connection to it; a stopped process would have kept it", "events/")
-    return _base(case, rank).with_more(
+    return _base(case, calls, rank).with_more(
         line,
         fault="kill",
         certain=case.signal_of(rank) == "SIGKILL",
-        collective=_awaited(calls, rank),
         finding=f"rank {rank} was killed in {case.place(rank)}: it ended without a word, and its connections closed",
         advice=f"SIGKILL comes from a person, a scheduler, or a kernel that is out of memory: `dmesg | grep -i oom`\n"
         f"{_again(case)}",
@@ -285,10 +319,9 @@ def vanished(case: Case, calls: Calls) -> Diagnosis | None:
             f"{_again(case)}",
         )
     rank = min(gone, key=lambda r: case.world.last_sign_ns(r) or 0)
-    return _base(case, rank).with_more(
+    return _base(case, calls, rank).with_more(
         fault="kill",
         certain=False,
-        collective=_awaited(calls, rank),
         finding=f"rank {rank} ended without a word in {case.place(rank)}, and the others lost it: killed by SIGKILL, "
         "or by the kernel when memory ran out",
         advice=f"`dmesg | grep -i oom` on its host, or the scheduler's log, would decide\n{_again(case)}",

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from statistics import median
 
 from frog.chaos.diagnose_case import Case
-from frog.chaos.diagnose_collectives import Calls
 from frog.chaos.diagnosis import Diagnosis
 from frog.chaos.evidence import Fields, Life
 
@@ -37,8 +36,8 @@ class Delay:
     """What the phase takes the others."""
 
 
-def straggler(case: Case, calls: Calls) -> Diagnosis | None:
-    """One rank is late into every collective from some step on."""
+def straggler(case: Case) -> Diagnosis | None:
+    """One rank is late into every collective from some step on; or was once, in the last step of all."""
     delay = find_delay(case)
     if delay is None:
         return None
@@ -53,10 +52,17 @@ def straggler(case: Case, calls: Calls) -> Diagnosis | None:
         for other, wait_s in sorted(waits.items())
     ]
     later = [step for step in (life.last_step for life in case.world.lives.values()) if step >= steps[0]]
+    finding = (
+        f"rank {rank} is a straggler: from step {steps[0]} on its {delay.phase} takes {delay.extra_s:.2f} s longer "
+        f"than the others', who wait for it ({len(steps)} of {max(later, default=0) - steps[0] + 1} steps)"
+    )
+    once = (
+        f"rank {rank} was late once: in step {steps[0]} its {delay.phase} took {delay.extra_s:.2f} s longer than the "
+        "others', who waited for it; that may have been chance"
+    )
     return Diagnosis(
         "slow",
-        f"rank {rank} is a straggler: from step {steps[0]} on its {delay.phase} takes {delay.extra_s:.2f} s longer "
-        f"than the others', who wait for it ({len(steps)} of {max(later, default=0) - steps[0] + 1} steps)",
+        finding if len(steps) > 1 else once,
         rank=rank,
         node_rank=case.world.node_of(rank),
         step=steps[0],
@@ -69,13 +75,19 @@ def straggler(case: Case, calls: Calls) -> Diagnosis | None:
 
 
 def find_delay(case: Case) -> Delay | None:
-    """The largest delay of a rank, if there is one."""
-    lives = {rank: life for rank, life in case.world.lives.items() if life.start}
-    if len(lives) < 2:
-        return None
-    own = {rank: _own_times(life) for rank, life in lives.items()}
-    phases = sorted({phase for times in own.values() for _, phase in times})
-    found = [delay for rank in own for phase in phases if (delay := _delay(own, rank, phase)) is not None]
+    """The largest delay of a rank, if there is one. Ranks of different pipeline stages have different work to do."""
+    stages: dict[int, dict[int, dict[Key, float]]] = {}
+    for rank, life in case.world.lives.items():
+        if life.start is not None:
+            stage = (life.start.get("place") or {}).get("pp", 0)
+            stages.setdefault(stage, {})[rank] = _own_times(life)
+    found = [
+        delay
+        for own in stages.values()
+        for phase in sorted({phase for times in own.values() for _, phase in times})
+        for rank in own
+        if (delay := _delay(own, rank, phase)) is not None
+    ]
     return max(found, key=lambda delay: delay.extra_s, default=None)
 
 

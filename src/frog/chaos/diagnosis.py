@@ -13,7 +13,7 @@ class Diagnosis:
 
     fault: str
     """raise, usage, memory, kill, crash, stop, stuck, slow, shape, extra, missing, nan, corrupt, torn, disk, port,
-    node, cut, lost, start, gone, interrupted, running, none or unknown."""
+    node, cut, start, gone, interrupted, running, none or unknown."""
     finding: str
     """In one sentence."""
     rank: int | None = None

@@ -7,6 +7,7 @@ Nothing here raises for a torn or missing file: what cannot be read is counted o
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
 import time
@@ -27,6 +28,10 @@ Fields = dict[str, Any]
 
 FRESH_S = 5.0
 """A heartbeat comes twice a second: one older than this has stopped, also on a busy machine."""
+
+
+_QUIET_S = 120.0
+"""Ranks and their launcher together are silent for so long only while they start, and then for less."""
 
 
 @dataclass
@@ -73,8 +78,6 @@ class Life:
 class World:
     """One start of all ranks."""
 
-    number: int
-    """Which of the run's worlds, from 0."""
     attempt: int | None
     """What the launcher calls it: how often it had restarted. None without a launcher."""
     launch: Fields | None
@@ -142,7 +145,6 @@ class Evidence:
     """run.json; empty if it cannot be read."""
     record: Fields | None
     worlds: list[World]
-    launches: list[Fields]
     problems: list[str]
     """What could not be read."""
 
@@ -183,19 +185,22 @@ def gather(folder: RunFolder) -> Evidence:
     worlds = _launched_worlds(told)
     _add_lives(worlds, _read_lives(folder, problems))
     _add_beats(worlds, folder)
-    for number, world in enumerate(worlds):
-        world.number = number
-    return Evidence(folder, run, record, worlds, [e for e in told if e["event"] == "launch"], problems)
+    return Evidence(folder, run, record, worlds, problems)
 
 
 def is_under_way(folder: RunFolder) -> bool:
-    """Whether the run still goes on: its launcher lives, or a rank's heart has just beaten."""
+    """Whether the run still goes on: its launcher lives, or a rank's heart has just beaten.
+
+    The launcher's process id alone does not tell: it may be another's by now, or of another machine.
+    """
     told = read_launcher(folder)
     last = next((event for event in reversed(told) if event["event"] in ("launch", "end")), None)
-    if last is not None and last["event"] == "launch" and is_alive(int(last["pid"])):
-        return True
-    since_ns = last["unix_ns"] if last is not None else 0
     beats = [beat for rank in heartbeat_ranks(folder) if (beat := read_heartbeat(folder.heartbeat(rank)))]
+    if last is not None and last["event"] == "launch" and is_alive(int(last["pid"])):
+        sign_ns = max(said["unix_ns"] for said in (told[-1], *beats))
+        if time.time_ns() - sign_ns < _QUIET_S * 1e9:
+            return True
+    since_ns = last["unix_ns"] if last is not None else 0
     return any(
         beat["status"] == "running" and beat["unix_ns"] > since_ns and is_fresh(beat) and not _is_dead(beat)
         for beat in beats
@@ -257,15 +262,15 @@ def _launched_worlds(told: list[Fields]) -> list[World]:
         kind = event["event"]
         if kind == "launch":
             launch = event
-            worlds.append(World(0, None, launch, event["unix_ns"]))  # until its first world is told
+            worlds.append(World(None, launch, event["unix_ns"]))  # until its first world is told
             continue
         attempt = event.get("attempt")
         if not worlds or worlds[-1].launch is not launch:
-            worlds.append(World(0, attempt, launch, event["unix_ns"]))
+            worlds.append(World(attempt, launch, event["unix_ns"]))
         elif attempt is not None and worlds[-1].attempt is None:
             worlds[-1].attempt = attempt
         elif attempt is not None and attempt > worlds[-1].attempt:
-            worlds.append(World(0, attempt, launch, event["unix_ns"]))
+            worlds.append(World(attempt, launch, event["unix_ns"]))
         own = next((w for w in reversed(worlds) if w.launch is launch and w.attempt == attempt), worlds[-1])
         if kind == "end":
             own.end = event
@@ -306,21 +311,34 @@ def _cut(rank: int, events: list[Fields]) -> Iterator[Life]:
 
 def _add_lives(worlds: list[World], lives: list[Life]) -> None:
     """Give every life to its world; lives that no launcher tells of make worlds of their own."""
-    for life in sorted(lives, key=lambda life: life.start["unix_ns"] if life.start else float("inf")):
-        own = _world_of(worlds, life)
+    begun = [(life, life.start) for life in lives if life.start is not None]
+    for life, start in sorted(begun, key=lambda pair: pair[1]["unix_ns"]):
+        own = _world_of(worlds, life.rank, start)
         if own is None:
-            began_ns = life.start["unix_ns"] if life.start else None
-            own = World(0, None, None, began_ns)
+            own = World(None, None, start["unix_ns"])
             worlds.append(own)
         own.lives[life.rank] = life
-    worlds.sort(key=lambda world: world.began_ns or float("inf"))
+    worlds.sort(key=lambda world: world.began_ns or 0)
+    for _, of_rank in itertools.groupby(lives, lambda life: life.rank):
+        _add_refused(worlds, list(of_rank))
 
 
-def _world_of(worlds: list[World], life: Life) -> World | None:
-    free = [world for world in reversed(worlds) if life.rank not in world.lives]
-    start = life.start
-    if start is None:  # it failed before its first step: of the last world, if that has no life of this rank yet
-        return free[0] if free and free[0] is worlds[-1] else None
+def _add_refused(worlds: list[World], lives: list[Life]) -> None:
+    """Lives that ended before their `start` know no time: each is of the last world before its rank's next life."""
+    before = len(worlds)
+    for life in reversed(lives):
+        if life.start is not None:
+            before = next(number for number, world in enumerate(worlds) if world.lives.get(life.rank) is life)
+            continue
+        if before and life.rank not in worlds[before - 1].lives:
+            before -= 1
+        else:
+            worlds.insert(before, World(None, None))
+        worlds[before].lives[life.rank] = life
+
+
+def _world_of(worlds: list[World], rank: int, start: Fields) -> World | None:
+    free = [world for world in reversed(worlds) if rank not in world.lives]
     for world in free:
         if world.launch is not None and start["pid"] in world.pids:
             return world
@@ -349,7 +367,7 @@ def _add_beats(worlds: list[World], folder: RunFolder) -> None:
             if worlds and (worlds[-1].began_ns or 0) <= beat["unix_ns"]:
                 own = worlds[-1]
             else:
-                own = World(0, beat.get("attempt"), None, beat["unix_ns"])
+                own = World(beat.get("attempt"), None, beat["unix_ns"])
                 worlds.append(own)
         own.beats[rank] = beat
 

@@ -17,6 +17,9 @@ from frog.events.read import Event, RankEvents
 _RTOL = 1e-5
 """Between losses of worlds of different sizes."""
 
+_ALTERABLE = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
+"""Operations that a rank can leave out or do with another tensor: those that `Axis.alter` is asked about."""
+
 
 class Place(NamedTuple):
     """A phase that a rank went through in the undisturbed run."""
@@ -27,6 +30,8 @@ class Place(NamedTuple):
     micro: int
     communicates: bool
     """Whether the rank began a collective in it."""
+    alterable: str | None
+    """The operation of the first that a fault can alter; what torch does by itself inside of a pass it cannot."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +40,16 @@ class Oracle:
 
     record: dict[str, Any]
     losses: dict[int, float]
-    world_size: int
+    node_of: dict[int, int]
+    """Each rank's node."""
     places: tuple[Place, ...]
     """In the order in which each rank came there, rank after rank."""
+    native: bool = False
+    """Whether torch or DeepSpeed carries the strategy out."""
+
+    @property
+    def world_size(self) -> int:
+        return len(self.node_of)
 
     def draw(self, kinds: Sequence[str], count: int, seed: int) -> list[Fault]:
         """Faults of these kinds, each as often as the others, at places drawn from the seed."""
@@ -68,18 +80,29 @@ class Oracle:
 
     def _targets(self, name: str) -> list[Place]:
         """Where a fault of that kind can be."""
-        needs = name in ("shape", "missing")
-        places = [p for p in self.places if p.phase in KINDS[name].phases and (p.communicates or not needs)]
+        places = [place for place in self.places if place.phase in KINDS[name].phases]
+        if name in ("shape", "missing"):
+            places = [place for place in places if place.alterable is not None]
+        if name == "nan" and self.native:
+            places = [place for place in places if place.phase == "backward"]
         if not places:
             raise RunError(f"{name}: the undisturbed run has no place for it", "--kinds leaves it out")
         return places
 
     def next_collective(self, fault: Fault) -> Place | None:
-        """Where the rank next speaks to others, from the fault on."""
+        """Where the rank next speaks to others: from the fault on, or, of a checkpoint, from when it is whole."""
+        own = self._from(fault)[fault.kind in ("corrupt", "torn") :]
+        return next((place for place in own if place.communicates), None)
+
+    def place_of(self, fault: Fault) -> Place | None:
+        """Where the fault is."""
+        return next(iter(self._from(fault)), None)
+
+    def _from(self, fault: Fault) -> list[Place]:
         own = [place for place in self.places if place.rank == fault.rank]
         address = (fault.step, fault.phase, fault.micro)
         start = next((i for i, place in enumerate(own) if (place.step, place.phase, place.micro) == address), len(own))
-        return next((place for place in own[start:] if place.communicates), None)
+        return own[start:]
 
 
 def _fault(kind: str, place: Place) -> Fault:
@@ -91,22 +114,21 @@ def read_oracle(folder: RunFolder) -> Oracle:
     record, events = folder.read_record(), read_run(folder)
     if record is None or record["status"] != "completed":
         raise RunError(f"{folder.path}: the undisturbed run has not completed", "look at its logs")
-    places = tuple(place for rank in sorted(events.ranks) for place in _places(events.ranks[rank]))
-    return Oracle(record, _losses(events), len(events.ranks), places)
+    native = folder.read_run()["config"]["strategy"]["implementation"] != "frog"
+    node_of = {rank: int(told.of("start")[-1]["node_rank"]) for rank, told in sorted(events.ranks.items())}
+    places = tuple(place for rank in node_of for place in _places(events.ranks[rank], native))
+    return Oracle(record, _losses(events), node_of, places, native)
 
 
-def _places(told: RankEvents) -> list[Place]:
-    begun = sorted(event["start_ns"] for event in told.of("collective"))
-    return [
-        Place(
-            told.rank,
-            span["step"],
-            span["phase"],
-            span["micro"],
-            any(span["start_ns"] <= start_ns <= span["end_ns"] for start_ns in begun),
-        )
-        for span in told.of("span")
-    ]
+def _places(told: RankEvents, native: bool) -> list[Place]:
+    calls = sorted(told.of("collective"), key=lambda event: event["start_ns"])
+    places = []
+    for span in told.of("span"):
+        begun = [str(call["op"]) for call in calls if span["start_ns"] <= call["start_ns"] <= span["end_ns"]]
+        torchs = native and span["phase"] in ("forward", "backward")
+        alterable = next((op for op in begun if op in _ALTERABLE and not torchs), None)
+        places.append(Place(told.rank, span["step"], span["phase"], span["micro"], bool(begun), alterable))
+    return places
 
 
 def _losses(events: RunEvents) -> dict[int, float]:
@@ -163,27 +185,49 @@ def _committed(events: Sequence[Event]) -> set[int]:
     return {int(event["step"]) for event in events if event["event"] == "commit"}
 
 
-def diagnosis_problems(fault: Fault, found: Diagnosis, oracle: Oracle, *, all_fields: bool) -> list[str]:
+def diagnosis_problems(fault: Fault, found: Diagnosis, oracle: Oracle) -> list[str]:
     """Where a diagnosis misses the fault, as far as evidence can tell: what it cannot tell is not asked for.
 
-    A closed connection has two ends, which in a world of two look alike; it and a cut network are seen when the rank
-    next speaks to others. Of a node that went, nobody can tell which of its ranks the fault was aimed at. A gradient
-    spoiled as the reduction begins looks like one that the backward pass has spoiled.
+    A closed connection has two ends, which in a world of two look alike, as do the two nodes of a cut; both are seen
+    when the rank next speaks to others. Of a node that went, nobody can tell which of its ranks the fault was aimed at.
+    A gradient spoiled as the reduction begins looks like one that the backward pass has spoiled. Who was slow in the
+    last step alone may have been so by chance: that is told beside.
     """
-    wanted: dict[str, Any] = {"fault": fault.kind, "rank": fault.rank}
-    if all_fields:
-        wanted |= {"step": fault.step, "phase": fault.phase}
-    if fault.kind in ("port", "cut") and all_fields:
+    if fault.kind == "slow" and fault.step == oracle.record["step"]:
+        found = next((other for other in found.also if other.fault == "slow"), found)
+    node = oracle.node_of[fault.rank]
+    on_node = [rank for rank in oracle.node_of if oracle.node_of[rank] == node]
+    wanted: dict[str, Any] = {"fault": fault.kind, "rank": fault.rank, "step": fault.step, "phase": fault.phase}
+    if fault.kind in ("port", "cut"):
         place = oracle.next_collective(fault)
         wanted |= {"step": place.step, "phase": place.phase} if place else {"step": found.step, "phase": found.phase}
-    if fault.kind in ("node", "cut") or (fault.kind == "port" and oracle.world_size == 2):
+    if fault.kind == "port" and oracle.world_size == 2:
+        wanted["rank"] = found.rank if found.rank is not None else "one of the two"
+    if fault.kind == "cut" and len(set(oracle.node_of.values())) == 2:
         wanted["rank"] = found.rank
-    if fault.kind == "node" and all_fields:
+    elif fault.kind in ("node", "cut"):
+        wanted |= {"node_rank": node, "rank": found.rank if found.rank in on_node else f"one of {on_node}"}
+    if fault.kind == "node" and len(on_node) > 1:
         wanted["phase"] = found.phase
-    if fault.kind == "nan" and all_fields:
+    if fault.kind == "nan":
         wanted["phase"] = "backward"
-    return [
+    problems = [
         f"diagnosis: {name} {getattr(found, name)}, not {value}"
         for name, value in wanted.items()
         if getattr(found, name) != value
     ]
+    return problems + _collective_problems(fault, found, oracle)
+
+
+def _collective_problems(fault: Fault, found: Diagnosis, oracle: Oracle) -> list[str]:
+    """Whether the collective is named: the one that a rank did otherwise, or in which others waited for it."""
+    if fault.kind in ("shape", "extra", "missing"):
+        place = oracle.place_of(fault)
+        op = "all_reduce" if fault.kind == "extra" else place.alterable if place else None
+        told = (found.collective or "").partition(" ")[0]
+        return [] if told == op else [f"diagnosis: collective {found.collective}, not {op}"]
+    waited_for = fault.kind in ("raise", "kill", "stop", "port", "cut", "corrupt", "torn")
+    waited_for |= fault.kind == "node" and len(set(oracle.node_of.values())) > 1
+    if waited_for and found.collective is None and oracle.next_collective(fault) is not None:
+        return ["diagnosis: no collective, though others waited in one"]
+    return []

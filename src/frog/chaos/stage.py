@@ -40,7 +40,7 @@ file = "tiny.json"
 name = "chaos-tiny"
 sequence_length = 16
 [train]
-steps = 4
+steps = 3
 global_batch_size = 8
 timeout_s = 10
 [optimizer]
@@ -61,6 +61,8 @@ class Stage:
 
     program: tuple[str, ...]
     config: RunConfig
+    resumes: bool = False
+    """Whether it goes on with a run that is there already."""
 
     def scene(self, nodes: Nodes, network: bool) -> Scene:
         """What faults can be aimed at in a world of that size."""
@@ -69,7 +71,9 @@ class Stage:
             steps=self.config.train.steps,
             checkpoint_every=self.config.checkpoint.every,
             eval_every=self.config.eval.every,
+            grad_accum=self.config.train.grad_accum,
             network=network,
+            native=self.config.strategy.implementation != "frog",
         )
 
 
@@ -87,7 +91,7 @@ def read_stage(program: Sequence[str]) -> Stage:
     if args.resume is None:
         return Stage(tuple(words), load_run_config(args.run_file or DEFAULT_RUN_FILE, args.set))
     content = find_run(args.resume).read_run()
-    return Stage(tuple(words), from_dict(override_dict(content["config"], args.set)))
+    return Stage(tuple(words), from_dict(override_dict(content["config"], args.set)), resumes=True)
 
 
 def tiny_program() -> list[str]:

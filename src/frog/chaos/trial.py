@@ -103,10 +103,9 @@ def play(setting: Setting, fault: Fault, restarts: int, name: str, oracle: Oracl
     if met and KINDS[fault.kind].ends:
         wrong += resume_problems(fault, folder)
         verdict.from_step = resumed_from(folder)
-    if met and verdict.found is None:
-        _check_diagnosis(verdict, folder, oracle, all_fields=not KINDS[fault.kind].ends)
-    elif verdict.found is not None:
-        verdict.problems += diagnosis_problems(fault, verdict.found, oracle, all_fields=True)
+    if met:
+        verdict.found = verdict.found or diagnose(folder)
+        verdict.problems += diagnosis_problems(fault, verdict.found, oracle)
     wrong += [f"left behind: {path.name}" for path in folder.checkpoints.glob(".step_*")]
     verdict.seconds = time.monotonic() - start_s
     verdict.problems += wrong
@@ -129,11 +128,6 @@ def _check_end(verdict: Verdict, setting: Setting, folder: RunFolder, launch: La
         verdict.problems += word_problems(fault, verdict.output)
         if folder.path.exists():
             verdict.found = diagnose(folder)
-
-
-def _check_diagnosis(verdict: Verdict, folder: RunFolder, oracle: Oracle, *, all_fields: bool) -> None:
-    verdict.found = diagnose(folder)
-    verdict.problems += diagnosis_problems(verdict.fault, verdict.found, oracle, all_fields=all_fields)
 
 
 def word_problems(fault: Fault, output: str) -> list[str]:
@@ -177,7 +171,7 @@ class Launch:
                 process = subprocess.Popen(
                     self._command,
                     env=child_env(TMPDIR=str(self._temporary), **self._changes),
-                    stdin=writing,  # all of the world inherit it, so it closes when the last of them has gone
+                    stdin=writing,  # agents and ranks inherit it, so it closes when the last of them has gone
                     stdout=log,
                     stderr=log,
                     start_new_session=True,

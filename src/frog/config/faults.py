@@ -77,7 +77,10 @@ KINDS: dict[str, Kind] = {
         Kind("disk", "the disk is full (ENOSPC) as it writes the step's checkpoint", ("checkpoint",), "checkpoint"),
         Kind("port", "all its network connections are closed under it"),
         Kind("node", "its node goes: all processes there are killed at once"),
-        Kind("cut", "its node's network is cut, `after_s` (0) seconds later; needs --network", own=("after_s",)),
+        Kind(
+            "cut", "its node's network is cut, `after_s` (0) seconds later, for `for_s` (ever); needs --network",
+            own=("after_s", "for_s"),
+        ),
     )
 }  # fmt: skip
 
@@ -97,6 +100,8 @@ class Fault:
     times: int = 1
     seconds: float = 0.5
     after_s: float = 0.0
+    for_s: float | None = None
+    """None: for good."""
 
     def __str__(self) -> str:
         """The words that `parse_fault` takes."""
@@ -104,8 +109,13 @@ class Fault:
         words += [
             f"{name}={getattr(self, name):g}" for name in ("micro", "times") if getattr(self, name) != _default(name)
         ]
-        words += [f"{name}={getattr(self, name):g}" for name in KINDS[self.kind].own]
+        words += [f"{name}={getattr(self, name):g}" for name in self.own]
         return " ".join(words)
+
+    @property
+    def own(self) -> list[str]:
+        """Which of the fields that its kind alone has say something."""
+        return [name for name in KINDS[self.kind].own if getattr(self, name) is not None]
 
 
 def _default(name: str) -> Any:
@@ -120,7 +130,10 @@ class Scene:
     steps: int
     checkpoint_every: int
     eval_every: int
+    grad_accum: int = 1
     network: bool = False
+    native: bool = False
+    """Whether torch or DeepSpeed carries the strategy out."""
 
     def problems(self, fault: Fault) -> list[str]:
         """Why a fault would never happen there."""
@@ -134,6 +147,12 @@ class Scene:
             found.append(f"step={fault.step}: phase {fault.phase} comes at steps {named}")
         elif fault.step == 0 and fault.phase != "evaluate":
             found.append(f"step=0: only phase evaluate comes before step 1, not {fault.phase}")
+        num_micro = self.grad_accum if fault.phase in ("forward", "backward") else 1
+        if fault.micro >= num_micro:
+            comes = f"{num_micro} times" if num_micro > 1 else "once"
+            found.append(f"micro={fault.micro}: phase {fault.phase} comes {comes} in a step, and the first is micro=0")
+        if fault.kind == "nan" and fault.phase == "reduce" and self.native:
+            found.append("nan phase=reduce: torch has reduced the gradient by then; phase=backward can be spoiled")
         if self.world_size == 1 and fault.kind in ("shape", "extra", "missing", "port"):
             found.append(f"{fault.kind}: a world of one rank has no collectives and no connections")
         if fault.kind == "disk" and not FULL_DEVICE.exists():
@@ -183,7 +202,7 @@ def dump_faults(faults: Sequence[Fault]) -> str:
     """The TOML that `load_faults` reads."""
     lines = []
     for fault in faults:
-        names = ["kind", "rank", "step", "phase", "micro", "times", *KINDS[fault.kind].own]
+        names = ["kind", "rank", "step", "phase", "micro", "times", *fault.own]
         lines += ["[[fault]]", *(f"{name} = {json.dumps(getattr(fault, name))}" for name in names), ""]
     return "\n".join(lines)
 
@@ -228,7 +247,7 @@ def _build_all(
 def _build(table: Mapping[str, Any], problems: list[str]) -> Fault | None:
     """A fault from a table, with what is wrong with it noted and left out; None if too little is left."""
     name = table.get("kind", "")
-    if name not in KINDS:
+    if not isinstance(name, str) or name not in KINDS:
         problems.append("kind: missing" if name == "" else _unknown(str(name), list(KINDS), "kind"))
         return None
     kind = KINDS[name]

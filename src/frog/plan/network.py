@@ -46,15 +46,6 @@ def payload_rate(rate_bits_per_s: float, mtu: int) -> float:
     return rate_bits_per_s / 8 * (mtu - _HEADER_BYTES) / (mtu + _FRAME_BYTES)
 
 
-def ring_all_reduce_s(num_nodes: int, payload_bytes: float, alpha_s: float, beta_bytes_per_s: float) -> float:
-    """The textbook's time of an all-reduce over one rank a node: 2(n-1) alpha + 2(n-1)/n B / beta.
-
-    Source:  Thakur, Rabenseifner and Gropp 2005, section 4.4; Patarasuk and Yuan 2009.
-    """
-    steps = 2 * (num_nodes - 1)
-    return steps * alpha_s + steps * payload_bytes / num_nodes / beta_bytes_per_s
-
-
 def collective_cost(
     op: str, payload_bytes: float, groups: Sequence[Sequence[int]], *, asks: bool = True
 ) -> Cost | None:

@@ -142,17 +142,21 @@ class _Injector:
         """`save`, and after it, if this rank is to, the damage; a killed rank tells nobody."""
 
         def save_and_damage(step: int, *args: Any) -> int:
+            before = _inode(self._run.folder.checkpoint(step))
             held_ns = save(step, *args)
             if self._armed is not None and self._take(*self._armed):
-                self._damage(step, self._armed[1].kind)
+                self._damage(step, self._armed[1].kind, before)
             return held_ns
 
         return save_and_damage
 
-    def _damage(self, step: int, kind: str) -> None:
-        """Once the checkpoint is whole, spoil this rank's part of it, and end as if the power were lost."""
+    def _damage(self, step: int, kind: str, before: int | None) -> None:
+        """Once the checkpoint is whole, spoil this rank's part of it, and end as if the power were lost.
+
+        `before` is the folder that was there of an earlier attempt: the new one takes its place.
+        """
         folder, deadline = self._run.folder.checkpoint(step), time.monotonic() + self._run.config.train.timeout_s
-        while not folder.exists():
+        while _inode(folder) in (None, before):
             if time.monotonic() > deadline:
                 raise CheckpointError(f"{folder}: not there, so it cannot be damaged")
             time.sleep(_POLL_S)
@@ -191,10 +195,15 @@ class _Injector:
         self._wish("kill_node", number)
 
     def _cut_node(self, number: int, fault: Fault) -> None:
-        if not fault.after_s:
+        if fault.after_s:
+            self._wish_later(fault.after_s, "cut", number)
+        else:
             self._wish("cut", number)
-            return
-        timer = threading.Timer(fault.after_s, self._wish, ("cut", number))
+        if fault.for_s is not None:
+            self._wish_later(fault.after_s + fault.for_s, "heal", number)
+
+    def _wish_later(self, seconds: float, act: str, number: int) -> None:
+        timer = threading.Timer(seconds, self._wish, (act, number))
         timer.daemon = True
         timer.start()
 
@@ -205,7 +214,7 @@ class _Injector:
             raise UsageError(
                 f"no launcher here that could {act.replace('_', ' a ')}", "start the world with frog chaos"
             )
-        path = launch / "wishes" / f"fault_{number}_{os.getpid()}.json"
+        path = launch / "wishes" / f"{act}_{number}_{os.getpid()}.json"
         write_json(path, {"act": act, "node": self._node()})
         deadline = time.monotonic() + _WISH_S
         while not path.with_suffix(".done").exists():
@@ -233,6 +242,14 @@ _ACTS: dict[str, Callable[[_Injector, int, Fault], None]] = {
     "node": _Injector._lose_node,
     "cut": _Injector._cut_node,
 }
+
+
+def _inode(folder: Path) -> int | None:
+    """Which folder has that name; None if there is none."""
+    try:
+        return folder.stat().st_ino
+    except FileNotFoundError:
+        return None
 
 
 def _with_nan(grad: Tensor) -> Tensor:

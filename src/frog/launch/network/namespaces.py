@@ -46,9 +46,12 @@ class Shared:
     user: int | None
 
 
-def address_of(node_rank: int) -> str:
-    """10.77.0.1 and so on. Every node has a network to itself, so this meets no address outside."""
-    return f"10.77.{(node_rank + 1) // 256}.{(node_rank + 1) % 256}"
+def address_of(node_rank: int, num_nodes: int) -> str:
+    """10.77.0.1 and so on. Every node has a network to itself, so this meets no address outside.
+
+    torchrun numbers nodes in the order of their addresses as text, so ten and more all have three digits.
+    """
+    return f"10.77.0.{node_rank + (1 if num_nodes < 10 else 101)}"
 
 
 def make_shared(num_nodes: int) -> Shared:
@@ -78,7 +81,8 @@ def make_shared(num_nodes: int) -> Shared:
 def _add_hosts(num_nodes: int) -> None:
     """Lay another file over /etc/hosts. It has no name anywhere else, so it goes with the last node."""
     hosts = Path("/etc/hosts")
-    lines = [f"{prefix}{address_of(n)} {name_of(n)}\n" for prefix in ("", "::ffff:") for n in range(num_nodes)]
+    addresses = {name_of(node_rank): address_of(node_rank, num_nodes) for node_rank in range(num_nodes)}
+    lines = [f"{prefix}{address} {name}\n" for prefix in ("", "::ffff:") for name, address in addresses.items()]
     with tempfile.NamedTemporaryFile("w") as file:
         file.write("".join(lines) + hosts.read_text())
         file.flush()
@@ -90,7 +94,7 @@ def name_of(node_rank: int) -> str:
     return f"node{node_rank}"
 
 
-def make_node(node_rank: int, mtu: int) -> Namespaces:
+def make_node(node_rank: int, num_nodes: int, mtu: int) -> Namespaces:
     """A network of its own with a loopback and an Ethernet interface, and a host name. This process is in it after."""
     _call("unshare", _NEW_NET | _NEW_UTS)
     socket.sethostname(name_of(node_rank))
@@ -106,7 +110,7 @@ def make_node(node_rank: int, mtu: int) -> Namespaces:
         for name in ("lo", INTERFACE):
             flags = struct.unpack_from("=H", fcntl.ioctl(control, _SIOCGIFFLAGS, _request(name, b"")), 16)[0]
             change(_SIOCSIFFLAGS, struct.pack("=H", flags | _IFF_UP), name)
-        change(_SIOCSIFADDR, _internet(address_of(node_rank)))
+        change(_SIOCSIFADDR, _internet(address_of(node_rank, num_nodes)))
         change(_SIOCSIFNETMASK, _internet("255.255.0.0"))
     _set_tcp("tcp_congestion_control", "cubic")
     return Namespaces(_hold("net"), _hold("uts"), tap)

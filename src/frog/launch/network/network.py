@@ -73,7 +73,7 @@ class Network:
         """The node's address, as the others see it."""
         from frog.launch.network.namespaces import address_of
 
-        return address_of(node_rank)
+        return address_of(node_rank, self.num_nodes)
 
     def enter(self, node_rank: int, command: list[str]) -> list[str]:
         """The command line that runs `command` inside a node, as the same process and user."""

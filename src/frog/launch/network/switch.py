@@ -30,7 +30,7 @@ def main() -> int:
     num_nodes, link = settings["num_nodes"], Link(**settings["link"])
     try:
         shared = make_shared(num_nodes)
-        nodes = [make_node(node_rank, link.mtu) for node_rank in range(num_nodes)]
+        nodes = [make_node(node_rank, num_nodes, link.mtu) for node_rank in range(num_nodes)]
     except OSError as error:
         at = f" {error.filename}" if error.filename else ""
         _say({"error": f"{error.strerror}{at}"})
