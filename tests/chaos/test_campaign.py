@@ -365,24 +365,28 @@ def test_the_table_holds_all_that_was_done(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_a_small_campaign(workshop: Workshop) -> None:
-    """Faults that only a campaign's tests meet: each is found, and each run ends with the undisturbed one's weights."""
-    words = ["--campaign", "4", "--seed", "2", "--kinds", "shape,extra,disk,slow", "--deadline", "20", "--nproc", "2"]
-    program = [
-        "train",
-        "run.toml",
-        "--set",
-        "train.steps=2",
-        "--set",
-        "checkpoint.every=1",
-        "--set",
-        "train.timeout_s=10",
-    ]
-    done = workshop.run("frog", "chaos", *words, "--out", "table.txt", "--", *program, timeout=580)
+@pytest.mark.parametrize(
+    ("seed", "count", "words"),
+    [
+        (2, 4, ["--kinds", "shape,extra,disk,slow", "--deadline", "20", "--nproc", "2"]),
+        (3, 1, ["--kinds", "node", "--deadline", "20", "--nodes", "1:2x1"]),
+    ],
+    ids=["two ranks", "a world that shrinks"],
+)
+def test_a_small_campaign(workshop: Workshop, seed: int, count: int, words: list[str]) -> None:
+    """Faults that only campaigns meet: each is found, and each run ends with the weights of the undisturbed one.
+
+    In a smaller world it ends with that one's samples and losses.
+    """
+    settings = ["train.steps=2", "checkpoint.every=1", "train.timeout_s=10"]
+    program = ["train", "run.toml", *(word for setting in settings for word in ("--set", setting))]
+    told = ["--campaign", str(count), "--seed", str(seed), *words, "--out", "table.txt"]
+    done = workshop.run("frog", "chaos", *told, "--", *program, timeout=580)
     table = (workshop.root / "table.txt").read_text()
-    assert "4 of 4 faults met: 4 as they must be, 0 not" in table, done.stdout
-    assert "recovered to the undisturbed run's weights: 4 of 4" in table
-    assert not list((workshop.root / "runs").glob("chaos-2-0*"))
+    assert f"{count} of {count} faults met: {count} as they must be, 0 not" in table, done.stdout
+    assert f"recovered to the undisturbed run's weights: {count} of {count}" in table
+    assert "restarted at step" in table
+    assert not list((workshop.root / "runs").glob(f"chaos-{seed}-0*"))
 
 
 @pytest.mark.timeout(400)
