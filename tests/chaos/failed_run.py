@@ -66,7 +66,8 @@ class FailedRun:
         self.ranks: dict[int, Rank] = {}
         self.attempt = -1
         self.now_ns = 1_000_000 * MS
-        config = {"train": {"steps": 8, "grad_accum": 1}, "eval": {"every": 4}, "checkpoint": {"every": 2}}
+        train = {"steps": 8, "grad_accum": 1, "global_batch_size": 16}
+        config = {"train": train, "eval": {"every": 4}, "checkpoint": {"every": 2}}
         run = {"format": 1, "name": path.name, "config": config, "num_parameters": PARAMETERS, "segments": []}
         write_json(self.folder.run_json, run)
         self.folder.events.mkdir(parents=True)

@@ -212,15 +212,17 @@ def test_full_disk(run: FailedRun) -> None:
 # ---- collectives -----------------------------------------------------------------------------------------------------
 
 
-def unlike(run: FailedRun, odd: int, call: tuple[str, str, str, int], step: int = 5) -> Diagnosis:
+def unlike(
+    run: FailedRun, odd: int, call: tuple[str, str, str, int], right: tuple[str, str, str, int] = GRADIENT
+) -> Diagnosis:
     """Rank `odd` calls something else than the others, and gloo ends it."""
     for rank in run.ranks:
-        run.begin(rank, call if rank == odd else GRADIENT)
+        run.begin(rank, call if rank == odd else right)
     for rank in run.ranks:
         if rank == odd:
             run.exit(rank, -6)
         else:
-            run.fail(rank, "CommError", lost(GRADIENT, rank, 0.2), 0.2)
+            run.fail(rank, "CommError", lost(right, rank, 0.2), 0.2)
     return found(run)
 
 
@@ -244,6 +246,19 @@ def test_wrong_shape_in_the_first_step(tmp_path: Path, odd: int) -> None:
     for rank in run.ranks:
         run.up_to(rank, 1, "reduce")
     assert place(unlike(run, odd, ("reduce", "all_reduce", "dp", 2010))) == ("shape", odd, 1, "reduce")
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+def test_wrong_shape_in_a_checkpoint(tmp_path: Path, odd: int) -> None:
+    """Two steps of sixteen samples, eight bytes each, or half of that; the first one has none before it."""
+    run = FailedRun(tmp_path / "run", 2)
+    run.start()
+    for rank in run.ranks:
+        run.up_to(rank, 2, None)
+        run.enter(rank, 2, "checkpoint")
+    result = unlike(run, odd, ("checkpoint", "all_gather", "world", 64 + 128), SAMPLES)
+    assert place(result) == ("shape", odd, 2, "checkpoint")
+    assert result.certain
 
 
 def test_most_are_right(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ _DIMS = {
 """The axes whose groups follow from the mesh; on others (made for experts, hybrid shards) nothing is compared."""
 
 _SCORE_BYTES = 24
+_ID_BYTES = 8
 _POINT_TO_POINT = ("send", "recv", "send_recv")
 _COMM_ERROR = re.compile(r"(\w+)(?: of (\d+) bytes)? failed after [\d.]+ s \[rank \d+(?:, (\w+) \d+)? of \d+\]")
 
@@ -165,14 +166,15 @@ class Calls:
 
     def _is_of_the_loop(self, call: Call) -> bool:
         """Whether the training loop itself has such a call: the whole gradient with what rides on it, three numbers of
-        the score, the samples' hashes of a checkpoint, the meetings without a payload.
+        the score, the samples that whole steps took before a checkpoint, the meetings without a payload.
         """
         if call.op in ("barrier", "broadcast"):
             return True
         if call.phase == "evaluate":
             return call.op == "all_reduce" and call.payload_bytes == _SCORE_BYTES
         if call.phase == "checkpoint":
-            return call.op == "all_gather"
+            batch = self.case.evidence.run.get("config", {}).get("train", {}).get("global_batch_size") or 1
+            return call.op == "all_gather" and (call.payload_bytes or 0) % (_ID_BYTES * batch) == 0
         riders = (call.payload_bytes or 0) - 4 * int(self.case.evidence.run.get("num_parameters") or 0)
         return call.op == "all_reduce" and 0 <= riders <= 4 * (len(self.case.ranks) + 1)
 
