@@ -249,6 +249,27 @@ def test_wrong_shape_in_the_first_step(tmp_path: Path, odd: int) -> None:
 
 
 @pytest.mark.parametrize("odd", [0, 1])
+def test_the_last_collective_left_out(tmp_path: Path, odd: int) -> None:
+    """The other rank has come to the meeting at the end."""
+    run = FailedRun(tmp_path / "run", 2)
+    run.start()
+    run.steps(1, 7)
+    for rank in run.ranks:
+        run.up_to(rank, 8, None)
+        run.do(rank, 8, "evaluate", SCORE)
+    run.enter(1 - odd, 8, "checkpoint")
+    run.begin(1 - odd, SAMPLES)
+    run.do(odd, 8, "checkpoint")
+    run.enter(odd, 8, None)
+    run.begin(odd, ("", "barrier", "world", 0))
+    for rank, call in ((odd, ("", "barrier", "world", 0)), (1 - odd, SAMPLES)):
+        run.fail(
+            rank, "CommError", lost(call, rank, 10, "Timed out waiting 10000ms for send operation to complete"), 10
+        )
+    assert place(found(run)) == ("missing", odd, 8, "checkpoint")
+
+
+@pytest.mark.parametrize("odd", [0, 1])
 def test_wrong_shape_in_a_checkpoint(tmp_path: Path, odd: int) -> None:
     """Two steps of sixteen samples, eight bytes each, or half of that; the first one has none before it."""
     run = FailedRun(tmp_path / "run", 2)

@@ -49,8 +49,10 @@ class Call:
 
     @property
     def position(self) -> tuple[int, int]:
-        """Where in the loop."""
-        return self.step or 0, ORDER.index(self.phase) if self.phase in ORDER else len(ORDER)
+        """Where in the loop: the step, and the place in it. Outside of the phases are the start and the end."""
+        if self.phase in ORDER:
+            return self.step or 0, ORDER.index(self.phase)
+        return (self.step, len(ORDER)) if self.step else (0, -1)
 
     @property
     def form(self) -> tuple[object, ...]:
@@ -185,10 +187,10 @@ def _kind(odd: list[Call], other: list[Call], index: int) -> tuple[str, str]:
         if x.step > y.step:
             return "missing", f"it had already come to step {x.step}"
         return "extra", f"the others had already come to step {y.step}"
-    if x.phase != y.phase and x.phase in ORDER and y.phase in ORDER:
-        if ORDER.index(x.phase) > ORDER.index(y.phase):
-            return "missing", f"it had already come to {x.phase}"
-        return "extra", f"it was still in {x.phase}"
+    if x.position[1] > y.position[1]:
+        return "missing", f"it had already come to {x.phase or 'the end'}"
+    if x.position[1] < y.position[1]:
+        return "extra", f"it was still in {x.phase or 'its start'}"
     after_x, after_y = odd[index + 1 : index + 2], other[index + 1 : index + 2]
     if after_x and after_x[0].key == y.key:
         return "extra", "its next one is what the others did here"
