@@ -12,7 +12,6 @@ nodes are different machines is not: they share this machine's loopback network,
 
 import argparse
 import dataclasses
-import json
 import os
 import signal
 import subprocess
@@ -27,6 +26,7 @@ from node_meeting import free_port, meet
 
 from frog.core.env import bind_loopback, child_env
 from frog.core.errors import FrogError, UsageError
+from frog.launch.outcome import first_failure, last_failures
 
 SLURM = """\
 On a cluster you would not run this file: Slurm takes its place.
@@ -107,7 +107,7 @@ def be_node(node, program, timeout_s, outcome):
     meet(node, timeout_s, say)
     say(f"starting global {span(node.ranks)}")
     command = [
-        *(sys.executable, "-m", "frog.comm.torchrun", str(outcome)),  # torchrun; how it ended goes to that file
+        *(sys.executable, "-m", "frog.comm.torchrun", str(outcome)),  # torchrun; what happens goes to that file
         *("--nnodes", str(node.nnodes), "--node-rank", str(node.node_rank)),
         *("--nproc-per-node", str(node.nproc_per_node)),
         *("--rdzv-backend", "static", "--rdzv-endpoint", node.meeting_point, "--rdzv-conf", f"timeout={timeout_s}"),
@@ -121,7 +121,7 @@ def be_node(node, program, timeout_s, outcome):
     code = stop.wait_for([subprocess.Popen(command, env=env, process_group=0)], grace_s=40)
     if stop.signal:
         return 128 + stop.signal
-    if failure := first_failure([outcome]):
+    if failure := first_to_fail([outcome]):
         say(f"rank {failure['rank']} ended with {in_words(failure)}")
         return exit_code(failure)
     return code
@@ -161,24 +161,18 @@ class Stop:
         return first or next((process.returncode for process in processes if process.returncode), 0)
 
 
-def first_failure(outcomes):
+def first_to_fail(outcomes):
     """The rank that failed first, of all nodes; one that only lost its peers comes after one that did not."""
-    failures = [failure for path in outcomes if path.exists() for failure in json.loads(path.read_text())["failures"]]
-    words = ("CommError", "gloo", "Connection closed by peer")
-
-    def key(failure):
-        lost_peers = failure["exit_code"] == -signal.SIGTERM or any(word in str(failure["error"]) for word in words)
-        return lost_peers, failure["time_s"], failure["rank"]
-
-    return min(failures, key=key, default=None)
+    failures = [failure for path in outcomes for failure in last_failures(path)]
+    return first_failure(failures) if failures else None
 
 
 def exit_code(failure):
-    return failure["exit_code"] if failure["exit_code"] > 0 else 128 - failure["exit_code"]
+    return failure["code"] if failure["code"] > 0 else 128 - failure["code"]
 
 
 def in_words(failure):
-    code = failure["exit_code"]
+    code = failure["code"]
     return f"exit code {code}" if code > 0 else f"signal {signal.Signals(-code).name}"
 
 
@@ -202,7 +196,7 @@ def be_slurm(node, program, timeout_s):
         code = stop.wait_for([process for process, _ in processes], grace_s=50)
         for _, printer in processes:
             printer.join(timeout=5)
-        failure = first_failure(outcomes)
+        failure = first_to_fail(outcomes)
     if stop.signal:
         return 128 + stop.signal
     if failure:
