@@ -20,6 +20,7 @@ from frog.core.env import child_env
 from frog.core.errors import LaunchError, UsageError
 from frog.launch.kubernetes.controller import BACK_OFF_TEXT, MANIFEST, OUTCOME, count_gpus
 from frog.launch.kubernetes.manifest import Manifest, read_manifest
+from frog.launch.kubernetes.pods import hidden_by
 
 _PREFIX = "frog-pods-"
 
@@ -38,11 +39,24 @@ def run_manifest(path: Path, *, extra: Sequence[str] = ()) -> int:
             "run it in a virtual machine or a container of Linux; `frog run --nodes 2x4` works here",
         )
     manifest = read_manifest(path, extra)
+    check_volumes(manifest)
     print(_summary(path, manifest), file=sys.stderr, flush=True)
     remove_left_behind(Path(tempfile.gettempdir()))
     with scratch_folder() as scratch:
         (scratch / MANIFEST).write_text(manifest.text)
         return _run(extra, manifest, scratch)
+
+
+def check_volumes(manifest: Manifest) -> None:
+    """Raise UsageError if a volume with files of its own lies over this machine's Python."""
+    template = manifest.job.template
+    for mount in template.container.mounts:
+        volume, hidden = template.volumes[mount.volume], hidden_by(mount.path)
+        if hidden and (volume.claim is not None or volume.config_map is not None):
+            raise UsageError(
+                f"the pods' volume {mount.volume} at {mount.path} hides this machine's Python ({hidden[0]})",
+                f"mount it elsewhere, or use an environment outside of {mount.path}",
+            )
 
 
 @contextmanager

@@ -35,6 +35,12 @@ _MOST_WORDS = 4096
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
+def hidden_by(path: str) -> list[str]:
+    """The folders of this machine's Python and of Frog that a volume at `path` hides. In an image they lie elsewhere."""
+    folders = {sys.prefix, sys.base_prefix, str(Path(__file__).parents[3])}
+    return sorted(folder for folder in folders if Path(folder).is_relative_to(path))
+
+
 @dataclass
 class ProbeState:
     """A probe's turns: when it is next asked, how often in a row it failed, and the question under way."""
@@ -188,6 +194,7 @@ class Pod:
         mounts = [Mount(f"/etc/{name}", str(etc / name), read_only=True) for name in texts]
         for wanted in self.template.container.mounts:
             volume = self.template.volumes[wanted.volume]
+            mounts += [Mount(path, path, read_only=True) for path in hidden_by(wanted.path)]
             if volume.in_memory:
                 mounts.append(Mount(wanted.path, None, size_bytes=volume.size_bytes))
             else:

@@ -39,6 +39,8 @@ def build_root(root: str, mounts: Sequence[Mount]) -> None:
         if mount.source is None:
             mount_memory(f"{root}{mount.path}", mount.size_bytes)
         else:
+            if os.path.isdir(mount.source):
+                os.makedirs(f"{root}{mount.path}", exist_ok=True)  # in a volume that was mounted before
             bind(mount.source, f"{root}{mount.path}", read_only=mount.read_only)
 
 
