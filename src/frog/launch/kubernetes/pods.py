@@ -36,7 +36,7 @@ _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def hidden_by(path: str) -> list[str]:
-    """The folders of this machine's Python and of Frog that a volume at `path` hides. In an image they lie elsewhere."""
+    """The folders of this machine's Python and of Frog that a volume at `path` hides. Images have them elsewhere."""
     folders = {sys.prefix, sys.base_prefix, str(Path(__file__).parents[3])}
     return sorted(folder for folder in folders if Path(folder).is_relative_to(path))
 
