@@ -346,14 +346,14 @@ def test_what_a_launch_leaves_behind_is_found(tmp_path: Path, monkeypatch: pytes
 
 def test_the_table_holds_all_that_was_done(tmp_path: Path) -> None:
     setting = Setting(("train", "tiny.toml"), ("--nproc", "2"), 5, 1)
-    campaign = Campaign(setting, 3, 7, tmp_path / "table.txt", num_faults=3)
+    campaign = Campaign(setting, 3, 7, tmp_path / "table.txt", "kill,corrupt", num_faults=3)
     found = Diagnosis("kill", "", rank=1, step=3, phase="reduce")
     campaign.verdicts += [
         Verdict(KILL, 1, seconds=9.0, code=0, left_s=2.0, found=found, from_step=2, recovered=True),
         Verdict(CORRUPT, 0, seconds=11.0, code=137, left_s=4.5, problems=["weights differ"]),
     ]
     table = campaign.table()
-    assert "frog chaos --campaign 3 --seed 7 --nproc 2 -- train tiny.toml" in table
+    assert "frog chaos --campaign 3 --seed 7 --kinds kill,corrupt --nproc 2 --deadline 5 -- train tiny.toml" in table
     assert re.search(r"kill rank=1 step=3 phase=reduce .* restarted at step 2 .* ok", table)
     assert "      - weights differ" in table
     assert "2 of 3 faults met: 1 as they must be, 1 not" in table

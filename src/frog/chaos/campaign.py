@@ -41,7 +41,7 @@ def run_campaign(args: argparse.Namespace, program: Sequence[str]) -> int:
     if stage.resumes:
         raise UsageError("a campaign's runs all begin at step 0", "leave --resume out, or --campaign")
     setting = make_setting(args, stage)
-    campaign = Campaign(setting, count, args.seed, args.out or FOLDER / f"seed-{args.seed}.txt")
+    campaign = Campaign(setting, count, args.seed, args.out or FOLDER / f"seed-{args.seed}.txt", args.kinds)
     print(f"the undisturbed run: runs/{campaign.oracle_name}", flush=True)
     with _sigterm_is_ctrl_c():
         oracle = campaign.play_oracle()
@@ -93,6 +93,8 @@ class Campaign:
     """None: every kind at every step in every phase."""
     seed: int
     out: Path
+    wish: str | None = None
+    """The kinds that were asked for; None: all that can be."""
     verdicts: list[Verdict] = field(default_factory=list)
     num_faults: int = 0
 
@@ -149,7 +151,8 @@ class Campaign:
         """Every trial in a line, what was not as it must be under it, and the summary."""
         rows = [row(number, verdict) for number, verdict in enumerate(self.verdicts, 1)]
         world = " ".join(self.setting.world)
-        wish = f"--campaign {self.count or 'all'} --seed {self.seed}"
+        wish = f"--campaign {self.count or 'all'} --seed {self.seed}" + (f" --kinds {self.wish}" if self.wish else "")
+        world += f" --deadline {self.setting.deadline_s:g}"
         title = f"frog chaos {wish} {world} -- {' '.join(self.setting.program)}"
         return "\n".join([title, "", "  ".join(_HEAD), *rows, "", self.summary(), ""])
 
