@@ -135,10 +135,19 @@ def check_resume(folder: RunFolder, data: PreparedData) -> None:
 
 
 def is_complete(folder: RunFolder, world: World, steps: int) -> bool:
-    """Whether a run has come to its end, with as many steps as are asked for: there is nothing to go on with."""
-    record = folder.read_record() if world.is_main and folder.record_json.exists() else None
-    mine = record is not None and record["status"] == "completed" and record["step"] >= steps
-    return bool(world.from_main(mine))
+    """Whether a run has come to its end, with as many steps as are asked for: there is nothing to go on with.
+
+    Without its last checkpoint, or with a damaged one, it goes on from the one before.
+    """
+
+    def look() -> bool:
+        record = folder.read_record()
+        if record is None or record["status"] != "completed" or record["step"] < steps:
+            return False
+        good = find_good(folder)[0]
+        return good is not None and good.step == record["step"]
+
+    return bool(world.from_main(look() if world.is_main else None))
 
 
 def find_resume(folder: RunFolder, world: World, log: RankLog, *, or_anew: bool = False) -> Checkpoint | None:
