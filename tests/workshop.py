@@ -48,6 +48,11 @@ keep_last = 9
 """
 
 
+def set_words(*settings: str) -> list[str]:
+    """The words that make settings of a run: --set KEY=VALUE, for each."""
+    return [word for setting in settings for word in ("--set", setting)]
+
+
 @dataclass
 class Workshop:
     """Where tests run commands as a user types them."""
@@ -76,7 +81,7 @@ class Workshop:
 
     def train(self, nproc: int, name: str, *settings: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         """Train the tiny run in a world of `nproc` under torchrun."""
-        words = [word for setting in (f"name={name}", *settings) for word in ("--set", setting)]
+        words = set_words(f"name={name}", *settings)
         return self.run("frog", "run", "--nproc", str(nproc), "--", "train", "run.toml", *words, code=code)
 
     def folder(self, name: str) -> RunFolder:

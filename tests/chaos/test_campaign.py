@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from workshop import Workshop, wait_until
+from workshop import Workshop, set_words, wait_until
 
 from frog.chaos.campaign import Campaign, can_restart, choose_kinds, draw_restarts, read_count
 from frog.chaos.diagnosis import Diagnosis
@@ -378,8 +378,7 @@ def test_a_small_campaign(workshop: Workshop, seed: int, count: int, words: list
 
     In a smaller world it ends with that one's samples and losses.
     """
-    settings = ["train.steps=2", "checkpoint.every=1", "train.timeout_s=10"]
-    program = ["train", "run.toml", *(word for setting in settings for word in ("--set", setting))]
+    program = ["train", "run.toml", *set_words("train.steps=2", "checkpoint.every=1", "train.timeout_s=10")]
     told = ["--campaign", str(count), "--seed", str(seed), *words, "--out", "table.txt"]
     done = workshop.run("frog", "chaos", *told, "--", *program, timeout=580)
     table = (workshop.root / "table.txt").read_text()

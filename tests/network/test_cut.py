@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from workshop import Workshop
+from workshop import Workshop, set_words
 
 from frog.chaos.diagnose import diagnose
 from frog.chaos.evidence import read_launcher
-from frog.core.errors import LaunchError
 from frog.events.heartbeat import read_heartbeat
-from frog.launch.network import Link, Network
 
 NAME, STEP, AFTER_S = "cut-inside", 2, 0.4
 
@@ -19,18 +17,12 @@ SETTINGS = ("train.steps=4", "train.global_batch_size=6", "train.timeout_s=10")
 
 
 def words(name: str) -> list[str]:
-    told = (word for setting in (f"name={name}", *SETTINGS) for word in ("--set", setting))
-    return ["train", "run.toml", *told]
+    return ["train", "run.toml", *set_words(f"name={name}", *SETTINGS)]
 
 
 @pytest.fixture(scope="module")
-def cut(workshop: Workshop) -> str:
+def cut(workshop: Workshop, may_make_networks: None) -> str:
     """The error of a world of three nodes, on links so slow that an all-reduce of the gradient takes a second."""
-    try:
-        with Network(3, Link()):
-            pass
-    except LaunchError as error:
-        pytest.skip(error.what)
     fault = ("--fault", f"cut rank=2 step={STEP} phase=reduce after_s={AFTER_S}")
     world = ("--nodes", "3x1", "--network", "rate=1mbit", "--deadline", "60")
     return workshop.run("frog", "chaos", *fault, *world, "--", *words(NAME), code=1).stderr

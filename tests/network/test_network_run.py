@@ -8,18 +8,10 @@ import re
 import pytest
 from workshop import Workshop
 
-from frog.core.errors import LaunchError
-from frog.launch.network import Link, Network
-
 
 @pytest.fixture(scope="module")
-def slow(workshop: Workshop) -> str:
+def slow(workshop: Workshop, may_make_networks: None) -> str:
     """A run on two nodes with a link of 10 Mbit/s and 5 ms."""
-    try:
-        with Network(2, Link()):
-            pass
-    except LaunchError as error:
-        pytest.skip(error.what)
     words = ["--set", "name=slow-link", "--set", "train.steps=4"]
     link = ("--network", "rate=10mbit delay=5ms")
     done = workshop.run("frog", "run", "--nodes", "2x1", *link, "--", "train", "run.toml", *words)

@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
-from workshop import Workshop, all_gone, tree, wait_until
+from workshop import Workshop, all_gone, set_words, tree, wait_until
 
 from frog.events.heartbeat import read_heartbeat
 
@@ -21,8 +21,7 @@ SETTINGS = (f"train.steps={STEPS}", "checkpoint.every=10", "eval.every=60", "tra
 
 
 def words(name: str, *settings: str) -> list[str]:
-    told = (f"name={name}", *SETTINGS, *settings)
-    return ["train", "run.toml", *(word for setting in told for word in ("--set", setting))]
+    return ["train", "run.toml", *set_words(f"name={name}", *SETTINGS, *settings)]
 
 
 @pytest.fixture(scope="module")

@@ -218,22 +218,18 @@ def _closed(case: Case, calls: Calls, closed: list[int], lines: tuple[str, ...])
     )
 
 
-def _first_of(case: Case, closed: list[int]) -> list[int]:
-    """The ranks that failed within a second of the first."""
+def _first_of(case: Case, closed: list[int], within_ns: int = _FIRST_NS) -> list[int]:
+    """The ranks that failed so soon after the first."""
     first_ns = min(case.failed_ns(rank) or 0 for rank in closed)
-    return [rank for rank in closed if (case.failed_ns(rank) or 0) - first_ns < _FIRST_NS]
+    return [rank for rank in closed if (case.failed_ns(rank) or 0) - first_ns < within_ns]
 
 
 def _centre(case: Case, closed: list[int]) -> list[int]:
     """The ranks between whose neighbours all that failed first lie, and which failed as soon as they tried to talk."""
     first, num_ranks = set(_first_of(case, closed)), len(case.ranks)
-    first_ns = min(case.failed_ns(rank) or 0 for rank in closed)
+    at_once = _first_of(case, closed, _AT_ONCE_NS + 1)
     # Who waited, and longer than until the first failure, had no closed connection itself: its neighbours left it.
-    late = {
-        rank
-        for rank in closed
-        if _waited_s(case, rank) >= _AT_ONCE_NS / 1e9 and (case.failed_ns(rank) or 0) - first_ns > _AT_ONCE_NS
-    }
+    late = {rank for rank in closed if _waited_s(case, rank) >= _AT_ONCE_NS / 1e9 and rank not in at_once}
 
     def fits(rank: int) -> tuple[int, int, float]:
         around = {rank, (rank - 1) % num_ranks, (rank + 1) % num_ranks}

@@ -6,7 +6,6 @@ import os
 import re
 import select
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from frog.chaos.oracle import Oracle, diagnosis_problems, recovery_problems, res
 from frog.chaos.stage import met_faults, write_faults
 from frog.config.faults import KINDS, Fault
 from frog.core.env import child_env
-from frog.core.processes import is_alive
+from frog.core.processes import is_alive, kill_group
 from frog.core.runfolder import RunFolder
 
 _LAST_S = 10.0
@@ -208,7 +207,7 @@ class Launch:
         try:
             process.wait(timeout=grace_s)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
+            kill_group(process.pid)
             process.wait()
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import platform as host
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from frog.core.errors import LaunchError, UsageError
+from frog.core.processes import kill_group
 
 PROJECT = Path(__file__).parents[4]
 """Where Frog's sources lie, if this Frog was installed from them."""
@@ -110,7 +109,7 @@ def _pip(words: list[str], timeout_s: float) -> None:
         try:
             out, err = process.communicate(timeout=timeout_s)
         except BaseException as error:  # Ctrl-C too: pip is in a session of its own, with what it started
-            os.killpg(process.pid, signal.SIGKILL)
+            kill_group(process.pid)
             if isinstance(error, subprocess.TimeoutExpired):
                 what = f"pip {words[0]}: no end within {timeout_s:g} s"
                 raise LaunchError(what, "is the network there? try again") from None
