@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -79,10 +80,12 @@ class Workshop:
         assert done.returncode == code, f"{' '.join(words)}: exit code {done.returncode}\n{out}\n{err}"
         return done
 
-    def train(self, nproc: int, name: str, *settings: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    def train(
+        self, nproc: int, name: str, *settings: str, code: int = 0, timeout: float = 120
+    ) -> subprocess.CompletedProcess[str]:
         """Train the tiny run in a world of `nproc` under torchrun."""
-        words = set_words(f"name={name}", *settings)
-        return self.run("frog", "run", "--nproc", str(nproc), "--", "train", "run.toml", *words, code=code)
+        words = ("frog", "run", "--nproc", str(nproc), "--", "train", "run.toml", *set_words(f"name={name}", *settings))
+        return self.run(*words, code=code, timeout=timeout)
 
     def folder(self, name: str) -> RunFolder:
         return RunFolder(self.root / "runs" / name)
@@ -128,10 +131,18 @@ def kill_tree(process: subprocess.Popen[str]) -> list[psutil.Process]:
     """SIGKILL a whole world at once."""
     family = tree(process)
     for member in family:
-        member.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
     return family
 
 
 def all_gone(family: list[psutil.Process]) -> bool:
     """Whether none of these processes runs any more."""
-    return not any(member.is_running() and member.status() != psutil.STATUS_ZOMBIE for member in family)
+    return not any(map(_runs, family))
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # it was waited for between the two questions
+        return False

@@ -34,6 +34,13 @@ def test_write_atomic_replaces_whole_or_not_at_all(tmp_path: Path, monkeypatch: 
     assert [entry.name for entry in path.parent.iterdir()] == ["file"]
 
 
+def test_write_atomic_may_leave_what_another_process_has_put_there(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_atomic(path, "first", replace=False)
+    write_atomic(path, "second", replace=False)
+    assert [(entry.name, entry.read_text()) for entry in tmp_path.iterdir()] == [("file", "first")]
+
+
 def test_sha256_file(tmp_path: Path) -> None:
     (tmp_path / "abc").write_bytes(b"abc")
     assert sha256_file(tmp_path / "abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -69,6 +71,25 @@ def test_a_torn_line_swallows_nothing(tmp_path: Path) -> None:
     events = read_run(folder).main
     assert [event["step"] for event in events.events] == [1, 2]
     assert events.num_torn_lines == 1
+
+
+def test_a_disk_that_fills_is_told_with_the_first_line_that_has_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel writes what has room, and refuses only the next write."""
+    room, write = [40], os.write
+
+    def write_some(descriptor: int, data: bytes) -> int:
+        if room[0] == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        num = write(descriptor, data[: room[0]])
+        room[0] -= num
+        return num
+
+    writer = EventWriter(tmp_path / "rank_0.jsonl")
+    monkeypatch.setattr(os, "write", write_some)
+    with pytest.raises(OSError, match="No space left"):
+        writer.emit("commit", step=1, payload_bytes=1, write_ns=1)
 
 
 def test_of_a_step_taken_twice_the_later_counts(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from frog.core.runfolder import RunFolder
-from frog.launch.watch import find_hangs
+from frog.launch.watch import find_hangs, keep_heartbeats
 
 S = 1_000_000_000
 
@@ -32,6 +32,17 @@ def leave_beat(folder: RunFolder, pid: int, **changes: Any) -> None:
     beat = {"rank": 1, "pid": pid, "status": "running", "step": 3, "phase": "reduce", "open": [], "beat_ns": now_ns}
     folder.heartbeats.mkdir(exist_ok=True)
     folder.heartbeat(1).write_text(json.dumps({**beat, **changes}))
+
+
+def test_heartbeats_of_the_attempt_that_has_begun_stay(tmp_path: Path) -> None:
+    """The launcher may hear of a new world later than its ranks write theirs."""
+    folder = RunFolder(tmp_path)
+    leave_beat(folder, 7, attempt=1)
+    keep_heartbeats(folder, 0)
+    assert folder.heartbeat(1).exists()
+    keep_heartbeats(folder, 1)
+    assert not folder.heartbeat(1).exists()
+    assert (folder.heartbeats / "attempt_1" / "rank_1.json").exists()
 
 
 def kinds(folder: RunFolder, pid: int) -> list[str]:

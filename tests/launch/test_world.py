@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -64,11 +64,15 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
     monkeypatch.setattr("frog.launch.world._PATIENCE_S", 0.4)
     monkeypatch.setattr("frog.launch.world._GRACE_S", 2.0)
 
+    plays = itertools.count()
+
     def run(nodes: str, *scripts: str | list[str], restarts: int = 0) -> int:
         options = Options(restarts=restarts, repair_s=0.2)
-        starter = Playing(parse_nodes(nodes), [], options, tmp_path, None)
+        scratch = tmp_path / f"play_{next(plays)}"
+        scratch.mkdir()
+        starter = Playing(parse_nodes(nodes), [], options, scratch, None)
         starter.scripts = {node: [told] if isinstance(told, str) else told for node, told in enumerate(scripts)}
-        launch = _Launch(starter.nodes, options, tmp_path, starter)
+        launch = _Launch(starter.nodes, options, scratch, starter)
         try:
             return launch.run()
         finally:
@@ -91,7 +95,7 @@ def test_after_a_failure_the_others_are_asked_to_leave(play: Play, tmp_path: Pat
     stays = "trap 'touch $SCRATCH/asked; exit 1' TERM; sleep 30 & wait"
     error = error_of(play, "2x1", "failed 0 0 1 'DataError: torn'; exit 1", stays)
     assert error.what.endswith("torn")
-    assert (tmp_path / "asked").exists()
+    assert (tmp_path / "play_0" / "asked").exists()
 
 
 def test_who_does_not_leave_is_made_to(play: Play) -> None:
@@ -121,6 +125,23 @@ def test_and_without_one_that_has_gone_for_good(play: Play) -> None:
     assert play("1:2x1", "trap 'exit 1' TERM; sleep 1.2 & wait", "kill -9 $$") == 0
 
 
+def test_a_node_comes_back_when_the_others_have_gone_on_without_it(
+    play: Play, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shrinks = "until test -e $SCRATCH/gone; do sleep 0.02; done; sleep 0.5; world 1 1 0 $nobody"
+    stays = f"world 0 2 0 $nobody; {shrinks}; until test -e $SCRATCH/back; do sleep 0.02; done"
+    goes = "world 0 2 1 $nobody; touch $SCRATCH/gone; kill -9 $$"
+    assert play("1:2x1", stays, [goes, "touch $SCRATCH/back"], restarts=1) == 0
+    told = capsys.readouterr().err.splitlines()
+    assert told == ["node1 has gone (SIGKILL)", "started again (attempt 1): a world of 1", "node1 comes back"]
+
+
+def test_or_if_they_have_not_for_a_long_time(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("frog.launch.world._REPAIR_AT_MOST_S", 0.3)
+    stays = "world 0 2 0 $nobody; until test -e $SCRATCH/back; do sleep 0.02; done"
+    assert play("1:2x1", stays, ["world 0 2 1 $nobody; kill -9 $$", "touch $SCRATCH/back"], restarts=1) == 0
+
+
 def test_a_world_that_may_not_shrink_ends(play: Play) -> None:
     assert error_of(play, "2x1", f"exit {NOT_MET}", "trap 'exit 1' TERM; sleep 30 & wait").exit_code == NOT_MET
 
@@ -140,7 +161,7 @@ def test_a_node_that_is_slower_than_the_others_may_finish(play: Play, tmp_path: 
     """Its rank works on; how it ends counts."""
     slow = "rank 1.2; world 0 2 1 $!; wait; touch $SCRATCH/finished"
     assert play("2x1", "exit 0", slow) == 0
-    assert (tmp_path / "finished").exists()
+    assert (tmp_path / "play_0" / "finished").exists()
     assert error_of(play, "2x1", "exit 0", f"{slow}; exit 3").exit_code == 3
 
 
@@ -156,7 +177,7 @@ def test_a_node_whose_ranks_have_left_is_not_waited_for(play: Play) -> None:
 def test_ranks_of_an_agent_that_was_killed_are_ended(play: Play, tmp_path: Path) -> None:
     gone = "rank 60; echo $! > $SCRATCH/pid; world 0 1 0 $!; sleep 0.3; kill -9 $$"
     assert error_of(play, "1x1", gone).exit_code == 128 + signal.SIGKILL
-    pid = int((tmp_path / "pid").read_text())
+    pid = int((tmp_path / "play_0" / "pid").read_text())
     deadline = time.monotonic() + 5
     while is_alive(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -178,26 +199,21 @@ def test_nor_is_a_node_that_came_back(play: Play) -> None:
     assert error.what.startswith("rank 0 (pid 7) ended with exit code 1")
 
 
-def interrupt(after_s: float) -> None:
-    threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGINT)).start()
-
-
 def test_ctrl_c_does_not_hide_what_had_failed(play: Play, capsys: pytest.CaptureFixture[str]) -> None:
-    interrupt(0.3)
-    assert play("2x1", "failed 0 0 1 'DataError: torn'; exit 1", "trap 'exit 143' TERM; sleep 30 & wait") == 130
+    asked = "trap 'trap \"\" TERM; kill -INT $PPID; sleep 0.3; exit 143' TERM; sleep 30 & wait"
+    assert play("2x1", "failed 0 0 1 'DataError: torn'; exit 1", asked) == 130
     assert "error: rank 0 (pid 7) ended with exit code 1\ntorn" in capsys.readouterr().err
 
 
 def test_ctrl_c_is_told_by_the_exit_code_alone(play: Play, capsys: pytest.CaptureFixture[str]) -> None:
-    interrupt(0.3)
-    stops = "trap 'failed 0 0 143 null; exit 143' TERM; sleep 30 & wait"
-    assert play("2x1", stops, stops) == 130
+    stops = "trap 'failed 0 0 143 null; exit 143' TERM; touch $SCRATCH/up"
+    presses = "until test -e $SCRATCH/up; do sleep 0.02; done; kill -INT $PPID"
+    assert play("2x1", f"{stops}.0; {presses}; sleep 30 & wait", f"{stops}; sleep 30 & wait") == 130
     assert "error" not in capsys.readouterr().err
 
 
 def test_a_signal_that_finds_nothing_to_stop_changes_nothing(play: Play) -> None:
-    interrupt(0.2)
-    assert play("1x1", "trap '' TERM; sleep 0.6") == 0
+    assert play("1x1", "trap '' TERM; kill -INT $PPID; sleep 0.3") == 0
 
 
 def test_what_cannot_go_on_is_not_started_again() -> None:

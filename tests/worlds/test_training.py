@@ -111,6 +111,14 @@ def test_killed_and_resumed_is_bitwise_the_undisturbed_run(calm: Workshop, step:
     assert not list(calm.folder(name).checkpoints.glob(".step_*"))
 
 
+def test_a_run_that_ended_between_its_last_checkpoint_and_its_record_gets_one(calm: Workshop) -> None:
+    calm.train(2, "no-record")
+    calm.folder("no-record").record_json.unlink()
+    calm.run("frog", "run", "--nproc", "2", "--", "train", "--resume", "runs/no-record")
+    same = ("status", "step", "loss", "eval", "weights_sha256", "order_sha256", "tokens")
+    assert [calm.record("no-record")[key] for key in same] == [calm.record("calm-2")[key] for key in same]
+
+
 @pytest.mark.parametrize("world_size", [1, 4])
 def test_resumed_in_another_world_takes_the_same_samples(calm: Workshop, world_size: int) -> None:
     name = f"moved-{world_size}"
@@ -235,7 +243,8 @@ def test_mixed_precision_learns(calm: Workshop, precision: str) -> None:
     assert run["config"]["train"]["precision"] == precision
 
 
+@pytest.mark.timeout(420)
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here, and torch.compile on a CPU needs it")
 def test_a_compiled_model_trains_to_the_same_losses(calm: Workshop) -> None:
-    calm.train(1, "compiled", "train.compile=true", "train.steps=2", "eval.sample_tokens=0")
+    calm.train(1, "compiled", "train.compile=true", "train.steps=2", "eval.sample_tokens=0", timeout=400)
     torch.testing.assert_close(losses(calm, "compiled"), losses(calm, "calm-1")[:2], rtol=1e-5, atol=0)

@@ -165,6 +165,7 @@ class Launch:
         self._temporary.mkdir(exist_ok=True)
         before = len(read_launcher(folder))
         reading, writing = os.pipe()
+        process = None
         try:
             with open(self._log, "wb") as log:
                 process = subprocess.Popen(
@@ -179,6 +180,10 @@ class Launch:
             self._wait(process)
             self.end_s = time.time()
             all_gone = bool(select.select([reading], [], [], _LAST_S)[0])
+        except KeyboardInterrupt:
+            if process is not None:
+                self._end(process, _STOP_S)
+            raise
         finally:
             os.close(reading)
         self.output = self._log.read_text(errors="replace")
@@ -197,9 +202,6 @@ class Launch:
         except subprocess.TimeoutExpired:
             self.problems.append(f"no end within {self._setting.end_s:.0f} s")
             self._end(process, 0)
-        except KeyboardInterrupt:
-            self._end(process, _STOP_S)
-            raise
 
     def _end(self, process: subprocess.Popen[bytes], grace_s: float) -> None:
         """Ask it to stop, then kill it: its ranks end when it is gone."""

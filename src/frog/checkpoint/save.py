@@ -96,11 +96,9 @@ class Saver:
             error, self._error = self._error, None
             if isinstance(error, CheckpointError):
                 raise error
-            good = self._folder.checkpoint_steps()
-            kept = f"the last whole checkpoint is of step {good[-1]}" if good else "no checkpoint was written yet"
             raise CheckpointError(
                 f"checkpoint of step {self.last_step} could not be written to {self._folder.checkpoints}: {error}",
-                f"{kept}; make room there, then `frog train --resume {self._folder.path}`",
+                after_no_room(self._folder),
             ) from error
 
     def abandon(self, grace_s: float) -> None:
@@ -200,6 +198,13 @@ def _merge(ranks: Sequence[dict[str, dict[str, Any]]]) -> dict[str, dict[str, An
         for name, entry in tensors.items():
             merged.setdefault(name, {**entry, "pieces": []})["pieces"] += entry["pieces"]
     return merged
+
+
+def after_no_room(folder: RunFolder) -> str:
+    """What to do about a run whose files could not be written."""
+    good = folder.checkpoint_steps()
+    kept = f"the last whole checkpoint is of step {good[-1]}" if good else "no checkpoint was written yet"
+    return f"{kept}; make room there, then `frog train --resume {folder.path}`"
 
 
 def remove_unfinished(folder: RunFolder) -> None:

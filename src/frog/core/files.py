@@ -11,8 +11,11 @@ from typing import Any
 _BLOCK_BYTES = 1 << 20
 
 
-def write_atomic(path: Path, data: bytes | str) -> None:
-    """Write `data` so that `path` never holds a part of it, also if the machine stops midway."""
+def write_atomic(path: Path, data: bytes | str, *, replace: bool = True) -> None:
+    """Write `data` so that `path` never holds a part of it, also if the machine stops midway.
+
+    Unless it may `replace`, a file that another process has put there stays.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -20,16 +23,27 @@ def write_atomic(path: Path, data: bytes | str) -> None:
             file.write(data.encode() if isinstance(data, str) else data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        if replace or not _link(beside, path):
+            os.replace(beside, path)
+        beside.unlink(missing_ok=True)
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
 
 
-def write_json(path: Path, value: Any) -> None:
+def _link(beside: Path, path: Path) -> bool:
+    """Give a file its name unless another has it; False on a file system without links, if none has it."""
+    try:
+        os.link(beside, path)
+    except OSError:
+        return path.exists()
+    return True
+
+
+def write_json(path: Path, value: Any, *, replace: bool = True) -> None:
     """`write_atomic` of indented JSON; keys keep their order."""
-    write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n", replace=replace)
 
 
 def sync_folder(folder: Path) -> None:

@@ -38,9 +38,12 @@ def is_alive(pid: int) -> bool:
         return False
     except PermissionError:
         return True
-    with contextlib.suppress(OSError):  # no /proc: not Linux
+    if not Path("/proc/self/stat").exists():  # not Linux
+        return True
+    try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return True
+    except OSError:  # it ended just now
+        return False
 
 
 def kill_group(leader: int) -> None:

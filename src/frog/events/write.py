@@ -96,7 +96,9 @@ class EventWriter:
 
     def _write_line(self, line: str) -> None:
         if self._descriptor is not None:
-            os.write(self._descriptor, (line + "\n").encode())
+            data = (line + "\n").encode()
+            while data:  # a disk that fills takes a part, and only then says so
+                data = data[os.write(self._descriptor, data) :]
 
 
 class CollectiveNote:

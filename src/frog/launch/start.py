@@ -32,8 +32,8 @@ class Options:
     """A rank that gives no sign of life for so long is killed."""
     stuck_s: float = 300.0
     """So is one that waits in a single collective for so long, if its own `train.timeout_s` allows no more."""
-    repair_s: float = 15.0
-    """After which a node that has gone comes back, if the world can shrink; at once if it cannot."""
+    repair_s: float = 5.0
+    """How long a world that can shrink works without a node that has gone; else it comes back at once."""
     network: Link | None = None
     extra_env: Mapping[str, str] = field(default_factory=dict)
 

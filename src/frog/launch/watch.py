@@ -13,11 +13,13 @@ from frog.events.heartbeat import read_heartbeat
 
 
 def keep_heartbeats(folder: RunFolder, attempt: int) -> None:
-    """Put the last heartbeats of an attempt aside, before the ranks of the next one write theirs."""
+    """Put the last heartbeats of an attempt aside; those that a later one has written already stay."""
     aside = folder.heartbeats / f"attempt_{attempt}"
     aside.mkdir(parents=True, exist_ok=True)
     for path in folder.heartbeats.glob("rank_*.json"):
-        path.replace(aside / path.name)
+        beat = read_heartbeat(path)
+        if beat is None or beat["attempt"] <= attempt:
+            path.replace(aside / path.name)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,9 @@ _LAST_WORDS_S = 5.0
 _PATIENCE_S = 20.0
 """How long the other nodes may take to notice that one has failed, before they are asked to stop."""
 
+_REPAIR_AT_MOST_S = 30.0
+"""A node that has gone comes back after so long, also if the others have not gone on without it."""
+
 _LOOK_S = 0.5
 """Between two looks at the heartbeats."""
 
@@ -79,7 +82,9 @@ class _Launch:
         self.lost: dict[str, int] = {}
         """Nodes that have gone and not come back, by host: the signal that killed the agent."""
         self._shown: dict[int, list[dict[str, Any]]] = {}
+        self._shown_at = 0.0
         self._comes_back: dict[int, float] = {}
+        """Nodes that have gone for a while, and since when."""
         self._asked_at: float | None = None
         self._failed_at: float | None = None
         self._finished_at: float | None = None
@@ -205,6 +210,7 @@ class _Launch:
         worlds.append(world)
         if sum(len(told["ranks"]) for told in worlds) < world["world_size"]:
             return
+        self._shown_at = time.monotonic()
         if attempt:
             print(f"started again (attempt {attempt}): a world of {world['world_size']}", file=sys.stderr, flush=True)
         if self.nodes.several:
@@ -261,27 +267,34 @@ class _Launch:
         if code < 0:
             self.lost[agent.host] = -code
         comes_back = self.nodes.several and self._returns < self.options.restarts
-        goes_on_without = len(self._running()) >= self.nodes.least
+        healthy = sum(other.process.poll() in (None, 0) for other in self.agents)
+        goes_on_without = healthy >= self.nodes.least
         if (code < 0 and (comes_back or goes_on_without)) or (code == NOT_MET and goes_on_without):
             agent.excused = True
             how = f"gone ({signal.Signals(-code).name})" if code < 0 else "lost the others"
             print(f"{agent.host} has {how}", file=sys.stderr, flush=True)
             if comes_back:
                 self._returns += 1
-                self._comes_back[agent.node] = time.monotonic() + (self.options.repair_s if self.nodes.elastic else 0)
+                self._comes_back[agent.node] = time.monotonic()
         else:
             self._failed_at = self._failed_at or time.monotonic()
 
     def _bring_back(self) -> None:
-        for node, at in list(self._comes_back.items()):
+        for node, gone_at in list(self._comes_back.items()):
             if not self._running() or self._asked_at is not None:  # nobody is left to come back to
                 self._comes_back.pop(node, None)
-            elif time.monotonic() >= at:
+            elif self._is_repaired(gone_at):
                 self._comes_back.pop(node, None)
                 self.lost.pop(self.nodes.host(node), None)
                 self.journal.tell("return", node=node, host=self.nodes.host(node))
                 print(f"{self.nodes.host(node)} comes back", file=sys.stderr, flush=True)
                 self._start(node)
+
+    def _is_repaired(self, gone_at: float) -> bool:
+        """A world that can shrink first does so, and works for a while without the node."""
+        now = time.monotonic()
+        shrunk = self._shown_at > gone_at and now - self._shown_at > self.options.repair_s
+        return not self.nodes.elastic or shrunk or now - gone_at > _REPAIR_AT_MOST_S
 
     def _enforce_deadlines(self) -> None:
         """After a failure or a wish to stop: ask those who stay, then make them."""
@@ -294,7 +307,7 @@ class _Launch:
             self._finished_at = self._finished_at or now
             for agent in self._running():
                 # It came back when the others had already finished, or its network is cut and its ranks have left.
-                if not agent.pids or (now - self._finished_at > _PATIENCE_S and not agent.has_ranks()):
+                if now - self._finished_at > (_PATIENCE_S if agent.pids else _LAST_WORDS_S) and not agent.has_ranks():
                     agent.excused = True
                     agent.kill()
         if self._asked_at is not None:

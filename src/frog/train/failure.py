@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import sys
+import time
 import traceback
 from collections.abc import Callable
 
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
+from frog.checkpoint import after_no_room
 from frog.core.env import WorldEnv, launcher_pid, world_env
 from frog.core.errors import CommError, FrogError, UsageError
 from frog.core.files import write_json
@@ -19,6 +21,9 @@ from frog.events import EventWriter
 from frog.train.log import RankLog
 from frog.train.setup import FORMAT, now_text
 from frog.train.stop import StopWish
+
+_FOLLOWS_S = 2.0
+"""DeepSpeed's launcher looks once a second which rank has ended; torchrun, which srun may end, ten times."""
 
 Body = Callable[[WorldEnv, StopWish, "Place"], int]
 """What a rank does: returns its exit code, and tells the place how far it has come."""
@@ -36,7 +41,9 @@ def as_rank(body: Body) -> int:
             leave_with_parent()
         return body(env, stop, place)
     except Exception as error:
-        return place.tell(error)
+        code = place.tell(error)
+        place.let_the_cause_go_first(error)
+        return code
 
 
 class Place:
@@ -54,7 +61,8 @@ class Place:
     def tell(self, error: Exception) -> int:
         """Say what went wrong, in every place that can still be written to; return the exit code."""
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            error = FrogError(f"the disk is full: {error}", "make room, then `frog train --resume` the run")
+            hint = after_no_room(self.folder) if self.folder else "make room, then start again"
+            error = FrogError(f"the disk is full: {error}", hint)
         get_error_handler().record_exception(error)
         expected = isinstance(error, FrogError)
         text = f"error: {error}" if expected else "".join(traceback.format_exception(error)).rstrip()
@@ -64,16 +72,24 @@ class Place:
             self._tell_screen(error, text)
         return error.exit_code if isinstance(error, FrogError) else 1
 
+    def let_the_cause_go_first(self, error: Exception) -> None:
+        """Other launchers than ours tell of the rank that ended first: one that has only lost a peer is not to be it.
+
+        Nor is one whose mistake rank 0 tells for all: what srun ends for it could be rank 0, before it has spoken.
+        """
+        follows = isinstance(error, CommError) or (isinstance(error, UsageError) and self.rank != 0)
+        if follows and self.env is not None and self.env.world_size > 1 and launcher_pid() is None:
+            time.sleep(_FOLLOWS_S)
+
     def _tell_folder(self, error: Exception, text: str) -> None:
         if self.folder is None:
             return
         step = self.events.step if self.events else 0
         kind, message = type(error).__name__, str(error)
         # A rank that only lost its peers leaves the record to the one that has a reason of its own.
-        if not (isinstance(error, CommError) and self.folder.record_json.exists()):
-            told = {"type": kind, "message": message, "rank": self.rank, "step": step}
-            record = {"format": FORMAT, "status": "failed", "step": step, "error": told, "ended": now_text()}
-            write_json(self.folder.record_json, record)
+        told = {"type": kind, "message": message, "rank": self.rank, "step": step}
+        record = {"format": FORMAT, "status": "failed", "step": step, "error": told, "ended": now_text()}
+        write_json(self.folder.record_json, record, replace=not isinstance(error, CommError))
         if self.events is not None:
             self.events.emit("error", step=step, phase=self.events.phase, type=kind, message=message)
             self.events.emit("end", step=step, status="failed")

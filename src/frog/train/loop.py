@@ -30,8 +30,9 @@ def train(run: Run) -> dict[str, Any]:
     log.say(_headline(run, parts))
     log.note(f"the mesh:\n{draw(run.mesh.sizes)}")
     log.say(config.explain_batch(world.size))
-    last_score = score(run, parts) if state.step == 0 else None
-    loss_mean, stopped = None, False
+    # At the last step: of a run that ended between its last checkpoint and its record.
+    last_score = score(run, parts) if state.step in (0, num_steps) else None
+    stopped = False
     log.start_bar(state.step, num_steps)
     try:
         while state.step < num_steps and not stopped:
@@ -73,10 +74,10 @@ def train(run: Run) -> dict[str, Any]:
                 strategy.zero()
             # ----------------------------------------------------------------------------------------------------------
 
-            loss_mean, local_norm = agreed.loss_mean, agreed.grad_norm_local
+            local_norm = agreed.grad_norm_local
             if local_norm is not None and loss_scale:
                 local_norm /= loss_scale
-            state.step, state.tokens = step, state.tokens + step_tokens
+            state.step, state.tokens, state.loss_mean = step, state.tokens + step_tokens, agreed.loss_mean
             end_ns = time.monotonic_ns()
             tokens_per_s = step_tokens / ((end_ns - start_ns) / 1e9)
             events.emit(
@@ -96,13 +97,13 @@ def train(run: Run) -> dict[str, Any]:
                 sample_ids=batch.ids_N.tolist(),
                 end_ns=end_ns,
             )
-            log.advance(step, f"loss {loss_mean:.3f}, {format_count(tokens_per_s)} tokens/s")
+            log.advance(step, f"loss {agreed.loss_mean:.3f}, {format_count(tokens_per_s)} tokens/s")
             if step % config.train.log_every == 0 or step == num_steps:
                 own = f"gradient norm {grad_norm:.4f}"
                 if local_norm is not None:
                     own = f"gradient norm {local_norm:.4f} (reduced {grad_norm:.4f})"
                 log.note(
-                    f"step {step} | loss {agreed.loss:.4f} (mean of ranks {loss_mean:.4f}) | "
+                    f"step {step} | loss {agreed.loss:.4f} (mean of ranks {agreed.loss_mean:.4f}) | "
                     f"{own} | "
                     f"learning rate {rate:.2e} | {format_count(tokens_per_s)} tokens/s"
                 )
@@ -123,7 +124,7 @@ def train(run: Run) -> dict[str, Any]:
     return {
         "status": "completed" if state.step >= num_steps else "interrupted",
         "step": state.step,
-        "loss": loss_mean,
+        "loss": state.loss_mean,
         "eval": vars(last_score) if last_score else None,
         "weights_sha256": weights_sha256(strategy.whole()),
         "order_sha256": parts.order.link(world, run.mesh.readers),

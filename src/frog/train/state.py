@@ -28,6 +28,8 @@ class TrainState:
         self._scaler = scaler
         self.step = 0
         self.tokens = 0
+        self.loss_mean: float | None = None
+        """Of the last step, over all ranks."""
 
     def held(self) -> list[Held]:
         """What this rank holds of the weights and of the optimizer's state."""
@@ -40,6 +42,7 @@ class TrainState:
         return {
             "step": self.step,
             "tokens": self.tokens,
+            "loss_mean": self.loss_mean,
             "order_sha256": order_link,
             "scaler": self._scaler.state_dict(),
             "optimizer_steps": int(self._step_counts[0]) if self._step_counts else 0,
@@ -55,6 +58,7 @@ class TrainState:
             restore_generators(own)
         state = checkpoint.state
         self.step, self.tokens = int(state["step"]), int(state["tokens"])
+        self.loss_mean = state.get("loss_mean")  # older checkpoints have none
         for count in self._step_counts:
             count.fill_(state["optimizer_steps"])
         if self._scaler.is_enabled() and state["scaler"]:

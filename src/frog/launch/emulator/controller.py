@@ -40,7 +40,7 @@ _CONT, _TERM = signal.SIGCONT, signal.SIGTERM
 _LOOK_S = 30.0
 """Slurm looks at time limits every 30 s, and sends the signal of --signal up to so much earlier, lest it be late: not
 before its first look at a job. Here it comes in the middle of that span."""
-_SECOND_TERM_S = 0.1
+_SECOND_TERM_S = 0.5
 _YEAR_MIN = 365 * 24 * 60
 """What Slurm takes no limit for."""
 

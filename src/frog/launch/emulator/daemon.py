@@ -131,8 +131,8 @@ class _Handler(socketserver.StreamRequestHandler):
             while is_alive(int(request["asker"])) and time.monotonic() < deadline:
                 time.sleep(0.01)
         for job, (restarts, state) in zip(jobs, before, strict=True):
-            if not within or (job.restarts == restarts and job.state in (state, RUNNING)):
-                with contextlib.suppress(SlurmRefusal):  # it may have ended meanwhile
+            with self._controller.changed, contextlib.suppress(SlurmRefusal):  # it may have ended meanwhile
+                if not within or (job.restarts == restarts and job.state in (state, RUNNING)):
                     act(job)
         if not within:
             self._tell()
@@ -267,7 +267,8 @@ def _run(folder: Path, shape: dict[str, Any]) -> None:
         Node(f"node{number}", shape["cpus_per_node"], shape["gpus_per_node"]) for number in range(1, shape["nodes"] + 1)
     ]
     # Ports of runs come from the numbers of their jobs: two clusters of one machine had better not count alike.
-    controller = Controller(folder, cluster, nodes, 1 + secrets.randbelow(9000), shape["kill_wait_s"])
+    # Five digits are not mistaken for a year, or for how many of something there are.
+    controller = Controller(folder, cluster, nodes, 10_000 + secrets.randbelow(9000), shape["kill_wait_s"])
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())

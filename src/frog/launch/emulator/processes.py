@@ -89,6 +89,10 @@ def signal_one(pid: int, number: int) -> None:
 
 
 def signal_marked(prefix: str, number: int, *, leaders: Sequence[int] = (), but: Sequence[int] = ()) -> None:
-    """Send a signal once to each process of a mark, and to the leaders of its groups; not to the pids of `but`."""
-    for pid in {*find_marked(prefix), *leaders} - set(but):
-        signal_one(pid, number)
+    """Send a signal once to the leaders of a mark's groups, then to each of its other processes; not to `but`.
+
+    A leader that ends of it must not first see its child end.
+    """
+    for pid in dict.fromkeys([*leaders, *find_marked(prefix)]):
+        if pid not in but:
+            signal_one(pid, number)

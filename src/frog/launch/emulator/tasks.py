@@ -24,7 +24,7 @@ from frog.launch.emulator.wire import Conversation
 
 _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGQUIT)
 _FORCING = (signal.SIGTERM, signal.SIGHUP)
-_TOGETHER_S = 0.05
+_TOGETHER_S = 0.3
 """Tasks that end so close to each other are told in one line."""
 
 

@@ -93,15 +93,18 @@ def _execute(command: Sequence[str], env: dict[str, str]) -> NoReturn:
 
 def _in_child(become: Callable[[], NoReturn], pid_file: Path | None) -> int:
     """Fork; the child becomes the command. Pass SIGTERM on to it; return its exit code, 128 + n after signal n."""
+    early = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until there is a handler that passes it on
     child = os.fork()
     if child == 0:
         try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, early)
             become()
         except BaseException:
             traceback.print_exc()
             sys.stderr.flush()
             os._exit(_NOT_STARTED)
     signal.signal(signal.SIGTERM, lambda number, frame: os.kill(child, signal.SIGTERM))
+    signal.pthread_sigmask(signal.SIG_SETMASK, early)
     if pid_file is not None:
         pid_file.write_text(str(child))
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

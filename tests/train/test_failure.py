@@ -1,0 +1,68 @@
+"""How a rank's error is told: in which words, and when the rank leaves."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+
+import pytest
+
+from frog.core.env import WorldEnv
+from frog.core.errors import CheckpointError, CommError, FrogError, UsageError
+from frog.core.runfolder import RunFolder
+from frog.train import failure
+from frog.train.failure import Place
+
+
+def place_of(rank: int, world_size: int = 2, folder: Path | None = None) -> Place:
+    place = Place()
+    place.env = WorldEnv(rank, world_size, rank, world_size, 0, 1, "127.0.0.1", 1, launched=True)
+    place.folder = RunFolder(folder) if folder else None
+    return place
+
+
+@pytest.mark.parametrize(
+    ("error", "rank", "world_size", "waits"),
+    [
+        (CommError("closed"), 0, 2, True),
+        (CommError("closed"), 0, 1, False),
+        (UsageError("wrong"), 1, 2, True),
+        (UsageError("wrong"), 0, 2, False),
+        (CheckpointError("torn"), 1, 2, False),
+    ],
+)
+def test_who_only_follows_leaves_later(
+    error: FrogError, rank: int, world_size: int, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr("time.sleep", waited.append)
+    monkeypatch.setattr(failure, "launcher_pid", lambda: None)
+    place_of(rank, world_size).let_the_cause_go_first(error)
+    assert bool(waited) == waits
+
+
+def test_under_frog_run_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.sleep", lambda s: pytest.fail("it waits"))
+    monkeypatch.setattr(failure, "launcher_pid", lambda: 1)
+    place_of(1).let_the_cause_go_first(CommError("closed"))
+
+
+def test_of_a_full_disk_the_last_whole_checkpoint_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = place_of(0, folder=tmp_path)
+    RunFolder(tmp_path).checkpoint(4).mkdir(parents=True)
+    assert place.tell(OSError(errno.ENOSPC, "No space left on device")) == 1
+    err = capsys.readouterr().err
+    assert "the disk is full: [Errno 28] No space left on device" in err
+    assert f"the last whole checkpoint is of step 4; make room there, then `frog train --resume {tmp_path}`" in err
+
+
+def test_the_record_is_of_the_rank_that_has_a_reason_of_its_own(tmp_path: Path) -> None:
+    def recorded() -> int:
+        return int(json.loads((tmp_path / "record.json").read_text())["error"]["rank"])
+
+    place_of(0, folder=tmp_path).tell(CommError("closed"))
+    assert recorded() == 0
+    place_of(1, folder=tmp_path).tell(CheckpointError("torn"))
+    place_of(0, folder=tmp_path).tell(CommError("closed"))
+    assert recorded() == 1
