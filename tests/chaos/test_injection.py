@@ -200,7 +200,7 @@ def test_the_damage_is_of_the_new_checkpoint(kind: str, tmp_path: Path, monkeypa
     part = target / "rank_0.safetensors"
     target.mkdir(parents=True)
     part.write_bytes(b"old, and damaged")
-    swapped = threading.Event()
+    swaps: list[threading.Timer] = []
 
     def swap() -> None:
         beside = target.with_name(".step_2.new")
@@ -209,14 +209,14 @@ def test_the_damage_is_of_the_new_checkpoint(kind: str, tmp_path: Path, monkeypa
         assert part.read_bytes() == b"old, and damaged"
         shutil.rmtree(target)
         beside.rename(target)
-        swapped.set()
 
     def save(step: int) -> int:
-        threading.Timer(0.1, swap).start()
+        swaps.append(threading.Timer(0.1, swap))
+        swaps[0].start()
         return 7
 
     sent = damaging(tmp_path, kind, save, monkeypatch)
-    assert swapped.is_set()
+    swaps[0].join()
     assert sent == [signal.SIGKILL]
     assert part.read_bytes() == {"corrupt": b"new, and whold", "torn": b"new, an"}[kind]
 

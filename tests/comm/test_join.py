@@ -31,7 +31,7 @@ def test_a_rank_whose_peers_never_come_gives_up_at_its_deadline(workshop: Worksh
 
 
 def test_a_rank_that_hangs_ends_the_world_at_the_deadline(workshop: Workshop) -> None:
-    settings = ("name=hung", "train.steps=5000", "checkpoint.every=1000", "train.timeout_s=4")
+    settings = ("name=hung", "train.steps=5000", "checkpoint.every=1000", "train.timeout_s=8")
     words = [word for text in settings for word in ("--set", text)]
     process = workshop.start("frog", "run", "--nproc", "2", "--", "train", "run.toml", *words)
     workshop.wait_for_step("hung", 2, process)

@@ -94,6 +94,7 @@ def left_behind(shop: Workshop) -> list[str]:
 
 LOOK = """
 exec > seen.$(JOB_COMPLETION_INDEX)
+echo peer $(getent hosts small-1.small | wc -l)
 echo uid $(id -u) $(id -g)
 echo host $(hostname) $(hostname -f)
 echo ip $(MY_IP) $(hostname -i)
@@ -105,7 +106,6 @@ echo root $(touch /new MACHINE/new 2>&1 | grep -c Read-only)
 echo tmp $(touch /scratch/x && ls /scratch) $(df --output=size -k /dev/shm | tail -n 1)
 echo caps $(grep -E 'CapEff|CapBnd|NoNewPrivs' /proc/self/status | tr -d '\\n\\t ')
 echo processes $$$$ $(ls /proc | grep -c '^[0-9]')
-echo peer $(getent hosts small-1.small | wc -l)
 for _ in $(seq 600); do getent hosts small-1.small > peer.$(JOB_COMPLETION_INDEX) && break; sleep 0.1; done
 echo peer $(cut -d' ' -f2- peer.$(JOB_COMPLETION_INDEX))
 until test -s peer.0 -a -s peer.1; do sleep 0.1; done  # a pod that has ended has no name
@@ -253,12 +253,13 @@ def test_a_liveness_probe_ends_a_pod_that_has_stopped(shop: Workshop) -> None:
     """The probe runs in the pod: it sees its files and is asked only once the startup probe has passed."""
     script = (
         "echo up >> starts; test $$(wc -l < starts) = 3 && exit 0; sleep 3; echo ok >> starts; touch /dev/shm/ok; "
-        "sleep 1; rm /dev/shm/ok; exec sleep 600"
+        "until test -e seen; do sleep 0.1; done; rm /dev/shm/ok; exec sleep 600"
     )
     value = job(script, spec__backoffLimit=1, spec__template__spec__terminationGracePeriodSeconds=1)
-    probe = {"exec": {"command": ["ls", "/dev/shm/ok"]}, "periodSeconds": 1, "timeoutSeconds": 30}
-    container = value["spec"]["template"]["spec"]["containers"][0]
-    container |= {"startupProbe": {**probe, "failureThreshold": 60}, "livenessProbe": {**probe, "failureThreshold": 2}}
+    often = {"periodSeconds": 1, "timeoutSeconds": 30}
+    starts = {"exec": {"command": ["bash", "-c", "ls /dev/shm/ok && touch seen"]}, "failureThreshold": 60, **often}
+    lives = {"exec": {"command": ["ls", "/dev/shm/ok"]}, "failureThreshold": 2, **often}
+    value["spec"]["template"]["spec"]["containers"][0] |= {"startupProbe": starts, "livenessProbe": lives}
     done = shop.run(*start(shop, value))
     assert "ended with exit code 137: its liveness probe failed 2 times: ls: cannot access '/dev/shm/ok'" in done.stderr
     assert (shop.root / "disk" / "starts").read_text() == "up\nok\nup\n"
@@ -287,8 +288,8 @@ GRACE = {"spec__template__spec__terminationGracePeriodSeconds": 1}
 
 
 def begin(shop: Workshop, script: str) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
-    """Start a Job of two pods that stay, and wait until both are there."""
-    value = job(f"touch up.$(JOB_COMPLETION_INDEX); {script}", spec__completions=2, spec__parallelism=2)
+    """Start a Job of two pods that stay, and wait until both are there: have done what the script calls UP."""
+    value = job(script.replace("UP", "touch up.$(JOB_COMPLETION_INDEX)"), spec__completions=2, spec__parallelism=2)
     process = shop.start(*start(shop, value), start_new_session=True)
     disk = shop.root / "disk"
     wait_until(lambda: all((disk / f"up.{n}").exists() for n in (0, 1)), 60, "two pods", process)
@@ -297,7 +298,7 @@ def begin(shop: Workshop, script: str) -> tuple[subprocess.Popen[str], list[psut
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_wish_to_stop_reaches_the_pods(shop: Workshop, number: signal.Signals) -> None:
-    process, family = begin(shop, "trap 'echo bye; exit 0' TERM; sleep 600 & wait")
+    process, family = begin(shop, "trap 'echo bye; exit 0' TERM; UP; sleep 600 & wait")
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 128 + number, err
@@ -307,7 +308,7 @@ def test_a_wish_to_stop_reaches_the_pods(shop: Workshop, number: signal.Signals)
 
 
 def test_a_second_wish_kills_pods_that_do_not_listen(shop: Workshop) -> None:
-    process, family = begin(shop, "trap '' TERM; while true; do sleep 1; done")
+    process, family = begin(shop, "trap '' TERM; UP; while true; do sleep 1; done")
     process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
@@ -317,7 +318,7 @@ def test_a_second_wish_kills_pods_that_do_not_listen(shop: Workshop) -> None:
 
 
 def test_nothing_outlives_a_launcher_that_is_killed(shop: Workshop) -> None:
-    process, family = begin(shop, "setsid sleep 600 & sleep 600 & wait")
+    process, family = begin(shop, "setsid sleep 600 & sleep 600 & UP; wait")
     assert len(family) > 6
     process.kill()
     process.communicate(timeout=60)
@@ -357,7 +358,7 @@ def rank_process(process: subprocess.Popen[str], rank: int) -> psutil.Process:
 
 def test_a_run_in_pods_survives_a_killed_rank(workshop: Workshop, may_make_pods: None) -> None:
     """The file that is shipped to a cluster, on this machine: the same weights as `frog run`, kill -9 or not."""
-    settings = ["--set", "train.steps=40", "--set", "eval.every=40"]
+    settings = ["--set", "train.steps=120", "--set", "eval.every=120"]
     options = ["--nodes", "2", "--ranks-per-node", "2", "--no-gpus", "--name", "pods", "--dry-run"]
     done = workshop.run("frog", "submit", "run.toml", "--to", "kubernetes", *options, *settings, "--set", "name=pods")
     (workshop.root / "pods.yaml").write_text(done.stdout)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import random
 import re
 import runpy
 import shlex
@@ -71,8 +72,11 @@ def need(launcher: str) -> None:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    """One that nobody is given who asks for any: the launchers and torch do, while this one is not yet taken."""
+    while True:
+        port = random.randrange(10_000, 20_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def start(floor: Workshop, launcher: str, name: str, *settings: str) -> list[subprocess.Popen[str]]:
@@ -131,11 +135,11 @@ def rank_pid(floor: Workshop, name: str, rank: int) -> int:
 
 
 CODES = {  # a rank killed, Ctrl-C; as the page's table has them, where a shell shows 130 for "ended by SIGINT"
-    "mpirun": (137, 1),
-    "mpiexec": (9, 130),
-    "DeepSpeed, one node": (247, -signal.SIGINT),
-    "accelerate": (1, 1),
-    "submitit": (1, 130),
+    "mpirun": ({137}, 1),
+    "mpiexec": ({9}, 130),
+    "DeepSpeed, one node": ({247, 1}, -signal.SIGINT),  # the first that it finds ended, of the two that have
+    "accelerate": ({1}, 1),
+    "submitit": ({1}, 130),
 }
 
 
@@ -147,7 +151,7 @@ def test_a_killed_rank_ends_the_world(floor: Workshop, launcher: str) -> None:
     family = tree(process)
     os.kill(rank_pid(floor, name, 1), signal.SIGKILL)
     ((code, words),) = end([process])
-    assert code == CODES[launcher][0], words
+    assert code in CODES[launcher][0], words
     wait_until(lambda: all_gone(family), 60, "the end of all processes")
 
 
@@ -169,7 +173,7 @@ def test_ctrl_c_saves_and_leaves_nobody(floor: Workshop, launcher: str) -> None:
 
 
 def test_a_job_of_submitit_that_is_warned_goes_on_at_the_same_step(floor: Workshop) -> None:
-    settings = ("train.steps=200", "checkpoint.every=1000", "eval.every=1000")
+    settings = ("train.steps=900", "checkpoint.every=1000", "eval.every=1000")
     (process,) = start(floor, "submitit", "warned", *settings)
     floor.wait_for_step("warned", 3, process, timeout=120)
     for rank in (0, 1):  # as Slurm does to every task some time before the limit
@@ -178,7 +182,7 @@ def test_a_job_of_submitit_that_is_warned_goes_on_at_the_same_step(floor: Worksh
     assert code == 0, words
     assert "Requeued job" in words
     first, second = floor.folder("warned").read_run()["segments"]
-    assert 3 <= second["from_step"] < 200
+    assert 3 <= second["from_step"] < 900
     assert f"resumed at step {second['from_step']}" in words
     sets = [word for setting in ("name=calm", *settings) for word in ("--set", setting)]
     floor.run("frog", "run", "--nproc", "2", "--", "train", "config/demo.toml", *sets)

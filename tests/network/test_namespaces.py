@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from workshop import wait_until
+from workshop import all_gone, wait_until
 
 from frog.core.errors import LaunchError, UsageError
 from frog.launch.network import Link, Network, parse_network
@@ -237,7 +237,7 @@ def test_the_switch_ends_with_an_owner_that_was_killed(network: Network) -> None
     assert len(nets) == 2
     owner.kill()
     owner.communicate()
-    wait_until(lambda: not switch.is_running() or switch.status() == psutil.STATUS_ZOMBIE, WAIT_S, "the switch's end")
+    wait_until(lambda: all_gone([switch]), WAIT_S, "the switch's end")
     assert not nets & set(open_networks())
 
 

@@ -101,7 +101,7 @@ def test_two_terminals_are_a_cluster(desk: Desk) -> None:
 def test_a_node_that_never_comes(desk: Desk) -> None:
     port = free_port()
     alone = [desk.start_page(PAGE, "--timeout-s", "1", env=by_hand(free_port(), 1))]
-    alone.append(desk.start_page(PAGE, "--timeout-s", "3", env=by_hand(port, 0, nnodes=3)))
+    alone.append(desk.start_page(PAGE, "--timeout-s", "8", env=by_hand(port, 0, nnodes=3)))
     come = desk.start_page(PAGE, env=by_hand(port, 2, nnodes=3))
     (_, err1), (_, err0) = (finish(process, 1) for process in alone)
     assert "node 0 did not come in time" in err1

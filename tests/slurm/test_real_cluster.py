@@ -103,6 +103,7 @@ def test_a_batch_job_from_queue_to_cancel(real_slurm: RealSlurm, tmp_path: Path)
     # A second job gets the other GPUs of the same nodes, and a third must wait.
     told = real_slurm.ask("srun", "--nodes=1", "--gpus-per-node=2", "printenv", "CUDA_VISIBLE_DEVICES")
     assert told == "2,3\n"
+    wait_until(lambda: real_slurm.ask("squeue", "-h", "-o", "%i").split() == [job_id], 60, "the end of the second job")
     waiting = real_slurm.ask(*words, "--gpus-per-node=4", "--wrap", "true", cwd=tmp_path).strip()
     assert real_slurm.job(waiting)["JobState"] == "PENDING"
 

@@ -20,12 +20,12 @@ HOME = {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
 def floor(workshop: Workshop) -> Workshop:
     """The workshop with the programs that start there, and the run that the others are held against."""
     shutil.copy(ROOT / "train.py", workshop.root)
-    workshop.train(2, "slurm-calm", "train.steps=200", "checkpoint.every=1000", "eval.every=1000")
+    workshop.train(2, "slurm-calm", "train.steps=1000", "checkpoint.every=5000", "eval.every=5000")
     return workshop
 
 
 def words(name: str) -> list[str]:
-    settings = (f"name={name}", "train.steps=200", "checkpoint.every=1000", "eval.every=1000")
+    settings = (f"name={name}", "train.steps=1000", "checkpoint.every=5000", "eval.every=5000")
     return ["run.toml", *(word for setting in settings for word in ("--set", setting))]
 
 
@@ -65,5 +65,5 @@ def test_a_job_of_submitit_is_warned_and_handed_in_again(floor: Workshop, real_s
     done = real_slurm.wait_for(job, "COMPLETED", "FAILED", "CANCELLED", timeout=170)
     assert (done["JobState"], done["Restarts"]) == ("COMPLETED", "1")
     _, second = folder.read_run()["segments"]
-    assert 3 <= second["from_step"] < 200
+    assert 3 <= second["from_step"] < 1000
     same_weights(floor, "by-submitit")

@@ -16,8 +16,9 @@ from workshop import Workshop, all_gone, set_words, tree, wait_until
 
 from frog.events.heartbeat import read_heartbeat
 
-STEPS = 60
-SETTINGS = (f"train.steps={STEPS}", "checkpoint.every=10", "eval.every=60", "train.timeout_s=60")
+STEPS = 300
+"""Enough for a run not to be over before it is harmed."""
+SETTINGS = (f"train.steps={STEPS}", "checkpoint.every=10", f"eval.every={STEPS}", "train.timeout_s=60")
 
 
 def words(name: str, *settings: str) -> list[str]:
@@ -54,6 +55,7 @@ def disturb(
     """Start a world, harm it in its steps, and return its messages; it must end well and leave nothing."""
     process = workshop.start("frog", "run", *options, "--", *words(name, *settings))
     found = reach(workshop, name, 15, process)
+    wait_until(lambda: workshop.events(name).main.of("commit") != [], 30, "the first checkpoint", process)
     family = tree(process)
     harm(found)
     _, err = process.communicate(timeout=300)
@@ -82,7 +84,7 @@ def test_two_nodes_are_the_same_world_as_one(workshop: Workshop, undisturbed: di
         ("node1", 1, 0),
     ]
     folder = workshop.folder("nodes-two-nodes")
-    assert "done: 60 steps" in folder.node_log(0).read_text()
+    assert f"done: {STEPS} steps" in folder.node_log(0).read_text()
     assert [event["code"] for event in launcher_events(workshop, "nodes-two-nodes", "node")] == [0, 0]
 
 
@@ -232,7 +234,7 @@ def test_continue_goes_on_where_the_run_of_that_name_is(workshop: Workshop, undi
 def test_what_has_ended_is_left_as_it_is(workshop: Workshop) -> None:
     record = workshop.folder("nodes-again").record_json.read_bytes()
     done = workshop.run("frog", *words("nodes-again"), "--continue")
-    assert "runs/nodes-again: has taken its 60 steps already" in done.stdout
+    assert f"runs/nodes-again: has taken its {STEPS} steps already" in done.stdout
     assert workshop.folder("nodes-again").record_json.read_bytes() == record
 
 

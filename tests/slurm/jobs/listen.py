@@ -1,5 +1,6 @@
 """For job files: say which signals come, in order, and end on the first that asks for it."""
 
+import os
 import signal
 import sys
 import time
@@ -19,7 +20,7 @@ def main() -> int:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and not set(got) & set(_ENDING):
         time.sleep(0.02)
-    time.sleep(0.3)  # a second signal, if one comes, is to be seen too
+    time.sleep(float(os.environ.get("LISTEN_ON", "0.3")))  # a second signal, if one comes, is to be seen too
     _say(f"{name} got {' '.join(sorted(got)) or 'nothing'}")
     return code if got else 0
 
