@@ -45,7 +45,7 @@ class Training:
 
         signal.signal(signal.SIGUSR2, warn)
         code = main([*self.words, "--continue"])  # begins the run, or goes on where the job before this one has saved
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 2
         while code == 128 + signal.SIGTERM and not warned and time.monotonic() < deadline:
             time.sleep(0.05)  # another rank was warned first; this one's warning is on its way
         if warned and code == 128 + signal.SIGTERM:

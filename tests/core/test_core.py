@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from frog.core.env import world_env
 from frog.core.errors import FrogError, RunError, UsageError
 from frog.core.files import link_folder, sha256_file, write_atomic, write_json
+from frog.core.processes import is_alive
 from frog.core.runfolder import RunFolder, find_run
 from frog.core.seeds import derive_seed
 from frog.core.units import format_bytes, format_count, format_seconds
@@ -39,6 +42,20 @@ def test_write_atomic_may_leave_what_another_process_has_put_there(tmp_path: Pat
     write_atomic(path, "first", replace=False)
     write_atomic(path, "second", replace=False)
     assert [(entry.name, entry.read_text()) for entry in tmp_path.iterdir()] == [("file", "first")]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no /proc here")
+@pytest.mark.parametrize(
+    ("error", "alive"), [(FileNotFoundError(), False), (OSError(errno.EMFILE, "Too many open files"), True)]
+)
+def test_a_process_that_cannot_be_looked_at_may_live(
+    monkeypatch: pytest.MonkeyPatch, error: OSError, alive: bool
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Path, "read_text", fail)
+    assert is_alive(os.getpid()) == alive
 
 
 def test_sha256_file(tmp_path: Path) -> None:

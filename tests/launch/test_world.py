@@ -113,6 +113,15 @@ def test_an_agent_without_ranks_is_not_given_as_long(play: Play, monkeypatch: py
     assert time.monotonic() - start_s < 15
 
 
+def test_it_is_counted_from_the_end_of_its_ranks(play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They save for a while; then it tells how they ended."""
+    monkeypatch.setattr("frog.launch.world._GRACE_S", 60.0)
+    monkeypatch.setattr("frog.launch.world._LAST_WORDS_S", 1.0)
+    saves = "rank 2; world 0 2 1 $!; trap '' TERM; wait; sleep 0.3; touch $SCRATCH/told; exit 1"
+    error_of(play, "2x1", "exit 3", saves)
+    assert (tmp_path / "play_0" / "told").exists()
+
+
 def test_a_world_that_may_shrink_goes_on_without_a_node_that_lost_the_others(
     play: Play, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -130,10 +139,20 @@ def test_a_node_comes_back_when_the_others_have_gone_on_without_it(
 ) -> None:
     shrinks = "until test -e $SCRATCH/gone; do sleep 0.02; done; sleep 0.5; world 1 1 0 $nobody"
     stays = f"world 0 2 0 $nobody; {shrinks}; until test -e $SCRATCH/back; do sleep 0.02; done"
-    goes = "world 0 2 1 $nobody; touch $SCRATCH/gone; kill -9 $$"
+    goes = "world 0 2 1 $nobody; until grep -qs pids $SCRATCH/told-1.jsonl; do sleep 0.02; done; "
+    goes += "sleep 0.2; touch $SCRATCH/gone; kill -9 $$"
     assert play("1:2x1", stays, [goes, "touch $SCRATCH/back"], restarts=1) == 0
     told = capsys.readouterr().err.splitlines()
     assert told == ["node1 has gone (SIGKILL)", "started again (attempt 1): a world of 1", "node1 comes back"]
+
+
+def test_also_one_that_ends_long_after_them(play: Play) -> None:
+    """Its network was cut: the others have been at work without it for a while."""
+    stays = "world 0 2 0 $nobody; sleep 0.3; world 1 1 0 $nobody; until test -e $SCRATCH/back; do sleep 0.02; done"
+    cut = f"world 0 2 1 $nobody; sleep 1; exit {NOT_MET}"
+    start_s = time.monotonic()
+    assert play("1:2x1", stays, [cut, "touch $SCRATCH/back"], restarts=1) == 0
+    assert time.monotonic() - start_s < 15
 
 
 def test_or_if_they_have_not_for_a_long_time(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,6 +190,14 @@ def test_a_node_whose_ranks_have_left_is_not_waited_for(play: Play) -> None:
     ended = "import subprocess, time; p = subprocess.Popen(['true']); print(p.pid, flush=True); time.sleep(30)"
     script = f'exec 3< <(exec python3 -c "{ended}"); read pid <&3; world 0 2 1 $pid; sleep 30 & wait'
     assert play("2x1", "sleep 0.5", script) == 0
+    assert time.monotonic() - start_s < 15
+
+
+def test_nor_is_one_that_has_not_come_to_start_any(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("frog.launch.world._PATIENCE_S", 60.0)
+    monkeypatch.setattr("frog.launch.world._LAST_WORDS_S", 0.3)
+    start_s = time.monotonic()
+    assert play("2x1", "exit 0", "sleep 30") == 0
     assert time.monotonic() - start_s < 15
 
 

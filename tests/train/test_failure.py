@@ -57,6 +57,11 @@ def test_of_a_full_disk_the_last_whole_checkpoint_is_told(tmp_path: Path, capsys
     assert f"the last whole checkpoint is of step 4; make room there, then `frog train --resume {tmp_path}`" in err
 
 
+def test_without_one_there_is_nothing_to_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place_of(0, folder=tmp_path).tell(OSError(errno.ENOSPC, "No space left on device"))
+    assert "try: make room, then start again" in capsys.readouterr().err
+
+
 def test_the_record_is_of_the_rank_that_has_a_reason_of_its_own(tmp_path: Path) -> None:
     def recorded() -> int:
         return int(json.loads((tmp_path / "record.json").read_text())["error"]["rank"])

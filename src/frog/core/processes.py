@@ -38,12 +38,12 @@ def is_alive(pid: int) -> bool:
         return False
     except PermissionError:
         return True
-    if not Path("/proc/self/stat").exists():  # not Linux
-        return True
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:  # it ended just now
-        return False
+    except (FileNotFoundError, ProcessLookupError):  # it ended just now; or this is not Linux
+        return not Path("/proc/self/stat").exists()
+    except OSError:  # no more files can be opened
+        return True
 
 
 def kill_group(leader: int) -> None:

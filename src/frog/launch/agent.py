@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -62,6 +63,7 @@ class Agent:
     excused: bool = False
     """How it ended says nothing about the run: its node had gone, and the world went on without it."""
     _told_bytes: int = 0
+    _worked_at: float = 0.0
     _printer: threading.Thread | None = None
 
     def news(self) -> Iterator[dict[str, Any]]:
@@ -95,6 +97,13 @@ class Agent:
     def has_ranks(self) -> bool:
         """Whether a rank that it started last still runs."""
         return any(is_alive(pid) for pid in self.pids.values())
+
+    def idle_s(self, since: float) -> float:
+        """How long it has been seen without ranks, counted from `since` on; to be asked often."""
+        now = time.monotonic()
+        if self.has_ranks():
+            self._worked_at = now
+        return now - max(since, self._worked_at)
 
     def copy_lines(self, copy_to: Output) -> None:
         """From now on, its lines and its ranks' go to `copy_to`."""

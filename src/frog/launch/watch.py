@@ -18,7 +18,7 @@ def keep_heartbeats(folder: RunFolder, attempt: int) -> None:
     aside.mkdir(parents=True, exist_ok=True)
     for path in folder.heartbeats.glob("rank_*.json"):
         beat = read_heartbeat(path)
-        if beat is None or beat["attempt"] <= attempt:
+        if beat is not None and beat["attempt"] <= attempt:
             path.replace(aside / path.name)
 
 

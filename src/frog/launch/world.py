@@ -17,6 +17,7 @@ from typing import Any
 
 from frog.core.errors import LaunchError, UsageError
 from frog.core.processes import NOT_MET
+from frog.events.heartbeat import read_heartbeat
 from frog.launch.agent import Agent, Output
 from frog.launch.journal import Journal
 from frog.launch.nodes import Nodes, world_table
@@ -82,7 +83,9 @@ class _Launch:
         self.lost: dict[str, int] = {}
         """Nodes that have gone and not come back, by host: the signal that killed the agent."""
         self._shown: dict[int, list[dict[str, Any]]] = {}
-        self._shown_at = 0.0
+        self._at_work = set(range(nodes.most))
+        """The nodes of the last world."""
+        self._begun_at: float | None = None
         self._comes_back: dict[int, float] = {}
         """Nodes that have gone for a while, and since when."""
         self._asked_at: float | None = None
@@ -210,7 +213,7 @@ class _Launch:
         worlds.append(world)
         if sum(len(told["ranks"]) for told in worlds) < world["world_size"]:
             return
-        self._shown_at = time.monotonic()
+        self._at_work, self._begun_at = {told["node"] for told in worlds}, None
         if attempt:
             print(f"started again (attempt {attempt}): a world of {world['world_size']}", file=sys.stderr, flush=True)
         if self.nodes.several:
@@ -283,18 +286,29 @@ class _Launch:
         for node, gone_at in list(self._comes_back.items()):
             if not self._running() or self._asked_at is not None:  # nobody is left to come back to
                 self._comes_back.pop(node, None)
-            elif self._is_repaired(gone_at):
+            elif self._is_repaired(node, gone_at):
                 self._comes_back.pop(node, None)
                 self.lost.pop(self.nodes.host(node), None)
                 self.journal.tell("return", node=node, host=self.nodes.host(node))
                 print(f"{self.nodes.host(node)} comes back", file=sys.stderr, flush=True)
                 self._start(node)
 
-    def _is_repaired(self, gone_at: float) -> bool:
+    def _is_repaired(self, node: int, gone_at: float) -> bool:
         """A world that can shrink first does so, and works for a while without the node."""
         now = time.monotonic()
-        shrunk = self._shown_at > gone_at and now - self._shown_at > self.options.repair_s
-        return not self.nodes.elastic or shrunk or now - gone_at > _REPAIR_AT_MOST_S
+        if not self.nodes.elastic or now - gone_at > _REPAIR_AT_MOST_S:
+            return True
+        if self._begun_at is None and self._has_begun():
+            self._begun_at = now
+        without = node not in self._at_work and self._begun_at is not None
+        return without and now - max(self._begun_at or now, gone_at) > self.options.repair_s
+
+    def _has_begun(self) -> bool:
+        """Whether the ranks of the last world are at work: before that, they would not hear that they are to stop."""
+        if self.journal.folder is None:  # a program that leaves no heartbeats
+            return True
+        beat = read_heartbeat(self.journal.folder.heartbeat(0))
+        return beat is not None and beat["attempt"] == max(self._shown, default=0)
 
     def _enforce_deadlines(self) -> None:
         """After a failure or a wish to stop: ask those who stay, then make them."""
@@ -307,12 +321,12 @@ class _Launch:
             self._finished_at = self._finished_at or now
             for agent in self._running():
                 # It came back when the others had already finished, or its network is cut and its ranks have left.
-                if now - self._finished_at > (_PATIENCE_S if agent.pids else _LAST_WORDS_S) and not agent.has_ranks():
+                if agent.idle_s(self._finished_at) > (_PATIENCE_S if agent.pids else _LAST_WORDS_S):
                     agent.excused = True
                     agent.kill()
         if self._asked_at is not None:
             for agent in self._running():
-                if now - self._asked_at > (_GRACE_S if agent.has_ranks() else _LAST_WORDS_S):
+                if now - self._asked_at > _GRACE_S or agent.idle_s(self._asked_at) > _LAST_WORDS_S:
                     agent.kill()
 
     def _error(self) -> LaunchError | None:

@@ -61,7 +61,8 @@ class Place:
     def tell(self, error: Exception) -> int:
         """Say what went wrong, in every place that can still be written to; return the exit code."""
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            hint = after_no_room(self.folder) if self.folder else "make room, then start again"
+            saved = self.folder is not None and self.folder.checkpoint_steps() != []
+            hint = after_no_room(self.folder) if self.folder and saved else "make room, then start again"
             error = FrogError(f"the disk is full: {error}", hint)
         get_error_handler().record_exception(error)
         expected = isinstance(error, FrogError)

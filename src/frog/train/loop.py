@@ -30,6 +30,7 @@ def train(run: Run) -> dict[str, Any]:
     log.say(_headline(run, parts))
     log.note(f"the mesh:\n{draw(run.mesh.sizes)}")
     log.say(config.explain_batch(world.size))
+    events.step = state.step
     # At the last step: of a run that ended between its last checkpoint and its record.
     last_score = score(run, parts) if state.step in (0, num_steps) else None
     stopped = False

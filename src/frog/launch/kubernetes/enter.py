@@ -97,6 +97,7 @@ def _in_child(become: Callable[[], NoReturn], pid_file: Path | None) -> int:
     child = os.fork()
     if child == 0:
         try:
+            signal.signal(signal.SIGTERM, lambda number, frame: os._exit(128 + number))  # until the command is there
             signal.pthread_sigmask(signal.SIG_SETMASK, early)
             become()
         except BaseException:
