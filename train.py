@@ -2,7 +2,8 @@
 
 import sys
 
+from frog.core.processes import leave
 from frog.train.main import main
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))

@@ -31,7 +31,7 @@ from train_tiny_transformer import CONFIG, TinyTransformer, fingerprint, loss_of
 from frog.config import load_model_config
 from frog.core.env import bind_loopback, host_name, world_env
 from frog.core.errors import FrogError, UsageError
-from frog.core.processes import leave_with_parent
+from frog.core.processes import leave, leave_with_parent
 from frog.core.runfolder import RunFolder
 from frog.data import Windows, ensure_prepared
 
@@ -303,3 +303,4 @@ if __name__ == "__main__":
         if world_env().is_main:
             print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    leave(0)  # at once: while Python takes torch apart, threads of torch may still be at work, and end in a crash

@@ -3,16 +3,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 
 import pytest
-from workshop import Workshop, kill_tree
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from workshop import Workshop, free_port, kill_tree
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -5,20 +5,18 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import random
 import re
 import runpy
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from workshop import Workshop, all_gone, kill_tree, tree, wait_until
+from workshop import Workshop, all_gone, free_port, kill_tree, tree, wait_until
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "launchers.md").read_text()
@@ -69,14 +67,6 @@ def need(launcher: str) -> None:
     version = subprocess.run([mpi, "--version"], capture_output=True, text=True).stdout
     if ("Open MPI" in version or "OpenRTE" in version) != (mpi == "mpirun"):
         pytest.skip(f"{mpi} is of another MPI than the page's: {version.splitlines()[0]}")
-
-
-def free_port() -> int:
-    """One that nobody is given who asks for any: the launchers and torch do, while this one is not yet taken."""
-    while True:
-        port = random.randrange(10_000, 20_000)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
 
 
 def start(floor: Workshop, launcher: str, name: str, *settings: str) -> list[subprocess.Popen[str]]:

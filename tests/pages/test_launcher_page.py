@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from desk import SCRIPTS, Desk, finish, make_desk
-from workshop import Workshop, all_gone, tree, wait_until
+from workshop import Workshop, all_gone, free_port, tree, wait_until
 
 from frog.core.runfolder import RunFolder
 from frog.events import read_run
@@ -23,13 +23,6 @@ HELLO = str(SCRIPTS / "say_hello.py")
 @pytest.fixture
 def desk(workshop: Workshop, tmp_path: Path) -> Desk:
     return make_desk(workshop, tmp_path)
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def by_hand(port: int, node_rank: int, nnodes: int = 2) -> dict[str, str]:

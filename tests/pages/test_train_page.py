@@ -83,7 +83,7 @@ def test_it_learns_and_leaves_a_run(desk: Desk) -> None:
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=lambda how: how.name)
 def test_resume_is_exact(desk: Desk, how: signal.Signals) -> None:
-    steps = ("--epochs", "2", "--steps-per-epoch", "400", "--checkpoint-every", "20", "--log-every", "10", *TINY)
+    steps = ("--epochs", "3", "--steps-per-epoch", "250", "--checkpoint-every", "20", "--log-every", "10", *TINY)
     desk.page(PAGE, *steps)
     process = desk.start_page(PAGE, *steps)
     other = "train_tiny_transformer-2"

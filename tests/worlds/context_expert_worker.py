@@ -23,6 +23,7 @@ from torch import Tensor
 from frog.comm import World, join_world
 from frog.config import ModelConfig
 from frog.core.env import world_env
+from frog.core.processes import leave
 from frog.model import TinyTransformer, moe
 from frog.model.transformer import causal_attention
 from frog.parallel import blockwise, context, expert
@@ -265,3 +266,4 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    leave(0)

@@ -14,6 +14,7 @@ from finetune_cases import CASES, STRATEGIES, run_case
 
 from frog.comm import World, join_world
 from frog.core.env import world_env
+from frog.core.processes import leave
 from frog.data import Batch
 from frog.data.labelled_batches import LabelledBatches
 from frog.train.finetune_score import HeldOut
@@ -50,3 +51,4 @@ for name in names:
             record = run_case(world, folder / name / case, case, STRATEGIES.get(name, STRATEGIES["ddp"]))
         (folder / name / case / f"record_{env.rank}.json").write_text(json.dumps(record))
 world.leave()
+leave(0)

@@ -9,6 +9,7 @@ from mutants import MUTANTS
 
 from frog.comm import join_world
 from frog.core.env import world_env
+from frog.core.processes import leave
 from frog.launch.proof import DEFAULT_VARIANTS, SMALL_MODEL, Cell, Variant, cells
 from frog.train.prove import TOLERANCE, Case, compare, one_process, spread
 
@@ -30,3 +31,4 @@ if world.is_main:
     Path(sys.argv[1]).write_text(json.dumps(found))
 world.barrier()
 world.leave()
+leave(0)

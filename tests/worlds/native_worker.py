@@ -26,6 +26,7 @@ from frog.comm.axis import Silent
 from frog.comm.held import assemble, target_of
 from frog.config import DataConfig, OptimizerConfig, RunConfig, StrategyConfig, TrainConfig
 from frog.core.env import world_env
+from frog.core.processes import leave
 from frog.launch.proof import SMALL_MODEL
 from frog.parallel import deepspeed, native, torch_ddp, torch_fsdp, torch_pipeline
 from frog.parallel.build import build_mesh, build_strategy
@@ -301,3 +302,4 @@ def main() -> None:
 
 
 main()
+leave(0)

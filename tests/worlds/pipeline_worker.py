@@ -19,6 +19,7 @@ from torch import Tensor
 from frog.comm import Axis, World, join_world
 from frog.config import ModelConfig
 from frog.core.env import world_env
+from frog.core.processes import leave
 from frog.data import Batch
 from frog.model import TinyTransformer
 from frog.parallel import deferred, pipeline
@@ -232,3 +233,4 @@ def main() -> None:
 
 
 main()
+leave(0)

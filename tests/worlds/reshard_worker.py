@@ -16,6 +16,7 @@ from frog.checkpoint.load import open_checkpoint, verify
 from frog.comm import join_world
 from frog.comm.held import assemble
 from frog.core.env import world_env
+from frog.core.processes import leave
 from frog.core.runfolder import RunFolder
 from frog.launch.proof import DEFAULT_VARIANTS, FROM_SCRATCH, NATIVE, SMALL_MODEL, Cell, cells
 from frog.parallel.build import build_mesh, build_strategy
@@ -83,3 +84,4 @@ if world.is_main:
     out.write_text(json.dumps(results))
 world.barrier()
 world.leave()
+leave(0)
