@@ -22,10 +22,11 @@ import time
 from pathlib import Path
 
 # Beside this file: how the nodes find each other.
-from node_meeting import free_port, meet
+from node_meeting import meet
 
 from frog.core.env import bind_loopback, child_env
 from frog.core.errors import FrogError, UsageError
+from frog.core.ports import free_port
 from frog.launch.outcome import first_failure, last_failures
 
 SLURM = """\

@@ -7,7 +7,6 @@ would wait in silence, and would not notice that two nodes call themselves by th
 import contextlib
 import errno
 import json
-import random
 import socket
 import time
 
@@ -118,11 +117,3 @@ def read_line(connection, timeout_s):
     except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None
-
-
-def free_port():
-    """A port that nobody uses at this moment, and that nobody is given who asks for any: those begin higher."""
-    while True:
-        port = random.randrange(10_000, 30_000)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
-import socket
 import subprocess
 import sys
 import time
@@ -121,14 +119,6 @@ def wait_until(
         if time.monotonic() > deadline:
             pytest.fail(f"waiting for {what}: not within {timeout} s")
         time.sleep(0.02)
-
-
-def free_port() -> int:
-    """One that nobody uses, and that nobody is given who asks for any: it is taken only some seconds later."""
-    while True:
-        port = random.randrange(10_000, 30_000)
-        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
 
 
 def tree(process: subprocess.Popen[str]) -> list[psutil.Process]:

@@ -5,7 +5,9 @@ import os
 import signal
 
 import pytest
-from workshop import Workshop, free_port, kill_tree
+from workshop import Workshop, kill_tree
+
+from frog.core.ports import free_port
 
 
 @pytest.mark.parametrize("rank", [0, 1])

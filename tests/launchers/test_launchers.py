@@ -16,7 +16,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from workshop import Workshop, all_gone, free_port, kill_tree, tree, wait_until
+from workshop import Workshop, all_gone, kill_tree, tree, wait_until
+
+from frog.core.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "launchers.md").read_text()

@@ -11,8 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 from desk import SCRIPTS, Desk, finish, make_desk
-from workshop import Workshop, all_gone, free_port, tree, wait_until
+from workshop import Workshop, all_gone, tree, wait_until
 
+from frog.core.ports import free_port
 from frog.core.runfolder import RunFolder
 from frog.events import read_run
 

@@ -53,9 +53,9 @@ class Bench:
     def beat(self, job_id: str, rank: int) -> dict[str, Any]:
         return read_heartbeat(self.folder(job_id).heartbeat(rank)) or {"step": 0, "pid": None}
 
-    def wait_for_step(self, job_id: str, step: int) -> None:
-        wait_until(lambda: self.beat(job_id, 0)["step"] >= step or self.is_over(job_id), 150, f"step {step}")
-        assert not self.is_over(job_id), self.log(job_id) + self.log(job_id, 0)
+    def wait_for_step(self, job_id: str, step: int, rank: int = 0) -> None:
+        wait_until(lambda: self.beat(job_id, rank)["step"] >= step or self.is_over(job_id), 150, f"step {step}")
+        assert not self.is_over(job_id), self.log(job_id) + self.log(job_id, 0) + self.log(job_id, 1)
 
     def is_over(self, job_id: str) -> bool:
         return self.slurm.job(job_id)["JobState"] in ("COMPLETED", "FAILED", "TIMEOUT")
@@ -94,8 +94,7 @@ def calm_and_requeued(bench: Bench) -> tuple[str, str]:
     """
     words = ("--set", f"train.steps={STEPS}", "--set", "train.timeout_s=600")
     hasty = bench.submit(*words)
-    wait_until(lambda: bench.beat(hasty, 1)["step"] >= 20 or bench.is_over(hasty), 170, "20 steps")
-    assert not bench.is_over(hasty), bench.log(hasty) + bench.log(hasty, 0) + bench.log(hasty, 1)
+    bench.wait_for_step(hasty, 20, rank=1)
     stopped = bench.beat(hasty, 1)["pid"]
     os.kill(stopped, signal.SIGSTOP)
     try:

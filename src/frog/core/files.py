@@ -25,10 +25,8 @@ def write_atomic(path: Path, data: bytes | str, *, replace: bool = True) -> None
             os.fsync(file.fileno())
         if replace or not _link(beside, path):
             os.replace(beside, path)
+    finally:
         beside.unlink(missing_ok=True)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
     sync_folder(path.parent)
 
 

@@ -300,8 +300,9 @@ class _Launch:
             return True
         if self._begun_at is None and self._has_begun():
             self._begun_at = now
-        without = node not in self._at_work and self._begun_at is not None
-        return without and now - max(self._begun_at or now, gone_at) > self.options.repair_s
+        if self._begun_at is None or node in self._at_work:
+            return False
+        return now - max(self._begun_at, gone_at) > self.options.repair_s
 
     def _has_begun(self) -> bool:
         """Whether the ranks of the last world are at work: before that, they would not hear that they are to stop."""

@@ -61,8 +61,9 @@ class Place:
     def tell(self, error: Exception) -> int:
         """Say what went wrong, in every place that can still be written to; return the exit code."""
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            saved = self.folder is not None and self.folder.checkpoint_steps() != []
-            hint = after_no_room(self.folder) if self.folder and saved else "make room, then start again"
+            hint = "make room, then start again"
+            if self.folder is not None and self.folder.checkpoint_steps():
+                hint = after_no_room(self.folder)
             error = FrogError(f"the disk is full: {error}", hint)
         get_error_handler().record_exception(error)
         expected = isinstance(error, FrogError)
@@ -87,9 +88,9 @@ class Place:
             return
         step = self.events.step if self.events else 0
         kind, message = type(error).__name__, str(error)
-        # A rank that only lost its peers leaves the record to the one that has a reason of its own.
         told = {"type": kind, "message": message, "rank": self.rank, "step": step}
         record = {"format": FORMAT, "status": "failed", "step": step, "error": told, "ended": now_text()}
+        # A rank that only lost its peers leaves the record to the one that has a reason of its own.
         write_json(self.folder.record_json, record, replace=not isinstance(error, CommError))
         if self.events is not None:
             self.events.emit("error", step=step, phase=self.events.phase, type=kind, message=message)

@@ -7,7 +7,6 @@ import json
 import re
 import secrets
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -19,6 +18,7 @@ from typing import Any
 from frog.core.env import child_env, variable
 from frog.core.errors import LaunchError, UsageError
 from frog.core.files import write_json
+from frog.core.ports import free_port
 from frog.launch.slurm.configuration import Shape, Site, write_configuration
 from frog.launch.slurm.hold import LOCK_FILE, hold
 from frog.launch.slurm.host import choose_host, own_name
@@ -217,10 +217,7 @@ def _free_ports(address: str, count: int) -> tuple[int, ...]:
     """Ports that nobody uses, all different: above those of runs, below those given to whoever asks for any."""
     found: set[int] = set()
     while len(found) < count:
-        port = 30_000 + secrets.randbelow(2_700)
-        with contextlib.suppress(OSError), socket.socket() as listener:
-            listener.bind((address, port))
-            found.add(port)
+        found.add(free_port(address, range(30_000, 32_700)))
     return tuple(found)
 
 
