@@ -11,7 +11,7 @@ help:
 	@echo "make test    run every test"
 	@echo "make check   ruff and mypy"
 	@echo "make setup   make .venv alone"
-	@echo "make system  Slurm and Open MPI from Debian's packages, where apt and root are: for the real ones in tests"
+	@echo "make system  Slurm, Open MPI and MPICH from Debian's packages, where apt and root are: for the real ones in tests"
 	@echo "make clean   remove what the others made (runs/ and data/ too)"
 
 setup: $(VENV)/.ready
@@ -24,7 +24,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@touch $(VENV)/.ready
 
 # Without these, what needs them says so in the tests' summary, and job files run under the emulator.
-SYSTEM_PACKAGES := slurm-wlm munge openmpi-bin iproute2
+SYSTEM_PACKAGES := slurm-wlm munge openmpi-bin mpich iproute2
 
 system:
 	@if ! command -v apt-get >/dev/null; then echo "make system: no apt-get here: nothing installed"; \

@@ -28,6 +28,9 @@ LINES = {
 }
 """The page's lines by the heading they stand under, one for each node."""
 
+MPICH = "mpiexec.mpich" if shutil.which("mpiexec.mpich") else "mpiexec"
+"""The page's mpiexec. Debian calls it so beside Open MPI, whose mpiexec is another."""
+
 SLOW = ("train.steps=5000", "checkpoint.every=1000", "eval.every=1000")
 _TOLD = re.compile(r"(NODE_|LOCAL_|GROUP_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_\w+|(SLURM|OMPI|PMI|PMIX|TORCHELASTIC)_\w+")
 
@@ -57,7 +60,7 @@ def floor(workshop: Workshop, tmp_path_factory: pytest.TempPathFactory) -> Itera
 def need(launcher: str) -> None:
     """Skip where the page's launcher is not installed."""
     line = LINES[launcher][0]
-    program = line.split()[0]
+    program = line.split()[0].replace("mpiexec", MPICH)
     package = "submitit" if program == "python" else program
     if package in ("submitit", "deepspeed", "accelerate") and importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed: pip install {package}")
@@ -77,7 +80,7 @@ def start(floor: Workshop, launcher: str, name: str, *settings: str) -> list[sub
     port = str(free_port())
     more = [word for setting in (f"name={name}", *settings) for word in ("--set", setting)]
     return [
-        floor.start(*shlex.split(line.replace("29501", port)), *more, start_new_session=True)
+        floor.start(*shlex.split(line.replace("29501", port).replace("mpiexec", MPICH)), *more, start_new_session=True)
         for line in LINES[launcher]
     ]
 
@@ -103,10 +106,16 @@ def test_the_page_has_its_lines() -> None:
     assert [len(lines) for name, lines in LINES.items() if "two" in name] == [2, 2]
 
 
-@pytest.mark.parametrize("launcher", [name for name in LINES if name != "submitit"])
-def test_the_same_weights_under_every_launcher(floor: Workshop, launcher: str) -> None:
-    name = re.sub(r"\W+", "-", launcher)
-    processes = start(floor, launcher, name)
+@pytest.mark.parametrize(
+    ("launcher", "settings"),
+    [
+        *((name, ()) for name in LINES if name != "submitit"),
+        *(("DeepSpeed, two nodes", (f"strategy.name={stage}",)) for stage in ("zero1", "zero3")),
+    ],
+)
+def test_the_same_weights_under_every_launcher(floor: Workshop, launcher: str, settings: tuple[str, ...]) -> None:
+    name = re.sub(r"\W+", "-", " ".join((launcher, *settings)))
+    processes = start(floor, launcher, name, *settings)
     for code, words in end(processes):
         assert code == 0, words
     segment = floor.folder(name).read_run()["segments"][0]
@@ -114,9 +123,9 @@ def test_the_same_weights_under_every_launcher(floor: Workshop, launcher: str) -
     assert (segment["world_size"], segment["num_nodes"]) == (2, nodes)
     assert [floor.events(name).ranks[rank].of("start")[0]["node_rank"] for rank in (0, 1)] == [0, nodes - 1]
     held_against = "ours"
-    if settings := re.findall(r"--set (\S+)", LINES[launcher][0]):
+    if chosen := (*re.findall(r"--set (\S+)", LINES[launcher][0]), *settings):
         held_against = f"ours-as-{name}"
-        words = [word for setting in (f"name={held_against}", *settings) for word in ("--set", setting)]
+        words = [word for setting in (f"name={held_against}", *chosen) for word in ("--set", setting)]
         floor.run("frog", "run", "--nproc", "2", "--", "train", "config/demo.toml", *words)
     assert floor.record(name)["weights_sha256"] == floor.record(held_against)["weights_sha256"]
     assert floor.record(name)["order_sha256"] == floor.record("ours")["order_sha256"]
