@@ -36,7 +36,6 @@ class Part:
 
 PARTS = {
     "two-ranks": Part(None, ("--nproc", "2", "--deadline", "8")),
-    "collectives": Part(None, ("--nproc", "2", "--deadline", "8", "--kinds", "shape,missing")),
     "four-ranks": Part(16, ("--nproc", "4", "--deadline", "15")),
     "elastic": Part(10, ("--nodes", "1:2x1", "--deadline", "10", "--kinds", "kill,node,nan,disk,torn")),
     "cut": Part(8, ("--nodes", "2x1", "--network", "rate=100mbit delay=1ms", "--deadline", "10", "--kinds", "cut")),

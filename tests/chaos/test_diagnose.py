@@ -146,6 +146,17 @@ def test_stop_whose_peers_gave_up_before_the_watchdog(run: FailedRun) -> None:
     assert result.certain
 
 
+def test_stop_whose_peers_gave_up_all_at_once(run: FailedRun) -> None:
+    """One lost the connection of another that gave up, and said so before that one did."""
+    run.lose(0, after_s=9.9)
+    run.lose(1, 3, after_s=10, how="Timed out waiting 10000ms for recv operation to complete")
+    run.hang(2, "silent", 15)
+    run.exit(2, -9)
+    result = found(run)
+    assert place(result) == ("stop", 2, 5, "forward")
+    assert result.certain
+
+
 def test_stop_without_a_watchdog(tmp_path: Path) -> None:
     run = until_step_5(FailedRun(tmp_path / "run", launcher=False))
     run.lose(*OTHERS, after_s=60, how="Timed out waiting 60000ms for recv operation to complete")

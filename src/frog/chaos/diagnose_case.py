@@ -84,6 +84,11 @@ class Case:
         return [rank for rank in self.ranks if (words := self.words(rank)) is not None and words[0] == "CommError"]
 
     @cached_property
+    def timed_out(self) -> list[int]:
+        """Ranks that waited in a collective for as long as they may."""
+        return [rank for rank in self.comm_errors if "imed out" in (self.words(rank) or ("", ""))[1]]
+
+    @cached_property
     def first_lost(self) -> int | None:
         """The rank under which a collective failed first: what befell the others may be of its leaving."""
         return min(self.comm_errors, key=lambda rank: self.failed_ns(rank) or float("inf"), default=None)

@@ -145,10 +145,9 @@ def connections(case: Case, calls: Calls) -> Diagnosis | None:
     if [rank for rank in died if case.hang(rank) is None]:
         return None
     nodes = {rank: case.world.node_of(rank) for rank in case.ranks}
-    timed_out = [rank for rank in case.comm_errors if "imed out" in (case.words(rank) or ("", ""))[1]]
-    closed = [rank for rank in case.comm_errors if rank not in timed_out]
+    closed = [rank for rank in case.comm_errors if rank not in case.timed_out]
     lines = tuple(line for rank in case.ranks if (line := case.tell_words(rank)))[:8]
-    if timed_out and len(set(nodes.values())) > 1:
+    if case.timed_out and len(set(nodes.values())) > 1:
         return _cut(case, calls, lines)
     if closed:
         return _closed(case, calls, closed, lines)

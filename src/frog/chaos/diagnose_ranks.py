@@ -222,11 +222,16 @@ def _noticed_ns(case: Case, rank: int) -> int | None:
 
 
 def _closed_ns(case: Case) -> int | None:
-    """When the first peer failed, if that was because a connection closed; those after it may have lost that peer."""
+    """When the first peer failed, if that was because a connection closed; those after it may have lost that peer.
+
+    Not if another waited in vain until about then: who gives up has closed its connections before it has said so.
+    """
     first = case.first_lost
     if first is None or not _CLOSED.search((case.words(first) or ("", ""))[1]):
         return None
-    return case.failed_ns(first)
+    closed_ns = case.failed_ns(first)
+    gave_up_ns = [ns for rank in case.timed_out if (ns := case.failed_ns(rank)) is not None]
+    return None if closed_ns is None or any(ns - closed_ns < _SOON_S * 1e9 for ns in gave_up_ns) else closed_ns
 
 
 def _fell_silent(case: Case) -> tuple[int, float] | None:
@@ -243,9 +248,8 @@ def _fell_silent(case: Case) -> tuple[int, float] | None:
 def stuck(case: Case, calls: Calls) -> Diagnosis | None:
     """All beat on, but some waited for ever in a collective that another never came to."""
     held = [event for event in case.world.hangs if event["kind"] == "stuck"]
-    timed_out = [rank for rank in case.comm_errors if "imed out" in (case.words(rank) or ("", ""))[1]]
     absence = calls.absence
-    if absence is None or not (held or timed_out) or len(absence.absent) != 1:
+    if absence is None or not (held or case.timed_out) or len(absence.absent) != 1:
         return None
     rank = absence.absent[0]
     waiting = list(absence.waiting)
