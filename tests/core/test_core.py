@@ -37,6 +37,20 @@ def test_write_atomic_replaces_whole_or_not_at_all(tmp_path: Path, monkeypatch: 
     assert [entry.name for entry in path.parent.iterdir()] == ["file"]
 
 
+def test_a_folder_may_be_renamed_as_soon_as_the_file_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As rank 0 does with a checkpoint's, once every rank's part is in it."""
+    beside, whole, replace = tmp_path / "beside", tmp_path / "whole", os.replace
+
+    def replace_and_rename(source: Path, target: Path) -> None:
+        replace(source, target)
+        beside.rename(whole)
+
+    monkeypatch.setattr(os, "replace", replace_and_rename)
+    write_json(beside / "part.json", [1])
+    assert os.listdir(whole) == ["part.json"]
+    assert os.listdir(tmp_path) == ["whole"]
+
+
 def test_write_atomic_may_leave_what_another_process_has_put_there(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_atomic(path, "first", replace=False)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +20,17 @@ def write_atomic(path: Path, data: bytes | str, *, replace: bool = True) -> None
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(beside, "wb") as file:
-            file.write(data.encode() if isinstance(data, str) else data)
-            file.flush()
-            os.fsync(file.fileno())
-        if replace or not _link(beside, path):
-            os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
-    sync_folder(path.parent)
+    with _opened(path.parent) as folder:  # who waits for the file may give its folder another name at once
+        try:
+            with open(beside, "wb") as file:
+                file.write(data.encode() if isinstance(data, str) else data)
+                file.flush()
+                os.fsync(file.fileno())
+            if replace or not _link(beside, path):
+                os.replace(beside, path)
+        finally:
+            beside.unlink(missing_ok=True)
+        os.fsync(folder)
 
 
 def _link(beside: Path, path: Path) -> bool:
@@ -46,9 +49,15 @@ def write_json(path: Path, value: Any, *, replace: bool = True) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Make a rename inside `folder` survive a power cut."""
+    with _opened(folder) as descriptor:
+        os.fsync(descriptor)
+
+
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[int]:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        yield descriptor
     finally:
         os.close(descriptor)
 
