@@ -22,14 +22,13 @@ from frog.core.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "launchers.md").read_text()
+MPICH = "mpiexec.mpich" if shutil.which("mpiexec.mpich") else "mpiexec"
+"""The page's mpiexec. Debian calls it so beside Open MPI, whose mpiexec is another."""
 LINES = {
-    name: block.replace("\\\n", " ").splitlines()
+    name: block.replace("\\\n", " ").replace("mpiexec", MPICH).splitlines()
     for name, block in re.findall(r"^### ([^\n]+)\n\n```sh\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 }
 """The page's lines by the heading they stand under, one for each node."""
-
-MPICH = "mpiexec.mpich" if shutil.which("mpiexec.mpich") else "mpiexec"
-"""The page's mpiexec. Debian calls it so beside Open MPI, whose mpiexec is another."""
 
 SLOW = ("train.steps=5000", "checkpoint.every=1000", "eval.every=1000")
 _TOLD = re.compile(r"(NODE_|LOCAL_|GROUP_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_\w+|(SLURM|OMPI|PMI|PMIX|TORCHELASTIC)_\w+")
@@ -60,7 +59,7 @@ def floor(workshop: Workshop, tmp_path_factory: pytest.TempPathFactory) -> Itera
 def need(launcher: str) -> None:
     """Skip where the page's launcher is not installed."""
     line = LINES[launcher][0]
-    program = line.split()[0].replace("mpiexec", MPICH)
+    program = line.split()[0]
     package = "submitit" if program == "python" else program
     if package in ("submitit", "deepspeed", "accelerate") and importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed: pip install {package}")
@@ -80,7 +79,7 @@ def start(floor: Workshop, launcher: str, name: str, *settings: str) -> list[sub
     port = str(free_port())
     more = [word for setting in (f"name={name}", *settings) for word in ("--set", setting)]
     return [
-        floor.start(*shlex.split(line.replace("29501", port).replace("mpiexec", MPICH)), *more, start_new_session=True)
+        floor.start(*shlex.split(line.replace("29501", port)), *more, start_new_session=True)
         for line in LINES[launcher]
     ]
 
