@@ -22,30 +22,57 @@ def place_of(rank: int, world_size: int = 2, folder: Path | None = None) -> Plac
     return place
 
 
+@pytest.fixture
+def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that a rank would have slept, under a launcher that is not ours."""
+    seconds: list[float] = []
+    monkeypatch.setattr("time.sleep", seconds.append)
+    monkeypatch.setattr(failure, "launcher_pid", lambda: None)
+    return seconds
+
+
 @pytest.mark.parametrize(
-    ("error", "rank", "world_size", "waits"),
+    ("cause", "code", "rank", "world_size", "waits_s"),
     [
-        (CommError("closed"), 0, 2, True),
-        (CommError("closed"), 0, 1, False),
-        (UsageError("wrong"), 1, 2, True),
-        (UsageError("wrong"), 0, 2, False),
-        (CheckpointError("torn"), 1, 2, False),
+        (CommError("closed"), 1, 0, 2, 2.0),
+        (CommError("closed"), 1, 0, 1, 0.0),
+        (UsageError("wrong"), 2, 1, 2, 2.0),
+        (UsageError("wrong"), 2, 0, 2, 0.0),
+        (CheckpointError("torn"), 1, 1, 2, 0.0),
+        (None, 130, 1, 2, 0.0),
     ],
 )
 def test_who_only_follows_leaves_later(
-    error: FrogError, rank: int, world_size: int, waits: bool, monkeypatch: pytest.MonkeyPatch
+    waited: list[float], cause: FrogError | None, code: int, rank: int, world_size: int, waits_s: float
 ) -> None:
-    waited: list[float] = []
-    monkeypatch.setattr("time.sleep", waited.append)
-    monkeypatch.setattr(failure, "launcher_pid", lambda: None)
-    place_of(rank, world_size).let_the_cause_go_first(error)
-    assert bool(waited) == waits
+    place_of(rank, world_size).let_others_go_first(code, cause)
+    assert sum(waited) == waits_s
 
 
-def test_under_frog_run_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("time.sleep", lambda s: pytest.fail("it waits"))
+@pytest.mark.parametrize(
+    ("cause", "code", "waits_s"),
+    [
+        (None, 0, [0.0, 0.0, 0.0]),
+        (None, 130, [0.0, 0.2, 0.4]),
+        (CheckpointError("torn"), 1, [0.0, 0.2, 0.4]),
+        (CommError("closed"), 1, [2.0, 2.2, 2.4]),
+    ],
+)
+def test_under_mpich_one_after_the_other_leaves(
+    waited: list[float], cause: FrogError | None, code: int, waits_s: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"PMI_RANK": "0", "PMI_SIZE": "3", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "3"}.items():
+        monkeypatch.setenv(name, value)
+    for rank, waits in enumerate(waits_s):
+        waited.clear()
+        place_of(rank, 3).let_others_go_first(code, cause)
+        assert sum(waited) == pytest.approx(waits)
+
+
+def test_under_frog_run_nobody_waits(waited: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failure, "launcher_pid", lambda: 1)
-    place_of(1).let_the_cause_go_first(CommError("closed"))
+    place_of(1).let_others_go_first(1, CommError("closed"))
+    assert waited == []
 
 
 def test_of_a_full_disk_the_last_whole_checkpoint_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from frog.core.errors import UsageError
-from frog.core.launchers import in_torchrun_words
+from frog.core.launchers import in_torchrun_words, is_mpich
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,11 @@ def host_name() -> str:
 def launcher_pid() -> int | None:
     """Pid of the `frog run` that started this rank, if one did. A rank ends itself when that is gone."""
     return _integer("FROG_LAUNCHER_PID", 0) or None
+
+
+def under_mpich() -> bool:
+    """Whether this process is one of several that MPICH's mpiexec started."""
+    return is_mpich(os.environ)
 
 
 def launch_dir() -> Path | None:

@@ -38,7 +38,7 @@ def in_torchrun_words(environ: Mapping[str, str], pid: int) -> dict[str, str]:
         found = _deepspeed(environ)
     elif _count(environ, "OMPI_COMM_WORLD_SIZE") > 1:
         found = _open_mpi(environ)
-    elif _count(environ, "PMI_SIZE") > 1 and "MPI_LOCALRANKID" in environ:
+    elif is_mpich(environ):
         found = _mpich(environ)
     elif _count(environ, "SLURM_STEP_NUM_TASKS") > 1 and _is_task(environ, pid):
         found = _srun(environ)
@@ -46,6 +46,11 @@ def in_torchrun_words(environ: Mapping[str, str], pid: int) -> dict[str, str]:
         found = {}
         _refuse_lone_accelerate(environ)
     return {name: value for name, value in found.items() if not environ.get(name)}
+
+
+def is_mpich(environ: Mapping[str, str]) -> bool:
+    """Whether mpiexec of MPICH, or of a kin of it, started this process."""
+    return _count(environ, "PMI_SIZE") > 1 and "MPI_LOCALRANKID" in environ
 
 
 def _deepspeed(environ: Mapping[str, str]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from frog.checkpoint import after_no_room
-from frog.core.env import WorldEnv, launcher_pid, world_env
+from frog.core.env import WorldEnv, launcher_pid, under_mpich, world_env
 from frog.core.errors import CommError, FrogError, UsageError
 from frog.core.files import write_json
 from frog.core.processes import leave_with_parent
@@ -24,6 +24,9 @@ from frog.train.stop import StopWish
 
 _FOLLOWS_S = 2.0
 """DeepSpeed's launcher looks once a second which rank has ended; torchrun, which srun may end, ten times."""
+
+_APART_S = 0.2
+"""MPICH's mpiexec lost 56 of 200 exit codes of two ranks that ended at once, none of 60 that ended 0.02 s apart."""
 
 Body = Callable[[WorldEnv, StopWish, "Place"], int]
 """What a rank does: returns its exit code, and tells the place how far it has come."""
@@ -39,11 +42,11 @@ def as_rank(body: Body) -> int:
         env = place.env = world_env()
         if env.launched or launcher_pid() is not None:  # by itself, it outlives the shell, as under nohup
             leave_with_parent()
-        return body(env, stop, place)
+        code, cause = body(env, stop, place), None
     except Exception as error:
-        code = place.tell(error)
-        place.let_the_cause_go_first(error)
-        return code
+        code, cause = place.tell(error), error
+    place.let_others_go_first(code, cause)
+    return code
 
 
 class Place:
@@ -74,14 +77,19 @@ class Place:
             self._tell_screen(error, text)
         return error.exit_code if isinstance(error, FrogError) else 1
 
-    def let_the_cause_go_first(self, error: Exception) -> None:
+    def let_others_go_first(self, code: int, cause: Exception | None) -> None:
         """Other launchers than ours tell of the rank that ended first: one that has only lost a peer is not to be it.
 
         Nor is one whose mistake rank 0 tells for all: what srun ends for it could be rank 0, before it has spoken.
+        MPICH's mpiexec before 4.2.3 ends with 0 if several ranks fail or are interrupted at the same moment.
+
+        Source:  https://github.com/pmodels/mpich/issues/7057
         """
-        follows = isinstance(error, CommError) or (isinstance(error, UsageError) and self.rank != 0)
-        if follows and self.env is not None and self.env.world_size > 1 and launcher_pid() is None:
-            time.sleep(_FOLLOWS_S)
+        if code == 0 or self.env is None or self.env.world_size == 1 or launcher_pid() is not None:
+            return
+        follows = isinstance(cause, CommError) or (isinstance(cause, UsageError) and self.rank != 0)
+        apart_s = self.rank * _APART_S if under_mpich() else 0.0
+        time.sleep(apart_s + (_FOLLOWS_S if follows else 0.0))
 
     def _tell_folder(self, error: Exception, text: str) -> None:
         if self.folder is None:
