@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
+from frog.launch.emulator import controller as controllers
 from frog.launch.emulator.control import scancel, scontrol
 from frog.launch.emulator.controller import Controller
 from frog.launch.emulator.job import CANCELLED, COMPLETED, FAILED, PENDING, RUNNING, Job, Node, Request
@@ -150,6 +153,33 @@ def test_a_job_that_asked_for_its_end_has_it_however_soon_its_script_ends(tmp_pa
         (PENDING, 1), (CANCELLED, 0), (CANCELLED, 0), (FAILED, 0),
     ]  # fmt: skip
     assert again.wish is None
+
+
+def test_at_its_time_limit_a_job_gets_sigterm_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    controller, found, sent = Controller(tmp_path, "frogtest", NODES, 1, 1.0), job(1, RUNNING), []
+    controller.jobs, found.limit_s = [found], 100.0
+
+    class Timer:
+        def __init__(self, after_s: float, act: Callable[[Job], None], words: tuple[Job]) -> None:
+            self.start = lambda: sent.append(after_s) or act(*words)
+
+    monkeypatch.setattr(controllers.threading, "Timer", Timer)
+    monkeypatch.setattr(controller, "_signal", lambda job, numbers, **_: sent.append(list(numbers)))
+    with controller.changed:
+        controller._watch_the_clock(99.9)
+        assert sent == []
+        controller._watch_the_clock(100.0)
+    assert sent == [[signal.SIGCONT, signal.SIGTERM], 0.5, [signal.SIGTERM]]
+
+
+@pytest.mark.parametrize(("limit_min", "left_s", "told_min"), [(1440, 1, 1), (3, 38, 2)])
+def test_the_limit_of_a_job_whose_end_is_moved(limit_min: int, left_s: int, told_min: int, tmp_path: Path) -> None:
+    """As real Slurm told it of jobs that had run for a few seconds."""
+    controller, found = Controller(tmp_path, "frogtest", NODES, 1, 1.0), job(1, RUNNING)
+    found.started_s, found.limit_min, found.limit_s = 1000.0, limit_min, 1000.0 + 60 * limit_min
+    with controller.changed:
+        controller.move_end(found, 1005.0 + left_s)
+    assert (found.limit_min, found.limit_s) == (told_min, 1005.0 + left_s)
 
 
 def test_nothing_is_called_none() -> None:

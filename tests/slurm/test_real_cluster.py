@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -53,6 +54,12 @@ def desk(tmp_path: Path) -> Iterator[Path]:
         frog_slurm("down", cwd=tmp_path)
 
 
+def kill(pid: int) -> None:
+    """Kill a process that may have ended because another of its cluster was killed."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
 def wait_for_sleepers(cluster: str, count: int) -> None:
     """Wait until so many `sleep 300` run in a cluster's jobs."""
 
@@ -92,7 +99,7 @@ def test_nodes_are_idle_and_tasks_see_their_gpus(real_slurm: RealSlurm) -> None:
 
 
 def test_a_batch_job_from_queue_to_cancel(real_slurm: RealSlurm, tmp_path: Path) -> None:
-    script = "echo begins on $SLURMD_NODENAME; srun bash -c 'sleep 100'; echo never"
+    script = "echo begins on $SLURMD_NODENAME; srun bash -c 'sleep 100' && echo never"
     words = ("sbatch", "--parsable", "--nodes=2", "--gpus-per-node=2", "--output=%x-%j.txt", "--job-name=nap")
     job_id = real_slurm.ask(*words, "--wrap", script, cwd=tmp_path).strip()
     real_slurm.wait_for(job_id, "RUNNING")
@@ -122,9 +129,10 @@ def test_a_batch_job_from_queue_to_cancel(real_slurm: RealSlurm, tmp_path: Path)
 def test_it_listens_on_the_loopback_interface_alone(real_slurm: RealSlurm) -> None:
     listening = []
     for process in find_processes(cluster_name(real_slurm.folder)):
-        for connection in psutil.Process(process.pid).net_connections():
-            if connection.status == psutil.CONN_LISTEN:
-                listening.append(connection.laddr.ip)
+        with contextlib.suppress(psutil.NoSuchProcess):  # the last of an earlier job
+            for connection in psutil.Process(process.pid).net_connections():
+                if connection.status == psutil.CONN_LISTEN:
+                    listening.append(connection.laddr.ip)
     assert len(listening) == 3, "slurmctld and two slurmd"
     assert all(address.startswith("127.") for address in listening)
 
@@ -179,7 +187,7 @@ def test_a_half_dead_cluster_is_told_cleared_and_started_anew(desk: Path) -> Non
     )
     for process in find_processes(old):
         if "slurmctld" in process.command or "node2" in process.command:
-            os.kill(process.pid, signal.SIGKILL)
+            kill(process.pid)
 
     table = frog_slurm("status", cwd=desk)
     states = {line.split()[0] + line.split()[1]: line.split()[-1] for line in table.splitlines()[1:5]}
@@ -193,7 +201,7 @@ def test_a_half_dead_cluster_is_told_cleared_and_started_anew(desk: Path) -> Non
     assert shell("sinfo -h -o '%D %T'", desk) == "2 idle\n"
 
     for process in find_processes(cluster_name(folder)):
-        os.kill(process.pid, signal.SIGKILL)
+        kill(process.pid)
     frog_slurm("down", "--keep-logs", cwd=desk)
     assert [entry.name for entry in folder.iterdir()] == ["logs"]
     assert "slurmctld version" in (folder / "logs" / "slurmctld.log").read_text()

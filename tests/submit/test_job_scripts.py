@@ -102,7 +102,7 @@ def desk(request: pytest.FixtureRequest, rendered: str, tmp_path: Path) -> Desk:
 
 
 def test_a_scancel_that_fails_does_not_end_the_job(desk: Desk) -> None:
-    done = desk.run("kill -USR1 $PPID; sleep 0.5; exit 143")
+    done = desk.run("kill -USR1 $PPID; until grep -q scancel asked; do sleep 0.01; done; exit 143")
     assert "scancel --signal=TERM 7" in desk.asked
     assert "cleanup: the workers have ended with code 143" in done.stdout
     assert "requeue 7" in desk.asked

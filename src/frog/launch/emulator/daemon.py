@@ -6,6 +6,7 @@ import contextlib
 import hmac
 import json
 import os
+import queue
 import secrets
 import signal
 import socket
@@ -269,16 +270,17 @@ def _run(folder: Path, shape: dict[str, Any]) -> None:
     # Ports of runs come from the numbers of their jobs: two clusters of one machine had better not count alike.
     # Five digits are not mistaken for a year, or for how many of something there are.
     controller = Controller(folder, cluster, nodes, 10_000 + secrets.randbelow(9000), shape["kill_wait_s"])
-    stop = threading.Event()
+    stop: queue.SimpleQueue[int] = queue.SimpleQueue()  # unlike an Event's, its lock may be held when a signal comes
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, lambda number, _: stop.put(number))
     with _Server(controller, token) as server:
         threading.Thread(target=server.serve_forever, args=(0.05,), name="server", daemon=True).start()
         threading.Thread(target=controller.run, name="scheduler", daemon=True).start()
         table = {"kind": "emulator", "port": server.server_address[1], "token": token, "pid": os.getpid()}
         write_json(folder / CLUSTER_FILE, {**table, "cluster": cluster, "nodes": [asdict(node) for node in nodes]})
-        while not stop.wait(timeout=1.0):
-            if not folder.is_dir():  # somebody has removed the cluster: end what it runs
+        while folder.is_dir():  # else somebody has removed the cluster: end what it runs
+            with contextlib.suppress(queue.Empty):
+                stop.get(timeout=1.0)
                 break
         controller.stop()
         server.shutdown()
