@@ -61,7 +61,7 @@ class FakePod:
         self.host = "small-0"
         self.folder = scratch / self.name
         self.labels = {"app": "a"}
-        self.started_at = 0.0
+        self.seen_running_s = 60.0
         self.starts = 1
 
     def start_again(self) -> None:
@@ -84,6 +84,12 @@ class FakeNames:
         pass
 
 
+SERVICE = (
+    "---\napiVersion: v1\nkind: Service\nmetadata: {name: s}\n"
+    "spec: {clusterIP: None, publishNotReadyAddresses: true, selector: {app: a}}\n"
+)
+
+
 @pytest.mark.parametrize("policy", ["Never", "OnFailure"])
 def test_the_next_try_waits_longer_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
     """After 1 s, 2 s, 4 s: with Never in a new pod, with OnFailure in the same one, whose name stays."""
@@ -91,13 +97,9 @@ def test_the_next_try_waits_longer_each_time(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(controllers, "Pod", FakePod)
     monkeypatch.setattr(controllers, "NameServer", FakeNames)
     monkeypatch.setattr(controllers.time, "monotonic", lambda: now)
-    service = (
-        "---\napiVersion: v1\nkind: Service\nmetadata: {name: s}\n"
-        "spec: {clusterIP: None, publishNotReadyAddresses: true, selector: {app: a}}\n"
-    )
     subdomain = ("containers:", "subdomain: s\n      containers:")
     changes = (subdomain, ("completions: 2", "completions: 1"), ("Never", policy))
-    controller = Controller(read(tmp_path, SMALL + service, *changes), tmp_path)
+    controller = Controller(read(tmp_path, SMALL + SERVICE, *changes), tmp_path)
     [place] = controller.places
     tries: list[tuple[float, str, int]] = []
     named: set[bool] = set()
@@ -122,6 +124,23 @@ def test_the_next_try_waits_longer_each_time(tmp_path: Path, monkeypatch: pytest
     controller.signals.append(signal.SIGTERM)
     assert controller._over(), "nothing is waited for"
     assert place.pod is None
+
+
+def test_a_name_can_be_looked_up_two_seconds_after_its_pod_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controllers, "Pod", FakePod)
+    monkeypatch.setattr(controllers, "NameServer", FakeNames)
+    monkeypatch.setattr(FakePod, "poll", lambda self: None)
+    changes = (("containers:", "subdomain: s\n      containers:"), ("completions: 2", "completions: 1"))
+    controller = Controller(read(tmp_path, SMALL + SERVICE, *changes), tmp_path)
+    [place] = controller.places
+    controller._tick()
+    pod: Any = place.pod
+    for running_s, addresses in ((0.0, []), (1.9, []), (2.0, ["127.0.1.2"])):
+        pod.seen_running_s = running_s
+        controller._publish_names()
+        assert list(controller._names.addresses.values()) == addresses
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ def test_what_a_pod_sees(shop: Workshop) -> None:
 
 
 def test_names_need_a_service_that_selects_the_pods(shop: Workshop) -> None:
-    value = job("for _ in $(seq 22); do getent hosts small-0.small && exit 0; sleep 0.1; done; exit 9")
+    value = job("for _ in $(seq 50); do getent hosts small-0.small && exit 0; sleep 0.1; done; exit 9")
     command = start(shop, value)
     path = shop.root / "k8s.yaml"
     path.write_text(path.read_text().replace("job-name: small", "job-name: smal"))
@@ -176,7 +176,7 @@ def test_names_need_a_service_that_selects_the_pods(shop: Workshop) -> None:
 
 
 def test_unready_pods_have_names_only_if_the_service_says_so(shop: Workshop) -> None:
-    value = job("for _ in $(seq 22); do getent hosts small-0.small && exit 0; sleep 0.1; done; exit 9")
+    value = job("for _ in $(seq 50); do getent hosts small-0.small && exit 0; sleep 0.1; done; exit 9")
     value["spec"]["template"]["spec"]["containers"][0]["readinessProbe"] = {"exec": {"command": ["false"]}}
     command = start(shop, value)
     shop.run(*command)
@@ -356,6 +356,7 @@ def rank_process(process: subprocess.Popen[str], rank: int) -> psutil.Process:
     raise AssertionError(f"no process of rank {rank}")
 
 
+@pytest.mark.timeout(400)  # pods that start one after the other may miss each other once
 def test_a_run_in_pods_survives_a_killed_rank(workshop: Workshop, may_make_pods: None) -> None:
     """The file that is shipped to a cluster, on this machine: the same weights as `frog run`, kill -9 or not."""
     settings = ["--set", "train.steps=120", "--set", "eval.every=120"]
@@ -365,7 +366,7 @@ def test_a_run_in_pods_survives_a_killed_rank(workshop: Workshop, may_make_pods:
     process = workshop.start("frog", "run", "--from", "pods.yaml")
     workshop.wait_for_step("pods", 5, process, timeout=120)
     rank_process(process, 2).kill()
-    out, err = process.communicate(timeout=150)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 0, f"{out}\n{err}"
     assert "rank 2 (pid " in out
     assert "was killed by SIGKILL" in out

@@ -167,7 +167,7 @@ class Controller:
             pod = place.pod or place.resting
             if pod is None or service is None or not service.selects(pod.labels):
                 continue
-            late = time.monotonic() - pod.started_at >= _DNS_DELAY_S
+            late = pod.seen_running_s >= _DNS_DELAY_S
             if late and (service.publish_not_ready or (pod.ready and place.resting is None)):
                 domain = f"{service.name}.{self.job.namespace}.{DOMAIN}"
                 addresses[f"{pod.host}.{domain}"] = pod.address

@@ -124,12 +124,13 @@ def _refusal(outcome: dict[str, object]) -> tuple[str, str]:
 def _pass_signals_on(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
     """While inside, SIGINT and SIGTERM stop the pods; a second one kills them. Yields those seen."""
     received: list[int] = []
+    kinds = iter([signal.SIGTERM])  # `next` cannot be interrupted: of two signals at once only one is the first
 
     def forward(number: int, frame: FrameType | None) -> None:
+        kind = next(kinds, signal.SIGINT)
         received.append(number)
         if process.poll() is None:
-            # Two of one kind that come at once are one to the system.
-            process.send_signal(signal.SIGTERM if len(received) == 1 else signal.SIGINT)
+            process.send_signal(kind)  # two of one kind that come at once would be one to the system
 
     before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -102,7 +102,7 @@ class Pod:
         self.labels = pod_labels(manifest.job, index)
         self.folder = scratch / "pods" / self.name
         self._gpus = gpus
-        self.started_at = time.monotonic()
+        self._seen_at: float | None = None
         self.asked_at: float | None = None
         """When it was asked to stop."""
         self.why: str | None = None
@@ -257,6 +257,15 @@ class Pod:
                 self.why = f"its {name} probe failed {state.failures} times: {state.words}"
                 self.stop()
                 return
+
+    @property
+    def seen_running_s(self) -> float:
+        """Seconds since somebody first looked and found its first process there."""
+        if self._seen_at is None:
+            if not self._pid():
+                return 0.0
+            self._seen_at = time.monotonic()
+        return time.monotonic() - self._seen_at
 
     def _pid(self) -> str:
         with contextlib.suppress(FileNotFoundError):
