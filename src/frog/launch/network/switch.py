@@ -52,7 +52,8 @@ class Switch:
 
     def serve(self) -> None:
         """Until the input ends."""
-        fabric, watched = self._fabric, [_INPUT, *self._taps]
+        fabric = self._fabric
+        watched = [*self._taps, _INPUT]  # frames that were there before a wish are taken before it is answered
         while True:
             due_s = fabric.due_s
             timeout_s = None if due_s is None else max(0.0, due_s - time.monotonic())
@@ -65,13 +66,13 @@ class Switch:
             fabric.deliver(time.monotonic(), self._write)
 
     def _read_frames(self, tap: int) -> None:
-        node_rank, now_s = self._node_of[tap], time.monotonic()
+        node_rank = self._node_of[tap]
         for _ in range(_AT_ONCE):
             try:
                 frame = os.read(tap, self._frame_bytes)
             except BlockingIOError:
                 return
-            self._fabric.take(now_s, node_rank, frame)
+            self._fabric.take(time.monotonic(), node_rank, frame)
 
     def _write(self, node_rank: int, frame: bytes) -> None:
         # A node that has no room for a frame loses it, as a network card does.
