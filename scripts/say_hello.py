@@ -34,13 +34,13 @@ def main():
     rank, world_size = dist.get_rank(), dist.get_world_size()
     told = " ".join(f"{name}={os.environ[name]}" for name in VARIABLES)
     say(f"rank {rank} on {host_name()}, pid {os.getpid()}: {told}")
-    dist.barrier()  # a common start for the clock
-
-    start_s = time.monotonic()
+    dist.barrier()
+    start = torch.tensor(time.time(), dtype=torch.float64)
+    dist.broadcast(start, src=0)  # the moment that all count from, by the clock of rank 0's machine
     time.sleep(args.delay_s * rank)
-    came_s = time.monotonic() - start_s
+    came_s = time.time() - start.item()
     dist.barrier()  # nobody leaves before the last has come
-    left_s = time.monotonic() - start_s
+    left_s = time.time() - start.item()
     say(f"rank {rank} came to the barrier after {came_s:.2f} s, left it after {left_s:.2f} s")
 
     total = torch.tensor(rank)

@@ -44,7 +44,7 @@ def copies(tensors: dict[str, Tensor], rank: int, world_size: int) -> list[Held]
 
 
 def savers(folder: RunFolder, world_size: int, tensors: dict[str, Tensor], **options: Any) -> list[Saver]:
-    options = {"attempt": "x", "keep_last": 9, "timeout_s": 5, **options}
+    options = {"attempt": "x", "keep_last": 9, "timeout_s": 60, **options}
     own = {"rng": torch.arange(4, dtype=torch.uint8)}
     return [
         Saver(folder, rank, world_size, copies(tensors, rank, world_size), own, **options) for rank in range(world_size)
@@ -168,6 +168,25 @@ def test_a_crash_before_the_manifest_leaves_no_checkpoint(tmp_path: Path) -> Non
     assert list(folder.checkpoints.iterdir()) == []
 
 
+def test_a_run_that_has_failed_does_not_wait_for_the_part_of_a_rank_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("frog.checkpoint.save._PARTS_S", 0.1)
+    folder = RunFolder(tmp_path)
+    first, second = savers(folder, 2, some_tensors(), timeout_s=1000)
+    own = {"rng": torch.zeros(4, dtype=torch.uint8)}
+    first.save(10, {}, own)
+    second.save(10, {}, own)
+    second.wait()
+    first.abandon(60)
+    assert folder.checkpoint_steps() == [10], "a part that comes is waited for"
+    first.save(20, {}, own)
+    first.abandon(60)
+    with pytest.raises(CheckpointError, match=r"no part from rank_1\n"):
+        first.check()
+    assert folder.checkpoint_steps() == [10]
+
+
 def test_a_full_disk_keeps_the_last_good_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, tensors = RunFolder(tmp_path), some_tensors()
     save(folder, 1, tensors, step=10)
@@ -178,7 +197,7 @@ def test_a_full_disk_keeps_the_last_good_one(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setattr(os, "write", no_space)
     saver.save(20, {}, {"rng": torch.zeros(4, dtype=torch.uint8)})
-    saver.abandon(5)
+    saver.abandon(60)
     with pytest.raises(CheckpointError, match="No space left") as caught:
         saver.check()
     assert "the last whole checkpoint is of step 10" in str(caught.value)
@@ -258,7 +277,7 @@ def test_any_sharding_is_read_by_any_other(tmp_path: Path, written: tuple[int, i
     folder, whole = RunFolder(tmp_path), torch.randn(7, 12)
     ranks = shards(whole, *written)
     world = [
-        Saver(folder, rank, len(ranks), held, {}, attempt="x", keep_last=1, timeout_s=5)
+        Saver(folder, rank, len(ranks), held, {}, attempt="x", keep_last=1, timeout_s=60)
         for rank, held in enumerate(ranks)
     ]
     for saver in world:
@@ -277,7 +296,7 @@ def test_any_sharding_is_read_by_any_other(tmp_path: Path, written: tuple[int, i
 def test_pieces_that_leave_a_gap_are_told(tmp_path: Path) -> None:
     folder, whole = RunFolder(tmp_path), torch.randn(7, 12)
     (first, _) = shards(whole, 2, 1)
-    saver = Saver(folder, 0, 1, first, {}, attempt="x", keep_last=1, timeout_s=5)
+    saver = Saver(folder, 0, 1, first, {}, attempt="x", keep_last=1, timeout_s=60)
     saver.save(3, {}, {})
     saver.wait()
     checkpoint, _ = find_good(folder)

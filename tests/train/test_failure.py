@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from frog.core.errors import CheckpointError, CommError, FrogError, UsageError
 from frog.core.runfolder import RunFolder
 from frog.train import failure
 from frog.train.failure import Place
+from frog.train.stop import StopWish
 
 
 def place_of(rank: int, world_size: int = 2, folder: Path | None = None) -> Place:
@@ -27,6 +29,7 @@ def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The seconds that a rank would have slept, under a launcher that is not ours."""
     seconds: list[float] = []
     monkeypatch.setattr("time.sleep", seconds.append)
+    monkeypatch.setattr("time.monotonic", lambda: sum(seconds))
     monkeypatch.setattr(failure, "launcher_pid", lambda: None)
     return seconds
 
@@ -45,8 +48,21 @@ def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_who_only_follows_leaves_later(
     waited: list[float], cause: FrogError | None, code: int, rank: int, world_size: int, waits_s: float
 ) -> None:
-    place_of(rank, world_size).let_others_go_first(code, cause)
-    assert sum(waited) == waits_s
+    place_of(rank, world_size).let_others_go_first(code, cause, StopWish())
+    assert sum(waited) == pytest.approx(waits_s)
+
+
+def test_who_is_told_to_end_waits_no_longer(waited: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = StopWish()
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        if sum(waited) > 0.5:
+            stop._note(signal.SIGTERM, None)
+
+    monkeypatch.setattr("time.sleep", sleep)
+    place_of(1).let_others_go_first(1, CommError("closed"), stop)
+    assert 0.5 < sum(waited) < 0.6
 
 
 @pytest.mark.parametrize(
@@ -65,13 +81,13 @@ def test_under_mpich_one_after_the_other_leaves(
         monkeypatch.setenv(name, value)
     for rank, waits in enumerate(waits_s):
         waited.clear()
-        place_of(rank, 3).let_others_go_first(code, cause)
+        place_of(rank, 3).let_others_go_first(code, cause, StopWish())
         assert sum(waited) == pytest.approx(waits)
 
 
 def test_under_frog_run_nobody_waits(waited: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failure, "launcher_pid", lambda: 1)
-    place_of(1).let_others_go_first(1, CommError("closed"))
+    place_of(1).let_others_go_first(1, CommError("closed"), StopWish())
     assert waited == []
 
 

@@ -13,8 +13,8 @@ from workshop import Workshop
 from frog.core.runfolder import RunFolder
 from frog.view.profile import OPERATORS, TRANSFER, WAITING, Profile, read_profile
 
-STEPS = 2
-FIRST_RECORDED = 6
+STEPS = 5
+FIRST_RECORDED = 9
 """After 2 steps to warm up, as many plain ones as are recorded, and one for the profiler to settle."""
 
 PHASES = ("data", "forward", "backward", "reduce", "optimize", "zero")

@@ -28,6 +28,8 @@ from frog.core.manifest import FORMAT, manifest_hash
 from frog.core.runfolder import RunFolder
 
 _POLL_S = 0.01
+_PARTS_S = 2.0
+"""The least that rank 0 of a run that has failed waits for the others' parts."""
 
 
 class Saver:
@@ -56,6 +58,7 @@ class Saver:
         self._part = Part({key: box.tensor for key, box in self._mine.items()} | _own_names(own, rank))
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        self._abandoned_s: float | None = None
         self.last_step: int | None = None
 
     @property
@@ -103,6 +106,7 @@ class Saver:
 
     def abandon(self, grace_s: float) -> None:
         """For a run that has failed: give the checkpoint under way a last while to finish; raise nothing."""
+        self._abandoned_s = time.monotonic()
         if self._thread is not None:
             self._thread.join(grace_s)
 
@@ -112,6 +116,7 @@ class Saver:
             start_ns = time.monotonic_ns()
             self._write_part(beside)
             if self._rank == 0:
+                self._await_parts(beside, own_s=(time.monotonic_ns() - start_ns) / 1e9)
                 payload_bytes = self._commit(beside, step, state)
                 self._on_commit(step, payload_bytes, time.monotonic_ns() - start_ns)
         except Exception as error:
@@ -139,8 +144,7 @@ class Saver:
         write_json(beside / f"rank_{self._rank}.json", {"file": file, "tensors": tensors})
 
     def _commit(self, beside: Path, step: int, state: dict[str, Any]) -> int:
-        parts = [beside / f"rank_{rank}.json" for rank in range(self._world_size)]
-        self._await_files(parts)
+        parts = self._parts(beside)
         told = {part.with_suffix(".safetensors").name: json.loads(part.read_text()) for part in parts}
         files = {name: rank["file"] for name, rank in told.items()}
         manifest = {
@@ -162,13 +166,25 @@ class Saver:
         self._prune()
         return sum(entry["bytes"] for entry in files.values())
 
-    def _await_files(self, paths: list[Path]) -> None:
+    def _parts(self, beside: Path) -> list[Path]:
+        """What each rank says of its part, once that is written."""
+        return [beside / f"rank_{rank}.json" for rank in range(self._world_size)]
+
+    def _await_parts(self, beside: Path, own_s: float) -> None:
+        """Wait for the other ranks' parts.
+
+        A run that has failed has often lost a rank, whose part never comes; the others' take about as long as this
+        rank's own took, `own_s`.
+        """
         deadline = time.monotonic() + self._timeout_s
-        while absent := [path for path in paths if not path.exists()]:
+        while absent := [path for path in self._parts(beside) if not path.exists()]:
+            if self._abandoned_s is not None:
+                deadline = min(deadline, self._abandoned_s + max(own_s, _PARTS_S))
             if time.monotonic() > deadline:
                 names = ", ".join(path.stem for path in absent)
+                waited = "" if self._abandoned_s is not None else f" within {self._timeout_s:g} s"
                 raise CheckpointError(
-                    f"{paths[0].parent}: no part from {names} within {self._timeout_s:g} s",
+                    f"{beside}: no part from {names}{waited}",
                     "is the run folder on a file system that all nodes share?",
                 )
             time.sleep(_POLL_S)

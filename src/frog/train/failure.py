@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import signal
 import sys
 import time
 import traceback
@@ -28,6 +29,8 @@ _FOLLOWS_S = 2.0
 _APART_S = 0.2
 """MPICH's mpiexec lost 56 of 200 exit codes of two ranks that ended at once, none of 60 that ended 0.02 s apart."""
 
+_LOOK_S = 0.05
+
 Body = Callable[[WorldEnv, StopWish, "Place"], int]
 """What a rank does: returns its exit code, and tells the place how far it has come."""
 
@@ -45,7 +48,7 @@ def as_rank(body: Body) -> int:
         code, cause = body(env, stop, place), None
     except Exception as error:
         code, cause = place.tell(error), error
-    place.let_others_go_first(code, cause)
+    place.let_others_go_first(code, cause, stop)
     return code
 
 
@@ -77,10 +80,12 @@ class Place:
             self._tell_screen(error, text)
         return error.exit_code if isinstance(error, FrogError) else 1
 
-    def let_others_go_first(self, code: int, cause: Exception | None) -> None:
+    def let_others_go_first(self, code: int, cause: Exception | None, stop: StopWish) -> None:
         """Other launchers than ours tell of the rank that ended first: one that has only lost a peer is not to be it.
 
         Nor is one whose mistake rank 0 tells for all: what srun ends for it could be rank 0, before it has spoken.
+        A launcher that sends SIGTERM has found the first: nobody waits any longer.
+
         MPICH's mpiexec before 4.2.3 ends with 0 if several ranks fail or are interrupted at the same moment.
 
         Source:  https://github.com/pmodels/mpich/issues/7057
@@ -88,8 +93,10 @@ class Place:
         if code == 0 or self.env is None or self.env.world_size == 1 or launcher_pid() is not None:
             return
         follows = isinstance(cause, CommError) or (isinstance(cause, UsageError) and self.rank != 0)
-        apart_s = self.rank * _APART_S if under_mpich() else 0.0
-        time.sleep(apart_s + (_FOLLOWS_S if follows else 0.0))
+        wait_s = (_FOLLOWS_S if follows else 0.0) + (self.rank * _APART_S if under_mpich() else 0.0)
+        until = time.monotonic() + wait_s
+        while stop.signal_number != signal.SIGTERM and (left_s := until - time.monotonic()) > 0:
+            time.sleep(min(left_s, _LOOK_S))
 
     def _tell_folder(self, error: Exception, text: str) -> None:
         if self.folder is None:
