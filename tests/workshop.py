@@ -114,7 +114,7 @@ def wait_until(
     """Poll until something is true; fail at the deadline, or if the process that should bring it about has ended."""
     deadline = time.monotonic() + timeout
     while not true():
-        if process is not None and process.poll() is not None:
+        if process is not None and process.poll() is not None and not true():
             pytest.fail(f"waiting for {what}: the process ended with {process.returncode}\n{process.communicate()}")
         if time.monotonic() > deadline:
             pytest.fail(f"waiting for {what}: not within {timeout} s")

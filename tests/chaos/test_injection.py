@@ -225,7 +225,7 @@ def test_a_cut_that_heals_is_two_wishes(tmp_path: Path, monkeypatch: pytest.Monk
     """The launcher knows a wish by its file: neither may be taken for the other."""
     (tmp_path / "wishes").mkdir()
     monkeypatch.setattr(inject, "launch_dir", lambda: tmp_path)
-    met = injector(tmp_path, Fault("cut", 0, 2, "reduce", for_s=0.2))
+    met = injector(tmp_path, Fault("cut", 0, 2, "reduce", for_s=2))
     met._run.world.env = SimpleNamespace(node_rank=1)  # type: ignore[misc]
     granted: list[str] = []
 

@@ -168,6 +168,20 @@ def test_a_crash_before_the_manifest_leaves_no_checkpoint(tmp_path: Path) -> Non
     assert list(folder.checkpoints.iterdir()) == []
 
 
+def test_rank_0_is_not_held_up_by_another_rank(tmp_path: Path) -> None:
+    """One that is gone is met in a collective, where its loss is noticed, not in here."""
+    folder = RunFolder(tmp_path)
+    first, second = savers(folder, 2, some_tensors(), timeout_s=1000)
+    own = {"rng": torch.zeros(4, dtype=torch.uint8)}
+    for step in (10, 20):
+        first.save(step, {}, own)
+    assert folder.checkpoint_steps() == []
+    for step in (10, 20):
+        second.save(step, {}, own)
+    first.wait()
+    assert folder.checkpoint_steps() == [10, 20]
+
+
 def test_a_run_that_has_failed_does_not_wait_for_the_part_of_a_rank_that_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,7 +219,8 @@ def test_a_full_disk_keeps_the_last_good_one(tmp_path: Path, monkeypatch: pytest
     checkpoint, passed_over = find_good(folder)
     assert checkpoint is not None
     assert (checkpoint.step, passed_over) == (10, [])
-    assert [entry.name for entry in folder.checkpoints.iterdir()] == ["step_00000010"]
+    files = {path.parent.name for path in folder.checkpoints.rglob("*") if path.is_file()}
+    assert files == {"step_00000010"}, "room is made at once"
 
 
 def test_keep_last(tmp_path: Path) -> None:

@@ -34,6 +34,9 @@ nobody=$(bash -c 'echo $$')
 rank() { setsid sleep "$1" > /dev/null 2>&1 & }
 """
 
+UP = "until test -e $SCRATCH/up; do sleep 0.02; done"
+"""Waits until another node is ready for signals."""
+
 Play = Callable[..., int]
 
 
@@ -92,8 +95,8 @@ def test_all_ended_well(play: Play) -> None:
 
 
 def test_after_a_failure_the_others_are_asked_to_leave(play: Play, tmp_path: Path) -> None:
-    stays = "trap 'touch $SCRATCH/asked; exit 1' TERM; sleep 30 & wait"
-    error = error_of(play, "2x1", "failed 0 0 1 'DataError: torn'; exit 1", stays)
+    stays = "trap 'touch $SCRATCH/asked; exit 1' TERM; touch $SCRATCH/up; sleep 30 & wait"
+    error = error_of(play, "2x1", f"{UP}; failed 0 0 1 'DataError: torn'; exit 1", stays)
     assert error.what.endswith("torn")
     assert (tmp_path / "play_0" / "asked").exists()
 
@@ -116,8 +119,8 @@ def test_an_agent_without_ranks_is_not_given_as_long(play: Play, monkeypatch: py
 def test_it_is_counted_from_the_end_of_its_ranks(play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They save for a while; then it tells how they ended."""
     monkeypatch.setattr("frog.launch.world._GRACE_S", 60.0)
-    monkeypatch.setattr("frog.launch.world._LAST_WORDS_S", 1.0)
-    saves = "rank 2; world 0 2 1 $!; trap '' TERM; wait; sleep 0.3; touch $SCRATCH/told; exit 1"
+    monkeypatch.setattr("frog.launch.world._LAST_WORDS_S", 3.0)
+    saves = "rank 5; world 0 2 1 $!; trap '' TERM; wait; sleep 0.3; touch $SCRATCH/told; exit 1"
     error_of(play, "2x1", "exit 3", saves)
     assert (tmp_path / "play_0" / "told").exists()
 
@@ -143,7 +146,8 @@ def test_a_node_comes_back_when_the_others_have_gone_on_without_it(
     goes += "sleep 0.2; touch $SCRATCH/gone; kill -9 $$"
     assert play("1:2x1", stays, [goes, "touch $SCRATCH/back"], restarts=1) == 0
     told = capsys.readouterr().err.splitlines()
-    assert told == ["node1 has gone (SIGKILL)", "started again (attempt 1): a world of 1", "node1 comes back"]
+    assert sorted(told[:2]) == ["node1 has gone (SIGKILL)", "started again (attempt 1): a world of 1"]
+    assert told[2:] == ["node1 comes back"]
 
 
 def test_also_one_that_ends_long_after_them(play: Play) -> None:
@@ -176,9 +180,12 @@ def test_a_failure_of_the_program_ends_a_world_that_may_shrink(play: Play) -> No
     assert error.what.endswith("nan")
 
 
-def test_a_node_that_is_slower_than_the_others_may_finish(play: Play, tmp_path: Path) -> None:
+def test_a_node_that_is_slower_than_the_others_may_finish(
+    play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its rank works on; how it ends counts."""
-    slow = "rank 1.2; world 0 2 1 $!; wait; touch $SCRATCH/finished"
+    monkeypatch.setattr("frog.launch.world._PATIENCE_S", 3.0)
+    slow = "rank 5; world 0 2 1 $!; wait; touch $SCRATCH/finished"
     assert play("2x1", "exit 0", slow) == 0
     assert (tmp_path / "play_0" / "finished").exists()
     assert error_of(play, "2x1", "exit 0", f"{slow}; exit 3").exit_code == 3
@@ -227,14 +234,14 @@ def test_nor_is_a_node_that_came_back(play: Play) -> None:
 
 
 def test_ctrl_c_does_not_hide_what_had_failed(play: Play, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = "trap 'trap \"\" TERM; kill -INT $PPID; sleep 0.3; exit 143' TERM; sleep 30 & wait"
-    assert play("2x1", "failed 0 0 1 'DataError: torn'; exit 1", asked) == 130
+    asked = "trap 'trap \"\" TERM; kill -INT $PPID; sleep 0.3; exit 143' TERM; touch $SCRATCH/up; sleep 30 & wait"
+    assert play("2x1", f"{UP}; failed 0 0 1 'DataError: torn'; exit 1", asked) == 130
     assert "error: rank 0 (pid 7) ended with exit code 1\ntorn" in capsys.readouterr().err
 
 
 def test_ctrl_c_is_told_by_the_exit_code_alone(play: Play, capsys: pytest.CaptureFixture[str]) -> None:
     stops = "trap 'failed 0 0 143 null; exit 143' TERM; touch $SCRATCH/up"
-    presses = "until test -e $SCRATCH/up; do sleep 0.02; done; kill -INT $PPID"
+    presses = f"{UP}; kill -INT $PPID"
     assert play("2x1", f"{stops}.0; {presses}; sleep 30 & wait", f"{stops}; sleep 30 & wait") == 130
     assert "error" not in capsys.readouterr().err
 

@@ -69,9 +69,9 @@ def test_who_is_told_to_end_waits_no_longer(waited: list[float], monkeypatch: py
     ("cause", "code", "waits_s"),
     [
         (None, 0, [0.0, 0.0, 0.0]),
-        (None, 130, [0.0, 0.2, 0.4]),
-        (CheckpointError("torn"), 1, [0.0, 0.2, 0.4]),
-        (CommError("closed"), 1, [2.0, 2.2, 2.4]),
+        (None, 130, [0.0, 0.5, 1.0]),
+        (CheckpointError("torn"), 1, [0.0, 0.5, 1.0]),
+        (CommError("closed"), 1, [2.0, 2.5, 3.0]),
     ],
 )
 def test_under_mpich_one_after_the_other_leaves(

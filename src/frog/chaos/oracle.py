@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from frog.chaos.diagnosis import Diagnosis
@@ -16,6 +16,9 @@ from frog.events.read import Event, RankEvents
 
 _RTOL = 1e-5
 """Between losses of worlds of different sizes."""
+
+_SLOW_S = 2.0
+"""What a campaign's slow phase takes longer. Of one or two late steps the diagnosis asks three times all else."""
 
 _ALTERABLE = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
 """Operations that a rank can leave out or do with another tensor: those that `Axis.alter` is asked about."""
@@ -106,7 +109,8 @@ class Oracle:
 
 
 def _fault(kind: str, place: Place) -> Fault:
-    return Fault(kind, place.rank, place.step, place.phase, place.micro)
+    fault = Fault(kind, place.rank, place.step, place.phase, place.micro)
+    return replace(fault, seconds=_SLOW_S) if kind == "slow" else fault
 
 
 def read_oracle(folder: RunFolder) -> Oracle:

@@ -57,7 +57,8 @@ class Saver:
         self._mine = choose(held)
         self._part = Part({key: box.tensor for key, box in self._mine.items()} | _own_names(own, rank))
         self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
+        self._part_done = threading.Event()
+        self._error: CheckpointError | None = None
         self._abandoned_s: float | None = None
         self.last_step: int | None = None
 
@@ -71,16 +72,20 @@ class Saver:
     ) -> int:
         """Begin a checkpoint; return for how many nanoseconds the caller was held up.
 
+        It is held up while this rank still writes its part of the one before; never by another rank.
         `held` gives the boxes anew, where they are not views of what they were when this saver was made.
 
         Raises:  CheckpointError if the one before could not be written.
         """
         start_ns = time.monotonic_ns()
-        self.wait()
+        self.wait_part()
+        self.check()
         if held is not None:
             self._mine = choose(held)
         self._part.stage({key: box.tensor for key, box in self._mine.items()} | _own_names(own, self._rank))
-        self._thread = threading.Thread(target=self._run, args=(step, state), name=f"checkpoint {step}", daemon=True)
+        before, self._part_done = self._thread, threading.Event()
+        words = (step, state, self._part_done, before)
+        self._thread = threading.Thread(target=self._run, args=words, name=f"checkpoint {step}", daemon=True)
         self._thread.start()
         self.last_step = step
         return time.monotonic_ns() - start_ns
@@ -90,6 +95,11 @@ class Saver:
         if self._error is not None:
             self.wait()
 
+    def wait_part(self) -> None:
+        """Return when this rank has written its part of the checkpoint under way, or has failed to."""
+        if self._thread is not None:
+            self._part_done.wait()
+
     def wait(self) -> None:
         """Return when the checkpoint under way is on disk. Raises CheckpointError if it is not to be."""
         if self._thread is not None:
@@ -97,12 +107,7 @@ class Saver:
             self._thread = None
         if self._error is not None:
             error, self._error = self._error, None
-            if isinstance(error, CheckpointError):
-                raise error
-            raise CheckpointError(
-                f"checkpoint of step {self.last_step} could not be written to {self._folder.checkpoints}: {error}",
-                after_no_room(self._folder),
-            ) from error
+            raise error
 
     def abandon(self, grace_s: float) -> None:
         """For a run that has failed: give the checkpoint under way a last while to finish; raise nothing."""
@@ -110,25 +115,34 @@ class Saver:
         if self._thread is not None:
             self._thread.join(grace_s)
 
-    def _run(self, step: int, state: dict[str, Any]) -> None:
+    def _run(
+        self, step: int, state: dict[str, Any], part_done: threading.Event, before: threading.Thread | None
+    ) -> None:
         beside = self._folder.checkpoints / f".step_{step:08d}.{self._attempt}"
         try:
             start_ns = time.monotonic_ns()
             self._write_part(beside)
-            if self._rank == 0:
-                self._await_parts(beside, own_s=(time.monotonic_ns() - start_ns) / 1e9)
+            own_s = (time.monotonic_ns() - start_ns) / 1e9
+            part_done.set()
+            if before is not None:
+                before.join()
+            if self._rank == 0 and self._error is None:
+                self._await_parts(beside, own_s)
                 payload_bytes = self._commit(beside, step, state)
                 self._on_commit(step, payload_bytes, time.monotonic_ns() - start_ns)
         except Exception as error:
-            self._error = error
             self._remove_part(beside)
+            if not isinstance(error, CheckpointError):
+                what = f"checkpoint of step {step} could not be written to {self._folder.checkpoints}: {error}"
+                error = CheckpointError(what, after_no_room(self._folder))
+            self._error = self._error or error
+            part_done.set()
 
     def _remove_part(self, beside: Path) -> None:
         """Remove this rank's part of what is not to be; the others meet the end of the run by themselves."""
         with contextlib.suppress(OSError):
             for suffix in (".safetensors", ".json"):
                 (beside / f"rank_{self._rank}{suffix}").unlink(missing_ok=True)
-            beside.rmdir()
 
     def _write_part(self, beside: Path) -> None:
         beside.mkdir(parents=True, exist_ok=True)

@@ -211,6 +211,8 @@ class _Launch:
             keep_heartbeats(self.journal.folder, attempt - 1)
         worlds = self._shown.setdefault(attempt, [])
         worlds.append(world)
+        if attempt < max(self._shown):  # a node that is late to tell of a world that is no more
+            return
         if sum(len(told["ranks"]) for told in worlds) < world["world_size"]:
             return
         self._at_work, self._begun_at = {told["node"] for told in worlds}, None
@@ -260,9 +262,9 @@ class _Launch:
 
     def _ended(self, agent: Agent) -> None:
         """An agent has ended: as it should, failed, or gone with its node."""
-        code = agent.process.returncode
+        code, unix_ns = agent.process.returncode, time.time_ns()
         agent.finish()
-        self.journal.tell("node", node=agent.node, host=agent.host, code=code)
+        self.journal.tell("node", unix_ns, node=agent.node, host=agent.host, code=code)
         if code:
             agent.kill_ranks()
         if code == 0 or self._asked_at is not None:

@@ -26,7 +26,7 @@ from frog.train.stop import StopWish
 _FOLLOWS_S = 2.0
 """DeepSpeed's launcher looks once a second which rank has ended; torchrun, which srun may end, ten times."""
 
-_APART_S = 0.2
+_APART_S = 0.5
 """MPICH's mpiexec lost 56 of 200 exit codes of two ranks that ended at once, none of 60 that ended 0.02 s apart."""
 
 _LOOK_S = 0.05

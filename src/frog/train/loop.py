@@ -115,8 +115,10 @@ def train(run: Run) -> dict[str, Any]:
                 last_score = score(run, parts)
             if step % config.checkpoint.every == 0 or step == num_steps or stopped:
                 save(run, parts)
+        parts.saver.wait_part()
+        world.barrier()  # from here on rank 0 waits for no other: all parts of the last checkpoint are there
         parts.saver.wait()
-        world.barrier()  # nobody leaves before the last checkpoint is whole
+        world.barrier()  # nobody leaves before it is whole
     finally:
         parts.loader.close()
         parts.saver.abandon(grace_s=10)
