@@ -36,7 +36,7 @@ def main():
     say(f"rank {rank} on {host_name()}, pid {os.getpid()}: {told}")
     dist.barrier()
     start = torch.tensor(time.time(), dtype=torch.float64)
-    dist.broadcast(start, src=0)  # the moment that all count from, by the clock of rank 0's machine
+    dist.broadcast(start, src=0)  # all count from this moment, by clocks that agree if it is one machine
     time.sleep(args.delay_s * rank)
     came_s = time.time() - start.item()
     dist.barrier()  # nobody leaves before the last has come

@@ -252,6 +252,7 @@ ENDS = [
     ("stop rank=1 step=2 phase=forward", 137, ("was killed by SIGKILL",)),
     ("missing rank=1 step=2 phase=reduce", None, ("rank ",)),
     ("node rank=1 step=3 phase=zero", None, ()),
+    ("disk rank=1 step=4 phase=checkpoint", 1, ("checkpoint of step 4 could not be written", "No space left")),
 ]
 
 
@@ -282,6 +283,9 @@ def test_a_world_ends_and_says_who_failed_first(
         )
         or kind == "raise"
     )
+    if kind == "disk":  # rank 0 has met the loss of its peer, and does not wait for its part of the checkpoint
+        types = [told.of("error")[-1]["type"] for _, told in sorted(workshop.events("end-disk").ranks.items())]
+        assert types == ["CommError", "CheckpointError"]
 
 
 def test_a_fault_that_is_never_met_is_told(workshop: Workshop) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import threading
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -185,19 +186,40 @@ def test_rank_0_is_not_held_up_by_another_rank(tmp_path: Path) -> None:
 def test_a_run_that_has_failed_does_not_wait_for_the_part_of_a_rank_that_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("frog.checkpoint.save._PARTS_S", 0.1)
     folder = RunFolder(tmp_path)
     first, second = savers(folder, 2, some_tensors(), timeout_s=1000)
     own = {"rng": torch.zeros(4, dtype=torch.uint8)}
     first.save(10, {}, own)
-    second.save(10, {}, own)
-    second.wait()
+    monkeypatch.setattr("frog.checkpoint.save._PARTS_S", 50.0)
+    threading.Timer(0.3, second.save, (10, {}, own)).start()
     first.abandon(60)
     assert folder.checkpoint_steps() == [10], "a part that comes is waited for"
+    monkeypatch.setattr("frog.checkpoint.save._PARTS_S", 0.1)
+    first, _ = savers(folder, 2, some_tensors(), timeout_s=1000)
     first.save(20, {}, own)
     first.abandon(60)
     with pytest.raises(CheckpointError, match=r"no part from rank_1\n"):
         first.check()
+    assert folder.checkpoint_steps() == [10]
+
+
+def test_a_checkpoint_that_fails_does_not_take_the_one_before_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = RunFolder(tmp_path)
+    first, second = savers(folder, 2, some_tensors())
+    own = {"rng": torch.zeros(4, dtype=torch.uint8)}
+    first.save(10, {}, own)
+    first.wait_part()
+    with monkeypatch.context() as patch:
+        patch.setattr(first._part, "write", lambda path: os.write(-1, b""))
+        first.save(20, {}, own)
+        first.wait_part()
+    with pytest.raises(CheckpointError, match="step 20 could not be written"):
+        first.check()
+    second.save(10, {}, own)
+    second.wait_part()
+    first.abandon(60)
     assert folder.checkpoint_steps() == [10]
 
 

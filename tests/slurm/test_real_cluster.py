@@ -99,7 +99,7 @@ def test_nodes_are_idle_and_tasks_see_their_gpus(real_slurm: RealSlurm) -> None:
 
 
 def test_a_batch_job_from_queue_to_cancel(real_slurm: RealSlurm, tmp_path: Path) -> None:
-    script = "echo begins on $SLURMD_NODENAME; srun bash -c 'sleep 100' && echo never"
+    script = "echo begins on $SLURMD_NODENAME; srun bash -c 'sleep 100'; sleep 5; echo never"
     words = ("sbatch", "--parsable", "--nodes=2", "--gpus-per-node=2", "--output=%x-%j.txt", "--job-name=nap")
     job_id = real_slurm.ask(*words, "--wrap", script, cwd=tmp_path).strip()
     real_slurm.wait_for(job_id, "RUNNING")

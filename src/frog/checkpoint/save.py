@@ -57,6 +57,7 @@ class Saver:
         self._mine = choose(held)
         self._part = Part({key: box.tensor for key, box in self._mine.items()} | _own_names(own, rank))
         self._thread: threading.Thread | None = None
+        self._before: threading.Thread | None = None
         self._part_done = threading.Event()
         self._error: CheckpointError | None = None
         self._abandoned_s: float | None = None
@@ -72,7 +73,8 @@ class Saver:
     ) -> int:
         """Begin a checkpoint; return for how many nanoseconds the caller was held up.
 
-        It is held up while this rank still writes its part of the one before; never by another rank.
+        It is held up while this rank still writes its part of the one before, and until the one before that is whole:
+        of that all ranks have written their parts, if they take their steps together.
         `held` gives the boxes anew, where they are not views of what they were when this saver was made.
 
         Raises:  CheckpointError if the one before could not be written.
@@ -80,20 +82,22 @@ class Saver:
         start_ns = time.monotonic_ns()
         self.wait_part()
         self.check()
+        if self._before is not None:
+            self._before.join()
         if held is not None:
             self._mine = choose(held)
         self._part.stage({key: box.tensor for key, box in self._mine.items()} | _own_names(own, self._rank))
-        before, self._part_done = self._thread, threading.Event()
-        words = (step, state, self._part_done, before)
+        self._before, self._part_done = self._thread, threading.Event()
+        words = (step, state, self._part_done, self._before)
         self._thread = threading.Thread(target=self._run, args=words, name=f"checkpoint {step}", daemon=True)
         self._thread.start()
         self.last_step = step
         return time.monotonic_ns() - start_ns
 
     def check(self) -> None:
-        """Raise CheckpointError if the checkpoint under way has failed; costs next to nothing."""
+        """Raise CheckpointError if a checkpoint has failed; costs next to nothing."""
         if self._error is not None:
-            self.wait()
+            raise self._error
 
     def wait_part(self) -> None:
         """Return when this rank has written its part of the checkpoint under way, or has failed to."""
@@ -104,10 +108,7 @@ class Saver:
         """Return when the checkpoint under way is on disk. Raises CheckpointError if it is not to be."""
         if self._thread is not None:
             self._thread.join()
-            self._thread = None
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+        self.check()
 
     def abandon(self, grace_s: float) -> None:
         """For a run that has failed: give the checkpoint under way a last while to finish; raise nothing."""
@@ -134,9 +135,12 @@ class Saver:
             self._remove_part(beside)
             if not isinstance(error, CheckpointError):
                 what = f"checkpoint of step {step} could not be written to {self._folder.checkpoints}: {error}"
-                error = CheckpointError(what, after_no_room(self._folder))
+                cause, error = error, CheckpointError(what, after_no_room(self._folder))
+                error.__cause__ = cause
             self._error = self._error or error
             part_done.set()
+            if before is not None:
+                before.join()
 
     def _remove_part(self, beside: Path) -> None:
         """Remove this rank's part of what is not to be; the others meet the end of the run by themselves."""

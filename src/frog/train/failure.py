@@ -26,7 +26,7 @@ from frog.train.stop import StopWish
 _FOLLOWS_S = 2.0
 """DeepSpeed's launcher looks once a second which rank has ended; torchrun, which srun may end, ten times."""
 
-_APART_S = 0.5
+_APART_S, _MOST_APART = 0.2, 10
 """MPICH's mpiexec lost 56 of 200 exit codes of two ranks that ended at once, none of 60 that ended 0.02 s apart."""
 
 _LOOK_S = 0.05
@@ -84,7 +84,7 @@ class Place:
         """Other launchers than ours tell of the rank that ended first: one that has only lost a peer is not to be it.
 
         Nor is one whose mistake rank 0 tells for all: what srun ends for it could be rank 0, before it has spoken.
-        A launcher that sends SIGTERM has found the first: nobody waits any longer.
+        SIGTERM, with which a launcher that has found the first ends the others, ends that wait.
 
         MPICH's mpiexec before 4.2.3 ends with 0 if several ranks fail or are interrupted at the same moment.
 
@@ -93,8 +93,9 @@ class Place:
         if code == 0 or self.env is None or self.env.world_size == 1 or launcher_pid() is not None:
             return
         follows = isinstance(cause, CommError) or (isinstance(cause, UsageError) and self.rank != 0)
-        wait_s = (_FOLLOWS_S if follows else 0.0) + (self.rank * _APART_S if under_mpich() else 0.0)
-        until = time.monotonic() + wait_s
+        if under_mpich():
+            time.sleep(_APART_S * (min(self.rank, _MOST_APART) + (_MOST_APART if follows else 0)))
+        until = time.monotonic() + (_FOLLOWS_S if follows else 0.0)
         while stop.signal_number != signal.SIGTERM and (left_s := until - time.monotonic()) > 0:
             time.sleep(min(left_s, _LOOK_S))
 

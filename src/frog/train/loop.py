@@ -116,6 +116,7 @@ def train(run: Run) -> dict[str, Any]:
             if step % config.checkpoint.every == 0 or step == num_steps or stopped:
                 save(run, parts)
         parts.saver.wait_part()
+        parts.saver.check()
         world.barrier()  # from here on rank 0 waits for no other: all parts of the last checkpoint are there
         parts.saver.wait()
         world.barrier()  # nobody leaves before it is whole

@@ -25,7 +25,7 @@ from frog.launch.kubernetes.pods import DOMAIN, NAME_SERVER, Pod
 
 _TICK_S = 0.02
 _DNS_DELAY_S = 2.0
-"""From a pod's start until others can look its name up: the time that a cluster takes to find out."""
+"""From when a pod is seen to run until others can look its name up: the time that a cluster takes to find out."""
 
 _BACK_OFF_S = 1.0
 _LONGEST_BACK_OFF_S = 30.0
