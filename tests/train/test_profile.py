@@ -70,12 +70,12 @@ def test_all_ranks_lie_on_one_clock_in_one_trace(profiled: tuple[str, RunFolder,
     assert f"all_reduce over {'dp' if strategy == 'ddp' else 'world'}" in {event["name"] for event in begun}
     if strategy == "zero3":
         assert {event["name"] for event in begun} >= {"all_gather over dp", "reduce_scatter over dp"}
-        # The same collective as gloo has it, on torch's clock: it lies within ours.
+        # The same collective as gloo has it, on torch's clock, begins within ours. Either may note its end first.
         ours = [event for event in begun if event["name"] == "reduce_scatter over dp" and event["pid"] == 0]
         ends = {event["id2"]["local"]: event["ts"] for event in events if event["ph"] == "e" and event["pid"] == 0}
         for theirs in (event for event in spans(events, "gloo:all_to_all") if event["pid"] == 0):
-            middle = theirs["ts"] + theirs["dur"] / 2
-            assert any(event["ts"] <= middle <= ends[event["id2"]["local"]] for event in ours) or middle < ours[0]["ts"]
+            start = theirs["ts"]
+            assert any(event["ts"] <= start <= ends[event["id2"]["local"]] for event in ours) or start < ours[0]["ts"]
 
 
 def test_the_numbers_add_up(profiled: tuple[str, RunFolder, str]) -> None:
