@@ -164,8 +164,12 @@ def test_what_a_pod_sees(shop: Workshop) -> None:
     assert left_behind(shop) == []
 
 
+ASK_FOR_A_NAME = "for _ in $(seq 50); do getent hosts small-0.small && exit 0; sleep 0.1; done; exit 9"
+"""For longer than the two seconds that a name takes to come."""
+
+
 def test_names_need_a_service_that_selects_the_pods(shop: Workshop) -> None:
-    value = job("for _ in $(seq 50); do getent hosts small-0.small && exit 0; sleep 0.1; done; exit 9")
+    value = job(ASK_FOR_A_NAME)
     command = start(shop, value)
     path = shop.root / "k8s.yaml"
     path.write_text(path.read_text().replace("job-name: small", "job-name: smal"))
@@ -176,7 +180,7 @@ def test_names_need_a_service_that_selects_the_pods(shop: Workshop) -> None:
 
 
 def test_unready_pods_have_names_only_if_the_service_says_so(shop: Workshop) -> None:
-    value = job("for _ in $(seq 50); do getent hosts small-0.small && exit 0; sleep 0.1; done; exit 9")
+    value = job(ASK_FOR_A_NAME)
     value["spec"]["template"]["spec"]["containers"][0]["readinessProbe"] = {"exec": {"command": ["false"]}}
     command = start(shop, value)
     shop.run(*command)

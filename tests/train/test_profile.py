@@ -14,7 +14,7 @@ from frog.core.runfolder import RunFolder
 from frog.view.profile import OPERATORS, TRANSFER, WAITING, Profile, read_profile
 
 STEPS = 5
-FIRST_RECORDED = 9
+FIRST_RECORDED = 2 + STEPS + 1 + 1
 """After 2 steps to warm up, as many plain ones as are recorded, and one for the profiler to settle."""
 
 PHASES = ("data", "forward", "backward", "reduce", "optimize", "zero")

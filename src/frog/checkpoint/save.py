@@ -194,8 +194,8 @@ class Saver:
         A run that has failed has often lost a rank, whose part never comes; the others' take about as long as this
         rank's own took, `own_s`.
         """
-        deadline = time.monotonic() + self._timeout_s
-        while absent := [path for path in self._parts(beside) if not path.exists()]:
+        parts, deadline = self._parts(beside), time.monotonic() + self._timeout_s
+        while absent := [path for path in parts if not path.exists()]:
             if self._abandoned_s is not None:
                 deadline = min(deadline, self._abandoned_s + max(own_s, _PARTS_S))
             if time.monotonic() > deadline:
