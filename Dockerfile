@@ -35,7 +35,7 @@ USER 1000:1000
 WORKDIR /workspace
 
 # Without a shell in between, so that the program is process 1 and hears SIGTERM itself. It ends its own children, so no
-# init is needed beside it. Manifests name their own command: python -m frog.launch.kubernetes.pod torchrun …
+# init is needed beside it. Manifests name their own command: python -m frog.kubernetes.pod torchrun …
 ENTRYPOINT ["frog"]
 CMD ["--help"]
 

@@ -19,9 +19,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from frog.chaos.evidence import read_launcher
 from frog.core.files import write_atomic
 from frog.core.runfolder import RunFolder
+from frog.diagnose.evidence import read_launcher
 from frog.events import read_run
 
 

@@ -27,7 +27,7 @@ from node_meeting import meet
 from frog.core.env import bind_loopback, child_env
 from frog.core.errors import FrogError, UsageError
 from frog.core.ports import free_port
-from frog.launch.outcome import first_failure, last_failures
+from frog.events.outcome import first_failure, last_failures
 
 SLURM = """\
 On a cluster you would not run this file: Slurm takes its place.

@@ -13,33 +13,35 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "frog"
 FLOORS = {
     "core": 0,
-    "config": 1,
-    "events": 1,
-    "data": 2,
-    "model": 2,
-    "comm": 2,
-    "parallel": 3,
-    "checkpoint": 3,
-    "train": 4,
-    "launch": 5,
-    "plan": 5,
-    "chaos": 6,
-    "course": 7,
-    "view": 7,
-    "cli": 8,
+    **dict.fromkeys(("config", "events", "comm"), 1),
+    **dict.fromkeys(("data", "model", "checkpoint", "jobfile", "kubernetes", "diagnose"), 2),
+    **dict.fromkeys(("parallel", "launch", "slurm", "submit"), 3),
+    **dict.fromkeys(("train", "chaos", "plan"), 4),
+    **dict.fromkeys(("finetune", "prove", "profile", "explain", "view"), 5),
+    "cli": 6,
 }
 """As docs/architecture.md has them."""
 
-WITH_TORCH = {"data", "model", "comm", "parallel", "checkpoint", "train"}
+WITH_TORCH = {"data", "model", "comm", "parallel", "checkpoint", "train", "finetune"}
+"""Rooms that may import torch. In the others only `rank.py` may: the side that runs on every rank."""
+
+MOST_LINES = 5000
+"""Of a room."""
+
+
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
 
 
 def imports_of(path: Path) -> set[str]:
+    """Modules that a file imports, anywhere in it: `from frog.comm import world` is the module frog.comm.world."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module)
+            whole = [f"{node.module}.{alias.name}" for alias in node.names]
+            names |= {name if name in MODULES else node.module for name in whole}
     return names
 
 
@@ -47,7 +49,26 @@ def room_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
+def circle_in(graph: dict[str, set[str]]) -> list[str] | None:
+    """Nodes that lead back to the first of them, if there are such."""
+    done: set[str] = set()
+
+    def visit(node: str, trail: list[str]) -> list[str] | None:
+        if node in trail:
+            return [*trail[trail.index(node) :], node]
+        if node in done:
+            return None
+        found = (visit(target, [*trail, node]) for target in sorted(graph.get(node, ())))
+        circle = next((circle for circle in found if circle), None)
+        done.add(node)
+        return circle
+
+    return next((circle for node in sorted(graph) if (circle := visit(node, []))), None)
+
+
 FILES = [path for path in sorted(SOURCE.rglob("*.py")) if path.name != "__init__.py" or path.parent != SOURCE]
+
+MODULES = {module_of(path): path for path in FILES}
 
 PAGES = sorted((SOURCE.parents[1] / "scripts").glob("*.py"))
 
@@ -58,10 +79,38 @@ def test_imports_go_down(path: Path) -> None:
     for name in imports_of(path):
         parts = name.split(".")
         if parts[0] == "torch":
-            assert room in WITH_TORCH, f"{room} may not import torch"
+            assert room in WITH_TORCH or path.name == "rank.py", f"{room} may not import torch"
         if parts[0] != "frog" or len(parts) == 1 or parts[1] == room:
             continue
         assert FLOORS[parts[1]] < FLOORS[room], f"{room} (floor {FLOORS[room]}) imports {name}"
+
+
+def test_no_circle_of_files() -> None:
+    graph = {name: imports_of(path) & MODULES.keys() - {name} for name, path in MODULES.items()}
+    assert circle_in(graph) is None
+
+
+def test_no_circle_of_folders() -> None:
+    """Inside a room too: a sub-room imports from its room, or the room from it, never both."""
+    graph: dict[str, set[Path]] = {}
+    for path in FILES:
+        folders = {MODULES[name].parent for name in imports_of(path) & MODULES.keys()} - {path.parent}
+        if path.name == "commands.py":  # the way in to a room stands above its sub-rooms
+            folders = {folder for folder in folders if path.parent not in folder.parents}
+        graph.setdefault(str(path.parent), set()).update(folders)
+    assert circle_in({folder: set(map(str, targets)) for folder, targets in graph.items()}) is None
+
+
+def test_every_room_says_what_it_is_for() -> None:
+    folders = {path.parent for path in FILES}
+    assert [str(folder) for folder in folders if not (folder / "__init__.py").read_text().startswith('"""')] == []
+
+
+def test_no_room_is_too_large() -> None:
+    sizes: dict[str, int] = {}
+    for path in FILES:
+        sizes[room_of(path)] = sizes.get(room_of(path), 0) + len(path.read_text().splitlines())
+    assert {room: size for room, size in sizes.items() if size > MOST_LINES} == {}
 
 
 def test_only_env_reads_the_environment() -> None:

@@ -8,22 +8,22 @@ from collections.abc import Callable, Sequence
 
 from frog import __version__
 from frog.chaos.commands import add_chaos_parser
-from frog.chaos.diagnose_command import add_diagnose_parser
 from frog.config.arguments import add_train_arguments
 from frog.core.errors import FrogError
 from frog.data.commands import add_data_parser
-from frog.launch.bundle.commands import add_bundle_parser
+from frog.diagnose.commands import add_diagnose_parser
+from frog.explain.commands import add_explain_parser
+from frog.finetune.commands import add_finetune_parsers
 from frog.launch.commands import add_run_parser
-from frog.launch.explain import add_explain_parser
-from frog.launch.proof import add_proof_parser
-from frog.launch.slurm.commands import add_slurm_parser
-from frog.launch.submit.commands import add_submit_parser
 from frog.parallel.commands import add_schedule_parser
 from frog.plan.commands import add_plan_parsers
-from frog.train.finetune_arguments import add_finetune_parsers
+from frog.profile.commands import add_profile_parser
+from frog.prove.commands import add_proof_parser
+from frog.slurm.commands import add_slurm_parser
+from frog.submit.bundle.commands import add_bundle_parser
+from frog.submit.commands import add_submit_parser
 from frog.view.commands import add_view_parsers
 from frog.view.logs_command import add_logs_parser
-from frog.view.profile_command import add_profile_parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

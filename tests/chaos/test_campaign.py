@@ -17,7 +17,6 @@ import pytest
 from workshop import Workshop, set_words, wait_until
 
 from frog.chaos.campaign import Campaign, can_restart, choose_kinds, draw_restarts, read_count
-from frog.chaos.diagnosis import Diagnosis
 from frog.chaos.oracle import Oracle, Place, diagnosis_problems, read_oracle, recovery_problems, resume_problems
 from frog.chaos.trial import Launch, Setting, Verdict, word_problems
 from frog.cli import main
@@ -26,6 +25,7 @@ from frog.config.faults import KINDS, Fault, Scene, marks_folder
 from frog.core.errors import LaunchError, UsageError
 from frog.core.files import write_json
 from frog.core.runfolder import RunFolder
+from frog.diagnose.diagnosis import Diagnosis
 from frog.launch.nodes import Nodes
 
 DEMO = Path(__file__).parents[2] / "config" / "demo.toml"

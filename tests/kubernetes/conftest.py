@@ -14,7 +14,7 @@ def may_make_pods() -> None:
     if not sys.platform.startswith("linux"):
         pytest.skip("pods on one machine need Linux")
     code = (
-        "from frog.launch.kubernetes import namespaces as n\n"
+        "from frog.kubernetes import namespaces as n\n"
         "import os\n"
         "n.enter_new(n.PROCESSES | n.NETWORK, 0, 0)\n"
         "if (child := os.fork()) == 0:\n"

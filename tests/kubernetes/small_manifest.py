@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from frog.launch.kubernetes.manifest import read_manifest
+from frog.kubernetes.manifest import read_manifest
 
 SMALL = """
 apiVersion: batch/v1

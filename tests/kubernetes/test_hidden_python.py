@@ -11,8 +11,8 @@ from workshop import Workshop
 
 import frog
 from frog.core.errors import UsageError
-from frog.launch.kubernetes.local import check_volumes
-from frog.launch.kubernetes.pods import hidden_by
+from frog.kubernetes.local import check_volumes
+from frog.kubernetes.pods import hidden_by
 
 ABOVE = str(Path(sys.prefix).parent)
 SOURCES = str(Path(frog.__file__).parents[1])

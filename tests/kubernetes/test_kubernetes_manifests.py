@@ -16,9 +16,9 @@ from manifest_schemas import ROOT, documents, schema_problems
 
 from frog.cli import main
 from frog.core.errors import FrogError
-from frog.launch.kubernetes.manifest import read_manifest
-from frog.launch.kubernetes.pods import expand
-from frog.launch.kubernetes.yamltext import block, scalar
+from frog.kubernetes.manifest import read_manifest
+from frog.kubernetes.pods import expand
+from frog.kubernetes.yamltext import block, scalar
 
 EXAMPLES = sorted((ROOT / "config" / "kubernetes").glob("*.yaml"))
 DEMO = str(ROOT / "config" / "demo.toml")

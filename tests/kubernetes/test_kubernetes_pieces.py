@@ -14,13 +14,13 @@ import yaml
 from small_manifest import SMALL, read
 
 from frog.core.runfolder import RunFolder
-from frog.launch.kubernetes.dns import answer
-from frog.launch.kubernetes.fields import Fields, ManifestError
-from frog.launch.kubernetes.manifest import Rule, read_manifest
-from frog.launch.kubernetes.pod import exit_code, meeting_name
-from frog.launch.kubernetes.pods import expand
-from frog.launch.kubernetes.probe import main as probe_main
-from frog.launch.kubernetes.probe import problem
+from frog.kubernetes.dns import answer
+from frog.kubernetes.fields import Fields, ManifestError
+from frog.kubernetes.manifest import Rule, read_manifest
+from frog.kubernetes.pod import exit_code, meeting_name
+from frog.kubernetes.pods import expand
+from frog.kubernetes.probe import main as probe_main
+from frog.kubernetes.probe import problem
 
 
 def test_a_small_job_is_read(tmp_path: Path) -> None:

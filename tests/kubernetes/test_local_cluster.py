@@ -12,11 +12,11 @@ import pytest
 from small_manifest import SMALL, read
 
 from frog.cli import main
-from frog.launch.kubernetes import controller as controllers
-from frog.launch.kubernetes.controller import Controller, visible_gpus
-from frog.launch.kubernetes.local import remove_left_behind, scratch_folder
-from frog.launch.kubernetes.pods import ProbeState
-from frog.launch.kubernetes.podspec import Probe
+from frog.kubernetes import controller as controllers
+from frog.kubernetes.controller import Controller, visible_gpus
+from frog.kubernetes.local import remove_left_behind, scratch_folder
+from frog.kubernetes.pods import ProbeState
+from frog.kubernetes.podspec import Probe
 
 
 def ask(*command: str) -> ProbeState:

@@ -7,8 +7,8 @@ import json
 import pytest
 from workshop import Workshop, set_words
 
-from frog.chaos.diagnose import diagnose
-from frog.chaos.evidence import read_launcher
+from frog.diagnose.evidence import read_launcher
+from frog.diagnose.rules import diagnose
 from frog.events.heartbeat import read_heartbeat
 
 NAME, STEP, AFTER_S = "cut-inside", 2, 0.4

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from frog.launch.slurm.programs import missing_programs
+from frog.slurm.programs import missing_programs
 
 BIN = Path(sys.executable).parent
 FINAL = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL")

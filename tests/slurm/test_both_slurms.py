@@ -22,8 +22,8 @@ from typing import Any
 
 import pytest
 
-from frog.launch.emulator import cluster as emulator_cluster
-from frog.launch.slurm.programs import missing_programs
+from frog.slurm.emulator import cluster as emulator_cluster
+from frog.slurm.programs import missing_programs
 
 JOBS = Path(__file__).parent / "jobs"
 RECORD = JOBS / "recorded.json"

@@ -17,9 +17,9 @@ import pytest
 from workshop import wait_until
 
 from frog.core.errors import UsageError
-from frog.launch.emulator import cluster, processes, wire
-from frog.launch.emulator.processes import find_marked
-from frog.launch.slurm.hold import LOCK_FILE
+from frog.slurm.emulator import cluster, processes, wire
+from frog.slurm.emulator.processes import find_marked
+from frog.slurm.lock import LOCK_FILE
 
 STRAY = (
     "import os, time, sys\n"

@@ -14,7 +14,7 @@ from slurm_desk import RealSlurm
 from workshop import Workshop, wait_until
 
 from frog.events.heartbeat import read_heartbeat
-from frog.launch.emulator import cluster
+from frog.slurm.emulator import cluster
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = "config/slurm_example.sbatch"

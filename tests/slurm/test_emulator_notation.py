@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from frog.launch.emulator.notation import (
+from frog.jobfile.directives import SBATCH, SRUN
+from frog.slurm.emulator.notation import (
     compress_counts,
     compress_hosts,
     expand_hosts,
@@ -20,11 +21,10 @@ from frog.launch.emulator.notation import (
     pattern_values,
     write_elapsed,
 )
-from frog.launch.emulator.options import check_patterns, gpus, memory_mb, read_script, read_words, srun_variables
-from frog.launch.emulator.processes import parse_ps
-from frog.launch.emulator.refusal import SlurmRefusal
-from frog.launch.emulator.sbatch import parse_dependency
-from frog.launch.slurm.directives import SBATCH, SRUN
+from frog.slurm.emulator.options import check_patterns, gpus, memory_mb, read_script, read_words, srun_variables
+from frog.slurm.emulator.processes import parse_ps
+from frog.slurm.emulator.refusal import SlurmRefusal
+from frog.slurm.emulator.sbatch import parse_dependency
 
 
 @pytest.mark.parametrize(

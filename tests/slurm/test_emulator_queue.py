@@ -9,19 +9,19 @@ from typing import Any, ClassVar
 
 import pytest
 
-from frog.launch.emulator import controller as controllers
-from frog.launch.emulator.control import scancel, scontrol
-from frog.launch.emulator.controller import Controller
-from frog.launch.emulator.job import CANCELLED, COMPLETED, FAILED, PENDING, RUNNING, Job, Node, Request
-from frog.launch.emulator.layout import StepRequest, check_fits, free_parts, place_job, place_step
-from frog.launch.emulator.listing import squeue
-from frog.launch.emulator.processes import enter
-from frog.launch.emulator.queue import dependency_text, find_jobs, next_to_start
-from frog.launch.emulator.refusal import SlurmRefusal
-from frog.launch.emulator.sbatch import make_request
-from frog.launch.emulator.variables import submitted_environment
-from frog.launch.emulator.view import snapshot
-from frog.launch.emulator.wire import Client
+from frog.slurm.emulator import controller as controllers
+from frog.slurm.emulator.control import scancel, scontrol
+from frog.slurm.emulator.controller import Controller
+from frog.slurm.emulator.job import CANCELLED, COMPLETED, FAILED, PENDING, RUNNING, Job, Node, Request
+from frog.slurm.emulator.layout import StepRequest, check_fits, free_parts, place_job, place_step
+from frog.slurm.emulator.listing import squeue
+from frog.slurm.emulator.processes import enter
+from frog.slurm.emulator.queue import dependency_text, find_jobs, next_to_start
+from frog.slurm.emulator.refusal import SlurmRefusal
+from frog.slurm.emulator.sbatch import make_request
+from frog.slurm.emulator.variables import submitted_environment
+from frog.slurm.emulator.view import snapshot
+from frog.slurm.emulator.wire import Client
 
 NODES = [Node("node1", 8, 4), Node("node2", 8, 4)]
 

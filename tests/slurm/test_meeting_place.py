@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from frog.launch.slurm.explain import explain
+from frog.jobfile.explain import explain
 
 HEAD = """#!/bin/bash
 #SBATCH --job-name=meet

@@ -19,9 +19,9 @@ from slurm_desk import BIN, RealSlurm, frog_slurm, need_slurm
 from workshop import wait_until
 
 from frog.core.errors import LaunchError, UsageError
-from frog.launch.slurm import cluster, host, programs, status
-from frog.launch.slurm.configuration import Shape
-from frog.launch.slurm.processes import find_processes
+from frog.slurm import cluster, host, programs, status
+from frog.slurm.configuration import Shape
+from frog.slurm.processes import find_processes
 
 
 def cluster_name(folder: Path) -> str:

@@ -15,8 +15,8 @@ from slurm_desk import RealSlurm
 from workshop import Workshop
 
 from frog.config import load_run_config
-from frog.launch.submit.job import JobRequest, render_job
-from frog.launch.submit.profile import load_profile
+from frog.jobfile.cluster import load_profile
+from frog.submit.slurm_job import JobRequest, render_job
 
 CLUSTERS = Path(__file__).parents[2] / "config" / "clusters"
 HEAD = (

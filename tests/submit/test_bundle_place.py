@@ -14,8 +14,8 @@ import pytest
 from bundle_desk import bundle
 from workshop import all_gone, tree, wait_until
 
-from frog.launch.bundle import make
-from frog.launch.bundle.sums import check_sums
+from frog.submit.bundle import make
+from frog.submit.bundle.sums import check_sums
 
 
 def test_a_failure_leaves_nothing(
@@ -63,7 +63,7 @@ def test_a_bundle_takes_its_name_at_once(here: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_bundle_that_was_killed_does_not_look_whole_and_is_cleared(here: Path) -> None:
     code = (
-        "import os, signal, sys\nfrom frog.launch.bundle import make\nfrom frog.cli import main\n"
+        "import os, signal, sys\nfrom frog.submit.bundle import make\nfrom frog.cli import main\n"
         "make.write_sums = lambda folder: os.kill(os.getpid(), signal.SIGKILL)\n"
         "main(['bundle', 'run.toml', '--to', 'out/it', '--no-wheels'])"
     )
@@ -113,7 +113,7 @@ def test_a_replacement_that_is_killed_loses_no_run(place: int, here: Path) -> No
     folder = here / "out" / "it"
     use(folder)
     code = (
-        "import os, signal, sys\nfrom frog.launch.bundle import make\nfrom frog.cli import main\n"
+        "import os, signal, sys\nfrom frog.submit.bundle import make\nfrom frog.cli import main\n"
         "rename, left = os.rename, [int(sys.argv[1])]\n"
         "def count(source, target):\n"
         "    left[0] -= 1\n"

@@ -14,9 +14,9 @@ import pytest
 from bundle_desk import bundle
 
 from frog import __version__
-from frog.launch.bundle import make
-from frog.launch.bundle.sums import check_sums
-from frog.launch.bundle.wheels import PROJECT, build_wheel
+from frog.submit.bundle import make
+from frog.submit.bundle.sums import check_sums
+from frog.submit.bundle.wheels import PROJECT, build_wheel
 
 NO_NETWORK = {"PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_RETRIES": "0", "PIP_FIND_LINKS": "/nowhere"}
 
@@ -122,7 +122,7 @@ def test_setup_refuses_another_python(here: Path, monkeypatch: pytest.MonkeyPatc
 def test_pip_that_fails_is_told_and_leaves_nothing(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("frog.launch.bundle.wheels.build_wheel", lambda folder: folder / "frog-0-py3-none-any.whl")
+    monkeypatch.setattr("frog.submit.bundle.wheels.build_wheel", lambda folder: folder / "frog-0-py3-none-any.whl")
     assert bundle() == 1
     err = capsys.readouterr().err
     assert "pip wheel ended with exit code" in err

@@ -12,10 +12,10 @@ import pytest
 from bundle_desk import CLUSTERS, bundle
 
 from frog.cli import main
-from frog.launch.bundle.sums import check_sums
-from frog.launch.bundle.wheels import python_version
-from frog.launch.slurm.explain import explain_file
-from frog.launch.submit.profile import load_profile
+from frog.jobfile.cluster import load_profile
+from frog.jobfile.explain import explain_file
+from frog.submit.bundle.sums import check_sums
+from frog.submit.bundle.wheels import python_version
 
 
 def test_it_holds_what_the_run_needs_and_nothing_half_made(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

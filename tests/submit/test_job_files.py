@@ -18,13 +18,13 @@ from workshop import MODEL, RUN_FILE
 from frog.cli import main
 from frog.config import RunConfig, load_run_config
 from frog.core.errors import ConfigError, UsageError
-from frog.launch.slurm.explain import explain
-from frog.launch.slurm.explain_job import Job, read_job
-from frog.launch.slurm.explain_lines import summary
-from frog.launch.submit.commands import FOR_KUBERNETES, FOR_SLURM, add_submit_parser
-from frog.launch.submit.job import JobRequest, check_request, render_job
-from frog.launch.submit.profile import ClusterProfile, load_profile
-from frog.launch.submit.slurm import render_checked
+from frog.jobfile.cluster import ClusterProfile, load_profile
+from frog.jobfile.explain import explain
+from frog.jobfile.job import Job, read_job
+from frog.jobfile.lines import summary
+from frog.submit.commands import FOR_KUBERNETES, FOR_SLURM, add_submit_parser
+from frog.submit.slurm import render_checked
+from frog.submit.slurm_job import JobRequest, check_request, render_job
 
 CLUSTERS = Path(__file__).parents[2] / "config" / "clusters"
 GENERIC, MN5 = (load_profile(name, CLUSTERS) for name in ("generic", "marenostrum5"))

@@ -12,8 +12,8 @@ import pytest
 from workshop import MODEL, RUN_FILE
 
 from frog.config import load_run_config
-from frog.launch.submit.job import JobRequest, render_job
-from frog.launch.submit.profile import load_profile
+from frog.jobfile.cluster import load_profile
+from frog.submit.slurm_job import JobRequest, render_job
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = (ROOT / "config" / "slurm_example.sbatch").read_text()

@@ -27,11 +27,11 @@ from frog.comm.held import assemble, target_of
 from frog.config import DataConfig, OptimizerConfig, RunConfig, StrategyConfig, TrainConfig
 from frog.core.env import world_env
 from frog.core.processes import leave
-from frog.launch.proof import SMALL_MODEL
 from frog.parallel import deepspeed, native, torch_ddp, torch_fsdp, torch_pipeline
 from frog.parallel.build import build_mesh, build_strategy
 from frog.parallel.strategy import MOMENTS, Strategy, no_span
-from frog.train import prove
+from frog.prove import rank as prove
+from frog.prove.commands import SMALL_MODEL
 from frog.train.optimizer import build_optimizer
 
 TIED = "embed_tokens.weight"

@@ -18,10 +18,10 @@ from frog.comm.held import assemble
 from frog.core.env import world_env
 from frog.core.processes import leave
 from frog.core.runfolder import RunFolder
-from frog.launch.proof import DEFAULT_VARIANTS, FROM_SCRATCH, NATIVE, SMALL_MODEL, Cell, cells
 from frog.parallel.build import build_mesh, build_strategy
 from frog.parallel.strategy import Strategy
-from frog.train.prove import Case, local_batch, make_model, make_optimizer
+from frog.prove.commands import DEFAULT_VARIANTS, FROM_SCRATCH, NATIVE, SMALL_MODEL, Cell, cells
+from frog.prove.rank import Case, local_batch, make_model, make_optimizer
 from frog.train.state import TrainState, generators
 
 folder, out = Path(sys.argv[1]), Path(sys.argv[2])

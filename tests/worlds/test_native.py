@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from workshop import Workshop
 
-from frog.launch.proof import ALL_VARIANTS, DEFAULT_VARIANTS, NATIVE, SMALL_MODEL, Cell, cells, prove
+from frog.prove.commands import ALL_VARIANTS, DEFAULT_VARIANTS, NATIVE, SMALL_MODEL, Cell, cells, prove
 
 WORKER = Path(__file__).parent / "native_worker.py"
 KINDS = [kind for kind in NATIVE if kind != "deepspeed" or find_spec("deepspeed") is not None]

@@ -10,8 +10,8 @@ import pytest
 from workshop import Workshop
 
 from frog.config import from_dict
-from frog.launch.proof import FROM_SCRATCH
 from frog.plan.measure import traffic_problems
+from frog.prove.commands import FROM_SCRATCH
 
 RESHARD = Path(__file__).parent / "reshard_worker.py"
 MODEL = ("model.num_hidden_layers=4", "model.num_key_value_heads=4")

@@ -1,1 +1,1 @@
-"""Faults to inject into a run, and the diagnosis of what went wrong in one."""
+"""Faults met by real worlds, one after the other, and what came of each."""

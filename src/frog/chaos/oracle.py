@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from frog.chaos.diagnosis import Diagnosis
 from frog.config.faults import KINDS, Fault
 from frog.core.errors import RunError
 from frog.core.runfolder import RunFolder
+from frog.diagnose.diagnosis import Diagnosis
 from frog.events import RunEvents, read_run
 from frog.events.read import Event, RankEvents
 

@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from frog.chaos.diagnose import diagnose
-from frog.chaos.diagnosis import Diagnosis
-from frog.chaos.evidence import read_launcher
 from frog.chaos.oracle import Oracle, diagnosis_problems, recovery_problems, resume_problems, resumed_from
 from frog.chaos.stage import met_faults, write_faults
 from frog.config.faults import KINDS, Fault
 from frog.core.env import child_env
 from frog.core.processes import is_alive, kill_group
 from frog.core.runfolder import RunFolder
+from frog.diagnose.diagnosis import Diagnosis
+from frog.diagnose.evidence import read_launcher
+from frog.diagnose.rules import diagnose
 
 _LAST_S = 10.0
 """How long processes, once their launcher has ended, may take to be gone."""

@@ -21,7 +21,7 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_profile_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what `frog.train.profile` reads on every rank."""
+    """Add what `frog.profile.rank` reads on every rank."""
     _add_run_file(parser)
     parser.add_argument(
         "--steps", type=int, default=3, metavar="N", help="how many steps are recorded (default: %(default)s)"

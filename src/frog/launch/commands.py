@@ -65,7 +65,7 @@ def _run(args: argparse.Namespace) -> int:
 
     program = args.program[1:] if args.program[:1] == ["--"] else args.program
     if args.manifest is not None:
-        from frog.launch.kubernetes.local import run_manifest
+        from frog.kubernetes.local import run_manifest
 
         none = argparse.ArgumentParser()
         add_world_arguments(none)

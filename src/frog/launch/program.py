@@ -9,10 +9,10 @@ from frog.core.errors import UsageError
 
 _PROGRAMS = {
     "train": "frog.train",
-    "finetune": "frog.train.finetune_main",
-    "prove": "frog.train.prove",
-    "profile": "frog.train.profile",
-    "explain": "frog.train.explain",
+    "finetune": "frog.finetune",
+    "prove": "frog.prove.rank",
+    "profile": "frog.profile.rank",
+    "explain": "frog.explain.rank",
 }
 """Frog's own programs that run on every rank."""
 

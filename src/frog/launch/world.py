@@ -18,10 +18,10 @@ from typing import Any
 from frog.core.errors import LaunchError, UsageError
 from frog.core.processes import NOT_MET
 from frog.events.heartbeat import read_heartbeat
+from frog.events.outcome import Failure, in_words, world_error
 from frog.launch.agent import Agent, Output
 from frog.launch.journal import Journal
 from frog.launch.nodes import Nodes, world_table
-from frog.launch.outcome import Failure, in_words, world_error
 from frog.launch.program import can_go_on, target
 from frog.launch.start import Options, Starter
 from frog.launch.watch import find_hangs, keep_heartbeats

@@ -25,10 +25,10 @@ from torch import Tensor, nn
 from frog.comm import World
 from frog.comm.held import Held, held_slice
 from frog.config import RunConfig
+from frog.config.deepspeed import deepspeed_path, fill_deepspeed, read_deepspeed
 from frog.core.env import prepare_deepspeed
 from frog.core.errors import ConfigError, UsageError
 from frog.model.transformer import Attention, TinyTransformer, causal_attention
-from frog.parallel.deepspeed_file import deepspeed_path, fill_deepspeed, read_deepspeed
 from frog.parallel.mesh import Mesh
 from frog.parallel.native import Native, begin_state, explained
 from frog.parallel.strategy import MakeOptimizer

@@ -27,10 +27,9 @@ from frog.model.hf import load_hf, save_hf
 from frog.parallel.build import build_strategy
 from frog.parallel.mesh import Mesh
 from frog.train.evaluate import evaluate as score_windows
-from frog.train.finetuned import export_merged, read_finetune
 from frog.train.sample import sample_text
 from frog.train.setup import FORMAT, now_text, versions
-from frog.train.start import load_trained
+from frog.train.trained import export_merged, load_trained, read_finetune
 
 _BATCH_SIZE = 16
 

@@ -22,8 +22,8 @@ from frog.train.optimizer import build_optimizer
 from frog.train.order import OrderProof
 from frog.train.sample import sample_text
 from frog.train.setup import Run, start_event, write_run_json
-from frog.train.start import initial_weights
 from frog.train.state import TrainState, generators, take_whole
+from frog.train.trained import initial_weights
 
 
 @dataclass

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from frog.chaos.evidence import gather, is_under_way
 from frog.core.errors import RunError, UsageError
 from frog.core.runfolder import RunFolder
+from frog.diagnose.evidence import gather, is_under_way
 
 POLL_S = 0.2
 

@@ -1,0 +1,267 @@
+"""One world of a run as the rules of the diagnosis see it: where each rank was, what it said, how it ended."""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+import re
+import signal
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from frog.diagnose.diagnosis import note
+from frog.diagnose.evidence import Evidence, Fields, Life, World
+
+ORDER = ("data", "forward", "backward", "reduce", "optimize", "zero", "evaluate", "checkpoint")
+
+_LOG_TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}")
+_WHERE_IN_GLOO = re.compile(r"\[/\S+:\d+\] ")
+_OWN_WORDS = re.compile(r"([A-Za-z_][\w.]*): (.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank was last."""
+
+    step: int | None
+    phase: str | None
+    source: str
+    """The file that says so."""
+    inferred: bool = False
+    """Not told: it is what comes after the last thing that the rank finished."""
+
+    def __str__(self) -> str:
+        if self.step is None:
+            return "before its first step"
+        return f"step {self.step}" + (f", {self.phase}" if self.phase else "")
+
+
+class Case:
+    """A world, and what is asked of it again and again."""
+
+    def __init__(self, evidence: Evidence, world: World) -> None:
+        self.evidence, self.world = evidence, world
+        self.ranks = world.ranks
+
+    # ---- what a rank said --------------------------------------------------------------------------------------------
+
+    def exit(self, rank: int) -> Fields | None:
+        """How its agent saw it fail."""
+        return next((event for event in self.world.exits if event["rank"] == rank), None)
+
+    def hang(self, rank: int) -> Fields | None:
+        """How the watchdog found it."""
+        return next((event for event in self.world.hangs if event["rank"] == rank), None)
+
+    def words(self, rank: int) -> tuple[str, str] | None:
+        """Its error's kind and message."""
+        life = self.world.lives.get(rank)
+        if life is not None and (error := life.error) is not None:
+            return str(error["type"]), str(error["message"])
+        told = (self.exit(rank) or {}).get("error")
+        match = _OWN_WORDS.fullmatch(told) if isinstance(told, str) else None
+        return (match[1], match[2]) if match else ("Error", told) if isinstance(told, str) else None
+
+    def signal_of(self, rank: int) -> str | None:
+        """The signal that killed it, by name."""
+        code = (self.exit(rank) or {}).get("code", 0)
+        return signal_name(-code) if code < 0 else None
+
+    def lost_peers(self, rank: int) -> bool:
+        """Whether it has no reason of its own: a collective failed under it, or it was ended with the others."""
+        words = self.words(rank)
+        return words[0] == "CommError" if words is not None else self.signal_of(rank) == "SIGTERM"
+
+    @cached_property
+    def own_errors(self) -> list[int]:
+        """Ranks with an error of their own, that of the lost peers left out."""
+        return [rank for rank in self.ranks if self.words(rank) is not None and not self.lost_peers(rank)]
+
+    @cached_property
+    def comm_errors(self) -> list[int]:
+        """Ranks under which a collective failed."""
+        return [rank for rank in self.ranks if (words := self.words(rank)) is not None and words[0] == "CommError"]
+
+    @cached_property
+    def timed_out(self) -> list[int]:
+        """Ranks that waited in a collective for as long as they may."""
+        return [rank for rank in self.comm_errors if "imed out" in (self.words(rank) or ("", ""))[1]]
+
+    @cached_property
+    def first_lost(self) -> int | None:
+        """The rank under which a collective failed first: what befell the others may be of its leaving."""
+        return min(self.comm_errors, key=lambda rank: self.failed_ns(rank) or float("inf"), default=None)
+
+    def silent(self, rank: int) -> bool:
+        """Whether it never said how it ended."""
+        life, beat = self.world.lives.get(rank), self.world.beats.get(rank)
+        if life is not None and (life.status or life.error):
+            return False
+        return beat is None or beat["status"] == "running"
+
+    def _logged_ns(self, rank: int, text: str) -> int | None:
+        """When a rank's log last has a text."""
+        path = self.evidence.folder.rank_log(rank)
+        lines = path.read_text(errors="replace").splitlines() if text and path.is_file() else []
+        found = next((match for line in reversed(lines) if text in line and (match := _LOG_TIME.match(line))), None)
+        if found is None:
+            return None
+        return int(dt.datetime.fromisoformat(f"{found[0]}+00:00").timestamp() * 1e3) * 1_000_000
+
+    # ---- where it was ------------------------------------------------------------------------------------------------
+
+    def place(self, rank: int) -> Place:
+        """Where a rank was last, by its heartbeat if that is of this world, else by its events."""
+        life = self.world.lives.get(rank)
+        beat = self.beat(rank)
+        file = self.events_file(rank)
+        if life is not None and (error := life.error) is not None and error["phase"]:
+            return Place(int(error["step"]), error["phase"], file)
+        if beat is not None and beat["phase"]:
+            return Place(int(beat["step"]), beat["phase"], self.beat_file(rank))
+        if life is not None and life.start is not None:
+            step, phase = next_place(life, self.evidence)
+            return Place(step, phase, file, inferred=True)
+        if beat is not None and beat["step"]:
+            return Place(int(beat["step"]), None, self.beat_file(rank))
+        return Place(None, None, file)
+
+    def beat(self, rank: int) -> Fields | None:
+        """Its last heartbeat in this world: its own, or the one that the watchdog kept."""
+        hang = self.hang(rank)
+        return self.world.beats.get(rank) or (hang or {}).get("heartbeat")
+
+    def events_file(self, rank: int) -> str:
+        return f"events/rank_{rank}.jsonl"
+
+    def beat_file(self, rank: int) -> str:
+        beat = self.world.beats.get(rank)
+        return str(beat["file"]) if beat is not None else "events/launcher.jsonl"
+
+    # ---- lines of evidence -------------------------------------------------------------------------------------------
+
+    def tell_place(self, rank: int) -> str:
+        """Where a rank was last seen."""
+        place, at = self.place(rank), self.world.last_sign_ns(rank)
+        if place.inferred:
+            what = f"its last event is {self._last_event(rank)}; next comes {place}"
+        else:
+            beat = self.beat(rank)
+            at = beat["unix_ns"] if beat is not None and place.source != self.events_file(rank) else at
+            what = f"was last in {place}" if place.step is not None else "never came to its first step"
+            what += self._open_words(rank)
+        return note(at, f"rank {rank}", what, place.source)
+
+    def _open_words(self, rank: int) -> str:
+        under_way = (self.beat(rank) or {}).get("open") or []
+        if not under_way:
+            return ""
+        first = under_way[0]
+        return f", in {first['op']} of {first['payload_bytes']} bytes over {first['axis']} (its no. {first['seq']})"
+
+    def _last_event(self, rank: int) -> str:
+        life = self.world.lives[rank]
+        last = life.events[-1]
+        kind = {"span": f"the end of {last.get('phase')}", "collective": f"{last.get('op')} over {last.get('axis')}"}
+        return f"{kind.get(last['event'], last['event'])} of step {last.get('step')}"
+
+    def tell_exit(self, rank: int) -> str | None:
+        """How its agent saw it end."""
+        event = self.exit(rank)
+        if event is None:
+            return None
+        code = event["code"]
+        how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+        words = "" if event.get("error") else ", and left no words"
+        return note(event["unix_ns"], f"rank {rank}", f"(pid {event['pid']}) {how}{words}", "events/launcher.jsonl")
+
+    def tell_words(self, rank: int) -> str | None:
+        """What it said as it failed."""
+        words = self.words(rank)
+        if words is None:
+            return None
+        life = self.world.lives.get(rank)
+        file = self.events_file(rank) if life is not None and life.error else "events/launcher.jsonl"
+        return note(self.failed_ns(rank), f"rank {rank}", f"{words[0]}: {short(words[1])}", file)
+
+    def failed_ns(self, rank: int) -> int | None:
+        """When it failed, as time of day: its last heartbeat, where a later world has not written over it, or its log;
+        else when its agent, which may have been late, saw it.
+        """
+        beat, words = self.world.beats.get(rank), self.words(rank)
+        if beat is not None and beat["status"] != "running":
+            return int(beat["unix_ns"])
+        if words is not None and (logged_ns := self._logged_ns(rank, words[1].partition("\n")[0])) is not None:
+            return logged_ns
+        return (self.exit(rank) or {}).get("unix_ns") or self.world.last_sign_ns(rank)
+
+    def tell_hang(self, rank: int) -> str | None:
+        """What the watchdog saw."""
+        event = self.hang(rank)
+        if event is None:
+            return None
+        waited = f"{event['waited_s']:.0f} s"
+        how = f"gave no sign of life for {waited}" if event["kind"] == "silent" else f"was {waited} in one collective"
+        return note(event["unix_ns"], "launcher", f"rank {rank} {how}, and was killed", "events/launcher.jsonl")
+
+    def tell_others(self, rank: int | None) -> list[str]:
+        """What the other ranks said: that they lost one, or where they waited."""
+        lines: list[str | None] = []
+        for other in self.ranks:
+            if other == rank:
+                continue
+            if self.lost_peers(other) and self.words(other):
+                lines.append(self.tell_words(other))
+            elif self.silent(other) and (self.beat(other) or {}).get("open"):
+                lines.append(self.tell_place(other))
+        told = [line for line in lines if line]
+        return told[:4] + ([f"{'':12}  and {len(told) - 4} more ranks said alike"] if len(told) > 4 else [])
+
+    def about(self, rank: int) -> dict[str, Any]:
+        """The fields of a diagnosis that say where."""
+        place = self.place(rank)
+        return {"rank": rank, "node_rank": self.world.node_of(rank), "step": place.step, "phase": place.phase}
+
+
+def next_place(life: Life, evidence: Evidence) -> tuple[int, str | None]:
+    """The step and phase that come after the last thing that a rank finished."""
+    start = int(life.start["step"]) if life.start else 0
+    spans = life.of("span")
+    done = {(event["step"], event["phase"]) for event in spans}
+    last = spans[-1] if spans else None
+    taken = max(life.last_step, *(event["step"] for event in spans if event["phase"] == "zero"), 0)
+    if last is not None and last["step"] > taken and last["phase"] in ORDER[:6]:
+        return int(last["step"]), _phase_after(last, spans, evidence)
+    steps = evidence.setting("train", "steps")
+    for phase, section in (("evaluate", "eval"), ("checkpoint", "checkpoint")):
+        every = evidence.setting(section, "every")
+        due = taken == steps or bool(every and taken % every == 0)
+        if (due if taken > start else taken == 0 and phase == "evaluate") and (taken, phase) not in done:
+            return taken, phase
+    return (taken, None) if taken == steps else (taken + 1, "data")
+
+
+def _phase_after(last: Fields, spans: list[Fields], evidence: Evidence) -> str | None:
+    """The phase that followed in an earlier step; else the loop's order."""
+    here = (last["phase"], last["micro"])
+    for before, after in itertools.pairwise(spans):
+        if (before["phase"], before["micro"]) == here and before["step"] == after["step"] < last["step"]:
+            return str(after["phase"])
+    if last["phase"] == "backward" and last["micro"] < evidence.setting("train", "grad_accum", default=1) - 1:
+        return "forward"
+    after_last = ORDER.index(last["phase"]) + 1
+    return ORDER[after_last] if after_last < 6 else None
+
+
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def short(message: str) -> str:
+    """The first line of an error, without what gloo adds to each of its own."""
+    first = message.splitlines()[0] if message else ""
+    return _WHERE_IN_GLOO.sub("", first).partition(" This is typically caused by")[0]

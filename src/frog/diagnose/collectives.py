@@ -1,0 +1,276 @@
+"""The collectives of all ranks side by side: the first that they did not all do alike.
+
+Ranks of one axis must do the same collectives in the same order; axes that are the whole world go over the same
+connections, so they count as one. Events and heartbeats are held against each other call by call; a call is known by
+its step, operation and size. Where ranks differ and none is in the majority, an earlier step says what was to come, or
+what is known of the training loop; and of two calls that were both to come, the earlier is not yet left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from frog.diagnose.case import ORDER, Case
+from frog.diagnose.evidence import Fields
+
+_DIMS = {
+    "pp": ("pp",), "dp": ("dp",), "cp": ("cp",), "tp": ("tp",), "data": ("dp", "cp"), "model": ("pp", "tp"),
+}  # fmt: skip
+"""The axes whose groups follow from the mesh; on others (made for experts, hybrid shards) nothing is compared."""
+
+_SCORE_BYTES = 24
+_ID_BYTES = 8
+_POINT_TO_POINT = ("send", "recv", "send_recv")
+_COMM_ERROR = re.compile(r"(\w+)(?: of (\d+) bytes)? failed after [\d.]+ s \[rank \d+(?:, (\w+) \d+)? of \d+\]")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A collective that a rank began."""
+
+    step: int | None
+    phase: str | None
+    op: str
+    axis: str
+    payload_bytes: int | None
+    seq: int | None
+    ended: bool
+    mono_ns: int | None
+    file: str
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        # The sizes of an all-to-all may differ from rank to rank: experts get as many tokens as come.
+        return self.step, self.op, None if self.op == "all_to_all" else self.payload_bytes
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """Where in the loop: the step, and the place in it. Outside of the phases are the start and the end."""
+        if self.phase in ORDER:
+            return self.step or 0, ORDER.index(self.phase)
+        return (self.step, len(ORDER)) if self.step else (0, -1)
+
+    @property
+    def form(self) -> tuple[object, ...]:
+        """What it is, in whichever step."""
+        return self.key[1:]
+
+    def __str__(self) -> str:
+        size = f" of {self.payload_bytes} bytes" if self.payload_bytes else ""
+        return f"{self.op}{size} over {self.axis}"
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """Where the ranks of an axis first differ."""
+
+    kind: str
+    """shape, extra or missing."""
+    odd: int
+    """The rank that did otherwise."""
+    odd_call: Call | None
+    """What it did there."""
+    others: dict[int, Call]
+    """What the others did there."""
+    index: int
+    certain: bool
+    why: str
+
+    @property
+    def expected(self) -> Call:
+        return next(iter(self.others.values()))
+
+
+@dataclass(frozen=True)
+class Absence:
+    """A collective that some ranks began and others never came to."""
+
+    waiting: dict[int, Call]
+    absent: list[int]
+
+    @property
+    def call(self) -> Call:
+        return next(iter(self.waiting.values()))
+
+
+class Calls:
+    """All that the ranks of a world called, by axis."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self._by_rank = {rank: _calls_of(case, rank) for rank in case.ranks}
+
+    @cached_property
+    def sequences(self) -> list[dict[int, list[Call]]]:
+        """For each set of ranks that calls collectives together, what each of them called."""
+        axes = sorted({call.axis for calls in self._by_rank.values() for call in calls})
+        sets = {axis: self._sets_of(axis) for axis in axes}
+        world = [axis for axis in axes if len(sets[axis]) == 1]
+        found = [(world, self.case.ranks)] if world else []
+        found += [([axis], ranks) for axis in axes if axis not in world for ranks in sets[axis]]
+        return [{rank: self._called(rank, over) for rank in ranks} for over, ranks in found if len(ranks) > 1]
+
+    def _called(self, rank: int, axes: list[str]) -> list[Call]:
+        return [call for call in self._by_rank[rank] if call.axis in axes and call.op not in _POINT_TO_POINT]
+
+    def _sets_of(self, axis: str) -> list[list[int]]:
+        """The sets of ranks that an axis cuts the world into; none if that does not follow from the mesh."""
+        if axis == "world":
+            return [self.case.ranks]
+        dims, places = _DIMS.get(axis), _places(self.case)
+        sets: dict[tuple[int, ...], list[int]] = {}
+        for rank, place in places.items() if dims is not None else ():
+            sets.setdefault(tuple(at for name, at in place.items() if name not in (dims or ())), []).append(rank)
+        return list(sets.values())
+
+    @cached_property
+    def mismatch(self) -> Mismatch | None:
+        """The first place, in time, where ranks of an axis did not do alike."""
+        found = [m for calls in self.sequences if (m := self._compare(calls)) is not None]
+        return min(found, key=lambda m: (m.expected.step or 0, m.expected.seq or 0), default=None)
+
+    @cached_property
+    def absence(self) -> Absence | None:
+        """The first collective that some ranks began and others of their axis did not."""
+        found: list[Absence] = []
+        for calls in self.sequences:
+            shortest = min(map(len, calls.values()))
+            waiting = {rank: seq[shortest] for rank, seq in calls.items() if len(seq) > shortest}
+            if waiting and all(not call.ended for call in waiting.values()):
+                found.append(Absence(waiting, [rank for rank in calls if rank not in waiting]))
+        return min(found, key=lambda a: (a.call.step or 0, a.call.seq or 0), default=None)
+
+    def _compare(self, calls: Mapping[int, list[Call]]) -> Mismatch | None:
+        """The first place where the ranks of an axis did not do alike."""
+        for index in range(max(map(len, calls.values()), default=0)):
+            here = {rank: found[index] for rank, found in calls.items() if len(found) > index}
+            if len({call.key for call in here.values()}) > 1:
+                return self._judge(calls, here, index)
+        return None
+
+    def _judge(self, calls: Mapping[int, list[Call]], here: dict[int, Call], index: int) -> Mismatch:
+        """Which rank is the odd one, and what it did."""
+        counts = Counter(call.key for call in here.values())
+        expected = {c.key for rank, c in here.items() if _as_announced(calls[rank], index) or self._is_of_the_loop(c)}
+        first = {call.key: call.position for call in here.values()}
+        right = min(counts, key=lambda key: (-counts[key], key not in expected, first[key]))
+        odd = next(rank for rank, call in here.items() if call.key != right)
+        others = {rank: call for rank, call in here.items() if call.key == right}
+        kind, why = _kind(calls[odd], calls[next(iter(others))], index)
+        wrong = here[odd].key
+        told_apart = right in expected and (wrong not in expected or first[right] < first[wrong])
+        certain = counts[right] > counts[wrong] or told_apart
+        return Mismatch(kind, odd, here[odd], others, index, certain and not why.startswith("or"), why)
+
+    def _is_of_the_loop(self, call: Call) -> bool:
+        """Whether the training loop itself has such a call: the whole gradient with what rides on it, three numbers of
+        the score, the samples that whole steps took before a checkpoint, the meetings without a payload.
+        """
+        if call.op in ("barrier", "broadcast"):
+            return True
+        if call.phase == "evaluate":
+            return call.op == "all_reduce" and call.payload_bytes == _SCORE_BYTES
+        if call.phase == "checkpoint":
+            batch = self.case.evidence.run.get("config", {}).get("train", {}).get("global_batch_size") or 1
+            return call.op == "all_gather" and (call.payload_bytes or 0) % (_ID_BYTES * batch) == 0
+        riders = (call.payload_bytes or 0) - 4 * int(self.case.evidence.run.get("num_parameters") or 0)
+        return call.op == "all_reduce" and 0 <= riders <= 4 * (len(self.case.ranks) + 1)
+
+
+def _kind(odd: list[Call], other: list[Call], index: int) -> tuple[str, str]:
+    x, y = odd[index], other[index]
+    if x.step != y.step and x.step is not None and y.step is not None:
+        if x.step > y.step:
+            return "missing", f"it had already come to step {x.step}"
+        return "extra", f"the others had already come to step {y.step}"
+    if x.position[1] > y.position[1]:
+        return "missing", f"it had already come to {x.phase or 'the end'}"
+    if x.position[1] < y.position[1]:
+        return "extra", f"it was still in {x.phase or 'its start'}"
+    after_x, after_y = odd[index + 1 : index + 2], other[index + 1 : index + 2]
+    if after_x and after_x[0].key == y.key:
+        return "extra", "its next one is what the others did here"
+    if after_y and after_y[0].key == x.key:
+        return "missing", "what it did here is what the others did next"
+    if (x.op, x.axis) == (y.op, y.axis):
+        return "shape", "the same operation at the same place, of another size"
+    return "extra", "or else it called the wrong one"
+
+
+def _as_announced(calls: list[Call], index: int) -> bool:
+    """Whether an earlier step had a call of this form at this place in this phase."""
+    counts: Counter[tuple[object, ...]] = Counter()
+    seen: set[tuple[object, ...]] = set()
+    for number, call in enumerate(calls[: index + 1]):
+        ordinal = counts[call.step, call.phase]
+        counts[call.step, call.phase] += 1
+        where = (call.form, call.phase, ordinal)
+        if number == index:
+            return where in seen
+        if call.step != calls[index].step:
+            seen.add(where)
+    return False
+
+
+def _calls_of(case: Case, rank: int) -> list[Call]:
+    """All calls of a rank, in the order in which it began them."""
+    life, beat = case.world.lives.get(rank), case.beat(rank)
+    found: dict[int, Call] = {}
+    spans: dict[int, list[Fields]] = {}
+    for event in life.of("span") if life else []:
+        spans.setdefault(event["step"], []).append(event)
+    place = case.place(rank)
+    for event in life.of("collective") if life else []:
+        phase = _phase_at(event, spans.get(event["step"], [])) or (place.phase if event["step"] == place.step else None)
+        found[event["seq"]] = Call(
+            event["step"], phase, event["op"], event["axis"], event["payload_bytes"], event["seq"], True,
+            event["end_ns"], case.events_file(rank),
+        )  # fmt: skip
+    for call in (beat or {}).get("open") or []:
+        if call["seq"] not in found and beat is not None:
+            phase = _phase_at(call, spans.get(beat["step"], [])) or beat["phase"]
+            found[call["seq"]] = Call(
+                beat["step"], phase, call["op"], call["axis"], call["payload_bytes"], call["seq"], False,
+                call["start_ns"], case.beat_file(rank),
+            )  # fmt: skip
+    # One that began and left no trace is a hole in the numbers: what comes behind it cannot be compared.
+    ordered = [found[seq] for number, seq in enumerate(sorted(found)) if seq == number]
+    if len(ordered) < len(found) or not all(call.ended for call in ordered):
+        return ordered
+    failed = failed_call(case, rank)  # where a later world has written over its heartbeat
+    return [*ordered, failed] if failed is not None else ordered
+
+
+def failed_call(case: Case, rank: int) -> Call | None:
+    """The collective that a rank's CommError names."""
+    words, place = case.words(rank), case.place(rank)
+    match = _COMM_ERROR.match(words[1]) if words and words[0] == "CommError" else None
+    if match is None:
+        return None
+    size = int(match[2]) if match[2] else 0
+    return Call(place.step, place.phase, match[1], match[3] or "world", size, None, False, None, case.events_file(rank))
+
+
+def _phase_at(event: Fields, spans: list[Fields]) -> str | None:
+    """The phase of its step in which a collective began."""
+    at = event["start_ns"]
+    return next((str(span["phase"]) for span in spans if span["start_ns"] <= at < span["end_ns"]), None)
+
+
+def _places(case: Case) -> dict[int, dict[str, int]]:
+    """Each rank's coordinates on the mesh; those of a rank that never said are counted out."""
+    starts = [life.start for life in case.world.lives.values() if life.start and life.start.get("mesh")]
+    if not starts:
+        return {}
+    mesh: dict[str, int] = starts[0]["mesh"]
+    places = {}
+    for rank in case.ranks:
+        rest, place = rank, {}
+        for name, size in reversed(list(mesh.items())):
+            rest, place[name] = divmod(rest, size)
+        places[rank] = place
+    return places

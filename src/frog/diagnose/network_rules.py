@@ -1,0 +1,249 @@
+"""Rules about what ranks are connected by: nodes, links, connections, the start of a world; and unlike collectives."""
+
+from __future__ import annotations
+
+import re
+
+from frog.diagnose.case import Case, signal_name
+from frog.diagnose.collectives import Calls, failed_call
+from frog.diagnose.diagnosis import Diagnosis, note, span
+
+_TOGETHER_NS = 2_000_000_000
+_FIRST_NS = 1_000_000_000
+_AT_ONCE_NS = 100_000_000
+
+
+def never_met(case: Case, calls: Calls) -> Diagnosis | None:
+    """The world never came together."""
+    began = [rank for rank in case.ranks if (life := case.world.lives.get(rank)) and life.start]
+    refused = [rank for rank in case.comm_errors if "could not join" in (case.words(rank) or ("", ""))[1]]
+    end, launch = case.world.end, case.world.launch
+    ended_badly = end is not None and end["code"] != 0
+    if began or case.own_errors or not (refused or (ended_badly and not case.world.launched)):
+        return None
+    lines = [line for rank in refused if (line := case.tell_words(rank))]
+    if launch is not None:
+        wanted = len(launch.get("nodes") or [])
+        met = len({event["node_rank"] for event in case.world.launched})
+        lines.append(note(launch["unix_ns"], "launcher", f"{met} of {wanted} nodes met", "events/launcher.jsonl"))
+    return Diagnosis(
+        "start",
+        "the world never came together: not all ranks met at MASTER_ADDR:MASTER_PORT in time",
+        evidence=tuple(lines),
+        advice="was every node started, with the same MASTER_ADDR, MASTER_PORT and number of nodes? Can they reach "
+        "that port (`nc -vz ADDR PORT`)? Does the head node's name resolve to an address that the others see?",
+    )
+
+
+def node_gone(case: Case, calls: Calls) -> Diagnosis | None:
+    """All ranks of a node vanished together."""
+    for event in sorted(case.world.nodes, key=lambda event: event["unix_ns"]):
+        ranks = _ranks_of(case, event)
+        if event["code"] >= 0 or event["code"] == -15 or _failed_before(case, event["unix_ns"], ranks):
+            continue
+        return _lost_node(
+            case, calls, ranks, f"{event['host']} (its agent was killed by {signal_name(-event['code'])})", [
+                note(event["unix_ns"], "launcher", f"the agent of {event['host']} ended with code {event['code']}",
+                     "events/launcher.jsonl")
+            ],
+        )  # fmt: skip
+    by_node: dict[int, list[int]] = {}
+    for rank in case.ranks:
+        by_node.setdefault(case.world.node_of(rank) or 0, []).append(rank)
+    if len(by_node) < 2 or case.world.nodes or case.world.hangs:
+        return None
+    for node, ranks in by_node.items():
+        signs = [case.world.last_sign_ns(rank) or 0 for rank in ranks]
+        quiet = all(case.silent(rank) and case.exit(rank) is None for rank in ranks)
+        others_spoke = any(case.words(rank) for rank in case.ranks if rank not in ranks)
+        if quiet and others_spoke and max(signs) - min(signs) < _TOGETHER_NS:
+            found = _lost_node(case, calls, ranks, f"node {node}", [])
+            return found.with_more(certain=len(ranks) > 1)
+    return None
+
+
+def _lost_node(case: Case, calls: Calls, ranks: list[int], what: str, lines: list[str]) -> Diagnosis:
+    first = ranks[0] if ranks else None
+    others = [line for rank in case.ranks if rank not in ranks and (line := case.tell_words(rank))]
+    about = case.about(first) if first is not None else {}
+    where = f" in {case.place(first)}" if first is not None else ""
+    with_it = f", and {span(ranks)} with it" if ranks else ""
+    return Diagnosis(
+        "node",
+        f"{what} went{where}{with_it}",
+        **{**about, "rank": first},
+        collective=str(calls.absence.call) if calls.absence is not None else None,
+        evidence=(*lines, *(case.tell_place(rank) for rank in ranks[:4]), *others[:3]),
+        advice="is the machine up? Power, a kernel panic, the scheduler taking it back (`sinfo -R`, `last -x`)\n"
+        f"go on with the nodes that are left: `frog run --nodes 1:N ...`, or later: "
+        f"`frog train --resume {case.evidence.folder.path}`",
+    )
+
+
+def _ranks_of(case: Case, event: dict[str, object]) -> list[int]:
+    """The ranks that the agent of a node had started."""
+    for world in case.world.launched:
+        if world.get("node", world["node_rank"]) == event.get("node", event.get("node_rank")):
+            return [int(rank) for rank in world["ranks"]]
+    return []
+
+
+def _failed_before(case: Case, unix_ns: int, ranks: list[int]) -> bool:
+    """Whether a rank elsewhere had failed well before, or one of its own by itself: the node was only ended with it."""
+    if any(rank in ranks for rank in case.own_errors):
+        return True
+    return any(
+        exit_["rank"] not in ranks and exit_["unix_ns"] < unix_ns - _TOGETHER_NS // 4 for exit_ in case.world.exits
+    ) or any(hang["unix_ns"] < unix_ns for hang in case.world.hangs)
+
+
+def unlike(case: Case, calls: Calls) -> Diagnosis | None:
+    """The ranks of an axis did not all do the same collective."""
+    found = calls.mismatch
+    if found is None:
+        return None
+    rank, mine, theirs = found.odd, found.odd_call, found.expected
+    others = span(list(found.others))
+    call = theirs if found.kind == "missing" or mine is None else mine
+    lines = [
+        note(case.world.unix_ns(rank, mine.mono_ns), f"rank {rank}", f"began {mine} in step {mine.step}"
+             + (f", {mine.phase}" if mine.phase else ""), mine.file)
+    ] if mine is not None else []  # fmt: skip
+    for other, own in list(found.others.items())[:3]:
+        where = f" in step {own.step}" + (f", {own.phase}" if own.phase else "")
+        lines.append(note(case.world.unix_ns(other, own.mono_ns), f"rank {other}", f"began {own}{where}", own.file))
+    lines.append(f"{'':12}  both are the rank's call no. {found.index} over these connections: {found.why}")
+    tells = {
+        "shape": f"rank {rank} called {mine} where {others} called {theirs}: a tensor of the wrong size",
+        "extra": f"rank {rank} called {mine}, which {others} did not: a collective too many",
+        "missing": f"rank {rank} left out {theirs}, which {others} called: a collective too few",
+    }
+    doubt = "" if found.certain else f" (or the other way round: {others} are {len(found.others)} against one)"
+    if found.why.startswith("or"):
+        doubt = f" ({found.why})"
+    return Diagnosis(
+        found.kind,
+        f"{tells[found.kind]}, in step {call.step}" + (f", {call.phase}" if call.phase else "") + doubt,
+        rank=rank,
+        node_rank=case.world.node_of(rank),
+        step=call.step,
+        phase=call.phase,
+        collective=str(call),
+        certain=found.certain,
+        evidence=(*lines, *(line for r in case.ranks for line in (case.tell_words(r), case.tell_exit(r)) if line)),
+        advice="every rank of an axis must do the same collectives, with the same sizes, in the same order: look for a "
+        f"collective inside an `if rank == ...`, a data-dependent branch, uneven batches, in {call.phase or 'that'} "
+        "phase's code\nresults since then may be mixed up: resume from a checkpoint of before that step",
+    )
+
+
+def connections(case: Case, calls: Calls) -> Diagnosis | None:
+    """Collectives failed on all ranks although every process lived: the network between them."""
+    if not case.comm_errors or case.own_errors:
+        return None
+    died = [rank for rank in case.ranks if case.signal_of(rank) not in (None, "SIGTERM") or case.silent(rank)]
+    if [rank for rank in died if case.hang(rank) is None]:
+        return None
+    nodes = {rank: case.world.node_of(rank) for rank in case.ranks}
+    closed = [rank for rank in case.comm_errors if rank not in case.timed_out]
+    lines = tuple(line for rank in case.ranks if (line := case.tell_words(rank)))[:8]
+    if case.timed_out and len(set(nodes.values())) > 1:
+        return _cut(case, calls, lines)
+    if closed:
+        return _closed(case, calls, closed, lines)
+    return None
+
+
+def _cut(case: Case, calls: Calls, lines: tuple[str, ...]) -> Diagnosis:
+    first = case.first_lost
+    assert first is not None
+    call = str(calls.absence.call) if calls.absence is not None else _failed(case, first)
+    place = case.place(first)
+    node, told = _cut_off(case)
+    where = f"node {node} was cut off" if node is not None else "the network between the nodes was cut"
+    ranks = [rank for rank in case.ranks if case.world.node_of(rank) == node]
+    doubt = ""
+    if node is not None and len({case.world.node_of(rank) for rank in case.ranks}) == 2:
+        doubt = " (or the other one: of two, each sees the other go)"
+    return Diagnosis(
+        "cut",
+        f"{where}{doubt} in {place} or just before: {call or 'a collective'} timed out although every process beat on",
+        rank=ranks[0] if ranks else None,
+        node_rank=node,
+        step=place.step,
+        phase=place.phase,
+        collective=call,
+        certain=node is not None and not doubt,
+        evidence=(*lines, *told),
+        advice="from each node: `ping` the others; look at the switch, the firewall, the interface's counters "
+        f"(`ip -s link`)\nwhen it is back: `frog train --resume {case.evidence.folder.path}`",
+    )
+
+
+def _cut_off(case: Case) -> tuple[int | None, list[str]]:
+    """The node whose agent could not tell the others that its ranks had failed, though they had; None if unclear.
+
+    The agents meet at a store on node 0. If that node is the one cut off, only its own agent tells.
+    """
+    nodes = {event["node_rank"] for event in case.world.launched}
+    told = {event["node_rank"] for event in case.world.exits}
+    failed = {case.world.node_of(rank) for rank in case.comm_errors}
+    mute = sorted(node for node in nodes - told if node in failed)
+    lines = [
+        f"{'':12}  node {node}    its ranks had failed, and its agent told nobody  [events/launcher.jsonl]"
+        for node in mute
+    ]
+    if len(nodes) > 2 and told == {0}:
+        return 0, lines
+    return (mute[0] if len(mute) == 1 else None), lines
+
+
+def _closed(case: Case, calls: Calls, closed: list[int], lines: tuple[str, ...]) -> Diagnosis:
+    """All-reduce goes round a ring: with the rank whose connections close fail its neighbours, then the rest."""
+    candidates = _centre(case, closed)
+    rank = candidates[0]
+    place = case.place(rank)
+    told = f"{'':12}  failed first: {span(_first_of(case, closed))}; the neighbours of {span(candidates)} on the ring"
+    either = "" if len(candidates) == 1 else f" ({span(candidates)} look alike)"
+    return Diagnosis(
+        "port",
+        f"the connections of rank {rank}, which lived on, were closed in {place}{either}",
+        **case.about(rank),
+        collective=_failed(case, rank),
+        certain=False,
+        evidence=(*lines, told),
+        advice="a firewall that drops connections, an interface that was reset, too few file descriptors "
+        f"(`ulimit -n`)\n`frog train --resume {case.evidence.folder.path}`",
+    )
+
+
+def _first_of(case: Case, closed: list[int], within_ns: int = _FIRST_NS) -> list[int]:
+    """The ranks that failed so soon after the first."""
+    first_ns = min(case.failed_ns(rank) or 0 for rank in closed)
+    return [rank for rank in closed if (case.failed_ns(rank) or 0) - first_ns < within_ns]
+
+
+def _centre(case: Case, closed: list[int]) -> list[int]:
+    """The ranks between whose neighbours all that failed first lie, and which failed as soon as they tried to talk."""
+    first, num_ranks = set(_first_of(case, closed)), len(case.ranks)
+    at_once = _first_of(case, closed, _AT_ONCE_NS + 1)
+    # Who waited, and longer than until the first failure, had no closed connection itself: its neighbours left it.
+    late = {rank for rank in closed if _waited_s(case, rank) >= _AT_ONCE_NS / 1e9 and rank not in at_once}
+
+    def fits(rank: int) -> tuple[int, int, float]:
+        around = {rank, (rank - 1) % num_ranks, (rank + 1) % num_ranks}
+        return len(around & late), len(first ^ around), round(_waited_s(case, rank), 1)
+
+    best = min(fits(rank) for rank in first)
+    return sorted(rank for rank in first if fits(rank) == best)
+
+
+def _waited_s(case: Case, rank: int) -> float:
+    words = case.words(rank)
+    match = re.search(r"failed after ([\d.]+) s", words[1]) if words else None
+    return float(match[1]) if match else 0.0
+
+
+def _failed(case: Case, rank: int) -> str | None:
+    call = failed_call(case, rank)
+    return str(call) if call is not None else None

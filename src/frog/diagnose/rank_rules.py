@@ -1,0 +1,348 @@
+"""Rules about one rank: what it said, what killed it, where it stopped."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+from frog.core import errors
+from frog.core.errors import FrogError, UsageError
+from frog.diagnose.case import Case
+from frog.diagnose.collectives import Calls
+from frog.diagnose.diagnosis import Diagnosis, note, span
+
+_NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded|disk is full|Errno (28|122)\b")
+_STEP_OF_CHECKPOINT = re.compile(r"checkpoint of step (\d+)|step_(\d{8})")
+_CULPRIT = re.compile(r"^  rank (\d+): loss (\S+), gradient norm (\S+),", re.MULTILINE)
+_TRUST = "can be trusted"
+
+_ASKED_TO_STOP = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+"""Exit codes of a launcher."""
+
+_CLOSED = re.compile(r"closed by peer|reset by peer|Broken pipe")
+"""Peers of a process that ends learn of it at once: its connections close. Those of a stopped one wait."""
+
+_SOON_S = 5.0
+"""A heartbeat that ended so long before the others' ended with its process."""
+
+
+def interrupted(case: Case, calls: Calls) -> Diagnosis | None:
+    """The launcher was asked to stop, and killed the ranks before they had left: Ctrl-C twice."""
+    world = case.world
+    if world.end is None or world.end["code"] not in _ASKED_TO_STOP or world.exits or world.hangs:
+        return None
+    if any(case.words(rank) for rank in case.ranks):
+        return None
+    steps = case.evidence.folder.checkpoint_steps()
+    saved = f"; the last whole checkpoint is of step {steps[-1]}" if steps else ""
+    asked = f"ended with exit code {world.end['code']}: it had been asked to stop"
+    return Diagnosis(
+        "interrupted",
+        f"the run was asked to stop, and the launcher killed what had not left{saved}: no fault",
+        step=max((life.last_step for life in world.lives.values()), default=None),
+        outcome="interrupted",
+        evidence=(
+            note(world.end["unix_ns"], "launcher", asked, "events/launcher.jsonl"),
+            *(case.tell_place(rank) for rank in case.ranks[:8]),
+        ),
+        advice=_again(case) if steps else "start it again",
+    )
+
+
+def own_words(case: Case, calls: Calls) -> Diagnosis | None:
+    """A rank failed with an error that is not the loss of its peers."""
+    if not case.own_errors:
+        return None
+    full = {r for r in case.own_errors if _NO_SPACE.search((case.words(r) or ("", ""))[1])}
+    rank = min(case.own_errors, key=lambda r: (r not in full, case.failed_ns(r) or 0))
+    kind, message = case.words(rank) or ("", "")
+    if kind == "NonFiniteError":
+        return _not_finite(case, calls, rank, message)
+    if _NO_SPACE.search(message):
+        return _full_disk(case, calls, rank, message)
+    if kind == "CheckpointError" and _TRUST in message:
+        return _no_trust(case, calls, rank, message)
+    found = _base(case, calls, rank)
+    first = message.splitlines()[0] if message else ""
+    if _is_usage(kind):
+        return found.with_more(
+            fault="usage",
+            finding=f"{_several(case)} refused to start: {first}",
+            advice=_hint(message) or "correct what the message names, and start again",
+        )
+    if kind.endswith(("MemoryError", "OutOfMemoryError")):
+        return found.with_more(
+            fault="memory",
+            finding=f"rank {rank} ran out of memory in {case.place(rank)}: {first}",
+            advice="smaller micro-batches: raise train.grad_accum; `frog strategies` compares what each strategy holds",
+        )
+    if kind == "CheckpointError":
+        advice = _hint(message) or "look at the file that the message names"
+    else:
+        advice = (
+            f"its traceback is at the end of logs/rank_{rank}/train.log: `frog logs {_name(case)} --rank {rank}`\n"
+            f"the error is the program's own; once that is mended: `frog train --resume {case.evidence.folder.path}`"
+        )
+    return found.with_more(
+        fault="raise", finding=f"rank {rank} raised {kind} in {case.place(rank)}: {first}", advice=advice
+    )
+
+
+def _base(case: Case, calls: Calls, rank: int) -> Diagnosis:
+    """What every diagnosis of a rank begins with: where it was, what it said, how it ended, who waited, in what."""
+    lines = [case.tell_words(rank), case.tell_place(rank), case.tell_hang(rank), case.tell_exit(rank)]
+    evidence = tuple(line for line in lines if line) + tuple(case.tell_others(rank))
+    return Diagnosis("unknown", "", collective=_awaited(calls, rank), evidence=evidence, **case.about(rank))
+
+
+def _several(case: Case) -> str:
+    return span(case.own_errors) if len(case.own_errors) < len(case.ranks) or len(case.ranks) == 1 else "all ranks"
+
+
+def _is_usage(kind: str) -> bool:
+    found = getattr(errors, kind, None)
+    return isinstance(found, type) and issubclass(found, FrogError) and issubclass(found, UsageError)
+
+
+def _hint(message: str) -> str:
+    return message.rpartition("\n  try: ")[2] if "\n  try: " in message else ""
+
+
+def _name(case: Case) -> str:
+    return case.evidence.folder.path.name
+
+
+def _not_finite(case: Case, calls: Calls, rank: int, message: str) -> Diagnosis:
+    """All ranks raise it together; the message names those whose own loss or gradient was not finite."""
+    culprits = [(int(number), loss, norm) for number, loss, norm in _CULPRIT.findall(message)]
+    place = case.place(rank)
+    found = _base(case, calls, culprits[0][0] if culprits else rank).with_more(
+        fault="nan", step=place.step, phase="backward"
+    )
+    lines = tuple(line.strip() for line in message.splitlines() if line.startswith("  rank "))
+    found = found.with_more(*(f"{'':12}  {line}" for line in lines))
+    if not culprits:
+        return found.with_more(
+            rank=None,
+            node_rank=None,
+            certain=False,
+            finding=f"the gradient of step {place.step} was not finite on any rank alone, but their sum was not: an "
+            "overflow; or a rank's own part was not looked at (strategies that reduce as they go)",
+            advice="lower optimizer.learning_rate; strategy.reduction=bucketed shows each rank's own gradient norm",
+        )
+    _, loss, norm = culprits[0]
+    what = "the loss" if "nan" in loss or "inf" in loss else "a gradient"
+    phase = "forward" if what == "the loss" else "backward"
+    made = "forward" if phase == "forward" else "backward, or between that and the reduction"
+    whose = span([number for number, _, _ in culprits])
+    return found.with_more(
+        phase=phase,
+        finding=f"{what} of {whose} was not finite in step {place.step} (loss {loss}, gradient norm {norm}); it was "
+        f"made in {made}, and all ranks stopped before a weight was changed",
+        advice="look at the samples that the message names: `frog data inspect`; lower optimizer.learning_rate\n"
+        f"checkpoints are from before it: `frog train --resume {case.evidence.folder.path}`",
+    )
+
+
+def _full_disk(case: Case, calls: Calls, rank: int, message: str) -> Diagnosis:
+    match = _STEP_OF_CHECKPOINT.search(message)
+    found = _base(case, calls, rank)
+    step = int(match[1] or match[2]) if match else found.step
+    phase = "checkpoint" if match else found.phase
+    doing = f"writing its part of the checkpoint of step {step}" if match else f"in {case.place(rank)}"
+    steps = case.evidence.folder.checkpoint_steps()
+    kept = f"the last whole checkpoint is of step {steps[-1]}" if steps else "there is no checkpoint yet"
+    return found.with_more(
+        fault="disk",
+        step=step,
+        phase=phase,
+        finding=f"the disk was full for rank {rank}, {doing}",
+        advice=f"make room ({kept}; checkpoint.keep_last says how many are kept), then "
+        f"`frog train --resume {case.evidence.folder.path}`",
+    )
+
+
+def _no_trust(case: Case, calls: Calls, rank: int, message: str) -> Diagnosis:
+    problems = [line.strip(" -") for line in message.splitlines() if line.startswith("  - ")]
+    kinds = {damage_kind(problem) for problem in problems}
+    return _base(case, calls, rank).with_more(
+        *(f"{'':12}  {problem}" for problem in problems),
+        fault="corrupt" if "corrupt" in kinds else "torn",
+        rank=damaged_rank(problems[0]) if problems else None,
+        phase="checkpoint",
+        finding=f"none of the run's checkpoints can be trusted, so it could not be resumed: {'; '.join(problems[:2])}",
+        advice="start a new run; its logs and events are left as they are. What wrote into the checkpoints?",
+    )
+
+
+def damage_kind(problem: str) -> str:
+    """Whether what is wrong with a checkpoint means that bytes changed (corrupt) or are missing (torn)."""
+    return "corrupt" if "SHA-256" in problem or "what was hashed" in problem else "torn"
+
+
+def damaged_rank(problem: str) -> int | None:
+    """The rank whose part of a checkpoint is damaged."""
+    match = re.search(r"rank_(\d+)\.safetensors", problem)
+    return int(match[1]) if match else None
+
+
+def stopped(case: Case, calls: Calls) -> Diagnosis | None:
+    """A rank gave no sign of life although nothing had ended it: the watchdog says so, or its heartbeat's age."""
+    silent = [event["rank"] for event in case.world.hangs if event["kind"] == "silent"]
+    silent = [rank for rank in silent if _noticed_ns(case, rank) is None]
+    if silent:
+        rank = silent[0]
+        waited = (case.hang(rank) or {})["waited_s"]
+        how = f"no heartbeat for {waited:.0f} s, until the watchdog killed it"
+        certain = True
+    else:
+        found = _fell_silent(case)
+        if found is None:
+            return None
+        rank, before_s = found
+        how = f"its heartbeat ended {before_s:.0f} s before the others gave up waiting"
+        certain = case.signal_of(rank) is None or case.signal_of(rank) == "SIGTERM"
+    return _base(case, calls, rank).with_more(
+        fault="stop",
+        certain=certain,
+        finding=f"rank {rank} was stopped in {case.place(rank)}: its process was there but did nothing more ({how})",
+        advice="a stopped process (SIGSTOP, a debugger, a frozen container or laptop) or one held in the kernel (a "
+        "network file system that does not answer: state D in `ps`)\n"
+        f"{_again(case)}",
+    )
+
+
+def _noticed_ns(case: Case, rank: int) -> int | None:
+    """When peers lost their connection to a rank before the watchdog killed it: its process had ended by then."""
+    hang = case.hang(rank)
+    if hang is None:
+        return None
+    closed_ns = _closed_ns(case)
+    return closed_ns if closed_ns is not None and closed_ns < hang["unix_ns"] else None
+
+
+def _closed_ns(case: Case) -> int | None:
+    """When the first peer failed, if that was because a connection closed; those after it may have lost that peer.
+
+    Not if another waited in vain until about then: who gives up has closed its connections before it has said so.
+    """
+    first = case.first_lost
+    if first is None or not _CLOSED.search((case.words(first) or ("", ""))[1]):
+        return None
+    closed_ns = case.failed_ns(first)
+    gave_up_ns = [ns for rank in case.timed_out if (ns := case.failed_ns(rank)) is not None]
+    return None if closed_ns is None or any(ns - closed_ns < _SOON_S * 1e9 for ns in gave_up_ns) else closed_ns
+
+
+def _fell_silent(case: Case) -> tuple[int, float] | None:
+    """The rank whose heartbeat ended long before those of all others, which then failed waiting for it."""
+    signs = {rank: beat["unix_ns"] for rank in case.ranks if (beat := case.world.beats.get(rank))}
+    quiet = [rank for rank in signs if case.silent(rank) and not case.world.hangs]
+    others = [ns for rank, ns in signs.items() if rank not in quiet]
+    if len(quiet) != 1 or not others or not case.comm_errors or _closed_ns(case) is not None:
+        return None
+    before_s = (min(others) - signs[quiet[0]]) / 1e9
+    return (quiet[0], before_s) if before_s > _SOON_S else None
+
+
+def stuck(case: Case, calls: Calls) -> Diagnosis | None:
+    """All beat on, but some waited for ever in a collective that another never came to."""
+    held = [event for event in case.world.hangs if event["kind"] == "stuck"]
+    absence = calls.absence
+    if absence is None or not (held or case.timed_out) or len(absence.absent) != 1:
+        return None
+    rank = absence.absent[0]
+    waiting = list(absence.waiting)
+    return _base(case, calls, rank).with_more(
+        fault="stuck",
+        collective=str(absence.call),
+        certain=False,
+        finding=f"{span(waiting)} waited for rank {rank} in {absence.call} (step {absence.call.step}); it never came: "
+        f"its process beat on in {case.place(rank)}",
+        advice=f"what does rank {rank} do there that others do not? A collective inside an `if rank == ...`, a loop "
+        f"with more turns, a lock: `py-spy dump --pid PID` shows it live\n{_again(case)}",
+    )
+
+
+def killed(case: Case, calls: Calls) -> Diagnosis | None:
+    """A rank was ended by a signal."""
+    dead = [rank for rank in case.ranks if case.signal_of(rank) not in (None, "SIGTERM", "SIGINT")]
+    dead = [rank for rank in dead if case.hang(rank) is None] or dead
+    noticed = [rank for rank in case.ranks if _noticed_ns(case, rank) is not None and not case.words(rank)]
+    if noticed:
+        return _ended_unseen(case, calls, noticed[0])
+    if not dead:
+        return None
+    rank = min(dead, key=lambda r: (case.exit(r) or {})["unix_ns"])
+    name = case.signal_of(rank)
+    found = _base(case, calls, rank)
+    if name == "SIGKILL":
+        return found.with_more(
+            fault="kill",
+            finding=f"rank {rank} was killed by SIGKILL in {case.place(rank)}",
+            advice="SIGKILL comes from a person, a scheduler, or a kernel that is out of memory: "
+            f"`dmesg | grep -i oom`, `sacct -j JOB --format=MaxRSS`\n{_again(case)}",
+        )
+    return found.with_more(
+        fault="crash",
+        finding=f"rank {rank} crashed with {name} in {case.place(rank)}",
+        advice="SIGSEGV, SIGBUS and SIGABRT come from compiled code: a full /dev/shm (SIGBUS), an extension, a "
+        f"collective of the wrong size (SIGABRT of gloo)\n{_again(case)}",
+    )
+
+
+def _ended_unseen(case: Case, calls: Calls, rank: int) -> Diagnosis:
+    """Its agent was late to see it end, but its peers' connections had closed at once."""
+    closed_ns = _noticed_ns(case, rank)
+    line = note(closed_ns, "its peers", "lost their connection to it; a stopped process would have kept it", "events/")
+    return _base(case, calls, rank).with_more(
+        line,
+        fault="kill",
+        certain=case.signal_of(rank) == "SIGKILL",
+        finding=f"rank {rank} was killed in {case.place(rank)}: it ended without a word, and its connections closed",
+        advice=f"SIGKILL comes from a person, a scheduler, or a kernel that is out of memory: `dmesg | grep -i oom`\n"
+        f"{_again(case)}",
+    )
+
+
+def vanished(case: Case, calls: Calls) -> Diagnosis | None:
+    """A rank's words end without an end, and no launcher says why."""
+    gone = [rank for rank in case.ranks if case.silent(rank) and case.exit(rank) is None]
+    if not gone:
+        return None
+    if len(gone) == len(case.ranks):
+        rank = gone[0] if len(gone) == 1 else None
+        who = f"rank {rank}" if rank is not None else "all ranks"
+        found = Diagnosis("gone", "", evidence=tuple(case.tell_place(r) for r in gone[:8]))
+        return found.with_more(
+            **(case.about(rank) if rank is not None else {}),
+            fault="kill" if rank is not None else "gone",
+            certain=False,
+            finding=f"{who} ended without a word in {case.place(gone[0])}: killed by SIGKILL, or the machine went down",
+            advice="`dmesg | grep -i oom`, `last -x reboot`, the scheduler's log (`sacct -j JOB`) would decide\n"
+            f"{_again(case)}",
+        )
+    rank = min(gone, key=lambda r: case.world.last_sign_ns(r) or 0)
+    return _base(case, calls, rank).with_more(
+        fault="kill",
+        certain=False,
+        finding=f"rank {rank} ended without a word in {case.place(rank)}, and the others lost it: killed by SIGKILL, "
+        "or by the kernel when memory ran out",
+        advice=f"`dmesg | grep -i oom` on its host, or the scheduler's log, would decide\n{_again(case)}",
+    )
+
+
+def _awaited(calls: Calls, rank: int) -> str | None:
+    """The collective in which the others waited for a rank."""
+    absence = calls.absence
+    if absence is not None and rank in absence.absent:
+        return str(absence.call)
+    own = [call for sequences in calls.sequences for call in sequences.get(rank, [])[-1:] if not call.ended]
+    return str(own[0]) if own else None
+
+
+def _again(case: Case) -> str:
+    return (
+        f"go on from the last checkpoint: `frog train --resume {case.evidence.folder.path}`; "
+        "`frog run --restarts 2 ...` does that by itself"
+    )

@@ -1,0 +1,149 @@
+"""What went wrong in a run, from its folder alone.
+
+The evidence is cut into worlds, one for each start. The last that failed is looked at, by one rule after another: those
+that name a cause of their own (a user's wish, a node that went, an error's own words) before those that name what it
+looks like from outside (a rank that was missed, connections that closed).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from frog.core.runfolder import RunFolder
+from frog.diagnose import network_rules as network
+from frog.diagnose import rank_rules as ranks
+from frog.diagnose.case import Case
+from frog.diagnose.checkpoint_rules import find_damage, of_checkpoint, with_damage
+from frog.diagnose.collectives import Calls
+from frog.diagnose.diagnosis import Diagnosis, span
+from frog.diagnose.evidence import Evidence, World, gather, is_under_way
+from frog.diagnose.running import under_way
+from frog.diagnose.slow_rules import straggler
+
+Rule = Callable[[Case, Calls], Diagnosis | None]
+
+RULES: tuple[Rule, ...] = (
+    ranks.interrupted,
+    network.never_met,
+    network.node_gone,
+    ranks.own_words,
+    network.unlike,
+    ranks.stopped,
+    ranks.killed,
+    ranks.stuck,
+    network.connections,
+    ranks.vanished,
+)
+
+
+def diagnose(folder: RunFolder) -> Diagnosis:
+    """Say what went wrong in a run, or that nothing did."""
+    evidence = gather(folder)
+    if evidence.last is not None and is_under_way(folder):
+        case = Case(evidence, evidence.last)
+        found = under_way(case, Calls(case))
+    else:
+        found = _of_ended(evidence)
+    return found.with_more(*(f"{'':12}  {problem}" for problem in evidence.problems))
+
+
+def _of_ended(evidence: Evidence) -> Diagnosis:
+    damage = find_damage(evidence)
+    failed = [world for world in evidence.worlds if has_failed(evidence, world)]
+    if not failed:
+        found = _of_good(evidence)
+        if damage and found.fault == "none":
+            return replace(of_checkpoint(damage[-1]), outcome=found.outcome)
+        return with_damage(found, damage)
+    found = with_damage(_of_world(evidence, failed[-1]), damage)
+    earlier = tuple(_of_world(evidence, world) for world in failed[:-1])
+    found = found.with_more(also=(*found.also, *earlier))
+    return _with_outcome(found, evidence, failed[-1])
+
+
+def has_failed(evidence: Evidence, world: World) -> bool:
+    """Whether a world did not end as it should: somebody failed, hung, vanished or never said how it ended."""
+    statuses = {life.status for life in world.lives.values()}
+    is_last = world is evidence.last
+    if is_last and evidence.record is not None and evidence.record.get("status") in ("completed", "interrupted"):
+        return False
+    if world.exits or world.hangs or "failed" in statuses or any(life.error for life in world.lives.values()):
+        return True
+    if statuses & {"completed", "interrupted"} and None not in statuses:
+        return False
+    return bool(world.lives or world.beats or (world.end is not None and world.end["code"] != 0))
+
+
+def _of_world(evidence: Evidence, world: World) -> Diagnosis:
+    case = Case(evidence, world)
+    calls = Calls(case)
+    for rule in RULES:
+        found = rule(case, calls)
+        if found is not None:
+            return found
+    lines = [line for rank in case.ranks for line in (case.tell_words(rank), case.tell_exit(rank)) if line]
+    return Diagnosis(
+        "unknown",
+        "the run did not end as it should, and its traces fit nothing that is known here",
+        certain=False,
+        evidence=(*lines, *(case.tell_place(rank) for rank in case.ranks[:8])),
+        advice="`frog logs RUN --tail 50` has what the ranks said last",
+    )
+
+
+def _with_outcome(found: Diagnosis, evidence: Evidence, world: World) -> Diagnosis:
+    """What became of the run after its failure."""
+    status = (evidence.record or {}).get("status")
+    later = evidence.worlds[evidence.worlds.index(world) + 1 :]
+    if not later:
+        return found
+    starts = [life.start for life in later[-1].lives.values() if life.start]
+    since = f"from step {starts[0]['step']} with {starts[0]['world_size']} ranks" if starts else "again"
+    if status == "completed":
+        told = f"; it was started again {since}, and completed"
+        return found.with_more(finding=found.finding + told, outcome="recovered", advice=f"nothing now. {found.advice}")
+    if status == "interrupted":
+        return found.with_more(finding=f"{found.finding}; started again {since}, it was interrupted", outcome=status)
+    return found
+
+
+def _of_good(evidence: Evidence) -> Diagnosis:
+    """Of a run in which nothing failed: complete, interrupted, never trained; perhaps with a straggler."""
+    record, world = evidence.record or {}, evidence.last
+    if world is None:
+        return Diagnosis(
+            "none" if evidence.run else "unknown",
+            "the run never trained: it has no events" if evidence.run else "there is nothing to be read here",
+            certain=bool(evidence.run),
+            outcome="completed",
+            advice="`frog train` it, if it is to be more",
+        )
+    case = Case(evidence, world)
+    slow = straggler(case)
+    step, status = record.get("step"), str(record.get("status") or "completed")
+    ends = f"{span(case.ranks)} ended as {status}" if case.ranks else "no rank is known"
+    lines = [f"{'':12}  {ends}  [events/, record.json]"]
+    if status == "interrupted":
+        steps = evidence.folder.checkpoint_steps()
+        saved = f", saved at step {steps[-1]}" if steps else ""
+        found = Diagnosis(
+            "interrupted",
+            f"the run was asked to stop (Ctrl-C, SIGTERM, a time limit) and left after step {step}{saved}: no fault",
+            step=step,
+            outcome=status,
+            evidence=tuple(lines),
+            advice=f"go on: `frog train --resume {evidence.folder.path}`",
+        )
+        return found if slow is None else found.with_more(also=(slow,))
+    if slow is not None and slow.step != step:
+        return slow.with_more(*lines, outcome="completed", finding=f"{slow.finding}; the run completed")
+    return Diagnosis(
+        "none",
+        f"healthy: {step} steps by {len(case.ranks)} rank{'s' if len(case.ranks) > 1 else ''}, completed",
+        step=step,
+        outcome="completed",
+        evidence=tuple(lines),
+        advice="nothing",
+        also=(slow,) if slow is not None else (),
+    )

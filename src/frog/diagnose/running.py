@@ -1,0 +1,94 @@
+"""A run that still goes on: where every rank is, and who waits for whom."""
+
+from __future__ import annotations
+
+import time
+
+from frog.core.units import format_seconds
+from frog.diagnose.case import Case
+from frog.diagnose.collectives import Calls
+from frog.diagnose.diagnosis import Diagnosis, note, span
+from frog.diagnose.evidence import FRESH_S
+
+_LONG_S = 10.0
+"""A rank that waits longer than this in one collective waits for somebody."""
+
+
+def under_way(case: Case, calls: Calls, now_ns: int | None = None) -> Diagnosis:
+    """Where a run is, and whether one of its ranks holds up the others."""
+    now_ns = now_ns or time.time_ns()
+    ages = {rank: (now_ns - beat["unix_ns"]) / 1e9 for rank, beat in case.world.beats.items()}
+    found = Diagnosis(
+        "running",
+        _position(case),
+        outcome="running",
+        evidence=tuple(_line(case, rank, age_s) for rank, age_s in sorted(ages.items())),
+        advice="nothing: it goes on. `frog logs RUN -f` follows it",
+    )
+    silent = [rank for rank, age_s in ages.items() if age_s > FRESH_S and case.silent(rank)]
+    if silent and len(silent) < len(ages):
+        rank = max(silent, key=lambda r: ages[r])
+        return found.with_more(
+            **case.about(rank),
+            fault="stop",
+            certain=False,
+            finding=f"rank {rank} has given no sign of life for {format_seconds(ages[rank])}, in {case.place(rank)}; "
+            "the others wait for it, or soon will: stopped, killed, or cut off from the disk that holds the run",
+            advice=f"{_process(case, rank)} (T: stopped, D: held in the kernel)\n"
+            "`frog run` kills it after --deadline seconds; with --restarts it begins again from the last checkpoint",
+        )
+    if calls.mismatch is not None:
+        from frog.diagnose.network_rules import unlike
+
+        wrong = unlike(case, calls)
+        assert wrong is not None
+        return wrong.with_more(*found.evidence, outcome="running")
+    absence = calls.absence
+    waited_s = _waited_s(case, calls)
+    if absence is None or waited_s < _LONG_S:
+        return found
+    rank = absence.absent[0]
+    return found.with_more(
+        **case.about(rank),
+        fault="stuck",
+        collective=str(absence.call),
+        certain=False,
+        finding=f"{span(list(absence.waiting))} have waited {format_seconds(waited_s)} in {absence.call} (step "
+        f"{absence.call.step}) for {span(absence.absent)}, which beats on in {case.place(rank)}: slow there, or hung",
+        advice=f"{_process(case, rank)}; `py-spy dump --pid` shows what it does",
+    )
+
+
+def _position(case: Case) -> str:
+    steps = case.evidence.setting("train", "steps")
+    taken = [life.last_step for life in case.world.lives.values()]
+    return f"the run goes on: {max(taken, default=0)} of {steps or '?'} steps taken by {len(case.ranks)} ranks"
+
+
+def _line(case: Case, rank: int, age_s: float) -> str:
+    beat = case.world.beats[rank]
+    phase_s = max(0.0, (beat["beat_ns"] - beat["phase_ns"]) / 1e9)
+    what = f"{case.place(rank)} for {format_seconds(phase_s)}"
+    if beat["open"]:
+        first = beat["open"][0]
+        waited = format_seconds(max(0.0, (beat["beat_ns"] - first["start_ns"]) / 1e9))
+        what += f", waiting {waited} in {first['op']} of {first['payload_bytes']} bytes over {first['axis']}"
+    what += f"; last heartbeat {format_seconds(age_s)} ago"
+    return note(beat["unix_ns"], f"rank {rank}", what, f"heartbeats/rank_{rank}.json")
+
+
+def _waited_s(case: Case, calls: Calls) -> float:
+    waiting = calls.absence.waiting if calls.absence is not None else {}
+    return max(
+        (
+            (case.world.beats[rank]["beat_ns"] - call.mono_ns) / 1e9
+            for rank, call in waiting.items()
+            if rank in case.world.beats and call.mono_ns is not None
+        ),
+        default=0.0,
+    )
+
+
+def _process(case: Case, rank: int) -> str:
+    beat = case.world.beats[rank]
+    return f"on {beat['host']}: `ps -o pid,stat,wchan,etime -p {beat['pid']}`"

@@ -1,0 +1,158 @@
+"""Rules about a run that goes on, but slowly: a rank that keeps all others waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+
+from frog.diagnose.case import Case
+from frog.diagnose.diagnosis import Diagnosis
+from frog.diagnose.evidence import Fields, Life
+
+_LEAST_S = 0.05
+"""Less than this is the unevenness of any machine."""
+
+_FEWEST_STEPS = 3
+"""So often in a row, to the end, must a rank be late; less often may be chance, and must stand out more."""
+
+_STANDS_OUT = 3.0
+"""Times the largest delay of any other rank, phase and step."""
+
+Key = tuple[int, str]
+"""A step and a phase."""
+
+
+@dataclass(frozen=True)
+class Delay:
+    """A rank that takes longer for a phase than the others, from a step to the end."""
+
+    rank: int
+    phase: str
+    steps: list[int]
+    extra_s: float
+    """Each time, as the median."""
+    usual_s: float
+    """What the phase takes the others."""
+
+
+def straggler(case: Case) -> Diagnosis | None:
+    """One rank is late into every collective from some step on; or was once, in the last step of all."""
+    delay = find_delay(case)
+    if delay is None:
+        return None
+    rank, steps = delay.rank, delay.steps
+    waits = {other: _wait_s(life, set(steps)) for other, life in case.world.lives.items()}
+    lines = [
+        f"{'':12}  rank {rank}: {delay.phase} took {delay.usual_s + delay.extra_s:.3f} s without waiting, at each of "
+        f"steps {steps[0]} to {steps[-1]}; the others' {delay.usual_s:.3f} s  [events/rank_{rank}.jsonl]"
+    ]
+    lines += [
+        f"{'':12}  rank {other}: waited {wait_s:.2f} s in the collectives of those steps  [events/rank_{other}.jsonl]"
+        for other, wait_s in sorted(waits.items())
+    ]
+    later = [step for step in (life.last_step for life in case.world.lives.values()) if step >= steps[0]]
+    finding = (
+        f"rank {rank} is a straggler: from step {steps[0]} on its {delay.phase} takes {delay.extra_s:.2f} s longer "
+        f"than the others', who wait for it ({len(steps)} of {max(later, default=0) - steps[0] + 1} steps)"
+    )
+    once = (
+        f"rank {rank} was late once: in step {steps[0]} its {delay.phase} took {delay.extra_s:.2f} s longer than the "
+        "others', who waited for it; that may have been chance"
+    )
+    return Diagnosis(
+        "slow",
+        finding if len(steps) > 1 else once,
+        rank=rank,
+        node_rank=case.world.node_of(rank),
+        step=steps[0],
+        phase=delay.phase,
+        certain=len(steps) >= _FEWEST_STEPS,
+        evidence=tuple(lines),
+        advice="a busy or throttled machine (`top`, `nvidia-smi -q -d CLOCK,PERFORMANCE`), a slow disk (phase data), "
+        "more tokens than the others; every step costs what the slowest rank takes",
+    )
+
+
+def find_delay(case: Case) -> Delay | None:
+    """The largest delay of a rank, if there is one. Ranks of different pipeline stages have different work to do."""
+    stages: dict[int, dict[int, dict[Key, float]]] = {}
+    for rank, life in case.world.lives.items():
+        if life.start is not None:
+            stage = (life.start.get("place") or {}).get("pp", 0)
+            stages.setdefault(stage, {})[rank] = _own_times(life)
+    found = [
+        delay
+        for own in stages.values()
+        for phase in sorted({phase for times in own.values() for _, phase in times})
+        for rank in own
+        if (delay := _delay(own, rank, phase)) is not None
+    ]
+    return max(found, key=lambda delay: delay.extra_s, default=None)
+
+
+def _delay(own: Mapping[int, Mapping[Key, float]], rank: int, phase: str) -> Delay | None:
+    """From which step to the end this rank takes longer for a phase than the others usually do."""
+    steps = sorted(step for step, name in own[rank] if name == phase)
+    others = [time for r in own if r != rank for (_, name), time in own[r].items() if name == phase]
+    if not others or not steps:
+        return None
+    usual_s = median(others)
+    extra = {step: own[rank][step, phase] - usual_s for step in steps}
+    late = _run_of_late(extra, max(_LEAST_S, 2 * usual_s))
+    if not late:
+        return None
+    extra_s = median(extra[step] for step in late)
+    late = _run_of_late(extra, max(_LEAST_S, 2 * usual_s, 0.6 * extra_s))  # a hiccup before it does not count
+    if not late or (len(late) < _FEWEST_STEPS and not _stands_out(own, rank, phase, late, extra_s)):
+        return None
+    return Delay(rank, phase, late, extra_s, usual_s)
+
+
+def _run_of_late(extra: Mapping[int, float], least_s: float) -> list[int]:
+    """The steps at the end, all of which are late."""
+    late: list[int] = []
+    for step in sorted(extra, reverse=True):
+        if extra[step] <= least_s:
+            break
+        late.insert(0, step)
+    return late
+
+
+def _stands_out(own: Mapping[int, Mapping[Key, float]], rank: int, phase: str, late: list[int], extra_s: float) -> bool:
+    """Whether a delay that was seen only once or twice is far above all else that happened: no chance."""
+    usual = {name: median(time for times in own.values() for (_, n), time in times.items() if n == name)
+             for name in {name for times in own.values() for _, name in times}}  # fmt: skip
+    rest = (
+        time - usual[name]
+        for r, times in own.items()
+        for (step, name), time in times.items()
+        if not (r == rank and name == phase and step in late)
+    )
+    return extra_s > _STANDS_OUT * max(_LEAST_S, max(rest, default=0.0))
+
+
+def _own_times(life: Life) -> dict[Key, float]:
+    """How long each phase of each step took, in seconds, without what was waited in collectives.
+
+    Of evaluations and checkpoints only the time to the first collective: rank 0 has more to do behind it.
+    """
+    calls: dict[int, list[Fields]] = {}
+    for call in life.of("collective"):
+        calls.setdefault(call["step"], []).append(call)
+    times: dict[Key, float] = {}
+    for span in life.of("span"):
+        start, end = span["start_ns"], span["end_ns"]
+        inside = [call for call in calls.get(span["step"], []) if start <= call["start_ns"] <= end]
+        if span["phase"] in ("evaluate", "checkpoint"):
+            took = min((call["start_ns"] for call in inside), default=start) - start
+        else:
+            took = end - start - sum(call.get("wait_ns", call["end_ns"] - call["start_ns"]) for call in inside)
+        key = (span["step"], span["phase"])
+        times[key] = times.get(key, 0.0) + max(0, took) / 1e9
+    return times
+
+
+def _wait_s(life: Life, steps: set[int]) -> float:
+    waits_ns: list[int] = [call.get("wait_ns", 0) for call in life.of("collective") if call["step"] in steps]
+    return sum(waits_ns) / 1e9

@@ -1,0 +1,170 @@
+"""What the ranks of `frog explain` have noted, told as a chart and a few sentences. Numbers only; nothing runs here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from frog.core.units import format_bytes
+from frog.explain.chart import Bar, chart, span_text, waits
+
+Notes = Sequence[Mapping[str, Any]]
+"""By rank."""
+
+
+def tell(what: str, notes: Notes) -> str:
+    """The story of a barrier, a rendezvous or an all-reduce."""
+    return {"barrier": _barrier, "rendezvous": _rendezvous, "all-reduce": _all_reduce}[what](notes)
+
+
+def _label(note: Mapping[str, Any]) -> str:
+    several = note["world_size"] > note["ranks_per_node"]
+    return f"rank {note['rank']}" + (f" on {note['host']}" if several else "")
+
+
+def _work(notes: Notes) -> str:
+    products = ", ".join(f"{note['num_products']}" for note in notes)
+    return f"Before it, the ranks multiply two matrices of 256 x 256 this often (real work): {products} times."
+
+
+def _barrier(notes: Notes) -> str:
+    came, left = [note["came_ns"] for note in notes], [note["left_ns"] for note in notes]
+    last = max(came)
+    late = came.index(last)
+    bars = [
+        Bar(
+            _label(note),
+            [("#", note["began_ns"], note["came_ns"]), (".", note["came_ns"], note["left_ns"])],
+            f"waited {span_text(note['left_ns'] - note['came_ns'])}",
+        )
+        for note in notes
+    ]
+    waited_ns = sum(left) - sum(came)
+    spent_ns = sum(note["left_ns"] - note["began_ns"] for note in notes)
+    nobody = "Nobody left before it came" if min(left) >= last else "Somebody left before it came, which must not be"
+    return "\n".join(
+        [
+            f"A barrier: {len(notes)} ranks, and none goes on before all are there.",
+            _work(notes),
+            "",
+            chart(bars),
+            "  # at work   . waiting at the barrier",
+            "",
+            waits(came),
+            "",
+            f"rank {late} came last, {span_text(last - min(came))} after the first. {nobody}; all left within "
+            f"{span_text(max(left) - min(left))}.",
+            f"A barrier is as late as its last rank: together they waited {span_text(waited_ns)}, "
+            f"{100 * waited_ns / max(1, spent_ns):.0f} % of all their time.",
+        ]
+    )
+
+
+def _all_reduce(notes: Notes) -> str:
+    came, left = [note["came_ns"] for note in notes], [note["left_ns"] for note in notes]
+    last, size, payload = max(came), len(notes), notes[0]["payload_bytes"]
+    bars = [
+        Bar(
+            _label(note),
+            [
+                ("#", note["began_ns"], note["came_ns"]),
+                (".", note["came_ns"], min(last, note["left_ns"])),
+                ("=", min(last, note["left_ns"]), note["left_ns"]),
+            ],
+            f"held {span_text(note['left_ns'] - note['came_ns'])}",
+        )
+        for note in notes
+    ]
+    return "\n".join(
+        [
+            f"An all-reduce: {size} ranks bring {format_bytes(payload)} each, and each leaves with the sum of all.",
+            _work(notes),
+            "",
+            chart(bars),
+            f"  # at work   . held until rank {came.index(last)}, the last, had come   = sums on their way",
+            "",
+            waits(came),
+            "",
+            f"Once all were there it took {span_text(max(left) - last)}.",
+            *_wire(notes, payload, size),
+            *_result(notes),
+        ]
+    )
+
+
+def _wire(notes: Notes, payload: int, size: int) -> list[str]:
+    """The bytes that each rank sent, beside what a ring sends."""
+    formula = 2 * (size - 1) * payload // size
+    head = f"A ring sends 2 (n - 1) / n x {payload} = {formula} bytes from every rank."
+    if not all(note["bytes_sent"] for note in notes):
+        return [head, "What was sent is not known here: Linux counts it for each socket, this system does not."]
+    sent = [note["bytes_sent"] for note in notes]
+    extra = max(abs(count - formula) for count in sent)
+    return [
+        head,
+        f"Their sockets sent, as the kernel counted it: {', '.join(map(str, sent))} bytes.",
+        f"That is within {extra} bytes ({100 * extra / formula:.2f} %), which are the heads of the messages.",
+    ]
+
+
+def _result(notes: Notes) -> list[str]:
+    """What the ranks gave and got."""
+    gave, expected = [note["gave"] for note in notes], sum(note["gave"] for note in notes)
+    wrong = [note["rank"] for note in notes if note["got"] != [expected, expected]]
+    given = " + ".join(f"{value:g}" for value in gave)
+    if wrong:
+        return [f"{given} = {expected:g}, but rank {wrong[0]} has {notes[wrong[0]]['got']}: this must not be."]
+    return [f"{given} = {expected:g}: every element, on every rank."]
+
+
+def _rendezvous(notes: Notes) -> str:
+    serves = notes[0]["listener"] == "rank 0"
+    order = sorted(notes, key=lambda note: note["knocked_ns"])
+    bars = []
+    for note in notes:
+        opens = serves and note["rank"] == 0
+        came = "opened the store" if opens else f"knocked as number {order.index(note) + 1}"
+        spans = [
+            ("#", note["began_ns"], note["knocked_ns"]),
+            ("o" if opens else "?", note["knocked_ns"], note["reached_ns"]),
+            (".", note["reached_ns"], note["complete_ns"]),
+            ("=", note["complete_ns"], note["joined_ns"]),
+        ]
+        bars.append(Bar(_label(note), spans, f"{came}, waited {span_text(note['complete_ns'] - note['knocked_ns'])}"))
+    return "\n".join(
+        [
+            f"A rendezvous: {len(notes)} ranks find each other at {notes[0]['meeting_place']}.",
+            _work(notes),
+            "",
+            chart(bars),
+            "  # at work   ? knocking   o store open, until all have knocked   . until all are in   = connecting",
+            "",
+            _places(notes),
+            "",
+            *_door(notes, order, serves),
+            f"The last to come was rank {order[-1]['rank']}, for which the world waited.",
+            f"rank 0 is the first process of node 0 ({notes[0]['host']}): the launcher gave the numbers before anybody",
+            f"came. Here it came as number {order.index(notes[0]) + 1}.",
+        ]
+    )
+
+
+def _door(notes: Notes, order: Notes, serves: bool) -> list[str]:
+    """Who serves the store, who knocked in vain, and in what order they got in."""
+    inside = ", ".join(str(note["rank"]) for note in sorted(notes, key=lambda note: note["arrival"]))
+    lines = [f"The store is served by {notes[0]['listener']}; where, all know from MASTER_ADDR and MASTER_PORT."]
+    early = [note for note in order if note["knocked_ns"] < notes[0]["knocked_ns"]] if serves else []
+    if early:
+        before = span_text(notes[0]["knocked_ns"] - early[0]["knocked_ns"])
+        lines.append(f"rank {early[0]['rank']} was there {before} before rank 0 opened, and knocked until it got in.")
+    lines.append(f"A counter in the store saw them in this order: rank {inside}.")
+    return lines
+
+
+def _places(notes: Notes) -> str:
+    """Who each rank is, and the arithmetic of it."""
+    lines = ["RANK = NODE_RANK x ranks per node + LOCAL_RANK"]
+    for note in notes:
+        arithmetic = f"{note['node_rank']} x {note['ranks_per_node']} + {note['local_rank']}"
+        lines.append(f"{note['rank']:4} = {arithmetic:12}  {note['host']}, pid {note['pid']}")
+    return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""Fine-tuning: adapters beside frozen weights, trained on labelled texts."""

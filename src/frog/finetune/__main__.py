@@ -1,0 +1,22 @@
+"""`python -m frog.finetune RUN ...`: one rank of a fine-tuning. Launchers start this."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from frog.core.processes import leave
+from frog.finetune.commands import add_finetune_arguments
+from frog.finetune.main import run_rank
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Parse the arguments and fine-tune; return the exit code."""
+    parser = argparse.ArgumentParser(prog="frog finetune", description="Fine-tune a run, on this rank.")
+    add_finetune_arguments(parser)
+    return run_rank(parser.parse_args(arguments))
+
+
+if __name__ == "__main__":
+    leave(main(sys.argv[1:]))

@@ -1,0 +1,194 @@
+"""Cluster profiles: what a job file must know of a cluster, read from a TOML file and checked."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from frog.config.load import build_section, list_problems
+from frog.core.errors import ConfigError
+from frog.jobfile.directives import SBATCH, read_options, time_limit_s
+
+CLUSTERS = Path("config/clusters")
+DEFAULT_PROFILE = "generic"
+
+_TEXT_LISTS = ("modules", "directives", "check")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one QOS allows: [limits.NAME]."""
+
+    max_time: str | None = None
+    max_nodes: int | None = None
+
+
+@dataclass(frozen=True)
+class ClusterProfile:
+    """One cluster. A field that is left out means: nothing is asked for, and Slurm's default holds."""
+
+    name: str
+    description: str = ""
+    source: str = ""
+    """Where these facts stand, and when they were looked up."""
+    check: tuple[str, ...] = ()
+    """What a user must check before the first job."""
+
+    partition: str | None = None
+    account: str | None = None
+    account_required: bool = False
+    """Whether the cluster takes no job without --account."""
+    qos: str | None = None
+    max_time: str | None = None
+    max_nodes: int | None = None
+    limits: Mapping[str, Limits] = field(default_factory=dict)
+    """Limits of a QOS that differ from those two."""
+
+    gpus_per_node: int = 0
+    """0: a cluster without GPUs."""
+    gpu_option: str = "gpus-per-node"
+    """`gpus-per-node`, or `gres` where the site wants --gres=gpu:N."""
+    cpus_per_gpu: int | None = None
+    """CPUs for each rank, also where there are no GPUs. Left out it is one: Slurm's default is one for a whole node."""
+    directives: tuple[str, ...] = ()
+    """More #SBATCH options, such as "--exclusive"."""
+
+    modules: tuple[str, ...] = ()
+    """For `module load`, in order."""
+    container: str | None = None
+    """An Apptainer image that holds Python and Frog."""
+    python: str = ".venv/bin/python"
+    """The Python that has Frog, as seen from the project's folder or inside the container."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables to export."""
+    scratch: str | None = None
+    """A fast folder that all nodes share; may hold $SLURM_JOB_ACCOUNT and $USER. Caches go there."""
+    network: bool = True
+    """Whether compute nodes reach the internet."""
+
+    def problems(self) -> list[str]:
+        """Every rule that this profile breaks."""
+        found = [
+            f"{name}={value}: must be at least {least}"
+            for name, value, least in (
+                ("gpus_per_node", self.gpus_per_node, 0),
+                ("cpus_per_gpu", self.cpus_per_gpu, 1),
+                ("max_nodes", self.max_nodes, 1),
+            )
+            if value is not None and value < least
+        ]
+        if self.gpu_option not in ("gpus-per-node", "gres"):
+            found.append(f"gpu_option={self.gpu_option!r}: must be 'gpus-per-node' or 'gres'")
+        if self.modules and self.container:
+            found.append(f"modules={self.modules} and container={self.container!r}: a job uses one or the other")
+        times = {"max_time": self.max_time}
+        times |= {f"limits.{name}.max_time": limits.max_time for name, limits in self.limits.items()}
+        found += [f"{name}={text!r}: must be a time as Slurm writes it, like '12:00:00'" for name, text in times.items()
+                  if text is not None and not _is_time(text)]  # fmt: skip
+        for text in self.directives:
+            asked, used = read_options([(word, 0) for word in text.split()], SBATCH)
+            wrong = [f"{item.written}: {item.problem}" for item in asked if item.problem]
+            if wrong or used < len(text.split()) or not asked:
+                found.append(f"directives: {text!r}: {wrong[0] if wrong else 'not an option of sbatch'}")
+        wrong_names = [name for name in self.environment if not re.fullmatch(r"[A-Za-z_]\w*", name)]
+        return found + [f"environment.{name}: not a variable's name" for name in wrong_names]
+
+    def max_time_s(self, qos: str | None) -> int | None:
+        """The longest time that a job may ask for under that QOS; None if the profile does not say."""
+        limits = self.limits.get(qos or self.qos or "")
+        text = limits.max_time if limits and limits.max_time else self.max_time
+        return time_limit_s(text) if text else None
+
+    def max_nodes_of(self, qos: str | None) -> int | None:
+        """The most nodes that a job may ask for under that QOS; None if the profile does not say."""
+        limits = self.limits.get(qos or self.qos or "")
+        return limits.max_nodes if limits and limits.max_nodes else self.max_nodes
+
+
+def load_profile(name: str, clusters: Path = CLUSTERS) -> ClusterProfile:
+    """The profile of that name under config/clusters/, or the file `name` if it ends in .toml.
+
+    Raises:  ConfigError that lists every mistake, or the profiles that there are.
+    """
+    path = profile_path(name, clusters)
+    try:
+        table = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise _absent(name, path, clusters) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}", "correct that line") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    return parse_profile(table, path)
+
+
+def profile_path(name: str, clusters: Path = CLUSTERS) -> Path:
+    """The file of a profile."""
+    return Path(name) if name.endswith(".toml") else clusters / f"{name}.toml"
+
+
+def parse_profile(table: Mapping[str, Any], path: Path) -> ClusterProfile:
+    """A profile from a file's content; errors name `path`."""
+    problems: list[str] = []
+    plain = {"name": path.stem, **table}
+    nested: dict[str, Any] = {}
+    for key in _TEXT_LISTS:
+        nested[key] = _texts(key, plain.pop(key, []), problems)
+    nested["environment"] = _text_table("environment", plain.pop("environment", {}), problems)
+    nested["limits"] = _limits(plain.pop("limits", {}), problems)
+    profile: ClusterProfile | None = build_section(ClusterProfile, plain, "", problems)
+    if profile is not None and not problems:
+        profile = replace(profile, **nested)
+        problems += profile.problems()
+        if not problems:
+            return profile
+    raise ConfigError(list_problems(path, problems), "correct the lines above; nothing was submitted")
+
+
+def _texts(key: str, value: object, problems: list[str]) -> tuple[str, ...]:
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return tuple(value)
+    problems.append(f"{key}={value!r}: must be a list of texts")
+    return ()
+
+
+def _text_table(key: str, value: object, problems: list[str]) -> dict[str, str]:
+    if isinstance(value, dict) and all(isinstance(item, str) for item in value.values()):
+        return dict(value)
+    problems.append(f"{key}={value!r}: must be a table, [{key}], of texts")
+    return {}
+
+
+def _limits(value: object, problems: list[str]) -> dict[str, Limits]:
+    if not isinstance(value, dict) or not all(isinstance(item, dict) for item in value.values()):
+        problems.append(f"limits={value!r}: must be tables, [limits.NAME], one for each QOS")
+        return {}
+    built = {name: build_section(Limits, item, f"limits.{name}.", problems) for name, item in value.items()}
+    return {name: limits for name, limits in built.items() if limits is not None}
+
+
+def profile_names(clusters: Path = CLUSTERS) -> list[str]:
+    """The profiles that lie under config/clusters/."""
+    return sorted(path.stem for path in clusters.glob("*.toml"))
+
+
+def _absent(name: str, path: Path, clusters: Path) -> ConfigError:
+    known = profile_names(clusters)
+    near = difflib.get_close_matches(name, known, n=1)
+    if near:
+        return ConfigError(f"{path}: no such profile", f"--profile {near[0]}")
+    listing = f"one of {', '.join(known)}" if known else "call it in the project's folder, where config/clusters/ lies"
+    return ConfigError(f"{path}: no such profile", f"{listing}; or a file of your own: --profile PATH.toml")
+
+
+def _is_time(text: str) -> bool:
+    try:
+        time_limit_s(text)
+    except ValueError:
+        return False
+    return True

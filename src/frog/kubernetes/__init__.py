@@ -1,0 +1,1 @@
+"""Pods: manifests read, and run as local processes."""

@@ -1,0 +1,253 @@
+"""The Job controller, the kubelet and the name server of a cluster that is one machine.
+
+`python -m frog.kubernetes.controller SCRATCH EXTRA...` runs the pods of SCRATCH/manifest.yaml to the end of its
+Job, in namespaces that go with it: whatever ends this process ends all pods.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from frog.core.files import write_json
+from frog.kubernetes import namespaces
+from frog.kubernetes.dns import NameServer
+from frog.kubernetes.manifest import Manifest, read_manifest
+from frog.kubernetes.pods import DOMAIN, NAME_SERVER, Pod
+
+_TICK_S = 0.02
+_DNS_DELAY_S = 2.0
+"""From when a pod is seen to run until others can look its name up: the time that a cluster takes to find out."""
+
+_BACK_OFF_S = 1.0
+_LONGEST_BACK_OFF_S = 30.0
+BACK_OFF_TEXT = "the next try comes after 1 s, 2 s, 4 s, … (a cluster: 10 s, 20 s, …)"
+MANIFEST, OUTCOME = "manifest.yaml", "outcome.json"
+"""Names in the scratch folder: what to run, and what came of it."""
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@dataclass
+class _Place:
+    """One index of the Job: the pod that runs in it now, or when the next try comes, or that it is done."""
+
+    pod: Pod | None = None
+    resting: Pod | None = None
+    """A pod that failed, whose container starts again in the next try; else that makes a new pod."""
+    next_at: float = 0.0
+    done: bool = False
+
+
+class Controller:
+    """Runs the pods of one manifest."""
+
+    def __init__(self, manifest: Manifest, scratch: Path) -> None:
+        self.manifest, self.job, self.scratch = manifest, manifest.job, scratch
+        self.places = [_Place() for _ in range(self.job.completions)]
+        self.failures = 0
+        self.reason: tuple[str, str] | None = None
+        """Why the Job failed: Kubernetes' word for it, and what happened."""
+        self.signals: list[int] = []
+        self._num_pods = 0
+        self._start_at = time.monotonic()
+        self._names = NameServer(NAME_SERVER)
+
+    def run(self) -> None:
+        """Run the Job to its end."""
+        for number in _SIGNALS:
+            signal.signal(number, self._note)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        while not self._over():
+            self._tick()
+            time.sleep(_TICK_S)
+        self._names.close()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self.signals.append(number)
+
+    def _over(self) -> bool:
+        running = any(place.pod is not None for place in self.places)
+        ending = self.reason is not None or bool(self.signals)
+        return not running and (ending or all(place.done for place in self.places))
+
+    def _tick(self) -> None:
+        if self.signals or self.reason is not None:
+            for place in self.places:
+                if place.pod is not None:
+                    place.pod.stop()
+                    if len(self.signals) > 1:
+                        place.pod.kill()
+        else:
+            self._start_pods()
+            if self.job.deadline_s is not None and time.monotonic() - self._start_at > self.job.deadline_s:
+                self.reason = ("DeadlineExceeded", f"the Job ran longer than {self.job.deadline_s} s")
+        for place in self.places:
+            if place.pod is not None:
+                place.pod.read()
+                place.pod.ask()
+                place.pod.enforce()
+                self._look_at_end(place, place.pod)
+        self._publish_names()
+
+    def _start_pods(self) -> None:
+        """As many as may run at once, the lowest indexes first."""
+        running = sum(place.pod is not None for place in self.places)
+        for index, place in enumerate(self.places):
+            if running >= self.job.parallelism or place.done or place.pod is not None:
+                continue
+            running += 1  # also while its next pod waits: it keeps its place
+            if time.monotonic() < place.next_at:
+                continue
+            if place.resting is not None:
+                place.pod, place.resting = place.resting, None
+                place.pod.start_again()
+                _say(f"pod {place.pod.name} started again")
+            else:
+                self._num_pods += 1
+                place.pod = Pod(self.manifest, index, self._num_pods, self.scratch, self._gpus(index))
+                _say(f"pod {place.pod.name} started: {place.pod.address}")
+
+    def _gpus(self, index: int) -> str | None:
+        """Which GPUs a pod sees: its own, or none if this machine has not enough for all pods that run at once."""
+        wanted = self.job.template.container.gpus
+        return visible_gpus(wanted, index % self.job.parallelism, self.job.parallelism, count_gpus())
+
+    def _look_at_end(self, place: _Place, pod: Pod) -> None:
+        code = pod.poll()
+        if code is None:
+            return
+        pod.close()
+        place.pod = None
+        how = f"pod {pod.name} ended with exit code {code}" + (f": {pod.why}" if pod.why else "")
+        if code == 0 and pod.why is None:
+            place.done = True
+            _say(how)
+        elif self.signals or self.reason is not None:
+            _say(how)
+        elif self._judge(how, code):
+            back_off_s = min(_BACK_OFF_S * 2 ** max(0, self.failures - 1), _LONGEST_BACK_OFF_S)
+            place.next_at = time.monotonic() + back_off_s
+            if self.job.template.restart_policy == "OnFailure":
+                place.resting = pod
+        if place.resting is None:
+            self._remove(pod)
+
+    def _judge(self, how: str, code: int) -> bool:
+        """What the Job makes of a failure: whether there will be another try."""
+        action = next((rule.action for rule in self.job.rules if rule.matches(code)), "Count")
+        if action == "FailJob":
+            self.reason = ("PodFailurePolicy", f"{how}, which a rule answers with FailJob")
+        elif action == "Ignore":
+            _say(f"{how}; it does not count")
+        else:
+            self.failures += 1
+            _say(f"{how}; failure {self.failures}, of which the Job's backoffLimit allows {self.job.backoff_limit}")
+            if self.failures > self.job.backoff_limit:
+                self.reason = ("BackoffLimitExceeded", how)
+        return self.reason is None
+
+    def _remove(self, pod: Pod) -> None:
+        """Its files go, all but its log and what explains it."""
+        shutil.rmtree(pod.folder / "volumes", ignore_errors=True)
+
+    def _publish_names(self) -> None:
+        """Give a name to every pod that a headless Service of its subdomain selects, once its time has come."""
+        service = self.manifest.services.get(self.job.template.subdomain or "")
+        addresses = {}
+        for place in self.places:
+            pod = place.pod or place.resting
+            if pod is None or service is None or not service.selects(pod.labels):
+                continue
+            late = pod.seen_running_s >= _DNS_DELAY_S
+            if late and (service.publish_not_ready or (pod.ready and place.resting is None)):
+                domain = f"{service.name}.{self.job.namespace}.{DOMAIN}"
+                addresses[f"{pod.host}.{domain}"] = pod.address
+        self._names.addresses = addresses
+        self._names.serve()
+
+
+def visible_gpus(wanted: int, place: int, places: int, there: int) -> str | None:
+    """CUDA_VISIBLE_DEVICES of a pod; None leaves it alone, where neither the pod nor the machine has any."""
+    if wanted == 0 and there == 0:
+        return None
+    if wanted * places > there:
+        return ""
+    return ",".join(str(number) for number in range(place * wanted, (place + 1) * wanted))
+
+
+def count_gpus() -> int:
+    """NVIDIA GPUs of this machine."""
+    return sum(1 for path in Path("/dev").glob("nvidia[0-9]*") if path.name.removeprefix("nvidia").isdigit())
+
+
+def _say(line: str) -> None:
+    print(f"{line}\n", end="", file=sys.stderr, flush=True)
+
+
+def _enter_cluster() -> int | None:
+    """Make the cluster's namespaces; go on in a child of which the return value is None. Return its exit code.
+
+    Process 1 of the cluster does nothing but bury the processes whose parents have gone: until that is done, the
+    system does not let their pods end.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until there is someone to pass them on to
+    namespaces.die_with_parent()
+    namespaces.enter_new(namespaces.PROCESSES | namespaces.NETWORK, 0, 0)
+    if first := os.fork():
+        return _pass_on_and_bury(first)
+    namespaces.die_with_parent()
+    namespaces.separate_mounts()
+    namespaces.mount_proc("/proc")
+    if controller := os.fork():
+        return _pass_on_and_bury(controller)
+    namespaces.die_with_parent()
+    namespaces.loopback_up()
+    return None
+
+
+def _pass_on_and_bury(child: int) -> int:
+    """Pass signals on to a child until it ends, and take note of the end of all others. Return its exit code."""
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, number)
+
+    for number in _SIGNALS:
+        signal.signal(number, pass_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    while True:
+        pid, status = os.wait()
+        if pid == child:
+            return os.waitstatus_to_exitcode(status)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run SCRATCH/manifest.yaml; write what came of it to SCRATCH/outcome.json."""
+    scratch, extra = Path(arguments[0]), arguments[1:]
+    outcome: dict[str, object] = {"entered": False}
+    try:
+        code = _enter_cluster()
+        if code is not None:
+            return code
+        outcome["entered"] = True
+        controller = Controller(read_manifest(scratch / MANIFEST, extra), scratch)
+        controller.run()
+        outcome["reason"] = controller.reason
+        outcome["failures"] = controller.failures
+    except OSError as error:
+        outcome["error"] = str(error)
+    write_json(scratch / OUTCOME, outcome)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,168 @@
+"""`frog run --from FILE`: a Job's pods as processes of this machine, to try a manifest before it is shipped."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from frog.core.env import child_env
+from frog.core.errors import LaunchError, UsageError
+from frog.kubernetes.controller import BACK_OFF_TEXT, MANIFEST, OUTCOME, count_gpus
+from frog.kubernetes.manifest import Manifest, read_manifest
+from frog.kubernetes.pods import hidden_by
+
+_PREFIX = "frog-pods-"
+
+
+def run_manifest(path: Path, *, extra: Sequence[str] = ()) -> int:
+    """Run the pods of the Job in `path` until it is complete or has failed; return the exit code.
+
+    `extra` words are added to the container's arguments.
+
+    Raises:  ManifestError with every mistake of the file; UsageError where there can be no pods; LaunchError if the Job
+    fails.
+    """
+    if not sys.platform.startswith("linux"):
+        raise UsageError(
+            f"pods on this machine need Linux's namespaces, and this is {sys.platform}",
+            "run it in a virtual machine or a container of Linux; `frog run --nodes 2x4` works here",
+        )
+    manifest = read_manifest(path, extra)
+    check_volumes(manifest)
+    print(_summary(path, manifest), file=sys.stderr, flush=True)
+    remove_left_behind(Path(tempfile.gettempdir()))
+    with scratch_folder() as scratch:
+        (scratch / MANIFEST).write_text(manifest.text)
+        return _run(extra, manifest, scratch)
+
+
+def check_volumes(manifest: Manifest) -> None:
+    """Raise UsageError if a volume with files of its own lies over this machine's Python."""
+    template = manifest.job.template
+    for mount in template.container.mounts:
+        volume, hidden = template.volumes[mount.volume], hidden_by(mount.path)
+        if hidden and (volume.claim is not None or volume.config_map is not None):
+            raise UsageError(
+                f"the pods' volume {mount.volume} at {mount.path} hides this machine's Python ({hidden[0]})",
+                f"mount it elsewhere, or use an environment outside of {mount.path}",
+            )
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """A folder for the files of pods, which goes with this block. While it is open it is locked: it has an owner."""
+    new = Path(tempfile.mkdtemp(prefix=f"new-{_PREFIX}"))
+    lock = os.open(new, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    folder = new.rename(new.with_name(new.name.removeprefix("new-")))  # by now it has an owner
+    try:
+        yield folder
+    finally:
+        _remove(folder)
+        os.close(lock)
+
+
+def remove_left_behind(parent: Path) -> None:
+    """Remove the scratch folders of launchers that were killed: those of this user which nobody holds locked."""
+    for folder in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                if os.fstat(lock).st_uid == os.geteuid():
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    _remove(folder)
+            finally:
+                os.close(lock)
+
+
+def _run(extra: Sequence[str], manifest: Manifest, scratch: Path) -> int:
+    command = [sys.executable, "-m", "frog.kubernetes.controller", str(scratch), *extra]
+    process = subprocess.Popen(command, env=child_env(), start_new_session=True)
+    try:
+        with _pass_signals_on(process) as received:
+            code = process.wait()
+    finally:
+        process.kill()  # and with it all pods; nothing if it has ended
+        process.wait()
+    if received:
+        return 128 + received[0]
+    try:
+        outcome = json.loads((scratch / OUTCOME).read_text())
+    except FileNotFoundError:
+        raise LaunchError(f"the local cluster ended with exit code {code}", "its own message is above") from None
+    if "error" in outcome:
+        raise UsageError(*_refusal(outcome))
+    if outcome["reason"] is not None:
+        word, what = outcome["reason"]
+        raise LaunchError(f"Job {manifest.job.name} failed ({word}): {what}", "what its pods said is above")
+    print(f"Job {manifest.job.name} is complete", file=sys.stderr, flush=True)
+    return 0
+
+
+def _refusal(outcome: dict[str, object]) -> tuple[str, str]:
+    if outcome["entered"]:
+        return f"the local cluster: {outcome['error']}", "is another program in the way?"
+    return (
+        f"this system does not let you make namespaces, which pods on one machine need: {outcome['error']}",
+        "containers and some distributions forbid it (kernel.unprivileged_userns_clone, AppArmor); run it outside of "
+        "the container, or as root. `frog run --nodes 2x4` needs none",
+    )
+
+
+@contextmanager
+def _pass_signals_on(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
+    """While inside, SIGINT and SIGTERM stop the pods; a second one kills them. Yields those seen."""
+    received: list[int] = []
+    kinds = iter([signal.SIGTERM])  # `next` cannot be interrupted: of two signals at once only one is the first
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        kind = next(kinds, signal.SIGINT)
+        received.append(number)
+        if process.poll() is None:
+            process.send_signal(kind)  # two of one kind that come at once would be one to the system
+
+    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _summary(path: Path, manifest: Manifest) -> str:
+    """What is about to run, and what is different here."""
+    job, template = manifest.job, manifest.job.template
+    lines = [f"{path}: Job {job.name}, {job.completions} pods of one container, {job.parallelism} at once"]
+    lines += [
+        f"  claim {volume.claim}: the folder {Path(manifest.claim(volume.claim).folder).resolve()}"
+        for volume in template.volumes.values()
+        if volume.claim is not None
+    ]
+    if template.container.gpus:
+        wanted, there = template.container.gpus * job.parallelism, count_gpus()
+        has = f"{there} GPU{'s' if there != 1 else ''}" if there else "none"
+        what = "each pod sees its own" if wanted <= there else "the pods see none and run on the CPU"
+        lines.append(f"  nvidia.com/gpu: {template.container.gpus} for each pod; this machine has {has}: {what}")
+    lines += [f"  {note}" for note in manifest.notes]
+    lines.append(f"  after a failure {BACK_OFF_TEXT}")
+    lines.append("  the pods have a network of their own, without a way out")
+    return "\n".join(lines)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder; what a pod made unreadable is made readable first."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_dir() and not path.is_symlink():
+            path.chmod(0o700)
+    shutil.rmtree(folder)

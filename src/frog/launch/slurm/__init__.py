@@ -1,1 +1,0 @@
-"""Slurm: a cluster on this machine, and what job files say."""

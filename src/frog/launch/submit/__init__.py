@@ -1,1 +1,0 @@
-"""Handing a run in: cluster profiles, job files, submission."""

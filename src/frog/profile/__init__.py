@@ -1,0 +1,1 @@
+"""A short run under torch.profiler, and what it showed."""

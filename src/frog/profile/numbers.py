@@ -1,0 +1,211 @@
+"""The numbers of a profiled run: where each rank's time went, from its trace and its events. In microseconds a step.
+
+A step's time is cut into parts that add up to it. On a CPU:
+  operators          an operator of torch computes
+  transfer           the rank is held up by communication, and every rank that takes part has come
+  waiting for ranks  it is held up because another rank has not come yet, which is idle time
+  Python             none of these: the loop, hooks, the engine between operators
+A message from one stage of a pipeline to another is waiting as a whole. What native implementations send leaves no
+events, so for them both kinds of holding up are one: no operator runs while a collective is under way. On a GPU the
+parts are its kernels, communication with no kernel beside it, and idle, when neither runs.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from frog.core.errors import RunError
+from frog.core.runfolder import RunFolder
+from frog.events import RankEvents, RunEvents, read_run
+from frog.plan.measure import Collective, step_collectives
+from frog.profile.trace import Call, Trace, TraceFile, common, length, read_trace_file, understand, without
+
+OPERATORS, TRANSFER, WAITING, PYTHON = "operators", "transfer", "waiting for ranks", "Python"
+HELD_UP, KERNELS, ALONE, IDLE = "held up", "kernels", "communication alone", "idle"
+
+_MESSAGES = ("send", "recv", "send_recv")
+_PHASES = ("data", "forward", "backward", "reduce", "optimize", "zero")
+
+
+@dataclass(frozen=True)
+class Communication:
+    """One rank's, in microseconds a step."""
+
+    num_collectives: float
+    under_way_us: float
+    """Several at once count several times, in strategies from scratch."""
+    held_up_us: float
+    overlap: float | None
+    """The share of the time under way that did not hold the rank up; messages between stages left out."""
+
+
+@dataclass(frozen=True)
+class RankProfile:
+    """One rank's time, in microseconds a step."""
+
+    rank: int
+    step_us: float
+    """Mean of the recorded steps."""
+    plain_us: float
+    """Median of as many steps before, without the profiler."""
+    slow_us: float
+    """Median of the recorded steps, as the events have them."""
+    parts: dict[str, float]
+    phases: dict[str, float]
+    """By phase; `other` is what no phase covers."""
+    communication: Communication | None
+    """None in a world of one."""
+    calls: list[Call]
+    num_steps: int
+    memory: dict[str, Any] | None
+    """The event `memory`."""
+    peak_bytes: int
+    """Of the whole process (on a GPU of its tensors), before the profiler began."""
+    profiler_bytes: int
+    """How much higher the peak was at the end."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """All ranks."""
+
+    folder: RunFolder
+    run: dict[str, Any]
+    ranks: list[RankProfile]
+    files: dict[int, TraceFile]
+    traces: dict[int, Trace]
+    events: RunEvents
+
+
+def read_profile(folder: RunFolder) -> Profile:
+    """Measure a profiled run. Raises RunError if it left no traces."""
+    paths = [path for path in folder.profile.glob("rank_*.json") if path.suffixes == [".json"]]
+    abouts = {about["rank"]: about for about in map(_json, paths)}
+    if not abouts:
+        raise RunError(f"{folder.profile}: no traces there", "frog profile RUN.toml")
+    run, events = folder.read_run(), read_run(folder)
+    is_ours = run["config"]["strategy"]["implementation"] == "frog"
+    collectives = {
+        rank: {step: _collectives(events.ranks[rank], step) for step in about["recorded_steps"]}
+        for rank, about in abouts.items()
+    }
+    files = {rank: read_trace_file(folder.trace(rank)) for rank in sorted(abouts)}
+    traces = {rank: understand(file.events) for rank, file in files.items()}
+    ranks = []
+    for rank, trace in traces.items():
+        held = _held_up(rank, abouts[rank]["axes"], collectives) if is_ours else None
+        told = [one for step in collectives[rank].values() for one in step] if is_ours else []
+        ranks.append(_measure(abouts[rank], trace, events.ranks[rank], told, held))
+    return Profile(folder, run, ranks, files, traces, events)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def _collectives(events: RankEvents, step: int) -> list[Collective]:
+    """Of one step, in the order in which they began."""
+    return sorted(step_collectives(events, step), key=lambda one: one.start_ns)
+
+
+def _held_up(
+    rank: int, axes: Mapping[str, Sequence[int]], collectives: Mapping[int, Mapping[int, Sequence[Collective]]]
+) -> tuple[float, float]:
+    """Microseconds, over all recorded steps, that a rank was held up, and what of it was waiting for another rank.
+
+    The n-th collective of an axis in a step is the same one on all of its ranks, messages left out.
+    Assumes: that the ranks are on one machine, whose clock they share.
+    """
+    held_ns = late_ns = 0
+    for step, own in collectives[rank].items():
+        held_ns += sum(one.wait_ns for one in own)
+        late_ns += sum(one.wait_ns for one in own if one.op in _MESSAGES)
+        for axis, ranks in axes.items():
+            rows = [
+                [one for one in collectives[other][step] if one.axis == axis and one.op not in _MESSAGES]
+                for other in ranks
+            ]
+            if len({len(row) for row in rows}) == 1:
+                last_ns = [max(one.start_ns for one in calls) for calls in zip(*rows, strict=True)]
+                late_ns += sum(map(_late_ns, rows[list(ranks).index(rank)], last_ns))
+    return held_ns / 1e3, late_ns / 1e3
+
+
+def _late_ns(own: Collective, last_ns: int) -> int:
+    """How long a rank stood in a collective before the last one came to it. It stood there at the end of it."""
+    stood_from_ns = max(own.start_ns, own.end_ns - own.wait_ns)
+    return min(own.wait_ns, max(0, last_ns - stood_from_ns))
+
+
+def _measure(
+    about: Mapping[str, Any],
+    trace: Trace,
+    events: RankEvents,
+    told: Sequence[Collective],
+    held: tuple[float, float] | None,
+) -> RankProfile:
+    num_steps = len(trace.steps)
+    steps_us = sum(end - start for start, end in trace.steps.values())
+    parts = _parts(trace, steps_us, held)
+    phases = {phase: sum(end - start for name, (start, end) in trace.phases if name == phase) for phase in _PHASES}
+    phases["other"] = steps_us - sum(phases.values())
+    memory = {step: event["memory_bytes"] for step, event in events.by_step("step").items()}
+    before, after = memory[about["plain_steps"][-1]], memory[about["recorded_steps"][-1]]
+    return RankProfile(
+        rank=about["rank"],
+        step_us=steps_us / num_steps,
+        plain_us=_median_us(events, about["plain_steps"]),
+        slow_us=_median_us(events, about["recorded_steps"]),
+        parts={name: us / num_steps for name, us in parts.items()},
+        phases={name: us / num_steps for name, us in phases.items()},
+        communication=_communication(trace, parts, told, num_steps) if len(about["axes"]) else None,
+        calls=trace.calls,
+        num_steps=num_steps,
+        memory=next(iter(events.of("memory")), None),
+        peak_bytes=before,
+        profiler_bytes=after - before,
+    )
+
+
+def _parts(trace: Trace, steps_us: float, held: tuple[float, float] | None) -> dict[str, float]:
+    steps = list(trace.steps.values())
+    work = common(trace.work, steps)
+    if trace.kernels:
+        alone_us = without(common(trace.transfers, steps), work)
+        return {KERNELS: length(work), ALONE: alone_us, IDLE: steps_us - length(work) - alone_us}
+    if held is None:
+        held_us = without(common(trace.transfers, steps), work)
+        return {OPERATORS: length(work), HELD_UP: held_us, PYTHON: steps_us - length(work) - held_us}
+    held_us, late_us = held
+    rest_us = steps_us - length(work) - held_us
+    return {OPERATORS: length(work), TRANSFER: held_us - late_us, WAITING: late_us, PYTHON: rest_us}
+
+
+def _communication(
+    trace: Trace, parts: Mapping[str, float], told: Sequence[Collective], num_steps: int
+) -> Communication:
+    held_us = sum(parts.get(name, 0.0) for name in (TRANSFER, WAITING, HELD_UP, ALONE))
+    if told and not trace.kernels:
+        whole = [one for one in told if one.op not in _MESSAGES]
+        num, under_way_us = len(told), sum(one.end_ns - one.start_ns for one in told) / 1e3
+        beside_us = sum(max(0, one.end_ns - one.start_ns - one.wait_ns) for one in whole) / 1e3
+        counted_us = sum(one.end_ns - one.start_ns for one in whole) / 1e3
+    else:
+        transfers = [one for one in trace.transfers if common([one], trace.steps.values())]
+        num, under_way_us = len(transfers), length(transfers)
+        beside_us, counted_us = under_way_us - held_us, under_way_us
+    overlap = beside_us / counted_us if counted_us else None
+    return Communication(num / num_steps, under_way_us / num_steps, held_us / num_steps, overlap)
+
+
+def _median_us(events: RankEvents, steps: Iterable[int]) -> float:
+    """The median time of some steps, from the start of the data phase to the step's last word."""
+    starts = {span["step"]: span["start_ns"] for span in events.of("span") if span["phase"] == "data"}
+    ends = {step: event["end_ns"] for step, event in events.by_step("step").items()}
+    return statistics.median([float(ends[step] - starts[step]) / 1e3 for step in steps])

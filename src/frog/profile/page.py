@@ -1,0 +1,204 @@
+"""The one page that says what a profile showed, as Markdown that reads well in a terminal too."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Hashable, Sequence
+from typing import TypeVar
+
+from frog.config import from_dict
+from frog.core.units import format_bytes
+from frog.profile.numbers import (
+    ALONE,
+    HELD_UP,
+    IDLE,
+    KERNELS,
+    OPERATORS,
+    PYTHON,
+    TRANSFER,
+    WAITING,
+    Profile,
+    RankProfile,
+)
+from frog.profile.trace import Call
+
+_TOP = 10
+_PRODUCTS = 6
+_MEMORY = ("parameters", "gradients", "optimizer", "activations")
+
+Key = TypeVar("Key", bound=Hashable)
+
+_WORDS = {
+    OPERATORS: "an operator of torch computes",
+    TRANSFER: "the rank is held up by communication to which all its ranks have come",
+    WAITING: "held up because another rank has not come yet, which is idle time",
+    HELD_UP: "no operator runs while a collective is under way (strategies from scratch tell transfer from waiting)",
+    PYTHON: "none of these, as the loop, hooks, and the engine between operators",
+    KERNELS: "the GPU computes",
+    ALONE: "it only communicates",
+    IDLE: "it does neither, and waits for Python or for other ranks",
+}
+"""What the parts of a step are."""
+
+
+def profile_page(profile: Profile) -> str:
+    """The summary."""
+    sections = [
+        _head(profile),
+        "\n".join(f"- {sentence}" for sentence in _findings(profile)),
+        _time(profile),
+        _communication(profile),
+        _operators(profile),
+        _products(profile),
+        _memory(profile),
+        f"Look closer: open {profile.folder.profile}/trace.json.gz (all ranks) or rank_N.trace.json in "
+        "https://ui.perfetto.dev or chrome://tracing.",
+    ]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _head(profile: Profile) -> str:
+    config, ranks = from_dict(profile.run["config"]), profile.ranks
+    strategy = config.strategy
+    sizes = {"dp": strategy.dp_size(len(ranks)), "pp": strategy.pp, "cp": strategy.cp, "tp": strategy.tp}
+    axes = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1)
+    plain, slow = (max(getattr(rank, name) for rank in ranks) / 1e3 for name in ("plain_us", "slow_us"))
+    num_steps, more = ranks[0].num_steps, max(rank.profiler_bytes for rank in ranks)
+    return (
+        f"# Profile of {profile.folder.path}\n\n"
+        f"{len(ranks)} rank{'s' if len(ranks) > 1 else ''}{f': {axes}' if axes else ''}; strategy {strategy.name} of "
+        f"{strategy.implementation}, {config.train.precision}; {config.explain_batch(len(ranks))}.\n"
+        f"A step took {plain:.1f} ms without the profiler and {slow:.1f} ms with it (medians of {num_steps} "
+        f"step{'s' if num_steps > 1 else ''} each). Recording makes a step slower, Python more than operators: read "
+        f"shares rather than times. It raised the peak of memory by {format_bytes(more)} a rank."
+    )
+
+
+def _findings(profile: Profile) -> list[str]:
+    """What stands out, in a few sentences."""
+    ranks = profile.ranks
+    step_us = statistics.mean(rank.step_us for rank in ranks)
+    shares = {name: statistics.mean(rank.parts[name] for rank in ranks) / step_us for name in ranks[0].parts}
+    largest = max(shares, key=lambda name: shares[name])
+    found = [f"The largest part of a step is {largest}: {shares[largest]:.0%} of it, over all ranks."]
+    if shares.get(WAITING, 0.0) >= 0.1:
+        among = (
+            _who_is_late(ranks) if profile.run["config"]["strategy"]["pp"] == 1 else ", the pipeline's bubble included"
+        )
+        found.append(f"{shares[WAITING]:.0%} is waiting for other ranks{among}.")
+    if shares.get(HELD_UP, 0.0) >= 0.2:
+        found.append(f"{shares[HELD_UP]:.0%} is communication that nothing overlaps.")
+    if shares.get(PYTHON, 0.0) >= 0.35 or shares.get(IDLE, 0.0) >= 0.35:
+        found.append(
+            "Much is Python that calls operators: with larger micro-batches there would be less of it a token."
+        )
+    return found
+
+
+def _who_is_late(ranks: Sequence[RankProfile]) -> str:
+    """The rank that the others wait for waits least itself."""
+    waits = sorted((rank.parts[WAITING], rank.rank) for rank in ranks)
+    one_is_late = len(waits) > 1 and waits[0][0] < 0.4 * waits[1][0]
+    return f": rank {waits[0][1]} comes last, and hardly waits itself" if one_is_late else ", now this one, now that"
+
+
+def _time(profile: Profile) -> str:
+    ranks = profile.ranks
+    names = [name for name in ranks[0].parts if any(rank.parts[name] for rank in ranks)]
+    phases = list(ranks[0].phases)
+    parts = [
+        [str(r.rank), _ms(r.step_us), *(f"{_ms(r.parts[name])} {r.parts[name] / r.step_us:4.0%}" for name in names)]
+        for r in ranks
+    ]
+    spans = [[str(r.rank), *(_ms(r.phases[phase]) for phase in phases)] for r in ranks]
+    words = "; ".join(f"*{name}*: {_WORDS[name]}" for name in names)
+    return (
+        f"## Where a step goes (ms)\n\n{_table(['rank', 'step', *names], parts)}\n\n{words}.\n\n"
+        f"By phase:\n\n{_table(['rank', *phases], spans)}"
+    )
+
+
+def _communication(profile: Profile) -> str:
+    rows = [
+        [
+            str(rank.rank),
+            _count(told.num_collectives),
+            _ms(told.under_way_us),
+            _ms(told.held_up_us),
+            f"{told.held_up_us / rank.step_us:.0%}",
+            "-" if told.overlap is None else f"{told.overlap:.0%}",
+        ]
+        for rank in profile.ranks
+        if (told := rank.communication) is not None
+    ]
+    head = ["rank", "collectives a step", "under way", "held up", "share of step", "overlap"]
+    note = "Overlap: of the time under way, what did not hold the rank up."
+    return f"## Communication (ms a step)\n\n{_table(head, rows)}\n\n{note}" if rows else ""
+
+
+def _operators(profile: Profile) -> str:
+    """Self time, mean of all ranks."""
+    calls = _group(profile, lambda call: call.name if call.is_work else None)
+    step_us = sum(rank.step_us * rank.num_steps for rank in profile.ranks)
+    num = sum(rank.num_steps for rank in profile.ranks)
+    rows = []
+    for name, group in sorted(calls.items(), key=lambda item: -sum(call.self_us for call in item[1]))[:_TOP]:
+        self_us = sum(call.self_us for call in group)
+        rows.append(
+            [name.removeprefix("aten::"), _count(len(group) / num), _ms(self_us / num), f"{self_us / step_us:.1%}"]
+        )
+    table = _table(["operator", "calls a step", "self ms a step", "share of step"], rows)
+    return f"## Top operators by self time\n\n{table}"
+
+
+def _products(profile: Profile) -> str:
+    groups = _group(profile, lambda call: (call.name, call.shapes, call.dtype) if call.is_product else None)
+    num = sum(rank.num_steps for rank in profile.ranks)
+    rows = []
+    for (name, _, dtype), group in sorted(groups.items(), key=lambda item: -sum(call.whole_us for call in item[1]))[
+        :_PRODUCTS
+    ]:
+        us = sum(call.whole_us for call in group)
+        words = " and ".join("x".join(map(str, shape)) for shape in group[0].matrices)
+        rate = f"{sum(call.flops for call in group) / us / 1e3:.1f}" if us else "-"
+        rows.append([name.removeprefix("aten::"), words, dtype, _count(len(group) / num), _ms(us / num), rate])
+    head = ["product", "shapes", "type", "calls a step", "ms a step", "GFLOP/s"]
+    return f"## Costliest products\n\n{_table(head, rows)}" if rows else ""
+
+
+def _memory(profile: Profile) -> str:
+    rows = []
+    for rank in profile.ranks:
+        held = [format_bytes(rank.memory[part]) if rank.memory else "-" for part in _MEMORY]
+        rows.append([str(rank.rank), *held, format_bytes(rank.peak_bytes)])
+    peak = "peak of tensors" if IDLE in profile.ranks[0].parts else "peak of the process"
+    return f"## Memory\n\n{_table(['rank', *_MEMORY, peak], rows)}"
+
+
+def _group(profile: Profile, key: Callable[[Call], Key | None]) -> dict[Key, list[Call]]:
+    """All ranks' calls by some key; those without one left out."""
+    groups: dict[Key, list[Call]] = {}
+    for rank in profile.ranks:
+        for call in rank.calls:
+            if (name := key(call)) is not None:
+                groups.setdefault(name, []).append(call)
+    return groups
+
+
+def _ms(us: float) -> str:
+    return f"{us / 1e3:.2f}"
+
+
+def _count(number: float) -> str:
+    return f"{number:.0f}" if number == round(number) else f"{number:.1f}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table whose columns stand under each other; what is a number stands to the right."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    right = [all(row[i][:1].isdigit() or row[i] == "-" for row in rows) for i in range(len(head))]
+    lines = [head, ["-" * (w - 1) + ":" if r else "-" * w for w, r in zip(widths, right, strict=True)], *rows]
+    return "\n".join(
+        "| " + " | ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(line, widths, right, strict=True)) + " |"
+        for line in lines
+    )

@@ -1,0 +1,153 @@
+"""`python -m frog.profile.rank RUN.toml`: one rank of a short run whose last steps torch.profiler records.
+
+`frog profile` starts this. The run takes a few steps to warm up, as many plain steps as it will record, so that the
+profiler's own cost can be told, one with the profiler on in which it settles, and then the recorded ones. There it
+ends, without a last evaluation or a checkpoint.
+It is the real training loop, watched from outside through its events: the trace has a mark `frog::step N` around each
+step and `frog::forward` and so on around its phases.
+
+Every rank leaves profile/rank_N.trace.json, as torch writes it, and profile/rank_N.json about it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from frog.comm import Axis
+from frog.config.arguments import add_profile_arguments
+from frog.core.env import quiet_profiler
+from frog.core.files import write_json
+from frog.core.processes import leave
+from frog.events.schema import Phase
+from frog.parallel.mesh import Mesh
+from frog.train.loop import train
+from frog.train.main import run_rank
+from frog.train.setup import FORMAT, Run
+
+WARM_UP_STEPS = 2
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Parse the arguments and run; return the exit code."""
+    parser = argparse.ArgumentParser(prog="frog.profile.rank", description="Profile a short run, on this rank.")
+    add_profile_arguments(parser)
+    args = parser.parse_args(arguments)
+    args.resume, args.go_on, args.set = None, False, [*args.set, *_short(args.steps)]
+    return run_rank(args, functools.partial(profiled, num_recorded=args.steps))
+
+
+def _plain(num_recorded: int) -> range:
+    return range(WARM_UP_STEPS + 1, WARM_UP_STEPS + num_recorded + 1)
+
+
+def _recorded(num_recorded: int) -> range:
+    first = _plain(num_recorded).stop + 1
+    return range(first, first + num_recorded)
+
+
+def _short(num_recorded: int) -> list[str]:
+    """What makes a run short: its steps, one held-out window in the beginning, nothing else aside."""
+    num_steps = _recorded(num_recorded).stop - 1
+    aside = (f"eval.every={num_steps}", "eval.tokens=1", "eval.sample_tokens=0", f"checkpoint.every={num_steps}")
+    return [f"train.steps={num_steps}", *aside]
+
+
+def profiled(run: Run, num_recorded: int) -> dict[str, Any]:
+    """The training loop with its last steps recorded; return the run's record, as `train` does. A collective call."""
+    start_time = time.monotonic()
+    watch = Watch(run, num_recorded)
+    try:
+        return train(run)  # only if it was asked to stop before the recorded steps were done
+    except _Done:
+        pass
+    wall_s = time.monotonic() - start_time
+    watch.write()
+    run.world.barrier()
+    step = run.config.train.steps
+    tokens = step * run.config.train.global_batch_size * run.config.data.sequence_length
+    record = {"status": "completed", "step": step, "loss": watch.loss_mean, "eval": None, "weights_sha256": None}
+    return {**record, "order_sha256": None, "tokens": tokens, "wall_s": wall_s, "tokens_per_s": tokens / wall_s}
+
+
+class _Done(Exception):
+    """The last recorded step is done. What the loop would do after it, evaluate and save, is not wanted."""
+
+
+class Watch:
+    """Stands between the loop and the events: marks steps and phases in the trace, starts and stops the profiler."""
+
+    def __init__(self, run: Run, num_recorded: int) -> None:
+        self._run, self._events = run, run.events
+        self._plain, self._recorded = _plain(num_recorded), _recorded(num_recorded)
+        self._span, self._emit = run.events.span, run.events.emit
+        run.events.span = self.span  # type: ignore[method-assign]
+        run.events.emit = self.emit  # type: ignore[method-assign]
+        self._step_mark: record_function | None = None
+        self.loss_mean: float | None = None
+        activities = [ProfilerActivity.CPU]
+        if run.world.device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        quiet_profiler()
+        self._profiler = profile(activities=activities, record_shapes=True)
+
+    @contextmanager
+    def span(self, phase: Phase, micro: int = 0) -> Iterator[None]:
+        """The events' span, with a mark in the trace. The data phase begins a step."""
+        if phase == "data":
+            self._begin_step(self._events.step)
+        with record_function(f"frog::{phase}"), self._span(phase, micro):
+            yield
+
+    def emit(self, event: str, **fields: Any) -> None:
+        """The events' emit. The event `step` ends one."""
+        self._emit(event, **fields)
+        if event == "step":
+            self._end_step(fields["step"])
+            self.loss_mean = fields["loss_mean"]
+            if fields["step"] == self._recorded[-1]:
+                raise _Done
+
+    def _begin_step(self, step: int) -> None:
+        if step == self._recorded[0] - 1:  # what starting costs, and ranks that start unequally fast, is in no mark
+            self._profiler.prepare_trace()
+            self._profiler.start_trace()
+        if step in self._recorded:
+            self._step_mark = record_function(f"frog::step {step}")
+            self._step_mark.__enter__()  # type: ignore[no-untyped-call]
+
+    def _end_step(self, step: int) -> None:
+        if self._step_mark is not None:
+            self._step_mark.__exit__(None, None, None)
+            self._step_mark = None
+        if step == self._recorded[-1]:
+            if self._run.world.device.type == "cuda":
+                torch.cuda.synchronize()
+            self._profiler.stop_trace()
+
+    def write(self) -> None:
+        """Write the trace, and beside it what a reader must know of it."""
+        folder, rank = self._run.folder.profile, self._run.world.rank
+        folder.mkdir(exist_ok=True)
+        self._profiler.export_chrome_trace(str(folder / f"rank_{rank}.trace.json"))
+        steps = {"plain_steps": list(self._plain), "recorded_steps": list(self._recorded)}
+        about = {"format": FORMAT, "rank": rank, **steps, "axes": _axes(self._run.mesh)}
+        write_json(folder / f"rank_{rank}.json", about)
+
+
+def _axes(mesh: Mesh) -> dict[str, list[int]]:
+    """The ranks that this rank shares each axis with, by the names that collectives go by."""
+    axes = [mesh.world.axis, *(axis for axis in vars(mesh).values() if isinstance(axis, Axis))]
+    return {axis.name: list(axis.ranks) for axis in axes if axis.size > 1}
+
+
+if __name__ == "__main__":
+    leave(main(sys.argv[1:]))

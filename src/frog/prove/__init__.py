@@ -1,0 +1,1 @@
+"""The proof that strategies compute what one process computes."""

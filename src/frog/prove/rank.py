@@ -1,0 +1,263 @@
+"""Proof that a strategy computes what one process computes: losses, gradients and weights, step by step.
+
+    torchrun --nproc-per-node 4 -m frog.prove.rank CASES.json RESULTS.json
+
+`frog prove` starts this. Each rank draws other weights, so that a strategy which forgets to share them out shows; rank
+0's count. The oracle is written in another way: the plain model, the whole batch at once, torch's AdamW over single
+parameters. What is compared is put together, bit for bit, from what all ranks hold.
+
+Tolerance: a tensor's largest difference over its largest value, 1e-5 in float32, since sums are taken in another order.
+Adam divides a gradient by its own size, so it would make a whole step of the rounding noise in a vanishing gradient;
+an epsilon of 1e-3 in place of 1e-8 keeps the noise in proportion. bf16 rounds to 8 bits, so there 5e-2 is allowed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from frog.comm import World, join_world
+from frog.config import RunConfig
+from frog.config.load import from_dict
+from frog.core.env import world_env
+from frog.core.errors import FrogError
+from frog.core.files import write_json
+from frog.core.processes import leave
+from frog.data import Batch
+from frog.model import TinyTransformer
+from frog.parallel.build import build_mesh, build_strategy
+from frog.parallel.mesh import Mesh
+from frog.train.hardware import autocast
+
+NUM_STEPS = 5
+TOLERANCE = {"fp32": 1e-5, "bf16": 5e-2}
+_CPU = torch.device("cpu")
+_IGNORED_LABEL = -100
+_MAX_NORM = 0.5
+"""Below the norms of these gradients, so that clipping is proved too."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One cell of the matrix. `config` says the model, the strategy, the batch and the precision."""
+
+    name: str
+    config: RunConfig
+    frozen: bool
+    """Whether some parameters are not trained."""
+    uneven: bool
+    """Whether the last rank's last sequence is padding, so that ranks hold different numbers of labels."""
+
+    @classmethod
+    def read(cls, table: Mapping[str, Any]) -> Case:
+        return cls(table["name"], from_dict(table["config"]), table["frozen"], table["uneven"])
+
+
+@dataclass
+class Trace:
+    """What happened in each step."""
+
+    losses: list[float]
+    gradients: list[dict[str, Tensor]]
+    weights: list[dict[str, Tensor]]
+    norms: list[float]
+
+
+def make_model(case: Case, seed: int) -> TinyTransformer:
+    """A model with random weights, of which some may be frozen."""
+    torch.manual_seed(seed)
+    model = TinyTransformer(case.config.model, case.config.train.activation_checkpointing)
+    with torch.no_grad():  # norms that are all ones would hide a mistake in their gradient's place
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    if case.frozen:
+        for name, parameter in model.named_parameters():
+            if "layers.0.mlp.up_proj" in name or "layers.0.input_layernorm" in name:
+                parameter.requires_grad_(False)
+    return model
+
+
+def make_optimizer(decayed: Any, plain: Any) -> torch.optim.AdamW:
+    """AdamW as the trainer has it, but for epsilon."""
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
+    return torch.optim.AdamW([group for group in groups if group["params"]], lr=1e-3, betas=(0.9, 0.95), eps=1e-3)
+
+
+def global_batch(case: Case, step: int) -> tuple[Tensor, Tensor]:
+    """All sequences of a step: tokens and labels.
+
+    Shapes:  -> two of (global_batch_size, sequence_length)
+    """
+    generator = torch.Generator().manual_seed(1000 + step)
+    size, length = case.config.train.global_batch_size, case.config.data.sequence_length
+    tokens = torch.randint(0, case.config.model.vocab_size, (size, length + 1), generator=generator)
+    labels = tokens[:, 1:].clone()
+    if case.uneven:
+        labels[-1] = _IGNORED_LABEL
+    return tokens[:, :-1].contiguous(), labels
+
+
+def local_batch(case: Case, mesh: Mesh, step: int) -> Batch:
+    """What this rank takes of it: a contiguous slice for each dp coordinate, cut into micro-batches."""
+    tokens, labels = global_batch(case, step)
+    num_labels = (labels != _IGNORED_LABEL).sum()
+    size = len(tokens) // mesh.dp.size
+    own = slice(mesh.dp.rank * size, (mesh.dp.rank + 1) * size)
+    accum = case.config.train.grad_accum
+    labels_ABT = labels[own].view(accum, -1, labels.shape[1])
+    counts = (labels_ABT != _IGNORED_LABEL).sum(dim=(1, 2))
+    shares = (counts * mesh.dp.size / num_labels).tolist()
+    return Batch(step, np.arange(size), tokens[own].view_as(labels_ABT), labels_ABT, tuple(shares))
+
+
+def one_process(case: Case, dp_size: int) -> Trace:
+    """The oracle. `dp_size` matters for experts alone, which balance each micro-batch of all data ranks by itself."""
+    model = make_model(case, seed=0)
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    optimizer = make_optimizer([p for p in named.values() if p.dim() >= 2], [p for p in named.values() if p.dim() < 2])
+    trace = Trace([], [], [], [])
+    for step in range(1, NUM_STEPS + 1):
+        with autocast(case.config.train.precision, _CPU):
+            loss = _mixture_loss(model, case, dp_size, step) if _has_experts(case) else _dense_loss(model, case, step)
+        loss.backward()  # type: ignore[no-untyped-call]
+        trace.losses.append(loss.item())
+        trace.gradients.append({name: p.grad.clone() for name, p in named.items() if p.grad is not None})
+        trace.norms.append(_clip(list(named.values())))
+        optimizer.step()
+        optimizer.zero_grad()
+        trace.weights.append({name: p.detach().clone() for name, p in model.named_parameters()})
+    return trace
+
+
+def _clip(parameters: list[nn.Parameter]) -> float:
+    """Clip at the norm of all gradients, taken in float64: torch's own is off in the fifth digit by then."""
+    squares = [p.grad.double().square().sum() for p in parameters if p.grad is not None]
+    norm = torch.stack(squares).sum().sqrt().item()
+    if norm > _MAX_NORM:
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad.mul_(_MAX_NORM / norm)
+    return norm
+
+
+def _has_experts(case: Case) -> bool:
+    return case.config.model.num_local_experts is not None
+
+
+def _dense_loss(model: TinyTransformer, case: Case, step: int) -> Tensor:
+    """The mean over all labels of the batch, from the logits."""
+    tokens, labels = global_batch(case, step)
+    return nn.functional.cross_entropy(model(tokens).float().flatten(0, 1), labels.flatten())
+
+
+def _mixture_loss(model: TinyTransformer, case: Case, dp_size: int, step: int) -> Tensor:
+    """The mean over the micro-batches of all data ranks together, each with the loss that balances its routers."""
+    tokens, labels = (
+        part.view(dp_size, case.config.train.grad_accum, -1, part.shape[1]) for part in global_batch(case, step)
+    )
+    losses = [model(tokens[:, micro].flatten(0, 1), labels[:, micro].flatten(0, 1)) for micro in range(tokens.shape[1])]
+    return torch.stack(losses).mean()
+
+
+def spread(case: Case, world: World) -> Trace:
+    """The same steps by the strategy, in this world. A collective call."""
+    mesh = build_mesh(case.config, world)
+    model = make_model(case, seed=world.rank)
+    strategy = build_strategy(case.config, mesh, model, make_optimizer, autocast(case.config.train.precision, _CPU))
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    trace = Trace([], [], [], [])
+    for step in range(1, NUM_STEPS + 1):
+        loss = strategy.forward_backward(local_batch(case, mesh, step), lambda loss: loss)
+        trace.losses.append(strategy.reduce(loss, stop=False).loss_mean)
+        trace.gradients.append(_copies(strategy.assembled(strategy.held_gradients()), world))
+        trace.norms.append(strategy.norm())
+        strategy.clip(trace.norms[-1], _MAX_NORM)
+        strategy.step(scaler)
+        strategy.zero()
+        trace.weights.append(_copies(strategy.whole(), world))
+    return trace
+
+
+def _copies(named: Iterator[tuple[str, Tensor]], world: World) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in named if world.is_main}
+
+
+def compare(found: Trace, expected: Trace, tolerance: float) -> dict[str, Any]:
+    """The largest difference of each kind, and where the first that is too large lies."""
+    worst = {"loss": 0.0, "norm": 0.0, "gradient": 0.0, "weight": 0.0}
+    wrong: list[str] = []
+    bitwise = True
+
+    def look(kind: str, step: int, name: str, a: Tensor, b: Tensor) -> None:
+        nonlocal bitwise
+        difference = (a - b).abs().max().item() / max(b.abs().max().item(), 1e-12)
+        difference = difference if difference == difference else float("inf")  # not a number: worse than any
+        worst[kind] = max(worst[kind], difference)
+        bitwise = bitwise and torch.equal(a, b)
+        if difference > tolerance:
+            wrong.append(f"{kind} of {name} after step {step} differs by {difference:.1e}")
+
+    for step in range(NUM_STEPS):
+        look("loss", step + 1, "the batch", torch.tensor(found.losses[step]), torch.tensor(expected.losses[step]))
+        look("norm", step + 1, "the gradient", torch.tensor(found.norms[step]), torch.tensor(expected.norms[step]))
+        for name, gradient in expected.gradients[step].items():
+            look("gradient", step + 1, name, found.gradients[step][name], gradient)
+        for name, weight in expected.weights[step].items():
+            look("weight", step + 1, name, found.weights[step][name], weight)
+    return {"equal": not wrong, "bitwise": bitwise, **worst, "first": wrong[0] if wrong else None}
+
+
+def prove(cases: list[Case], world: World, oracles: dict[str, Trace]) -> list[dict[str, Any]]:
+    """Run every case; on rank 0 return what `compare` says of each. A case that cannot be is told as an error."""
+    results: list[dict[str, Any]] = []
+    for case in cases:
+        try:
+            found = spread(case, world)
+            world.forget_axes()
+        except FrogError as error:
+            results.append({"name": case.name, "equal": False, "first": f"{type(error).__name__}: {error}"})
+            continue
+        if world.is_main:
+            key = _oracle_key(case, world.size)
+            if key not in oracles:
+                oracles[key] = one_process(case, case.config.strategy.dp_size(world.size))
+            results.append({"name": case.name, **compare(found, oracles[key], TOLERANCE[case.config.train.precision])})
+    return results
+
+
+def _oracle_key(case: Case, world_size: int) -> str:
+    """What an oracle depends on."""
+    config, train = case.config, case.config.train
+    cut = (config.strategy.dp_size(world_size), train.grad_accum) if _has_experts(case) else None
+    numbers = (train.global_batch_size, train.precision, case.frozen, case.uneven)
+    return repr((config.model, config.data.sequence_length, numbers, cut))
+
+
+def main(arguments: list[str]) -> int:
+    """Read the cases, run them in this world, write the results."""
+    cases_path, results_path = map(Path, arguments[:2])
+    env = world_env()
+    world = join_world(env, _CPU, timeout_s=60)
+    cases = [Case.read(table) for table in json.loads(cases_path.read_text())]
+
+    try:
+        results = prove(cases, world, {})
+        if world.is_main:
+            write_json(results_path, results)
+        world.barrier()
+    finally:
+        world.leave()
+    return 0
+
+
+if __name__ == "__main__":
+    leave(main(sys.argv[1:]))

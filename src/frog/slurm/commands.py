@@ -1,0 +1,118 @@
+"""`frog slurm up|status|down|env|explain`: a cluster on this machine, and job files read."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from pathlib import Path
+
+from frog.core.errors import UsageError
+from frog.jobfile.commands import add_explain_parser
+
+_FOLDER = Path(".slurm")
+
+
+def add_slurm_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `frog slurm`."""
+    parser = commands.add_parser(
+        "slurm",
+        help="a Slurm cluster on this machine; job files explained",
+        description="Start a real Slurm (or its emulator) here, and use sbatch, squeue, srun as on a cluster.",
+    )
+    actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    up = _add(actions, "up", "start a cluster and wait until its nodes are idle", _up)
+    up.add_argument("--nodes", type=int, default=2, metavar="N", help="pretended nodes (default: %(default)s)")
+    up.add_argument("--gpus-per-node", type=int, default=4, metavar="N", help="pretended GPUs (default: %(default)s)")
+    up.add_argument("--cpus-per-node", type=int, default=32, metavar="N", help="pretended CPUs (default: %(default)s)")
+    up.add_argument("--emulator", action="store_true", help="no Slurm, but a small program that acts like it")
+    _add(actions, "status", "show daemons, nodes and jobs", _status)
+    down = _add(actions, "down", "end all jobs and the cluster", _down)
+    down.add_argument("--keep-logs", action="store_true", help="leave the daemons' logs in the folder")
+    _add(actions, "env", 'print what makes a shell use the cluster: eval "$(frog slurm env)"', _env)
+    add_explain_parser(actions)
+
+
+def _add(
+    actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, does: str, handler: object
+) -> argparse.ArgumentParser:
+    parser = actions.add_parser(name, help=does, description=f"{does[0].upper()}{does[1:]}.")
+    parser.add_argument("--folder", type=Path, default=_FOLDER, help="where the cluster is kept (default: %(default)s)")
+    parser.set_defaults(handler=handler)
+    return parser
+
+
+def _up(args: argparse.Namespace) -> int:
+    size = (args.nodes, args.gpus_per_node, args.cpus_per_node)
+    if args.emulator:
+        from frog.slurm.emulator import cluster as emulator
+
+        emulator.up(args.folder, *size)
+        what = "the emulator of Slurm"
+    else:
+        from frog.slurm import cluster
+
+        cluster.up(args.folder, *size, tell=print)
+        what = "Slurm"
+    each = f"{args.gpus_per_node} GPUs and {args.cpus_per_node} CPUs" + (" each" if args.nodes > 1 else "")
+    print(
+        f"{what} is up: {args.nodes} node{'s' if args.nodes > 1 else ''} with {each}, all pretended, in {args.folder}/"
+    )
+    print("once in every shell that is to use it:")
+    print(f'  eval "$(frog slurm env{_option(args.folder)})"')
+    print("then, as on any cluster: sinfo, sbatch config/slurm_example.sbatch, squeue, scancel, srun")
+    return 0
+
+
+def _status(args: argparse.Namespace) -> int:
+    if _is_emulator(args.folder):
+        from frog.slurm.emulator.cluster import status_text as emulator_text
+
+        print(emulator_text(args.folder))
+        return 0
+    from frog.slurm.status import status_text
+
+    print(status_text(args.folder))
+    return 0
+
+
+def _down(args: argparse.Namespace) -> int:
+    if _is_emulator(args.folder):
+        from frog.slurm.emulator import cluster as emulator
+
+        emulator.down(args.folder)
+    else:
+        from frog.slurm import cluster
+
+        cluster.down(args.folder, keep_logs=args.keep_logs)
+    print(f"the cluster in {args.folder}/ is down")
+    return 0
+
+
+def _env(args: argparse.Namespace) -> int:
+    if _is_emulator(args.folder):
+        from frog.slurm.emulator.cluster import environment as emulator_environment
+
+        variables = emulator_environment(args.folder)
+    else:
+        from frog.slurm.cluster import environment
+
+        variables = environment(args.folder)
+    for name, value in variables.items():
+        print(f"export {name}={shlex.quote(value)}")
+    return 0
+
+
+def _is_emulator(folder: Path) -> bool:
+    """Which kind of cluster the folder holds. Raises UsageError if it holds none."""
+    try:
+        kind = json.loads((folder / "cluster.json").read_text()).get("kind")
+    except (OSError, ValueError, AttributeError):
+        kind = None
+    if kind not in ("slurm", "emulator"):
+        raise UsageError(f"{folder}/: no cluster there", f"frog slurm up{_option(folder)}")
+    return bool(kind == "emulator")
+
+
+def _option(folder: Path) -> str:
+    return "" if folder == _FOLDER else f" --folder {shlex.quote(str(folder))}"

@@ -1,0 +1,199 @@
+"""Where tasks go: a job's tasks on nodes with free CPUs and GPUs, a step's tasks on the nodes of its job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from frog.slurm.emulator.job import Job, Node, Request, Share
+from frog.slurm.emulator.refusal import SlurmRefusal, unknown
+
+MEMORY_MB = 512_000
+"""That each pretended node claims to have."""
+
+_UNAVAILABLE = "Batch job submission failed: Requested node configuration is not available"
+
+
+@dataclass(frozen=True)
+class Free:
+    """What of a node no job holds."""
+
+    node: Node
+    cpus: int
+    gpus: tuple[int, ...]
+
+    @property
+    def is_idle(self) -> bool:
+        return self.cpus == self.node.cpus and len(self.gpus) == self.node.gpus
+
+
+def free_parts(nodes: Sequence[Node], jobs: Sequence[Job]) -> list[Free]:
+    """What is left of the nodes beside what jobs hold."""
+    shares = [share for job in jobs if job.is_active for share in job.shares]
+    found = []
+    for node in nodes:
+        here = [share for share in shares if share.node == node.name]
+        taken = {number for share in here for number in share.gpus}
+        gpus = tuple(number for number in range(node.gpus) if number not in taken)
+        found.append(Free(node, node.cpus - sum(share.cpus for share in here), gpus))
+    return found
+
+
+def check_fits(request: Request, nodes: Sequence[Node]) -> str | None:
+    """Raise SlurmRefusal for what no such cluster could ever run; return a reason to wait for ever, if there is one."""
+    unknown_names = [name for name in request.node_names if name not in {node.name for node in nodes}]
+    if unknown_names:
+        raise SlurmRefusal("Batch job submission failed: Invalid node name specified")
+    if request.mem_mb is not None and request.mem_mb > MEMORY_MB:
+        raise SlurmRefusal(f"Memory specification can not be satisfied\n{_UNAVAILABLE}")
+    node = nodes[0]
+    if request.cpus_of_task * (request.ntasks_per_node or 1) > node.cpus:
+        raise SlurmRefusal(f"CPU count per node can not be satisfied\n{_UNAVAILABLE}")
+    if (request.nodes or 1) > len(nodes):
+        return "PartitionNodeLimit"
+    if place_job(request, free_parts(nodes, [])) is not None:
+        return None
+    if request.nodes is None and request.ntasks_per_node is None and request.gpus_per_node <= node.gpus:
+        return "PartitionConfig"
+    raise SlurmRefusal(_UNAVAILABLE)
+
+
+def place_job(request: Request, free: Sequence[Free]) -> list[Share] | None:
+    """The parts of nodes that a job gets, or None if it has to wait."""
+    able = {part.node.name: most for part in free if (most := _most_tasks(request, part)) > 0}
+    named = [part for part in free if part.node.name in request.node_names]
+    if any(part.node.name not in able for part in named):
+        return None
+    others = [part for part in free if part.node.name in able and part not in named]
+    for count in _node_counts(request, len(named), len(free)):
+        chosen = _choose(count, request.ntasks or count, named, others, able)
+        if chosen:
+            tasks = _fill(chosen, able, request)
+            return [_share(request, part, number) for part, number in zip(chosen, tasks, strict=True)]
+    return None
+
+
+def _most_tasks(request: Request, part: Free) -> int:
+    if len(part.gpus) < request.gpus_per_node or (request.exclusive and not part.is_idle):
+        return 0
+    most = part.cpus // request.cpus_of_task
+    if request.ntasks_per_node is None:
+        return most
+    return request.ntasks_per_node if most >= request.ntasks_per_node else 0
+
+
+def _node_counts(request: Request, num_named: int, num_nodes: int) -> Sequence[int]:
+    """The numbers of nodes to try. Where none was asked for, as few as hold the tasks."""
+    if request.nodes is not None:
+        return [max(request.nodes, num_named)]
+    if request.ntasks is not None and request.ntasks_per_node is not None:
+        return [max(-(-request.ntasks // request.ntasks_per_node), num_named)]
+    return range(max(1, num_named), num_nodes + 1) if request.ntasks is not None else [max(1, num_named)]
+
+
+def _choose(
+    count: int, ntasks: int, named: Sequence[Free], others: Sequence[Free], able: Mapping[str, int]
+) -> list[Free] | None:
+    """The first `count` nodes that hold `ntasks` together."""
+    if len(named) + len(others) < count:
+        return None
+    first = [*named, *others][:count]
+    largest = [*named, *sorted(others, key=lambda part: -able[part.node.name])][:count]
+    for chosen in (first, largest):
+        if sum(able[part.node.name] for part in chosen) >= ntasks:
+            return chosen
+    return None
+
+
+def _fill(chosen: Sequence[Free], able: Mapping[str, int], request: Request) -> list[int]:
+    """Tasks of each node: as many as fit on the first, but at least one on each."""
+    if request.ntasks is None:
+        return [request.ntasks_per_node or 1] * len(chosen)
+    counts, left = [], request.ntasks
+    for place, part in enumerate(chosen):
+        others = len(chosen) - place - 1
+        counts.append(min(able[part.node.name], left - others))
+        left -= counts[-1]
+    return counts
+
+
+def _share(request: Request, part: Free, tasks: int) -> Share:
+    if not request.exclusive:
+        gpus = list(part.gpus[: request.gpus_per_node])
+        return Share(part.node.name, tasks * request.cpus_of_task, gpus, tasks)
+    if request.ntasks is None and request.ntasks_per_node is None:
+        tasks = part.node.cpus // request.cpus_of_task
+    return Share(part.node.name, part.node.cpus, list(part.gpus), tasks)
+
+
+@dataclass(frozen=True)
+class StepRequest:
+    """What srun asks of its job."""
+
+    ntasks: int
+    num_nodes: int
+    node_names: tuple[str, ...]
+    cpus_per_task: int
+    overlap: bool
+    exact: bool
+    per_node: int | None = None
+    """What --ntasks-per-node says; without a meaning where it contradicts the other numbers."""
+
+
+@dataclass(frozen=True)
+class StepShare:
+    """What a step has of a node."""
+
+    node: str
+    tasks: int
+    cpus: int
+    """Held against other steps: all that the job has there, unless --exact."""
+
+
+def place_step(request: StepRequest, shares: Sequence[Share], held: Mapping[str, int]) -> list[StepShare] | None:
+    """Where the tasks of a step go; None if its nodes are busy with other steps.
+
+    Raises:  SlurmRefusal if it could not even with all of the job to itself.
+    """
+    if request.num_nodes > len(shares):
+        raise SlurmRefusal(f"Only allocated {len(shares)} nodes asked for {request.num_nodes}")
+    if not set(request.node_names) <= {share.node for share in shares}:
+        raise SlurmRefusal("Unable to create step for job {job}: Requested node configuration is not available")
+    whole = {share.node: share.cpus for share in shares}
+    parts = _step_on(request, shares, whole)
+    if parts is None:
+        raise SlurmRefusal("Unable to create step for job {job}: More processors requested than permitted")
+    honoured = request.per_node is not None and request.ntasks == request.per_node * request.num_nodes
+    if honoured and any(part.tasks != request.per_node for part in parts):
+        raise unknown(f"--ntasks-per-node={request.per_node} where a node of the job has fewer CPUs")
+    if request.overlap:
+        return parts
+    left = {share.node: share.cpus - held.get(share.node, 0) for share in shares}
+    if not request.exact:  # a node is busy as soon as another step has a part of it
+        left = {name: cpus if cpus == whole[name] else 0 for name, cpus in left.items()}
+    return _step_on(request, shares, left)
+
+
+def _step_on(request: StepRequest, shares: Sequence[Share], cpus: Mapping[str, int]) -> list[StepShare] | None:
+    """The tasks dealt out in turn to the nodes that have CPUs for them."""
+    able = [share for share in shares if cpus[share.node] >= request.cpus_per_task]
+    first = [share for share in able if share.node in request.node_names]
+    chosen_names = {
+        share.node for share in [*first, *(share for share in able if share not in first)][: request.num_nodes]
+    }
+    chosen = [share for share in shares if share.node in chosen_names]
+    if len(chosen) < request.num_nodes or not set(request.node_names[: request.num_nodes]) <= chosen_names:
+        return None
+    most = [cpus[share.node] // request.cpus_per_task for share in chosen]
+    counts = [0] * len(chosen)
+    while sum(counts) < request.ntasks:
+        before = sum(counts)
+        for place in range(len(chosen)):
+            if counts[place] < most[place] and sum(counts) < request.ntasks:
+                counts[place] += 1
+        if sum(counts) == before:
+            return None
+    return [
+        StepShare(share.node, tasks, tasks * request.cpus_per_task if request.exact else cpus[share.node])
+        for share, tasks in zip(chosen, counts, strict=True)
+    ]

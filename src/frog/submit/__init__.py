@@ -1,0 +1,1 @@
+"""Runs handed to clusters: job files for Slurm and Kubernetes, and bundles for clusters without internet."""

@@ -1,0 +1,84 @@
+"""The place of a bundle: filled beside it, given its name when it is whole, in exchange for the one that was there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from frog.core.errors import UsageError
+from frog.core.files import sync_folder
+from frog.core.processes import is_alive
+from frog.submit.bundle.sums import SUMS
+from frog.submit.slurm_job import JOBS
+
+RUNS = JOBS.parent
+
+
+@contextmanager
+def beside(target: Path, *, force: bool) -> Iterator[Path]:
+    """A folder to fill, which takes the name `target` when the block ends, and vanishes if it raises.
+
+    With `force` it replaces a bundle that is there, whose runs it takes over.
+    """
+    target = Path(os.path.abspath(target))
+    _clear_leftovers(target)
+    if target.exists() and not (force and (target / SUMS).is_file()) and not _is_empty(target):
+        hint = "--force replaces it, and keeps its runs" if (target / SUMS).is_file() else "name another folder"
+        raise UsageError(f"{target} is there already", hint)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial, old = (target.with_name(f".{target.name}.{what}-{os.getpid()}") for what in ("partial", "old"))
+    partial.mkdir()
+    try:
+        yield partial
+        if target.exists():
+            os.rename(target, old)
+        os.rename(partial, target)
+        sync_folder(target.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        _settle(old, target)
+
+
+def _settle(old: Path, target: Path) -> None:
+    """End an exchange, wherever it was broken off: `old` is put back, or gives its runs to its successor and goes."""
+    if not old.exists():
+        return
+    if not target.exists():
+        os.rename(old, target)
+        return
+    if _has_runs(old):
+        if _has_runs(target):
+            raise UsageError(
+                f"{old} is what {target} replaced, and both have runs", f"move {old / RUNS} elsewhere, and remove {old}"
+            )
+        shutil.rmtree(target / RUNS, ignore_errors=True)
+        os.rename(old / RUNS, target / RUNS)
+        (target / JOBS).mkdir(exist_ok=True)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _has_runs(folder: Path) -> bool:
+    """Whether the bundle was used: there is more than the folder for jobs."""
+    return any(path != folder / JOBS for path in (folder / RUNS).rglob("*"))
+
+
+def _is_empty(folder: Path) -> bool:
+    return folder.is_dir() and not any(folder.iterdir())
+
+
+def _clear_leftovers(target: Path) -> None:
+    """Tidy up behind a `frog bundle` that was killed."""
+    for entry in sorted(target.parent.glob(f".{target.name}.*-*")):
+        match = re.fullmatch(rf"\.{re.escape(target.name)}\.(partial|old)-(\d+)", entry.name)
+        if match is None or is_alive(int(match[2])):
+            continue
+        if match[1] == "old":
+            _settle(entry, target)
+        else:
+            with contextlib.suppress(OSError):
+                shutil.rmtree(entry)

@@ -1,0 +1,174 @@
+"""`frog submit RUN.toml --to kubernetes`: render the manifests, and print them or hand them to kubectl."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from frog.config import load_run_config
+from frog.core.errors import UsageError
+from frog.submit.ask import ask_cluster
+from frog.submit.kubernetes_request import Wish
+
+_OPTIONS = (
+    "image",
+    "namespace",
+    "storage",
+    "runtime",
+    "restarts",
+    "name",
+    "claim",
+    "storage_class",
+    "cpus",
+    "memory",
+)
+"""As a Wish has them, and its defaults."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `--to kubernetes` alone; `--nodes`, `--ranks-per-node` and the like are everyone's."""
+    group = parser.add_argument_group("--to kubernetes")
+    group.add_argument(
+        "--kind",
+        choices=["job", "trainjob"],
+        default="job",
+        help="job: an indexed Job and a headless Service, for any cluster; trainjob: Kubeflow Trainer's",
+    )
+    group.add_argument("--image", help=f"with Frog in it, as the Dockerfile makes it; default: {Wish.image}")
+    group.add_argument("--namespace", metavar="NAME", help=f"default: {Wish.namespace}")
+    group.add_argument("--name", metavar="NAME", help="of the Job; default: frog- and the run's name")
+    group.add_argument(
+        "--gpus",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="one NVIDIA GPU for each rank (the default), or none",
+    )
+    group.add_argument(
+        "--restarts",
+        type=int,
+        metavar="N",
+        help=f"job: how often a failed world may start again; default: {Wish.restarts}",
+    )
+    group.add_argument(
+        "--claim", metavar="NAME", help="an existing volume claim for data/ and runs/; default: make one"
+    )
+    group.add_argument("--storage", metavar="SIZE", help=f"of the volume that is made; default: {Wish.storage}")
+    group.add_argument("--storage-class", metavar="NAME", help="of the volume that is made; default: the cluster's")
+    group.add_argument("--cpus", type=int, metavar="N", help="for each pod")
+    group.add_argument("--memory", metavar="64Gi", help="for each pod")
+    group.add_argument("--runtime", metavar="NAME", help=f"trainjob: the cluster's; default: {Wish.runtime}")
+
+
+def submit_to_kubernetes(args: argparse.Namespace) -> int:
+    """Print the manifests (`--dry-run`) or apply them; return the exit code.
+
+    Raises:  UsageError or ConfigError before anything is sent; LaunchError if kubectl is missing or fails.
+    """
+    from frog.submit.kubernetes_job import render
+
+    wish = _wish(args)
+    text = render(wish, args.kind)
+    if args.dry_run:
+        sys.stdout.write(text)
+        return 0
+    print(_apply(text), end="")
+    print(_next_steps(wish, args.kind))
+    return 0
+
+
+def _wish(args: argparse.Namespace) -> Wish:
+    from frog.submit.kubernetes_job import read_files, with_settings
+
+    _refuse_what_has_no_effect(args)
+    run_file = Path(args.run_file)
+    config = load_run_config(run_file, args.set)
+    files, needed = read_files(run_file, config)
+    return Wish(
+        config=config,
+        files=files,
+        run_file=run_file.name,
+        settings=with_settings(args.set, needed),
+        nodes=args.nodes,
+        ranks_per_node=_ranks_per_node(args),
+        gpus=args.gpus,
+        command=_command(args),
+        **_given(args),
+    )
+
+
+def _refuse_what_has_no_effect(args: argparse.Namespace) -> None:
+    """Raises UsageError for an option which the manifests that were asked for have no place for."""
+    reasons = {}
+    if args.kind == "trainjob":
+        reasons["restarts"] = "a TrainJob starts again as often as its runtime says"
+    else:
+        reasons["runtime"] = "it is a TrainJob's: --kind trainjob"
+    if args.claim is not None:
+        reasons["storage"] = reasons["storage_class"] = f"the volume is there, --claim {args.claim}, and none is made"
+    for option, why in reasons.items():
+        if getattr(args, option) is not None:
+            raise UsageError(f"--{option.replace('_', '-')} {getattr(args, option)}: {why}", "leave it out")
+
+
+def _ranks_per_node(args: argparse.Namespace) -> int:
+    return Wish.ranks_per_node if args.ranks_per_node is None else int(args.ranks_per_node)
+
+
+def _given(args: argparse.Namespace) -> dict[str, Any]:
+    """The options that were given."""
+    return {option: value for option in _OPTIONS if (value := getattr(args, option)) is not None}
+
+
+def _command(args: argparse.Namespace) -> str:
+    """The command line that asks for the same, without what is said by default, as one line that can be shown."""
+    words = ["frog", "submit", str(args.run_file), "--to", "kubernetes"]
+    words += ["--nodes", str(args.nodes), "--ranks-per-node", str(_ranks_per_node(args))]
+    if args.kind != "job":
+        words += ["--kind", args.kind]
+    if not args.gpus:
+        words.append("--no-gpus")
+    for option, value in _given(args).items():
+        if value != getattr(Wish, option):
+            words += [f"--{option.replace('_', '-')}", str(value)]
+    words += [word for setting in args.set for word in ("--set", setting)]
+    line = " ".join(shlex.join(words).split())
+    return "".join(letter if letter.isprintable() else "?" for letter in line)
+
+
+def _apply(text: str) -> str:
+    """Hand the manifests to kubectl; return what it says."""
+    return ask_cluster(
+        ["kubectl", "apply", "--filename", "-"],
+        absent=(
+            "kubectl is not installed, so nothing was handed in",
+            "--dry-run > job.yaml prints the manifests; `frog run --from job.yaml` tries them on this machine",
+        ),
+        unanswered="`kubectl cluster-info` asks which cluster it is",
+        hint=_hint,
+        text=text,
+    )
+
+
+def _hint(words: str) -> str:
+    """What to do about an error of kubectl."""
+    if "immutable" in words:
+        return "a Job of that name is there and cannot be changed: `kubectl delete job NAME`, or another --name"
+    if "no matches for kind" in words:
+        return "the cluster has no Kubeflow Trainer: --kind job needs none"
+    if "connection" in words or "refused" in words or "localhost:8080" in words:
+        return "kubectl reaches no cluster: `kubectl config get-contexts` lists those it knows; --dry-run needs none"
+    return "--dry-run shows what was handed in"
+
+
+def _next_steps(wish: Wish, kind: str) -> str:
+    label = "batch.kubernetes.io/job-name" if kind == "job" else "jobset.sigs.k8s.io/jobset-name"
+    space = f"-n {wish.namespace} "
+    return (
+        f"\nwatch it:    kubectl {space}get pods -l {label}={wish.job_name} -w\n"
+        f"its output:  kubectl {space}logs -f -l {label}={wish.job_name} --prefix --max-log-requests {wish.nodes}\n"
+        f"end it:      kubectl {space}delete {kind} {wish.job_name}    (a checkpoint is saved first)\n"
+        f"the run:     runs/{wish.config.name} on the volume {wish.claim or 'frog-work'}: logs, events, checkpoints"
+    )

@@ -1,0 +1,131 @@
+"""The manifests that ask a cluster for a run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from frog.config import RunConfig
+from frog.core.errors import ConfigError, UsageError
+from frog.kubernetes.names import is_key, is_label, is_object_name, is_service_name
+from frog.kubernetes.yamltext import block, load_documents, scalar
+from frog.submit.kubernetes_request import LONGEST_NAME, Kind, Wish
+from frog.submit.runfiles import named_files
+
+CONFIG_PATH = "/config"
+WORK_PATH = "/workspace"
+PORT = 29500
+_GRACE_S = 120
+_LARGEST_CONFIG_MAP = 1 << 20
+_AMOUNT = re.compile(r"[0-9]+(\.[0-9]+)?(|m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)")
+_IMAGE = re.compile(r"[\w.-]+(:[0-9]+)?(/[\w.-]+)*(:[\w.-]+)?(@sha256:[0-9a-f]{64})?", re.ASCII)
+
+
+def render(wish: Wish, kind: Kind) -> str:
+    """The manifests as YAML that can be read line by line.
+
+    Raises:  UsageError if a name or a number is not one that Kubernetes takes; ConfigError if the run cannot be in
+    that world or its files are too large.
+    """
+    _check(wish, kind)
+    templates = jinja2.Environment(
+        loader=jinja2.PackageLoader("frog.submit"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    templates.filters |= {"scalar": scalar, "block": block, "ljust": lambda value, width: str(value).ljust(width)}
+    text = templates.get_template(f"{kind}.yaml.jinja").render(_values(wish))
+    for document in load_documents(text):
+        if document["kind"] == "ConfigMap" and document["data"] != dict(wish.files):
+            raise AssertionError("the ConfigMap does not hold the files")
+    return text
+
+
+def _values(wish: Wish) -> dict[str, Any]:
+    # To Kubernetes $(NAME) is a variable, and $$ is one $.
+    settings = [word for setting in wish.settings for word in ("--set", setting.replace("$", "$$"))]
+    return {
+        "wish": wish,
+        "name": wish.job_name,
+        "claim": wish.claim or "frog-work",
+        "config": CONFIG_PATH,
+        "work": WORK_PATH,
+        "port": PORT,
+        "grace_s": _GRACE_S,
+        "run": f"{WORK_PATH}/runs/{wish.config.name}",
+        "program": ["-m", "frog.train", f"{CONFIG_PATH}/{wish.run_file}", "--continue", *settings],
+        "threads": max(1, wish.cpus_per_pod // wish.ranks_per_node),
+    }
+
+
+def _check(wish: Wish, kind: Kind) -> None:
+    if wish.restarts < 0:
+        raise UsageError(f"--restarts {wish.restarts}: must not be negative")
+    _check_names(wish, kind)
+    for option, text in (("--storage", wish.storage), ("--memory", wish.memory_per_pod)):
+        if not _AMOUNT.fullmatch(text):
+            raise UsageError(f"{option} {text}: not an amount that Kubernetes reads", f"{option} 64Gi")
+    if not _IMAGE.fullmatch(wish.image):
+        raise UsageError(f"--image {wish.image}: not the name of an image", "--image registry.example.org/frog:0.1.0")
+    for setting in wish.settings:
+        if any("\ud800" <= letter <= "\udfff" for letter in setting):
+            raise UsageError(f"--set {setting!a}: not UTF-8", "write it in UTF-8, as YAML is")
+    wish.config.check_world(wish.nodes * wish.ranks_per_node)
+    size = sum(len(name) + len(text.encode()) for name, text in wish.files.items())
+    if size > _LARGEST_CONFIG_MAP:
+        raise ConfigError(
+            f"the run's files have {size} bytes, and a ConfigMap holds {_LARGEST_CONFIG_MAP}",
+            "put the large one on the volume, and name it with --set",
+        )
+
+
+def _check_names(wish: Wish, kind: Kind) -> None:
+    longest = LONGEST_NAME[kind]
+    if not is_service_name(wish.job_name) or len(wish.job_name) > longest:
+        raise UsageError(
+            f"--name {wish.job_name}: Kubernetes takes lower-case letters, digits and '-', a letter first, for a "
+            f"{kind} {longest} at most",
+            "--name my-run",
+        )
+    if not is_label(wish.namespace):
+        raise UsageError(
+            f"--namespace {wish.namespace}: Kubernetes takes lower-case letters, digits and '-', 63 at most"
+        )
+    others = {"--claim": wish.claim, "--storage-class": wish.storage_class, "--runtime": wish.runtime}
+    for option, name in others.items():
+        if name is not None and not is_object_name(name):
+            raise UsageError(f"{option} {name}: Kubernetes takes lower-case letters, digits, '-' and '.'")
+    for name in wish.files:
+        if not is_key(name):
+            raise ConfigError(
+                f"{name}: in a ConfigMap a file's name has letters, digits, '-', '_' and '.'", "rename the file"
+            )
+
+
+def read_files(run_file: Path, config: RunConfig) -> tuple[dict[str, str], list[str]]:
+    """The files that a run needs beside its data, by name, and the settings with which it finds them in one folder."""
+    named = named_files(run_file, config)
+    texts: dict[str, str] = {}
+    for path in (run_file, *named.values()):
+        try:
+            texts[path.name] = path.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: cannot be read: {error}") from None
+    model, deepspeed = named["model.file"], named.get("strategy.deepspeed_file")
+    settings = [] if config.source.file == model.name else [f"model.file={model.name}"]
+    if deepspeed is not None:
+        settings.append(f"strategy.deepspeed_file={CONFIG_PATH}/{deepspeed.name}")
+    return texts, settings
+
+
+def with_settings(first: Sequence[str], then: Sequence[str]) -> tuple[str, ...]:
+    """Settings in order, the user's first; ours win for what lies in another place in a pod."""
+    ours = {text.partition("=")[0] for text in then}
+    return (*(text for text in first if text.partition("=")[0].strip() not in ours), *then)

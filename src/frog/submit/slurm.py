@@ -1,0 +1,186 @@
+"""`frog submit --to slurm`: render the job file, check it, hand it to sbatch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from frog.config import RunConfig, load_run_config
+from frog.core.errors import DataError, LaunchError, UsageError
+from frog.core.files import write_atomic
+from frog.data.folder import DEFAULT_NAME, set_folder
+from frog.jobfile.cluster import CLUSTERS, DEFAULT_PROFILE, load_profile
+from frog.jobfile.commands import told_findings
+from frog.jobfile.explain import explain
+from frog.submit.ask import ask_cluster
+from frog.submit.slurm_job import JOBS, WISHES, JobRequest, check_request, render_job
+
+BUNDLE_JSON = "bundle.json"
+
+
+def submit_to_slurm(args: argparse.Namespace) -> int:
+    """Print the job file (`--dry-run`), or write it and hand it in; return the exit code.
+
+    Raises:  UsageError, ConfigError or DataError before anything is handed in; LaunchError if sbatch refuses.
+    """
+    folder = args.bundle if args.bundle is not None else Path()
+    request = read_request(args, folder)
+    text = render_checked(request, folder)
+    if args.dry_run:
+        sys.stdout.write(text)
+        return 0
+    _ready(request, folder)
+    path = folder / request.job_file
+    try:
+        (folder / JOBS).mkdir(parents=True, exist_ok=True)
+        write_atomic(path, text)
+    except OSError as error:
+        raise LaunchError(f"{path} could not be written: {error}; nothing was handed in") from error
+    job_id = _hand_in(request.job_file, folder)
+    print(_next_steps(request, folder, job_id))
+    return 0
+
+
+def read_request(args: argparse.Namespace, folder: Path) -> JobRequest:
+    """What the arguments ask for, checked.
+
+    In a bundle the run file is the one that lies there. Its profile holds, with the wishes that it was made with where
+    the arguments have none; with another --profile, which is another cluster, these are the arguments' alone.
+    """
+    facts = _bundle_facts(args) if args.bundle is not None else {}
+    run_file, settings = Path(facts.get("run_file", args.run_file)), [*facts.get("settings", ()), *args.set]
+    if facts and args.profile is None:
+        profile, made_with = load_profile(facts["profile"], folder / CLUSTERS), facts["wishes"]
+    else:
+        profile, made_with = load_profile(args.profile or DEFAULT_PROFILE), {}
+    request = JobRequest.asked_for(
+        args,
+        made_with,
+        profile=profile,
+        config=load_run_config(folder / run_file, settings),
+        run_file=run_file,
+        settings=tuple(settings),
+        bundled=args.bundle is not None,
+        command=command_line(args),
+    )
+    check_request(request)
+    return request
+
+
+def _bundle_facts(args: argparse.Namespace) -> dict[str, Any]:
+    """What the bundle is, and was made with."""
+    try:
+        facts: dict[str, Any] = json.loads((args.bundle / BUNDLE_JSON).read_text())
+        made_of = Path(facts["run_file"]).name
+        complete = facts.keys() >= {"settings", "profile", "wishes"}
+    except (OSError, ValueError, KeyError, TypeError):
+        complete = False
+    if not complete:
+        raise UsageError(
+            f"{args.bundle}: no bundle there: {BUNDLE_JSON} is missing or cannot be read",
+            f"frog bundle {args.run_file} --to {args.bundle}",
+        )
+    if made_of != args.run_file.name:
+        raise UsageError(
+            f"{args.bundle} was made of {made_of}, not of {args.run_file.name}",
+            f"frog bundle {args.run_file} --to another folder",
+        )
+    return facts
+
+
+def command_line(args: argparse.Namespace, command: str = "submit") -> str:
+    """The command that asks for the same again, for a comment: on one line, whatever its words hold."""
+    words = ["frog", command, str(args.run_file)]
+    for option in ("to", "profile", *WISHES, "bundle", "platform", "python_version", "no_wheels"):
+        value = getattr(args, option, None)
+        if value is not None and value is not False:
+            words += [f"--{option.replace('_', '-')}", *([] if value is True else [str(value)])]
+    words += [word for setting in args.set for word in ("--set", setting)]
+    return " ".join(shlex.join(words).split())
+
+
+def render_checked(request: JobRequest, folder: Path) -> str:
+    """The job file, which must walk into no trap: a profile can add options that do."""
+    text = render_job(request)
+    explanation = explain(text, request.job_file, request.profile, (folder,))
+    traps = [trap for trap in explanation.traps if trap.code != "no-output-folder"]
+    if traps:
+        told = "\n".join(told_findings(explanation)[:-1])
+        raise UsageError(f"{request.profile.name}: the job file would not work\n{told.rstrip()}", "correct the profile")
+    return text
+
+
+def _ready(request: JobRequest, folder: Path) -> None:
+    """Refuse a job that would fail as soon as it starts."""
+    _data_is_there(request.config, folder)
+    python = folder / request.profile.python
+    if request.profile.container is None and not os.access(python, os.X_OK):
+        what = "run its setup.sh" if request.bundled else "make setup, or name another in the profile"
+        raise UsageError(f"{python}: no Python there, and the job would start it", what)
+
+
+def _data_is_there(config: RunConfig, folder: Path) -> None:
+    name = config.data.name
+    prepared = set_folder(name, folder / "data")
+    if not prepared.manifest_json.is_file() and (name != DEFAULT_NAME or folder != Path()):
+        raise DataError(
+            f"{prepared.path}: no prepared data set {name!r} there, and the job would look for it",
+            f"frog data prepare --name {name} --corpus PATH",
+        )
+
+
+def _hand_in(job_file: Path, folder: Path) -> str:
+    path = folder / job_file
+    told = ask_cluster(
+        ["sbatch", "--parsable", str(job_file)],
+        absent=(
+            f"sbatch is not on PATH; {path} is written, and nothing was handed in",
+            'on the cluster\'s login node: the same command; here: frog slurm up, then eval "$(frog slurm env)"',
+        ),
+        unanswered="sinfo: does the cluster answer?",
+        hint=lambda words: _hint(words, path),
+        folder=folder,
+    )
+    match = re.match(r"\d+", told.strip())
+    if match is None:
+        raise LaunchError(f"sbatch did not tell a job's number: {told.strip()!r}", "squeue --me")
+    return match[0]
+
+
+def _hint(words: str, path: Path) -> str:
+    """What to do about sbatch's error."""
+    lower = words.lower()
+    if "account" in lower:
+        return "--account NAME: a project of yours that may use this partition"
+    if "qos" in lower:
+        return "--qos NAME: one that your account may use"
+    if "partition" in lower:
+        return "sinfo shows the partitions: --partition NAME, or partition in the profile"
+    if "configuration source" in lower or "contact" in lower or "connect" in lower:
+        return 'no cluster answers: here, frog slurm up, then eval "$(frog slurm env)"'
+    if "node configuration" in lower or "generic resource" in lower or "gres" in lower:
+        return f"no node is like that: sinfo --format='%P %G %c'; then correct the profile, or edit {path}"
+    return f"{path} is what was handed in"
+
+
+def _next_steps(request: JobRequest, folder: Path, job_id: str) -> str:
+    name = request.config.name if request.named else f"{request.config.name}-{job_id}"
+    output = folder / request.output.replace("%j", job_id)
+    run = folder / "runs" / name
+    return "\n".join(
+        [
+            f"job {job_id} is in the queue: {request.nodes} x {request.ranks} ranks of {request.run_file}, "
+            f"for {request.time_text} at a time",
+            f"  is it running?     squeue --job {job_id}",
+            f"  what it says       tail -f {output}",
+            f"  what rank 0 says   tail -f {run}/logs/rank_0/train.log",
+            f"  end it, saved      scancel {job_id}",
+            f"  afterwards         frog report {run if folder != Path() else name}",
+        ]
+    )

@@ -1,0 +1,823 @@
+"""Faults told apart by what they leave in a run folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import re
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from failed_run import GRADIENT, SAMPLES, SCORE, UNIX_NS, FailedRun, lost
+
+from frog.core.runfolder import RunFolder
+from frog.diagnose.diagnosis import Diagnosis, clock, letter
+from frog.diagnose.evidence import gather, is_under_way
+from frog.diagnose.rules import diagnose
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> FailedRun:
+    """Four ranks that have taken four steps; in the fifth all but rank 2 wait in reduce."""
+    return until_step_5(FailedRun(tmp_path / "run"))
+
+
+def until_step_5(run: FailedRun, odd: int = 2) -> FailedRun:
+    run.start()
+    run.steps(1, 4)
+    for rank in run.ranks:
+        run.up_to(rank, 5, "forward" if rank == odd else "reduce")
+    return run
+
+
+def found(run: FailedRun, code: int = 1) -> Diagnosis:
+    """The diagnosis, after the launcher's end; its letter must read well too."""
+    run.end(code)
+    result = diagnose(run.folder)
+    text = letter("run", result)
+    assert result.finding in text
+    assert all(line in text for line in result.evidence)
+    assert result.advice
+    return result
+
+
+def place(result: Diagnosis) -> tuple[str, int | None, int | None, str | None]:
+    return result.fault, result.rank, result.step, result.phase
+
+
+OTHERS = (0, 1, 3)
+
+
+# ---- one rank --------------------------------------------------------------------------------------------------------
+
+
+def test_raise(run: FailedRun) -> None:
+    run.fail(2, "KeyError", "'pond'")
+    run.lose(*OTHERS)
+    result = found(run)
+    assert place(result) == ("raise", 2, 5, "forward")
+    assert result.certain
+    assert result.collective == "all_reduce of 4012 bytes over dp"
+    assert "KeyError" in result.finding
+    assert any("CommError" in line and "gloo" not in line for line in result.evidence)
+    failed_ns = UNIX_NS + run.ranks[2].now_ns  # not when its agent came to see it
+    assert result.evidence[0].startswith(clock(failed_ns))
+
+
+def test_a_users_mistake_is_not_a_fault_of_a_rank(tmp_path: Path) -> None:
+    run = FailedRun(tmp_path / "run")
+    run.start()
+    for rank in run.ranks:
+        run.fail(rank, "ConfigError", "train.steps=-1: must be 1 or more\n  try: --set train.steps=8", code=2)
+    result = found(run, 2)
+    assert result.fault == "usage"
+    assert "all ranks refused" in result.finding
+    assert result.advice == "--set train.steps=8"
+
+
+def test_out_of_memory(run: FailedRun) -> None:
+    run.fail(2, "OutOfMemoryError", "CUDA out of memory. Tried to allocate 2 GiB")
+    run.lose(*OTHERS)
+    result = found(run)
+    assert place(result) == ("memory", 2, 5, "forward")
+    assert result.collective == "all_reduce of 4012 bytes over dp"
+
+
+def test_kill(run: FailedRun) -> None:
+    run.lose(*OTHERS)
+    run.exit(2, -9)
+    result = found(run)
+    assert place(result) == ("kill", 2, 5, "forward")
+    assert result.certain
+    assert result.collective == "all_reduce of 4012 bytes over dp"
+    assert "oom" in result.advice
+
+
+def test_crash(run: FailedRun) -> None:
+    run.lose(*OTHERS)
+    run.exit(2, -11)
+    result = found(run)
+    assert place(result) == ("crash", 2, 5, "forward")
+    assert "SIGSEGV" in result.finding
+
+
+def test_stop(run: FailedRun) -> None:
+    """The watchdog saw no heartbeat and killed it; only then did the others lose it."""
+    run.hang(2, "silent", 15)
+    run.exit(2, -9)
+    run.lose(*OTHERS, after_s=15.2)
+    result = found(run)
+    assert place(result) == ("stop", 2, 5, "forward")
+    assert result.certain
+
+
+def test_a_rank_that_was_dead_before_the_watchdog_looked(run: FailedRun) -> None:
+    """Its peers' connections closed at once: it was killed, not stopped."""
+    run.hang(2, "silent", 15)
+    run.lose(*OTHERS, after_s=0.3)
+    result = found(run)
+    assert place(result) == ("kill", 2, 5, "forward")
+    assert not result.certain
+
+
+def test_kill_whose_peers_told_late(run: FailedRun) -> None:
+    """They finished a checkpoint before they gave up: its heartbeat is old by then, but its connection had closed."""
+    run.exit(2, -9)
+    for rank in OTHERS:
+        run.ranks[rank].now_ns += 10_000_000_000
+    run.lose(*OTHERS, after_s=0.0)
+    result = found(run)
+    assert place(result) == ("kill", 2, 5, "forward")
+    assert result.certain
+
+
+def test_stop_whose_peers_gave_up_before_the_watchdog(run: FailedRun) -> None:
+    """The first timed out and left; the next lost that one, not the one that was stopped."""
+    run.lose(1, 3, after_s=10, how="Timed out waiting 10000ms for recv operation to complete")
+    run.lose(0, after_s=10.1)
+    run.hang(2, "silent", 15)
+    run.exit(2, -9)
+    result = found(run)
+    assert place(result) == ("stop", 2, 5, "forward")
+    assert result.certain
+
+
+def test_stop_whose_peers_gave_up_all_at_once(run: FailedRun) -> None:
+    """One lost the connection of another that gave up, and said so before that one did."""
+    run.lose(0, after_s=9.9)
+    run.lose(1, 3, after_s=10, how="Timed out waiting 10000ms for recv operation to complete")
+    run.hang(2, "silent", 15)
+    run.exit(2, -9)
+    result = found(run)
+    assert place(result) == ("stop", 2, 5, "forward")
+    assert result.certain
+
+
+def test_stop_without_a_watchdog(tmp_path: Path) -> None:
+    run = until_step_5(FailedRun(tmp_path / "run", launcher=False))
+    run.lose(*OTHERS, after_s=60, how="Timed out waiting 60000ms for recv operation to complete")
+    assert place(found(run)) == ("stop", 2, 5, "forward")
+
+
+def test_kill_without_a_launcher(tmp_path: Path) -> None:
+    run = until_step_5(FailedRun(tmp_path / "run", launcher=False))
+    run.lose(*OTHERS, after_s=0.3)
+    result = found(run)
+    assert place(result) == ("kill", 2, 5, "forward")
+    assert not result.certain
+
+
+def test_all_gone_at_once(run: FailedRun) -> None:
+    run.launcher = False  # it was killed too: no end
+    result = found(run)
+    assert result.fault == "gone"
+    assert not result.certain
+
+
+def test_one_that_never_comes(run: FailedRun) -> None:
+    """It beats on, in forward, while the others' collective times out."""
+    run.lose(*OTHERS, after_s=60, how="Timed out waiting 60000ms for recv operation to complete")
+    run.ranks[2].now_ns = run.ranks[0].now_ns
+    run.beat(2)
+    run.exit(2, -15)
+    result = found(run)
+    assert place(result) == ("stuck", 2, 5, "forward")
+    assert result.collective == "all_reduce of 4012 bytes over dp"
+
+
+def nan_message(*lines: str) -> str:
+    return "\n".join(["step 5: the loss or the gradient is not finite (mean loss nan, gradient norm nan)", *lines])
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("  rank 2: loss 2.1, gradient norm nan, samples [3, 4]", (2, "backward")),
+        ("  rank 1: loss nan, gradient norm nan, samples [3, 4]", (1, "forward")),
+        ("  rank 3: loss 2.1, gradient norm inf, samples [3, 4]", (3, "backward")),
+        ("  each rank's own are finite: their sum overflowed", (None, "backward")),
+    ],
+)
+def test_nan(run: FailedRun, line: str, expected: tuple[int | None, str]) -> None:
+    for rank in run.ranks:
+        run.enter(rank, 5, "optimize")
+        run.fail(rank, "NonFiniteError", nan_message(line))
+    result = found(run)
+    assert (result.fault, result.step) == ("nan", 5)
+    assert (result.rank, result.phase) == expected
+
+
+def test_full_disk(run: FailedRun) -> None:
+    """Rank 0 met an error too, because rank 2 had given up; the one that says so comes first."""
+    told = "checkpoint of step 4 could not be written to runs/run/checkpoints"
+    run.fail(0, "CheckpointError", f"{told}: [Errno 2] No such file or directory")
+    run.fail(2, "CheckpointError", f"{told}: [Errno 28] No space left on device", after_s=1, code=-15)
+    result = found(run)
+    assert place(result) == ("disk", 2, 4, "checkpoint")
+
+
+# ---- collectives -----------------------------------------------------------------------------------------------------
+
+
+def unlike(
+    run: FailedRun, odd: int, call: tuple[str, str, str, int], right: tuple[str, str, str, int] = GRADIENT
+) -> Diagnosis:
+    """Rank `odd` calls something else than the others, and gloo ends it."""
+    for rank in run.ranks:
+        run.begin(rank, call if rank == odd else right)
+    for rank in run.ranks:
+        if rank == odd:
+            run.exit(rank, -6)
+        else:
+            run.fail(rank, "CommError", lost(right, rank, 0.2), 0.2)
+    return found(run)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("odd", [0, 1])
+def test_wrong_shape(tmp_path: Path, num_ranks: int, odd: int) -> None:
+    """Of two ranks neither is in the majority: the steps before tell."""
+    run = until_step_5(FailedRun(tmp_path / "run", num_ranks), odd)
+    run.up_to(odd, 5, "reduce")
+    result = unlike(run, odd, ("reduce", "all_reduce", "dp", 2010))
+    assert place(result) == ("shape", odd, 5, "reduce")
+    assert result.certain
+    assert result.collective == "all_reduce of 2010 bytes over dp"
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+def test_wrong_shape_in_the_first_step(tmp_path: Path, odd: int) -> None:
+    """No step before: the size of the model tells."""
+    run = FailedRun(tmp_path / "run", 2)
+    run.start()
+    for rank in run.ranks:
+        run.up_to(rank, 1, "reduce")
+    assert place(unlike(run, odd, ("reduce", "all_reduce", "dp", 2010))) == ("shape", odd, 1, "reduce")
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+def test_the_last_collective_left_out(tmp_path: Path, odd: int) -> None:
+    """The other rank has come to the meeting at the end."""
+    run = FailedRun(tmp_path / "run", 2)
+    run.start()
+    run.steps(1, 7)
+    for rank in run.ranks:
+        run.up_to(rank, 8, None)
+        run.do(rank, 8, "evaluate", SCORE)
+    run.enter(1 - odd, 8, "checkpoint")
+    run.begin(1 - odd, SAMPLES)
+    run.do(odd, 8, "checkpoint")
+    run.enter(odd, 8, None)
+    run.begin(odd, ("", "barrier", "world", 0))
+    for rank, call in ((odd, ("", "barrier", "world", 0)), (1 - odd, SAMPLES)):
+        run.fail(
+            rank, "CommError", lost(call, rank, 10, "Timed out waiting 10000ms for send operation to complete"), 10
+        )
+    assert place(found(run)) == ("missing", odd, 8, "checkpoint")
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+def test_wrong_shape_in_a_checkpoint(tmp_path: Path, odd: int) -> None:
+    """Two steps of sixteen samples, eight bytes each, or half of that; the first one has none before it."""
+    run = FailedRun(tmp_path / "run", 2)
+    run.start()
+    for rank in run.ranks:
+        run.up_to(rank, 2, None)
+        run.enter(rank, 2, "checkpoint")
+    result = unlike(run, odd, ("checkpoint", "all_gather", "world", 64 + 128), SAMPLES)
+    assert place(result) == ("shape", odd, 2, "checkpoint")
+    assert result.certain
+
+
+def test_most_are_right(tmp_path: Path) -> None:
+    """Also where what one of four calls looks more usual."""
+    run = FailedRun(tmp_path / "run")
+    run.start()
+    for rank in run.ranks:
+        run.up_to(rank, 1, "reduce")
+        run.begin(rank, GRADIENT if rank == 1 else ("reduce", "all_reduce", "dp", 3000))
+    run.exit(1, -6)
+    assert place(found(run)) == ("shape", 1, 1, "reduce")
+
+
+@pytest.mark.parametrize("phase", ["data", "forward", "reduce", "zero"])
+@pytest.mark.parametrize("odd", [0, 1])
+def test_extra_collective(tmp_path: Path, phase: str, odd: int) -> None:
+    run = until_step_5(FailedRun(tmp_path / "run", 2), odd)
+    if phase == "zero":
+        run.up_to(1 - odd, 5, None)
+        run.up_to(odd, 5, "zero")
+        run.begin(odd, ("zero", "all_reduce", "world", 4))
+        run.up_to(1 - odd, 6, "reduce")
+        run.lose(1 - odd)
+        run.exit(odd, -6)
+        result = found(run)
+    else:
+        run.up_to(odd, 5, phase)
+        result = unlike(run, odd, ("", "all_reduce", "world", 4))
+    assert place(result) == ("extra", odd, 5, phase)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_missing_collective(tmp_path: Path, num_ranks: int) -> None:
+    """Rank 1 leaves the reduction of step 5 out; its next, of step 6, is taken for it, and so on to the end."""
+    run = FailedRun(tmp_path / "run", num_ranks)
+    run.start()
+    run.steps(1, 4)
+    others = [rank for rank in run.ranks if rank != 1]
+    for name in ("data", "forward", "backward", "reduce", "optimize", "zero"):
+        run.do(1, 5, name)
+    run.steps(6, 8, 1)
+    run.steps(5, 7, *others)
+    run.begin(1, ("", "barrier", "world", 0))
+    for rank in others:
+        run.up_to(rank, 8, "reduce")
+    run.lose(*others, after_s=20, how="Timed out waiting 20000ms for recv operation to complete")
+    result = found(run)
+    assert place(result) == ("missing", 1, 5, "reduce")
+    assert result.certain
+
+
+def test_missing_collective_before_one_that_is_due_too(tmp_path: Path) -> None:
+    """Both calls are such as come in every run: the rank that has come further has left one out."""
+    run = FailedRun(tmp_path / "run", 2)
+    run.start()
+    run.steps(1, 7)
+    run.up_to(0, 8, "reduce")
+    for name in ("data", "forward", "backward", "reduce", "optimize", "zero"):
+        run.do(1, 8, name)
+    run.enter(1, 8, "evaluate")
+    run.lose(0)
+    run.lose(1, call=SCORE)
+    assert place(found(run)) == ("missing", 1, 8, "reduce")
+
+
+def test_sizes_of_an_all_to_all_may_differ(run: FailedRun) -> None:
+    for rank in run.ranks:
+        run.call(rank, ("", "all_to_all", "dp", 100 + rank))
+    run.lose(*OTHERS)
+    run.exit(2, -9)
+    assert found(run).fault == "kill"
+
+
+def test_what_left_no_trace_is_not_compared(run: FailedRun) -> None:
+    """A collective of rank 0 that began and whose end was not told: what comes behind it is out of step."""
+    run.ranks[0].seq += 1
+    run.call(0, SCORE)
+    run.lose(1, 3)
+    run.exit(2, -9)
+    assert found(run).fault == "kill"
+
+
+# ---- nodes and network -----------------------------------------------------------------------------------------------
+
+
+def two_nodes(path: Path) -> FailedRun:
+    run = FailedRun(path, num_nodes=2)
+    run.start()
+    run.steps(1, 4)
+    for rank in run.ranks:
+        run.up_to(rank, 5, "reduce")
+    return run
+
+
+def test_node_gone(tmp_path: Path) -> None:
+    run = two_nodes(tmp_path / "run")
+    run.tell("node", run.ranks[2].now_ns + 100_000_000, node=1, host="node1", code=-9)
+    run.lose(0, 1)
+    result = found(run)
+    assert (result.fault, result.node_rank, result.step, result.phase) == ("node", 1, 5, "reduce")
+    assert "ranks 2 and 3" in result.finding
+
+
+def test_a_node_that_was_ended_with_the_rest_is_not_the_fault(tmp_path: Path) -> None:
+    run = two_nodes(tmp_path / "run")
+    run.exit(3, -9)
+    run.lose(0, 1)
+    run.tell("node", run.ranks[3].now_ns + 60_000_000_000, node=1, host="node1", code=-9)
+    assert place(found(run)) == ("kill", 3, 5, "reduce")
+
+
+def test_a_node_whose_agent_ended_by_itself_is_not_the_fault(tmp_path: Path) -> None:
+    run = two_nodes(tmp_path / "run")
+    run.fail(3, "KeyError", "'pond'")
+    run.tell("node", run.ranks[3].now_ns + 1_000_000_000, node=1, host="node1", code=1)
+    run.lose(0, 1, 2)
+    assert place(found(run)) == ("raise", 3, 5, "reduce")
+
+
+def test_node_gone_without_a_launcher(tmp_path: Path) -> None:
+    run = FailedRun(tmp_path / "run", num_nodes=2, launcher=False)
+    run.start()
+    run.steps(1, 4)
+    for rank in run.ranks:
+        run.up_to(rank, 5, "reduce")
+    run.lose(0, 1)
+    result = found(run)
+    assert (result.fault, result.node_rank) == ("node", 1)
+
+
+TIMED_OUT = {"after_s": 10, "how": "Timed out waiting 10000ms for recv operation to complete"}
+
+
+def test_network_cut_between_two(tmp_path: Path) -> None:
+    run = two_nodes(tmp_path / "run")
+    run.lose(0, 1, **TIMED_OUT)  # type: ignore[arg-type]
+    for rank in (2, 3):
+        run.begin(rank, GRADIENT)
+        run.fail(rank, "CommError", lost(GRADIENT, rank, 10, TIMED_OUT["how"]), 10, code=None)  # type: ignore[arg-type]
+    result = found(run)
+    assert (result.fault, result.step, result.phase) == ("cut", 5, "reduce")
+    assert result.collective == "all_reduce of 4012 bytes over dp"
+    assert not result.certain
+
+
+@pytest.mark.parametrize(("cut", "told"), [(1, (0, 2, 3)), (0, (0,))])
+def test_network_cut_names_the_node_that_could_not_tell(tmp_path: Path, cut: int, told: tuple[int, ...]) -> None:
+    """The agents meet on node 0: cut off itself, it is the only one that tells."""
+    run = FailedRun(tmp_path / "run", num_nodes=4)
+    run.start()
+    run.steps(1, 4)
+    for rank in run.ranks:
+        run.up_to(rank, 5, "reduce")
+        run.begin(rank, GRADIENT)
+        message = lost(GRADIENT, rank, 10, str(TIMED_OUT["how"]))
+        run.fail(rank, "CommError", message, 10, code=1 if rank in told else None)
+    result = found(run)
+    assert (result.fault, result.node_rank, result.certain) == ("cut", cut, True)
+
+
+def test_closed_connections_of_a_living_rank(run: FailedRun) -> None:
+    """Its neighbours on the ring fail with it, rank 0 when they have gone."""
+    run.up_to(2, 5, "reduce")
+    run.lose(1, 2, 3, after_s=0.1)
+    run.lose(0, after_s=4)
+    result = found(run)
+    assert place(result) == ("port", 2, 5, "reduce")
+    assert result.collective == "all_reduce of 4012 bytes over dp"
+    assert not result.certain
+
+
+def test_closed_connections_where_all_had_failed_within_a_second(run: FailedRun) -> None:
+    """Rank 0 had waited when its neighbours left: none of them is the one between those that failed at once."""
+    for rank in run.ranks:
+        run.up_to(rank, 5, "reduce")
+    run.lose(1, 2, 3, after_s=0.0)
+    run.lose(0, after_s=0.3)
+    result = found(run)
+    assert place(result) == ("port", 2, 5, "reduce")
+    assert "look alike" not in result.finding
+
+
+def test_a_world_that_never_met(tmp_path: Path) -> None:
+    run = FailedRun(tmp_path / "run", num_nodes=2)
+    run.folder.run_json.unlink()
+    run.tell("end", code=1)
+    result = diagnose(run.folder)
+    assert result.fault == "start"
+    assert any("0 of 2 nodes met" in line for line in result.evidence)
+
+
+# ---- stragglers ------------------------------------------------------------------------------------------------------
+
+
+def slow(run: FailedRun, rank: int, phase: str, extra_ms: dict[int, int]) -> Diagnosis:
+    run.start()
+    for step in range(1, 9):
+        for other in run.ranks:
+            for name in ("data", "forward", "backward", "reduce", "optimize", "zero"):
+                late = extra_ms.get(step, 0) if (other, name) == (rank, phase) else 0
+                waits = 2 if other == rank else 2 + extra_ms.get(step, 0) * 11 // 10
+                calls = [GRADIENT] if name == "reduce" else []
+                run.do(other, step, name, *calls, took_ms=10 + late, wait_ms=waits)
+            run.after(other, step)
+    run.complete()
+    return found(run, 0)
+
+
+@pytest.mark.parametrize("phase", ["data", "backward", "reduce", "zero"])
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_straggler(tmp_path: Path, phase: str, num_ranks: int) -> None:
+    result = slow(FailedRun(tmp_path / "run", num_ranks), num_ranks - 1, phase, dict.fromkeys(range(4, 9), 200))
+    assert place(result) == ("slow", num_ranks - 1, 4, phase)
+    assert (result.outcome, result.certain) == ("completed", True)
+
+
+def test_straggler_after_a_hiccup(tmp_path: Path) -> None:
+    result = slow(FailedRun(tmp_path / "run"), 1, "forward", {3: 80} | dict.fromkeys(range(4, 9), 400))
+    assert place(result) == ("slow", 1, 4, "forward")
+
+
+def test_a_hiccup_is_no_straggler(tmp_path: Path) -> None:
+    assert slow(FailedRun(tmp_path / "run"), 1, "forward", {3: 300, 8: 80}).fault == "none"
+
+
+def test_late_in_the_last_step_alone(tmp_path: Path) -> None:
+    """A machine with a hiccup looks alike: the run was healthy, and it is told beside."""
+    result = slow(FailedRun(tmp_path / "run", 2), 1, "forward", {8: 500})
+    assert result.fault == "none"
+    (beside,) = result.also
+    assert place(beside) == ("slow", 1, 8, "forward")
+    assert not beside.certain
+
+
+def test_late_in_the_last_two_steps(tmp_path: Path) -> None:
+    result = slow(FailedRun(tmp_path / "run", 2), 1, "forward", {7: 500, 8: 500})
+    assert place(result) == ("slow", 1, 7, "forward")
+    assert not result.certain
+
+
+def test_stages_of_a_pipeline_have_different_work(tmp_path: Path) -> None:
+    """The last one has the head and the loss; within a stage a straggler is seen."""
+    extra_ms = dict.fromkeys(range(1, 9), 200)
+    assert slow(FailedRun(tmp_path / "even", 2, mesh={"pp": 2, "dp": 1}), 1, "forward", extra_ms).fault == "none"
+    result = slow(FailedRun(tmp_path / "slow", 4, mesh={"pp": 2, "dp": 2}), 3, "forward", extra_ms)
+    assert place(result) == ("slow", 3, 1, "forward")
+
+
+# ---- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["corrupt", "torn"])
+def test_damaged_checkpoint_of_a_rank_that_died_over_it(run: FailedRun, kind: str) -> None:
+    path = run.save(4) / "rank_2.safetensors"
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + b"\0" if kind == "corrupt" else data[:50])
+    run.enter(2, 4, "checkpoint")
+    run.lose(*OTHERS)
+    run.exit(2, -9)
+    result = found(run)
+    assert place(result) == (kind, 2, 4, "checkpoint")
+    assert "rank_2.safetensors" in result.finding
+
+
+def test_damaged_checkpoint_of_before(run: FailedRun) -> None:
+    """A kill in step 5 has nothing to do with it; it is told beside."""
+    path = run.save(2) / "rank_1.safetensors"
+    path.unlink()
+    run.lose(*OTHERS)
+    run.exit(2, -9)
+    result = found(run)
+    assert place(result) == ("kill", 2, 5, "forward")
+    (beside,) = result.also
+    assert place(beside) == ("torn", 1, 2, "checkpoint")
+
+
+def test_damage_that_was_passed_over_and_replaced(tmp_path: Path) -> None:
+    run = FailedRun(tmp_path / "run")
+    run.start()
+    run.steps(1, 3)
+    run.steps(4, 4, *OTHERS)
+    run.up_to(2, 4, None)
+    run.do(2, 4, "evaluate", SCORE)
+    run.enter(2, 4, "checkpoint")
+    for rank in OTHERS:
+        run.up_to(rank, 5, "reduce")
+    run.lose(*OTHERS)
+    run.exit(2, -9)
+    run.start(from_step=2)
+    run.log(0, "passed over: runs/run/checkpoints/step_00000004/rank_2.safetensors: 50 bytes, the manifest has 100")
+    run.steps(3, 8)
+    run.save(4)
+    run.complete()
+    result = found(run, 0)
+    assert (result.fault, result.rank, result.outcome) == ("torn", 2, "recovered")
+
+
+def test_no_checkpoint_can_be_trusted(tmp_path: Path) -> None:
+    run = FailedRun(tmp_path / "run")
+    run.start()
+    problem = "runs/run/checkpoints/step_00000004/rank_1.safetensors: its SHA-256 is 1…, the manifest has 2…"
+    for rank in run.ranks:
+        run.fail(rank, "CheckpointError", f"runs/run: none of 1 checkpoints can be trusted\n  - {problem}\n  try: x")
+    result = found(run)
+    assert (result.fault, result.rank) == ("corrupt", 1)
+
+
+def test_a_good_run_with_a_damaged_checkpoint(tmp_path: Path) -> None:
+    run = FailedRun(tmp_path / "run")
+    run.start()
+    run.steps(1, 8)
+    (run.save(6) / "manifest.json").unlink()
+    run.save(8)
+    run.complete()
+    result = found(run, 0)
+    assert (result.fault, result.step, result.outcome) == ("torn", 6, "completed")
+
+
+# ---- several starts, and good ends -----------------------------------------------------------------------------------
+
+
+def test_recovered(run: FailedRun) -> None:
+    """The heartbeats are of the second world: the events of the first say where rank 2 was."""
+    run.lose(*OTHERS)
+    run.exit(2, -9)
+    run.start(from_step=4)
+    run.steps(5, 8)
+    run.complete()
+    result = found(run, 0)
+    assert place(result) == ("kill", 2, 5, "forward")
+    assert (result.outcome, result.collective) == ("recovered", "all_reduce of 4012 bytes over dp")
+    assert "started again from step 4 with 4 ranks, and completed" in result.finding
+
+
+@pytest.mark.parametrize(
+    ("done", "expected"), [("data", (5, "forward")), ("reduce", (5, "optimize")), ("zero", (6, "data"))]
+)
+def test_where_a_rank_was_when_only_events_are_left(tmp_path: Path, done: str, expected: tuple[int, str]) -> None:
+    run = FailedRun(tmp_path / "run")
+    run.start()
+    run.steps(1, 4)
+    for name in ("data", "forward", "backward", "reduce", "optimize", "zero"):
+        run.do(2, 5, name, *([GRADIENT] if name == "reduce" else []))
+        if name == done:
+            break
+    shutil.rmtree(run.folder.heartbeats)
+    run.exit(2, -9)
+    result = found(run)
+    assert place(result) == ("kill", 2, *expected)
+    assert any("next comes" in line for line in result.evidence)
+
+
+@pytest.mark.parametrize(("score", "save", "expected"), [(False, False, "evaluate"), (True, False, "checkpoint")])
+def test_where_a_rank_was_after_a_step(tmp_path: Path, score: bool, save: bool, expected: str) -> None:
+    run = FailedRun(tmp_path / "run")
+    run.start()
+    run.steps(1, 3)
+    run.up_to(2, 4, None)
+    if score:
+        run.do(2, 4, "evaluate", SCORE)
+    if save:
+        run.do(2, 4, "checkpoint", SAMPLES)
+    shutil.rmtree(run.folder.heartbeats)
+    run.exit(2, -9)
+    assert place(found(run)) == ("kill", 2, 4, expected)
+
+
+def test_the_last_failure_counts_and_the_earlier_are_told_beside(run: FailedRun) -> None:
+    run.lose(*OTHERS)
+    run.exit(2, -9)
+    run.start(from_step=4)
+    run.up_to(1, 5, "backward")
+    run.fail(1, "ValueError", "no frogs")
+    result = found(run)
+    assert place(result) == ("raise", 1, 5, "backward")
+    assert [other.fault for other in result.also] == ["kill"]
+
+
+def test_runs_resumed_by_hand_are_worlds_of_their_own(tmp_path: Path) -> None:
+    run = until_step_5(FailedRun(tmp_path / "run", launcher=False))
+    run.lose(*OTHERS)
+    run.start(from_step=4)
+    worlds = gather(run.folder).worlds
+    assert [sorted(world.lives) for world in worlds] == [[0, 1, 2, 3], [0, 1, 2, 3]]
+    assert [world.lives[0].last_step for world in worlds] == [4, 4]
+    assert [sorted(world.beats) for world in worlds] == [[], [0, 1, 2, 3]]
+    assert all(life.events[0]["event"] == "collective" for life in worlds[1].lives.values())
+
+
+def test_the_last_words_of_ranks_that_a_smaller_world_left_out(tmp_path: Path) -> None:
+    run = until_step_5(FailedRun(tmp_path / "run", launcher=False))
+    run.num_ranks, run.ranks = 2, {rank: run.ranks[rank] for rank in (0, 1)}
+    run.start(from_step=4)
+    assert [sorted(world.beats) for world in gather(run.folder).worlds] == [[2, 3], [0, 1]]
+
+
+REFUSAL = "model.init_from=nowhere: no run folder there"
+
+
+@pytest.mark.parametrize("launcher", [True, False])
+def test_a_start_that_failed_long_ago_is_not_the_last(tmp_path: Path, launcher: bool) -> None:
+    run = FailedRun(tmp_path / "run", launcher=launcher)
+    run.start(refusal=REFUSAL)
+    run = until_step_5(run)
+    run.lose(*OTHERS, after_s=0.3)
+    if launcher:
+        run.exit(2, -9)
+    result = found(run)
+    assert place(result) == ("kill", 2, 5, "forward")
+    assert [other.fault for other in result.also] == ["usage"]
+
+
+def test_a_start_that_failed_at_last_is_the_last(run: FailedRun) -> None:
+    run.lose(*OTHERS)
+    run.exit(2, -9)
+    run.start(refusal=REFUSAL)
+    result = found(run)
+    assert result.fault == "usage"
+    assert [other.fault for other in result.also] == ["kill"]
+
+
+def test_starts_that_failed_lie_where_their_ranks_say(tmp_path: Path) -> None:
+    """Of a smaller world, then twice of a larger one, then that trained: four worlds in that order."""
+    run = until_step_5(FailedRun(tmp_path / "run", 2, launcher=False), odd=1)
+    run.fail(0, "KeyError", "'pond'")
+    run.num_ranks = 4
+    run.start(refusal=REFUSAL)
+    run.start(refusal=REFUSAL)
+    run.start(from_step=4)
+    worlds = gather(run.folder).worlds
+    assert [sorted(world.lives) for world in worlds] == [[0, 1], *[[0, 1, 2, 3]] * 3]
+    assert [bool(world.lives[0].start) for world in worlds] == [True, False, False, True]
+
+
+def test_healthy(tmp_path: Path) -> None:
+    run = FailedRun(tmp_path / "run")
+    run.start()
+    run.steps(1, 8)
+    run.complete()
+    result = found(run, 0)
+    assert (result.fault, result.outcome, result.certain) == ("none", "completed", True)
+
+
+def test_interrupted(tmp_path: Path) -> None:
+    run = FailedRun(tmp_path / "run")
+    run.start()
+    run.steps(1, 4)
+    run.save(4)
+    run.complete("interrupted", 4)
+    result = found(run, 143)
+    assert (result.fault, result.outcome, result.step) == ("interrupted", "interrupted", 4)
+    assert "saved at step 4" in result.finding
+
+
+@pytest.mark.parametrize(("code", "saved"), [(130, True), (143, False)])
+def test_ctrl_c_twice_is_no_lost_node(run: FailedRun, code: int, saved: bool) -> None:
+    """The launcher killed its only agent, and the ranks with it."""
+    if saved:
+        run.save(4)
+    run.tell("node", run.ranks[2].now_ns + 100_000_000, node=0, host="node0", code=-9)
+    result = found(run, code)
+    assert (result.fault, result.outcome, result.step, result.certain) == ("interrupted", "interrupted", 4, True)
+    assert "the launcher killed what had not left" in result.finding
+    assert ("step 4" in result.finding) == saved
+
+
+def test_a_rank_that_failed_before_ctrl_c_is_the_fault(run: FailedRun) -> None:
+    run.fail(2, "KeyError", "'pond'")
+    run.tell("node", run.ranks[2].now_ns + 100_000_000, node=0, host="node0", code=-9)
+    assert found(run, 130).fault == "raise"
+
+
+def now(run: FailedRun, seconds_ago: float) -> None:
+    """Move the run to just now, with a launcher of this very process's id."""
+    shift_ns = time.time_ns() - int(seconds_ago * 1e9) - UNIX_NS - max(own.now_ns for own in run.ranks.values())
+    for path in (run.folder.launcher_events, *run.folder.heartbeats.iterdir()):
+        text = path.read_text().replace(str(2**22 + 1) + ",", f"{os.getpid()},")
+        path.write_text(re.sub(r'"unix_ns": (\d+)', lambda match: f'"unix_ns": {int(match[1]) + shift_ns}', text))
+
+
+@pytest.mark.parametrize(("seconds_ago", "goes_on"), [(20, True), (600, False)])
+def test_a_launchers_process_id_may_be_anothers_by_now(run: FailedRun, seconds_ago: float, goes_on: bool) -> None:
+    """It was killed, so it told no end; its id was given to another, or the folder copied to another machine."""
+    now(run, seconds_ago)
+    assert is_under_way(run.folder) == goes_on
+
+
+# ---- torn and missing files ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_whatever_is_torn_or_missing_there_is_an_answer(run: FailedRun, number: int) -> None:
+    run.save(2)
+    run.save(4)
+    run.log(0, "passed over: \xff")
+    run.lose(*OTHERS)
+    run.hang(2, "silent", 15)
+    run.exit(2, -9)
+    run.end(1)
+    draw = random.Random(number)
+    files = sorted(path for path in run.folder.path.rglob("*") if path.is_file())
+    for path in draw.sample(files, k=draw.randrange(1, len(files))):
+        data = path.read_bytes()
+        act = draw.choice(["unlink", "cut", "empty", "noise"])
+        if act == "unlink":
+            path.unlink()
+        elif act == "noise":
+            path.write_bytes(bytes(draw.randrange(256) for _ in range(200)) + data[200:])
+        else:
+            path.write_bytes(data[: draw.randrange(len(data))] if act == "cut" else b"")
+    result = diagnose(run.folder)
+    assert result.finding
+    assert dataclasses.asdict(result) == result.as_json()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda path: None, lambda path: (path / "events").mkdir(), lambda path: (path / "run.json").write_text("[]")],
+)
+def test_next_to_nothing(tmp_path: Path, make: Callable[[Path], object]) -> None:
+    make(tmp_path)
+    assert diagnose(RunFolder(tmp_path)).fault in ("unknown", "none")
+
+
+def test_a_torn_line_is_told(run: FailedRun) -> None:
+    run.lose(*OTHERS)
+    run.exit(2, -9)
+    with run.folder.rank_events(1).open("a") as file:
+        file.write('{"event":"sp')
+    assert any("1 torn lines" in line for line in found(run).evidence)

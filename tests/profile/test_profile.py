@@ -1,0 +1,162 @@
+"""`frog profile` as a user types it: real worlds of two under torch.profiler."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+from workshop import Workshop
+
+from frog.core.runfolder import RunFolder
+from frog.profile.numbers import OPERATORS, TRANSFER, WAITING, Profile, read_profile
+
+STEPS = 5
+FIRST_RECORDED = 2 + STEPS + 1 + 1
+"""After 2 steps to warm up, as many plain ones as are recorded, and one for the profiler to settle."""
+
+PHASES = ("data", "forward", "backward", "reduce", "optimize", "zero")
+SETTINGS = {
+    "ddp": ("strategy.reduction=overlapped", "train.grad_accum=2"),
+    "zero3": ("strategy.name=zero3",),
+    "torch": ("strategy.implementation=torch", "strategy.name=zero3"),
+}
+
+
+@pytest.fixture(scope="module", params=SETTINGS)
+def profiled(request: pytest.FixtureRequest, workshop: Workshop) -> tuple[str, RunFolder, str]:
+    """The strategy, the run folder, and what was printed."""
+    words = [word for text in SETTINGS[request.param] for word in ("--set", text)]
+    name = ("--name", f"prof-{request.param}")
+    done = workshop.run("frog", "profile", "run.toml", "--steps", str(STEPS), "--nproc", "2", *name, *words)
+    assert "USDT" not in done.stderr
+    return request.param, workshop.folder(f"prof-{request.param}"), done.stdout
+
+
+def spans(events: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    return [event for event in events if event["ph"] == "X" and event["name"] == name]
+
+
+def test_each_rank_leaves_a_chrome_trace(profiled: tuple[str, RunFolder, str]) -> None:
+    strategy, folder, _ = profiled
+    num_micro = 2 if strategy == "ddp" else 1
+    for rank in (0, 1):
+        content = json.loads(folder.trace(rank).read_text())
+        assert content["distributedInfo"]["rank"] == rank
+        events = content["traceEvents"]
+        steps = [spans(events, f"frog::step {number}") for number in range(FIRST_RECORDED, FIRST_RECORDED + STEPS)]
+        assert [len(found) for found in steps] == [1] * STEPS
+        for (step,) in steps:
+            inside = [one for one in events if one["ph"] == "X" and step["ts"] <= one["ts"] < step["ts"] + step["dur"]]
+            counts = Counter(one["name"] for one in inside)
+            expected = {f"frog::{phase}": num_micro if phase in ("forward", "backward") else 1 for phase in PHASES}
+            assert {name: counts[name] for name in expected} == expected
+            assert any(name.startswith("gloo:all") for name in counts), counts
+        assert all(event["pid"] == rank for event in events)
+
+
+def test_all_ranks_lie_on_one_clock_in_one_trace(profiled: tuple[str, RunFolder, str]) -> None:
+    strategy, folder, _ = profiled
+    events = json.loads(gzip.decompress((folder.profile / "trace.json.gz").read_bytes()))["traceEvents"]
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert [name.split(",")[0] for _, name in sorted(names.items())] == ["rank 0 (dp 0)", "rank 1 (dp 1)"]
+    one, other = spans(events, f"frog::step {FIRST_RECORDED + STEPS - 1}")
+    assert max(one["ts"], other["ts"]) < min(one["ts"] + one["dur"], other["ts"] + other["dur"])
+    flows = Counter((event["ph"], event["id"]) for event in events if event["ph"] in ("s", "f"))
+    assert set(flows.values()) == {1}
+    begun = [event for event in events if event["ph"] == "b"]
+    assert f"all_reduce over {'dp' if strategy == 'ddp' else 'world'}" in {event["name"] for event in begun}
+    if strategy == "zero3":
+        assert {event["name"] for event in begun} >= {"all_gather over dp", "reduce_scatter over dp"}
+        # The same collective as gloo has it, on torch's clock, begins within ours. Either may note its end first.
+        ours = [event for event in begun if event["name"] == "reduce_scatter over dp" and event["pid"] == 0]
+        ends = {event["id2"]["local"]: event["ts"] for event in events if event["ph"] == "e" and event["pid"] == 0}
+        for theirs in (event for event in spans(events, "gloo:all_to_all") if event["pid"] == 0):
+            start = theirs["ts"]
+            assert any(event["ts"] <= start <= ends[event["id2"]["local"]] for event in ours) or start < ours[0]["ts"]
+
+
+def test_the_numbers_add_up(profiled: tuple[str, RunFolder, str]) -> None:
+    strategy, folder, _ = profiled
+    profile: Profile = read_profile(folder)
+    assert [rank.rank for rank in profile.ranks] == [0, 1]
+    for rank in profile.ranks:
+        assert rank.num_steps == STEPS
+        assert sum(rank.parts.values()) == pytest.approx(rank.step_us)
+        assert sum(rank.phases.values()) == pytest.approx(rank.step_us)
+        assert all(us >= 0 for us in rank.phases.values())
+        assert all(us > 0 for name, us in rank.parts.items() if name != WAITING), rank.parts
+        own_us = sum(call.self_us for call in rank.calls if call.is_work)
+        assert own_us / STEPS == pytest.approx(rank.parts[OPERATORS])
+        # The events time the same phases with a clock of their own, from just inside each mark.
+        events = profile.events.ranks[rank.rank]
+        trace = json.loads(folder.trace(rank.rank).read_text())["traceEvents"]
+        steps = [spans(trace, f"frog::step {number}")[0] for number in range(FIRST_RECORDED, FIRST_RECORDED + STEPS)]
+        for phase in PHASES:
+            marks = [
+                mark["dur"]
+                for mark in sorted(spans(trace, f"frog::{phase}"), key=lambda mark: mark["ts"])
+                if any(step["ts"] <= mark["ts"] < step["ts"] + step["dur"] for step in steps)
+            ]
+            told = [span for span in events.of("span") if span["phase"] == phase and span["step"] >= FIRST_RECORDED]
+            told_us = [(span["end_ns"] - span["start_ns"]) / 1e3 for span in told]
+            assert sum(marks) / STEPS == pytest.approx(rank.phases[phase], abs=0.1)
+            more = [mark - own for mark, own in zip(marks, told_us, strict=True)]
+            assert min(more) > -5
+            assert min(more) < 200, "one may be interrupted at its edges, but not every one"
+        assert rank.communication is not None
+        if strategy != "torch":
+            waits = [one["wait_ns"] / 1e3 for one in events.of("collective") if one["step"] >= FIRST_RECORDED]
+            assert rank.parts[TRANSFER] + rank.parts[WAITING] <= sum(waits) / STEPS
+            assert rank.parts[TRANSFER] + rank.parts[WAITING] == pytest.approx(rank.communication.held_up_us)
+        assert rank.memory is not None
+        assert rank.peak_bytes > 2**20
+
+
+def test_the_summary_is_one_page(profiled: tuple[str, RunFolder, str]) -> None:
+    _, folder, printed = profiled
+    page = (folder.profile / "summary.md").read_text()
+    assert printed.endswith(page)
+    assert len(page.splitlines()) < 80
+    assert "global batch 8 sequences = dp 2" in page
+    for words in ("Where a step goes", "Communication", "Top operators", "Costliest products", "Memory", "GFLOP/s"):
+        assert words in page, words
+    tables = [line for line in page.splitlines() if line.startswith("|")]
+    assert sum(line.startswith("|    1 |") for line in tables) == 4
+
+
+def test_a_profiled_run_is_a_real_run(profiled: tuple[str, RunFolder, str], workshop: Workshop) -> None:
+    """The same losses as without the profiler, and no checkpoint or last evaluation."""
+    strategy, folder, _ = profiled
+    num_steps = FIRST_RECORDED + STEPS - 1
+    record = folder.read_record()
+    assert record is not None
+    assert (record["status"], record["step"]) == ("completed", num_steps)
+    assert not folder.checkpoints.exists()
+    workshop.run("frog", "report", str(folder.path))
+    if strategy == "zero3":
+        workshop.train(2, "not-profiled", f"train.steps={num_steps}", *SETTINGS[strategy])
+        plain, recorded = (workshop.events(name).main.by_step("step") for name in ("not-profiled", folder.path.name))
+        assert [e["loss_mean"] for e in recorded.values()] == [e["loss_mean"] for e in plain.values()]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("run.toml", "--steps", "0"), "--steps 0: must be at least 1"),
+        (("run.toml", "--nproc", "0"), "--nproc 0: must be at least 1"),
+        (("run.toml", "--nproc", "3"), "global_batch_size=8"),
+        (("run.toml", "--nproc", "2", "--set", "strategy.tp=4"), "do not divide the world of 2"),
+        (("run.toml", "--set", "train.stps=1"), "did you mean train.steps?"),
+        (("absent.toml",), "absent.toml: no such run file"),
+        (("run.toml", "--name", "a/b"), "name='a/b'"),
+    ],
+)
+def test_mistakes_are_told_before_anything_starts(workshop: Workshop, words: tuple[str, ...], told: str) -> None:
+    before = {entry.name for entry in (workshop.root / "runs").glob("*")}
+    done = workshop.run("frog", "profile", *words, code=2)
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+    assert {entry.name for entry in (workshop.root / "runs").glob("*")} == before

@@ -1,0 +1,173 @@
+"""Where the time of a profiled run went, on traces made by hand, so that every number is known."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frog.core.errors import RunError
+from frog.plan.measure import Collective
+from frog.profile.numbers import ALONE, HELD_UP, IDLE, KERNELS, OPERATORS, PYTHON, _held_up, _parts
+from frog.profile.trace import common, length, read_trace_file, understand, union, without
+
+MAIN, GLOO = 7, 8
+
+
+def event(
+    name: str, start: float, end: float, category: str = "cpu_op", thread: int = MAIN, **args: Any
+) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "pid": 1,
+        "tid": thread,
+        "ts": start,
+        "dur": end - start,
+        "args": args,
+    }
+
+
+def mark(name: str, start: float, end: float, thread: int = MAIN) -> dict[str, Any]:
+    return event(name, start, end, "user_annotation", thread)
+
+
+STEP = [mark("frog::step 6", 0, 100), mark("frog::forward", 0, 40), mark("frog::backward", 40, 90)]
+
+
+def test_every_moment_belongs_to_the_innermost_operator() -> None:
+    calls = understand(
+        [
+            *STEP,
+            event("aten::linear", 10, 30),
+            event("aten::mm", 12, 26),
+            event("aten::empty", 12, 14),
+            event("autograd::engine::evaluate_function: X", 40, 80),
+            event("aten::mul", 50, 60),
+            event("aten::mul", 200, 300),  # after the step
+            event("aten::mul", 20, 25, thread=GLOO),  # not on the thread that takes the steps
+        ]
+    ).calls
+    own = {call.name: call.self_us for call in calls}
+    assert own == {
+        "aten::linear": 6,
+        "aten::mm": 12,
+        "aten::empty": 2,
+        "autograd::engine::evaluate_function: X": 30,
+        "aten::mul": 10,
+    }
+    assert [call.name for call in calls if call.is_work] == ["aten::linear", "aten::mm", "aten::empty", "aten::mul"]
+
+
+def test_an_operator_that_communicates_is_no_work() -> None:
+    trace = understand(
+        [
+            *STEP,
+            event("aten::mm", 0, 50),
+            event("_c10d_functional::wait_tensor", 10, 40),
+            event("c10d::allreduce_", 60, 80),
+            event("aten::copy_", 65, 70),
+            event("aten::mm", 80, 90),
+        ]
+    )
+    assert {call.name: call.self_us for call in trace.calls if call.name != "aten::mm"} == {
+        "_c10d_functional::wait_tensor": 30,
+        "c10d::allreduce_": 20,
+    }
+    assert length(trace.work) == 10
+
+
+def test_a_compiled_graph_is_an_operator() -> None:
+    trace = understand([*STEP, mark("## Call CompiledFxGraph fabc", 5, 25), event("aten::mm", 10, 20)])
+    assert {call.name: call.self_us for call in trace.calls if call.is_work} == {"compiled::graph": 10, "aten::mm": 10}
+
+
+def test_parts_add_up_where_a_native_implementation_communicates() -> None:
+    trace = understand(
+        [
+            *STEP,
+            event("aten::mm", 10, 40),
+            mark("gloo:all_reduce", 30, 70, GLOO),
+            mark("gloo:all_reduce", 60, 120, GLOO),
+        ]
+    )
+    assert _parts(trace, 100.0, None) == {OPERATORS: 30, HELD_UP: 60, PYTHON: 10}
+
+
+def test_parts_of_a_gpu_are_its_kernels() -> None:
+    trace = understand(
+        [
+            *STEP,
+            event("aten::mm", 0, 5, **{"Input Dims": [[2, 3], [3, 4]]}),
+            event("gemm", 10, 50, "kernel", 1007),
+            event("copy", 45, 60, "gpu_memcpy", 1008),
+            event("ncclDevKernel_AllReduce", 55, 80, "kernel", 1009),
+        ]
+    )
+    assert _parts(trace, 100.0, (0.0, 0.0)) == {KERNELS: 50, ALONE: 20, IDLE: 30}
+
+
+def call(start: int, end: int, wait: int, op: str = "all_reduce", axis: str = "dp") -> Collective:
+    return Collective(op, axis, 4, start * 1000, end * 1000, wait * 1000)
+
+
+def test_waiting_for_a_rank_is_told_from_transfer() -> None:
+    axes = {"dp": [0, 1]}
+    told = {
+        0: {6: [call(0, 50, 50), call(60, 90, 10), call(100, 110, 10, "recv", "pp")]},
+        # Rank 1 comes 30 later to the first; to the second at once, and both go on computing until it is nearly done.
+        1: {6: [call(30, 50, 20), call(60, 90, 5), call(120, 130, 4, "send", "pp")]},
+    }
+    assert _held_up(0, axes, told) == (70, 30 + 0 + 10)
+    assert _held_up(1, axes, told) == (29, 0 + 0 + 4)
+
+
+def test_nobody_waits_longer_than_it_was_held_up() -> None:
+    """A rank may be done before another begins, as the source of a broadcast."""
+    told = {0: {6: [call(0, 10, 10, "broadcast")]}, 1: {6: [call(30, 40, 10, "broadcast")]}}
+    assert _held_up(0, {"dp": [0, 1]}, told) == (10, 10)
+
+
+def test_ranks_that_told_of_other_collectives_are_not_compared() -> None:
+    told = {0: {6: [call(0, 50, 50)]}, 1: {6: [call(30, 50, 20), call(60, 70, 10)]}}
+    assert _held_up(0, {"dp": [0, 1]}, told) == (50, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "shapes", "flops"),
+    [
+        ("aten::mm", [[2, 3], [3, 4]], 2 * 2 * 3 * 4),
+        ("aten::addmm", [[4], [2, 3], [3, 4], [], []], 2 * 2 * 3 * 4),
+        ("aten::bmm", [[5, 2, 3], [5, 3, 4]], 5 * 2 * 2 * 3 * 4),
+        ("mkldnn::_linear_pointwise", [[5, 2, 3], [4, 3], [], []], 5 * 2 * 2 * 3 * 4),
+    ],
+)
+def test_products_know_their_flops(name: str, shapes: list[list[int]], flops: float) -> None:
+    (one,) = understand([*STEP, event(name, 0, 5, **{"Input Dims": shapes, "Input type": ["float"]})]).calls
+    assert one.is_product
+    assert one.flops == flops
+
+
+def test_stretches_of_time() -> None:
+    a, b = [(0.0, 10.0), (5.0, 12.0), (20.0, 30.0)], [(8.0, 22.0), (29.0, 40.0)]
+    assert union(a) == [(0, 12), (20, 30)]
+    assert common(a, b) == [(8, 12), (20, 22), (29, 30)]
+    assert (length(a), without(a, b), without(b, a)) == (22, 15, 18)
+
+
+def test_what_is_no_trace_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "rank_0.trace.json"
+    for text in ("", "[]", '{"traceEvents": 1', "{}"):
+        path.write_text(text)
+        with pytest.raises(RunError, match="not a trace"):
+            read_trace_file(path)
+    with pytest.raises(RunError, match="no mark"):
+        understand([event("aten::mm", 0, 5)])
+    zipped = tmp_path / "rank_1.trace.json.gz"
+    zipped.write_bytes(gzip.compress(json.dumps({"traceEvents": STEP, "baseTimeNanoseconds": 5}).encode()))
+    assert read_trace_file(zipped).events == STEP
+    assert read_trace_file(zipped).base_ns == 5

@@ -1,0 +1,34 @@
+"""A rank that plants one mistake after the other, proves, and writes down whether the proof saw it."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from mutants import MUTANTS
+
+from frog.comm import join_world
+from frog.core.env import world_env
+from frog.core.processes import leave
+from frog.prove.commands import DEFAULT_VARIANTS, SMALL_MODEL, Cell, Variant, cells
+from frog.prove.rank import TOLERANCE, Case, compare, one_process, spread
+
+env = world_env()
+world = join_world(env, torch.device("cpu"), timeout_s=60)
+found = {}
+for mutant in (mutant for mutant in MUTANTS if mutant.world_size == world.size):
+    variant = Variant("accumulated", accumulate=True) if mutant.accumulate else DEFAULT_VARIANTS[0]
+    (cell,) = cells(SMALL_MODEL, [world.size], ["frog"], [variant], [mutant.strategy])
+    assert isinstance(cell, Cell), cell
+    case = Case.read(cell.table(0))
+    with mutant.plant():
+        trace = spread(case, world)
+    world.forget_axes()
+    if world.is_main:
+        expected = one_process(case, case.config.strategy.dp_size(world.size))
+        found[f"{mutant.strategy}: {mutant.name}"] = compare(trace, expected, TOLERANCE["fp32"])
+if world.is_main:
+    Path(sys.argv[1]).write_text(json.dumps(found))
+world.barrier()
+world.leave()
+leave(0)

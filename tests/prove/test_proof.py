@@ -1,0 +1,64 @@
+"""The matrix: every strategy, in worlds of 1, 2 and 4, equals one process; and every planted mistake is seen."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mutants import MUTANTS, Mutant
+from workshop import Workshop
+
+from frog.prove.commands import ALL_VARIANTS, DEFAULT_VARIANTS, FROM_SCRATCH, SMALL_MODEL, Cell, cells, prove
+
+WORKER = Path(__file__).parent / "mutant_worker.py"
+WANTED = [
+    *cells(SMALL_MODEL, [2], ["frog"], ALL_VARIANTS),
+    *cells(SMALL_MODEL, [1, 4], ["frog"], DEFAULT_VARIANTS),
+]
+CELLS = [cell for cell in WANTED if isinstance(cell, Cell)]
+
+
+@pytest.fixture(scope="module")
+def proved() -> dict[int, dict[str, Any]]:
+    return {id(cell): result for cell, result in prove(CELLS)}
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: f"{cell.world_size} {cell.strategy}, {cell.variant.name}")
+def test_equals_one_process(proved: dict[int, dict[str, Any]], cell: Cell) -> None:
+    result = proved[id(cell)]
+    assert result["equal"], result["first"]
+
+
+def test_every_strategy_is_in_the_matrix() -> None:
+    missing = set(FROM_SCRATCH) - {cell.strategy for cell in CELLS}
+    assert missing == {"dp x tp x pp"}, "needs a world of 8"
+
+
+@pytest.fixture(scope="module")
+def seen(workshop: Workshop, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for world_size in (2, 4):
+        path = tmp_path_factory.mktemp("mutants") / "found.json"
+        command = ("frog", "run", "--nproc", str(world_size), "--threads", "1", "--", str(WORKER), str(path))
+        workshop.run(*command, timeout=300)
+        found |= json.loads(path.read_text())
+    return found
+
+
+@pytest.mark.timeout(700)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.strategy}: {mutant.name}")
+def test_every_planted_mistake_is_seen(seen: dict[str, dict[str, Any]], mutant: Mutant) -> None:
+    assert not seen[f"{mutant.strategy}: {mutant.name}"]["equal"]
+
+
+def test_a_world_of_eight() -> None:
+    (cell,) = (
+        cell
+        for cell in cells(SMALL_MODEL, [8], ["frog"], ALL_VARIANTS[1:2], ["dp x tp x pp"])
+        if isinstance(cell, Cell)
+    )
+    ((_, result),) = prove([cell])
+    assert result["equal"], result["first"]
