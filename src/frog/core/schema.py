@@ -1,0 +1,167 @@
+"""Typed files: whatever comes in from a file is held against a schema, and refused in one form of words.
+
+A kind of file is a class of `Typed` with its fields and their types; `FORMAT` counts its versions. Reading gives an
+instance, never a table, so that no code behind it has to look whether a key is there. What is refused names the file,
+the place in it, what was found there, what is expected, and what to do:
+
+    runs/one/record.json: $.step: found the text "many", expected int
+      try: restore the file from a copy, or train again
+
+Fields that a schema does not name are passed over: a newer Frog may have written them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import stat
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import msgspec
+
+from frog.core.errors import FrogError, RunError
+from frog.core.files import write_atomic
+
+MOST_BYTES = 64 << 20
+"""Of a file that is read whole. Those that Frog writes are far smaller."""
+
+_MOST_SHOWN = 60
+"""Characters of a value that an error quotes."""
+
+
+class Typed(msgspec.Struct, kw_only=True, frozen=True):
+    """A kind of file. Subclasses name its fields, and say what it is called and in which version it is written."""
+
+    KIND: ClassVar[str] = "file"
+    """What an error calls it: "a run's record"."""
+    FORMAT: ClassVar[int | None] = None
+    """The version of the file's field `format`; None: this kind has no such field."""
+
+
+T = TypeVar("T")
+
+
+def read_typed(
+    path: Path, kind: type[T], hint: str | None = None, error: type[FrogError] = RunError, most_bytes: int = MOST_BYTES
+) -> T:
+    """A JSON file as an instance of `kind`.
+
+    Raises:  FileNotFoundError if there is none; `error` if it is no plain file, too large, unreadable, of another
+             format, or not of that schema.
+    """
+    return decode(read_bounded(path, error, hint, most_bytes), kind, str(path), hint, error)
+
+
+def read_bounded(
+    path: Path, error: type[FrogError] = RunError, hint: str | None = None, most_bytes: int = MOST_BYTES
+) -> bytes:
+    """The bytes of a plain file that is not larger than allowed; a pipe or a device is not waited for.
+
+    Raises:  FileNotFoundError if there is none; `error` if it is something else, too large or unreadable.
+    """
+    try:
+        about = path.stat()
+        if not stat.S_ISREG(about.st_mode):
+            raise error(f"{path}: found {_kind_of(about.st_mode)}, expected a file", hint)
+        if about.st_size > most_bytes:
+            raise error(f"{path}: found {about.st_size} bytes, expected at most {most_bytes}", hint)
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError as problem:
+        raise error(f"{path}: cannot be read: {problem.strerror}", hint) from None
+
+
+def decode(
+    data: bytes | str, kind: type[T], origin: str, hint: str | None = None, error: type[FrogError] = RunError
+) -> T:
+    """JSON as an instance of `kind`; `origin` is what errors call its place (a file's name, and a line's number).
+
+    Raises:  `error` if it is no JSON, of another format, or not of that schema.
+    """
+    text = data.encode(errors="surrogatepass") if isinstance(data, str) else data
+    try:
+        if issubclass(kind, Typed) and kind.FORMAT is not None:
+            _check_format(msgspec.json.decode(text, type=_Versioned).format, kind, origin, error)
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.ValidationError as problem:
+        with contextlib.suppress(ValueError, RecursionError):
+            raise error(_refusal(origin, problem, json.loads(text)), hint) from None
+        raise error(_refusal(origin, problem, None), hint) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as problem:
+        raise error(f"{origin}: not valid JSON: {problem}", hint) from None
+    except RecursionError:
+        raise error(f"{origin}: nested too deep to be read", hint) from None
+
+
+def convert(value: Any, kind: type[T], origin: str, hint: str | None = None, error: type[FrogError] = RunError) -> T:
+    """A table that another reader has parsed (TOML, YAML) as an instance of `kind`.
+
+    Raises:  `error` if it is of another format, or not of that schema.
+    """
+    try:
+        if issubclass(kind, Typed) and kind.FORMAT is not None:
+            _check_format(msgspec.convert(value, _Versioned).format, kind, origin, error)
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as problem:
+        raise error(_refusal(origin, problem, value), hint) from None
+    except RecursionError:
+        raise error(f"{origin}: nested too deep to be read", hint) from None
+
+
+def write_typed(path: Path, value: Typed) -> None:
+    """Write an instance as indented JSON, whole or not at all, with its format first."""
+    table = {"format": value.FORMAT} if value.FORMAT is not None else {}
+    table |= msgspec.to_builtins(value)
+    write_atomic(path, json.dumps(table, indent=2, ensure_ascii=False) + "\n")
+
+
+class _Versioned(msgspec.Struct):
+    format: int
+
+
+def _check_format(found: int, kind: type[Typed], origin: str, error: type[FrogError]) -> None:
+    if found == kind.FORMAT:
+        return
+    newer = found > (kind.FORMAT or 0)
+    what = f"{origin}: $.format: found {found}, expected {kind.FORMAT}: {kind.KIND} of "
+    raise error(
+        what + ("a newer Frog" if newer else "an older Frog"),
+        "read it with the Frog that wrote it" if not newer else "update Frog",
+    )
+
+
+def _refusal(origin: str, problem: msgspec.ValidationError, value: Any) -> str:
+    """The library's sentence, `Expected `int`, got `str` - at `$.a[0].b``, as ours, with the value that was found."""
+    said, _, place = str(problem).partition(" - at `")
+    place = place.rstrip("`")
+    what = said.replace("`", "")
+    where = f"{origin}: {place}: " if place else f"{origin}: "
+    if match := re.fullmatch(r"Expected (.+), got (.+)", what):
+        expected, found = match.groups()
+        with contextlib.suppress(LookupError, TypeError, ValueError):
+            found = _shown(_at(value, place or "$"))
+        return f"{where}found {found}, expected {expected}"
+    return where + what[:1].lower() + what[1:]
+
+
+def _at(value: Any, place: str) -> Any:
+    """The value at a place such as `$.a[0].b`. Raises LookupError where the place does not say which."""
+    for name, number in re.findall(r"\.([^.\[]+)|\[([^\]]*)\]", place):
+        value = value[name] if name else value[int(number)]
+    return value
+
+
+def _shown(value: Any) -> str:
+    name = {str: "the text ", dict: "an object", list: "a list", type(None): "null"}.get(type(value), "")
+    if isinstance(value, dict | list) or value is None:
+        return name
+    text = json.dumps(value)
+    return name + (text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "…")
+
+
+def _kind_of(mode: int) -> str:
+    kinds = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"))
+    return next((name for test, name in kinds if test(mode)), "a device")

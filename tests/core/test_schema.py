@@ -1,0 +1,90 @@
+"""Typed files: what is of the schema comes back, whatever else is refused with file, place, found, expected, advice."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import ClassVar
+
+import msgspec
+import pytest
+
+from frog.core.errors import RunError
+from frog.core.schema import Typed, convert, decode, read_typed, write_typed
+
+
+class Part(Typed):
+    name: str
+    sizes: dict[str, int] = msgspec.field(default_factory=dict)
+
+
+class Whole(Typed):
+    KIND: ClassVar[str] = "a test's file"
+    FORMAT: ClassVar[int | None] = 3
+
+    step: int
+    parts: list[Part] = msgspec.field(default_factory=list)
+    loss: float | None = None
+
+
+def test_what_was_written_comes_back(tmp_path: Path) -> None:
+    whole = Whole(step=4, parts=[Part(name="a", sizes={"x": 1})], loss=0.5)
+    write_typed(tmp_path / "whole.json", whole)
+    assert read_typed(tmp_path / "whole.json", Whole) == whole
+    assert (tmp_path / "whole.json").read_text().startswith('{\n  "format": 3,')
+
+
+def test_fields_of_a_newer_frog_are_passed_over() -> None:
+    assert decode('{"format": 3, "step": 1, "new": [1]}', Whole, "f") == Whole(step=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"format": 3, "step": "many"}', 'f: $.step: found the text "many", expected int'),
+        ('{"format": 3, "step": 1.5}', "f: $.step: found 1.5, expected int"),
+        ('{"format": 3, "step": true}', "f: $.step: found true, expected int"),
+        ('{"format": 3}', "f: object missing required field step"),
+        ('{"step": 1}', "f: object missing required field format"),
+        ('{"format": 3, "step": 1, "loss": "x"}', 'f: $.loss: found the text "x", expected float | null'),
+        (
+            '{"format": 3, "step": 1, "parts": [{"name": null}]}',
+            "f: $.parts[0].name: found null, expected str",
+        ),
+        ('{"format": 3, "step": 1, "parts": [{"name": "a", "sizes": {"x": []}}]}', "found array, expected int"),
+        ('{"format": 2, "step": 1}', "f: $.format: found 2, expected 3: a test's file of an older Frog"),
+        ('{"format": 4, "step": 1}', "f: $.format: found 4, expected 3: a test's file of a newer Frog"),
+        ("[]", "f: found a list, expected object"),
+        ("", "f: not valid JSON"),
+        ('{"format": 3, "step": 1', "f: not valid JSON"),
+        ('{"format": 3, "step": NaN}', "f: not valid JSON"),
+        ('{"format": 3, "step": ' + "9" * 5000 + "}", "f: "),
+        ('{"format": 3, "step": 1, "parts": ' + "[" * 100_000 + "}", "f: "),
+        ('{"format": 3, "step": 1, "new": ' + "[" * 100_000 + "]" * 100_000 + "}", "f: nested too deep"),
+        ('{"format": 3, "step": "\ud800"}', "f: "),
+    ],
+)
+def test_what_is_not_of_the_schema_is_refused(text: str, said: str) -> None:
+    with pytest.raises(RunError) as caught:
+        decode(text, Whole, "f", "restore it")
+    assert said in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_tables_of_other_readers(tmp_path: Path) -> None:
+    assert convert({"format": 3, "step": 1}, Whole, "f") == Whole(step=1)
+    with pytest.raises(RunError, match=r"f: \$\.step: found a list, expected int"):
+        convert({"format": 3, "step": [1]}, Whole, "f")
+
+
+def test_what_is_no_plain_file_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(RunError, match="found a named pipe, expected a file"):
+        read_typed(tmp_path / "pipe", Whole)
+    with pytest.raises(RunError, match="found a folder, expected a file"):
+        read_typed(tmp_path, Whole)
+    with pytest.raises(FileNotFoundError):
+        read_typed(tmp_path / "none", Whole)
+    (tmp_path / "large").write_bytes(b" " * 100)
+    with pytest.raises(RunError, match="found 100 bytes, expected at most 10"):
+        read_typed(tmp_path / "large", Whole, most_bytes=10)
