@@ -12,7 +12,7 @@ from workshop import Workshop
 from frog.core.errors import UsageError
 from frog.explain.chart import Bar, chart, span_text, waits
 from frog.explain.commands import read_nodes, run_notes
-from frog.explain.story import tell
+from frog.explain.story import write_story
 
 MS = 1_000_000
 START = 7_000 * MS
@@ -21,7 +21,7 @@ START = 7_000 * MS
 def notes_of(*times: dict[str, Any], **more: Any) -> list[dict[str, Any]]:
     """Notes of ranks on one node; times are in ms since the start."""
     who = {"world_size": len(times), "ranks_per_node": len(times), "node_rank": 0, "host": "desk", "began_ns": START}
-    who |= {"meeting_place": "127.0.0.1:29500", "listener": "rank 0", **more}
+    who |= {"rendezvous_address": "127.0.0.1:29500", "listener": "rank 0", **more}
     found = []
     for rank, told in enumerate(times):
         at = {name: START + value * MS if name.endswith("_ns") else value for name, value in told.items()}
@@ -63,12 +63,12 @@ def test_the_story_of_a_barrier() -> None:
     notes = notes_of(
         {"came_ns": 100, "left_ns": 402}, {"came_ns": 400, "left_ns": 401}, {"came_ns": 250, "left_ns": 405}
     )
-    told = tell("barrier", notes)
+    told = write_story("barrier", notes)
     assert "this often (real work): 0, 10, 20 times" in told
     assert "rank 1 came last, 300 ms after the first. Nobody left before it came; all left within 4.0 ms." in told
     assert "together they waited 458 ms, 38 % of all their time." in told
     notes[0]["left_ns"] = START + 399 * MS
-    assert "Somebody left before it came, which must not be" in tell("barrier", notes)
+    assert "Somebody left before it came, which must not be" in write_story("barrier", notes)
 
 
 def all_reduce_notes(**changes: Any) -> list[dict[str, Any]]:
@@ -77,15 +77,15 @@ def all_reduce_notes(**changes: Any) -> list[dict[str, Any]]:
 
 
 def test_the_story_of_an_all_reduce() -> None:
-    told = tell("all-reduce", all_reduce_notes())
+    told = write_story("all-reduce", all_reduce_notes())
     assert "held until rank 2, the last, had come" in told
     assert "Once all were there it took 10 ms." in told
     assert "2 (n - 1) / n x 1200 = 1600 bytes" in told
     assert "1650, 1650, 1650 bytes" in told
     assert "within 50 bytes (3.12 %)" in told
     assert told.endswith("1 + 2 + 3 = 6: every element, on every rank.")
-    assert "is not known here" in tell("all-reduce", all_reduce_notes(bytes_sent=None))
-    assert "but rank 0 has [6.0, 7.0]: this must not be." in tell("all-reduce", all_reduce_notes(got=[6.0, 7.0]))
+    assert "is not known here" in write_story("all-reduce", all_reduce_notes(bytes_sent=None))
+    assert "but rank 0 has [6.0, 7.0]: this must not be." in write_story("all-reduce", all_reduce_notes(got=[6.0, 7.0]))
 
 
 def test_the_story_of_a_rendezvous() -> None:
@@ -94,14 +94,14 @@ def test_the_story_of_a_rendezvous() -> None:
         {"knocked_ns": 0, "reached_ns": 140, "complete_ns": 304, "joined_ns": 320, "arrival": 1},
         {"knocked_ns": 299, "reached_ns": 300, "complete_ns": 303, "joined_ns": 320, "arrival": 2},
     )
-    told = tell("rendezvous", notes)
+    told = write_story("rendezvous", notes)
     assert "rank 1 was there 100 ms before rank 0 opened" in told
     assert "saw them in this order: rank 1, 2, 0." in told
     assert "The last to come was rank 2" in told
     assert "Here it came as number 2." in told
     assert "2 = 0 x 3 + 2" in told
     agent = [{**note, "listener": "the agent of node 0"} for note in notes]
-    assert "before rank 0 opened" not in tell("rendezvous", agent)
+    assert "before rank 0 opened" not in write_story("rendezvous", agent)
 
 
 @pytest.mark.parametrize(

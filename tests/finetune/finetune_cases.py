@@ -74,7 +74,7 @@ def run_case(world: World, folder: Path, case: str, strategy: StrategyConfig) ->
     run_folder = RunFolder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     events = EventWriter(run_folder.rank_events(world.rank))
-    world.tell(events.collective)
+    world.report_to(events.collective)
     with RankLog(None, world.rank, show=False) as log:
         run = FinetuneRun(
             config=config,

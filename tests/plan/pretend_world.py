@@ -92,7 +92,7 @@ def take_step(config: RunConfig, world_size: int, rank: int) -> tuple[list[Colle
     mesh = build_mesh(config, world)
     model = TinyTransformer(config.model, config.train.activation_checkpointing)
     strategy = build_strategy(config, mesh, model, lambda *tensors: build_optimizer(config.optimizer, *tensors))
-    world.tell(recorder)
+    world.report_to(recorder)
     with measure_activations(model) as meter:
         loss = strategy.forward_backward(_batch(config, world_size), lambda loss: loss, _span)
     strategy.reduce(loss, False)

@@ -201,7 +201,7 @@ def sent_bytes(world: World, mesh: Mesh, config: ModelConfig) -> dict[str, int]:
     expert.balance_over(model, mesh.data)
     expert.shard_experts(model, mesh.ep)
     own = micro_batches(2 * mesh.dp.size, 32, 1)[0].chunk(mesh.dp.size)[mesh.dp.rank]
-    world.tell(recorder)
+    world.report_to(recorder)
     model(*context.local_part(own[:, :-1], own[:, 1:], mesh.cp)).backward()
     return dict(recorder.payload_bytes)
 

@@ -153,7 +153,7 @@ def hooks(world: World) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for compression in ("off", "fp16", "bf16", "powersgd"):
         told: list[Note] = []
-        world.tell(lambda op, axis, payload_bytes, told=told: Note(told, op, axis, payload_bytes))
+        world.report_to(lambda op, axis, payload_bytes, told=told: Note(told, op, axis, payload_bytes))
         one = case(compression, bucket_mb=0.02, compression=compression)
         strategy = build(one, world)
         assert isinstance(strategy, torch_ddp.TorchDDP)
@@ -173,7 +173,7 @@ def hooks(world: World) -> dict[str, Any]:
             "spans": spans[:4],
             "error_feedback": sum(error.abs().sum().item() for error in memory.values()),
         }
-    world.tell(Silent())
+    world.report_to(Silent())
     world.forget_axes()
     return found
 

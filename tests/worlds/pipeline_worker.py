@@ -222,7 +222,7 @@ def main() -> None:
     torch.set_num_threads(1)
     world = join_world(world_env(), torch.device("cpu"), timeout_s=60)
     counter = Counter()
-    world.tell(counter)
+    world.report_to(counter)
     results = {}
     for name, case in cases.items():
         with pytest.MonkeyPatch.context() as patch:

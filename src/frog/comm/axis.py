@@ -1,7 +1,7 @@
-"""The collectives of one mesh axis: each is timed, told to the events, and explained if it fails.
+"""The collectives of one mesh axis: each is timed, reported to the events, and explained if it fails.
 
 `start_...` begins a collective and returns a `Pending`; the plain call is begin and wait. `n` is the axis' size.
-An axis of one rank does nothing, tells nothing, and costs nothing.
+An axis of one rank does nothing, reports nothing, and costs nothing.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class Note(Protocol):
     """A collective under way, as the events see it."""
 
     def done(self, end_ns: int, wait_ns: int) -> None:
-        """It ended at `end_ns`; the rank's own thread was held up for `wait_ns` by it."""
+        """It ended at `end_ns`; the rank's own thread was blocked for `wait_ns` by it."""
 
 
 Recorder = Callable[[str, str, int], Note]
-"""Told of every collective as it begins: operation, axis, bytes of the payload."""
+"""Called as every collective begins: operation, axis, bytes of the payload."""
 
 
 class Silent:
-    """Tells nobody. The recorder of a world without events."""
+    """Records nothing. The recorder of a world without events."""
 
     def __call__(self, op: str, axis: str, payload_bytes: int) -> Silent:
         return self
@@ -144,12 +144,12 @@ class Axis:
 
     @_alterable
     def start_all_reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Pending:
-        """Sum `x` over the axis, or take its maximum, in place. Bytes told: x's; 2(n-1)/n of them leave a rank."""
+        """Sum `x` over the axis, or take its maximum, in place. Bytes reported: x's; 2(n-1)/n of them leave a rank."""
         return self._start("all_reduce", x.nbytes, lambda: dist.all_reduce(x, op, self.group, async_op=True))
 
     @_alterable
     def start_all_gather(self, whole: Tensor, part: Tensor) -> Pending:
-        """Fill `whole` with every rank's `part`, in order. Bytes told: those of whole; (n-1)/n of them leave a rank.
+        """Fill `whole` with every rank's `part`, in order. Bytes reported: whole; (n-1)/n of them leave a rank.
 
         Shapes:  part (...), contiguous; whole n times as many elements, contiguous
         """
@@ -168,7 +168,7 @@ class Axis:
 
     @_alterable
     def start_reduce_scatter(self, part: Tensor, whole: Tensor) -> Pending:
-        """Fill `part` with the sum of every rank's own slice of `whole`. Bytes told: those of whole.
+        """Fill `part` with the sum of every rank's own slice of `whole`. Bytes reported: those of whole.
 
         gloo's own reduce-scatter is a whole all-reduce inside; here the slices change places (all-to-all) and each
         rank sums what it got, in order of ranks: half the bytes, and the same sum on every machine.
@@ -185,7 +185,7 @@ class Axis:
 
     @_alterable
     def start_broadcast(self, x: Tensor, source: int = 0) -> Pending:
-        """Give everyone `x` of the rank whose place on the axis is `source`. Bytes told: those of x."""
+        """Give everyone `x` of the rank whose number on the axis is `source`. Bytes reported: those of x."""
         rank = self.ranks[source]
         return self._start("broadcast", x.nbytes, lambda: dist.broadcast(x, rank, group=self.group, async_op=True))
 
@@ -193,7 +193,7 @@ class Axis:
     def start_all_to_all(
         self, received: Tensor, sent: Tensor, counts: tuple[list[int], list[int]] | None = None
     ) -> Pending:
-        """Send the i-th slice of `sent` to rank i; its slices arrive in `received`, in order. Bytes told: sent's.
+        """Send the i-th slice of `sent` to rank i; its slices arrive in `received`, in order. Bytes reported: sent's.
 
         `counts` are the rows that arrive from and go to each rank; without it the slices are equal.
         """
@@ -208,15 +208,15 @@ class Axis:
         )
 
     def start_send(self, x: Tensor, to: int, tag: int = 0) -> Pending:
-        """Send `x`, contiguous, to the rank whose place on the axis is `to`. Messages between two arrive in order."""
+        """Send `x`, contiguous, to the rank whose number on the axis is `to`. Messages between two arrive in order."""
         return self._start("send", x.nbytes, lambda: dist.isend(x, self.ranks[to], group=self.group, tag=tag))
 
     def start_receive(self, x: Tensor, source: int, tag: int = 0) -> Pending:
-        """Fill `x` with what the rank at place `source` sends."""
+        """Fill `x` with what the rank whose number on the axis is `source` sends."""
         return self._start("recv", x.nbytes, lambda: dist.irecv(x, self.ranks[source], group=self.group, tag=tag))
 
     def start_shift(self, received: Sequence[Tensor], sent: Sequence[Tensor]) -> Pending:
-        """Pass `sent` on to the next rank of the ring; take what the one before passes on. Bytes told: sent's."""
+        """Pass `sent` on to the next rank of the ring; take what the one before passes on. Bytes reported: sent's."""
         if self.size == 1:
             for target, source in zip(received, sent, strict=True):
                 target.copy_(source)

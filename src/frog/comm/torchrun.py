@@ -22,7 +22,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.run import parse_args, run
 
-from frog.core.env import tell_attempt
+from frog.core.env import set_attempt
 from frog.core.errors import UsageError
 from frog.core.processes import NOT_MET, kill_group, leave, leave_with_parent
 
@@ -39,7 +39,7 @@ class _TellingAgent(LocalElasticAgent):
         holder = getattr(worker_group.spec.rdzv_handler, "_state_holder", None)
         # All nodes know the same round; a node that joins late has not counted the worlds before.
         self._attempt = holder.state.round if holder is not None else self._own_restarts
-        tell_attempt(self._attempt)
+        set_attempt(self._attempt)
 
     @property
     def _own_restarts(self) -> int:

@@ -49,8 +49,8 @@ class World:
         """The whole world as one axis."""
         return Axis("world", range(self.size), self.rank, self.device, None, self._recorder)
 
-    def tell(self, recorder: Recorder) -> None:
-        """From now on every collective of every axis is told to `recorder`."""
+    def report_to(self, recorder: Recorder) -> None:
+        """From now on every collective of every axis is reported to `recorder`."""
         self._recorder[0] = recorder
 
     def make_axis(self, name: str, ranks_of_all: Sequence[Sequence[int]]) -> Axis:
@@ -90,10 +90,10 @@ class World:
         """Rank 0's `value`, on every rank. Any JSON-like object."""
         if self.size == 1:
             return value
-        box = [value]
+        values = [value]
         with self._collective("broadcast"):
-            dist.broadcast_object_list(box, src=0)
-        return box[0]
+            dist.broadcast_object_list(values, src=0)
+        return values[0]
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
@@ -111,7 +111,7 @@ class World:
     def leave(self) -> None:
         """Give the process groups back."""
         if dist.is_initialized():
-            gc.collect()  # a group that outlives the rest, held by some cycle of objects, would crash the exit
+            gc.collect()  # a group that outlives the rest, kept by some cycle of objects, would crash the exit
             dist.destroy_process_group()
 
     @contextmanager
@@ -130,26 +130,28 @@ class World:
         note.done(end_ns, end_ns - start_ns)
 
 
-def pick_device(wish: str, env: WorldEnv) -> torch.device:
-    """The device for this rank: CUDA, else (in a world of one) MPS, else the CPU; or what the run file wishes.
+def pick_device(requested: str, env: WorldEnv) -> torch.device:
+    """The device for this rank: CUDA, else (in a world of one) MPS, else the CPU; or what the run file asks for.
 
-    Raises:  UsageError if the wish cannot be had.
+    Raises:  UsageError if there is no such device.
     """
-    if wish in ("auto", "cuda") and torch.cuda.is_available():
+    if requested in ("auto", "cuda") and torch.cuda.is_available():
         if env.local_rank >= torch.cuda.device_count():
-            if wish == "auto":
+            if requested == "auto":
                 return torch.device("cpu")
             raise UsageError(
                 f"local rank {env.local_rank} has no GPU: this node has {torch.cuda.device_count()}",
                 "start as many ranks as there are GPUs, or --set train.device=cpu",
             )
         return torch.device("cuda", env.local_rank)
-    if wish in ("auto", "mps") and env.world_size == 1 and torch.backends.mps.is_available():
+    if requested in ("auto", "mps") and env.world_size == 1 and torch.backends.mps.is_available():
         return torch.device("mps")
-    if wish in ("auto", "cpu"):
+    if requested in ("auto", "cpu"):
         return torch.device("cpu")
-    why = "worlds of several ranks run on the CPU there" if wish == "mps" and env.world_size > 1 else "there is none"
-    raise UsageError(f"train.device={wish}: {why}", "--set train.device=auto takes what there is")
+    why = (
+        "worlds of several ranks run on the CPU there" if requested == "mps" and env.world_size > 1 else "there is none"
+    )
+    raise UsageError(f"train.device={requested}: {why}", "--set train.device=auto takes what there is")
 
 
 def join_world(env: WorldEnv, device: torch.device, timeout_s: float) -> World:

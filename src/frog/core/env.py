@@ -58,7 +58,7 @@ def world_env() -> WorldEnv:
 
     What mpirun or srun say under other names is first written under these, where torch too looks for it.
 
-    Raises:  UsageError if one is not a number or is missing beside the others, or if the rank lies outside the world.
+    Raises:  UsageError if one is not a number, or missing while others are set, or if the rank lies outside the world.
     """
     os.environ.update(in_torchrun_words(os.environ, os.getpid()))
     launched = _all_or_none("RANK", "WORLD_SIZE")
@@ -113,7 +113,7 @@ def attempt_number() -> int:
     return _integer("FROG_ATTEMPT", _integer("TORCHELASTIC_RESTART_COUNT", 0))
 
 
-def tell_attempt(number: int) -> None:
+def set_attempt(number: int) -> None:
     """For an agent: the ranks that it starts from now on are of this attempt."""
     os.environ["FROG_ATTEMPT"] = str(number)
 
@@ -141,7 +141,7 @@ def bind_loopback(master_addr: str) -> None:
 
 
 def prepare_deepspeed(local_rank: int, *, on_cpu: bool) -> None:
-    """Tell DeepSpeed, before it is imported, what it would otherwise look for: the device, and which rank this is."""
+    """Before DeepSpeed is imported, set what it would otherwise look for: the device, and which rank this is."""
     os.environ.setdefault("LOCAL_RANK", str(local_rank))
     if on_cpu:
         os.environ["DS_ACCELERATOR"] = "cpu"

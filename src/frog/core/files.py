@@ -1,4 +1,4 @@
-"""Files that are whole or absent: write beside, flush to disk, rename."""
+"""Files that are whole or absent: write to a staging file, flush to disk, rename."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ def write_atomic(path: Path, data: bytes | str, *, replace: bool = True) -> None
     Unless it may `replace`, a file that another process has put there stays.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    staging = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with _opened(path.parent) as folder:  # who waits for the file may give its folder another name at once
         try:
-            with open(beside, "wb") as file:
+            with open(staging, "wb") as file:
                 file.write(data.encode() if isinstance(data, str) else data)
                 file.flush()
                 os.fsync(file.fileno())
-            if replace or not _link(beside, path):
-                os.replace(beside, path)
+            if replace or not _link(staging, path):
+                os.replace(staging, path)
         finally:
-            beside.unlink(missing_ok=True)
+            staging.unlink(missing_ok=True)
         os.fsync(folder)
 
 
-def _link(beside: Path, path: Path) -> bool:
+def _link(staging: Path, path: Path) -> bool:
     """Give a file its name unless another has it; False on a file system without links, if none has it."""
     try:
-        os.link(beside, path)
+        os.link(staging, path)
     except OSError:
         return path.exists()
     return True
@@ -75,8 +75,8 @@ def link_folder(link: Path, target: Path) -> bool:
     """Point the symbolic link `link` at `target`; leave a real file or folder of that name alone and say False."""
     if link.exists() and not link.is_symlink():
         return False
-    beside = link.with_name(f".{link.name}.{os.getpid()}.tmp")
-    beside.unlink(missing_ok=True)
-    beside.symlink_to(os.path.relpath(target, link.parent), target_is_directory=True)
-    os.replace(beside, link)
+    staging = link.with_name(f".{link.name}.{os.getpid()}.tmp")
+    staging.unlink(missing_ok=True)
+    staging.symlink_to(os.path.relpath(target, link.parent), target_is_directory=True)
+    os.replace(staging, link)
     return True

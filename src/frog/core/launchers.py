@@ -1,11 +1,11 @@
-"""How launchers other than torchrun tell a process its place in the world, said in torchrun's words.
+"""How launchers other than torchrun describe a process' place in the world, translated to torchrun's variables.
 
-| launcher      | the rank is              | where rank 0 listens, if MASTER_ADDR and MASTER_PORT do not tell        |
+| launcher      | the rank is              | where rank 0 listens, if MASTER_ADDR and MASTER_PORT are not set        |
 |---------------|--------------------------|-------------------------------------------------------------------------|
 | Open MPI      | OMPI_COMM_WORLD_RANK     | on one node: 127.0.0.1, a port made from the job's name; else an error  |
-| MPICH, Intel  | PMI_RANK                 | on one node: 127.0.0.1; the job has no name: the port must be told      |
+| MPICH, Intel  | PMI_RANK                 | on one node: 127.0.0.1; the job has no name: the port must be set       |
 | srun          | SLURM_PROCID of a step   | the step's first node, a port made from the numbers of job and step     |
-| DeepSpeed     | RANK, with LOCAL_SIZE    | always told                                                             |
+| DeepSpeed     | RANK, with LOCAL_SIZE    | always set                                                              |
 
 torchrun's own RANK and WORLD_SIZE come before all of these: torchrun may itself have been started by srun or mpirun.
 """
@@ -28,7 +28,7 @@ _FIRST_SPECIAL_STEP = 0xFFFF_FFF0
 
 
 def in_torchrun_words(environ: Mapping[str, str], pid: int) -> dict[str, str]:
-    """RANK, WORLD_SIZE and their kin, as far as another launcher's variables tell what is not yet set.
+    """RANK, WORLD_SIZE and their kin, as far as another launcher's variables say what is not yet set.
 
     Empty for a process that no launcher started, or one alone. `pid` is this process.
 
@@ -54,7 +54,7 @@ def is_mpich(environ: Mapping[str, str]) -> bool:
 
 
 def _deepspeed(environ: Mapping[str, str]) -> dict[str, str]:
-    """What DeepSpeed's launcher says under names of its own, beside torchrun's."""
+    """What DeepSpeed's launcher says under names of its own, next to torchrun's."""
     names = {"LOCAL_WORLD_SIZE": "LOCAL_SIZE", "NODE_RANK": "CROSS_RANK"}
     if not all(environ.get(name) for name in names.values()):
         return {}
@@ -72,7 +72,7 @@ def _mpich(environ: Mapping[str, str]) -> dict[str, str]:
     return _placed(environ, place, None, "mpiexec -genv {0} {1}")
 
 
-def _placed(environ: Mapping[str, str], place: list[str], port: int | None, told_by: str) -> dict[str, str]:
+def _placed(environ: Mapping[str, str], place: list[str], port: int | None, how_to_set: str) -> dict[str, str]:
     """The words of a launcher of MPI programs; on one node rank 0 listens on the loopback interface."""
     found = dict(zip(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), place, strict=True))
     if found["WORLD_SIZE"] == found["LOCAL_WORLD_SIZE"]:
@@ -81,7 +81,7 @@ def _placed(environ: Mapping[str, str], place: list[str], port: int | None, told
             found["MASTER_PORT"] = str(port)
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environ.get(name) and name not in found]
     if missing:
-        launcher, _, flag = told_by.partition(" ")
+        launcher, _, flag = how_to_set.partition(" ")
         raise UsageError(
             f"{launcher} started rank {found['RANK']} of {found['WORLD_SIZE']}, but does not say where rank 0 listens: "
             f"{' and '.join(missing)} not set",
@@ -107,7 +107,7 @@ def _srun(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _refuse_lone_accelerate(environ: Mapping[str, str]) -> None:
-    """accelerate's MULTI_CPU tells where several ranks meet, and starts one process, unless mpirun starts them."""
+    """accelerate's MULTI_CPU names a rendezvous for several ranks, and starts one process unless mpirun starts them."""
     if all(environ.get(name) for name in ("ACCELERATE_MIXED_PRECISION", "MASTER_ADDR", "MASTER_PORT")):
         raise UsageError(
             "accelerate launch started one process and set MASTER_ADDR for a world of several, but no RANK: "

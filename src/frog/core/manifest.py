@@ -1,4 +1,4 @@
-"""A checkpoint's manifest: what it must hold, and whether the files beside it are what it says. Needs no torch."""
+"""A checkpoint's manifest: what it must hold, and whether the files next to it are what it says. Needs no torch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def verify_files(folder: Path, manifest: Mapping[str, Any]) -> None:
-    """Hold every file against the manifest. Raises CheckpointError naming the first that differs, and how."""
+    """Compare every file with the manifest. Raises CheckpointError naming the first that differs, and how."""
     for name, entry in manifest["files"].items():
         path = folder / name
         if not path.is_file():

@@ -1,4 +1,4 @@
-"""Ports that are told to others first and bound some seconds later."""
+"""Ports that are published first and bound some seconds later."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _OWN_WORDS = re.compile(r"([A-Za-z_][\w.]*): (.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Place:
+class Position:
     """Where a rank was last."""
 
     step: int | None
@@ -29,7 +29,7 @@ class Place:
     source: str
     """The file that says so."""
     inferred: bool = False
-    """Not told: it is what comes after the last thing that the rank finished."""
+    """Not reported: it is what comes after the last thing that the rank finished."""
 
     def __str__(self) -> str:
         if self.step is None:
@@ -111,21 +111,21 @@ class Case:
 
     # ---- where it was ------------------------------------------------------------------------------------------------
 
-    def place(self, rank: int) -> Place:
+    def position(self, rank: int) -> Position:
         """Where a rank was last, by its heartbeat if that is of this world, else by its events."""
         life = self.world.lives.get(rank)
         beat = self.beat(rank)
         file = self.events_file(rank)
         if life is not None and (error := life.error) is not None and error["phase"]:
-            return Place(int(error["step"]), error["phase"], file)
+            return Position(int(error["step"]), error["phase"], file)
         if beat is not None and beat["phase"]:
-            return Place(int(beat["step"]), beat["phase"], self.beat_file(rank))
+            return Position(int(beat["step"]), beat["phase"], self.beat_file(rank))
         if life is not None and life.start is not None:
-            step, phase = next_place(life, self.evidence)
-            return Place(step, phase, file, inferred=True)
+            step, phase = next_position(life, self.evidence)
+            return Position(step, phase, file, inferred=True)
         if beat is not None and beat["step"]:
-            return Place(int(beat["step"]), None, self.beat_file(rank))
-        return Place(None, None, file)
+            return Position(int(beat["step"]), None, self.beat_file(rank))
+        return Position(None, None, file)
 
     def beat(self, rank: int) -> Fields | None:
         """Its last heartbeat in this world: its own, or the one that the watchdog kept."""
@@ -141,17 +141,17 @@ class Case:
 
     # ---- lines of evidence -------------------------------------------------------------------------------------------
 
-    def tell_place(self, rank: int) -> str:
+    def report_position(self, rank: int) -> str:
         """Where a rank was last seen."""
-        place, at = self.place(rank), self.world.last_sign_ns(rank)
-        if place.inferred:
-            what = f"its last event is {self._last_event(rank)}; next comes {place}"
+        position, at = self.position(rank), self.world.last_sign_ns(rank)
+        if position.inferred:
+            what = f"its last event is {self._last_event(rank)}; next comes {position}"
         else:
             beat = self.beat(rank)
-            at = beat["unix_ns"] if beat is not None and place.source != self.events_file(rank) else at
-            what = f"was last in {place}" if place.step is not None else "never came to its first step"
+            at = beat["unix_ns"] if beat is not None and position.source != self.events_file(rank) else at
+            what = f"was last in {position}" if position.step is not None else "never came to its first step"
             what += self._open_words(rank)
-        return note(at, f"rank {rank}", what, place.source)
+        return note(at, f"rank {rank}", what, position.source)
 
     def _open_words(self, rank: int) -> str:
         under_way = (self.beat(rank) or {}).get("open") or []
@@ -166,7 +166,7 @@ class Case:
         kind = {"span": f"the end of {last.get('phase')}", "collective": f"{last.get('op')} over {last.get('axis')}"}
         return f"{kind.get(last['event'], last['event'])} of step {last.get('step')}"
 
-    def tell_exit(self, rank: int) -> str | None:
+    def report_exit(self, rank: int) -> str | None:
         """How its agent saw it end."""
         event = self.exit(rank)
         if event is None:
@@ -176,7 +176,7 @@ class Case:
         words = "" if event.get("error") else ", and left no words"
         return note(event["unix_ns"], f"rank {rank}", f"(pid {event['pid']}) {how}{words}", "events/launcher.jsonl")
 
-    def tell_words(self, rank: int) -> str | None:
+    def report_error(self, rank: int) -> str | None:
         """What it said as it failed."""
         words = self.words(rank)
         if words is None:
@@ -196,7 +196,7 @@ class Case:
             return logged_ns
         return (self.exit(rank) or {}).get("unix_ns") or self.world.last_sign_ns(rank)
 
-    def tell_hang(self, rank: int) -> str | None:
+    def report_hang(self, rank: int) -> str | None:
         """What the watchdog saw."""
         event = self.hang(rank)
         if event is None:
@@ -205,26 +205,26 @@ class Case:
         how = f"gave no sign of life for {waited}" if event["kind"] == "silent" else f"was {waited} in one collective"
         return note(event["unix_ns"], "launcher", f"rank {rank} {how}, and was killed", "events/launcher.jsonl")
 
-    def tell_others(self, rank: int | None) -> list[str]:
+    def report_others(self, rank: int | None) -> list[str]:
         """What the other ranks said: that they lost one, or where they waited."""
         lines: list[str | None] = []
         for other in self.ranks:
             if other == rank:
                 continue
             if self.lost_peers(other) and self.words(other):
-                lines.append(self.tell_words(other))
+                lines.append(self.report_error(other))
             elif self.silent(other) and (self.beat(other) or {}).get("open"):
-                lines.append(self.tell_place(other))
-        told = [line for line in lines if line]
-        return told[:4] + ([f"{'':12}  and {len(told) - 4} more ranks said alike"] if len(told) > 4 else [])
+                lines.append(self.report_position(other))
+        said = [line for line in lines if line]
+        return said[:4] + ([f"{'':12}  and {len(said) - 4} more ranks said alike"] if len(said) > 4 else [])
 
     def about(self, rank: int) -> dict[str, Any]:
         """The fields of a diagnosis that say where."""
-        place = self.place(rank)
-        return {"rank": rank, "node_rank": self.world.node_of(rank), "step": place.step, "phase": place.phase}
+        position = self.position(rank)
+        return {"rank": rank, "node_rank": self.world.node_of(rank), "step": position.step, "phase": position.phase}
 
 
-def next_place(life: Life, evidence: Evidence) -> tuple[int, str | None]:
+def next_position(life: Life, evidence: Evidence) -> tuple[int, str | None]:
     """The step and phase that come after the last thing that a rank finished."""
     start = int(life.start["step"]) if life.start else 0
     spans = life.of("span")

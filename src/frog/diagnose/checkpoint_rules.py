@@ -42,7 +42,7 @@ def find_damage(evidence: Evidence) -> list[Damage]:
             verify_files(folder, read_manifest(folder))
         except (CheckpointError, OSError) as error:
             problem = error.what if isinstance(error, CheckpointError) else str(error)
-            found[step, damage_kind(problem)] = Damage(step, problem, "the file itself, held against manifest.json")
+            found[step, damage_kind(problem)] = Damage(step, problem, "the file itself, compared with manifest.json")
     for rank in evidence.folder.event_ranks():
         path = evidence.folder.rank_log(rank)
         lines = path.read_text(errors="replace").splitlines() if path.is_file() else []

@@ -1,9 +1,9 @@
 """The collectives of all ranks side by side: the first that they did not all do alike.
 
 Ranks of one axis must do the same collectives in the same order; axes that are the whole world go over the same
-connections, so they count as one. Events and heartbeats are held against each other call by call; a call is known by
-its step, operation and size. Where ranks differ and none is in the majority, an earlier step says what was to come, or
-what is known of the training loop; and of two calls that were both to come, the earlier is not yet left out.
+connections, so they count as one. Events and heartbeats are compared call by call; a call is known by its step,
+operation and size. Where ranks differ and none is in the majority, an earlier step says what was to come, or what is
+known of the training loop; and of two calls that were both to come, the earlier is not yet left out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _COMM_ERROR = re.compile(r"(\w+)(?: of (\d+) bytes)? failed after [\d.]+ s \[ran
 
 
 @dataclass(frozen=True)
-class Call:
+class CollectiveCall:
     """A collective that a rank began."""
 
     step: int | None
@@ -72,16 +72,16 @@ class Mismatch:
     """shape, extra or missing."""
     odd: int
     """The rank that did otherwise."""
-    odd_call: Call | None
+    odd_call: CollectiveCall | None
     """What it did there."""
-    others: dict[int, Call]
+    others: dict[int, CollectiveCall]
     """What the others did there."""
     index: int
     certain: bool
     why: str
 
     @property
-    def expected(self) -> Call:
+    def expected(self) -> CollectiveCall:
         return next(iter(self.others.values()))
 
 
@@ -89,15 +89,15 @@ class Mismatch:
 class Absence:
     """A collective that some ranks began and others never came to."""
 
-    waiting: dict[int, Call]
+    waiting: dict[int, CollectiveCall]
     absent: list[int]
 
     @property
-    def call(self) -> Call:
+    def call(self) -> CollectiveCall:
         return next(iter(self.waiting.values()))
 
 
-class Calls:
+class CollectiveCalls:
     """All that the ranks of a world called, by axis."""
 
     def __init__(self, case: Case) -> None:
@@ -105,7 +105,7 @@ class Calls:
         self._by_rank = {rank: _calls_of(case, rank) for rank in case.ranks}
 
     @cached_property
-    def sequences(self) -> list[dict[int, list[Call]]]:
+    def sequences(self) -> list[dict[int, list[CollectiveCall]]]:
         """For each set of ranks that calls collectives together, what each of them called."""
         axes = sorted({call.axis for calls in self._by_rank.values() for call in calls})
         sets = {axis: self._sets_of(axis) for axis in axes}
@@ -114,7 +114,7 @@ class Calls:
         found += [([axis], ranks) for axis in axes if axis not in world for ranks in sets[axis]]
         return [{rank: self._called(rank, over) for rank in ranks} for over, ranks in found if len(ranks) > 1]
 
-    def _called(self, rank: int, axes: list[str]) -> list[Call]:
+    def _called(self, rank: int, axes: list[str]) -> list[CollectiveCall]:
         return [call for call in self._by_rank[rank] if call.axis in axes and call.op not in _POINT_TO_POINT]
 
     def _sets_of(self, axis: str) -> list[list[int]]:
@@ -144,7 +144,7 @@ class Calls:
                 found.append(Absence(waiting, [rank for rank in calls if rank not in waiting]))
         return min(found, key=lambda a: (a.call.step or 0, a.call.seq or 0), default=None)
 
-    def _compare(self, calls: Mapping[int, list[Call]]) -> Mismatch | None:
+    def _compare(self, calls: Mapping[int, list[CollectiveCall]]) -> Mismatch | None:
         """The first place where the ranks of an axis did not do alike."""
         for index in range(max(map(len, calls.values()), default=0)):
             here = {rank: found[index] for rank, found in calls.items() if len(found) > index}
@@ -152,7 +152,9 @@ class Calls:
                 return self._judge(calls, here, index)
         return None
 
-    def _judge(self, calls: Mapping[int, list[Call]], here: dict[int, Call], index: int) -> Mismatch:
+    def _judge(
+        self, calls: Mapping[int, list[CollectiveCall]], here: dict[int, CollectiveCall], index: int
+    ) -> Mismatch:
         """Which rank is the odd one, and what it did."""
         counts = Counter(call.key for call in here.values())
         expected = {c.key for rank, c in here.items() if _as_announced(calls[rank], index) or self._is_of_the_loop(c)}
@@ -162,13 +164,13 @@ class Calls:
         others = {rank: call for rank, call in here.items() if call.key == right}
         kind, why = _kind(calls[odd], calls[next(iter(others))], index)
         wrong = here[odd].key
-        told_apart = right in expected and (wrong not in expected or first[right] < first[wrong])
-        certain = counts[right] > counts[wrong] or told_apart
+        distinct = right in expected and (wrong not in expected or first[right] < first[wrong])
+        certain = counts[right] > counts[wrong] or distinct
         return Mismatch(kind, odd, here[odd], others, index, certain and not why.startswith("or"), why)
 
-    def _is_of_the_loop(self, call: Call) -> bool:
+    def _is_of_the_loop(self, call: CollectiveCall) -> bool:
         """Whether the training loop itself has such a call: the whole gradient with what rides on it, three numbers of
-        the score, the samples that whole steps took before a checkpoint, the meetings without a payload.
+        the score, the samples that whole steps took before a checkpoint, the barriers and broadcasts.
         """
         if call.op in ("barrier", "broadcast"):
             return True
@@ -181,7 +183,7 @@ class Calls:
         return call.op == "all_reduce" and 0 <= riders <= 4 * (len(self.case.ranks) + 1)
 
 
-def _kind(odd: list[Call], other: list[Call], index: int) -> tuple[str, str]:
+def _kind(odd: list[CollectiveCall], other: list[CollectiveCall], index: int) -> tuple[str, str]:
     x, y = odd[index], other[index]
     if x.step != y.step and x.step is not None and y.step is not None:
         if x.step > y.step:
@@ -201,7 +203,7 @@ def _kind(odd: list[Call], other: list[Call], index: int) -> tuple[str, str]:
     return "extra", "or else it called the wrong one"
 
 
-def _as_announced(calls: list[Call], index: int) -> bool:
+def _as_announced(calls: list[CollectiveCall], index: int) -> bool:
     """Whether an earlier step had a call of this form at this place in this phase."""
     counts: Counter[tuple[object, ...]] = Counter()
     seen: set[tuple[object, ...]] = set()
@@ -216,24 +218,26 @@ def _as_announced(calls: list[Call], index: int) -> bool:
     return False
 
 
-def _calls_of(case: Case, rank: int) -> list[Call]:
+def _calls_of(case: Case, rank: int) -> list[CollectiveCall]:
     """All calls of a rank, in the order in which it began them."""
     life, beat = case.world.lives.get(rank), case.beat(rank)
-    found: dict[int, Call] = {}
+    found: dict[int, CollectiveCall] = {}
     spans: dict[int, list[Fields]] = {}
     for event in life.of("span") if life else []:
         spans.setdefault(event["step"], []).append(event)
-    place = case.place(rank)
+    position = case.position(rank)
     for event in life.of("collective") if life else []:
-        phase = _phase_at(event, spans.get(event["step"], [])) or (place.phase if event["step"] == place.step else None)
-        found[event["seq"]] = Call(
+        phase = _phase_at(event, spans.get(event["step"], [])) or (
+            position.phase if event["step"] == position.step else None
+        )
+        found[event["seq"]] = CollectiveCall(
             event["step"], phase, event["op"], event["axis"], event["payload_bytes"], event["seq"], True,
             event["end_ns"], case.events_file(rank),
         )  # fmt: skip
     for call in (beat or {}).get("open") or []:
         if call["seq"] not in found and beat is not None:
             phase = _phase_at(call, spans.get(beat["step"], [])) or beat["phase"]
-            found[call["seq"]] = Call(
+            found[call["seq"]] = CollectiveCall(
                 beat["step"], phase, call["op"], call["axis"], call["payload_bytes"], call["seq"], False,
                 call["start_ns"], case.beat_file(rank),
             )  # fmt: skip
@@ -245,14 +249,16 @@ def _calls_of(case: Case, rank: int) -> list[Call]:
     return [*ordered, failed] if failed is not None else ordered
 
 
-def failed_call(case: Case, rank: int) -> Call | None:
+def failed_call(case: Case, rank: int) -> CollectiveCall | None:
     """The collective that a rank's CommError names."""
-    words, place = case.words(rank), case.place(rank)
+    words, position = case.words(rank), case.position(rank)
     match = _COMM_ERROR.match(words[1]) if words and words[0] == "CommError" else None
     if match is None:
         return None
     size = int(match[2]) if match[2] else 0
-    return Call(place.step, place.phase, match[1], match[3] or "world", size, None, False, None, case.events_file(rank))
+    return CollectiveCall(
+        position.step, position.phase, match[1], match[3] or "world", size, None, False, None, case.events_file(rank)
+    )
 
 
 def _phase_at(event: Fields, spans: list[Fields]) -> str | None:

@@ -1,4 +1,4 @@
-"""The finding of a diagnosis, and the letter that tells it."""
+"""The finding of a diagnosis, and the letter that reports it."""
 
 from __future__ import annotations
 

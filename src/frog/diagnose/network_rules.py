@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from frog.diagnose.case import Case, signal_name
-from frog.diagnose.collectives import Calls, failed_call
+from frog.diagnose.collectives import CollectiveCalls, failed_call
 from frog.diagnose.diagnosis import Diagnosis, note, span
 
 _TOGETHER_NS = 2_000_000_000
@@ -13,7 +13,7 @@ _FIRST_NS = 1_000_000_000
 _AT_ONCE_NS = 100_000_000
 
 
-def never_met(case: Case, calls: Calls) -> Diagnosis | None:
+def never_met(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     """The world never came together."""
     began = [rank for rank in case.ranks if (life := case.world.lives.get(rank)) and life.start]
     refused = [rank for rank in case.comm_errors if "could not join" in (case.words(rank) or ("", ""))[1]]
@@ -21,7 +21,7 @@ def never_met(case: Case, calls: Calls) -> Diagnosis | None:
     ended_badly = end is not None and end["code"] != 0
     if began or case.own_errors or not (refused or (ended_badly and not case.world.launched)):
         return None
-    lines = [line for rank in refused if (line := case.tell_words(rank))]
+    lines = [line for rank in refused if (line := case.report_error(rank))]
     if launch is not None:
         wanted = len(launch.get("nodes") or [])
         met = len({event["node_rank"] for event in case.world.launched})
@@ -35,7 +35,7 @@ def never_met(case: Case, calls: Calls) -> Diagnosis | None:
     )
 
 
-def node_gone(case: Case, calls: Calls) -> Diagnosis | None:
+def node_gone(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     """All ranks of a node vanished together."""
     for event in sorted(case.world.nodes, key=lambda event: event["unix_ns"]):
         ranks = _ranks_of(case, event)
@@ -62,18 +62,18 @@ def node_gone(case: Case, calls: Calls) -> Diagnosis | None:
     return None
 
 
-def _lost_node(case: Case, calls: Calls, ranks: list[int], what: str, lines: list[str]) -> Diagnosis:
+def _lost_node(case: Case, calls: CollectiveCalls, ranks: list[int], what: str, lines: list[str]) -> Diagnosis:
     first = ranks[0] if ranks else None
-    others = [line for rank in case.ranks if rank not in ranks and (line := case.tell_words(rank))]
+    others = [line for rank in case.ranks if rank not in ranks and (line := case.report_error(rank))]
     about = case.about(first) if first is not None else {}
-    where = f" in {case.place(first)}" if first is not None else ""
+    where = f" in {case.position(first)}" if first is not None else ""
     with_it = f", and {span(ranks)} with it" if ranks else ""
     return Diagnosis(
         "node",
         f"{what} went{where}{with_it}",
         **{**about, "rank": first},
         collective=str(calls.absence.call) if calls.absence is not None else None,
-        evidence=(*lines, *(case.tell_place(rank) for rank in ranks[:4]), *others[:3]),
+        evidence=(*lines, *(case.report_position(rank) for rank in ranks[:4]), *others[:3]),
         advice="is the machine up? Power, a kernel panic, the scheduler taking it back (`sinfo -R`, `last -x`)\n"
         f"go on with the nodes that are left: `frog run --nodes 1:N ...`, or later: "
         f"`frog train --resume {case.evidence.folder.path}`",
@@ -97,7 +97,7 @@ def _failed_before(case: Case, unix_ns: int, ranks: list[int]) -> bool:
     ) or any(hang["unix_ns"] < unix_ns for hang in case.world.hangs)
 
 
-def unlike(case: Case, calls: Calls) -> Diagnosis | None:
+def unlike(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     """The ranks of an axis did not all do the same collective."""
     found = calls.mismatch
     if found is None:
@@ -113,7 +113,7 @@ def unlike(case: Case, calls: Calls) -> Diagnosis | None:
         where = f" in step {own.step}" + (f", {own.phase}" if own.phase else "")
         lines.append(note(case.world.unix_ns(other, own.mono_ns), f"rank {other}", f"began {own}{where}", own.file))
     lines.append(f"{'':12}  both are the rank's call no. {found.index} over these connections: {found.why}")
-    tells = {
+    findings = {
         "shape": f"rank {rank} called {mine} where {others} called {theirs}: a tensor of the wrong size",
         "extra": f"rank {rank} called {mine}, which {others} did not: a collective too many",
         "missing": f"rank {rank} left out {theirs}, which {others} called: a collective too few",
@@ -123,21 +123,21 @@ def unlike(case: Case, calls: Calls) -> Diagnosis | None:
         doubt = f" ({found.why})"
     return Diagnosis(
         found.kind,
-        f"{tells[found.kind]}, in step {call.step}" + (f", {call.phase}" if call.phase else "") + doubt,
+        f"{findings[found.kind]}, in step {call.step}" + (f", {call.phase}" if call.phase else "") + doubt,
         rank=rank,
         node_rank=case.world.node_of(rank),
         step=call.step,
         phase=call.phase,
         collective=str(call),
         certain=found.certain,
-        evidence=(*lines, *(line for r in case.ranks for line in (case.tell_words(r), case.tell_exit(r)) if line)),
+        evidence=(*lines, *(line for r in case.ranks for line in (case.report_error(r), case.report_exit(r)) if line)),
         advice="every rank of an axis must do the same collectives, with the same sizes, in the same order: look for a "
         f"collective inside an `if rank == ...`, a data-dependent branch, uneven batches, in {call.phase or 'that'} "
         "phase's code\nresults since then may be mixed up: resume from a checkpoint of before that step",
     )
 
 
-def connections(case: Case, calls: Calls) -> Diagnosis | None:
+def connections(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     """Collectives failed on all ranks although every process lived: the network between them."""
     if not case.comm_errors or case.own_errors:
         return None
@@ -146,7 +146,7 @@ def connections(case: Case, calls: Calls) -> Diagnosis | None:
         return None
     nodes = {rank: case.world.node_of(rank) for rank in case.ranks}
     closed = [rank for rank in case.comm_errors if rank not in case.timed_out]
-    lines = tuple(line for rank in case.ranks if (line := case.tell_words(rank)))[:8]
+    lines = tuple(line for rank in case.ranks if (line := case.report_error(rank)))[:8]
     if case.timed_out and len(set(nodes.values())) > 1:
         return _cut(case, calls, lines)
     if closed:
@@ -154,12 +154,12 @@ def connections(case: Case, calls: Calls) -> Diagnosis | None:
     return None
 
 
-def _cut(case: Case, calls: Calls, lines: tuple[str, ...]) -> Diagnosis:
+def _cut(case: Case, calls: CollectiveCalls, lines: tuple[str, ...]) -> Diagnosis:
     first = case.first_lost
     assert first is not None
     call = str(calls.absence.call) if calls.absence is not None else _failed(case, first)
-    place = case.place(first)
-    node, told = _cut_off(case)
+    position = case.position(first)
+    node, reports = _cut_off(case)
     where = f"node {node} was cut off" if node is not None else "the network between the nodes was cut"
     ranks = [rank for rank in case.ranks if case.world.node_of(rank) == node]
     doubt = ""
@@ -167,51 +167,51 @@ def _cut(case: Case, calls: Calls, lines: tuple[str, ...]) -> Diagnosis:
         doubt = " (or the other one: of two, each sees the other go)"
     return Diagnosis(
         "cut",
-        f"{where}{doubt} in {place} or just before: {call or 'a collective'} timed out although every process beat on",
+        f"{where}{doubt} in {position} or just before: {call or 'a collective'} timed out while every process beat on",
         rank=ranks[0] if ranks else None,
         node_rank=node,
-        step=place.step,
-        phase=place.phase,
+        step=position.step,
+        phase=position.phase,
         collective=call,
         certain=node is not None and not doubt,
-        evidence=(*lines, *told),
+        evidence=(*lines, *reports),
         advice="from each node: `ping` the others; look at the switch, the firewall, the interface's counters "
         f"(`ip -s link`)\nwhen it is back: `frog train --resume {case.evidence.folder.path}`",
     )
 
 
 def _cut_off(case: Case) -> tuple[int | None, list[str]]:
-    """The node whose agent could not tell the others that its ranks had failed, though they had; None if unclear.
+    """The node whose agent could not report that its ranks had failed, though they had; None if unclear.
 
-    The agents meet at a store on node 0. If that node is the one cut off, only its own agent tells.
+    The agents meet at a store on node 0. If that node is the one cut off, only its own agent reports.
     """
     nodes = {event["node_rank"] for event in case.world.launched}
-    told = {event["node_rank"] for event in case.world.exits}
+    reported = {event["node_rank"] for event in case.world.exits}
     failed = {case.world.node_of(rank) for rank in case.comm_errors}
-    mute = sorted(node for node in nodes - told if node in failed)
+    mute = sorted(node for node in nodes - reported if node in failed)
     lines = [
-        f"{'':12}  node {node}    its ranks had failed, and its agent told nobody  [events/launcher.jsonl]"
+        f"{'':12}  node {node}    its ranks had failed, and its agent reported nothing  [events/launcher.jsonl]"
         for node in mute
     ]
-    if len(nodes) > 2 and told == {0}:
+    if len(nodes) > 2 and reported == {0}:
         return 0, lines
     return (mute[0] if len(mute) == 1 else None), lines
 
 
-def _closed(case: Case, calls: Calls, closed: list[int], lines: tuple[str, ...]) -> Diagnosis:
+def _closed(case: Case, calls: CollectiveCalls, closed: list[int], lines: tuple[str, ...]) -> Diagnosis:
     """All-reduce goes round a ring: with the rank whose connections close fail its neighbours, then the rest."""
     candidates = _centre(case, closed)
     rank = candidates[0]
-    place = case.place(rank)
-    told = f"{'':12}  failed first: {span(_first_of(case, closed))}; the neighbours of {span(candidates)} on the ring"
+    position = case.position(rank)
+    first = f"{'':12}  failed first: {span(_first_of(case, closed))}; the neighbours of {span(candidates)} on the ring"
     either = "" if len(candidates) == 1 else f" ({span(candidates)} look alike)"
     return Diagnosis(
         "port",
-        f"the connections of rank {rank}, which lived on, were closed in {place}{either}",
+        f"the connections of rank {rank}, which lived on, were closed in {position}{either}",
         **case.about(rank),
         collective=_failed(case, rank),
         certain=False,
-        evidence=(*lines, told),
+        evidence=(*lines, first),
         advice="a firewall that drops connections, an interface that was reset, too few file descriptors "
         f"(`ulimit -n`)\n`frog train --resume {case.evidence.folder.path}`",
     )

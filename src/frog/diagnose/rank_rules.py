@@ -8,7 +8,7 @@ import signal
 from frog.core import errors
 from frog.core.errors import FrogError, UsageError
 from frog.diagnose.case import Case
-from frog.diagnose.collectives import Calls
+from frog.diagnose.collectives import CollectiveCalls
 from frog.diagnose.diagnosis import Diagnosis, note, span
 
 _NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded|disk is full|Errno (28|122)\b")
@@ -26,7 +26,7 @@ _SOON_S = 5.0
 """A heartbeat that ended so long before the others' ended with its process."""
 
 
-def interrupted(case: Case, calls: Calls) -> Diagnosis | None:
+def interrupted(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     """The launcher was asked to stop, and killed the ranks before they had left: Ctrl-C twice."""
     world = case.world
     if world.end is None or world.end["code"] not in _ASKED_TO_STOP or world.exits or world.hangs:
@@ -43,13 +43,13 @@ def interrupted(case: Case, calls: Calls) -> Diagnosis | None:
         outcome="interrupted",
         evidence=(
             note(world.end["unix_ns"], "launcher", asked, "events/launcher.jsonl"),
-            *(case.tell_place(rank) for rank in case.ranks[:8]),
+            *(case.report_position(rank) for rank in case.ranks[:8]),
         ),
         advice=_again(case) if steps else "start it again",
     )
 
 
-def own_words(case: Case, calls: Calls) -> Diagnosis | None:
+def own_words(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     """A rank failed with an error that is not the loss of its peers."""
     if not case.own_errors:
         return None
@@ -73,7 +73,7 @@ def own_words(case: Case, calls: Calls) -> Diagnosis | None:
     if kind.endswith(("MemoryError", "OutOfMemoryError")):
         return found.with_more(
             fault="memory",
-            finding=f"rank {rank} ran out of memory in {case.place(rank)}: {first}",
+            finding=f"rank {rank} ran out of memory in {case.position(rank)}: {first}",
             advice="smaller micro-batches: raise train.grad_accum; `frog strategies` compares what each strategy holds",
         )
     if kind == "CheckpointError":
@@ -84,14 +84,14 @@ def own_words(case: Case, calls: Calls) -> Diagnosis | None:
             f"the error is the program's own; once that is mended: `frog train --resume {case.evidence.folder.path}`"
         )
     return found.with_more(
-        fault="raise", finding=f"rank {rank} raised {kind} in {case.place(rank)}: {first}", advice=advice
+        fault="raise", finding=f"rank {rank} raised {kind} in {case.position(rank)}: {first}", advice=advice
     )
 
 
-def _base(case: Case, calls: Calls, rank: int) -> Diagnosis:
+def _base(case: Case, calls: CollectiveCalls, rank: int) -> Diagnosis:
     """What every diagnosis of a rank begins with: where it was, what it said, how it ended, who waited, in what."""
-    lines = [case.tell_words(rank), case.tell_place(rank), case.tell_hang(rank), case.tell_exit(rank)]
-    evidence = tuple(line for line in lines if line) + tuple(case.tell_others(rank))
+    lines = [case.report_error(rank), case.report_position(rank), case.report_hang(rank), case.report_exit(rank)]
+    evidence = tuple(line for line in lines if line) + tuple(case.report_others(rank))
     return Diagnosis("unknown", "", collective=_awaited(calls, rank), evidence=evidence, **case.about(rank))
 
 
@@ -112,12 +112,12 @@ def _name(case: Case) -> str:
     return case.evidence.folder.path.name
 
 
-def _not_finite(case: Case, calls: Calls, rank: int, message: str) -> Diagnosis:
+def _not_finite(case: Case, calls: CollectiveCalls, rank: int, message: str) -> Diagnosis:
     """All ranks raise it together; the message names those whose own loss or gradient was not finite."""
     culprits = [(int(number), loss, norm) for number, loss, norm in _CULPRIT.findall(message)]
-    place = case.place(rank)
+    position = case.position(rank)
     found = _base(case, calls, culprits[0][0] if culprits else rank).with_more(
-        fault="nan", step=place.step, phase="backward"
+        fault="nan", step=position.step, phase="backward"
     )
     lines = tuple(line.strip() for line in message.splitlines() if line.startswith("  rank "))
     found = found.with_more(*(f"{'':12}  {line}" for line in lines))
@@ -126,7 +126,7 @@ def _not_finite(case: Case, calls: Calls, rank: int, message: str) -> Diagnosis:
             rank=None,
             node_rank=None,
             certain=False,
-            finding=f"the gradient of step {place.step} was not finite on any rank alone, but their sum was not: an "
+            finding=f"the gradient of step {position.step} was not finite on any rank alone, but their sum was not: an "
             "overflow; or a rank's own part was not looked at (strategies that reduce as they go)",
             advice="lower optimizer.learning_rate; strategy.reduction=bucketed shows each rank's own gradient norm",
         )
@@ -137,19 +137,19 @@ def _not_finite(case: Case, calls: Calls, rank: int, message: str) -> Diagnosis:
     whose = span([number for number, _, _ in culprits])
     return found.with_more(
         phase=phase,
-        finding=f"{what} of {whose} was not finite in step {place.step} (loss {loss}, gradient norm {norm}); it was "
+        finding=f"{what} of {whose} was not finite in step {position.step} (loss {loss}, gradient norm {norm}); it was "
         f"made in {made}, and all ranks stopped before a weight was changed",
         advice="look at the samples that the message names: `frog data inspect`; lower optimizer.learning_rate\n"
         f"checkpoints are from before it: `frog train --resume {case.evidence.folder.path}`",
     )
 
 
-def _full_disk(case: Case, calls: Calls, rank: int, message: str) -> Diagnosis:
+def _full_disk(case: Case, calls: CollectiveCalls, rank: int, message: str) -> Diagnosis:
     match = _STEP_OF_CHECKPOINT.search(message)
     found = _base(case, calls, rank)
     step = int(match[1] or match[2]) if match else found.step
     phase = "checkpoint" if match else found.phase
-    doing = f"writing its part of the checkpoint of step {step}" if match else f"in {case.place(rank)}"
+    doing = f"writing its part of the checkpoint of step {step}" if match else f"in {case.position(rank)}"
     steps = case.evidence.folder.checkpoint_steps()
     kept = f"the last whole checkpoint is of step {steps[-1]}" if steps else "there is no checkpoint yet"
     return found.with_more(
@@ -162,7 +162,7 @@ def _full_disk(case: Case, calls: Calls, rank: int, message: str) -> Diagnosis:
     )
 
 
-def _no_trust(case: Case, calls: Calls, rank: int, message: str) -> Diagnosis:
+def _no_trust(case: Case, calls: CollectiveCalls, rank: int, message: str) -> Diagnosis:
     problems = [line.strip(" -") for line in message.splitlines() if line.startswith("  - ")]
     kinds = {damage_kind(problem) for problem in problems}
     return _base(case, calls, rank).with_more(
@@ -186,7 +186,7 @@ def damaged_rank(problem: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def stopped(case: Case, calls: Calls) -> Diagnosis | None:
+def stopped(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     """A rank gave no sign of life although nothing had ended it: the watchdog says so, or its heartbeat's age."""
     silent = [event["rank"] for event in case.world.hangs if event["kind"] == "silent"]
     silent = [rank for rank in silent if _noticed_ns(case, rank) is None]
@@ -205,7 +205,7 @@ def stopped(case: Case, calls: Calls) -> Diagnosis | None:
     return _base(case, calls, rank).with_more(
         fault="stop",
         certain=certain,
-        finding=f"rank {rank} was stopped in {case.place(rank)}: its process was there but did nothing more ({how})",
+        finding=f"rank {rank} was stopped in {case.position(rank)}: its process was there but did nothing more ({how})",
         advice="a stopped process (SIGSTOP, a debugger, a frozen container or laptop) or one held in the kernel (a "
         "network file system that does not answer: state D in `ps`)\n"
         f"{_again(case)}",
@@ -245,11 +245,11 @@ def _fell_silent(case: Case) -> tuple[int, float] | None:
     return (quiet[0], before_s) if before_s > _SOON_S else None
 
 
-def stuck(case: Case, calls: Calls) -> Diagnosis | None:
+def stuck(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     """All beat on, but some waited for ever in a collective that another never came to."""
-    held = [event for event in case.world.hangs if event["kind"] == "stuck"]
+    stuck_events = [event for event in case.world.hangs if event["kind"] == "stuck"]
     absence = calls.absence
-    if absence is None or not (held or case.timed_out) or len(absence.absent) != 1:
+    if absence is None or not (stuck_events or case.timed_out) or len(absence.absent) != 1:
         return None
     rank = absence.absent[0]
     waiting = list(absence.waiting)
@@ -258,13 +258,13 @@ def stuck(case: Case, calls: Calls) -> Diagnosis | None:
         collective=str(absence.call),
         certain=False,
         finding=f"{span(waiting)} waited for rank {rank} in {absence.call} (step {absence.call.step}); it never came: "
-        f"its process beat on in {case.place(rank)}",
+        f"its process beat on in {case.position(rank)}",
         advice=f"what does rank {rank} do there that others do not? A collective inside an `if rank == ...`, a loop "
         f"with more turns, a lock: `py-spy dump --pid PID` shows it live\n{_again(case)}",
     )
 
 
-def killed(case: Case, calls: Calls) -> Diagnosis | None:
+def killed(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     """A rank was ended by a signal."""
     dead = [rank for rank in case.ranks if case.signal_of(rank) not in (None, "SIGTERM", "SIGINT")]
     dead = [rank for rank in dead if case.hang(rank) is None] or dead
@@ -279,19 +279,19 @@ def killed(case: Case, calls: Calls) -> Diagnosis | None:
     if name == "SIGKILL":
         return found.with_more(
             fault="kill",
-            finding=f"rank {rank} was killed by SIGKILL in {case.place(rank)}",
+            finding=f"rank {rank} was killed by SIGKILL in {case.position(rank)}",
             advice="SIGKILL comes from a person, a scheduler, or a kernel that is out of memory: "
             f"`dmesg | grep -i oom`, `sacct -j JOB --format=MaxRSS`\n{_again(case)}",
         )
     return found.with_more(
         fault="crash",
-        finding=f"rank {rank} crashed with {name} in {case.place(rank)}",
+        finding=f"rank {rank} crashed with {name} in {case.position(rank)}",
         advice="SIGSEGV, SIGBUS and SIGABRT come from compiled code: a full /dev/shm (SIGBUS), an extension, a "
         f"collective of the wrong size (SIGABRT of gloo)\n{_again(case)}",
     )
 
 
-def _ended_unseen(case: Case, calls: Calls, rank: int) -> Diagnosis:
+def _ended_unseen(case: Case, calls: CollectiveCalls, rank: int) -> Diagnosis:
     """Its agent was late to see it end, but its peers' connections had closed at once."""
     closed_ns = _noticed_ns(case, rank)
     line = note(closed_ns, "its peers", "lost their connection to it; a stopped process would have kept it", "events/")
@@ -299,13 +299,13 @@ def _ended_unseen(case: Case, calls: Calls, rank: int) -> Diagnosis:
         line,
         fault="kill",
         certain=case.signal_of(rank) == "SIGKILL",
-        finding=f"rank {rank} was killed in {case.place(rank)}: it ended without a word, and its connections closed",
+        finding=f"rank {rank} was killed in {case.position(rank)}: it ended without a word, and its connections closed",
         advice=f"SIGKILL comes from a person, a scheduler, or a kernel that is out of memory: `dmesg | grep -i oom`\n"
         f"{_again(case)}",
     )
 
 
-def vanished(case: Case, calls: Calls) -> Diagnosis | None:
+def vanished(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     """A rank's words end without an end, and no launcher says why."""
     gone = [rank for rank in case.ranks if case.silent(rank) and case.exit(rank) is None]
     if not gone:
@@ -313,12 +313,12 @@ def vanished(case: Case, calls: Calls) -> Diagnosis | None:
     if len(gone) == len(case.ranks):
         rank = gone[0] if len(gone) == 1 else None
         who = f"rank {rank}" if rank is not None else "all ranks"
-        found = Diagnosis("gone", "", evidence=tuple(case.tell_place(r) for r in gone[:8]))
+        found = Diagnosis("gone", "", evidence=tuple(case.report_position(r) for r in gone[:8]))
         return found.with_more(
             **(case.about(rank) if rank is not None else {}),
             fault="kill" if rank is not None else "gone",
             certain=False,
-            finding=f"{who} ended without a word in {case.place(gone[0])}: killed by SIGKILL, or the machine went down",
+            finding=f"{who} ended without a word in {case.position(gone[0])}: killed by SIGKILL, or the machine failed",
             advice="`dmesg | grep -i oom`, `last -x reboot`, the scheduler's log (`sacct -j JOB`) would decide\n"
             f"{_again(case)}",
         )
@@ -326,13 +326,13 @@ def vanished(case: Case, calls: Calls) -> Diagnosis | None:
     return _base(case, calls, rank).with_more(
         fault="kill",
         certain=False,
-        finding=f"rank {rank} ended without a word in {case.place(rank)}, and the others lost it: killed by SIGKILL, "
-        "or by the kernel when memory ran out",
+        finding=f"rank {rank} ended without a word in {case.position(rank)}, and the others lost it: killed by "
+        "SIGKILL, or by the kernel when memory ran out",
         advice=f"`dmesg | grep -i oom` on its host, or the scheduler's log, would decide\n{_again(case)}",
     )
 
 
-def _awaited(calls: Calls, rank: int) -> str | None:
+def _awaited(calls: CollectiveCalls, rank: int) -> str | None:
     """The collective in which the others waited for a rank."""
     absence = calls.absence
     if absence is not None and rank in absence.absent:

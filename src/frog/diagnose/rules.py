@@ -1,7 +1,7 @@
 """What went wrong in a run, from its folder alone.
 
 The evidence is cut into worlds, one for each start. The last that failed is looked at, by one rule after another: those
-that name a cause of their own (a user's wish, a node that went, an error's own words) before those that name what it
+that name a cause of their own (a user's request, a node that went, an error's own words) before those that name what it
 looks like from outside (a rank that was missed, connections that closed).
 """
 
@@ -15,13 +15,13 @@ from frog.diagnose import network_rules as network
 from frog.diagnose import rank_rules as ranks
 from frog.diagnose.case import Case
 from frog.diagnose.checkpoint_rules import find_damage, of_checkpoint, with_damage
-from frog.diagnose.collectives import Calls
+from frog.diagnose.collectives import CollectiveCalls
 from frog.diagnose.diagnosis import Diagnosis, span
 from frog.diagnose.evidence import Evidence, World, gather, is_under_way
 from frog.diagnose.running import under_way
 from frog.diagnose.slow_rules import straggler
 
-Rule = Callable[[Case, Calls], Diagnosis | None]
+Rule = Callable[[Case, CollectiveCalls], Diagnosis | None]
 
 RULES: tuple[Rule, ...] = (
     ranks.interrupted,
@@ -42,7 +42,7 @@ def diagnose(folder: RunFolder) -> Diagnosis:
     evidence = gather(folder)
     if evidence.last is not None and is_under_way(folder):
         case = Case(evidence, evidence.last)
-        found = under_way(case, Calls(case))
+        found = under_way(case, CollectiveCalls(case))
     else:
         found = _of_ended(evidence)
     return found.with_more(*(f"{'':12}  {problem}" for problem in evidence.problems))
@@ -77,17 +77,17 @@ def has_failed(evidence: Evidence, world: World) -> bool:
 
 def _of_world(evidence: Evidence, world: World) -> Diagnosis:
     case = Case(evidence, world)
-    calls = Calls(case)
+    calls = CollectiveCalls(case)
     for rule in RULES:
         found = rule(case, calls)
         if found is not None:
             return found
-    lines = [line for rank in case.ranks for line in (case.tell_words(rank), case.tell_exit(rank)) if line]
+    lines = [line for rank in case.ranks for line in (case.report_error(rank), case.report_exit(rank)) if line]
     return Diagnosis(
         "unknown",
         "the run did not end as it should, and its traces fit nothing that is known here",
         certain=False,
-        evidence=(*lines, *(case.tell_place(rank) for rank in case.ranks[:8])),
+        evidence=(*lines, *(case.report_position(rank) for rank in case.ranks[:8])),
         advice="`frog logs RUN --tail 50` has what the ranks said last",
     )
 
@@ -101,8 +101,10 @@ def _with_outcome(found: Diagnosis, evidence: Evidence, world: World) -> Diagnos
     starts = [life.start for life in later[-1].lives.values() if life.start]
     since = f"from step {starts[0]['step']} with {starts[0]['world_size']} ranks" if starts else "again"
     if status == "completed":
-        told = f"; it was started again {since}, and completed"
-        return found.with_more(finding=found.finding + told, outcome="recovered", advice=f"nothing now. {found.advice}")
+        again = f"; it was started again {since}, and completed"
+        return found.with_more(
+            finding=found.finding + again, outcome="recovered", advice=f"nothing now. {found.advice}"
+        )
     if status == "interrupted":
         return found.with_more(finding=f"{found.finding}; started again {since}, it was interrupted", outcome=status)
     return found

@@ -6,7 +6,7 @@ import time
 
 from frog.core.units import format_seconds
 from frog.diagnose.case import Case
-from frog.diagnose.collectives import Calls
+from frog.diagnose.collectives import CollectiveCalls
 from frog.diagnose.diagnosis import Diagnosis, note, span
 from frog.diagnose.evidence import FRESH_S
 
@@ -14,7 +14,7 @@ _LONG_S = 10.0
 """A rank that waits longer than this in one collective waits for somebody."""
 
 
-def under_way(case: Case, calls: Calls, now_ns: int | None = None) -> Diagnosis:
+def under_way(case: Case, calls: CollectiveCalls, now_ns: int | None = None) -> Diagnosis:
     """Where a run is, and whether one of its ranks holds up the others."""
     now_ns = now_ns or time.time_ns()
     ages = {rank: (now_ns - beat["unix_ns"]) / 1e9 for rank, beat in case.world.beats.items()}
@@ -32,8 +32,8 @@ def under_way(case: Case, calls: Calls, now_ns: int | None = None) -> Diagnosis:
             **case.about(rank),
             fault="stop",
             certain=False,
-            finding=f"rank {rank} has given no sign of life for {format_seconds(ages[rank])}, in {case.place(rank)}; "
-            "the others wait for it, or soon will: stopped, killed, or cut off from the disk that holds the run",
+            finding=f"rank {rank} has given no sign of life for {format_seconds(ages[rank])}, in {case.position(rank)}"
+            "; the others wait for it, or soon will: stopped, killed, or cut off from the disk that holds the run",
             advice=f"{_process(case, rank)} (T: stopped, D: held in the kernel)\n"
             "`frog run` kills it after --deadline seconds; with --restarts it begins again from the last checkpoint",
         )
@@ -54,7 +54,7 @@ def under_way(case: Case, calls: Calls, now_ns: int | None = None) -> Diagnosis:
         collective=str(absence.call),
         certain=False,
         finding=f"{span(list(absence.waiting))} have waited {format_seconds(waited_s)} in {absence.call} (step "
-        f"{absence.call.step}) for {span(absence.absent)}, which beats on in {case.place(rank)}: slow there, or hung",
+        f"{absence.call.step}) for {span(absence.absent)}, which beats on in {case.position(rank)}: slow, or hung",
         advice=f"{_process(case, rank)}; `py-spy dump --pid` shows what it does",
     )
 
@@ -68,7 +68,7 @@ def _position(case: Case) -> str:
 def _line(case: Case, rank: int, age_s: float) -> str:
     beat = case.world.beats[rank]
     phase_s = max(0.0, (beat["beat_ns"] - beat["phase_ns"]) / 1e9)
-    what = f"{case.place(rank)} for {format_seconds(phase_s)}"
+    what = f"{case.position(rank)} for {format_seconds(phase_s)}"
     if beat["open"]:
         first = beat["open"][0]
         waited = format_seconds(max(0.0, (beat["beat_ns"] - first["start_ns"]) / 1e9))
@@ -77,7 +77,7 @@ def _line(case: Case, rank: int, age_s: float) -> str:
     return note(beat["unix_ns"], f"rank {rank}", what, f"heartbeats/rank_{rank}.json")
 
 
-def _waited_s(case: Case, calls: Calls) -> float:
+def _waited_s(case: Case, calls: CollectiveCalls) -> float:
     waiting = calls.absence.waiting if calls.absence is not None else {}
     return max(
         (

@@ -1,1 +1,1 @@
-"""Small real worlds whose ranks note when they met, told as a story."""
+"""Small real worlds whose ranks note when they met."""

@@ -1,4 +1,4 @@
-"""`frog explain barrier|rendezvous|all-reduce`: run a small real world, and tell who waited for whom, and how long."""
+"""`frog explain barrier|rendezvous|all-reduce`: run a small real world, report who waited for whom, and how long."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def add_explain_parser(commands: argparse._SubParsersAction[argparse.ArgumentPar
 
 
 def _explain(args: argparse.Namespace) -> int:
-    from frog.explain.story import tell
+    from frog.explain.story import write_story
 
     nodes = read_nodes(args.nproc, args.nodes)
     code, notes = run_notes(args.what, nodes)
     if code == 0:
-        print(tell(args.what, notes))
+        print(write_story(args.what, notes))
     return code
 
 

@@ -1,4 +1,4 @@
-"""`frog explain` on one rank: it works, meets the others, and notes when. frog.explain.commands tells it as a story.
+"""`frog explain` on one rank: it works, meets the others, and notes when. frog.explain.story makes a chart of it.
 
 Every rank has another amount of work before it meets the others, so that there is somebody to wait for. The work is
 real: products of matrices. All times are of the machine's monotonic clock, which all its processes share.
@@ -63,7 +63,7 @@ def _who(env: WorldEnv) -> dict[str, Any]:
         "node_rank": env.node_rank,
         "host": host_name(),
         "pid": os.getpid(),
-        "meeting_place": f"{env.master_addr}:{env.master_port}",
+        "rendezvous_address": f"{env.master_addr}:{env.master_port}",
         "listener": "the agent of node 0" if variable("TORCHELASTIC_USE_AGENT_STORE") == "True" else "rank 0",
     }
 

@@ -1,4 +1,4 @@
-"""What the ranks of `frog explain` have noted, told as a chart and a few sentences. Numbers only; nothing runs here."""
+"""What the ranks of `frog explain` have noted as a chart and a few sentences. Numbers only; nothing runs here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Notes = Sequence[Mapping[str, Any]]
 """By rank."""
 
 
-def tell(what: str, notes: Notes) -> str:
+def write_story(what: str, notes: Notes) -> str:
     """The story of a barrier, a rendezvous or an all-reduce."""
     return {"barrier": _barrier, "rendezvous": _rendezvous, "all-reduce": _all_reduce}[what](notes)
 
@@ -133,7 +133,7 @@ def _rendezvous(notes: Notes) -> str:
         bars.append(Bar(_label(note), spans, f"{came}, waited {span_text(note['complete_ns'] - note['knocked_ns'])}"))
     return "\n".join(
         [
-            f"A rendezvous: {len(notes)} ranks find each other at {notes[0]['meeting_place']}.",
+            f"A rendezvous: {len(notes)} ranks find each other at {notes[0]['rendezvous_address']}.",
             _work(notes),
             "",
             chart(bars),

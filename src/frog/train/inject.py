@@ -1,7 +1,7 @@
 """Faults met by a rank: what `frog.config.faults` describes is brought about here, for real, in this very process.
 
-A fault is met once in a launch, also if its world starts again: a mark beside the list of faults says so. Nothing of it
-is written to the run folder, whose reader must find out by evidence what went wrong.
+A fault is met once in a launch, also if its world starts again: a mark next to the list of faults says so. Nothing
+of it is written to the run folder, whose reader must find out by evidence what went wrong.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from frog.train.setup import Run
 
 _POLL_S = 0.005
 
-_WISH_S = 60.0
+_REQUEST_S = 60.0
 """How long the launcher may take to do what it was asked for."""
 
 
@@ -139,7 +139,7 @@ class _Injector:
     # ---- checkpoints -------------------------------------------------------------------------------------------------
 
     def then_damage(self, save: Callable[..., int]) -> Callable[..., int]:
-        """`save`, and after it, if this rank is to, the damage; a killed rank tells nobody."""
+        """`save`, and after it, if this rank is to, the damage; a killed rank reports nothing."""
 
         def save_and_damage(step: int, *args: Any) -> int:
             before = _inode(self._run.folder.checkpoint(step))
@@ -174,9 +174,9 @@ class _Injector:
 
     def _fill_disk(self, number: int, fault: Fault) -> None:
         """Put this rank's part of the coming checkpoint on the device that is always full: writing there is ENOSPC."""
-        beside = self._run.folder.checkpoints / f".step_{fault.step:08d}.{self._run.attempt}"
-        beside.mkdir(parents=True, exist_ok=True)
-        part = beside / f"rank_{self._run.world.rank}.safetensors"
+        staging = self._run.folder.checkpoints / f".step_{fault.step:08d}.{self._run.attempt}"
+        staging.mkdir(parents=True, exist_ok=True)
+        part = staging / f"rank_{self._run.world.rank}.safetensors"
         part.symlink_to(FULL_DEVICE)
         atexit.register(part.unlink, missing_ok=True)
 
@@ -192,22 +192,22 @@ class _Injector:
                             twin.shutdown(socket.SHUT_RDWR)
 
     def _lose_node(self, number: int, fault: Fault) -> None:
-        self._wish("kill_node", number)
+        self._request("kill_node", number)
 
     def _cut_node(self, number: int, fault: Fault) -> None:
         if fault.after_s:
-            self._wish_later(fault.after_s, "cut", number)
+            self._request_later(fault.after_s, "cut", number)
         else:
-            self._wish("cut", number)
+            self._request("cut", number)
         if fault.for_s is not None:
-            self._wish_later(fault.after_s + fault.for_s, "heal", number)
+            self._request_later(fault.after_s + fault.for_s, "heal", number)
 
-    def _wish_later(self, seconds: float, act: str, number: int) -> None:
-        timer = threading.Timer(seconds, self._wish, (act, number))
+    def _request_later(self, seconds: float, act: str, number: int) -> None:
+        timer = threading.Timer(seconds, self._request, (act, number))
         timer.daemon = True
         timer.start()
 
-    def _wish(self, act: str, number: int) -> None:
+    def _request(self, act: str, number: int) -> None:
         """Ask the launcher for what a rank cannot bring about alone; return when it is done."""
         launch = launch_dir()
         if launch is None:
@@ -216,11 +216,12 @@ class _Injector:
             )
         path = launch / "wishes" / f"{act}_{number}_{os.getpid()}.json"
         write_json(path, {"act": act, "node": self._node()})
-        deadline = time.monotonic() + _WISH_S
+        deadline = time.monotonic() + _REQUEST_S
         while not path.with_suffix(".done").exists():
             if time.monotonic() > deadline:
                 raise UsageError(
-                    f"the launcher has not granted {act} within {_WISH_S:g} s", "was it started by frog run?"
+                    f"the launcher has not answered the request to {act} within {_REQUEST_S:g} s",
+                    "was it started by frog run?",
                 )
             time.sleep(_POLL_S)
 

@@ -97,7 +97,7 @@ def open_events(folder: RunFolder, world: World) -> EventWriter:
         "timeout_s": world.timeout_s,
     }
     events = EventWriter(folder.rank_events(env.rank), Heartbeat(folder.heartbeat(env.rank), who))
-    world.tell(events.collective)
+    world.report_to(events.collective)
     return events
 
 
