@@ -42,8 +42,8 @@ def test_a_collective_counts_from_where_it_began(tmp_path: Path) -> None:
     second.done(second.start_ns + 1, wait_ns=1)
     writer.step = 5
     first.done(first.start_ns + 9, wait_ns=2)
-    told = [(e["op"], e["seq"], e["step"]) for e in read_run(folder).main.of("collective")]
-    assert told == [("reduce_scatter", 1, 4), ("all_gather", 0, 4)]
+    reported = [(e["op"], e["seq"], e["step"]) for e in read_run(folder).main.of("collective")]
+    assert reported == [("reduce_scatter", 1, 4), ("all_gather", 0, 4)]
 
 
 def test_fields_are_those_of_the_schema(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_a_torn_line_swallows_nothing(tmp_path: Path) -> None:
     assert events.num_torn_lines == 1
 
 
-def test_a_disk_that_fills_is_told_with_the_first_line_that_has_no_room(
+def test_a_disk_that_fills_is_reported_with_the_first_line_that_has_no_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel writes what has room, and refuses only the next write."""

@@ -11,8 +11,8 @@ LEFT = "CommError: all_reduce of 8 bytes failed: connection closed by peer"
 
 
 def failure(rank: int, code: int = 1, error: str | None = None, time_s: float = 100.0, **more: object) -> Failure:
-    told = {"attempt": 0, "rank": rank, "pid": 1000 + rank, "code": code, "time_s": time_s}
-    return {**told, "error": error, "traceback": None, **more}
+    reported = {"attempt": 0, "rank": rank, "pid": 1000 + rank, "code": code, "time_s": time_s}
+    return {**reported, "error": error, "traceback": None, **more}
 
 
 def test_the_first_to_fail_is_not_one_that_lost_its_peers() -> None:
@@ -30,7 +30,7 @@ def test_a_killed_rank_ends_as_a_shell_says_it() -> None:
     assert (error.what, error.exit_code) == ("rank 1 (pid 1001) was killed by SIGKILL", 137)
 
 
-def test_the_ranks_words_and_its_log_are_told() -> None:
+def test_the_ranks_words_and_its_log_are_reported() -> None:
     failures = [failure(0, error=LEFT), failure(1, error="DataError: shard 3 is torn")]
     error = world_error(failures, {}, [1], RunFolder(Path("runs/pond")))
     assert error.what == "rank 1 (pid 1001) ended with exit code 1 (1 other rank ended with it)\nshard 3 is torn"
@@ -39,7 +39,7 @@ def test_the_ranks_words_and_its_log_are_told() -> None:
     assert world_error(failures, {}, [1]).hint is None
 
 
-def test_a_users_mistake_is_told_alone() -> None:
+def test_a_users_mistake_is_reported_alone() -> None:
     error = world_error([failure(0, code=2, error="ConfigError: train.steps=0")], {}, [1])
     assert (str(error), error.exit_code) == ("train.steps=0", 2)
 

@@ -100,17 +100,17 @@ def test_the_numbers_add_up(profiled: tuple[str, RunFolder, str]) -> None:
                 for mark in sorted(spans(trace, f"frog::{phase}"), key=lambda mark: mark["ts"])
                 if any(step["ts"] <= mark["ts"] < step["ts"] + step["dur"] for step in steps)
             ]
-            told = [span for span in events.of("span") if span["phase"] == phase and span["step"] >= FIRST_RECORDED]
-            told_us = [(span["end_ns"] - span["start_ns"]) / 1e3 for span in told]
+            reported = [span for span in events.of("span") if span["phase"] == phase and span["step"] >= FIRST_RECORDED]
+            reported_us = [(span["end_ns"] - span["start_ns"]) / 1e3 for span in reported]
             assert sum(marks) / STEPS == pytest.approx(rank.phases[phase], abs=0.1)
-            more = [mark - own for mark, own in zip(marks, told_us, strict=True)]
+            more = [mark - own for mark, own in zip(marks, reported_us, strict=True)]
             assert min(more) > -5
             assert min(more) < 200, "one may be interrupted at its edges, but not every one"
         assert rank.communication is not None
         if strategy != "torch":
             waits = [one["wait_ns"] / 1e3 for one in events.of("collective") if one["step"] >= FIRST_RECORDED]
             assert rank.parts[TRANSFER] + rank.parts[WAITING] <= sum(waits) / STEPS
-            assert rank.parts[TRANSFER] + rank.parts[WAITING] == pytest.approx(rank.communication.held_up_us)
+            assert rank.parts[TRANSFER] + rank.parts[WAITING] == pytest.approx(rank.communication.blocked_us)
         assert rank.memory is not None
         assert rank.peak_bytes > 2**20
 
@@ -143,7 +143,7 @@ def test_a_profiled_run_is_a_real_run(profiled: tuple[str, RunFolder, str], work
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (("run.toml", "--steps", "0"), "--steps 0: must be at least 1"),
         (("run.toml", "--nproc", "0"), "--nproc 0: must be at least 1"),
@@ -154,9 +154,11 @@ def test_a_profiled_run_is_a_real_run(profiled: tuple[str, RunFolder, str], work
         (("run.toml", "--name", "a/b"), "name='a/b'"),
     ],
 )
-def test_mistakes_are_told_before_anything_starts(workshop: Workshop, words: tuple[str, ...], told: str) -> None:
+def test_mistakes_are_reported_before_anything_starts(
+    workshop: Workshop, words: tuple[str, ...], expected: str
+) -> None:
     before = {entry.name for entry in (workshop.root / "runs").glob("*")}
     done = workshop.run("frog", "profile", *words, code=2)
-    assert told in done.stderr
+    assert expected in done.stderr
     assert "Traceback" not in done.stderr
     assert {entry.name for entry in (workshop.root / "runs").glob("*")} == before

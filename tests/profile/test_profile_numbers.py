@@ -11,7 +11,7 @@ import pytest
 
 from frog.core.errors import RunError
 from frog.plan.measure import Collective
-from frog.profile.numbers import ALONE, HELD_UP, IDLE, KERNELS, OPERATORS, PYTHON, _held_up, _parts
+from frog.profile.numbers import ALONE, EXPOSED, IDLE, KERNELS, OPERATORS, PYTHON, _blocked, _parts
 from frog.profile.trace import common, length, read_trace_file, understand, union, without
 
 MAIN, GLOO = 7, 8
@@ -95,7 +95,7 @@ def test_parts_add_up_where_a_native_implementation_communicates() -> None:
             mark("gloo:all_reduce", 60, 120, GLOO),
         ]
     )
-    assert _parts(trace, 100.0, None) == {OPERATORS: 30, HELD_UP: 60, PYTHON: 10}
+    assert _parts(trace, 100.0, None) == {OPERATORS: 30, EXPOSED: 60, PYTHON: 10}
 
 
 def test_parts_of_a_gpu_are_its_kernels() -> None:
@@ -115,26 +115,26 @@ def call(start: int, end: int, wait: int, op: str = "all_reduce", axis: str = "d
     return Collective(op, axis, 4, start * 1000, end * 1000, wait * 1000)
 
 
-def test_waiting_for_a_rank_is_told_from_transfer() -> None:
+def test_waiting_for_a_rank_is_kept_apart_from_transfer() -> None:
     axes = {"dp": [0, 1]}
-    told = {
+    reported = {
         0: {6: [call(0, 50, 50), call(60, 90, 10), call(100, 110, 10, "recv", "pp")]},
         # Rank 1 comes 30 later to the first; to the second at once, and both go on computing until it is nearly done.
         1: {6: [call(30, 50, 20), call(60, 90, 5), call(120, 130, 4, "send", "pp")]},
     }
-    assert _held_up(0, axes, told) == (70, 30 + 0 + 10)
-    assert _held_up(1, axes, told) == (29, 0 + 0 + 4)
+    assert _blocked(0, axes, reported) == (70, 30 + 0 + 10)
+    assert _blocked(1, axes, reported) == (29, 0 + 0 + 4)
 
 
-def test_nobody_waits_longer_than_it_was_held_up() -> None:
+def test_nobody_waits_longer_than_it_was_blocked() -> None:
     """A rank may be done before another begins, as the source of a broadcast."""
-    told = {0: {6: [call(0, 10, 10, "broadcast")]}, 1: {6: [call(30, 40, 10, "broadcast")]}}
-    assert _held_up(0, {"dp": [0, 1]}, told) == (10, 10)
+    reported = {0: {6: [call(0, 10, 10, "broadcast")]}, 1: {6: [call(30, 40, 10, "broadcast")]}}
+    assert _blocked(0, {"dp": [0, 1]}, reported) == (10, 10)
 
 
-def test_ranks_that_told_of_other_collectives_are_not_compared() -> None:
-    told = {0: {6: [call(0, 50, 50)]}, 1: {6: [call(30, 50, 20), call(60, 70, 10)]}}
-    assert _held_up(0, {"dp": [0, 1]}, told) == (50, 0)
+def test_ranks_that_reported_other_collectives_are_not_compared() -> None:
+    reported = {0: {6: [call(0, 50, 50)]}, 1: {6: [call(30, 50, 20), call(60, 70, 10)]}}
+    assert _blocked(0, {"dp": [0, 1]}, reported) == (50, 0)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_stretches_of_time() -> None:
     assert (length(a), without(a, b), without(b, a)) == (22, 15, 18)
 
 
-def test_what_is_no_trace_is_told(tmp_path: Path) -> None:
+def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "rank_0.trace.json"
     for text in ("", "[]", '{"traceEvents": 1', "{}"):
         path.write_text(text)

@@ -264,7 +264,7 @@ def _write_rank(
                 writer.emit("sample", step=step, prompt="The ", text=text)
         if kind.checkpoint_every and step % kind.checkpoint_every == 0:
             writer.emit("span", step=step, phase="checkpoint", micro=0, start_ns=clock + 3 * MS, end_ns=clock + 4 * MS)
-            writer.emit("checkpoint", step=step, payload_bytes=1_600_000, held_ns=MS)
+            writer.emit("checkpoint", step=step, payload_bytes=1_600_000, blocked_ns=MS)
             if rank == 0:
                 writer.emit("commit", step=step, payload_bytes=4_800_000, write_ns=30 * MS)
     if index == len(kind.segments) - 1 and kind.status is not None:

@@ -95,7 +95,7 @@ def test_other_samples_are_different_though_the_losses_agree(tmp_path: Path) -> 
     assert finding.detail.startswith("parts at step 12")
 
 
-def test_a_step_that_not_all_ranks_told_of_has_no_sample_order(tmp_path: Path) -> None:
+def test_a_step_that_not_all_ranks_reported_has_no_sample_order(tmp_path: Path) -> None:
     """A kill between two ranks' words: the step's samples are not known, which is no difference."""
     a, b = make_run(tmp_path / "a"), make_run(tmp_path / "b")
     path = b.rank_events(1)

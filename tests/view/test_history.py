@@ -10,7 +10,7 @@ import pytest
 from synthetic_run import START_MONO_NS, START_UNIX_NS, Synthetic, make_run
 
 from frog.view.history import read_history
-from frog.view.timeline import phase_shares, windows
+from frog.view.timeline import phase_fractions, windows
 
 
 def test_steps_of_a_dead_world_that_were_taken_again_drop_out_on_every_rank(tmp_path: Path) -> None:
@@ -68,14 +68,14 @@ def test_ranks_of_one_machine_share_its_clock(tmp_path: Path, shift_ns: int, exp
 
 
 def test_shares_cover_the_whole_time_of_each_rank(tmp_path: Path) -> None:
-    shares = phase_shares(read_history(make_run(tmp_path / "r", Synthetic(segments=[(2, 0, 40), (4, 30, 60)]))))
-    assert [share.rank for share in shares] == [0, 1, 2, 3]
-    for share in shares:
+    fractions = phase_fractions(read_history(make_run(tmp_path / "r", Synthetic(segments=[(2, 0, 40), (4, 30, 60)]))))
+    assert [share.rank for share in fractions] == [0, 1, 2, 3]
+    for share in fractions:
         assert sum(share.phase_ns.values()) == share.wall_ns
-        assert 0.1 < share.collective_share < share.share("reduce") < 0.3
+        assert 0.1 < share.collective_fraction < share.fraction("reduce") < 0.3
     # Each step begins 40 ms after the one before, and evaluation ends the last of a segment.
-    assert shares[0].wall_ns == pytest.approx(60 * 40e6, rel=0.02)
-    assert shares[3].wall_ns == pytest.approx(30 * 40e6, rel=0.02)
+    assert fractions[0].wall_ns == pytest.approx(60 * 40e6, rel=0.02)
+    assert fractions[3].wall_ns == pytest.approx(30 * 40e6, rel=0.02)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -191,7 +191,7 @@ def test_command(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (["--rank", "7"], "logs of ranks 0, 1"),
         (["--node", "3"], "logs of nodes 1"),
@@ -200,10 +200,10 @@ def test_command(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
         (["--since", "soon"], "--since soon"),
     ],
 )
-def test_mistakes(folder: RunFolder, words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes(folder: RunFolder, words: list[str], expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(folder, *words, capsys=capsys)
     assert (code, out) == (2, "")
-    assert told in err
+    assert expected in err
     assert "Traceback" not in err
 
 

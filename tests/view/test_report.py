@@ -142,7 +142,7 @@ def test_a_failed_run_says_so_on_top(tmp_path: Path) -> None:
     assert f"{mean_loss(37, Synthetic()):.3f}" in text
 
 
-def test_a_killed_run_without_a_record_is_told_from_one_that_runs(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_killed_run_without_a_record_is_kept_apart_from_one_that_runs(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("frog.view.runs.host_name", lambda: "pond")
     text = page_of(make_run(tmp_path / "r", Synthetic(status=None))).text
     assert "died" in text

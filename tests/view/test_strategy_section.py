@@ -96,9 +96,9 @@ def test_what_has_no_formula_is_shown_without(tmp_path: Path) -> None:
 
 
 def test_overlap_is_what_was_not_waited_for(tmp_path: Path) -> None:
-    assert [row["share"] for row in section_of(make_run(tmp_path / "a"))["overlap"]] == [0.0] * 4
+    assert [row["fraction"] for row in section_of(make_run(tmp_path / "a"))["overlap"]] == [0.0] * 4
     rows = section_of(make_run(tmp_path / "b", Synthetic(wait_share=0.3)))["overlap"]
-    assert [row["share"] for row in rows] == pytest.approx([0.7] * 4, abs=1e-6)
+    assert [row["fraction"] for row in rows] == pytest.approx([0.7] * 4, abs=1e-6)
 
 
 def test_the_bubble_is_that_of_the_spans(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_the_bubble_is_that_of_the_spans(tmp_path: Path) -> None:
                 event["start_ns"], event["end_ns"] = base + place[0] * MS, base + place[1] * MS
         path.write_text("".join(json.dumps(event) + "\n" for event in events))
     bubble = section_of(folder)["bubble"]
-    assert [row["share"] for row in bubble["rows"]] == pytest.approx([1 / 3, 1 / 3])
+    assert [row["fraction"] for row in bubble["rows"]] == pytest.approx([1 / 3, 1 / 3])
     assert bubble["mean"] == pytest.approx(bubble["expected"]) == pytest.approx(1 / 3)
     assert "The formula of gpipe with 2 ranks and 2 micro-batches, (p-1)/(m+p-1), says 33 %" in text_of(folder)
 
@@ -147,7 +147,7 @@ def test_a_run_of_before_there_were_strategies(tmp_path: Path) -> None:
     section = section_of(folder)
     assert (section["mesh"], section["memory"], section["bubble"]) == (None, None, None)
     assert section["detail"]["ratio"] == 1.0
-    assert [row["share"] for row in section["overlap"]] == [0.0] * 4
+    assert [row["fraction"] for row in section["overlap"]] == [0.0] * 4
     assert "What a step sends" in text_of(folder)
 
 

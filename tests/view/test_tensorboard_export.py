@@ -31,11 +31,11 @@ def test_scalars_come_back(tmp_path: Path) -> None:
     assert sorted(entry.name for entry in target.iterdir()) == ["all", "held_out", *(f"rank_{r}" for r in range(4))]
     history = read_history(folder)
     for rank in history.ranks.values():
-        told = read_back(target / f"rank_{rank.rank}").Scalars("loss")
-        assert [event.step for event in told] == rank.steps.tolist()
-        assert [event.value for event in told] == pytest.approx(rank.scalars["loss"].tolist(), rel=1e-6)
+        reported = read_back(target / f"rank_{rank.rank}").Scalars("loss")
+        assert [event.step for event in reported] == rank.steps.tolist()
+        assert [event.value for event in reported] == pytest.approx(rank.scalars["loss"].tolist(), rel=1e-6)
     everyone = read_back(target / "all")
-    # No rank told its MFU, so there is none; memory is a rank's own.
+    # No rank reported its MFU, so there is none; memory is a rank's own.
     assert set(everyone.Tags()["scalars"]) == {"loss", "grad_norm", "learning_rate", "tokens_per_s"}
     assert everyone.Scalars("learning_rate")[-1].value == pytest.approx(3e-3)
     assert everyone.Scalars("loss")[0].wall_time == pytest.approx(START_UNIX_NS / 1e9 + 0.08, abs=0.01)
@@ -45,11 +45,11 @@ def test_scalars_come_back(tmp_path: Path) -> None:
 def test_held_out_scores_and_samples_come_back(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r", Synthetic(sample_text="{prompt}# one\n<b>two</b>"))
     pytest.importorskip("tensorboard", reason="the extra `tensorboard` is not installed")
-    told = read_back(export_tensorboard(folder, tmp_path / "out") / "held_out")
-    assert [event.step for event in told.Scalars("perplexity")] == [20, 40, 60]
-    (text,) = told.Tensors("sample")[1].tensor_proto.string_val
+    reported = read_back(export_tensorboard(folder, tmp_path / "out") / "held_out")
+    assert [event.step for event in reported.Scalars("perplexity")] == [20, 40, 60]
+    (text,) = reported.Tensors("sample")[1].tensor_proto.string_val
     assert text.decode() == "    The # one\n    <b>two</b>"
-    assert told.SummaryMetadata("sample").plugin_data.plugin_name == "text"
+    assert reported.SummaryMetadata("sample").plugin_data.plugin_name == "text"
 
 
 def test_a_second_export_replaces_the_first(tmp_path: Path) -> None:

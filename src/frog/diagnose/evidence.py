@@ -181,8 +181,8 @@ def gather(folder: RunFolder) -> Evidence:
     run, record = _read(folder.run_json, problems) or {}, _read(folder.record_json, problems)
     if not folder.run_json.exists():
         problems.append(f"{folder.run_json}: missing, so the run never came to its first step")
-    told = read_launcher(folder, problems)
-    worlds = _launched_worlds(told)
+    launcher = read_launcher(folder, problems)
+    worlds = _launched_worlds(launcher)
     _add_lives(worlds, _read_lives(folder, problems))
     _add_beats(worlds, folder)
     return Evidence(folder, run, record, worlds, problems)
@@ -191,13 +191,13 @@ def gather(folder: RunFolder) -> Evidence:
 def is_under_way(folder: RunFolder) -> bool:
     """Whether the run still goes on: its launcher lives, or a rank's heart has just beaten.
 
-    The launcher's process id alone does not tell: it may be another's by now, or of another machine.
+    The launcher's process id alone does not say: it may be another's by now, or of another machine.
     """
-    told = read_launcher(folder)
-    last = next((event for event in reversed(told) if event["event"] in ("launch", "end")), None)
+    launcher = read_launcher(folder)
+    last = next((event for event in reversed(launcher) if event["event"] in ("launch", "end")), None)
     beats = [beat for rank in heartbeat_ranks(folder) if (beat := read_heartbeat(folder.heartbeat(rank)))]
     if last is not None and last["event"] == "launch" and is_alive(int(last["pid"])):
-        sign_ns = max(said["unix_ns"] for said in (told[-1], *beats))
+        sign_ns = max(said["unix_ns"] for said in (launcher[-1], *beats))
         if time.time_ns() - sign_ns < _QUIET_S * 1e9:
             return True
     since_ns = last["unix_ns"] if last is not None else 0
@@ -208,7 +208,7 @@ def is_under_way(folder: RunFolder) -> bool:
 
 
 def _is_dead(beat: Fields) -> bool:
-    """Whether a heartbeat is of a process that is no more; of another machine nobody can tell."""
+    """Whether a heartbeat is of a process that is no more; of another machine nobody can say."""
     return bool(beat["host"] == host_name()) and not is_alive(int(beat["pid"]))
 
 
@@ -254,15 +254,15 @@ def _read(path: Path, problems: list[str]) -> Fields | None:
     return value if isinstance(value, dict) else None
 
 
-def _launched_worlds(told: list[Fields]) -> list[World]:
-    """The worlds that the launcher tells of, each with what it said of it."""
+def _launched_worlds(launcher: list[Fields]) -> list[World]:
+    """The worlds that the launcher reports, each with what it said of it."""
     worlds: list[World] = []
     launch: Fields | None = None
-    for event in told:
+    for event in launcher:
         kind = event["event"]
         if kind == "launch":
             launch = event
-            worlds.append(World(None, launch, event["unix_ns"]))  # until its first world is told
+            worlds.append(World(None, launch, event["unix_ns"]))  # until its first world is reported
             continue
         attempt = event.get("attempt")
         if not worlds or worlds[-1].launch is not launch:
@@ -310,7 +310,7 @@ def _cut(rank: int, events: list[Fields]) -> Iterator[Life]:
 
 
 def _add_lives(worlds: list[World], lives: list[Life]) -> None:
-    """Give every life to its world; lives that no launcher tells of make worlds of their own."""
+    """Give every life to its world; lives that no launcher reported make worlds of their own."""
     begun = [(life, life.start) for life in lives if life.start is not None]
     for life, start in sorted(begun, key=lambda pair: pair[1]["unix_ns"]):
         own = _world_of(worlds, life.rank, start)

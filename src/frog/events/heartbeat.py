@@ -20,7 +20,7 @@ _SIZE = 2048
 """Bytes of the file: one page at most, so that a reader does not meet half a change."""
 
 _MOST_OPEN = 8
-"""Collectives under way that are told, the oldest first."""
+"""Collectives under way that are reported, the oldest first."""
 
 BEAT_S = 0.5
 

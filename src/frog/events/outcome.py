@@ -16,12 +16,12 @@ _TOGETHER_S = 10
 """Failures this close belong together. torchrun kills ranks that hang 30 s after the failure that they caused."""
 
 Failure = dict[str, Any]
-"""One failed rank, as its agent tells it: rank, pid, code (negative: the signal), time_s, error, traceback."""
+"""One failed rank, as its agent reports it: rank, pid, code (negative: the signal), time_s, error, traceback."""
 
 
-def last_failures(told: Path) -> list[Failure]:
-    """What an agent that has ended had told of its last attempt; nothing if that did not fail."""
-    lines = told.read_text().splitlines() if told.exists() else []
+def last_failures(path: Path) -> list[Failure]:
+    """What an agent that has ended had reported of its last attempt; nothing if that did not fail."""
+    lines = path.read_text().splitlines() if path.exists() else []
     events = [json.loads(line) for line in lines]
     last = max((event["attempt"] for event in events), default=0)
     return [event for event in events if event["event"] == "exit" and event["attempt"] == last]
@@ -66,8 +66,8 @@ def explain(failures: Sequence[Failure], folder: RunFolder | None = None) -> Lau
     else:
         others = len({failure["rank"] for failure in failures}) - 1
         also = f" ({others} other rank{'s' if others > 1 else ''} ended with it)" if others else ""
-        told = message if kind is not None else (first["traceback"] or message).rstrip()
-        text = f"{in_words(first)}{also}\n{told}".rstrip()
+        words = message if kind is not None else (first["traceback"] or message).rstrip()
+        text = f"{in_words(first)}{also}\n{words}".rstrip()
         error = LaunchError(text, f"its log is {folder.rank_log(first['rank'])}" if folder and first["error"] else None)
     error.exit_code = code if code > 0 else 128 - code
     return error

@@ -1,4 +1,4 @@
-"""Events back from disk, with the steps that were taken twice told apart."""
+"""Events back from disk, with the steps that were taken twice kept apart."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
     # A phase of a step ran. `micro` numbers the micro-batch, from 0.
     "span": ("step", "phase", "micro", "start_ns", "end_ns"),
     # A collective ran. `axis` names the mesh axis ("world" is all of it), `seq` counts the rank's collectives from 0,
-    # in the order in which they began. `wait_ns` is how long the rank's own thread was held up: less than end - start
+    # in the order in which they began. `wait_ns` is how long the rank's own thread was blocked: less than end - start
     # where it went on computing. `payload_bytes`: of the tensor that is whole before or after (comm/axis.py says for
     # each).
     "collective": ("step", "op", "axis", "payload_bytes", "seq", "start_ns", "end_ns", "wait_ns"),
@@ -51,8 +51,8 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
     "eval": ("step", "loss", "perplexity", "bits_per_byte", "tokens"),
     # Text was sampled after `step` steps (rank 0 alone).
     "sample": ("step", "prompt", "text"),
-    # A checkpoint: `held_ns` is how long the step loop was held up, `payload_bytes` this rank's part.
-    "checkpoint": ("step", "payload_bytes", "held_ns"),
+    # A checkpoint: `blocked_ns` is how long the step loop was blocked, `payload_bytes` this rank's part.
+    "checkpoint": ("step", "payload_bytes", "blocked_ns"),
     # A checkpoint is whole on disk (rank 0 alone).
     "commit": ("step", "payload_bytes", "write_ns"),
     # Something went wrong, in the words of the error.
@@ -60,7 +60,7 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
     # The rank's last word. `status` is "completed", "interrupted" or "failed".
     "end": ("step", "status"),
 }  # fmt: skip
-"""The fields of each event beside `event` itself, in the order in which they are written."""
+"""The fields of each event besides `event` itself, in the order in which they are written."""
 
 LAUNCHER_FIELDS: Final[dict[str, tuple[str, ...]]] = {
     # A `frog run` began. `nodes`: [{"node", "host", "address"}]; `network`: what was asked of their links, or null.
@@ -79,4 +79,4 @@ LAUNCHER_FIELDS: Final[dict[str, tuple[str, ...]]] = {
     # `frog run` ends. `network`: what went over the nodes' links, or null.
     "end": ("code", "network"),
 }
-"""Of `events/launcher.jsonl`: the fields of each event beside `event` and `unix_ns`."""
+"""Of `events/launcher.jsonl`: the fields of each event besides `event` and `unix_ns`."""

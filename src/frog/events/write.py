@@ -23,7 +23,7 @@ _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 class EventWriter:
     """Appends events to one file. Every line goes to the system at once, so a killed rank leaves all that it said.
 
-    The heartbeat, if there is one, is told what begins; the events are of what has ended.
+    The heartbeat, if there is one, learns what begins; the events are of what has ended.
     """
 
     def __init__(self, path: Path, heartbeat: Heartbeat | None = None) -> None:
@@ -111,5 +111,5 @@ class CollectiveNote:
         self.step, self.start_ns = writer.step, time.monotonic_ns()
 
     def done(self, end_ns: int, wait_ns: int) -> None:
-        """It ended at `end_ns`; the rank's own thread was held up for `wait_ns` by it."""
+        """It ended at `end_ns`; the rank's own thread was blocked for `wait_ns` by it."""
         self.writer.write_collective(self, end_ns, wait_ns)

@@ -15,7 +15,7 @@ def add_profile_parser(commands: argparse._SubParsersAction[argparse.ArgumentPar
         help="record a few steps of a run with torch.profiler, and say where their time went",
         description="Start a short run of its own, record its last steps on every rank, and print one page: time by "
         "part and phase, communication, waiting for ranks, operators, products, memory. The page is kept as "
-        "profile/summary.md in the run folder, beside a Chrome trace of each rank and one of all.",
+        "profile/summary.md in the run folder, next to a Chrome trace of each rank and one of all.",
     )
     add_profile_arguments(parser)
     parser.add_argument("--nproc", type=int, default=1, metavar="N", help="how many ranks (default: %(default)s)")

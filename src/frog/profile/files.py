@@ -56,7 +56,7 @@ def _encode(about: dict[str, Any], events: list[TraceEvent]) -> bytes:
 
 
 def _rank_trace(profile: Profile, rank: int, base_ns: int) -> Iterator[TraceEvent]:
-    """The rank is the process, so that several traces go together; its GPUs are processes beside it."""
+    """The rank is the process, so that several traces go together; its GPUs are processes next to it."""
     file = profile.files[rank]
     start = profile.events.ranks[rank].of("start")[-1]
     place = ", ".join(f"{axis} {at}" for axis, at in start["place"].items() if start["mesh"][axis] > 1)
@@ -87,6 +87,6 @@ def _collectives(profile: Profile, rank: int) -> Iterator[TraceEvent]:
         if event["step"] in trace.steps:
             same = {"cat": "collective", "id2": {"local": hex(event["seq"])}, "pid": pid, "tid": 0}
             same["name"] = f"{event['op']} over {event['axis']}"
-            args = {"payload_bytes": event["payload_bytes"], "seq": event["seq"], "held_up_us": event["wait_ns"] / 1e3}
+            args = {"payload_bytes": event["payload_bytes"], "seq": event["seq"], "blocked_us": event["wait_ns"] / 1e3}
             yield {"ph": "b", **same, "ts": event["start_ns"] / 1e3 + offset_us, "args": args}
             yield {"ph": "e", **same, "ts": event["end_ns"] / 1e3 + offset_us}

@@ -2,12 +2,12 @@
 
 A step's time is cut into parts that add up to it. On a CPU:
   operators          an operator of torch computes
-  transfer           the rank is held up by communication, and every rank that takes part has come
-  waiting for ranks  it is held up because another rank has not come yet, which is idle time
+  transfer           the rank is blocked in communication, and every rank that takes part has come
+  waiting for ranks  it is blocked because another rank has not come yet, which is idle time
   Python             none of these: the loop, hooks, the engine between operators
 A message from one stage of a pipeline to another is waiting as a whole. What native implementations send leaves no
 events, so for them both kinds of holding up are one: no operator runs while a collective is under way. On a GPU the
-parts are its kernels, communication with no kernel beside it, and idle, when neither runs.
+parts are its kernels, communication while no kernel runs, and idle, when neither runs.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from frog.core.errors import RunError
 from frog.core.runfolder import RunFolder
 from frog.events import RankEvents, RunEvents, read_run
 from frog.plan.measure import Collective, step_collectives
-from frog.profile.trace import Call, Trace, TraceFile, common, length, read_trace_file, understand, without
+from frog.profile.trace import OperatorCall, Trace, TraceFile, common, length, read_trace_file, understand, without
 
 OPERATORS, TRANSFER, WAITING, PYTHON = "operators", "transfer", "waiting for ranks", "Python"
-HELD_UP, KERNELS, ALONE, IDLE = "held up", "kernels", "communication alone", "idle"
+EXPOSED, KERNELS, ALONE, IDLE = "exposed communication", "kernels", "communication alone", "idle"
 
 _MESSAGES = ("send", "recv", "send_recv")
 _PHASES = ("data", "forward", "backward", "reduce", "optimize", "zero")
@@ -39,9 +39,9 @@ class Communication:
     num_collectives: float
     under_way_us: float
     """Several at once count several times, in strategies from scratch."""
-    held_up_us: float
+    blocked_us: float
     overlap: float | None
-    """The share of the time under way that did not hold the rank up; messages between stages left out."""
+    """The fraction of the time under way that did not block the rank; messages between stages left out."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class RankProfile:
     """By phase; `other` is what no phase covers."""
     communication: Communication | None
     """None in a world of one."""
-    calls: list[Call]
+    calls: list[OperatorCall]
     num_steps: int
     memory: dict[str, Any] | None
     """The event `memory`."""
@@ -98,9 +98,9 @@ def read_profile(folder: RunFolder) -> Profile:
     traces = {rank: understand(file.events) for rank, file in files.items()}
     ranks = []
     for rank, trace in traces.items():
-        held = _held_up(rank, abouts[rank]["axes"], collectives) if is_ours else None
-        told = [one for step in collectives[rank].values() for one in step] if is_ours else []
-        ranks.append(_measure(abouts[rank], trace, events.ranks[rank], told, held))
+        blocked = _blocked(rank, abouts[rank]["axes"], collectives) if is_ours else None
+        reported = [one for step in collectives[rank].values() for one in step] if is_ours else []
+        ranks.append(_measure(abouts[rank], trace, events.ranks[rank], reported, blocked))
     return Profile(folder, run, ranks, files, traces, events)
 
 
@@ -114,17 +114,17 @@ def _collectives(events: RankEvents, step: int) -> list[Collective]:
     return sorted(step_collectives(events, step), key=lambda one: one.start_ns)
 
 
-def _held_up(
+def _blocked(
     rank: int, axes: Mapping[str, Sequence[int]], collectives: Mapping[int, Mapping[int, Sequence[Collective]]]
 ) -> tuple[float, float]:
-    """Microseconds, over all recorded steps, that a rank was held up, and what of it was waiting for another rank.
+    """Microseconds, over all recorded steps, that a rank was blocked, and what of it was waiting for another rank.
 
     The n-th collective of an axis in a step is the same one on all of its ranks, messages left out.
     Assumes: that the ranks are on one machine, whose clock they share.
     """
-    held_ns = late_ns = 0
+    blocked_ns = late_ns = 0
     for step, own in collectives[rank].items():
-        held_ns += sum(one.wait_ns for one in own)
+        blocked_ns += sum(one.wait_ns for one in own)
         late_ns += sum(one.wait_ns for one in own if one.op in _MESSAGES)
         for axis, ranks in axes.items():
             rows = [
@@ -134,7 +134,7 @@ def _held_up(
             if len({len(row) for row in rows}) == 1:
                 last_ns = [max(one.start_ns for one in calls) for calls in zip(*rows, strict=True)]
                 late_ns += sum(map(_late_ns, rows[list(ranks).index(rank)], last_ns))
-    return held_ns / 1e3, late_ns / 1e3
+    return blocked_ns / 1e3, late_ns / 1e3
 
 
 def _late_ns(own: Collective, last_ns: int) -> int:
@@ -147,12 +147,12 @@ def _measure(
     about: Mapping[str, Any],
     trace: Trace,
     events: RankEvents,
-    told: Sequence[Collective],
-    held: tuple[float, float] | None,
+    reported: Sequence[Collective],
+    blocked: tuple[float, float] | None,
 ) -> RankProfile:
     num_steps = len(trace.steps)
     steps_us = sum(end - start for start, end in trace.steps.values())
-    parts = _parts(trace, steps_us, held)
+    parts = _parts(trace, steps_us, blocked)
     phases = {phase: sum(end - start for name, (start, end) in trace.phases if name == phase) for phase in _PHASES}
     phases["other"] = steps_us - sum(phases.values())
     memory = {step: event["memory_bytes"] for step, event in events.by_step("step").items()}
@@ -164,7 +164,7 @@ def _measure(
         slow_us=_median_us(events, about["recorded_steps"]),
         parts={name: us / num_steps for name, us in parts.items()},
         phases={name: us / num_steps for name, us in phases.items()},
-        communication=_communication(trace, parts, told, num_steps) if len(about["axes"]) else None,
+        communication=_communication(trace, parts, reported, num_steps) if len(about["axes"]) else None,
         calls=trace.calls,
         num_steps=num_steps,
         memory=next(iter(events.of("memory")), None),
@@ -173,35 +173,35 @@ def _measure(
     )
 
 
-def _parts(trace: Trace, steps_us: float, held: tuple[float, float] | None) -> dict[str, float]:
+def _parts(trace: Trace, steps_us: float, blocked: tuple[float, float] | None) -> dict[str, float]:
     steps = list(trace.steps.values())
     work = common(trace.work, steps)
     if trace.kernels:
         alone_us = without(common(trace.transfers, steps), work)
         return {KERNELS: length(work), ALONE: alone_us, IDLE: steps_us - length(work) - alone_us}
-    if held is None:
-        held_us = without(common(trace.transfers, steps), work)
-        return {OPERATORS: length(work), HELD_UP: held_us, PYTHON: steps_us - length(work) - held_us}
-    held_us, late_us = held
-    rest_us = steps_us - length(work) - held_us
-    return {OPERATORS: length(work), TRANSFER: held_us - late_us, WAITING: late_us, PYTHON: rest_us}
+    if blocked is None:
+        blocked_us = without(common(trace.transfers, steps), work)
+        return {OPERATORS: length(work), EXPOSED: blocked_us, PYTHON: steps_us - length(work) - blocked_us}
+    blocked_us, late_us = blocked
+    rest_us = steps_us - length(work) - blocked_us
+    return {OPERATORS: length(work), TRANSFER: blocked_us - late_us, WAITING: late_us, PYTHON: rest_us}
 
 
 def _communication(
-    trace: Trace, parts: Mapping[str, float], told: Sequence[Collective], num_steps: int
+    trace: Trace, parts: Mapping[str, float], reported: Sequence[Collective], num_steps: int
 ) -> Communication:
-    held_us = sum(parts.get(name, 0.0) for name in (TRANSFER, WAITING, HELD_UP, ALONE))
-    if told and not trace.kernels:
-        whole = [one for one in told if one.op not in _MESSAGES]
-        num, under_way_us = len(told), sum(one.end_ns - one.start_ns for one in told) / 1e3
-        beside_us = sum(max(0, one.end_ns - one.start_ns - one.wait_ns) for one in whole) / 1e3
+    blocked_us = sum(parts.get(name, 0.0) for name in (TRANSFER, WAITING, EXPOSED, ALONE))
+    if reported and not trace.kernels:
+        whole = [one for one in reported if one.op not in _MESSAGES]
+        num, under_way_us = len(reported), sum(one.end_ns - one.start_ns for one in reported) / 1e3
+        hidden_us = sum(max(0, one.end_ns - one.start_ns - one.wait_ns) for one in whole) / 1e3
         counted_us = sum(one.end_ns - one.start_ns for one in whole) / 1e3
     else:
         transfers = [one for one in trace.transfers if common([one], trace.steps.values())]
         num, under_way_us = len(transfers), length(transfers)
-        beside_us, counted_us = under_way_us - held_us, under_way_us
-    overlap = beside_us / counted_us if counted_us else None
-    return Communication(num / num_steps, under_way_us / num_steps, held_us / num_steps, overlap)
+        hidden_us, counted_us = under_way_us - blocked_us, under_way_us
+    overlap = hidden_us / counted_us if counted_us else None
+    return Communication(num / num_steps, under_way_us / num_steps, blocked_us / num_steps, overlap)
 
 
 def _median_us(events: RankEvents, steps: Iterable[int]) -> float:

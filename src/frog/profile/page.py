@@ -10,7 +10,7 @@ from frog.config import from_dict
 from frog.core.units import format_bytes
 from frog.profile.numbers import (
     ALONE,
-    HELD_UP,
+    EXPOSED,
     IDLE,
     KERNELS,
     OPERATORS,
@@ -20,7 +20,7 @@ from frog.profile.numbers import (
     Profile,
     RankProfile,
 )
-from frog.profile.trace import Call
+from frog.profile.trace import OperatorCall
 
 _TOP = 10
 _PRODUCTS = 6
@@ -30,9 +30,9 @@ Key = TypeVar("Key", bound=Hashable)
 
 _WORDS = {
     OPERATORS: "an operator of torch computes",
-    TRANSFER: "the rank is held up by communication to which all its ranks have come",
-    WAITING: "held up because another rank has not come yet, which is idle time",
-    HELD_UP: "no operator runs while a collective is under way (strategies from scratch tell transfer from waiting)",
+    TRANSFER: "the rank is blocked in communication to which all its ranks have come",
+    WAITING: "blocked because another rank has not come yet, which is idle time",
+    EXPOSED: "no operator runs while a collective is under way (of native strategies only this is known)",
     PYTHON: "none of these, as the loop, hooks, and the engine between operators",
     KERNELS: "the GPU computes",
     ALONE: "it only communicates",
@@ -70,7 +70,7 @@ def _head(profile: Profile) -> str:
         f"{strategy.implementation}, {config.train.precision}; {config.explain_batch(len(ranks))}.\n"
         f"A step took {plain:.1f} ms without the profiler and {slow:.1f} ms with it (medians of {num_steps} "
         f"step{'s' if num_steps > 1 else ''} each). Recording makes a step slower, Python more than operators: read "
-        f"shares rather than times. It raised the peak of memory by {format_bytes(more)} a rank."
+        f"fractions rather than times. It raised the peak of memory by {format_bytes(more)} a rank."
     )
 
 
@@ -78,17 +78,17 @@ def _findings(profile: Profile) -> list[str]:
     """What stands out, in a few sentences."""
     ranks = profile.ranks
     step_us = statistics.mean(rank.step_us for rank in ranks)
-    shares = {name: statistics.mean(rank.parts[name] for rank in ranks) / step_us for name in ranks[0].parts}
-    largest = max(shares, key=lambda name: shares[name])
-    found = [f"The largest part of a step is {largest}: {shares[largest]:.0%} of it, over all ranks."]
-    if shares.get(WAITING, 0.0) >= 0.1:
+    fractions = {name: statistics.mean(rank.parts[name] for rank in ranks) / step_us for name in ranks[0].parts}
+    largest = max(fractions, key=lambda name: fractions[name])
+    found = [f"The largest part of a step is {largest}: {fractions[largest]:.0%} of it, over all ranks."]
+    if fractions.get(WAITING, 0.0) >= 0.1:
         among = (
             _who_is_late(ranks) if profile.run["config"]["strategy"]["pp"] == 1 else ", the pipeline's bubble included"
         )
-        found.append(f"{shares[WAITING]:.0%} is waiting for other ranks{among}.")
-    if shares.get(HELD_UP, 0.0) >= 0.2:
-        found.append(f"{shares[HELD_UP]:.0%} is communication that nothing overlaps.")
-    if shares.get(PYTHON, 0.0) >= 0.35 or shares.get(IDLE, 0.0) >= 0.35:
+        found.append(f"{fractions[WAITING]:.0%} is waiting for other ranks{among}.")
+    if fractions.get(EXPOSED, 0.0) >= 0.2:
+        found.append(f"{fractions[EXPOSED]:.0%} is communication that nothing overlaps.")
+    if fractions.get(PYTHON, 0.0) >= 0.35 or fractions.get(IDLE, 0.0) >= 0.35:
         found.append(
             "Much is Python that calls operators: with larger micro-batches there would be less of it a token."
         )
@@ -122,17 +122,17 @@ def _communication(profile: Profile) -> str:
     rows = [
         [
             str(rank.rank),
-            _count(told.num_collectives),
-            _ms(told.under_way_us),
-            _ms(told.held_up_us),
-            f"{told.held_up_us / rank.step_us:.0%}",
-            "-" if told.overlap is None else f"{told.overlap:.0%}",
+            _count(sent.num_collectives),
+            _ms(sent.under_way_us),
+            _ms(sent.blocked_us),
+            f"{sent.blocked_us / rank.step_us:.0%}",
+            "-" if sent.overlap is None else f"{sent.overlap:.0%}",
         ]
         for rank in profile.ranks
-        if (told := rank.communication) is not None
+        if (sent := rank.communication) is not None
     ]
-    head = ["rank", "collectives a step", "under way", "held up", "share of step", "overlap"]
-    note = "Overlap: of the time under way, what did not hold the rank up."
+    head = ["rank", "collectives a step", "under way", "blocked", "fraction of step", "overlap"]
+    note = "Overlap: of the time under way, what did not block the rank."
     return f"## Communication (ms a step)\n\n{_table(head, rows)}\n\n{note}" if rows else ""
 
 
@@ -147,7 +147,7 @@ def _operators(profile: Profile) -> str:
         rows.append(
             [name.removeprefix("aten::"), _count(len(group) / num), _ms(self_us / num), f"{self_us / step_us:.1%}"]
         )
-    table = _table(["operator", "calls a step", "self ms a step", "share of step"], rows)
+    table = _table(["operator", "calls a step", "self ms a step", "fraction of step"], rows)
     return f"## Top operators by self time\n\n{table}"
 
 
@@ -169,15 +169,15 @@ def _products(profile: Profile) -> str:
 def _memory(profile: Profile) -> str:
     rows = []
     for rank in profile.ranks:
-        held = [format_bytes(rank.memory[part]) if rank.memory else "-" for part in _MEMORY]
-        rows.append([str(rank.rank), *held, format_bytes(rank.peak_bytes)])
+        sizes = [format_bytes(rank.memory[part]) if rank.memory else "-" for part in _MEMORY]
+        rows.append([str(rank.rank), *sizes, format_bytes(rank.peak_bytes)])
     peak = "peak of tensors" if IDLE in profile.ranks[0].parts else "peak of the process"
     return f"## Memory\n\n{_table(['rank', *_MEMORY, peak], rows)}"
 
 
-def _group(profile: Profile, key: Callable[[Call], Key | None]) -> dict[Key, list[Call]]:
+def _group(profile: Profile, key: Callable[[OperatorCall], Key | None]) -> dict[Key, list[OperatorCall]]:
     """All ranks' calls by some key; those without one left out."""
-    groups: dict[Key, list[Call]] = {}
+    groups: dict[Key, list[OperatorCall]] = {}
     for rank in profile.ranks:
         for call in rank.calls:
             if (name := key(call)) is not None:

@@ -1,7 +1,7 @@
 """`python -m frog.profile.rank RUN.toml`: one rank of a short run whose last steps torch.profiler records.
 
 `frog profile` starts this. The run takes a few steps to warm up, as many plain steps as it will record, so that the
-profiler's own cost can be told, one with the profiler on in which it settles, and then the recorded ones. There it
+profiler's own cost can be measured, one with the profiler on in which it settles, and then the recorded ones. There it
 ends, without a last evaluation or a checkpoint.
 It is the real training loop, watched from outside through its events: the trace has a mark `frog::step N` around each
 step and `frog::forward` and so on around its phases.
@@ -134,7 +134,7 @@ class Watch:
             self._profiler.stop_trace()
 
     def write(self) -> None:
-        """Write the trace, and beside it what a reader must know of it."""
+        """Write the trace, and next to it what a reader must know of it."""
         folder, rank = self._run.folder.profile, self._run.world.rank
         folder.mkdir(exist_ok=True)
         self._profiler.export_chrome_trace(str(folder / f"rank_{rank}.trace.json"))

@@ -36,7 +36,7 @@ class TraceFile(NamedTuple):
 
     events: list[TraceEvent]
     about: dict[str, Any]
-    """What stands beside the events."""
+    """What stands next to the events."""
 
     @property
     def base_ns(self) -> int:
@@ -45,7 +45,7 @@ class TraceFile(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Call:
+class OperatorCall:
     """One operator's run on the thread that takes the steps."""
 
     name: str
@@ -92,7 +92,7 @@ class Trace:
 
     steps: dict[int, Interval]
     phases: list[tuple[str, Interval]]
-    calls: list[Call]
+    calls: list[OperatorCall]
     """Of the steps, in the order in which they began."""
     transfers: list[Interval]
     """Collectives as the library that carries them out sees them, on threads or streams of its own."""
@@ -147,7 +147,7 @@ def _interval(event: TraceEvent) -> Interval:
     return event["ts"], event["ts"] + event.get("dur", 0.0)
 
 
-def _calls(events: Sequence[TraceEvent]) -> Iterator[Call]:
+def _calls(events: Sequence[TraceEvent]) -> Iterator[OperatorCall]:
     """The operators of one thread, each with the time that is its own: every moment belongs to the innermost one.
 
     What communication calls inside itself is taken for a part of it.
@@ -186,11 +186,11 @@ def _calls(events: Sequence[TraceEvent]) -> Iterator[Call]:
             yield _call("compiled::graph" if is_graph else event["name"], event, tuple(stretches), with_others)
 
 
-def _call(name: str, event: TraceEvent, own: tuple[Interval, ...], communicates: bool) -> Call:
+def _call(name: str, event: TraceEvent, own: tuple[Interval, ...], communicates: bool) -> OperatorCall:
     args = event.get("args", {})
     shapes = tuple(tuple(dims) for dims in args.get("Input Dims", ()) if dims and isinstance(dims[0], int))
     dtype = next(iter(args.get("Input type", ())), "")
-    return Call(name, event.get("dur", 0.0), own, shapes, dtype, communicates)
+    return OperatorCall(name, event.get("dur", 0.0), own, shapes, dtype, communicates)
 
 
 # ---- stretches of time -----------------------------------------------------------------------------------------------

@@ -143,10 +143,10 @@ class _Injector:
 
         def save_and_damage(step: int, *args: Any) -> int:
             before = _inode(self._run.folder.checkpoint(step))
-            held_ns = save(step, *args)
+            blocked_ns = save(step, *args)
             if self._armed is not None and self._take(*self._armed):
                 self._damage(step, self._armed[1].kind, before)
-            return held_ns
+            return blocked_ns
 
         return save_and_damage
 

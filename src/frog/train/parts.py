@@ -82,8 +82,8 @@ def save(run: Run, parts: Parts) -> None:
     step = parts.state.step
     with run.events.span("checkpoint"):
         scalars = parts.state.scalars(parts.order.link(run.world, run.mesh.readers))
-        held_ns = parts.saver.save(step, scalars, generators(), parts.state.held())
-    run.events.emit("checkpoint", step=step, payload_bytes=parts.saver.payload_bytes, held_ns=held_ns)
+        blocked_ns = parts.saver.save(step, scalars, generators(), parts.state.held())
+    run.events.emit("checkpoint", step=step, payload_bytes=parts.saver.payload_bytes, blocked_ns=blocked_ns)
 
 
 def score(run: Run, parts: Parts) -> Score:

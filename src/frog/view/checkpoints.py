@@ -18,7 +18,7 @@ MODEL_PREFIX = "model/"
 
 @dataclass
 class CheckpointReader:
-    """A checkpoint whose every file was held against its manifest."""
+    """A checkpoint whose every file was checked against its manifest."""
 
     path: Path
     manifest: dict[str, Any]
@@ -69,7 +69,7 @@ class CheckpointReader:
 
 
 def open_checkpoint(path: Path) -> CheckpointReader:
-    """Read a checkpoint's manifest and hold its files against it.
+    """Read a checkpoint's manifest and check its files against it.
 
     Raises:  CheckpointError saying which file is missing, of another size or of another hash.
     """

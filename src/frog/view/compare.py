@@ -1,4 +1,4 @@
-"""Two runs held against each other: bitwise equal, within tolerance, or different; and where they part."""
+"""Two runs compared: bitwise equal, within tolerance, or different; and where they part."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _notes(a: _Side, b: _Side) -> list[str]:
 
 
 def _sample_order(a: _Side, b: _Side) -> Finding:
-    """The samples of each step over all ranks; which rank took which is the world's affair."""
+    """The samples of each step over all ranks; which rank took which depends on the world."""
     left, right = _ids_by_step(a.history), _ids_by_step(b.history)
     common = sorted(left.keys() & right.keys())
     if not common:
@@ -136,16 +136,16 @@ def _sample_order(a: _Side, b: _Side) -> Finding:
 
 
 def _ids_by_step(history: History) -> dict[int, list[int]]:
-    """Sorted sample ids of the steps of which every rank of their world told."""
+    """Sorted sample ids of the steps of which every rank of their world reported."""
     ids: dict[int, list[int]] = {}
-    told: dict[int, int] = {}
+    reports: dict[int, int] = {}
     world: dict[int, int] = {}
     for rank in history.ranks.values():
         for step, segment, own in zip(rank.steps.tolist(), rank.segment.tolist(), rank.sample_ids, strict=True):
             ids.setdefault(step, []).extend(own if _reads(rank, segment) else [])
-            told[step] = told.get(step, 0) + 1
+            reports[step] = reports.get(step, 0) + 1
             world[step] = history.segments[segment].world_size
-    return {step: sorted(values) for step, values in ids.items() if values and told[step] == world[step]}
+    return {step: sorted(values) for step, values in ids.items() if values and reports[step] == world[step]}
 
 
 def _reads(rank: RankHistory, segment: int) -> bool:
@@ -164,7 +164,7 @@ def _losses(a: _Side, b: _Side, rtol: float) -> Finding:
 
 
 def _worlds(side: _Side) -> list[tuple[int, Any]]:
-    """Worlds with the step from which each held; what a resume in the same world and mesh adds is left out."""
+    """Worlds with the step from which each was so; what a resume in the same world and mesh adds is left out."""
     changes: list[tuple[int, Any]] = []
     for number, segment in enumerate(side.history.segments):
         starts = side.history.main.starts if side.history.main else {}

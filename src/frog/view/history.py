@@ -78,7 +78,7 @@ class Collectives(Spans):
     axis: Ints
     """Index into `axes`."""
     wait_ns: Ints
-    """How long the rank's own thread was held up."""
+    """How long the rank's own thread was blocked."""
 
 
 @dataclass
@@ -109,7 +109,7 @@ class RankHistory:
 
 @dataclass
 class History:
-    """All that a run's events say, with the steps that were taken twice told apart."""
+    """All that a run's events say, with the steps that were taken twice kept apart."""
 
     segments: list[Segment]
     ranks: dict[int, RankHistory] = field(default_factory=dict)

@@ -197,7 +197,7 @@ def ranks_on(folder: RunFolder, nodes: list[int]) -> set[int]:
     found = set[int]()
     for world in gather(folder).worlds:
         if world.launched:  # by the launcher: its nodes keep their numbers when the world shrinks
-            found |= {rank for told in world.launched if told["node"] in nodes for rank in told["ranks"]}
+            found |= {rank for started in world.launched if started["node"] in nodes for rank in started["ranks"]}
         else:
             found |= {rank for rank in world.ranks if world.node_of(rank) in nodes}
     return found

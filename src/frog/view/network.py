@@ -1,4 +1,4 @@
-"""The report's section on a slow network between nodes: how long collectives took, beside the alpha-beta formula."""
+"""The report's section on a slow network between nodes: how long collectives took, next to the alpha-beta formula."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Kind = tuple[str, str, int]
 
 
 @dataclass(frozen=True)
-class Call:
+class MatchedCollective:
     """One collective of all its groups: of every rank of the world at the same place of its program."""
 
     kind: Kind
@@ -34,7 +34,7 @@ class Call:
 
 def network_section(folder: RunFolder, history: History) -> dict[str, Any] | None:
     """What the section shows; None of a run whose last launch had no network, or that has no collective over it."""
-    network, counted = _told(folder)
+    network, counted = _launch_network(folder)
     if network is None or not history.ranks:
         return None
     segment = len(history.segments) - 1
@@ -62,7 +62,7 @@ def network_section(folder: RunFolder, history: History) -> dict[str, Any] | Non
     }
 
 
-def _told(folder: RunFolder) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+def _launch_network(folder: RunFolder) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
     """The network of the last launch, and what it had carried at its end, as far as the launcher said."""
     network = counted = None
     try:
@@ -109,9 +109,9 @@ def _times(
         _gather(own, segment, calls)
     crossing = {axis for _, axis, _, _ in calls if _crosses(axis_groups(axis, places), node_of)}
     whole = [
-        Call((op, axis, told[0][0]), max(start for _, start, _ in told), max(end for _, _, end in told))
-        for (op, axis, _, _), told in calls.items()
-        if axis in crossing and len(told) == len(ranks)
+        MatchedCollective((op, axis, own[0][0]), max(start for _, start, _ in own), max(end for _, _, end in own))
+        for (op, axis, _, _), own in calls.items()
+        if axis in crossing and len(own) == len(ranks)
     ]
     found: dict[Kind, list[float]] = {}
     before_ns = 0
@@ -123,12 +123,12 @@ def _times(
 
 def _gather(own: RankHistory, segment: int, calls: dict[tuple[str, str, int, int], list[tuple[int, int, int]]]) -> None:
     """Put a rank's collectives to those of the others: the i-th of an operation and axis in a step is the same one."""
-    told, count = own.collectives, dict[tuple[str, str, int], int]()
-    mine = np.flatnonzero(told.segment == segment)
-    for index in mine[np.argsort(told.start_ns[mine], kind="stable")]:
-        key = own.ops[told.phase[index]], own.axes[told.axis[index]], int(told.step[index])
+    reported, count = own.collectives, dict[tuple[str, str, int], int]()
+    mine = np.flatnonzero(reported.segment == segment)
+    for index in mine[np.argsort(reported.start_ns[mine], kind="stable")]:
+        key = own.ops[reported.phase[index]], own.axes[reported.axis[index]], int(reported.step[index])
         count[key] = count.get(key, 0) + 1
-        span = int(told.micro[index]), int(told.start_ns[index]), int(told.end_ns[index])
+        span = int(reported.micro[index]), int(reported.start_ns[index]), int(reported.end_ns[index])
         calls.setdefault((*key, count[key]), []).append(span)
 
 

@@ -20,7 +20,7 @@ from frog.view.network import network_section
 from frog.view.palette import PHASE_COLORS, RANK_COLORS
 from frog.view.runs import unrecorded_status, when
 from frog.view.strategy import strategy_section
-from frog.view.timeline import phase_shares, windows
+from frog.view.timeline import phase_fractions, windows
 from frog.view.weights import Movement, weight_movement
 
 _ASSETS = Path(__file__).parent / "assets"
@@ -74,7 +74,7 @@ def _context(folder: RunFolder) -> dict[str, Any]:
         "error": _error(folder, record, history, status),
         "charts": drawn["charts"],
         "chart_json": json_for_script(drawn),
-        "shares": phase_shares(history),
+        "fractions": phase_fractions(history),
         "windows": windows(history),
         "strategy": strategy_section(run, history),
         "network": network_section(folder, history),
@@ -146,8 +146,8 @@ def _finite(value: float | None) -> float | None:
 
 
 def _span_s(history: History) -> float | None:
-    shares = phase_shares(history)
-    return shares[0].wall_ns / 1e9 if shares else None
+    times = phase_fractions(history)
+    return times[0].wall_ns / 1e9 if times else None
 
 
 def _error(folder: RunFolder, record: dict[str, Any] | None, history: History, status: str) -> dict[str, Any] | None:
@@ -171,10 +171,10 @@ def _error(folder: RunFolder, record: dict[str, Any] | None, history: History, s
 
 def _segments(run: dict[str, Any], history: History) -> list[dict[str, Any]]:
     """run.json's segments, with what the events add: all hosts, and the steps taken again."""
-    told = run.get("segments") or []
+    segments = run.get("segments") or []
     rows = []
-    for index, segment in enumerate(told):
-        seen = history.segments[index] if len(told) == len(history.segments) else None
+    for index, segment in enumerate(segments):
+        seen = history.segments[index] if len(segments) == len(history.segments) else None
         rows.append(
             {
                 **segment,
@@ -187,7 +187,7 @@ def _segments(run: dict[str, Any], history: History) -> list[dict[str, Any]]:
 
 def _checkpoints(history: History, good: Sequence[CheckpointReader]) -> list[dict[str, Any]]:
     main = history.main
-    held = main.checkpoints if main else {}
+    saved = main.checkpoints if main else {}
     commits = main.commits if main else {}
     return [
         {
@@ -195,7 +195,7 @@ def _checkpoints(history: History, good: Sequence[CheckpointReader]) -> list[dic
             "world_size": checkpoint.world_size,
             "payload_bytes": checkpoint.payload_bytes,
             "num_tensors": len(checkpoint.names()),
-            "held_ms": held[checkpoint.step]["held_ns"] / 1e6 if checkpoint.step in held else None,
+            "blocked_ms": saved[checkpoint.step]["blocked_ns"] / 1e6 if checkpoint.step in saved else None,
             "write_s": commits[checkpoint.step]["write_ns"] / 1e9 if checkpoint.step in commits else None,
         }
         for checkpoint in good
@@ -222,7 +222,7 @@ def _heat(movement: Movement) -> list[dict[str, Any]]:
 
 
 def _samples(history: History) -> list[dict[str, Any]]:
-    """At most twelve samples, spread evenly from the first to the last, the prompt told apart from what follows."""
+    """At most twelve samples, spread evenly from the first to the last, the prompt set apart from what follows."""
     found = list(history.main.samples.values()) if history.main else []
     if len(found) > _MAX_SAMPLES:
         found = [found[round(i * (len(found) - 1) / (_MAX_SAMPLES - 1))] for i in range(_MAX_SAMPLES)]
@@ -260,10 +260,10 @@ def _number(value: float | None, digits: int = 4) -> str:
     return f"{value:.{digits - 1}e}"
 
 
-def _percent(share: float | None) -> str:
-    if share is None:
+def _percent(fraction: float | None) -> str:
+    if fraction is None:
         return "–"  # noqa: RUF001
-    percent = 100 * share
+    percent = 100 * fraction
     for least, decimals in ((10, 0), (1, 1), (0.1, 2)):
         if percent >= least:
             return f"{percent:.{decimals}f} %"

@@ -1,4 +1,4 @@
-"""The report's section on the strategy: who holds what, and what was sent, held and waited for beside the formulas."""
+"""The report's section on the strategy: who holds what, and what was sent, held and waited for next to the formulas."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _recent(own: RankHistory, segment: int, place: dict[str, int]) -> Recent:
 
 
 def _mesh(seen: Seen) -> dict[str, Any] | None:
-    """The axes of more than one rank, and each rank's place on them; None where there is one rank, or none are told."""
+    """The axes of more than one rank, and each rank's place on them; None where there is one rank, or none is known."""
     starts = [recent.own.starts[seen.segment] for recent in seen.ranks]
     axes = {name: size for name, size in (starts[0].get("mesh") or {}).items() if size > 1}
     if not axes:
@@ -163,8 +163,8 @@ def step_collectives(recent: Recent, step: int) -> list[Collective]:
 
 def _traffic(seen: Seen, recent: Recent) -> dict[str, Any]:
     """One rank's bytes of one step, by axis and operation, and in all. What is received another rank has sent."""
-    told = step_collectives(recent, seen.step)
-    found = [one for one in compare_step(seen.config, seen.world_size, recent.rank, told) if one.op != "recv"]
+    reported = step_collectives(recent, seen.step)
+    found = [one for one in compare_step(seen.config, seen.world_size, recent.rank, reported) if one.op != "recv"]
     sent, expected = sum(one.sent_bytes for one in found), sum(one.expected_bytes for one in found)
     return {
         "rank": recent.rank,
@@ -177,7 +177,7 @@ def _traffic(seen: Seen, recent: Recent) -> dict[str, Any]:
 
 
 def _memory(seen: Seen) -> dict[str, Any] | None:
-    """The last measured memory of each rank, beside the formula where there is one."""
+    """The last measured memory of each rank, next to the formula where there is one."""
     rows = []
     for recent in seen.ranks:
         events = [event for step, event in recent.own.memory.items() if step <= seen.step]
@@ -189,8 +189,12 @@ def _memory(seen: Seen) -> dict[str, Any] | None:
 def _part(seen: Seen, recent: Recent, part: str, event: dict[str, Any]) -> dict[str, Any]:
     known = seen.has_formula and (part != "activations" or _activations_have_formula(seen))
     expected = getattr(step_memory(seen.config, seen.world_size, recent.rank), part) if known else None
-    held = event[part]
-    return {"held": held, "expected": expected, "ratio": held / expected if expected and held is not None else None}
+    measured = event[part]
+    return {
+        "measured": measured,
+        "expected": expected,
+        "ratio": measured / expected if expected and measured is not None else None,
+    }
 
 
 def _activations_have_formula(seen: Seen) -> bool:
@@ -208,28 +212,28 @@ def _overlap(seen: Seen) -> list[dict[str, Any]]:
     """
     rows = []
     for recent in seen.ranks:
-        told = [one for step in recent.steps for one in step_collectives(recent, step) if one.op not in _MESSAGES]
-        under_way_ns = sum(one.end_ns - one.start_ns for one in told)
+        reported = [one for step in recent.steps for one in step_collectives(recent, step) if one.op not in _MESSAGES]
+        under_way_ns = sum(one.end_ns - one.start_ns for one in reported)
         # A thread takes a moment to wake up after the end; that is none of the collective's time.
-        wait_ns = sum(min(one.wait_ns, one.end_ns - one.start_ns) for one in told)
+        wait_ns = sum(min(one.wait_ns, one.end_ns - one.start_ns) for one in reported)
         if under_way_ns:
             each_ms = 1e6 * len(recent.steps)
-            row = {"rank": recent.rank, "share": 1 - wait_ns / under_way_ns}
+            row = {"rank": recent.rank, "fraction": 1 - wait_ns / under_way_ns}
             rows.append({**row, "under_way_ms": under_way_ns / each_ms, "wait_ms": wait_ns / each_ms})
     return rows
 
 
 def _bubble(seen: Seen) -> dict[str, Any] | None:
-    """For each rank of a pipeline the share of the time from its first pass to the last in which it ran none."""
+    """For each rank of a pipeline the fraction of the time from its first pass to the last in which it ran none."""
     expected = expected_bubble(seen.config) if seen.has_formula else None
     rows = []
     for recent in seen.ranks if expected is not None else ():
-        shares = [share for step in recent.steps if (share := _idle(seen, recent, step)) is not None]
-        if shares:
-            rows.append({"rank": recent.rank, "stage": recent.place["pp"], "share": float(np.median(shares))})
+        fractions = [fraction for step in recent.steps if (fraction := _idle(seen, recent, step)) is not None]
+        if fractions:
+            rows.append({"rank": recent.rank, "stage": recent.place["pp"], "fraction": float(np.median(fractions))})
     if not rows:
         return None
-    mean = float(np.mean([row["share"] for row in rows]))
+    mean = float(np.mean([row["fraction"] for row in rows]))
     strategy = seen.config.strategy
     return {
         "rows": rows,

@@ -45,11 +45,11 @@ def export_tensorboard(folder: RunFolder, target: Path | None = None) -> Path:
 
 
 def _write_steps(folder: Path, history: History, rank: RankHistory, tags: dict[str, str]) -> None:
-    told = {tag: rank.scalars[name] for name, tag in tags.items() if not np.isnan(rank.scalars[name]).all()}
+    series = {tag: rank.scalars[name] for name, tag in tags.items() if not np.isnan(rank.scalars[name]).all()}
     with _Writer(folder) as writer:
         for index, step in enumerate(rank.steps.tolist()):
             wall_s = (int(rank.end_ns[index]) + history.clock_offset_ns(rank.rank, int(rank.segment[index]))) / 1e9
-            writer.scalars(step, wall_s, {tag: float(values[index]) for tag, values in told.items()})
+            writer.scalars(step, wall_s, {tag: float(values[index]) for tag, values in series.items()})
 
 
 def _write_held_out(folder: Path, history: History, main: RankHistory) -> None:

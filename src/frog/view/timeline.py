@@ -1,4 +1,4 @@
-"""Where the time went: each rank's share of every phase, and a few steps drawn span by span."""
+"""Where the time went: each rank's fraction of every phase, and a few steps drawn span by span."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ASIDE = [PHASES.index("evaluate"), PHASES.index("checkpoint")]
 
 
 @dataclass
-class RankShares:
+class RankFractions:
     """Where one rank's time went, in the steps that count."""
 
     rank: int
@@ -25,24 +25,24 @@ class RankShares:
     phase_ns: dict[str, int]
     """By phase; `other` is what no span covers."""
     collective_ns: int
-    """How long collectives held it up."""
+    """How long it was blocked in collectives."""
     collective_bytes: int
     num_steps: int
 
-    def share(self, name: str) -> float:
+    def fraction(self, name: str) -> float:
         return self.phase_ns[name] / self.wall_ns if self.wall_ns else 0.0
 
     @property
-    def collective_share(self) -> float:
+    def collective_fraction(self) -> float:
         return self.collective_ns / self.wall_ns if self.wall_ns else 0.0
 
 
-def phase_shares(history: History) -> list[RankShares]:
-    """The shares of every rank that left spans."""
-    return [_shares(rank) for rank in history.ranks.values() if len(rank.spans.step)]
+def phase_fractions(history: History) -> list[RankFractions]:
+    """The fractions of every rank that left spans."""
+    return [_fractions(rank) for rank in history.ranks.values() if len(rank.spans.step)]
 
 
-def _shares(rank: RankHistory) -> RankShares:
+def _fractions(rank: RankHistory) -> RankFractions:
     spans, collectives = rank.spans, rank.collectives
     durations = spans.end_ns - spans.start_ns
     phase_ns: dict[str, int] = {phase: int(durations[spans.phase == index].sum()) for index, phase in enumerate(PHASES)}
@@ -52,7 +52,7 @@ def _shares(rank: RankHistory) -> RankShares:
     )
     covered_ns = sum(phase_ns.values())
     wall_ns = max(wall_ns, covered_ns)
-    return RankShares(
+    return RankFractions(
         rank=rank.rank,
         wall_ns=wall_ns,
         phase_ns={**phase_ns, "other": wall_ns - covered_ns},

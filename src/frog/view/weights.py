@@ -1,4 +1,4 @@
-"""Weights of two checkpoints held against each other: how far they moved, and which tensors are not the same."""
+"""Weights of two checkpoints compared: how far they moved, and which tensors are not the same."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@
     const wide = chart.name === "loss";
     const size = () => ({ width: element.clientWidth, height: wide ? (element.clientWidth < 500 ? 260 : 340) : 200 });
     const ownLine = chart.lines.length > 1;
-    // Without the mouse in a chart the legend tells the values of the last step, and the last held-out score.
+    // Without the mouse in a chart the legend shows the values of the last step, and the last held-out score.
     const end = chart.steps.length - 1;
     const last = chart.lines.map(({ role, values }) => role === "heldout" ? values.findLastIndex((v) => v !== null) : end);
     const tellLast = (plot) => plot.setLegend({ idxs: [end, ...last] }, false);
