@@ -1,4 +1,4 @@
-"""Cluster profiles: read, checked, and all mistakes told at once."""
+"""Cluster profiles: read, checked, and all mistakes reported at once."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def problems(text: str) -> list[str]:
     return [line.removeprefix("  - ") for line in str(caught.value).splitlines() if line.startswith("  - ")]
 
 
-def test_all_mistakes_are_told_at_once() -> None:
-    told = problems(
+def test_all_mistakes_are_reported_at_once() -> None:
+    message = problems(
         'gpu_per_node = 4\ncpus_per_gpu = "8"\nmodules = "cuda"\nenvironment = 3\n[limits.a]\nmax_tim = "1"\n'
     )
-    assert told == [
+    assert message == [
         "modules='cuda': must be a list of texts",
         "environment=3: must be a table, [environment], of texts",
         "limits.a.max_tim: unknown key; did you mean limits.a.max_time?",
@@ -59,7 +59,7 @@ def test_all_mistakes_are_told_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("gpus_per_node = -1", "gpus_per_node=-1: must be at least 0"),
         ("max_nodes = 0", "max_nodes=0: must be at least 1"),
@@ -73,8 +73,8 @@ def test_all_mistakes_are_told_at_once() -> None:
         ("limits = 3", "limits=3: must be tables, [limits.NAME], one for each QOS"),
     ],
 )
-def test_each_rule(text: str, told: str) -> None:
-    assert problems(text) == [told]
+def test_each_rule(text: str, message: str) -> None:
+    assert problems(text) == [message]
 
 
 def test_a_name_that_is_none() -> None:

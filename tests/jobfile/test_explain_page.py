@@ -11,7 +11,7 @@ from test_explain_traps import GOOD, changed
 from frog.cli import main
 from frog.jobfile.directives import SBATCH, SRUN, read_directives, time_limit_s, write_time
 from frog.jobfile.explain import explain
-from frog.jobfile.job import read_job
+from frog.jobfile.job import read_job_file
 from frog.jobfile.lines import say_lines, summary
 from frog.jobfile.shell import parse
 
@@ -19,7 +19,7 @@ EXAMPLE = Path(__file__).parents[2] / "config" / "slurm_example.sbatch"
 
 
 def said(line: int, text: str = GOOD) -> str:
-    return " | ".join(say_lines(read_job(text, Path("job.sbatch")))[line])
+    return " | ".join(say_lines(read_job_file(text, Path("job.sbatch")))[line])
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_each_line_is_explained(line: int, words: str) -> None:
 def test_values_are_worked_out() -> None:
     text = changed(GOOD, (("OMP_NUM_THREADS=8", "OMP_NUM_THREADS=$((SLURM_CPUS_PER_TASK / 4))"),))
     assert "OMP_NUM_THREADS = 8" in said(16, text)
-    job = read_job("#!/bin/bash\n#SBATCH -N 3\nA=${B:-7}\nC=$A$SLURM_NNODES\nD=$D\n", Path("job"))
+    job = read_job_file("#!/bin/bash\n#SBATCH -N 3\nA=${B:-7}\nC=$A$SLURM_NNODES\nD=$D\n", Path("job"))
     assert [job.resolve(text) for text in ('"$C"', "${X:-$A}", "$D", "$(date)", "\\$A")] == [
         "73",
         "7",
@@ -64,7 +64,7 @@ def test_values_are_worked_out() -> None:
 
 
 def test_the_whole_is_summed_up() -> None:
-    assert summary(read_job(GOOD, Path("job"))) == [
+    assert summary(read_job_file(GOOD, Path("job"))) == [
         "asks for: 2 nodes; 4 GPUs on each, 8 together; 32 CPUs on each; for 30 min 0 s",
         "starts: 8 ranks = 2 nodes x 4",
     ]

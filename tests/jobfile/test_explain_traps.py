@@ -317,7 +317,7 @@ def test_other_correct_files_walk_into_no_trap(change: tuple[tuple[str, str], ..
     assert explanation.traps == []
 
 
-def test_an_unknown_option_is_told_with_the_nearest(tmp_path: Path) -> None:
+def test_an_unknown_option_is_reported_with_the_nearest(tmp_path: Path) -> None:
     text = changed(GOOD, (("--ntasks-per-node=1", "--ntask-per-nodes=1"),))
     (finding,) = [item for item in explain(text, Path("job.sbatch"), None, (tmp_path,)).findings if item.line == 4]
     assert finding.instead == "--ntasks-per-node=1"

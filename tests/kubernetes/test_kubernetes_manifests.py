@@ -300,7 +300,7 @@ def test_a_deepspeed_run_takes_its_file_along(
         (["--set", "train.stepz=1"], "did you mean train.steps"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_printed(
+def test_mistakes_are_reported_before_anything_is_printed(
     options: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["submit", DEMO, "--to", "kubernetes", "--dry-run", *options]) == 2

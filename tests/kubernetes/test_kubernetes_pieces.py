@@ -17,7 +17,7 @@ from frog.core.runfolder import RunFolder
 from frog.kubernetes.dns import answer
 from frog.kubernetes.fields import Fields, ManifestError
 from frog.kubernetes.manifest import Rule, read_manifest
-from frog.kubernetes.pod import exit_code, meeting_name
+from frog.kubernetes.pod import exit_code, rendezvous_host
 from frog.kubernetes.pods import expand
 from frog.kubernetes.probe import main as probe_main
 from frog.kubernetes.probe import problem
@@ -89,7 +89,7 @@ def test_keys_of_a_config_map_are_names_of_files(tmp_path: Path, key: str) -> No
         read(tmp_path, SMALL + files)
 
 
-def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="3 mistakes"):
         read(tmp_path, SMALL, ("completions: 2", "completions: two"), ("Never", "Sometimes"), ("args", "argz"))
 
@@ -207,11 +207,11 @@ def test_the_probe_passes_over_what_a_larger_world_left(tmp_path: Path, monkeypa
 
 def test_a_pod_finds_where_its_world_meets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PET_MASTER_ADDR", raising=False)
-    assert meeting_name(["--nnodes=2", "--master-addr=a-0.a", "x.py"]) == "a-0.a"
-    assert meeting_name(["--master_addr", "b-0.b", "x.py"]) == "b-0.b"
-    assert meeting_name(["--nnodes=1", "x.py"]) is None
+    assert rendezvous_host(["--nnodes=2", "--master-addr=a-0.a", "x.py"]) == "a-0.a"
+    assert rendezvous_host(["--master_addr", "b-0.b", "x.py"]) == "b-0.b"
+    assert rendezvous_host(["--nnodes=1", "x.py"]) is None
     monkeypatch.setenv("PET_MASTER_ADDR", "c-node-0-0.c")
-    assert meeting_name(["x.py"]) == "c-node-0-0.c"
+    assert rendezvous_host(["x.py"]) == "c-node-0-0.c"
 
 
 def failure(rank: int, code: int, time_s: int = 0) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from small_manifest import SMALL, read
 
 from frog.cli import main
 from frog.kubernetes import controller as controllers
-from frog.kubernetes.controller import Controller, visible_gpus
+from frog.kubernetes.controller import JobController, visible_gpus
 from frog.kubernetes.local import remove_left_behind, scratch_folder
 from frog.kubernetes.pods import ProbeState
 from frog.kubernetes.podspec import Probe
@@ -45,7 +45,7 @@ def test_a_probe_that_leaves_a_child_holds_nobody_up() -> None:
 def test_gpus_are_shared_out_or_hidden() -> None:
     assert visible_gpus(0, 0, 2, 0) is None
     assert visible_gpus(0, 0, 2, 8) == ""
-    assert [visible_gpus(2, place, 2, 4) for place in (0, 1)] == ["0,1", "2,3"]
+    assert [visible_gpus(2, index, 2, 4) for index in (0, 1)] == ["0,1", "2,3"]
     assert visible_gpus(4, 0, 2, 4) == "", "not enough for both pods"
 
 
@@ -99,15 +99,15 @@ def test_the_next_try_waits_longer_each_time(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(controllers.time, "monotonic", lambda: now)
     subdomain = ("containers:", "subdomain: s\n      containers:")
     changes = (subdomain, ("completions: 2", "completions: 1"), ("Never", policy))
-    controller = Controller(read(tmp_path, SMALL + SERVICE, *changes), tmp_path)
-    [place] = controller.places
+    controller = JobController(read(tmp_path, SMALL + SERVICE, *changes), tmp_path)
+    [completion] = controller.completions
     tries: list[tuple[float, str, int]] = []
     named: set[bool] = set()
     look_at_end = controller._look_at_end
 
-    def note(place: Any, pod: Any) -> None:
+    def note(completion: Any, pod: Any) -> None:
         tries.append((now, pod.name, pod.starts))
-        look_at_end(place, pod)
+        look_at_end(completion, pod)
 
     monkeypatch.setattr(controller, "_look_at_end", note)
     while now <= 107.0:
@@ -123,7 +123,7 @@ def test_the_next_try_waits_longer_each_time(tmp_path: Path, monkeypatch: pytest
         assert named == {True}
     controller.signals.append(signal.SIGTERM)
     assert controller._over(), "nothing is waited for"
-    assert place.pod is None
+    assert completion.pod is None
 
 
 def test_a_name_can_be_looked_up_two_seconds_after_its_pod_runs(
@@ -133,10 +133,10 @@ def test_a_name_can_be_looked_up_two_seconds_after_its_pod_runs(
     monkeypatch.setattr(controllers, "NameServer", FakeNames)
     monkeypatch.setattr(FakePod, "poll", lambda self: None)
     changes = (("containers:", "subdomain: s\n      containers:"), ("completions: 2", "completions: 1"))
-    controller = Controller(read(tmp_path, SMALL + SERVICE, *changes), tmp_path)
-    [place] = controller.places
+    controller = JobController(read(tmp_path, SMALL + SERVICE, *changes), tmp_path)
+    [completion] = controller.completions
     controller._tick()
-    pod: Any = place.pod
+    pod: Any = completion.pod
     for running_s, addresses in ((0.0, []), (1.9, []), (2.0, ["127.0.1.2"])):
         pod.seen_running_s = running_s
         controller._publish_names()

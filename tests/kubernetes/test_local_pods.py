@@ -135,8 +135,8 @@ def test_what_a_pod_sees(shop: Workshop) -> None:
     ]
     done = shop.run(*start(shop, value), env={"SECRET": "of the launcher"})
     lines = (line.partition(" ") for line in (shop.root / "disk" / "seen.1").read_text().splitlines())
-    told = [(key, rest.strip()) for key, _, rest in lines]
-    seen = dict(told)
+    output = [(key, rest.strip()) for key, _, rest in lines]
+    seen = dict(output)
     assert seen["uid"] == "1000 1000"
     assert seen["host"] == "small-1 small-1.small.default.svc.cluster.local"
     address, resolved = seen["ip"].split()
@@ -156,7 +156,7 @@ def test_what_a_pod_sees(shop: Workshop) -> None:
     first, count = seen["processes"].split()
     assert first == "1", "its command is process 1"
     assert int(count) < 8, "it sees its own processes alone"
-    early, late = (rest for key, rest in told if key == "peer")
+    early, late = (rest for key, rest in output if key == "peer")
     assert early == "0", "a name can't be looked up at once"
     assert late.split() == ["small-1.small.default.svc.cluster.local"]
     peers = {(shop.root / "disk" / f"peer.{index}").read_text().split()[0] for index in (0, 1)}
@@ -301,7 +301,7 @@ def begin(shop: Workshop, script: str) -> tuple[subprocess.Popen[str], list[psut
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_wish_to_stop_reaches_the_pods(shop: Workshop, number: signal.Signals) -> None:
+def test_a_request_to_stop_reaches_the_pods(shop: Workshop, number: signal.Signals) -> None:
     process, family = begin(shop, "trap 'echo bye; exit 0' TERM; UP; sleep 600 & wait")
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
@@ -311,7 +311,7 @@ def test_a_wish_to_stop_reaches_the_pods(shop: Workshop, number: signal.Signals)
     assert left_behind(shop) == []
 
 
-def test_a_second_wish_kills_pods_that_do_not_listen(shop: Workshop) -> None:
+def test_a_second_request_kills_pods_that_do_not_listen(shop: Workshop) -> None:
     process, family = begin(shop, "trap '' TERM; UP; while true; do sleep 1; done")
     process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGINT)
@@ -332,7 +332,7 @@ def test_nothing_outlives_a_launcher_that_is_killed(shop: Workshop) -> None:
     assert left_behind(shop) == [], "the next launcher does"
 
 
-def test_mistakes_are_told_without_a_traceback(shop: Workshop) -> None:
+def test_mistakes_are_reported_without_a_traceback(shop: Workshop) -> None:
     done = shop.run(*start(shop, job("true", spec__completions="two")), code=2)
     assert "k8s.yaml: a mistake\n  - Job.spec.completions: must be a whole number, is a text ('two')" in done.stderr
     assert "cannot be read" in shop.run("frog", "run", "--from", "none.yaml", code=2).stderr

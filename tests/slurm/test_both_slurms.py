@@ -74,7 +74,7 @@ def run_all(env: Mapping[str, str], root: Path) -> dict[str, Any]:
     for name, (job, process) in waiting.items():
         try:
             process.wait(timeout=max(1, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:  # told as what differs
+        except subprocess.TimeoutExpired:  # reported as what differs
             ask(env, "scancel", job)
             process.kill()
             process.wait()
@@ -276,7 +276,7 @@ COMMANDS = [
 
 
 @pytest.fixture(scope="module")
-def told(
+def output(
     real: dict[str, str] | None, emulator: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """What each command says to the real one, or said, and to the emulator."""
@@ -308,8 +308,8 @@ def _told(env: Mapping[str, str], folder: Path, command: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_command(told: tuple[dict[str, Any], dict[str, Any]], command: str) -> None:
-    real, emulated = told
+def test_command(output: tuple[dict[str, Any], dict[str, Any]], command: str) -> None:
+    real, emulated = output
     assert emulated[command] == real[command]
 
 

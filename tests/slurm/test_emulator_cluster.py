@@ -109,7 +109,7 @@ def test_a_daemon_that_was_killed_is_cleared_away(folder: Path) -> None:
     folder.rmdir()
 
 
-def test_a_daemon_that_does_not_answer_is_told_and_ended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_daemon_that_does_not_answer_is_reported_and_ended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "_ANSWER_S", 0.3)
     table = json.loads((folder / "cluster.json").read_text())
     os.kill(table["pid"], signal.SIGSTOP)

@@ -71,8 +71,10 @@ def test_the_example_resumes_to_the_same_weights(workshop: Workshop, emulated: R
         assert job["JobState"] == "COMPLETED", "\n".join(said)
 
     assert emulated.job(hasty)["Restarts"] == "1"
-    told = log.read_text()
-    assert told.index("limit is near") < told.index("cleanup: ") < told.index("requeue: ") < told.index("start 1,")
+    output = log.read_text()
+    assert (
+        output.index("limit is near") < output.index("cleanup: ") < output.index("requeue: ") < output.index("start 1,")
+    )
     begun = [segment["from_step"] for segment in folder.read_run()["segments"]]
     assert begun[0] == 0
     assert 20 <= begun[1] < STEPS

@@ -11,9 +11,9 @@ import pytest
 
 from frog.slurm.emulator import controller as controllers
 from frog.slurm.emulator.control import scancel, scontrol
-from frog.slurm.emulator.controller import Controller
-from frog.slurm.emulator.job import CANCELLED, COMPLETED, FAILED, PENDING, RUNNING, Job, Node, Request
-from frog.slurm.emulator.layout import StepRequest, check_fits, free_parts, place_job, place_step
+from frog.slurm.emulator.controller import SlurmController
+from frog.slurm.emulator.job import CANCELLED, COMPLETED, FAILED, PENDING, RUNNING, EmulatedJob, JobRequest, Node
+from frog.slurm.emulator.layout import StepRequest, check_fits, free_resources, place_job, place_step
 from frog.slurm.emulator.listing import squeue
 from frog.slurm.emulator.processes import enter
 from frog.slurm.emulator.queue import dependency_text, find_jobs, next_to_start
@@ -26,25 +26,25 @@ from frog.slurm.emulator.wire import Client
 NODES = [Node("node1", 8, 4), Node("node2", 8, 4)]
 
 
-def request(**fields: Any) -> Request:
+def request(**fields: Any) -> JobRequest:
     plain = {"submit_dir": "/", "work_dir": "/", "submit_host": "here", "umask": 0o022, "command": "x"}
-    return Request(**{"name": "job", "user": "me", "environment": {}, **plain, **fields})
+    return JobRequest(**{"name": "job", "user": "me", "environment": {}, **plain, **fields})
 
 
-def job(number: int, state: str = PENDING, **fields: Any) -> Job:
-    found = Job(request(**fields), 0.0, number, state=state)
+def job(number: int, state: str = PENDING, **fields: Any) -> EmulatedJob:
+    found = EmulatedJob(request(**fields), 0.0, number, state=state)
     if state == RUNNING:
         place(found)
     return found
 
 
-def place(found: Job, *others: Job) -> None:
-    shares = place_job(found.request, free_parts(NODES, others))
-    assert shares is not None
-    found.shares, found.state = shares, RUNNING
+def place(found: EmulatedJob, *others: EmulatedJob) -> None:
+    allocations = place_job(found.request, free_resources(NODES, others))
+    assert allocations is not None
+    found.allocations, found.state = allocations, RUNNING
 
 
-def started(jobs: list[Job]) -> int | None:
+def started(jobs: list[EmulatedJob]) -> int | None:
     found = next_to_start(jobs, NODES)
     return None if found is None else found[0].job_id
 
@@ -61,8 +61,8 @@ def test_first_come_first_served() -> None:
 def test_each_job_has_its_own_gpus() -> None:
     first, second = job(1, RUNNING, gpus_per_node=3), job(2, gpus_per_node=1)
     place(second, first)
-    assert [share.gpus for share in first.shares + second.shares] == [[0, 1, 2], [3]]
-    third = place_job(request(gpus_per_node=1), free_parts(NODES, [first, second]))
+    assert [allocation.gpus for allocation in first.allocations + second.allocations] == [[0, 1, 2], [3]]
+    third = place_job(request(gpus_per_node=1), free_resources(NODES, [first, second]))
     assert third is not None
     assert (third[0].node, third[0].gpus) == ("node2", [0])
 
@@ -79,9 +79,9 @@ def test_each_job_has_its_own_gpus() -> None:
     ],
 )
 def test_tasks_on_nodes(fields: dict[str, Any], tasks: list[int]) -> None:
-    shares = place_job(request(**fields), free_parts(NODES, []))
-    assert shares is not None
-    assert [share.tasks for share in shares] == tasks
+    allocations = place_job(request(**fields), free_resources(NODES, []))
+    assert allocations is not None
+    assert [allocation.tasks for allocation in allocations] == tasks
 
 
 def test_what_no_such_cluster_could_run() -> None:
@@ -129,7 +129,7 @@ def test_singleton_waits_for_earlier_jobs_of_its_name() -> None:
 
 def test_an_array_runs_so_many_at_once() -> None:
     spec = ([0, 1, 2], 1, 1)
-    tasks = [Job(request(array=spec), 0.0, None, 5, number) for number in spec[0]]
+    tasks = [EmulatedJob(request(array=spec), 0.0, None, 5, number) for number in spec[0]]
     found = next_to_start(tasks, NODES)
     assert found is not None
     assert found[0].array_task == 0
@@ -141,26 +141,26 @@ def test_an_array_runs_so_many_at_once() -> None:
 
 
 def test_a_job_that_asked_for_its_end_has_it_however_soon_its_script_ends(tmp_path: Path) -> None:
-    controller = Controller(tmp_path, "frogtest", NODES, 1, 1.0)
+    controller = SlurmController(tmp_path, "frogtest", NODES, 1, 1.0)
     again, away, both, plain = (job(number, RUNNING, script="") for number in (1, 2, 3, 4))
-    controller.note_wish(again, PENDING)
-    controller.note_wish(away, CANCELLED)
+    controller.request_end(again, PENDING)
+    controller.request_end(away, CANCELLED)
     for state in (CANCELLED, PENDING):
-        controller.note_wish(both, state)
+        controller.request_end(both, state)
     for one in (again, away, both, plain):
         controller.close(one, 3)
     assert [(one.state, one.restarts) for one in (again, away, both, plain)] == [
         (PENDING, 1), (CANCELLED, 0), (CANCELLED, 0), (FAILED, 0),
     ]  # fmt: skip
-    assert again.wish is None
+    assert again.requested_end is None
 
 
 def test_at_its_time_limit_a_job_gets_sigterm_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    controller, found, sent = Controller(tmp_path, "frogtest", NODES, 1, 1.0), job(1, RUNNING), []
+    controller, found, sent = SlurmController(tmp_path, "frogtest", NODES, 1, 1.0), job(1, RUNNING), []
     controller.jobs, found.limit_s = [found], 100.0
 
     class Timer:
-        def __init__(self, after_s: float, act: Callable[[Job], None], words: tuple[Job]) -> None:
+        def __init__(self, after_s: float, act: Callable[[EmulatedJob], None], words: tuple[EmulatedJob]) -> None:
             self.start = lambda: sent.append(after_s) or act(*words)
 
     monkeypatch.setattr(controllers.threading, "Timer", Timer)
@@ -172,18 +172,21 @@ def test_at_its_time_limit_a_job_gets_sigterm_twice(tmp_path: Path, monkeypatch:
     assert sent == [[signal.SIGCONT, signal.SIGTERM], 0.5, [signal.SIGTERM]]
 
 
-@pytest.mark.parametrize(("limit_min", "left_s", "told_min"), [(1440, 1, 1), (3, 38, 2)])
-def test_the_limit_of_a_job_whose_end_is_moved(limit_min: int, left_s: int, told_min: int, tmp_path: Path) -> None:
-    """As real Slurm told it of jobs that had run for a few seconds."""
-    controller, found = Controller(tmp_path, "frogtest", NODES, 1, 1.0), job(1, RUNNING)
+@pytest.mark.parametrize(("limit_min", "left_s", "shown_min"), [(1440, 1, 1), (3, 38, 2)])
+def test_the_limit_of_a_job_whose_end_is_moved(limit_min: int, left_s: int, shown_min: int, tmp_path: Path) -> None:
+    """As real Slurm showed it of jobs that had run for a few seconds."""
+    controller, found = SlurmController(tmp_path, "frogtest", NODES, 1, 1.0), job(1, RUNNING)
     found.started_s, found.limit_min, found.limit_s = 1000.0, limit_min, 1000.0 + 60 * limit_min
     with controller.changed:
         controller.move_end(found, 1005.0 + left_s)
-    assert (found.limit_min, found.limit_s) == (told_min, 1005.0 + left_s)
+    assert (found.limit_min, found.limit_s) == (shown_min, 1005.0 + left_s)
 
 
 def test_nothing_is_called_none() -> None:
-    plain, (first, second) = job(1), [Job(request(array=([0, 1], 1, None)), 0.0, None, 5, task) for task in (0, 1)]
+    plain, (first, second) = (
+        job(1),
+        [EmulatedJob(request(array=([0, 1], 1, None)), 0.0, None, 5, task) for task in (0, 1)],
+    )
     second.job_id = 6
     jobs = [plain, first, second]
     assert [find_jobs(jobs, text) for text in ("None", "1", "5", "5_1", "6")] == [
@@ -191,48 +194,48 @@ def test_nothing_is_called_none() -> None:
     ]  # fmt: skip
 
 
-class Desk(Client):
+class RecordingClient(Client):
     """A client whose daemon knows these jobs and nodes, and notes what it is asked for."""
 
     asked: ClassVar[list[str]] = []
 
     def ask(self, act: str, **fields: Any) -> dict[str, Any]:
         self.asked.append(f"{act} {fields.get('job', '')}")
-        controller = Controller(self.folder, "frogtest", NODES, 1, 1.0)
+        controller = SlurmController(self.folder, "frogtest", NODES, 1, 1.0)
         controller.jobs = [job(11), job(12)]
         return snapshot(controller)
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    Desk.asked.clear()
-    return Desk(0, "", tmp_path)
+def client(tmp_path: Path) -> RecordingClient:
+    RecordingClient.asked.clear()
+    return RecordingClient(0, "", tmp_path)
 
 
-def test_several_jobs_of_which_one_is_unknown(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_jobs_of_which_one_is_unknown(client: RecordingClient, capsys: pytest.CaptureFixture[str]) -> None:
     for words in ("11,99", "99,11"):
-        assert squeue(desk, ["--noheader", "--format=%i", "--jobs", words]) == 0
+        assert squeue(client, ["--noheader", "--format=%i", "--jobs", words]) == 0
         assert capsys.readouterr().out == "11\n"
-        assert scancel(desk, [words]) == 0
-    assert desk.asked.count("cancel 11") == 2
-    assert "cancel 12" not in desk.asked
+        assert scancel(client, [words]) == 0
+    assert client.asked.count("cancel 11") == 2
+    assert "cancel 12" not in client.asked
     with pytest.raises(SlurmRefusal, match="Invalid job id specified"):
-        squeue(desk, ["--jobs=99"])
+        squeue(client, ["--jobs=99"])
 
 
 @pytest.mark.parametrize("text", ["None", "11,None", "11,"])
-def test_what_is_no_number_of_a_job(text: str, desk: Desk) -> None:
+def test_what_is_no_number_of_a_job(text: str, client: RecordingClient) -> None:
     for command, word in ((squeue, f"--jobs={text}"), (scancel, text)):
         with pytest.raises(SlurmRefusal, match="Invalid job id"):
-            command(desk, [word])
-    assert not any(asked.startswith("cancel") for asked in desk.asked)
+            command(client, [word])
+    assert not any(asked.startswith("cancel") for asked in client.asked)
     with pytest.raises(SlurmRefusal, match="Invalid job id specified"):
-        scontrol(desk, ["show", "job", text])
+        scontrol(client, ["show", "job", text])
 
 
-def test_what_is_no_list_of_nodes_is_not_found(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_list_of_nodes_is_not_found(client: RecordingClient, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SlurmRefusal):
-        scontrol(desk, ["show", "node", "node[1"])
+        scontrol(client, ["show", "node", "node[1"])
     assert capsys.readouterr().out == "Node node[1 not found\n"
 
 
@@ -267,18 +270,18 @@ def step(**fields: Any) -> StepRequest:
 
 
 def test_steps() -> None:
-    shares = job(1, RUNNING, nodes=2, ntasks=10).shares
-    parts = place_step(step(ntasks=5), shares, {})
+    allocations = job(1, RUNNING, nodes=2, ntasks=10).allocations
+    parts = place_step(step(ntasks=5), allocations, {})
     assert parts is not None
     assert [part.tasks for part in parts] == [3, 2]
-    assert place_step(step(), shares, {"node1": 1}) is None, "another step has the node"
-    assert place_step(step(exact=True), shares, {"node1": 1}) is not None
-    assert place_step(step(overlap=True), shares, {"node1": 8}) is not None
-    alone = place_step(step(ntasks=1, num_nodes=1), shares, {"node1": 8})
+    assert place_step(step(), allocations, {"node1": 1}) is None, "another step has the node"
+    assert place_step(step(exact=True), allocations, {"node1": 1}) is not None
+    assert place_step(step(overlap=True), allocations, {"node1": 8}) is not None
+    alone = place_step(step(ntasks=1, num_nodes=1), allocations, {"node1": 8})
     assert alone is not None
     assert alone[0].node == "node2"
     for wrong in (step(num_nodes=3), step(ntasks=11), step(node_names=("node9",))):
         with pytest.raises(SlurmRefusal):
-            place_step(wrong, shares, {})
+            place_step(wrong, allocations, {})
     with pytest.raises(SlurmRefusal, match="does not know --ntasks-per-node=5"):
-        place_step(step(ntasks=10, per_node=5), shares, {})
+        place_step(step(ntasks=10, per_node=5), allocations, {})

@@ -180,14 +180,14 @@ def test_a_cancelled_job_and_one_that_loses_a_rank(bench: Bench) -> None:
     assert "Signal 9 (SIGKILL)" in bench.log(broken, 1), "rank 2 is the first of node 1"
 
 
-def test_a_mistake_in_the_arguments_fails_the_job_and_is_told_by_rank_0_alone(bench: Bench) -> None:
+def test_a_mistake_in_the_arguments_fails_the_job_and_is_reported_by_rank_0_alone(bench: Bench) -> None:
     job_id = bench.submit("--set", "train.stepz=5", options=("--gpus-per-node=1",))
     job = bench.slurm.wait_for(job_id, "FAILED")
     assert job["ExitCode"] == "1:0"
-    told = bench.log(job_id, 0) + bench.log(job_id, 1)
-    assert told.count("[rank 0]   - train.stepz: unknown key") == 1
-    assert "[rank 1]" not in told
-    assert "exitcode  : 2" in told, "torchrun's account has the rank's own code"
+    output = bench.log(job_id, 0) + bench.log(job_id, 1)
+    assert output.count("[rank 0]   - train.stepz: unknown key") == 1
+    assert "[rank 1]" not in output
+    assert "exitcode  : 2" in output, "torchrun's account has the rank's own code"
     assert not bench.folder(job_id).path.exists()
 
 

@@ -46,7 +46,7 @@ def clusters_on(root: Path) -> set[str]:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Path]:
+def workdir(tmp_path: Path) -> Iterator[Path]:
     """A folder in which a test starts a cluster of its own; whatever the test leaves is cleared."""
     need_slurm()
     yield tmp_path
@@ -91,11 +91,11 @@ def shell(command: str, cwd: Path) -> str:
 
 def test_nodes_are_idle_and_tasks_see_their_gpus(real_slurm: RealSlurm) -> None:
     assert real_slurm.ask("sinfo", "-h", "-o", "%D %T").split() == ["2", "idle"]
-    told = real_slurm.ask(
+    output = real_slurm.ask(
         *("srun", "--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=3", "bash", "-c"),
         "echo $SLURMD_NODENAME $FROG_NODE_NAME $SLURM_NODEID $CUDA_VISIBLE_DEVICES",
     )
-    assert sorted(told.splitlines()) == ["node1 node1 0 0,1,2", "node2 node2 1 0,1,2"]
+    assert sorted(output.splitlines()) == ["node1 node1 0 0,1,2", "node2 node2 1 0,1,2"]
 
 
 def test_a_batch_job_from_queue_to_cancel(real_slurm: RealSlurm, tmp_path: Path) -> None:
@@ -108,8 +108,8 @@ def test_a_batch_job_from_queue_to_cancel(real_slurm: RealSlurm, tmp_path: Path)
     assert real_slurm.ask("squeue", "-h", "-o", "%i %j %T %D") == f"{job_id} nap RUNNING 2\n"
 
     # A second job gets the other GPUs of the same nodes, and a third must wait.
-    told = real_slurm.ask("srun", "--nodes=1", "--gpus-per-node=2", "printenv", "CUDA_VISIBLE_DEVICES")
-    assert told == "2,3\n"
+    output = real_slurm.ask("srun", "--nodes=1", "--gpus-per-node=2", "printenv", "CUDA_VISIBLE_DEVICES")
+    assert output == "2,3\n"
     wait_until(lambda: real_slurm.ask("squeue", "-h", "-o", "%i").split() == [job_id], 60, "the end of the second job")
     waiting = real_slurm.ask(*words, "--gpus-per-node=4", "--wrap", "true", cwd=tmp_path).strip()
     assert real_slurm.job(waiting)["JobState"] == "PENDING"
@@ -138,50 +138,52 @@ def test_it_listens_on_the_loopback_interface_alone(real_slurm: RealSlurm) -> No
 
 
 def test_a_second_up_is_refused(real_slurm: RealSlurm) -> None:
-    told = frog_slurm("up", cwd=real_slurm.folder.parent, code=2)
-    assert "a cluster of 2 nodes is up there" in told
-    assert "frog slurm down" in told
+    output = frog_slurm("up", cwd=real_slurm.folder.parent, code=2)
+    assert "a cluster of 2 nodes is up there" in output
+    assert "frog slurm down" in output
     assert real_slurm.ask("sinfo", "-h", "-o", "%D").strip() == "2"
 
 
 # ---- Clusters that go ------------------------------------------------------------------------------------------------
 
 
-def test_down_leaves_nothing_not_even_of_a_job_that_hides(desk: Path) -> None:
-    shown = frog_slurm("up", "--nodes", "1", "--gpus-per-node", "8", cwd=desk)
+def test_down_leaves_nothing_not_even_of_a_job_that_hides(workdir: Path) -> None:
+    shown = frog_slurm("up", "--nodes", "1", "--gpus-per-node", "8", cwd=workdir)
     assert 'eval "$(frog slurm env)"' in shown
-    folder = desk / ".slurm"
+    folder = workdir / ".slurm"
     name, scratch = cluster_name(folder), scratch_of(folder)
     ports = json.loads((folder / "cluster.json").read_text())["site"]["ports"]
     # A process that leaves its session and its parent is nobody's child any more: Slurm loses it, `down` must not.
-    shell("sbatch --gpus-per-node=8 --wrap '(setsid sleep 300 &) ; echo $CUDA_VISIBLE_DEVICES > gpus; sleep 300'", desk)
+    shell(
+        "sbatch --gpus-per-node=8 --wrap '(setsid sleep 300 &) ; echo $CUDA_VISIBLE_DEVICES > gpus; sleep 300'", workdir
+    )
     wait_until(
         lambda: sum(p.command.endswith("sleep 300") for p in find_processes(name)) == 2, 60, "the job's processes"
     )
-    assert (desk / "gpus").read_text() == "0,1,2,3,4,5,6,7\n"
-    shell("sbatch --hold --array=2-3%1 --wrap true", desk)  # squeue writes 12_[2-3%1], which scancel does not take
-    os.link(folder / "logs" / "jobs.txt", desk / "jobs.txt")
+    assert (workdir / "gpus").read_text() == "0,1,2,3,4,5,6,7\n"
+    shell("sbatch --hold --array=2-3%1 --wrap true", workdir)  # squeue writes 12_[2-3%1], which scancel does not take
+    os.link(folder / "logs" / "jobs.txt", workdir / "jobs.txt")
 
-    frog_slurm("down", cwd=desk)
-    assert (desk / "jobs.txt").read_text().count("JobState=CANCELLED") == 2
+    frog_slurm("down", cwd=workdir)
+    assert (workdir / "jobs.txt").read_text().count("JobState=CANCELLED") == 2
     assert find_processes(name) == []
     assert not folder.exists()
     assert not scratch.exists()
-    assert clusters_on(desk) == set()
+    assert clusters_on(workdir) == set()
     for port in ports:
         with socket.socket() as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(("127.0.0.1", port))
-    assert "no cluster there" in frog_slurm("down", cwd=desk, code=2)
-    assert "no cluster there" in frog_slurm("env", cwd=desk, code=2)
-    assert "no cluster there" in frog_slurm("status", cwd=desk, code=2)
+    assert "no cluster there" in frog_slurm("down", cwd=workdir, code=2)
+    assert "no cluster there" in frog_slurm("env", cwd=workdir, code=2)
+    assert "no cluster there" in frog_slurm("status", cwd=workdir, code=2)
 
 
-def test_a_half_dead_cluster_is_told_cleared_and_started_anew(desk: Path) -> None:
-    frog_slurm("up", "--nodes", "2", cwd=desk)
-    folder = desk / ".slurm"
+def test_a_half_dead_cluster_is_reported_cleared_and_started_anew(workdir: Path) -> None:
+    frog_slurm("up", "--nodes", "2", cwd=workdir)
+    folder = workdir / ".slurm"
     old, scratch = cluster_name(folder), scratch_of(folder)
-    shell("sbatch --nodes=2 --wrap 'srun sleep 300'", desk)
+    shell("sbatch --nodes=2 --wrap 'srun sleep 300'", workdir)
     wait_until(
         lambda: sum(p.command.endswith("/sleep 300") for p in find_processes(old)) == 2, 60, "the job's processes"
     )
@@ -189,71 +191,76 @@ def test_a_half_dead_cluster_is_told_cleared_and_started_anew(desk: Path) -> Non
         if "slurmctld" in process.command or "node2" in process.command:
             kill(process.pid)
 
-    table = frog_slurm("status", cwd=desk)
+    table = frog_slurm("status", cwd=workdir)
     states = {line.split()[0] + line.split()[1]: line.split()[-1] for line in table.splitlines()[1:5]}
     assert states["slurmctld-"] == states["slurmdnode2"] == "dead"
     assert states["slurmdnode1"] == "runs"
     assert "slurmctld does not answer" in table
 
-    assert "cleared what was left of a cluster in which slurmctld, slurmd node2 had died" in frog_slurm("up", cwd=desk)
+    assert "cleared what was left of a cluster in which slurmctld, slurmd node2 had died" in frog_slurm(
+        "up", cwd=workdir
+    )
     assert find_processes(old) == []
     assert not scratch.exists()
-    assert shell("sinfo -h -o '%D %T'", desk) == "2 idle\n"
+    assert shell("sinfo -h -o '%D %T'", workdir) == "2 idle\n"
 
     for process in find_processes(cluster_name(folder)):
         kill(process.pid)
-    frog_slurm("down", "--keep-logs", cwd=desk)
+    frog_slurm("down", "--keep-logs", cwd=workdir)
     assert [entry.name for entry in folder.iterdir()] == ["logs"]
     assert "slurmctld version" in (folder / "logs" / "slurmctld.log").read_text()
-    assert clusters_on(desk) == set()
+    assert clusters_on(workdir) == set()
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_an_up_that_is_interrupted_leaves_nothing(desk: Path, how: signal.Signals) -> None:
+def test_an_up_that_is_interrupted_leaves_nothing(workdir: Path, how: signal.Signals) -> None:
     process = subprocess.Popen(
-        [str(BIN / "frog"), "slurm", "up", "--nodes", "8"], cwd=desk, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        [str(BIN / "frog"), "slurm", "up", "--nodes", "8"],
+        cwd=workdir,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
-    folder = desk / ".slurm"
+    folder = workdir / ".slurm"
     wait_until(lambda: (folder / "slurm.conf").exists(), 60, "the configuration", None)
     name, scratch = cluster_name(folder), scratch_of(folder)
     process.send_signal(how)
     out, _ = process.communicate(timeout=100)
     if how == signal.SIGKILL:
-        frog_slurm("down", "--keep-logs", cwd=desk)
+        frog_slurm("down", "--keep-logs", cwd=workdir)
     else:
         assert process.returncode == 128 + how, out
     assert find_processes(name) == []
     assert not scratch.exists()
     assert not (folder / "cluster.json").exists()
-    assert clusters_on(desk) == set()
+    assert clusters_on(workdir) == set()
 
 
-def test_a_daemon_that_dies_at_once_is_told_with_its_last_words(desk: Path) -> None:
-    wrapper = desk / "bin" / "slurmd"
+def test_a_daemon_that_dies_at_once_is_reported_with_its_last_words(workdir: Path) -> None:
+    wrapper = workdir / "bin" / "slurmd"
     wrapper.parent.mkdir()
-    wrapper.write_text(f"#!/bin/sh\nexec {programs.find_program('slurmd')} -f {desk}/wrong.conf\n")
-    (desk / "wrong.conf").write_text("NoSuchKey=1\n")
+    wrapper.write_text(f"#!/bin/sh\nexec {programs.find_program('slurmd')} -f {workdir}/wrong.conf\n")
+    (workdir / "wrong.conf").write_text("NoSuchKey=1\n")
     wrapper.chmod(0o755)
     env = {**os.environ, "PATH": f"{wrapper.parent}{os.pathsep}{os.environ['PATH']}"}
-    told = frog_slurm("up", "--nodes", "1", cwd=desk, env=env, code=1)
-    assert "did not come up: slurmd-node1 ended" in told
-    assert "slurmd-node1.out:" in told
-    assert "NoSuchKey" in told
-    assert clusters_on(desk) == set()
-    assert not (desk / ".slurm" / "cluster.json").exists()
-    frog_slurm("up", "--nodes", "1", cwd=desk)  # the logs that are left are no obstacle
+    output = frog_slurm("up", "--nodes", "1", cwd=workdir, env=env, code=1)
+    assert "did not come up: slurmd-node1 ended" in output
+    assert "slurmd-node1.out:" in output
+    assert "NoSuchKey" in output
+    assert clusters_on(workdir) == set()
+    assert not (workdir / ".slurm" / "cluster.json").exists()
+    frog_slurm("up", "--nodes", "1", cwd=workdir)  # the logs that are left are no obstacle
 
 
 @pytest.mark.parametrize("name", ["thesis.txt", "logs/thesis.txt", "lock", "logs"])
-def test_a_folder_with_other_things_is_refused_and_kept(desk: Path, name: str) -> None:
-    mine = desk / "mine" / name
+def test_a_folder_with_other_things_is_refused_and_kept(workdir: Path, name: str) -> None:
+    mine = workdir / "mine" / name
     mine.parent.mkdir(parents=True)
     mine.write_text("years of work")
-    told = frog_slurm("up", "--folder", "mine", cwd=desk, code=2)
-    assert f"holds other files ({name})" in told
-    assert "no cluster there" in frog_slurm("down", "--folder", "mine", cwd=desk, code=2)
+    output = frog_slurm("up", "--folder", "mine", cwd=workdir, code=2)
+    assert f"holds other files ({name})" in output
+    assert "no cluster there" in frog_slurm("down", "--folder", "mine", cwd=workdir, code=2)
     assert mine.read_text() == "years of work"
-    assert os.listdir(desk / "mine") == [name.split("/")[0]]
+    assert os.listdir(workdir / "mine") == [name.split("/")[0]]
 
 
 def test_of_the_logs_only_those_of_daemons_are_removed(tmp_path: Path) -> None:
@@ -269,17 +276,17 @@ def test_of_the_logs_only_those_of_daemons_are_removed(tmp_path: Path) -> None:
 
 
 def test_names_of_jobs_and_nodes_may_be_anything() -> None:
-    class Told:
+    class FakeCluster:
         def ask(self, *command: str) -> str:
             if command[0] == "squeue":
                 return "7|RUNNING|0:01|UNLIMITED|1|node1|a|b c\n"
             return "a-node-of-more-than-20-letters|idle|gpu:h100:4(S:0-1)|gpu:h100:2(IDX:0-1)|1/31/0/32|\n"
 
-    told = cast(cluster.Cluster, Told())
-    assert status._jobs(told).splitlines()[1].split() == [
+    output = cast(cluster.Cluster, FakeCluster())
+    assert status._jobs(output).splitlines()[1].split() == [
         *("7", "a|b", "c", "RUNNING", "0:01", "UNLIMITED", "1", "node1")
     ]
-    assert status._nodes(told).splitlines()[1] == "a-node-of-more-than-20-letters  idle   2 of 4     1 of 32"
+    assert status._nodes(output).splitlines()[1] == "a-node-of-more-than-20-letters  idle   2 of 4     1 of 32"
 
 
 def test_commands_of_an_emulator_are_not_slurms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,7 +307,7 @@ def test_commands_of_an_emulator_are_not_slurms(tmp_path: Path, monkeypatch: pyt
 # ---- Whose machine it is ---------------------------------------------------------------------------------------------
 
 
-def test_it_runs_as_an_ordinary_user_in_a_folder_with_a_blank(desk: Path) -> None:
+def test_it_runs_as_an_ordinary_user_in_a_folder_with_a_blank(workdir: Path) -> None:
     ordinary = ["unshare", "--user", "--map-user=nobody", "--map-group=nogroup", "setpriv", "--bounding-set=-all"]
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         ordinary = []  # we are one already
@@ -309,35 +316,35 @@ def test_it_runs_as_an_ordinary_user_in_a_folder_with_a_blank(desk: Path) -> Non
     frog = f"{BIN / 'frog'} slurm"
     script = (
         f"{frog} up --nodes 1 --folder 'a b' && eval \"$({frog} env --folder 'a b')\""
-        " && srun --gpus-per-node=2 bash -c 'id -un; echo $CUDA_VISIBLE_DEVICES' > told"
+        " && srun --gpus-per-node=2 bash -c 'id -un; echo $CUDA_VISIBLE_DEVICES' > output"
         f"; {frog} down --folder 'a b'"
     )
-    done = subprocess.run([*ordinary, "bash", "-c", script], cwd=desk, capture_output=True, text=True, timeout=150)
+    done = subprocess.run([*ordinary, "bash", "-c", script], cwd=workdir, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
     user = "nobody" if ordinary else subprocess.check_output(["id", "-un"], text=True).strip()
-    assert (desk / "told").read_text() == f"{user}\n0,1\n"
-    assert os.listdir(desk) == ["told"]
+    assert (workdir / "output").read_text() == f"{user}\n0,1\n"
+    assert os.listdir(workdir) == ["output"]
 
 
-def test_daemons_get_another_name_where_the_machines_own_is_not_loopback(desk: Path) -> None:
+def test_daemons_get_another_name_where_the_machines_own_is_not_loopback(workdir: Path) -> None:
     """A machine whose name stands for an address of the network, as in many containers."""
     if subprocess.run(["unshare", "--uts", "hostname", "10.1.2.3"], capture_output=True).returncode != 0:
         pytest.skip("this system lets us not give a process another host name")
     script = (
         f"hostname 10.1.2.3; {BIN / 'frog'} slurm up --nodes 1"
-        f' && eval "$({BIN / "frog"} slurm env)" && sbatch --wait --output=told --wrap "srun hostname"'
+        f' && eval "$({BIN / "frog"} slurm env)" && sbatch --wait --output=output --wrap "srun hostname"'
     )
     done = subprocess.run(
-        ["unshare", "--uts", "bash", "-c", script], cwd=desk, capture_output=True, text=True, timeout=150
+        ["unshare", "--uts", "bash", "-c", script], cwd=workdir, capture_output=True, text=True, timeout=150
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert (desk / "told").read_text() == "localhost\n"
-    for process in find_processes(cluster_name(desk / ".slurm")):
+    assert (workdir / "output").read_text() == "localhost\n"
+    for process in find_processes(cluster_name(workdir / ".slurm")):
         for connection in psutil.Process(process.pid).net_connections():
             assert connection.status != psutil.CONN_LISTEN or connection.laddr.ip == "127.0.0.1"
 
 
-def test_a_name_that_resolves_to_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_resolves_to_nothing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "no-such-host.invalid")
     with pytest.raises(LaunchError, match=r"no-such-host.invalid, does not resolve") as caught:
         host.choose_host()

@@ -56,8 +56,8 @@ def test_a_job_of_submitit_is_warned_and_handed_in_again(floor: Workshop, real_s
     env = {**real_slurm.env, **HOME}
     page = str(ROOT / "scripts" / "submit_with_submitit.py")
     size = ("--cluster", "slurm", "--nodes", "2", "--tasks-per-node", "1")
-    told = floor.run("python", page, *size, *words("by-submitit"), env=env).stdout
-    job = re.findall(r"^job (\d+): 2 ranks", told, re.MULTILINE)[0]
+    output = floor.run("python", page, *size, *words("by-submitit"), env=env).stdout
+    job = re.findall(r"^job (\d+): 2 ranks", output, re.MULTILINE)[0]
     folder = floor.folder("by-submitit")
     wait_until(lambda: 3 in floor.events("by-submitit").main.by_step("step") if folder.event_ranks() else False,
                120, "step 3")  # fmt: skip

@@ -16,7 +16,7 @@ from workshop import Workshop
 
 from frog.config import load_run_config
 from frog.jobfile.cluster import load_profile
-from frog.submit.slurm_job import JobRequest, render_job
+from frog.submit.slurm_job import SlurmRequest, render_job
 
 CLUSTERS = Path(__file__).parents[2] / "config" / "clusters"
 HEAD = (
@@ -42,8 +42,8 @@ def test_a_run_is_handed_in_and_completes(workshop: Workshop, real_slurm: RealSl
         "--ranks-per-node",
         "1",
     ]
-    told = real_slurm.ask(*words, cwd=workshop.root)
-    found = re.match(r"job (\d+) is in the queue: 2 x 1 ranks", told)
+    output = real_slurm.ask(*words, cwd=workshop.root)
+    found = re.match(r"job (\d+) is in the queue: 2 x 1 ranks", output)
     assert found
     job = found[1]
     real_slurm.wait_for(job, "COMPLETED", timeout=300)
@@ -67,7 +67,7 @@ def test_sbatch_takes_the_job_file_of_every_profile(
 ) -> None:
     profile = replace(load_profile(name, CLUSTERS), account="bsc01")
     config = load_run_config(workshop.root / "run.toml")
-    text = render_job(JobRequest(config, Path("run.toml"), profile, nodes=2, ranks_per_node=2))
+    text = render_job(SlurmRequest(config, Path("run.toml"), profile, nodes=2, ranks_per_node=2))
     done = asks_sbatch(text, real_slurm, tmp_path, "--partition=main")
     assert done.returncode == 0, done.stderr
     cpus = 2 * 2 * (profile.cpus_per_gpu or 1)

@@ -81,7 +81,7 @@ def test_setup_takes_the_wheels_of_the_folder_alone(here: Path, monkeypatch: pyt
     assert "this bundle is not whole" in done.stderr
 
 
-def test_a_torch_without_cuda_for_a_cluster_with_gpus_is_told(
+def test_a_torch_without_cuda_for_a_cluster_with_gpus_is_reported(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def collect(version: str) -> None:
@@ -89,9 +89,9 @@ def test_a_torch_without_cuda_for_a_cluster_with_gpus_is_told(
 
     collect("2.13.0+cpu")
     assert bundle() == 0
-    told = capsys.readouterr().out
-    assert "torch-2.13.0+cpu" in told
-    assert "PIP_EXTRA_INDEX_URL=" in told, "beside PyPI, which has what torch's own index has not"
+    output = capsys.readouterr().out
+    assert "torch-2.13.0+cpu" in output
+    assert "PIP_EXTRA_INDEX_URL=" in output, "beside PyPI, which has what torch's own index has not"
     assert "no CUDA" in (here / "out" / "it" / "README.md").read_text()
     collect("2.13.0+cu126")
     assert bundle("--force") == 0
@@ -119,7 +119,7 @@ def test_setup_refuses_another_python(here: Path, monkeypatch: pytest.MonkeyPatc
     assert "/nowhere/python does not run" in done.stderr
 
 
-def test_pip_that_fails_is_told_and_leaves_nothing(
+def test_pip_that_fails_is_reported_and_leaves_nothing(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("frog.submit.bundle.wheels.build_wheel", lambda folder: folder / "frog-0-py3-none-any.whl")

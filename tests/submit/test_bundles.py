@@ -48,7 +48,7 @@ def test_sha256sum_takes_the_list_and_so_does_frog(here: Path, capsys: pytest.Ca
     assert capsys.readouterr().out.endswith("out/it: whole\n")
 
 
-def test_what_is_wrong_with_a_bundle_is_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_wrong_with_a_bundle_is_reported(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert bundle("--no-wheels") == 0
     folder = here / "out" / "it"
     (folder / "config" / "config.json").unlink()
@@ -60,8 +60,8 @@ def test_what_is_wrong_with_a_bundle_is_told(here: Path, capsys: pytest.CaptureF
         (folder / used / "later").touch()
     capsys.readouterr()
     assert main(["bundle", "--check", "out/it"]) == 1
-    told = [line.removeprefix("out/it: ").split(":")[0] for line in capsys.readouterr().out.splitlines()]
-    assert told == ["config/config.json", "job.sbatch", "stray", "not whole"]
+    message = [line.removeprefix("out/it: ").split(":")[0] for line in capsys.readouterr().out.splitlines()]
+    assert message == ["config/config.json", "job.sbatch", "stray", "not whole"]
     (folder / "SHA256SUMS").write_text("nonsense\n")
     assert "SHA256SUMS, line 1: not a hash and a name" in check_sums(folder)
     (folder / "SHA256SUMS").unlink()
@@ -101,7 +101,7 @@ SAME_NAMES = [
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--set", "data.name=none"], "no prepared data set 'none'"),
         (["--set", "model.init_from=runs/x"], "not a folder of weights"),
@@ -114,9 +114,9 @@ SAME_NAMES = [
         (["--python-version", "3.99"], "the same command with Python 3.99"),
     ],
 )
-def test_what_cannot_be_bundled(words: list[str], told: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_bundled(words: list[str], message: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert bundle("--no-wheels", *words) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not (here / "out").exists()
 
 
@@ -136,18 +136,18 @@ def test_the_command_that_made_it_makes_it_again(here: Path, monkeypatch: pytest
     words += ["--set", "eval.prompt=a\n  b"]
     assert main(["bundle", "run.toml", "--to", "out/the bundle", *words]) == 0
     folder = here / "out" / "the bundle"
-    (told,) = [line for line in (folder / "job.sbatch").read_text().splitlines() if line.startswith("# Made by: ")]
-    assert told == (
+    (message,) = [line for line in (folder / "job.sbatch").read_text().splitlines() if line.startswith("# Made by: ")]
+    assert message == (
         f"# Made by: frog bundle run.toml --to 'out/the bundle' --profile generic --nodes 2 --platform {tag} "
         f"--python-version {version} --no-wheels --set 'eval.prompt=a b'"
     )
-    assert told.removeprefix("# Made by: ") in (folder / "README.md").read_text()
+    assert message.removeprefix("# Made by: ") in (folder / "README.md").read_text()
 
 
 MADE_WITH = ("--profile", "marenostrum5", "--account", "bsc01", "--nodes", "2", "--time", "02:00:00", "--no-wheels")
 
 
-def play_sbatch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def fake_sbatch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Put a program called sbatch on PATH, and in the bundle a Python that the job would start."""
     for path in (folder.parent / "bin" / "sbatch", folder / ".venv" / "bin" / "python"):
         path.parent.mkdir(parents=True)
@@ -162,7 +162,7 @@ def test_another_job_of_a_bundle_asks_for_what_the_bundle_was_made_with(
     assert bundle(*MADE_WITH) == 0
     shutil.rmtree(here / "config")  # the profile is the one in the bundle
     folder = here / "out" / "it"
-    play_sbatch(folder, monkeypatch)
+    fake_sbatch(folder, monkeypatch)
     before = (folder / "job.sbatch").read_bytes()
     again = ["submit", "run.toml", "--to", "slurm", "--bundle", "out/it"]
     assert main([*again, "--time", "01:00:00", "--set", "train.steps=3"]) == 0

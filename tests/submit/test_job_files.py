@@ -20,11 +20,11 @@ from frog.config import RunConfig, load_run_config
 from frog.core.errors import ConfigError, UsageError
 from frog.jobfile.cluster import ClusterProfile, load_profile
 from frog.jobfile.explain import explain
-from frog.jobfile.job import Job, read_job
+from frog.jobfile.job import JobFile, read_job_file
 from frog.jobfile.lines import summary
 from frog.submit.commands import FOR_KUBERNETES, FOR_SLURM, add_submit_parser
 from frog.submit.slurm import render_checked
-from frog.submit.slurm_job import JobRequest, check_request, render_job
+from frog.submit.slurm_job import SlurmRequest, check_request, render_job
 
 CLUSTERS = Path(__file__).parents[2] / "config" / "clusters"
 GENERIC, MN5 = (load_profile(name, CLUSTERS) for name in ("generic", "marenostrum5"))
@@ -65,8 +65,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def job_of(request: JobRequest) -> Job:
-    return read_job(render_job(request), Path("job.sbatch"))
+def job_of(request: SlurmRequest) -> JobFile:
+    return read_job_file(render_job(request), Path("job.sbatch"))
 
 
 @pytest.mark.parametrize("name", PROFILES)
@@ -75,14 +75,14 @@ def test_a_rendered_file_walks_into_no_trap_and_has_nothing_to_note(
 ) -> None:
     (tmp_path / "runs" / "jobs").mkdir(parents=True)
     for bundled in (False, True):
-        request = JobRequest(config, RUN, PROFILES[name], nodes=2, bundled=bundled, settings=("train.steps=5",))
+        request = SlurmRequest(config, RUN, PROFILES[name], nodes=2, bundled=bundled, settings=("train.steps=5",))
         check_request(request)
         assert explain(render_job(request), Path("job.sbatch"), PROFILES[name], (tmp_path,)).findings == ()
 
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_a_rendered_file_is_sound_for_the_shell(name: str, config: RunConfig) -> None:
-    text = render_job(JobRequest(config, Path("a run's file.toml"), PROFILES[name], nodes=2, settings=("name=it",)))
+    text = render_job(SlurmRequest(config, Path("a run's file.toml"), PROFILES[name], nodes=2, settings=("name=it",)))
     subprocess.run(["bash", "-n"], input=text, text=True, check=True, timeout=30)
     if shutil.which("shellcheck"):
         words = ["shellcheck", "--shell=bash", "--exclude=SC2016", "-"]
@@ -91,7 +91,7 @@ def test_a_rendered_file_is_sound_for_the_shell(name: str, config: RunConfig) ->
 
 
 def test_it_asks_for_what_was_asked(config: RunConfig) -> None:
-    job = job_of(JobRequest(config, RUN, MN5, nodes=2, account="bsc01", qos="acc_debug", time="01:00:00"))
+    job = job_of(SlurmRequest(config, RUN, MN5, nodes=2, account="bsc01", qos="acc_debug", time="01:00:00"))
     asked = {item.name: item.value for item in job.asked}
     assert asked == {
         "job-name": "tiny", "account": "bsc01", "partition": "acc", "qos": "acc_debug", "nodes": "2",
@@ -102,13 +102,13 @@ def test_it_asks_for_what_was_asked(config: RunConfig) -> None:
 
 
 def test_a_cluster_without_gpus_asks_for_none(config: RunConfig) -> None:
-    job = job_of(JobRequest(config, RUN, PROFILES["cpus"], nodes=2, ranks_per_node=4))
+    job = job_of(SlurmRequest(config, RUN, PROFILES["cpus"], nodes=2, ranks_per_node=4))
     assert (job.gpus_per_node, job.number("cpus-per-task")) == (0, 8)
 
 
 def test_the_run_is_named_after_the_job_or_as_the_user_says(config: RunConfig) -> None:
-    assert '--set name="tiny-$SLURM_JOB_ID"' in render_job(JobRequest(config, RUN, GENERIC))
-    named = render_job(JobRequest(config, RUN, GENERIC, settings=("name=mine",)))
+    assert '--set name="tiny-$SLURM_JOB_ID"' in render_job(SlurmRequest(config, RUN, GENERIC))
+    named = render_job(SlurmRequest(config, RUN, GENERIC, settings=("name=mine",)))
     assert "--set name=mine" in named
     assert "tiny-$SLURM_JOB_ID" not in named.replace("runs/jobs/tiny-$SLURM_JOB_ID", "")
 
@@ -117,7 +117,7 @@ def test_the_run_is_named_after_the_job_or_as_the_user_says(config: RunConfig) -
     ("time", "signal_s"), [("00:30:00", 120), ("3-00:00:00", 120), ("00:04:00", 60), ("00:01:00", 15)]
 )
 def test_the_signal_leaves_time_to_save(time: str, signal_s: int, config: RunConfig) -> None:
-    request = JobRequest(config, RUN, GENERIC, time=time)
+    request = SlurmRequest(config, RUN, GENERIC, time=time)
     text = render_job(request)
     grace = re.search(r"--shutdown-timeout=(\d+)", text)
     assert job_of(request).text("signal") == f"B:USR1@{signal_s}"
@@ -126,7 +126,7 @@ def test_the_signal_leaves_time_to_save(time: str, signal_s: int, config: RunCon
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("asked", "message"),
     [
         ({"nodes": 0}, "--nodes 0: must be at least 1"),
         ({"ranks_per_node": 0}, "--ranks-per-node 0: must be at least 1"),
@@ -141,22 +141,22 @@ def test_the_signal_leaves_time_to_save(time: str, signal_s: int, config: RunCon
         ({"nodes": 3}, "train.global_batch_size=8 is not a multiple of world size 12"),
     ],
 )
-def test_what_cannot_be_is_refused(asked: dict[str, object], told: str, config: RunConfig) -> None:
-    request = replace(JobRequest(config, RUN, MN5, account="bsc01"), **asked)
+def test_what_cannot_be_is_refused(asked: dict[str, object], message: str, config: RunConfig) -> None:
+    request = replace(SlurmRequest(config, RUN, MN5, account="bsc01"), **asked)
     with pytest.raises(ConfigError, match="nothing was handed in") as caught:
         check_request(request)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_all_of_it_is_told_at_once(config: RunConfig) -> None:
+def test_all_of_it_is_reported_at_once(config: RunConfig) -> None:
     with pytest.raises(ConfigError, match="4 mistakes"):
-        check_request(JobRequest(config, RUN, MN5, nodes=3, ranks_per_node=8, time="9-00:00:00"))
+        check_request(SlurmRequest(config, RUN, MN5, nodes=3, ranks_per_node=8, time="9-00:00:00"))
 
 
 def test_a_profile_that_leads_into_a_trap_is_refused(config: RunConfig) -> None:
     profile = replace(GENERIC, directives=("--ntasks-per-node=4",))
     with pytest.raises(UsageError, match="ranks-doubled"):
-        render_checked(JobRequest(config, RUN, profile), Path())
+        render_checked(SlurmRequest(config, RUN, profile), Path())
 
 
 def submit(*words: str) -> int:
@@ -171,7 +171,7 @@ def test_dry_run_prints_and_writes_nothing(here: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ("kubernetes --time 1:00:00 --account a", "--time, --account: only --to slurm has that"),
         ("kubernetes --profile nonsense --bundle /nope", "--profile, --bundle: only --to slurm has that"),
@@ -182,9 +182,11 @@ def test_dry_run_prints_and_writes_nothing(here: Path, capsys: pytest.CaptureFix
         ("slurm --nodes 0", "--nodes 0: must be at least 1"),
     ],
 )
-def test_no_option_is_dropped_silently(words: str, told: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_option_is_dropped_silently(
+    words: str, message: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["submit", "run.toml", "--dry-run", "--to", *words.split()]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_every_option_belongs_to_one_cluster_or_to_both() -> None:
@@ -206,19 +208,19 @@ def test_without_sbatch_it_says_so(
 
 
 @pytest.mark.parametrize(
-    ("gone", "told"),
+    ("gone", "message"),
     [("data/rhymes/manifest.json", "no prepared data set 'rhymes'"), (".venv/bin/python", "no Python there")],
 )
 def test_a_job_that_would_fail_at_once_is_not_handed_in(
-    gone: str, told: str, here: Path, capsys: pytest.CaptureFixture[str]
+    gone: str, message: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here / gone).unlink()
     assert submit() == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not (here / "runs").exists()
 
 
-def play_sbatch(folder: Path, monkeypatch: pytest.MonkeyPatch, script: Sequence[str]) -> None:
+def fake_sbatch(folder: Path, monkeypatch: pytest.MonkeyPatch, script: Sequence[str]) -> None:
     """Put a program called sbatch on PATH; what it is given lands in `given`."""
     program = folder / "bin" / "sbatch"
     program.parent.mkdir()
@@ -227,10 +229,10 @@ def play_sbatch(folder: Path, monkeypatch: pytest.MonkeyPatch, script: Sequence[
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
 
 
-def test_what_sbatch_is_given_and_what_the_user_is_told(
+def test_what_sbatch_is_given_and_what_the_user_is_reported(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    play_sbatch(here, monkeypatch, ["echo '4711;cluster'"])
+    fake_sbatch(here, monkeypatch, ["echo '4711;cluster'"])
     assert submit("--ranks-per-node", "2") == 0
     out = capsys.readouterr().out
     assert (here / "bin" / "given").read_text() == f"{here} --parsable runs/jobs/tiny.sbatch\n"
@@ -251,7 +253,7 @@ def test_what_sbatch_is_given_and_what_the_user_is_told(
 def test_sbatch_that_refuses(
     words: str, hint: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    play_sbatch(here, monkeypatch, [f"echo 'sbatch: error: {words}' >&2", "exit 1"])
+    fake_sbatch(here, monkeypatch, [f"echo 'sbatch: error: {words}' >&2", "exit 1"])
     assert submit() == 1
     err = capsys.readouterr().err
     assert words in err

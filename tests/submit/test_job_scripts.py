@@ -13,7 +13,7 @@ from workshop import MODEL, RUN_FILE
 
 from frog.config import load_run_config
 from frog.jobfile.cluster import load_profile
-from frog.submit.slurm_job import JobRequest, render_job
+from frog.submit.slurm_job import SlurmRequest, render_job
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = (ROOT / "config" / "slurm_example.sbatch").read_text()
@@ -38,7 +38,7 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> str:
     (folder / "config.json").write_text(json.dumps(MODEL))
     (folder / "run.toml").write_text(RUN_FILE)
     profile = load_profile("generic", ROOT / "config" / "clusters")
-    return render_job(JobRequest(load_run_config(folder / "run.toml"), Path("run.toml"), profile, nodes=2))
+    return render_job(SlurmRequest(load_run_config(folder / "run.toml"), Path("run.toml"), profile, nodes=2))
 
 
 def commands(text: str) -> list[str]:
@@ -58,7 +58,7 @@ def test_a_rendered_file_asks_for_what_the_example_asks_for(rendered: str) -> No
     assert example <= ours
 
 
-class Desk:
+class JobScript:
     """A folder in which a job file runs as on a cluster's first node, with a srun that the test writes."""
 
     def __init__(self, folder: Path, text: str) -> None:
@@ -78,7 +78,7 @@ class Desk:
     def run(self, srun: str) -> subprocess.CompletedProcess[str]:
         """Run the file; `srun` is what its srun does, whose parent is the script, once that waits."""
         self.program("srun", f"sleep 0.2; {srun}")
-        told = {
+        variables = {
             "PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
             "SLURM_JOB_ID": "7",
             "SLURM_JOB_NODELIST": "node1",
@@ -86,7 +86,7 @@ class Desk:
             "SLURM_GPUS_ON_NODE": "4",
             "SLURM_CPUS_PER_TASK": "2",
         }
-        env = {name: text for name, text in os.environ.items() if name != "OMP_NUM_THREADS"} | told
+        env = {name: text for name, text in os.environ.items() if name != "OMP_NUM_THREADS"} | variables
         words = ["bash", "job.sbatch"]
         return subprocess.run(words, cwd=self.folder, env=env, capture_output=True, text=True, timeout=30)
 
@@ -97,29 +97,29 @@ class Desk:
 
 
 @pytest.fixture(params=["example", "rendered"])
-def desk(request: pytest.FixtureRequest, rendered: str, tmp_path: Path) -> Desk:
-    return Desk(tmp_path, EXAMPLE if request.param == "example" else rendered)
+def job_script(request: pytest.FixtureRequest, rendered: str, tmp_path: Path) -> JobScript:
+    return JobScript(tmp_path, EXAMPLE if request.param == "example" else rendered)
 
 
-def test_a_scancel_that_fails_does_not_end_the_job(desk: Desk) -> None:
-    done = desk.run("kill -USR1 $PPID; until grep -q scancel asked; do sleep 0.01; done; exit 143")
-    assert "scancel --signal=TERM 7" in desk.asked
+def test_a_scancel_that_fails_does_not_end_the_job(job_script: JobScript) -> None:
+    done = job_script.run("kill -USR1 $PPID; until grep -q scancel asked; do sleep 0.01; done; exit 143")
+    assert "scancel --signal=TERM 7" in job_script.asked
     assert "cleanup: the workers have ended with code 143" in done.stdout
-    assert "requeue 7" in desk.asked
+    assert "requeue 7" in job_script.asked
 
 
-def test_workers_that_end_while_a_signal_is_answered_keep_their_code(desk: Desk) -> None:
-    desk.program("scancel", "touch answering; sleep 0.3")
-    done = desk.run("kill -USR1 $PPID; until [[ -e answering ]]; do sleep 0.01; done; exit 3")
+def test_workers_that_end_while_a_signal_is_answered_keep_their_code(job_script: JobScript) -> None:
+    job_script.program("scancel", "touch answering; sleep 0.3")
+    done = job_script.run("kill -USR1 $PPID; until [[ -e answering ]]; do sleep 0.01; done; exit 3")
     assert "cleanup: the workers have ended with code 3" in done.stdout
     assert done.returncode == 3
 
 
 @pytest.mark.parametrize(("code", "reason"), [(143, 1), (137, 1), (5, 5)])
-def test_the_code_of_a_node_that_srun_killed_is_not_the_reason(code: int, reason: int, desk: Desk) -> None:
-    assert desk.run(f"exit {code}").returncode == reason
+def test_the_code_of_a_node_that_srun_killed_is_not_the_reason(code: int, reason: int, job_script: JobScript) -> None:
+    assert job_script.run(f"exit {code}").returncode == reason
 
 
-def test_every_rank_has_a_thread(desk: Desk) -> None:
-    desk.run('echo "$OMP_NUM_THREADS" > threads')
-    assert (desk.folder / "threads").read_text() == "1\n"
+def test_every_rank_has_a_thread(job_script: JobScript) -> None:
+    job_script.run('echo "$OMP_NUM_THREADS" > threads')
+    assert (job_script.folder / "threads").read_text() == "1\n"

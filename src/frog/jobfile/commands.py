@@ -36,7 +36,7 @@ def run_explain(args: argparse.Namespace) -> int:
     if not args.traps:
         print("\n".join(_page(explanation)))
         print()
-    print("\n".join(told_findings(explanation)))
+    print("\n".join(format_findings(explanation)))
     return 1 if explanation.traps else 0
 
 
@@ -56,10 +56,10 @@ def _page(explanation: Explanation) -> list[str]:
     return lines
 
 
-def told_findings(explanation: Explanation) -> list[str]:
+def format_findings(explanation: Explanation) -> list[str]:
     """Every trap, then every note, with why and what to write; and how many there are."""
     found = sorted(explanation.findings, key=lambda finding: finding.kind == "note")
-    lines = [line for finding in found for line in _told(finding, explanation.job.path)]
+    lines = [line for finding in found for line in _format_finding(finding, explanation.job.path)]
     traps = len(explanation.traps)
     notes = len(explanation.findings) - traps
     count = f"{traps or 'no'} trap{'' if traps == 1 else 's'}"
@@ -69,7 +69,7 @@ def told_findings(explanation: Explanation) -> list[str]:
     ]
 
 
-def _told(finding: Finding, path: Path) -> list[str]:
+def _format_finding(finding: Finding, path: Path) -> list[str]:
     lines = [f"{path}:{finding.line}: {finding.kind} [{finding.code}] {finding.what}"]
     lines += _indented(finding.why, "  why:   ")
     if finding.instead:

@@ -185,7 +185,7 @@ SRUN = _table(_BOTH, _SRUN_ONLY)
 
 
 @dataclass(frozen=True)
-class Asked:
+class GivenOption:
     """One option as somebody wrote it. `option` is None if there is no such option."""
 
     line: int
@@ -201,12 +201,12 @@ class Asked:
         return self.option.name if self.option else self.written
 
 
-def read_options(words: Sequence[tuple[str, int]], table: Mapping[str, Option]) -> tuple[list[Asked], int]:
+def read_options(words: Sequence[tuple[str, int]], table: Mapping[str, Option]) -> tuple[list[GivenOption], int]:
     """The options that `words` (text and line of each) begin with, as getopt reads them, and how many words they took.
 
     It ends at the first word that is no option, as srun's program is.
     """
-    found: list[Asked] = []
+    found: list[GivenOption] = []
     place = 0
     while place < len(words):
         text, line = words[place]
@@ -221,56 +221,58 @@ def read_options(words: Sequence[tuple[str, int]], table: Mapping[str, Option]) 
     return found, place
 
 
-def _long(text: str, line: int, following: str | None, table: Mapping[str, Option]) -> tuple[list[Asked], int]:
+def _long(text: str, line: int, following: str | None, table: Mapping[str, Option]) -> tuple[list[GivenOption], int]:
     name, equals, value = text[2:].partition("=")
     option = find_option(name, table)
     written = f"--{name}"
     if option is None:
         near = difflib.get_close_matches(name, table, n=1, cutoff=0.5)
-        return [Asked(line, written, None, value, "no such option", f"--{near[0]}" if near else None)], 1
+        return [GivenOption(line, written, None, value, "no such option", f"--{near[0]}" if near else None)], 1
     if option.takes == "-" and equals:
-        return [Asked(line, written, option, value, "takes no value", written)], 1
+        return [GivenOption(line, written, option, value, "takes no value", written)], 1
     if option.takes != "=" or equals:
         missing = option.takes == "=" and not value
-        return [Asked(line, written, option, value if equals else None, "has no value" if missing else None)], 1
+        return [GivenOption(line, written, option, value if equals else None, "has no value" if missing else None)], 1
     asked, used = _separate(line, written, option, following)
     return [asked], used
 
 
-def _short(text: str, line: int, following: str | None, table: Mapping[str, Option]) -> tuple[list[Asked], int]:
+def _short(text: str, line: int, following: str | None, table: Mapping[str, Option]) -> tuple[list[GivenOption], int]:
     """The options of one word: those that take no value may stand together, as in -ln2."""
-    found: list[Asked] = []
+    found: list[GivenOption] = []
     for place, letter in enumerate(text[1:], 1):
         option = next((item for item in table.values() if item.short == letter), None)
         if option is None or option.takes != "-" or text[place + 1 :].startswith("="):
             asked, used = _last_short(f"-{letter}", text[place + 1 :], option, line, following)
             return [*found, asked], used
-        found.append(Asked(line, f"-{letter}", option, None))
+        found.append(GivenOption(line, f"-{letter}", option, None))
     return found, 1
 
 
-def _last_short(written: str, rest: str, option: Option | None, line: int, following: str | None) -> tuple[Asked, int]:
+def _last_short(
+    written: str, rest: str, option: Option | None, line: int, following: str | None
+) -> tuple[GivenOption, int]:
     """The option with which a word of short ones ends: the rest of the word is its value."""
     if option is None:
-        return Asked(line, written, None, rest or None, "no such option"), 1
+        return GivenOption(line, written, None, rest or None, "no such option"), 1
     if option.takes == "-":
-        return Asked(line, written, option, rest[1:], "takes no value", written), 1
+        return GivenOption(line, written, option, rest[1:], "takes no value", written), 1
     if rest.startswith("="):
-        return Asked(
+        return GivenOption(
             line, written, option, rest[1:], "a short option takes no '=': it becomes part of the value",
             f"{written} {rest[1:]} or --{option.name}{rest}",
         ), 1  # fmt: skip
     if option.takes != "=" or rest:
-        return Asked(line, written, option, rest or None), 1
+        return GivenOption(line, written, option, rest or None), 1
     return _separate(line, written, option, following)
 
 
-def _separate(line: int, written: str, option: Option, following: str | None) -> tuple[Asked, int]:
+def _separate(line: int, written: str, option: Option, following: str | None) -> tuple[GivenOption, int]:
     if following is None:
-        return Asked(line, written, option, None, "has no value"), 1
+        return GivenOption(line, written, option, None, "has no value"), 1
     if following == "=":
-        return Asked(line, written, option, None, "has spaces around '='", f"--{option.name}=VALUE"), 2
-    return Asked(line, written, option, following), 2
+        return GivenOption(line, written, option, None, "has spaces around '='", f"--{option.name}=VALUE"), 2
+    return GivenOption(line, written, option, following), 2
 
 
 def find_option(name: str, table: Mapping[str, Option]) -> Option | None:
@@ -287,7 +289,7 @@ class DirectiveLine:
     """A line that begins with `#SBATCH`, and what it asks for."""
 
     line: int
-    asked: tuple[Asked, ...]
+    asked: tuple[GivenOption, ...]
     read: bool
     """False if it comes after the first command, where Slurm has stopped reading."""
     problem: str | None = None

@@ -9,9 +9,9 @@ from pathlib import Path
 from frog.core.errors import UsageError
 from frog.jobfile.cluster import ClusterProfile
 from frog.jobfile.findings import Finding
-from frog.jobfile.job import Job, read_job
+from frog.jobfile.job import JobFile, read_job_file
 from frog.jobfile.traps_header import header_findings
-from frog.jobfile.traps_rendezvous import meeting_findings
+from frog.jobfile.traps_rendezvous import rendezvous_findings
 from frog.jobfile.traps_script import script_findings
 from frog.jobfile.traps_world import world_findings
 
@@ -20,7 +20,7 @@ from frog.jobfile.traps_world import world_findings
 class Explanation:
     """A job file, and what was found in it, by line."""
 
-    job: Job
+    job: JobFile
     findings: tuple[Finding, ...]
 
     @property
@@ -32,8 +32,8 @@ def explain(
     text: str, path: Path, profile: ClusterProfile | None = None, places: Sequence[Path] = (Path(),)
 ) -> Explanation:
     """Read a job file's text. `places` are the folders where sbatch may be called: folders are looked for there."""
-    job = read_job(text, path)
-    found = [*header_findings(job, profile, places), *world_findings(job), *meeting_findings(job)]
+    job = read_job_file(text, path)
+    found = [*header_findings(job, profile, places), *world_findings(job), *rendezvous_findings(job)]
     found += script_findings(job, profile)
     unique = {(finding.code, finding.line): finding for finding in reversed(found)}.values()
     return Explanation(job, tuple(sorted(unique, key=lambda item: (item.line, item.kind == "note", item.code))))

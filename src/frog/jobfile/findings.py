@@ -1,4 +1,4 @@
-"""What can be told of a job file: the traps that it walks into, and notes. Why each, and what to write instead."""
+"""What `frog slurm explain` can find in a job file: traps and notes, why each matters, and what to write instead."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class Finding:
     """What to write."""
 
 
-def told(code: str, line: int, what: str, **values: object) -> Finding:
+def make_finding(code: str, line: int, what: str, **values: object) -> Finding:
     """The finding of that code; `values` fill the gaps in its texts."""
     kind: Literal["trap", "note"] = "trap" if code in TRAPS else "note"
     why, instead = (TRAPS if kind == "trap" else NOTES)[code]

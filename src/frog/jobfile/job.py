@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from frog.jobfile.directives import SRUN, Asked, DirectiveLine, read_directives, read_options, time_limit_s
+from frog.jobfile.directives import SRUN, DirectiveLine, GivenOption, read_directives, read_options, time_limit_s
 from frog.jobfile.shell import Assignment, Command, Shell, Word, parse
 
 _TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch", "frog.comm.torchrun")
@@ -40,7 +40,7 @@ class Torchrun:
     options: Mapping[str, Word]
     program: tuple[Word, ...]
     line: int
-    step: Step | None
+    step: SrunStep | None
     """The srun that starts it; None if it stands in the batch script itself."""
 
     def option(self, *names: str) -> Word | None:
@@ -53,11 +53,11 @@ class Torchrun:
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class SrunStep:
     """An srun line."""
 
     command: Command
-    asked: tuple[Asked, ...]
+    asked: tuple[GivenOption, ...]
     program: tuple[Word, ...]
     inner: tuple[Command, ...]
     """The commands of `bash -c '...'`, if that is what it starts."""
@@ -81,19 +81,19 @@ class Step:
         words = [word.text for command in self.commands for word in command.words]
         return any(re.search(r"torchrun|python|\.sh\b|\.py\b|-m$|accelerate|deepspeed|\$\{?\w", word) for word in words)
 
-    def asks(self, name: str) -> Asked | None:
+    def asks(self, name: str) -> GivenOption | None:
         return next((item for item in self.asked if item.name == name), None)
 
 
 @dataclass
-class Job:
+class JobFile:
     """A job file, read."""
 
     path: Path
     lines: list[str]
     directives: list[DirectiveLine]
     shell: Shell
-    steps: list[Step] = field(default_factory=list)
+    steps: list[SrunStep] = field(default_factory=list)
     torchruns: list[Torchrun] = field(default_factory=list)
     assignments: list[Assignment] = field(default_factory=list)
     """Those of the batch script; `task_assignments` are those inside of srun's bash -c."""
@@ -101,11 +101,11 @@ class Job:
     exported: set[str] = field(default_factory=set)
 
     @property
-    def asked(self) -> list[Asked]:
+    def asked(self) -> list[GivenOption]:
         """What Slurm reads, in order."""
         return [item for line in self.directives if line.read for item in line.asked]
 
-    def asks(self, name: str) -> Asked | None:
+    def asks(self, name: str) -> GivenOption | None:
         """The last word on an option: that is the one which counts."""
         return next((item for item in reversed(self.asked) if item.name == name), None)
 
@@ -144,7 +144,7 @@ class Job:
         return 1
 
     @property
-    def gpu_directive(self) -> Asked | None:
+    def gpu_directive(self) -> GivenOption | None:
         """What asks for GPUs."""
         gres = self.asks("gres")
         if gres is not None and not _GPU_GRES.search(gres.value or ""):
@@ -181,7 +181,7 @@ class Job:
         except ValueError:
             return None
 
-    def step_tasks_per_node(self, step: Step) -> int | None:
+    def step_tasks_per_node(self, step: SrunStep) -> int | None:
         """Tasks that this srun starts on each node, by its own options or the job's."""
         if (own := step.asks("ntasks-per-node")) and own.value:
             return self.resolve_int(own.value)
@@ -190,7 +190,7 @@ class Job:
             return -(-count // nodes) if count is not None and nodes else None
         return self.tasks_per_node
 
-    def step_nodes(self, step: Step) -> int | None:
+    def step_nodes(self, step: SrunStep) -> int | None:
         """Nodes that this srun uses."""
         own = step.asks("nodes")
         return self.resolve_int(own.value) if own and own.value else self.nodes
@@ -280,10 +280,10 @@ class Job:
         return any("scontrol requeue" in text for text in texts)
 
 
-def read_job(text: str, path: Path) -> Job:
+def read_job_file(text: str, path: Path) -> JobFile:
     """A job file's content, read."""
     lines = text.removesuffix("\n").split("\n")
-    job = Job(path, lines, read_directives(lines), parse(text))
+    job = JobFile(path, lines, read_directives(lines), parse(text))
     for command in job.shell.commands:
         if command.name == "export":
             job.exported |= {word.text.partition("=")[0] for word in command.words[1:]}
@@ -310,7 +310,7 @@ def _basename(word: Word) -> str:
     return word.text.rpartition("/")[2]
 
 
-def _put_in_commands(words: tuple[Word, ...], job: Job) -> tuple[Word, ...]:
+def _put_in_commands(words: tuple[Word, ...], job: JobFile) -> tuple[Word, ...]:
     """`$LAUNCHER` and `$SRUN_ARGS` replaced by their words, where a variable of the file holds a command or options."""
     found: list[Word] = []
     for word in words:
@@ -324,7 +324,7 @@ def _put_in_commands(words: tuple[Word, ...], job: Job) -> tuple[Word, ...]:
     return tuple(found)
 
 
-def _step(command: Command, job: Job) -> Step:
+def _step(command: Command, job: JobFile) -> SrunStep:
     words = command.words[1:]
     asked, used = read_options([(word.text, word.line) for word in words], SRUN)
     program = words[used:]
@@ -338,7 +338,7 @@ def _step(command: Command, job: Job) -> Step:
                 pieces = re.split(rf"\$\{{?{name}\b\}}?", text)
                 text = Word(assignment.raw, 0).text.join(pieces)
         inner = parse(text, script.line).commands
-    step = Step(command, tuple(asked), program, tuple(inner), script)
+    step = SrunStep(command, tuple(asked), program, tuple(inner), script)
     for inside in step.commands:
         job.task_assignments += inside.assignments
         if torchrun := _torchrun(inside, step):
@@ -354,7 +354,7 @@ def _inner_script(program: tuple[Word, ...]) -> Word | None:
     return None
 
 
-def _torchrun(command: Command, step: Step | None) -> Torchrun | None:
+def _torchrun(command: Command, step: SrunStep | None) -> Torchrun | None:
     """The torchrun that a command starts, be it behind `exec`, a container, or `python -m`."""
     words = command.words
     for place, word in enumerate(words):

@@ -6,15 +6,15 @@ import re
 from collections import defaultdict
 
 from frog.core.units import format_seconds
-from frog.jobfile.directives import Asked, time_limit_s
+from frog.jobfile.directives import GivenOption, time_limit_s
 from frog.jobfile.glossary import COMMANDS, PATTERNS, SHELL_OPTIONS, SLURM_VARIABLES, TORCHRUN_OPTIONS
-from frog.jobfile.job import PER_TASK, Job, Step, Torchrun
+from frog.jobfile.job import PER_TASK, JobFile, SrunStep, Torchrun
 from frog.jobfile.shell import Assignment, Command, Word
 
 _SIGNAL = re.compile(r"(?:([BR]+):)?(\w+)(?:@(\d+))?")
 
 
-def say_lines(job: Job) -> dict[int, list[str]]:
+def say_lines(job: JobFile) -> dict[int, list[str]]:
     """What to say of each line, by its number."""
     said: dict[int, list[str]] = defaultdict(list)
     if job.lines and job.lines[0].startswith("#!"):
@@ -32,7 +32,7 @@ def say_lines(job: Job) -> dict[int, list[str]]:
     return {number: list(dict.fromkeys(words)) for number, words in said.items()}
 
 
-def _directive(asked: Asked, job: Job) -> str:
+def _directive(asked: GivenOption, job: JobFile) -> str:
     meaning = asked.option.meaning if asked.option else ""
     value = asked.value or ""
     written = f"--{asked.name}={value}" if value else f"--{asked.name}"
@@ -58,14 +58,14 @@ def _limit(value: str) -> str:
     return f": {format_seconds(limit_s)}" if limit_s is not None else ": none"
 
 
-def _command(command: Command, job: Job, said: dict[int, list[str]]) -> None:
+def _command(command: Command, job: JobFile, said: dict[int, list[str]]) -> None:
     for assignment in command.assignments:
         said[assignment.line].append(_assignment(assignment, job))
     if text := _command_text(command, job):
         said[command.line].append(text)
 
 
-def _command_text(command: Command, job: Job) -> str | None:
+def _command_text(command: Command, job: JobFile) -> str | None:
     """What a command does; None if that is said elsewhere: of assignments, of srun."""
     name, words = command.name, [word.text for word in command.words[1:]]
     functions = {item.name: item.line for item in job.shell.commands if item.begins_function}
@@ -103,20 +103,20 @@ def _options(words: list[str]) -> str:
     return f"set: {'; '.join(found)}" if found else "shell"
 
 
-def _assignment(assignment: Assignment, job: Job) -> str:
+def _assignment(assignment: Assignment, job: JobFile) -> str:
     value = job.resolve(assignment.raw)
     tasks = assignment.name in job.exported
-    told = f"{assignment.name} = {value}" if value is not None and value != assignment.raw else assignment.name
+    make_finding = f"{assignment.name} = {value}" if value is not None and value != assignment.raw else assignment.name
     sources = _sources(Word(assignment.raw, assignment.line), job)
     if "scontrol show hostname" in assignment.raw:
         sources = [
             "scontrol unfolds the list of hosts" + (", head takes the first" if "head" in assignment.raw else "")
         ]
     words = [*sources, *(["for the tasks too"] if tasks else [])]
-    return f"{told}: {'; '.join(words)}" if words else f"{told}: a variable of this script"
+    return f"{make_finding}: {'; '.join(words)}" if words else f"{make_finding}: a variable of this script"
 
 
-def _sources(word: Word, job: Job) -> list[str]:
+def _sources(word: Word, job: JobFile) -> list[str]:
     """Where each variable in a word comes from."""
     names = set(word.expansions()) | (set(re.findall(r"\bSLURM_\w+", word.raw)) if "$((" in word.raw else set())
     known = job.slurm_variables()
@@ -135,7 +135,7 @@ def _sources(word: Word, job: Job) -> list[str]:
     return found
 
 
-def _step(step: Step, job: Job, said: dict[int, list[str]]) -> None:
+def _step(step: SrunStep, job: JobFile, said: dict[int, list[str]]) -> None:
     nodes, tasks = job.step_nodes(step), job.step_tasks_per_node(step)
     count = (
         f"{nodes * tasks} tasks, {tasks} on each of {nodes} nodes" if nodes and tasks else "a task for each asked for"
@@ -154,7 +154,7 @@ def _step(step: Step, job: Job, said: dict[int, list[str]]) -> None:
         _command(command, job, said)
 
 
-def _torchrun(run: Torchrun, job: Job, said: dict[int, list[str]]) -> None:
+def _torchrun(run: Torchrun, job: JobFile, said: dict[int, list[str]]) -> None:
     said[run.line] = [words for words in said[run.line] if words != "shell"]
     said[run.line].append("torchrun: starts this node's ranks, and tells each RANK, LOCAL_RANK, WORLD_SIZE")
     for name, word in run.options.items():
@@ -168,7 +168,7 @@ def _torchrun(run: Torchrun, job: Job, said: dict[int, list[str]]) -> None:
         said[run.program[0].line].append(f"{_short(' '.join(word.text for word in run.program))}: what every rank runs")
 
 
-def summary(job: Job) -> list[str]:
+def summary(job: JobFile) -> list[str]:
     """What the whole file asks for and starts."""
     nodes, gpus, cpus = job.nodes, job.gpus_per_node, job.number("cpus-per-task")
     tasks = job.tasks_per_node

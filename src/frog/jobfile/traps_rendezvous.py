@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from frog.jobfile.findings import Finding, told
-from frog.jobfile.job import PER_TASK, Job, Torchrun
+from frog.jobfile.findings import Finding, make_finding
+from frog.jobfile.job import PER_TASK, JobFile, Torchrun
 from frog.jobfile.shell import Word
 
 _RANDOM = re.compile(r"\bS?RANDOM\b|\bshuf\b|\$\$|/dev/u?random|random\.randint|bind\(\s*\(|free_?port")
@@ -18,7 +18,7 @@ _NOT_FIRST = re.compile(r"\btail\b|\bsort\b|\bshuf\b|\bsed -n .?[2-9]|NR\s*==\s*
 _BOUNDED = re.compile(r"%|:\s*-\d|\btail -c|\bcut -c")
 
 
-def meeting_findings(job: Job) -> Iterator[Finding]:
+def rendezvous_findings(job: JobFile) -> Iterator[Finding]:
     """Everything about address and port."""
     if job.several_nodes:
         for raw, line, in_task in _definitions(job, "MASTER_ADDR", "master-addr"):
@@ -28,10 +28,10 @@ def meeting_findings(job: Job) -> Iterator[Finding]:
         yield from _port(job, raw, line, in_task)
     for run in job.torchruns:
         if not ports and job.several_nodes and not job.asks("exclusive") and not run.option("standalone"):
-            yield told("port-fixed", run.line, "torchrun without a port: every job meets at its default")
+            yield make_finding("port-fixed", run.line, "torchrun without a port: every job meets at its default")
 
 
-def _definitions(job: Job, name: str, option: str) -> Iterator[tuple[str, int, bool]]:
+def _definitions(job: JobFile, name: str, option: str) -> Iterator[tuple[str, int, bool]]:
     """Each value given for an address or a port: as written, its line, and whether each task works it out itself."""
     given = {name}
     for run in job.torchruns:
@@ -61,40 +61,40 @@ def _given(run: Torchrun, option: str) -> Word | None:
     return Word(host if colon else port, endpoint.line)
 
 
-def _address(job: Job, raw: str, line: int, in_task: bool) -> Iterator[Finding]:
+def _address(job: JobFile, raw: str, line: int, in_task: bool) -> Iterator[Finding]:
     text, value = job.with_definitions(raw), job.resolve(raw)
     if value is not None and _LOCAL.fullmatch(value):
         why = "every node looks for rank 0 on itself, and waits"
-        yield told("head-localhost", line, f"the ranks meet at {value}", why=why)
+        yield make_finding("head-localhost", line, f"the ranks meet at {value}", why=why)
     elif in_task and _OWN_IN_TASK.search(text):
-        yield told("head-of-its-own", line, "every task takes its own host for the meeting place")
+        yield make_finding("head-of-its-own", line, "every task takes its own host for the rendezvous")
     elif "scontrol" in text and _NOT_FIRST.search(text):
-        yield told("head-not-node-0", line, "the meeting place is not the first host of the allocation")
+        yield make_finding("head-not-node-0", line, "the rendezvous is not at the first host of the allocation")
     elif _OWN_ADDRESS.search(text):
         what = "the ranks meet at the address that a host's own name resolves to there"
-        yield told("head-localhost", line, what, why="on many systems that is 127.0.1.1, or another network's")
+        yield make_finding("head-localhost", line, what, why="on many systems that is 127.0.1.1, or another network's")
     elif "scontrol" in text:
         return
     elif _OWN_NAME.search(text):
         why = "on many systems it resolves to 127.0.1.1 there: rank 0 listens where no other node comes"
-        yield told("head-localhost", line, "the ranks meet at the name that this host gives itself", why=why)
+        yield make_finding("head-localhost", line, "the ranks meet at the name that this host gives itself", why=why)
     elif re.search(r"SLURM_(JOB_)?NODELIST", text):
-        yield told("nodelist-folded", line, "SLURM_JOB_NODELIST is folded, like node[01-04]")
+        yield make_finding("nodelist-folded", line, "SLURM_JOB_NODELIST is folded, like node[01-04]")
 
 
-def _port(job: Job, raw: str, line: int, in_task: bool) -> Iterator[Finding]:
+def _port(job: JobFile, raw: str, line: int, in_task: bool) -> Iterator[Finding]:
     text, value = job.with_definitions(raw), job.resolve(raw)
     if in_task and (_RANDOM.search(text) or Word(text, line).expansions() & PER_TASK or PER_TASK & _words(text)):
-        yield told("port-per-task", line, "every task chooses its own port")
+        yield make_finding("port-per-task", line, "every task chooses its own port")
     elif _RANDOM.search(text):
-        yield told("port-random", line, "a port by chance")
+        yield make_finding("port-random", line, "a port by chance")
     elif value is not None and value.isdigit():
         if not 1024 <= int(value) <= 65535:
-            yield told("port-beyond", line, f"port {value}")
+            yield make_finding("port-beyond", line, f"port {value}")
         elif not job.asks("exclusive"):
-            yield told("port-fixed", line, f"every job meets at port {value}")
+            yield make_finding("port-fixed", line, f"every job meets at port {value}")
     elif re.search(r"SLURM_JOB_?ID", text) and not _BOUNDED.search(text):
-        yield told("port-beyond", line, "the port grows with the job's number")
+        yield make_finding("port-beyond", line, "the port grows with the job's number")
 
 
 def _words(text: str) -> set[str]:

@@ -37,7 +37,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @dataclass
-class _Place:
+class _Completion:
     """One index of the Job: the pod that runs in it now, or when the next try comes, or that it is done."""
 
     pod: Pod | None = None
@@ -47,12 +47,12 @@ class _Place:
     done: bool = False
 
 
-class Controller:
+class JobController:
     """Runs the pods of one manifest."""
 
     def __init__(self, manifest: Manifest, scratch: Path) -> None:
         self.manifest, self.job, self.scratch = manifest, manifest.job, scratch
-        self.places = [_Place() for _ in range(self.job.completions)]
+        self.completions = [_Completion() for _ in range(self.job.completions)]
         self.failures = 0
         self.reason: tuple[str, str] | None = None
         """Why the Job failed: Kubernetes' word for it, and what happened."""
@@ -75,74 +75,74 @@ class Controller:
         self.signals.append(number)
 
     def _over(self) -> bool:
-        running = any(place.pod is not None for place in self.places)
+        running = any(completion.pod is not None for completion in self.completions)
         ending = self.reason is not None or bool(self.signals)
-        return not running and (ending or all(place.done for place in self.places))
+        return not running and (ending or all(completion.done for completion in self.completions))
 
     def _tick(self) -> None:
         if self.signals or self.reason is not None:
-            for place in self.places:
-                if place.pod is not None:
-                    place.pod.stop()
+            for completion in self.completions:
+                if completion.pod is not None:
+                    completion.pod.stop()
                     if len(self.signals) > 1:
-                        place.pod.kill()
+                        completion.pod.kill()
         else:
             self._start_pods()
             if self.job.deadline_s is not None and time.monotonic() - self._start_at > self.job.deadline_s:
                 self.reason = ("DeadlineExceeded", f"the Job ran longer than {self.job.deadline_s} s")
-        for place in self.places:
-            if place.pod is not None:
-                place.pod.read()
-                place.pod.ask()
-                place.pod.enforce()
-                self._look_at_end(place, place.pod)
+        for completion in self.completions:
+            if completion.pod is not None:
+                completion.pod.read()
+                completion.pod.ask()
+                completion.pod.enforce()
+                self._look_at_end(completion, completion.pod)
         self._publish_names()
 
     def _start_pods(self) -> None:
         """As many as may run at once, the lowest indexes first."""
-        running = sum(place.pod is not None for place in self.places)
-        for index, place in enumerate(self.places):
-            if running >= self.job.parallelism or place.done or place.pod is not None:
+        running = sum(completion.pod is not None for completion in self.completions)
+        for index, completion in enumerate(self.completions):
+            if running >= self.job.parallelism or completion.done or completion.pod is not None:
                 continue
             running += 1  # also while its next pod waits: it keeps its place
-            if time.monotonic() < place.next_at:
+            if time.monotonic() < completion.next_at:
                 continue
-            if place.resting is not None:
-                place.pod, place.resting = place.resting, None
-                place.pod.start_again()
-                _say(f"pod {place.pod.name} started again")
+            if completion.resting is not None:
+                completion.pod, completion.resting = completion.resting, None
+                completion.pod.start_again()
+                _say(f"pod {completion.pod.name} started again")
             else:
                 self._num_pods += 1
-                place.pod = Pod(self.manifest, index, self._num_pods, self.scratch, self._gpus(index))
-                _say(f"pod {place.pod.name} started: {place.pod.address}")
+                completion.pod = Pod(self.manifest, index, self._num_pods, self.scratch, self._gpus(index))
+                _say(f"pod {completion.pod.name} started: {completion.pod.address}")
 
     def _gpus(self, index: int) -> str | None:
         """Which GPUs a pod sees: its own, or none if this machine has not enough for all pods that run at once."""
         wanted = self.job.template.container.gpus
         return visible_gpus(wanted, index % self.job.parallelism, self.job.parallelism, count_gpus())
 
-    def _look_at_end(self, place: _Place, pod: Pod) -> None:
+    def _look_at_end(self, completion: _Completion, pod: Pod) -> None:
         code = pod.poll()
         if code is None:
             return
         pod.close()
-        place.pod = None
+        completion.pod = None
         how = f"pod {pod.name} ended with exit code {code}" + (f": {pod.why}" if pod.why else "")
         if code == 0 and pod.why is None:
-            place.done = True
+            completion.done = True
             _say(how)
         elif self.signals or self.reason is not None:
             _say(how)
         elif self._judge(how, code):
             back_off_s = min(_BACK_OFF_S * 2 ** max(0, self.failures - 1), _LONGEST_BACK_OFF_S)
-            place.next_at = time.monotonic() + back_off_s
+            completion.next_at = time.monotonic() + back_off_s
             if self.job.template.restart_policy == "OnFailure":
-                place.resting = pod
-        if place.resting is None:
+                completion.resting = pod
+        if completion.resting is None:
             self._remove(pod)
 
     def _judge(self, how: str, code: int) -> bool:
-        """What the Job makes of a failure: whether there will be another try."""
+        """Apply the Job's rules to a failure; return whether there will be another try."""
         action = next((rule.action for rule in self.job.rules if rule.matches(code)), "Count")
         if action == "FailJob":
             self.reason = ("PodFailurePolicy", f"{how}, which a rule answers with FailJob")
@@ -156,32 +156,32 @@ class Controller:
         return self.reason is None
 
     def _remove(self, pod: Pod) -> None:
-        """Its files go, all but its log and what explains it."""
+        """Remove the pod's volumes; its log and its spec stay, to explain what happened."""
         shutil.rmtree(pod.folder / "volumes", ignore_errors=True)
 
     def _publish_names(self) -> None:
         """Give a name to every pod that a headless Service of its subdomain selects, once its time has come."""
         service = self.manifest.services.get(self.job.template.subdomain or "")
         addresses = {}
-        for place in self.places:
-            pod = place.pod or place.resting
+        for completion in self.completions:
+            pod = completion.pod or completion.resting
             if pod is None or service is None or not service.selects(pod.labels):
                 continue
             late = pod.seen_running_s >= _DNS_DELAY_S
-            if late and (service.publish_not_ready or (pod.ready and place.resting is None)):
+            if late and (service.publish_not_ready or (pod.ready and completion.resting is None)):
                 domain = f"{service.name}.{self.job.namespace}.{DOMAIN}"
                 addresses[f"{pod.host}.{domain}"] = pod.address
         self._names.addresses = addresses
         self._names.serve()
 
 
-def visible_gpus(wanted: int, place: int, places: int, there: int) -> str | None:
+def visible_gpus(per_pod: int, index: int, num_pods: int, available: int) -> str | None:
     """CUDA_VISIBLE_DEVICES of a pod; None leaves it alone, where neither the pod nor the machine has any."""
-    if wanted == 0 and there == 0:
+    if per_pod == 0 and available == 0:
         return None
-    if wanted * places > there:
+    if per_pod * num_pods > available:
         return ""
-    return ",".join(str(number) for number in range(place * wanted, (place + 1) * wanted))
+    return ",".join(str(number) for number in range(index * per_pod, (index + 1) * per_pod))
 
 
 def count_gpus() -> int:
@@ -196,33 +196,33 @@ def _say(line: str) -> None:
 def _enter_cluster() -> int | None:
     """Make the cluster's namespaces; go on in a child of which the return value is None. Return its exit code.
 
-    Process 1 of the cluster does nothing but bury the processes whose parents have gone: until that is done, the
-    system does not let their pods end.
+    Process 1 of the cluster does nothing but reap orphaned processes: until that is done, the system does not let
+    their pods end.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until there is someone to pass them on to
     namespaces.die_with_parent()
     namespaces.enter_new(namespaces.PROCESSES | namespaces.NETWORK, 0, 0)
     if first := os.fork():
-        return _pass_on_and_bury(first)
+        return _forward_and_reap(first)
     namespaces.die_with_parent()
     namespaces.separate_mounts()
     namespaces.mount_proc("/proc")
     if controller := os.fork():
-        return _pass_on_and_bury(controller)
+        return _forward_and_reap(controller)
     namespaces.die_with_parent()
     namespaces.loopback_up()
     return None
 
 
-def _pass_on_and_bury(child: int) -> int:
-    """Pass signals on to a child until it ends, and take note of the end of all others. Return its exit code."""
+def _forward_and_reap(child: int) -> int:
+    """Forward signals to a child until it ends, and reap all other children. Return the exit code of the first."""
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
+    def forward(number: int, frame: FrameType | None) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, number)
 
     for number in _SIGNALS:
-        signal.signal(number, pass_on)
+        signal.signal(number, forward)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     while True:
         pid, status = os.wait()
@@ -239,7 +239,7 @@ def main(arguments: Sequence[str]) -> int:
         if code is not None:
             return code
         outcome["entered"] = True
-        controller = Controller(read_manifest(scratch / MANIFEST, extra), scratch)
+        controller = JobController(read_manifest(scratch / MANIFEST, extra), scratch)
         controller.run()
         outcome["reason"] = controller.reason
         outcome["failures"] = controller.failures

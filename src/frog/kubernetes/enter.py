@@ -39,7 +39,7 @@ class PodSpec:
     env: dict[str, str]
     mounts: list[Mount]
     pid_file: str
-    """Where the pid of the command is told."""
+    """The file that the pid of the command is written to."""
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)))

@@ -1,4 +1,4 @@
-"""Reading a manifest strictly: what is not taken is a mistake, and all mistakes are told at once."""
+"""Reading a manifest strictly: what is not taken is a mistake, and all mistakes are reported at once."""
 
 from __future__ import annotations
 

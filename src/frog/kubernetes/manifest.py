@@ -32,7 +32,7 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Job:
+class KubernetesJob:
     name: str
     namespace: str
     completions: int
@@ -68,7 +68,7 @@ class Manifest:
 
     namespaces: dict[str, str] = field(default_factory=dict)
     """Of each object, by its kind and name."""
-    jobs: list[Job] = field(default_factory=list)
+    jobs: list[KubernetesJob] = field(default_factory=list)
     services: dict[str, Service] = field(default_factory=dict)
     config_maps: dict[str, Mapping[str, str]] = field(default_factory=dict)
     claims: dict[str, Claim] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class Manifest:
     """The file, as it was read: it may be a pipe, which can be read but once."""
 
     @property
-    def job(self) -> Job:
+    def job(self) -> KubernetesJob:
         return self.jobs[0]
 
     def claim(self, name: str) -> Claim:
@@ -177,7 +177,7 @@ def _read_job(top: Fields, meta: _Metadata, manifest: Manifest) -> None:
     spec.without_effect("ttlSecondsAfterFinished")
     spec.done()
     manifest.jobs.append(
-        Job(meta.name, meta.namespace, completions, parallelism, backoff_limit, deadline_s, rules, template)
+        KubernetesJob(meta.name, meta.namespace, completions, parallelism, backoff_limit, deadline_s, rules, template)
     )
 
 

@@ -1,7 +1,7 @@
 """What runs in a pod: `python -m frog.kubernetes.pod torchrun WORDS...`.
 
-It waits until the name where the world meets can be looked up, starts torchrun with those words, passes SIGTERM on, and
-ends with an exit code that the Job's rules can tell apart: 2 for a mistake of the user's, which no new pod repairs;
+It waits until the host name of the rendezvous can be looked up, starts torchrun with those words, passes SIGTERM on,
+and ends with an exit code that the Job's rules can tell apart: 2 for a mistake of the user's, which no new pod repairs;
 128 + n after signal n; else that of the rank that failed first. As a pod's process 1 it must hear signals itself.
 """
 
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 class _Pod:
-    """torchrun, and the wish to stop that a pod's process 1 gets."""
+    """torchrun, and the signal to stop that a pod's process 1 gets."""
 
     def __init__(self) -> None:
         self._agent: subprocess.Popen[bytes] | None = None
@@ -62,16 +62,16 @@ class _Pod:
         """Wait for the name, run torchrun to its end, return the exit code."""
         if folder is not None:
             os.chdir(folder)
-        name = meeting_name(words)
+        name = rendezvous_host(words)
         if name is not None and not self._wait_for(name):
             return 128 + (self._stop or signal.SIGTERM)
         with tempfile.TemporaryDirectory(prefix="frog-pod-") as scratch:
-            told = Path(scratch) / "told.jsonl"
-            self._agent = subprocess.Popen([sys.executable, "-m", "frog.comm.torchrun", str(told), *words])
+            reports = Path(scratch) / "torchrun.jsonl"
+            self._agent = subprocess.Popen([sys.executable, "-m", "frog.comm.torchrun", str(reports), *words])
             if self._stop is not None:  # asked in between
                 self._agent.send_signal(signal.SIGTERM)
             code = self._agent.wait()
-            failures = last_failures(told)
+            failures = last_failures(reports)
         if self._stop is not None:
             return 128 + self._stop
         return exit_code(code, failures)
@@ -81,16 +81,16 @@ class _Pod:
 
         Raises:  CommError at the deadline.
         """
-        start, told = time.monotonic(), False
+        start, reported = time.monotonic(), False
         while self._stop is None:
             with contextlib.suppress(OSError):
                 address = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0]
-                if told:
+                if reported:
                     print(f"{name} is {address}, after {time.monotonic() - start:.1f} s", flush=True)
                 return True
-            if not told:
+            if not reported:
                 print(f"waiting for the name {name}", flush=True)
-                told = True
+                reported = True
             if time.monotonic() - start > _NAME_TIMEOUT_S:
                 raise CommError(
                     f"{name}: no such name, after {_NAME_TIMEOUT_S:.0f} s",
@@ -101,8 +101,8 @@ class _Pod:
         return False
 
 
-def meeting_name(words: Sequence[str]) -> str | None:
-    """Where torchrun will meet: its --master-addr, else what Kubeflow's runtime says."""
+def rendezvous_host(words: Sequence[str]) -> str | None:
+    """The host of torchrun's rendezvous: its --master-addr, else what Kubeflow's runtime says."""
     for option in ("--master-addr", "--master_addr"):
         for word, following in zip(words, [*words[1:], ""], strict=True):
             if word.startswith(f"{option}="):

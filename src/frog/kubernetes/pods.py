@@ -18,7 +18,7 @@ from typing import IO
 
 from frog.core.env import child_env
 from frog.kubernetes.enter import PodSpec
-from frog.kubernetes.manifest import Job, Manifest
+from frog.kubernetes.manifest import KubernetesJob, Manifest
 from frog.kubernetes.podspec import Probe, Variable, Volume, field_value
 from frog.kubernetes.rootfs import Mount
 
@@ -30,7 +30,7 @@ _LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 
 _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_.-][A-Za-z0-9_.-]*)\)")
 _MOST_WORDS = 4096
-"""Bytes of a probe's answer that are told: the first ones."""
+"""Bytes of a probe's answer that are reported: the first ones."""
 
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -318,7 +318,7 @@ class Pod:
 _ENTER = [sys.executable, "-m", "frog.kubernetes.enter"]
 
 
-def pod_labels(job: Job, index: int) -> dict[str, str]:
+def pod_labels(job: KubernetesJob, index: int) -> dict[str, str]:
     """A pod's labels: its template's, and those that the Job controller adds."""
     return {
         **job.template.labels,

@@ -21,7 +21,7 @@ from frog.core.files import write_json
 from frog.core.ports import free_port
 from frog.slurm.configuration import Shape, Site, write_configuration
 from frog.slurm.host import choose_host, own_name
-from frog.slurm.lock import LOCK_FILE, hold
+from frog.slurm.lock import LOCK_FILE, locked
 from frog.slurm.processes import end_processes, find_processes, start_daemon
 from frog.slurm.programs import find_program, need_programs, path_without_emulators
 
@@ -75,7 +75,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def up(
-    folder: Path, nodes: int, gpus_per_node: int, cpus_per_node: int, *, tell: Callable[[str], None] = _silent
+    folder: Path, nodes: int, gpus_per_node: int, cpus_per_node: int, *, report: Callable[[str], None] = _silent
 ) -> Cluster:
     """Start a cluster and wait until every node is idle.
 
@@ -85,8 +85,8 @@ def up(
     shape = Shape(nodes, gpus_per_node, cpus_per_node)
     need_programs()
     folder = folder.resolve()
-    with hold(folder):
-        _make_room(folder, tell)
+    with locked(folder):
+        _make_room(folder, report)
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 return _start(folder, shape)
@@ -99,7 +99,7 @@ def up(
 def down(folder: Path, *, keep_logs: bool = False) -> None:
     """End the jobs and the daemons of a cluster and remove its files, whatever state it is in."""
     cluster = read_cluster(folder)
-    with hold(folder.resolve()):
+    with locked(folder.resolve()):
         if is_answering(cluster):
             cluster.ask("scancel", "--me")
             deadline = time.monotonic() + _JOBS_S
@@ -146,7 +146,7 @@ def _daemon_name(command: str) -> str:
     return f"slurmd {words[-1]}" if program == "slurmd" else program
 
 
-def _make_room(folder: Path, tell: Callable[[str], None]) -> None:
+def _make_room(folder: Path, report: Callable[[str], None]) -> None:
     """Refuse a live cluster, clear a dead one, refuse a folder that holds anything else."""
     if not (folder / "cluster.json").exists():
         logs = folder / "logs"
@@ -163,7 +163,7 @@ def _make_room(folder: Path, tell: Callable[[str], None]) -> None:
             f"{folder}: a cluster of {cluster.shape.nodes} nodes is up there",
             "frog slurm status shows it, frog slurm down ends it",
         )
-    tell(f"cleared what was left of a cluster in which {', '.join(dead)} had died")
+    report(f"cleared what was left of a cluster in which {', '.join(dead)} had died")
     _clear(cluster.site, keep_logs=False)
 
 

@@ -52,7 +52,7 @@ def _up(args: argparse.Namespace) -> int:
     else:
         from frog.slurm import cluster
 
-        cluster.up(args.folder, *size, tell=print)
+        cluster.up(args.folder, *size, report=print)
         what = "Slurm"
     each = f"{args.gpus_per_node} GPUs and {args.cpus_per_node} CPUs" + (" each" if args.nodes > 1 else "")
     print(

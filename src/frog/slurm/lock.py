@@ -16,7 +16,7 @@ LOCK_FILE = "frog-slurm.lock"
 
 
 @contextlib.contextmanager
-def hold(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Make the folder and hold it while inside, against a second up or down; remove it after if nothing is in it.
 
     SIGTERM ends what happens inside as Ctrl-C does: with nothing left behind.

@@ -25,7 +25,7 @@ _NEW_USER, _NEW_UTS = 0x10000000, 0x04000000
 
 
 @dataclass(frozen=True)
-class Found:
+class ClusterProcess:
     """A live process of a cluster."""
 
     pid: int
@@ -71,7 +71,7 @@ def go_by_name(host: str) -> None:
     socket.sethostname(host)
 
 
-def find_processes(cluster: str) -> list[Found]:
+def find_processes(cluster: str) -> list[ClusterProcess]:
     """All live processes of a cluster, but not this one nor those that it was started by."""
     wanted = f"{_MARK}={cluster}".encode(), f"SLURM_CLUSTER_NAME={cluster}".encode()
     own = _ancestors()
@@ -86,11 +86,11 @@ def find_processes(cluster: str) -> list[Found]:
             continue
         of_job = wanted[1] in variables and any(variable.startswith(b"SLURM_JOB_ID=") for variable in variables)
         if of_job or wanted[0] in variables:
-            found.append(Found(int(entry.name), command, of_job))
+            found.append(ClusterProcess(int(entry.name), command, of_job))
     return sorted(found, key=lambda process: process.pid)
 
 
-def end_processes(cluster: str, grace_s: float) -> list[Found]:
+def end_processes(cluster: str, grace_s: float) -> list[ClusterProcess]:
     """Ask all processes of a cluster to end; return those that are still there when they have been killed.
 
     A job's have `grace_s` to do so, Slurm's own less: without a controller to report to, some would never go.

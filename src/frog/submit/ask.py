@@ -44,6 +44,6 @@ def ask_cluster(
     except subprocess.TimeoutExpired:
         raise LaunchError(f"{name}: no answer within {_TIMEOUT_S} s", unanswered) from None
     if done.returncode != 0:
-        told = (done.stderr or done.stdout).strip()
-        raise LaunchError(f"{name} ended with exit code {done.returncode}\n{told}", hint(told))
+        answer = (done.stderr or done.stdout).strip()
+        raise LaunchError(f"{name} ended with exit code {done.returncode}\n{answer}", hint(answer))
     return done.stdout

@@ -11,7 +11,7 @@ from typing import Any
 from frog.config import load_run_config
 from frog.core.errors import UsageError
 from frog.submit.ask import ask_cluster
-from frog.submit.kubernetes_request import Wish
+from frog.submit.kubernetes_request import KubernetesRequest
 
 _OPTIONS = (
     "image",
@@ -25,7 +25,7 @@ _OPTIONS = (
     "cpus",
     "memory",
 )
-"""As a Wish has them, and its defaults."""
+"""As a KubernetesRequest has them, and its defaults."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -37,8 +37,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default="job",
         help="job: an indexed Job and a headless Service, for any cluster; trainjob: Kubeflow Trainer's",
     )
-    group.add_argument("--image", help=f"with Frog in it, as the Dockerfile makes it; default: {Wish.image}")
-    group.add_argument("--namespace", metavar="NAME", help=f"default: {Wish.namespace}")
+    group.add_argument(
+        "--image", help=f"with Frog in it, as the Dockerfile makes it; default: {KubernetesRequest.image}"
+    )
+    group.add_argument("--namespace", metavar="NAME", help=f"default: {KubernetesRequest.namespace}")
     group.add_argument("--name", metavar="NAME", help="of the Job; default: frog- and the run's name")
     group.add_argument(
         "--gpus",
@@ -50,16 +52,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--restarts",
         type=int,
         metavar="N",
-        help=f"job: how often a failed world may start again; default: {Wish.restarts}",
+        help=f"job: how often a failed world may start again; default: {KubernetesRequest.restarts}",
     )
     group.add_argument(
         "--claim", metavar="NAME", help="an existing volume claim for data/ and runs/; default: make one"
     )
-    group.add_argument("--storage", metavar="SIZE", help=f"of the volume that is made; default: {Wish.storage}")
+    group.add_argument(
+        "--storage", metavar="SIZE", help=f"of the volume that is made; default: {KubernetesRequest.storage}"
+    )
     group.add_argument("--storage-class", metavar="NAME", help="of the volume that is made; default: the cluster's")
     group.add_argument("--cpus", type=int, metavar="N", help="for each pod")
     group.add_argument("--memory", metavar="64Gi", help="for each pod")
-    group.add_argument("--runtime", metavar="NAME", help=f"trainjob: the cluster's; default: {Wish.runtime}")
+    group.add_argument(
+        "--runtime", metavar="NAME", help=f"trainjob: the cluster's; default: {KubernetesRequest.runtime}"
+    )
 
 
 def submit_to_kubernetes(args: argparse.Namespace) -> int:
@@ -69,24 +75,24 @@ def submit_to_kubernetes(args: argparse.Namespace) -> int:
     """
     from frog.submit.kubernetes_job import render
 
-    wish = _wish(args)
-    text = render(wish, args.kind)
+    request = _make_request(args)
+    text = render(request, args.kind)
     if args.dry_run:
         sys.stdout.write(text)
         return 0
     print(_apply(text), end="")
-    print(_next_steps(wish, args.kind))
+    print(_next_steps(request, args.kind))
     return 0
 
 
-def _wish(args: argparse.Namespace) -> Wish:
+def _make_request(args: argparse.Namespace) -> KubernetesRequest:
     from frog.submit.kubernetes_job import read_files, with_settings
 
     _refuse_what_has_no_effect(args)
     run_file = Path(args.run_file)
     config = load_run_config(run_file, args.set)
     files, needed = read_files(run_file, config)
-    return Wish(
+    return KubernetesRequest(
         config=config,
         files=files,
         run_file=run_file.name,
@@ -114,7 +120,7 @@ def _refuse_what_has_no_effect(args: argparse.Namespace) -> None:
 
 
 def _ranks_per_node(args: argparse.Namespace) -> int:
-    return Wish.ranks_per_node if args.ranks_per_node is None else int(args.ranks_per_node)
+    return KubernetesRequest.ranks_per_node if args.ranks_per_node is None else int(args.ranks_per_node)
 
 
 def _given(args: argparse.Namespace) -> dict[str, Any]:
@@ -131,7 +137,7 @@ def _command(args: argparse.Namespace) -> str:
     if not args.gpus:
         words.append("--no-gpus")
     for option, value in _given(args).items():
-        if value != getattr(Wish, option):
+        if value != getattr(KubernetesRequest, option):
             words += [f"--{option.replace('_', '-')}", str(value)]
     words += [word for setting in args.set for word in ("--set", setting)]
     line = " ".join(shlex.join(words).split())
@@ -163,12 +169,13 @@ def _hint(words: str) -> str:
     return "--dry-run shows what was handed in"
 
 
-def _next_steps(wish: Wish, kind: str) -> str:
+def _next_steps(request: KubernetesRequest, kind: str) -> str:
     label = "batch.kubernetes.io/job-name" if kind == "job" else "jobset.sigs.k8s.io/jobset-name"
-    space = f"-n {wish.namespace} "
+    space, name = f"-n {request.namespace} ", request.job_name
     return (
-        f"\nwatch it:    kubectl {space}get pods -l {label}={wish.job_name} -w\n"
-        f"its output:  kubectl {space}logs -f -l {label}={wish.job_name} --prefix --max-log-requests {wish.nodes}\n"
-        f"end it:      kubectl {space}delete {kind} {wish.job_name}    (a checkpoint is saved first)\n"
-        f"the run:     runs/{wish.config.name} on the volume {wish.claim or 'frog-work'}: logs, events, checkpoints"
+        f"\nwatch it:    kubectl {space}get pods -l {label}={name} -w\n"
+        f"its output:  kubectl {space}logs -f -l {label}={name} --prefix --max-log-requests {request.nodes}\n"
+        f"end it:      kubectl {space}delete {kind} {name}    (a checkpoint is saved first)\n"
+        f"the run:     runs/{request.config.name} on the volume {request.claim or 'frog-work'}: "
+        "logs, events, checkpoints"
     )

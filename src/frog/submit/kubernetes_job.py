@@ -13,7 +13,7 @@ from frog.config import RunConfig
 from frog.core.errors import ConfigError, UsageError
 from frog.kubernetes.names import is_key, is_label, is_object_name, is_service_name
 from frog.kubernetes.yamltext import block, load_documents, scalar
-from frog.submit.kubernetes_request import LONGEST_NAME, Kind, Wish
+from frog.submit.kubernetes_request import LONGEST_NAME, Kind, KubernetesRequest
 from frog.submit.runfiles import named_files
 
 CONFIG_PATH = "/config"
@@ -25,13 +25,13 @@ _AMOUNT = re.compile(r"[0-9]+(\.[0-9]+)?(|m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)")
 _IMAGE = re.compile(r"[\w.-]+(:[0-9]+)?(/[\w.-]+)*(:[\w.-]+)?(@sha256:[0-9a-f]{64})?", re.ASCII)
 
 
-def render(wish: Wish, kind: Kind) -> str:
+def render(request: KubernetesRequest, kind: Kind) -> str:
     """The manifests as YAML that can be read line by line.
 
     Raises:  UsageError if a name or a number is not one that Kubernetes takes; ConfigError if the run cannot be in
     that world or its files are too large.
     """
-    _check(wish, kind)
+    _check(request, kind)
     templates = jinja2.Environment(
         loader=jinja2.PackageLoader("frog.submit"),
         undefined=jinja2.StrictUndefined,
@@ -41,44 +41,46 @@ def render(wish: Wish, kind: Kind) -> str:
         autoescape=False,
     )
     templates.filters |= {"scalar": scalar, "block": block, "ljust": lambda value, width: str(value).ljust(width)}
-    text = templates.get_template(f"{kind}.yaml.jinja").render(_values(wish))
+    text = templates.get_template(f"{kind}.yaml.jinja").render(_values(request))
     for document in load_documents(text):
-        if document["kind"] == "ConfigMap" and document["data"] != dict(wish.files):
+        if document["kind"] == "ConfigMap" and document["data"] != dict(request.files):
             raise AssertionError("the ConfigMap does not hold the files")
     return text
 
 
-def _values(wish: Wish) -> dict[str, Any]:
+def _values(request: KubernetesRequest) -> dict[str, Any]:
     # To Kubernetes $(NAME) is a variable, and $$ is one $.
-    settings = [word for setting in wish.settings for word in ("--set", setting.replace("$", "$$"))]
+    settings = [word for setting in request.settings for word in ("--set", setting.replace("$", "$$"))]
     return {
-        "wish": wish,
-        "name": wish.job_name,
-        "claim": wish.claim or "frog-work",
+        "request": request,
+        "name": request.job_name,
+        "claim": request.claim or "frog-work",
         "config": CONFIG_PATH,
         "work": WORK_PATH,
         "port": PORT,
         "grace_s": _GRACE_S,
-        "run": f"{WORK_PATH}/runs/{wish.config.name}",
-        "program": ["-m", "frog.train", f"{CONFIG_PATH}/{wish.run_file}", "--continue", *settings],
-        "threads": max(1, wish.cpus_per_pod // wish.ranks_per_node),
+        "run": f"{WORK_PATH}/runs/{request.config.name}",
+        "program": ["-m", "frog.train", f"{CONFIG_PATH}/{request.run_file}", "--continue", *settings],
+        "threads": max(1, request.cpus_per_pod // request.ranks_per_node),
     }
 
 
-def _check(wish: Wish, kind: Kind) -> None:
-    if wish.restarts < 0:
-        raise UsageError(f"--restarts {wish.restarts}: must not be negative")
-    _check_names(wish, kind)
-    for option, text in (("--storage", wish.storage), ("--memory", wish.memory_per_pod)):
+def _check(request: KubernetesRequest, kind: Kind) -> None:
+    if request.restarts < 0:
+        raise UsageError(f"--restarts {request.restarts}: must not be negative")
+    _check_names(request, kind)
+    for option, text in (("--storage", request.storage), ("--memory", request.memory_per_pod)):
         if not _AMOUNT.fullmatch(text):
             raise UsageError(f"{option} {text}: not an amount that Kubernetes reads", f"{option} 64Gi")
-    if not _IMAGE.fullmatch(wish.image):
-        raise UsageError(f"--image {wish.image}: not the name of an image", "--image registry.example.org/frog:0.1.0")
-    for setting in wish.settings:
+    if not _IMAGE.fullmatch(request.image):
+        raise UsageError(
+            f"--image {request.image}: not the name of an image", "--image registry.example.org/frog:0.1.0"
+        )
+    for setting in request.settings:
         if any("\ud800" <= letter <= "\udfff" for letter in setting):
             raise UsageError(f"--set {setting!a}: not UTF-8", "write it in UTF-8, as YAML is")
-    wish.config.check_world(wish.nodes * wish.ranks_per_node)
-    size = sum(len(name) + len(text.encode()) for name, text in wish.files.items())
+    request.config.check_world(request.nodes * request.ranks_per_node)
+    size = sum(len(name) + len(text.encode()) for name, text in request.files.items())
     if size > _LARGEST_CONFIG_MAP:
         raise ConfigError(
             f"the run's files have {size} bytes, and a ConfigMap holds {_LARGEST_CONFIG_MAP}",
@@ -86,23 +88,23 @@ def _check(wish: Wish, kind: Kind) -> None:
         )
 
 
-def _check_names(wish: Wish, kind: Kind) -> None:
+def _check_names(request: KubernetesRequest, kind: Kind) -> None:
     longest = LONGEST_NAME[kind]
-    if not is_service_name(wish.job_name) or len(wish.job_name) > longest:
+    if not is_service_name(request.job_name) or len(request.job_name) > longest:
         raise UsageError(
-            f"--name {wish.job_name}: Kubernetes takes lower-case letters, digits and '-', a letter first, for a "
+            f"--name {request.job_name}: Kubernetes takes lower-case letters, digits and '-', a letter first, for a "
             f"{kind} {longest} at most",
             "--name my-run",
         )
-    if not is_label(wish.namespace):
+    if not is_label(request.namespace):
         raise UsageError(
-            f"--namespace {wish.namespace}: Kubernetes takes lower-case letters, digits and '-', 63 at most"
+            f"--namespace {request.namespace}: Kubernetes takes lower-case letters, digits and '-', 63 at most"
         )
-    others = {"--claim": wish.claim, "--storage-class": wish.storage_class, "--runtime": wish.runtime}
+    others = {"--claim": request.claim, "--storage-class": request.storage_class, "--runtime": request.runtime}
     for option, name in others.items():
         if name is not None and not is_object_name(name):
             raise UsageError(f"{option} {name}: Kubernetes takes lower-case letters, digits, '-' and '.'")
-    for name in wish.files:
+    for name in request.files:
         if not is_key(name):
             raise ConfigError(
                 f"{name}: in a ConfigMap a file's name has letters, digits, '-', '_' and '.'", "rename the file"

@@ -20,7 +20,7 @@ LONGEST_NAME: Mapping[Kind, int] = {
 
 
 @dataclass(frozen=True)
-class Wish:
+class KubernetesRequest:
     """What one submission asks for."""
 
     config: RunConfig

@@ -16,10 +16,10 @@ from frog.core.errors import DataError, LaunchError, UsageError
 from frog.core.files import write_atomic
 from frog.data.folder import DEFAULT_NAME, set_folder
 from frog.jobfile.cluster import CLUSTERS, DEFAULT_PROFILE, load_profile
-from frog.jobfile.commands import told_findings
+from frog.jobfile.commands import format_findings
 from frog.jobfile.explain import explain
 from frog.submit.ask import ask_cluster
-from frog.submit.slurm_job import JOBS, WISHES, JobRequest, check_request, render_job
+from frog.submit.slurm_job import JOBS, REQUEST_OPTIONS, SlurmRequest, check_request, render_job
 
 BUNDLE_JSON = "bundle.json"
 
@@ -47,19 +47,19 @@ def submit_to_slurm(args: argparse.Namespace) -> int:
     return 0
 
 
-def read_request(args: argparse.Namespace, folder: Path) -> JobRequest:
+def read_request(args: argparse.Namespace, folder: Path) -> SlurmRequest:
     """What the arguments ask for, checked.
 
-    In a bundle the run file is the one that lies there. Its profile holds, with the wishes that it was made with where
+    In a bundle the run file is the one that lies there. Its profile holds, with the request that it was made with where
     the arguments have none; with another --profile, which is another cluster, these are the arguments' alone.
     """
     facts = _bundle_facts(args) if args.bundle is not None else {}
     run_file, settings = Path(facts.get("run_file", args.run_file)), [*facts.get("settings", ()), *args.set]
     if facts and args.profile is None:
-        profile, made_with = load_profile(facts["profile"], folder / CLUSTERS), facts["wishes"]
+        profile, made_with = load_profile(facts["profile"], folder / CLUSTERS), facts["request"]
     else:
         profile, made_with = load_profile(args.profile or DEFAULT_PROFILE), {}
-    request = JobRequest.asked_for(
+    request = SlurmRequest.asked_for(
         args,
         made_with,
         profile=profile,
@@ -78,7 +78,7 @@ def _bundle_facts(args: argparse.Namespace) -> dict[str, Any]:
     try:
         facts: dict[str, Any] = json.loads((args.bundle / BUNDLE_JSON).read_text())
         made_of = Path(facts["run_file"]).name
-        complete = facts.keys() >= {"settings", "profile", "wishes"}
+        complete = facts.keys() >= {"settings", "profile", "request"}
     except (OSError, ValueError, KeyError, TypeError):
         complete = False
     if not complete:
@@ -97,7 +97,7 @@ def _bundle_facts(args: argparse.Namespace) -> dict[str, Any]:
 def command_line(args: argparse.Namespace, command: str = "submit") -> str:
     """The command that asks for the same again, for a comment: on one line, whatever its words hold."""
     words = ["frog", command, str(args.run_file)]
-    for option in ("to", "profile", *WISHES, "bundle", "platform", "python_version", "no_wheels"):
+    for option in ("to", "profile", *REQUEST_OPTIONS, "bundle", "platform", "python_version", "no_wheels"):
         value = getattr(args, option, None)
         if value is not None and value is not False:
             words += [f"--{option.replace('_', '-')}", *([] if value is True else [str(value)])]
@@ -105,18 +105,20 @@ def command_line(args: argparse.Namespace, command: str = "submit") -> str:
     return " ".join(shlex.join(words).split())
 
 
-def render_checked(request: JobRequest, folder: Path) -> str:
+def render_checked(request: SlurmRequest, folder: Path) -> str:
     """The job file, which must walk into no trap: a profile can add options that do."""
     text = render_job(request)
     explanation = explain(text, request.job_file, request.profile, (folder,))
     traps = [trap for trap in explanation.traps if trap.code != "no-output-folder"]
     if traps:
-        told = "\n".join(told_findings(explanation)[:-1])
-        raise UsageError(f"{request.profile.name}: the job file would not work\n{told.rstrip()}", "correct the profile")
+        answer = "\n".join(format_findings(explanation)[:-1])
+        raise UsageError(
+            f"{request.profile.name}: the job file would not work\n{answer.rstrip()}", "correct the profile"
+        )
     return text
 
 
-def _ready(request: JobRequest, folder: Path) -> None:
+def _ready(request: SlurmRequest, folder: Path) -> None:
     """Refuse a job that would fail as soon as it starts."""
     _data_is_there(request.config, folder)
     python = folder / request.profile.python
@@ -137,7 +139,7 @@ def _data_is_there(config: RunConfig, folder: Path) -> None:
 
 def _hand_in(job_file: Path, folder: Path) -> str:
     path = folder / job_file
-    told = ask_cluster(
+    answer = ask_cluster(
         ["sbatch", "--parsable", str(job_file)],
         absent=(
             f"sbatch is not on PATH; {path} is written, and nothing was handed in",
@@ -147,9 +149,9 @@ def _hand_in(job_file: Path, folder: Path) -> str:
         hint=lambda words: _hint(words, path),
         folder=folder,
     )
-    match = re.match(r"\d+", told.strip())
+    match = re.match(r"\d+", answer.strip())
     if match is None:
-        raise LaunchError(f"sbatch did not tell a job's number: {told.strip()!r}", "squeue --me")
+        raise LaunchError(f"sbatch did not report a job's number: {answer.strip()!r}", "squeue --me")
     return match[0]
 
 
@@ -169,7 +171,7 @@ def _hint(words: str, path: Path) -> str:
     return f"{path} is what was handed in"
 
 
-def _next_steps(request: JobRequest, folder: Path, job_id: str) -> str:
+def _next_steps(request: SlurmRequest, folder: Path, job_id: str) -> str:
     name = request.config.name if request.named else f"{request.config.name}-{job_id}"
     output = folder / request.output.replace("%j", job_id)
     run = folder / "runs" / name

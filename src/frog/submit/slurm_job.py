@@ -17,7 +17,7 @@ from frog.jobfile.directives import time_limit_s, write_time
 
 JOBS = Path("runs/jobs")
 DEFAULT_TIME = "00:30:00"
-WISHES = ("nodes", "ranks_per_node", "time", "account", "partition", "qos")
+REQUEST_OPTIONS = ("nodes", "ranks_per_node", "time", "account", "partition", "qos")
 """Fields of a request that `frog submit` and `frog bundle` have options for."""
 _SIGNAL_S, _LEAST_SIGNAL_S, _MARGIN_S = 120, 15, 10
 _TEMPLATE = Path(__file__).with_name("templates") / "job.sbatch.jinja"
@@ -25,7 +25,7 @@ _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFF
 
 
 @dataclass(frozen=True)
-class JobRequest:
+class SlurmRequest:
     """What a user asks for. A field that is None is the profile's to say."""
 
     config: RunConfig
@@ -46,9 +46,9 @@ class JobRequest:
     """Where it is written, as seen from where it is handed in; None: among the jobs, by the run's name."""
 
     @classmethod
-    def asked_for(cls, args: argparse.Namespace, made_with: Mapping[str, Any], **further: Any) -> JobRequest:
-        """What the arguments wish, what `made_with` wishes where they say nothing, and `further` fields."""
-        said = {name: value for name in WISHES if (value := getattr(args, name)) is not None}
+    def asked_for(cls, args: argparse.Namespace, made_with: Mapping[str, Any], **further: Any) -> SlurmRequest:
+        """The request of the arguments; where they say nothing, of `made_with`; and `further` fields."""
+        said = {name: value for name in REQUEST_OPTIONS if (value := getattr(args, name)) is not None}
         return cls(**{**made_with, **said}, **further)
 
     @property
@@ -81,7 +81,7 @@ class JobRequest:
         return f"{JOBS / self.config.name}-%j.out"
 
 
-def check_request(request: JobRequest) -> None:
+def check_request(request: SlurmRequest) -> None:
     """Raise ConfigError with everything that cannot be, before anything is written or handed in."""
     profile, problems = request.profile, []
     if request.nodes < 1:
@@ -112,7 +112,7 @@ def check_request(request: JobRequest) -> None:
         raise ConfigError(f"{where}: {count}\n{listing}", "correct the lines above; nothing was handed in")
 
 
-def _time_problems(request: JobRequest) -> list[str]:
+def _time_problems(request: SlurmRequest) -> list[str]:
     longest_s = request.profile.max_time_s(request.qos)
     try:
         limit_s = time_limit_s(request.time_text)
@@ -129,7 +129,7 @@ def _time_problems(request: JobRequest) -> list[str]:
     return []
 
 
-def render_job(request: JobRequest) -> str:
+def render_job(request: SlurmRequest) -> str:
     """The job file. Assumes that `check_request` found nothing."""
     import jinja2
 
@@ -141,7 +141,7 @@ def render_job(request: JobRequest) -> str:
     return environment.from_string(_TEMPLATE.read_text()).render(**_gaps(request))
 
 
-def _gaps(request: JobRequest) -> dict[str, Any]:
+def _gaps(request: SlurmRequest) -> dict[str, Any]:
     profile, name = request.profile, request.config.name
     signal_s = _signal_s(request)
     node_output = request.output.replace("%j", "%j-node%n")
@@ -170,13 +170,13 @@ def _gaps(request: JobRequest) -> dict[str, Any]:
     }
 
 
-def _signal_s(request: JobRequest) -> int:
-    """How long before the time limit the ranks are told: two minutes, of a short job a quarter."""
+def _signal_s(request: SlurmRequest) -> int:
+    """How long before the time limit the ranks are warned: two minutes, of a short job a quarter."""
     limit_s = time_limit_s(request.time_text) or 0
     return min(_SIGNAL_S, max(_LEAST_SIGNAL_S, limit_s // 4))
 
 
-def _directives(request: JobRequest, signal_s: int) -> list[str]:
+def _directives(request: SlurmRequest, signal_s: int) -> list[str]:
     profile = request.profile
     asked: list[tuple[str, object]] = [
         ("job-name", request.config.name),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO
 
-from frog.slurm.emulator.job import Job
+from frog.slurm.emulator.job import EmulatedJob
 from frog.slurm.emulator.notation import fill_pattern, pattern_values
 from frog.slurm.emulator.processes import enter
 from frog.slurm.emulator.variables import submitted_environment
@@ -22,32 +22,32 @@ _one_at_a_time = threading.Lock()
 """A script that one thread still writes must not be inherited by a process that another forks: it could not be run."""
 
 
-def output_path(job: Job) -> Path:
+def output_path(job: EmulatedJob) -> Path:
     pattern = job.request.output or ("slurm-%j.out" if job.array_job is None else "slurm-%A_%a.out")
     return _path(job, pattern)
 
 
-def error_path(job: Job) -> Path:
+def error_path(job: EmulatedJob) -> Path:
     return _path(job, job.request.error) if job.request.error else output_path(job)
 
 
-def input_path(job: Job) -> Path:
+def input_path(job: EmulatedJob) -> Path:
     return _path(job, job.request.input or "/dev/null")
 
 
-def _path(job: Job, pattern: str) -> Path:
-    node = job.shares[0].node if job.shares else ""
+def _path(job: EmulatedJob, pattern: str) -> Path:
+    node = job.allocations[0].node if job.allocations else ""
     values = pattern_values(job.number, job.request.name, job.request.user, node, job.array_job, job.array_task)
     return Path(job.request.work_dir) / fill_pattern(pattern, values)
 
 
-def write_error(job: Job, text: str) -> None:
+def write_error(job: EmulatedJob, text: str) -> None:
     """Add a line to what the job has said."""
     with open(error_path(job), "a") as file:
         file.write(text)
 
 
-def run_script(job: Job, variables: Mapping[str, str], folder: Path, started: Callable[[int], None]) -> int:
+def run_script(job: EmulatedJob, variables: Mapping[str, str], folder: Path, started: Callable[[int], None]) -> int:
     """Run the job's script to its end; return its exit code, negative for a signal."""
     with contextlib.ExitStack() as files:
         try:
@@ -62,7 +62,7 @@ def run_script(job: Job, variables: Mapping[str, str], folder: Path, started: Ca
 
 
 def _start(
-    job: Job, variables: Mapping[str, str], folder: Path, files: contextlib.ExitStack
+    job: EmulatedJob, variables: Mapping[str, str], folder: Path, files: contextlib.ExitStack
 ) -> subprocess.Popen[bytes]:
     script = folder / "slurm_script"
     stdin = files.enter_context(input_path(job).open("rb"))
@@ -88,14 +88,14 @@ def _start(
         )
 
 
-def _open_output(job: Job, path: Path, files: contextlib.ExitStack) -> IO[bytes]:
+def _open_output(job: EmulatedJob, path: Path, files: contextlib.ExitStack) -> IO[bytes]:
     """Emptied first, unless --open-mode=append; always written at its end: the daemon writes there too."""
     if not job.request.append:
         path.write_bytes(b"")
     return files.enter_context(path.open("ab"))
 
 
-def _not_started(job: Job, folder: Path, error: Exception) -> int:
+def _not_started(job: EmulatedJob, folder: Path, error: Exception) -> int:
     """The exit code that Slurm gives a job whose script did not start: 2 for a missing interpreter."""
     shutil.rmtree(folder, ignore_errors=True)
     no_interpreter = isinstance(error, FileNotFoundError) and str(error.filename).endswith("slurm_script")

@@ -23,7 +23,7 @@ from frog.slurm.emulator.command import NAMES
 from frog.slurm.emulator.processes import MARK, kill_marked, signal_one
 from frog.slurm.emulator.refusal import SlurmRefusal
 from frog.slurm.emulator.wire import CLUSTER_FILE, read_client
-from frog.slurm.lock import LOCK_FILE, hold
+from frog.slurm.lock import LOCK_FILE, locked
 
 KILL_WAIT_S = 30.0
 """From SIGTERM to SIGKILL, as in the real cluster that `frog slurm up` starts."""
@@ -39,7 +39,7 @@ def up(folder: Path, nodes: int, gpus_per_node: int, cpus_per_node: int, *, kill
     shape = Shape(nodes, gpus_per_node, cpus_per_node).as_dict()
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with hold(folder):
+    with locked(folder):
         _make_room(folder)
         cluster = f"frog{secrets.token_hex(4)}"
         try:
@@ -95,7 +95,7 @@ def down(folder: Path) -> None:
     table = _read(folder)
     if table is None:
         raise UsageError(f"{folder}: no emulator of Slurm is there", "frog slurm up --emulator")
-    with hold(folder):
+    with locked(folder):
         _clear(folder, table)
 
 

@@ -23,13 +23,13 @@ from frog.slurm.emulator.job import (
     PENDING,
     RUNNING,
     TIMEOUT,
-    Job,
+    EmulatedJob,
+    JobRequest,
+    JobStep,
     Node,
-    Request,
-    Share,
-    Step,
+    NodeAllocation,
 )
-from frog.slurm.emulator.layout import StepRequest, StepShare, check_fits, place_step
+from frog.slurm.emulator.layout import StepAllocation, StepRequest, check_fits, place_step
 from frog.slurm.emulator.notation import write_moment
 from frog.slurm.emulator.processes import kill_marked, signal_marked, signal_one
 from frog.slurm.emulator.queue import find_jobs, next_to_start
@@ -45,7 +45,7 @@ _YEAR_MIN = 365 * 24 * 60
 """What Slurm takes no limit for."""
 
 
-class Controller:
+class SlurmController:
     """The cluster."""
 
     def __init__(self, folder: Path, cluster: str, nodes: Sequence[Node], first_job: int, kill_wait_s: float) -> None:
@@ -53,14 +53,14 @@ class Controller:
         self.cluster = cluster
         self.nodes = list(nodes)
         self.kill_wait_s = kill_wait_s
-        self.jobs: list[Job] = []
+        self.jobs: list[EmulatedJob] = []
         self.changed = threading.Condition(threading.RLock())
         self.stopping = False
         self._next_job = first_job
 
     # ---- the queue
 
-    def submit(self, request: Request, partition: str | None) -> Job:
+    def submit(self, request: JobRequest, partition: str | None) -> EmulatedJob:
         """Take a job, or all tasks of an array, into the queue; return the first."""
         if partition not in (None, PARTITION):
             raise SlurmRefusal(
@@ -72,9 +72,9 @@ class Controller:
             number, self._next_job = self._next_job, self._next_job + 1
             now = time.time()
             if request.array is None:
-                new = [Job(request, now, number)]
+                new = [EmulatedJob(request, now, number)]
             else:
-                new = [Job(request, now, None, number, task) for task in request.array[0]]
+                new = [EmulatedJob(request, now, None, number, task) for task in request.array[0]]
             for job in new:
                 job.held, job.reason = request.hold, never or "None"
                 job.limit_min = request.time_limit_min
@@ -92,11 +92,11 @@ class Controller:
                 self._watch_the_clock(time.time())
                 self.changed.wait(timeout=self._until_next())
 
-    def _start(self, job: Job, shares: list[Share]) -> None:
+    def _start(self, job: EmulatedJob, allocations: list[NodeAllocation]) -> None:
         if job.job_id is None:
             job.job_id = self._number_of_task(job)
-        job.shares, job.steps, job.state, job.reason = shares, [], RUNNING, "None"
-        job.started_s, job.ended_s, job.ending, job.wish = time.time(), None, None, None
+        job.allocations, job.steps, job.state, job.reason = allocations, [], RUNNING, "None"
+        job.started_s, job.ended_s, job.ending, job.requested_end = time.time(), None, None, None
         job.kill_s, job.warned = None, False
         job.exit_code = job.exit_signal = 0
         job.limit_s = None if job.limit_min is None else job.started_s + 60 * job.limit_min
@@ -104,7 +104,7 @@ class Controller:
             threading.Thread(target=self._run_batch, args=(job,), name=f"job {job.label}", daemon=True).start()
         self.changed.notify_all()
 
-    def _number_of_task(self, job: Job) -> int:
+    def _number_of_task(self, job: EmulatedJob) -> int:
         """A new number for each task of an array, but the array's own for the last."""
         waiting = [other for other in self.jobs if other.array_job == job.array_job and other.job_id is None]
         if len(waiting) == 1:
@@ -126,7 +126,7 @@ class Controller:
                 moments.append(job.limit_s if job.warned else self._warning_s(job) or job.limit_s)
         return min([5.0, *(max(0.0, moment - time.time()) for moment in moments)])
 
-    def _warning_s(self, job: Job) -> float | None:
+    def _warning_s(self, job: EmulatedJob) -> float | None:
         """When a job gets the signal that it asked for."""
         if job.request.signal is None or job.limit_s is None or job.started_s is None:
             return None
@@ -146,7 +146,7 @@ class Controller:
                 job.kill_s = None
                 threading.Thread(target=self._kill, args=(job,), daemon=True).start()
 
-    def _ask_again(self, job: Job) -> None:
+    def _ask_again(self, job: EmulatedJob) -> None:
         """At its time limit a job gets SIGTERM twice."""
         with self.changed:
             if job.ending == TIMEOUT and job.is_active:
@@ -154,7 +154,7 @@ class Controller:
 
     # ---- a batch script
 
-    def _run_batch(self, job: Job) -> None:
+    def _run_batch(self, job: EmulatedJob) -> None:
         """Run the script and see its job to its end: its steps, then whatever it left behind."""
         array = [other for other in self.jobs if other.array_job == job.array_job] if job.array_job else ()
         variables = batch_variables(job, self.cluster, array)
@@ -170,13 +170,13 @@ class Controller:
         code = batch.run_script(job, variables, folder, started)
         self.close(job, code)
 
-    def close(self, job: Job, code: int) -> None:
+    def close(self, job: EmulatedJob, code: int) -> None:
         """After the batch script, or the srun that asked for the job, has ended with `code`."""
         with self.changed:
             job.state, job.ended_s = COMPLETING, time.time()
             live = [step for step in job.steps if not step.ended]
             if live and job.ending is None:
-                self._tell_steps(job, "")
+                self._notify_steps(job, "")
                 self._signal(job, [_CONT, _TERM], to_batch=False, to_steps=True)
                 job.kill_s = time.time() + self.kill_wait_s
             self.changed.notify_all()
@@ -187,10 +187,10 @@ class Controller:
             self._conclude(job, code)
             self.changed.notify_all()
 
-    def _conclude(self, job: Job, code: int) -> None:
+    def _conclude(self, job: EmulatedJob, code: int) -> None:
         job.exit_code, job.exit_signal = (code, 0) if code >= 0 else (0, -code)
         job.ended_s, job.kill_s, job.batch_group = time.time(), None, None
-        end = job.ending or job.wish
+        end = job.ending or job.requested_end
         if end == PENDING:
             self._back_into_queue(job)
         elif end is not None:
@@ -200,57 +200,57 @@ class Controller:
         else:
             job.state, job.reason = FAILED, "NonZeroExitCode" if code > 0 else "JobLaunchFailure"
 
-    def _back_into_queue(self, job: Job) -> None:
+    def _back_into_queue(self, job: EmulatedJob) -> None:
         """A requeued job keeps its number and its place in the order of submission."""
         job.state, job.reason, job.restarts = PENDING, "None", job.restarts + 1
-        job.shares, job.steps, job.ending, job.wish = [], [], None, None
+        job.allocations, job.steps, job.ending, job.requested_end = [], [], None, None
         job.started_s = job.ended_s = job.limit_s = None
 
     # ---- ends
 
-    def end(self, job: Job, state: str, why: str = "") -> None:
+    def end(self, job: EmulatedJob, state: str, why: str = "") -> None:
         """Ask a running job to end: SIGCONT and SIGTERM to all of it, SIGKILL after a while."""
         first, job.ending = job.ending is None, state
         if not first or job.state != RUNNING:
             return
         job.kill_s = time.time() + self.kill_wait_s
         if job.request.script is not None:
-            name = f"JOB {job.number} ON {job.shares[0].node}"
+            name = f"JOB {job.number} ON {job.allocations[0].node}"
             with contextlib.suppress(OSError):
                 batch.write_error(
                     job, f"slurmstepd: error: *** {name} CANCELLED AT {write_moment(time.time())}{why} ***\n"
                 )
-        self._tell_steps(job, why)
+        self._notify_steps(job, why)
         self._signal(job, [_CONT, _TERM], to_batch=True, to_steps=True)
         self.changed.notify_all()
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: EmulatedJob) -> None:
         with self.changed:
             if job.state == PENDING:
                 self._cancel_pending(job)
             elif job.state == RUNNING:
                 self.end(job, CANCELLED)
-            elif job.state == COMPLETING and PENDING in (job.ending, job.wish):
+            elif job.state == COMPLETING and PENDING in (job.ending, job.requested_end):
                 job.ending = CANCELLED
             self.changed.notify_all()
 
-    def _cancel_pending(self, job: Job) -> None:
+    def _cancel_pending(self, job: EmulatedJob) -> None:
         if job.job_id is None:
             job.job_id = self._number_of_task(job)
         job.state, job.ended_s = CANCELLED, time.time()
 
-    def note_wish(self, job: Job, state: str) -> None:
-        """A job's own script wants it cancelled, or PENDING again. So it will be, however soon the script ends."""
-        if job.state == RUNNING and job.wish != CANCELLED:
-            job.wish = state
+    def request_end(self, job: EmulatedJob, state: str) -> None:
+        """Note that a job's own script wants it CANCELLED or PENDING again: also if it ends before that is done."""
+        if job.state == RUNNING and job.requested_end != CANCELLED:
+            job.requested_end = state
 
-    def check_requeue(self, job: Job) -> None:
+    def check_requeue(self, job: EmulatedJob) -> None:
         if job.state == PENDING:
             raise SlurmRefusal(f"Job is pending execution for job {job.label}")
         if not job.request.requeue or job.request.script is None:
             raise SlurmRefusal(f"Requested operation is presently disabled for job {job.label}")
 
-    def requeue(self, job: Job) -> None:
+    def requeue(self, job: EmulatedJob) -> None:
         with self.changed:
             self.check_requeue(job)
             if job.state == RUNNING and job.ending is None:
@@ -261,13 +261,13 @@ class Controller:
                 job.ending = PENDING
             self.changed.notify_all()
 
-    def set_limit(self, job: Job, minutes: int | None) -> None:
+    def set_limit(self, job: EmulatedJob, minutes: int | None) -> None:
         job.limit_min = minutes
         if job.started_s is not None:
             job.limit_s = None if minutes is None else job.started_s + 60 * minutes
         self.changed.notify_all()
 
-    def move_end(self, job: Job, end_s: float) -> None:
+    def move_end(self, job: EmulatedJob, end_s: float) -> None:
         """Let a job's time be over at another moment. Its limit in minutes follows, rounded as Slurm does it."""
         assert job.started_s is not None
         minutes = _YEAR_MIN if job.limit_min is None else job.limit_min
@@ -275,23 +275,23 @@ class Controller:
         job.limit_s, job.limit_min = end_s, minutes + int((end_s - before_s + 30) / 60)
         self.changed.notify_all()
 
-    def check_signal(self, job: Job) -> None:
+    def check_signal(self, job: EmulatedJob) -> None:
         if job.state != RUNNING:
             raise SlurmRefusal(f"Kill job error on job id {job.label}: Job/step already completing or completed")
 
-    def signal_job(self, job: Job, number: int, *, to_batch: bool, full: bool) -> None:
+    def signal_job(self, job: EmulatedJob, number: int, *, to_batch: bool, full: bool) -> None:
         """scancel --signal: to the steps; with --batch to the script alone; with --full to both, and its children."""
         with self.changed:
             self.check_signal(job)
             if number == _TERM and not to_batch:
-                self._tell_steps(job, "")
+                self._notify_steps(job, "")
             if to_batch:
                 if job.batch_group is not None:
                     signal_one(job.batch_group, number)
                 return
             self._signal(job, [number], to_batch=full, to_steps=True)
 
-    def _signal(self, job: Job, numbers: Sequence[int], *, to_batch: bool, to_steps: bool) -> None:
+    def _signal(self, job: EmulatedJob, numbers: Sequence[int], *, to_batch: bool, to_steps: bool) -> None:
         """To each process once, also those that left their group; srun is spared: its tasks have their own."""
         prefix = mark_of(job, self.cluster)
         live = [step for step in job.steps if not step.ended]
@@ -306,46 +306,51 @@ class Controller:
                 for step in live:
                     signal_marked(f"{prefix}{step.number}/", number, leaders=step.groups)
 
-    def _tell_steps(self, job: Job, why: str) -> None:
+    def _notify_steps(self, job: EmulatedJob, why: str) -> None:
         for step in job.steps:
             if not step.ended:
-                name = f"STEP {job.number}.{step.number} ON {job.shares[0].node}"
-                step.tell(f"slurmstepd: error: *** {name} CANCELLED AT {write_moment(time.time())}{why} ***")
+                name = f"STEP {job.number}.{step.number} ON {job.allocations[0].node}"
+                step.notify(f"slurmstepd: error: *** {name} CANCELLED AT {write_moment(time.time())}{why} ***")
 
-    def _kill(self, job: Job) -> None:
+    def _kill(self, job: EmulatedJob) -> None:
         groups = [group for step in job.steps if not step.ended for group in step.groups]
         kill_marked(mark_of(job, self.cluster), groups + ([job.batch_group] if job.batch_group else []))
 
     # ---- steps
 
     def begin_step(
-        self, job: Job, request: StepRequest, srun_pid: int, tell: Callable[[str], None], busy: Callable[[], None]
-    ) -> tuple[Step, list[StepShare]]:
+        self,
+        job: EmulatedJob,
+        request: StepRequest,
+        srun_pid: int,
+        notify: Callable[[str], None],
+        busy: Callable[[], None],
+    ) -> tuple[JobStep, list[StepAllocation]]:
         """Give a step its place in the job, when other steps have left it one."""
         with self.changed:
-            told = False
+            reported = False
             while True:
-                if job.state != RUNNING or job.ending or job.wish:
+                if job.state != RUNNING or job.ending or job.requested_end:
                     raise SlurmRefusal(
                         f"Unable to create step for job {job.number}: Job/step already completing or completed"
                     )
-                held: dict[str, int] = {}
+                busy_cpus: dict[str, int] = {}
                 for step in job.steps:
                     for node, cpus in step.cpus.items() if not step.ended else ():
-                        held[node] = held.get(node, 0) + cpus
-                parts = place_step(request, job.shares, held)
-                if parts is not None:
+                        busy_cpus[node] = busy_cpus.get(node, 0) + cpus
+                allocations = place_step(request, job.allocations, busy_cpus)
+                if allocations is not None:
                     break
-                if not told:
+                if not reported:
                     busy()
-                    told = True
+                    reported = True
                 self.changed.wait(timeout=1.0)
-            holds = {} if request.overlap else {part.node: part.cpus for part in parts}
-            step = Step(len(job.steps), holds, srun_pid, tell)
+            taken = {} if request.overlap else {allocation.node: allocation.cpus for allocation in allocations}
+            step = JobStep(len(job.steps), taken, srun_pid, notify)
             job.steps.append(step)
-            return step, parts
+            return step, allocations
 
-    def end_step(self, job: Job, step: Step) -> None:
+    def end_step(self, job: EmulatedJob, step: JobStep) -> None:
         """All tasks have ended, or their srun is gone: kill what is left, give the CPUs back."""
         kill_marked(f"{mark_of(job, self.cluster)}{step.number}/", step.groups)
         with self.changed:
@@ -354,10 +359,10 @@ class Controller:
 
     # ---- finding
 
-    def mark(self, job: Job) -> str:
+    def mark(self, job: EmulatedJob) -> str:
         return mark_of(job, self.cluster)
 
-    def find_one(self, number: str) -> Job:
+    def find_one(self, number: str) -> EmulatedJob:
         """The job of that very number, as SLURM_JOB_ID has it."""
         with self.changed:
             found = [job for job in self.jobs if job.job_id is not None and str(job.job_id) == number]
@@ -365,7 +370,7 @@ class Controller:
             raise SlurmRefusal(f"Invalid job id specified for job {number}")
         return found[0]
 
-    def find(self, text: str) -> list[Job]:
+    def find(self, text: str) -> list[EmulatedJob]:
         """Jobs by number, 12_3 or array. Raises SlurmRefusal if there is none."""
         with self.changed:
             found = find_jobs(self.jobs, text)

@@ -23,8 +23,8 @@ from typing import Any
 from frog.core.files import write_json
 from frog.core.processes import is_alive
 from frog.slurm.emulator import view
-from frog.slurm.emulator.controller import Controller
-from frog.slurm.emulator.job import CANCELLED, PENDING, RUNNING, Job, Node, Request
+from frog.slurm.emulator.controller import SlurmController
+from frog.slurm.emulator.job import CANCELLED, PENDING, RUNNING, EmulatedJob, JobRequest, Node
 from frog.slurm.emulator.layout import StepRequest
 from frog.slurm.emulator.notation import parse_moment, parse_time_limit
 from frog.slurm.emulator.refusal import SlurmRefusal, unknown
@@ -40,7 +40,7 @@ class _Server(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
     request_queue_size = 128
 
-    def __init__(self, controller: Controller, token: str) -> None:
+    def __init__(self, controller: SlurmController, token: str) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.controller = controller
         self.token = token
@@ -62,26 +62,26 @@ class _Handler(socketserver.StreamRequestHandler):
                 raise SlurmRefusal(f"the emulator's daemon does not know {request['act']}")
             answer = act(request)
             if answer is not None:
-                self._tell(**answer)
+                self._send(**answer)
         except SlurmRefusal as error:
-            self._tell(error=error.what, code=error.exit_code)
+            self._send(error=error.what, code=error.exit_code)
         except (ConnectionError, BrokenPipeError):
             return
 
-    def _tell(self, **fields: Any) -> None:
+    def _send(self, **fields: Any) -> None:
         try:
             self.wfile.write((json.dumps(fields) + "\n").encode())
         except OSError:  # whoever asked is gone
             return
 
     @property
-    def _controller(self) -> Controller:
+    def _controller(self) -> SlurmController:
         return self.server.controller
 
     # ---- what the commands ask for
 
     def _do_submit(self, request: dict[str, Any]) -> dict[str, Any]:
-        job = self._controller.submit(Request.from_wire(request["request"]), request["partition"])
+        job = self._controller.submit(JobRequest.from_wire(request["request"]), request["partition"])
         return {"job": job.number}
 
     def _do_wait(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class _Handler(socketserver.StreamRequestHandler):
         self._after_the_asker(jobs, request, self._controller.cancel, CANCELLED)
 
     def _do_signal(self, request: dict[str, Any]) -> None:
-        def send(job: Job) -> None:
+        def send(job: EmulatedJob) -> None:
             self._controller.signal_job(job, request["number"], to_batch=request["batch"], full=request["full"])
 
         jobs = self._find(request["job"])
@@ -114,20 +114,24 @@ class _Handler(socketserver.StreamRequestHandler):
         self._after_the_asker(jobs, request, self._controller.requeue, PENDING)
 
     def _after_the_asker(
-        self, jobs: Sequence[Job], request: dict[str, Any], act: Callable[[Job], None], wish: str | None = None
+        self,
+        jobs: Sequence[EmulatedJob],
+        request: dict[str, Any],
+        act: Callable[[EmulatedJob], None],
+        requested_end: str | None = None,
     ) -> None:
         """Do something to jobs. A command that one of them runs is answered first, and not hit by its own signal.
 
-        By then the job may have ended, or run again: `wish` is the state that it is to have all the same.
+        By then the job may have ended, or run again: `requested_end` is the state that it is to have all the same.
         """
         within = any(str(request.get("mark", "")).startswith(self._controller.mark(job)) for job in jobs)
         with self._controller.changed:
             before = [(job.restarts, job.state) for job in jobs]
-            if within and wish is not None:
+            if within and requested_end is not None:
                 for job in jobs:
-                    self._controller.note_wish(job, wish)
+                    self._controller.request_end(job, requested_end)
         if within:
-            self._tell()
+            self._send()
             deadline = time.monotonic() + _ASKER_S
             while is_alive(int(request["asker"])) and time.monotonic() < deadline:
                 time.sleep(0.01)
@@ -136,7 +140,7 @@ class _Handler(socketserver.StreamRequestHandler):
                 if not within or (job.restarts == restarts and job.state in (state, RUNNING)):
                     act(job)
         if not within:
-            self._tell()
+            self._send()
 
     def _do_hold(self, request: dict[str, Any]) -> dict[str, Any]:
         with self._controller.changed:
@@ -162,7 +166,7 @@ class _Handler(socketserver.StreamRequestHandler):
                     raise unknown(f"EndTime of job {job.label}, which does not run yet")
         return {}
 
-    def _find(self, text: str) -> list[Job]:
+    def _find(self, text: str) -> list[EmulatedJob]:
         return self._controller.find(text)
 
     # ---- srun
@@ -170,16 +174,16 @@ class _Handler(socketserver.StreamRequestHandler):
     def _do_allocate(self, request: dict[str, Any]) -> None:
         """An srun outside of a job: give it one for as long as its connection lasts."""
         controller = self._controller
-        job = controller.submit(Request.from_wire(request["request"]), request["partition"])
+        job = controller.submit(JobRequest.from_wire(request["request"]), request["partition"])
         controller.wait_for(lambda: job.state != PENDING or job.reason not in ("None",))
         if job.state == PENDING:
-            self._tell(queued=job.number)
+            self._send(queued=job.number)
             controller.wait_for(lambda: job.state != PENDING or self._is_gone())
         if job.state != RUNNING:
             controller.cancel(job)
-            self._tell(error=f"Job allocation {job.number} has been revoked", code=1)
+            self._send(error=f"Job allocation {job.number} has been revoked", code=1)
             return
-        self._tell(job=job.number, variables=view.allocation_variables(controller, job))
+        self._send(job=job.number, variables=view.allocation_variables(controller, job))
         said = self._hear()
         controller.close(job, int(said.get("code", 1)))
 
@@ -202,20 +206,20 @@ class _Handler(socketserver.StreamRequestHandler):
         wanted = StepRequest(**{**request["step"], "node_names": tuple(request["step"]["node_names"])})
         try:
             step, parts = controller.begin_step(
-                job, wanted, request["asker"], lambda text: self._tell(notice=text), lambda: self._tell(busy=True)
+                job, wanted, request["asker"], lambda text: self._send(notice=text), lambda: self._send(busy=True)
             )
         except SlurmRefusal as error:
             raise SlurmRefusal(error.what.replace("{job}", str(job.number))) from None
         try:
             answer = view.step_answer(controller, job, step, parts, label=request["label"], cpus=request["cpus"])
-            self._tell(**answer)
+            self._send(**answer)
             while said := self._hear():
                 step.groups += said.get("groups", [])
                 if said.get("ended"):
                     break
         finally:
             controller.end_step(job, step)
-        self._tell(closed=True)
+        self._send(closed=True)
 
     def _hear(self) -> dict[str, Any]:
         """The next line of srun; empty if it has hung up."""
@@ -269,7 +273,7 @@ def _run(folder: Path, shape: dict[str, Any]) -> None:
     ]
     # Ports of runs come from the numbers of their jobs: two clusters of one machine had better not count alike.
     # Five digits are not mistaken for a year, or for how many of something there are.
-    controller = Controller(folder, cluster, nodes, 10_000 + secrets.randbelow(9000), shape["kill_wait_s"])
+    controller = SlurmController(folder, cluster, nodes, 10_000 + secrets.randbelow(9000), shape["kill_wait_s"])
     stop: queue.SimpleQueue[int] = queue.SimpleQueue()  # unlike an Event's, its lock may be held when a signal comes
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: stop.put(number))

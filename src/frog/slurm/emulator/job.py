@@ -37,7 +37,7 @@ class Node:
 
 
 @dataclass
-class Request:
+class JobRequest:
     """What somebody asked for with sbatch or srun. Crosses the wire as JSON."""
 
     name: str
@@ -59,8 +59,8 @@ class Request:
     ntasks_per_node: int | None = None
     cpus_per_task: int | None = None
     gpus_per_node: int = 0
-    gpus_told: int | None = None
-    """What --gpus-per-node said, and SLURM_GPUS_PER_NODE tells; --gres, if it is there, decides."""
+    gpus_per_node_option: int | None = None
+    """What --gpus-per-node said, which SLURM_GPUS_PER_NODE repeats; --gres, if it is there, decides."""
     exclusive: bool = False
     mem_mb: int | None = None
     account: str | None = None
@@ -82,7 +82,7 @@ class Request:
     hold: bool = False
 
     @classmethod
-    def from_wire(cls, table: dict[str, Any]) -> Request:
+    def from_wire(cls, table: dict[str, Any]) -> JobRequest:
         return cls(**{item.name: table[item.name] for item in fields(cls)})
 
     @property
@@ -91,7 +91,7 @@ class Request:
 
 
 @dataclass
-class Share:
+class NodeAllocation:
     """What a job has of a node."""
 
     node: str
@@ -101,14 +101,14 @@ class Share:
 
 
 @dataclass
-class Step:
+class JobStep:
     """One srun in a job."""
 
     number: int
     cpus: dict[str, int]
-    """Held on each node; empty with --overlap."""
+    """Reserved on each node; empty with --overlap."""
     srun_pid: int
-    tell: Callable[[str], None]
+    notify: Callable[[str], None]
     """Gives srun a line for its user."""
     groups: list[int] = field(default_factory=list)
     """Process groups of its tasks."""
@@ -116,10 +116,10 @@ class Step:
 
 
 @dataclass
-class Job:
+class EmulatedJob:
     """One job in the queue, or one task of an array."""
 
-    request: Request
+    request: JobRequest
     submitted_s: float
     job_id: int | None
     """None for a task of an array that has not started: Slurm numbers it then."""
@@ -134,16 +134,16 @@ class Job:
     ended_s: float | None = None
     limit_s: float | None = None
     """When its time is over, in seconds since 1970."""
-    shares: list[Share] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
+    allocations: list[NodeAllocation] = field(default_factory=list)
+    steps: list[JobStep] = field(default_factory=list)
     batch_group: int | None = None
     exit_code: int = 0
     exit_signal: int = 0
     warned: bool = False
     ending: str | None = None
     """Why it is being ended: the state that it will have, or PENDING for a requeue."""
-    wish: str | None = None
-    """What its own script has asked for, in the same words, and is not yet carried out: the script may end before."""
+    requested_end: str | None = None
+    """The state that its own script has asked for and that is not yet carried out: the script may end before."""
     kill_s: float | None = None
     """When SIGKILL follows SIGTERM."""
 
@@ -161,7 +161,7 @@ class Job:
 
     @property
     def node_names(self) -> list[str]:
-        return [share.node for share in self.shares]
+        return [allocation.node for allocation in self.allocations]
 
     @property
     def has_ended(self) -> bool:

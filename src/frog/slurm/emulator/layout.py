@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from frog.slurm.emulator.job import Job, Node, Request, Share
+from frog.slurm.emulator.job import EmulatedJob, JobRequest, Node, NodeAllocation
 from frog.slurm.emulator.refusal import SlurmRefusal, unknown
 
 MEMORY_MB = 512_000
@@ -15,8 +15,8 @@ _UNAVAILABLE = "Batch job submission failed: Requested node configuration is not
 
 
 @dataclass(frozen=True)
-class Free:
-    """What of a node no job holds."""
+class FreeResources:
+    """What of a node is allocated to no job."""
 
     node: Node
     cpus: int
@@ -27,19 +27,19 @@ class Free:
         return self.cpus == self.node.cpus and len(self.gpus) == self.node.gpus
 
 
-def free_parts(nodes: Sequence[Node], jobs: Sequence[Job]) -> list[Free]:
-    """What is left of the nodes beside what jobs hold."""
-    shares = [share for job in jobs if job.is_active for share in job.shares]
+def free_resources(nodes: Sequence[Node], jobs: Sequence[EmulatedJob]) -> list[FreeResources]:
+    """What is left of the nodes: all that no active job has been allocated."""
+    allocations = [allocation for job in jobs if job.is_active for allocation in job.allocations]
     found = []
     for node in nodes:
-        here = [share for share in shares if share.node == node.name]
-        taken = {number for share in here for number in share.gpus}
+        here = [allocation for allocation in allocations if allocation.node == node.name]
+        taken = {number for allocation in here for number in allocation.gpus}
         gpus = tuple(number for number in range(node.gpus) if number not in taken)
-        found.append(Free(node, node.cpus - sum(share.cpus for share in here), gpus))
+        found.append(FreeResources(node, node.cpus - sum(allocation.cpus for allocation in here), gpus))
     return found
 
 
-def check_fits(request: Request, nodes: Sequence[Node]) -> str | None:
+def check_fits(request: JobRequest, nodes: Sequence[Node]) -> str | None:
     """Raise SlurmRefusal for what no such cluster could ever run; return a reason to wait for ever, if there is one."""
     unknown_names = [name for name in request.node_names if name not in {node.name for node in nodes}]
     if unknown_names:
@@ -51,14 +51,14 @@ def check_fits(request: Request, nodes: Sequence[Node]) -> str | None:
         raise SlurmRefusal(f"CPU count per node can not be satisfied\n{_UNAVAILABLE}")
     if (request.nodes or 1) > len(nodes):
         return "PartitionNodeLimit"
-    if place_job(request, free_parts(nodes, [])) is not None:
+    if place_job(request, free_resources(nodes, [])) is not None:
         return None
     if request.nodes is None and request.ntasks_per_node is None and request.gpus_per_node <= node.gpus:
         return "PartitionConfig"
     raise SlurmRefusal(_UNAVAILABLE)
 
 
-def place_job(request: Request, free: Sequence[Free]) -> list[Share] | None:
+def place_job(request: JobRequest, free: Sequence[FreeResources]) -> list[NodeAllocation] | None:
     """The parts of nodes that a job gets, or None if it has to wait."""
     able = {part.node.name: most for part in free if (most := _most_tasks(request, part)) > 0}
     named = [part for part in free if part.node.name in request.node_names]
@@ -69,11 +69,11 @@ def place_job(request: Request, free: Sequence[Free]) -> list[Share] | None:
         chosen = _choose(count, request.ntasks or count, named, others, able)
         if chosen:
             tasks = _fill(chosen, able, request)
-            return [_share(request, part, number) for part, number in zip(chosen, tasks, strict=True)]
+            return [_allocate(request, part, number) for part, number in zip(chosen, tasks, strict=True)]
     return None
 
 
-def _most_tasks(request: Request, part: Free) -> int:
+def _most_tasks(request: JobRequest, part: FreeResources) -> int:
     if len(part.gpus) < request.gpus_per_node or (request.exclusive and not part.is_idle):
         return 0
     most = part.cpus // request.cpus_of_task
@@ -82,7 +82,7 @@ def _most_tasks(request: Request, part: Free) -> int:
     return request.ntasks_per_node if most >= request.ntasks_per_node else 0
 
 
-def _node_counts(request: Request, num_named: int, num_nodes: int) -> Sequence[int]:
+def _node_counts(request: JobRequest, num_named: int, num_nodes: int) -> Sequence[int]:
     """The numbers of nodes to try. Where none was asked for, as few as hold the tasks."""
     if request.nodes is not None:
         return [max(request.nodes, num_named)]
@@ -92,8 +92,8 @@ def _node_counts(request: Request, num_named: int, num_nodes: int) -> Sequence[i
 
 
 def _choose(
-    count: int, ntasks: int, named: Sequence[Free], others: Sequence[Free], able: Mapping[str, int]
-) -> list[Free] | None:
+    count: int, ntasks: int, named: Sequence[FreeResources], others: Sequence[FreeResources], able: Mapping[str, int]
+) -> list[FreeResources] | None:
     """The first `count` nodes that hold `ntasks` together."""
     if len(named) + len(others) < count:
         return None
@@ -105,7 +105,7 @@ def _choose(
     return None
 
 
-def _fill(chosen: Sequence[Free], able: Mapping[str, int], request: Request) -> list[int]:
+def _fill(chosen: Sequence[FreeResources], able: Mapping[str, int], request: JobRequest) -> list[int]:
     """Tasks of each node: as many as fit on the first, but at least one on each."""
     if request.ntasks is None:
         return [request.ntasks_per_node or 1] * len(chosen)
@@ -117,13 +117,13 @@ def _fill(chosen: Sequence[Free], able: Mapping[str, int], request: Request) -> 
     return counts
 
 
-def _share(request: Request, part: Free, tasks: int) -> Share:
+def _allocate(request: JobRequest, part: FreeResources, tasks: int) -> NodeAllocation:
     if not request.exclusive:
         gpus = list(part.gpus[: request.gpus_per_node])
-        return Share(part.node.name, tasks * request.cpus_of_task, gpus, tasks)
+        return NodeAllocation(part.node.name, tasks * request.cpus_of_task, gpus, tasks)
     if request.ntasks is None and request.ntasks_per_node is None:
         tasks = part.node.cpus // request.cpus_of_task
-    return Share(part.node.name, part.node.cpus, list(part.gpus), tasks)
+    return NodeAllocation(part.node.name, part.node.cpus, list(part.gpus), tasks)
 
 
 @dataclass(frozen=True)
@@ -141,26 +141,28 @@ class StepRequest:
 
 
 @dataclass(frozen=True)
-class StepShare:
+class StepAllocation:
     """What a step has of a node."""
 
     node: str
     tasks: int
     cpus: int
-    """Held against other steps: all that the job has there, unless --exact."""
+    """Reserved against other steps: all that the job has there, unless --exact."""
 
 
-def place_step(request: StepRequest, shares: Sequence[Share], held: Mapping[str, int]) -> list[StepShare] | None:
+def place_step(
+    request: StepRequest, allocations: Sequence[NodeAllocation], busy_cpus: Mapping[str, int]
+) -> list[StepAllocation] | None:
     """Where the tasks of a step go; None if its nodes are busy with other steps.
 
     Raises:  SlurmRefusal if it could not even with all of the job to itself.
     """
-    if request.num_nodes > len(shares):
-        raise SlurmRefusal(f"Only allocated {len(shares)} nodes asked for {request.num_nodes}")
-    if not set(request.node_names) <= {share.node for share in shares}:
+    if request.num_nodes > len(allocations):
+        raise SlurmRefusal(f"Only allocated {len(allocations)} nodes asked for {request.num_nodes}")
+    if not set(request.node_names) <= {allocation.node for allocation in allocations}:
         raise SlurmRefusal("Unable to create step for job {job}: Requested node configuration is not available")
-    whole = {share.node: share.cpus for share in shares}
-    parts = _step_on(request, shares, whole)
+    whole = {allocation.node: allocation.cpus for allocation in allocations}
+    parts = _step_on(request, allocations, whole)
     if parts is None:
         raise SlurmRefusal("Unable to create step for job {job}: More processors requested than permitted")
     honoured = request.per_node is not None and request.ntasks == request.per_node * request.num_nodes
@@ -168,23 +170,23 @@ def place_step(request: StepRequest, shares: Sequence[Share], held: Mapping[str,
         raise unknown(f"--ntasks-per-node={request.per_node} where a node of the job has fewer CPUs")
     if request.overlap:
         return parts
-    left = {share.node: share.cpus - held.get(share.node, 0) for share in shares}
+    left = {allocation.node: allocation.cpus - busy_cpus.get(allocation.node, 0) for allocation in allocations}
     if not request.exact:  # a node is busy as soon as another step has a part of it
         left = {name: cpus if cpus == whole[name] else 0 for name, cpus in left.items()}
-    return _step_on(request, shares, left)
+    return _step_on(request, allocations, left)
 
 
-def _step_on(request: StepRequest, shares: Sequence[Share], cpus: Mapping[str, int]) -> list[StepShare] | None:
+def _step_on(
+    request: StepRequest, allocations: Sequence[NodeAllocation], cpus: Mapping[str, int]
+) -> list[StepAllocation] | None:
     """The tasks dealt out in turn to the nodes that have CPUs for them."""
-    able = [share for share in shares if cpus[share.node] >= request.cpus_per_task]
-    first = [share for share in able if share.node in request.node_names]
-    chosen_names = {
-        share.node for share in [*first, *(share for share in able if share not in first)][: request.num_nodes]
-    }
-    chosen = [share for share in shares if share.node in chosen_names]
+    able = [each for each in allocations if cpus[each.node] >= request.cpus_per_task]
+    in_order = sorted(able, key=lambda each: each.node not in request.node_names)
+    chosen_names = {each.node for each in in_order[: request.num_nodes]}
+    chosen = [each for each in allocations if each.node in chosen_names]
     if len(chosen) < request.num_nodes or not set(request.node_names[: request.num_nodes]) <= chosen_names:
         return None
-    most = [cpus[share.node] // request.cpus_per_task for share in chosen]
+    most = [cpus[each.node] // request.cpus_per_task for each in chosen]
     counts = [0] * len(chosen)
     while sum(counts) < request.ntasks:
         before = sum(counts)
@@ -194,6 +196,6 @@ def _step_on(request: StepRequest, shares: Sequence[Share], cpus: Mapping[str, i
         if sum(counts) == before:
             return None
     return [
-        StepShare(share.node, tasks, tasks * request.cpus_per_task if request.exact else cpus[share.node])
-        for share, tasks in zip(chosen, counts, strict=True)
+        StepAllocation(each.node, tasks, tasks * request.cpus_per_task if request.exact else cpus[each.node])
+        for each, tasks in zip(chosen, counts, strict=True)
     ]

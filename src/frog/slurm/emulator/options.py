@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from frog.jobfile.directives import Asked, Option, read_directives, read_options
+from frog.jobfile.directives import GivenOption, Option, read_directives, read_options
 from frog.slurm.emulator.notation import expand_hosts, fill_pattern, pattern_values
 from frog.slurm.emulator.refusal import SlurmRefusal, unknown
 
@@ -46,7 +46,7 @@ def read_script(script: str) -> dict[str, str | None]:
     return found
 
 
-def _values(program: str, asked: Sequence[Asked]) -> dict[str, str | None]:
+def _values(program: str, asked: Sequence[GivenOption]) -> dict[str, str | None]:
     found: dict[str, str | None] = {}
     for item in asked:
         _check(program, item)
@@ -57,7 +57,7 @@ def _values(program: str, asked: Sequence[Asked]) -> dict[str, str | None]:
     return found
 
 
-def _check(program: str, item: Asked) -> None:
+def _check(program: str, item: GivenOption) -> None:
     help_line = f'Try "{program} --help" for more information'
     if item.option is None:
         says = f"unrecognized option '{item.written}{'=' + item.value if item.value else ''}'"

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from frog.slurm.emulator.job import COMPLETED, PENDING, Job, Node, Share, is_called
-from frog.slurm.emulator.layout import free_parts, place_job
+from frog.slurm.emulator.job import COMPLETED, PENDING, EmulatedJob, Node, NodeAllocation, is_called
+from frog.slurm.emulator.layout import free_resources, place_job
 
 
-def find_jobs(jobs: Sequence[Job], text: str) -> list[Job]:
+def find_jobs(jobs: Sequence[EmulatedJob], text: str) -> list[EmulatedJob]:
     """The job of that number, the task 12_3, or all tasks of the array 12."""
     whole = [job for job in jobs if is_called(text, job.label, job.array_job)]
     return whole or [job for job in jobs if is_called(text, job.label, job.job_id)]
 
 
-def next_to_start(jobs: Sequence[Job], nodes: Sequence[Node]) -> tuple[Job, list[Share]] | None:
+def next_to_start(
+    jobs: Sequence[EmulatedJob], nodes: Sequence[Node]
+) -> tuple[EmulatedJob, list[NodeAllocation]] | None:
     """The first job in the queue that may start, and where; on the way, why the others wait is written into them.
 
     First come, first served: a job that waits for nodes lets none overtake it.
@@ -29,14 +31,14 @@ def next_to_start(jobs: Sequence[Job], nodes: Sequence[Node]) -> tuple[Job, list
         if blocked:
             job.reason = "Priority"
             continue
-        shares = place_job(job.request, free_parts(nodes, jobs))
-        if shares is not None:
-            return job, shares
+        allocations = place_job(job.request, free_resources(nodes, jobs))
+        if allocations is not None:
+            return job, allocations
         job.reason, blocked = "Resources", True
     return None
 
 
-def _reason(job: Job, jobs: Sequence[Job]) -> str:
+def _reason(job: EmulatedJob, jobs: Sequence[EmulatedJob]) -> str:
     if job.held:
         return "JobHeldUser"
     if job.reason in ("PartitionNodeLimit", "PartitionConfig"):
@@ -53,7 +55,7 @@ def _reason(job: Job, jobs: Sequence[Job]) -> str:
     return "None"
 
 
-def dependency_state(job: Job, kind: str, names: Sequence[str], jobs: Sequence[Job]) -> str:
+def dependency_state(job: EmulatedJob, kind: str, names: Sequence[str], jobs: Sequence[EmulatedJob]) -> str:
     """fulfilled, unfulfilled or failed. A job that is not known any more holds nobody up."""
     if kind == "singleton":
         others = [
@@ -67,11 +69,11 @@ def dependency_state(job: Job, kind: str, names: Sequence[str], jobs: Sequence[J
     return next((state for state in ("failed", "unfulfilled") if state in states), "fulfilled")
 
 
-def _place(job: Job, jobs: Sequence[Job]) -> int:
+def _place(job: EmulatedJob, jobs: Sequence[EmulatedJob]) -> int:
     return next(place for place, other in enumerate(jobs) if other is job)
 
 
-def _one_state(kind: str, other: Job) -> str:
+def _one_state(kind: str, other: EmulatedJob) -> str:
     if kind == "after":
         return "unfulfilled" if other.state == PENDING else "fulfilled"
     if not other.has_ended:
@@ -81,7 +83,7 @@ def _one_state(kind: str, other: Job) -> str:
     return "fulfilled" if met else "failed"
 
 
-def dependency_text(job: Job, jobs: Sequence[Job]) -> str:
+def dependency_text(job: EmulatedJob, jobs: Sequence[EmulatedJob]) -> str:
     """As squeue writes it: afterok:12(unfulfilled)."""
     parts = []
     for kind, names in job.request.dependency:

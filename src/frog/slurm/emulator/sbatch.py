@@ -13,7 +13,7 @@ from pathlib import Path
 from frog.core.env import child_env, host_name
 from frog.jobfile.directives import SBATCH
 from frog.slurm.emulator import options as opt
-from frog.slurm.emulator.job import Request
+from frog.slurm.emulator.job import JobRequest
 from frog.slurm.emulator.notation import parse_array, parse_signal, parse_time_limit
 from frog.slurm.emulator.refusal import SlurmRefusal, unknown
 from frog.slurm.emulator.wire import Client
@@ -89,13 +89,13 @@ def _checked(text: str) -> str:
     return text
 
 
-def make_request(options: Mapping[str, str | None], *, default_name: str, program: str = "sbatch") -> Request:
+def make_request(options: Mapping[str, str | None], *, default_name: str, program: str = "sbatch") -> JobRequest:
     """What the options ask for, of sbatch or of an srun outside of a job."""
-    gpus, gpus_told = opt.gpus(options)
+    gpus, gpus_per_node_option = opt.gpus(options)
     here = Path.cwd()
     array = parse_array(options["array"] or "") if "array" in options else None
     warning = parse_signal(options["signal"] or "") if "signal" in options else None
-    request = Request(
+    request = JobRequest(
         name=options.get("job-name") or default_name,
         user=getpass.getuser(),
         submit_dir=str(here),
@@ -111,7 +111,7 @@ def make_request(options: Mapping[str, str | None], *, default_name: str, progra
         ntasks_per_node=opt.count(options, "ntasks-per-node"),
         cpus_per_task=opt.count(options, "cpus-per-task"),
         gpus_per_node=gpus,
-        gpus_told=gpus_told,
+        gpus_per_node_option=gpus_per_node_option,
         exclusive=_exclusive(options),
         mem_mb=opt.memory_mb(options["mem"] or "") if "mem" in options else None,
         account=options.get("account"),
@@ -133,7 +133,7 @@ def make_request(options: Mapping[str, str | None], *, default_name: str, progra
     return request
 
 
-def _settle_nodes(request: Request, program: str) -> None:
+def _settle_nodes(request: JobRequest, program: str) -> None:
     """Where the numbers of nodes, tasks and names contradict each other."""
     named = len(request.node_names)
     if request.nodes is not None and named > request.nodes:

@@ -56,7 +56,7 @@ def _alone(client: Client, options: Mapping[str, str | None], program: Sequence[
             _say(f"job {answer['job']} has been allocated resources")
         base = {**child_env(), **answer["variables"]}
         code = _step(client, str(answer["job"]), base, options, program)
-        allocation.tell(code=code)
+        allocation.send(code=code)
     finally:
         allocation.close()
     return code

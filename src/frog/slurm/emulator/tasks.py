@@ -1,4 +1,4 @@
-"""The tasks of a step as processes of srun: start them, pass on output and signals, tell how they ended."""
+"""The tasks of a step as processes of srun: start them, pass on output and signals, report how they ended."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from frog.slurm.emulator.wire import Conversation
 _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGQUIT)
 _FORCING = (signal.SIGTERM, signal.SIGHUP)
 _TOGETHER_S = 0.3
-"""Tasks that end so close to each other are told in one line."""
+"""Tasks that end so close to each other are reported in one line."""
 
 
 class StepRun:
@@ -94,7 +94,7 @@ class StepRun:
         if inputs:
             broadcast(0, inputs)
         with contextlib.suppress(OSError):
-            self._conversation.tell(groups=self._groups)
+            self._conversation.send(groups=self._groups)
         for rank, process in self._processes.items():
             threading.Thread(target=self._wait, args=(rank, process), daemon=True).start()
 
@@ -169,16 +169,16 @@ class StepRun:
             return
         kind, what, code = event
         if kind == "exit":
-            self._told_exits(what, code)
+            self._on_exits(what, code)
         elif kind == "signal":
-            self._told_signal(what)
+            self._on_signal(what)
         elif kind == "notice":
             self._abort(what)
         elif kind == "lost":
             self._say("error: the emulator's daemon has ended: the step ends with it")
             kill_marked(self._mark, self._groups)
 
-    def _told_exits(self, rank: int, code: int) -> None:
+    def _on_exits(self, rank: int, code: int) -> None:
         """Note how tasks ended, those of one moment together; see to the others if one ended badly."""
         ended = {rank: code}
         deadline = time.monotonic() + _TOGETHER_S
@@ -192,7 +192,7 @@ class StepRun:
         for event in later:
             self._happened.put(event)
         self._codes |= {rank: code if code >= 0 else 128 - code for rank, code in ended.items()}
-        self._tell_codes({rank: code for rank, code in ended.items() if code})
+        self._report_codes({rank: code for rank, code in ended.items() if code})
         if any(ended.values()) and self._kills_on_bad_exit() and len(self._codes) < len(self._tasks):
             self._say(f"launch/slurm: _step_signal: Terminating {self._name}")
             self._abort(
@@ -208,18 +208,18 @@ class StepRun:
     def _kills_on_bad_exit(self) -> bool:
         return "kill-on-bad-exit" in self._options and self._options["kill-on-bad-exit"] != "0"
 
-    def _told_signal(self, number: int) -> None:
+    def _on_signal(self, number: int) -> None:
         if number in _FORCING:
             self._say("forcing job termination")
             self._abort("")
             kill_marked(self._mark, self._groups)
         elif number == signal.SIGINT:
-            self._told_interrupt()
+            self._on_interrupt()
         else:
             signal_marked(self._mark, number, leaders=self._living())
 
-    def _told_interrupt(self) -> None:
-        """Ctrl-C once tells how it stands, twice within a second passes it on, three times ends the step."""
+    def _on_interrupt(self) -> None:
+        """Ctrl-C once reports how it stands, twice within a second passes it on, three times ends the step."""
         now = time.monotonic()
         before, self._interrupted_at = self._interrupted_at, now
         if before is None or now - before > 1:
@@ -245,16 +245,16 @@ class StepRun:
 
     # ---- the end
 
-    def _tell_codes(self, codes: Mapping[int, int]) -> None:
+    def _report_codes(self, codes: Mapping[int, int]) -> None:
         nodes = {task["rank"]: task["node"] for task in self._tasks}
         for (node, code), group in groupby(sorted(codes), key=lambda rank: (nodes[rank], codes[rank])):
             said = f"Exited with exit code {code}" if code > 0 else (signal.strsignal(-code) or "").split(":")[0]
             self._say(f"error: {node}: task{_several(list(group))}: {said}")
 
     def _leave(self) -> None:
-        """Tell the daemon, and wait until it has cleaned up after the step."""
+        """Report the end to the daemon, and wait until it has cleaned up after the step."""
         with contextlib.suppress(OSError):
-            self._conversation.tell(ended=True)
+            self._conversation.send(ended=True)
             deadline = time.monotonic() + 30
             while time.monotonic() < deadline:
                 event = self._next(timeout=1.0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from frog.slurm.emulator.job import Job, Request, Share
-from frog.slurm.emulator.layout import StepShare
+from frog.slurm.emulator.job import EmulatedJob, JobRequest, NodeAllocation
+from frog.slurm.emulator.layout import StepAllocation
 from frog.slurm.emulator.notation import compress_counts, compress_hosts
 from frog.slurm.emulator.processes import MARK
 
@@ -14,19 +14,19 @@ PARTITION = "main"
 HIDDEN_WITHOUT_GPUS = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "SLURM_GPUS_ON_NODE")
 
 
-def batch_variables(job: Job, cluster: str, array: Sequence[Job] = ()) -> dict[str, str]:
+def batch_variables(job: EmulatedJob, cluster: str, array: Sequence[EmulatedJob] = ()) -> dict[str, str]:
     """What is set for the batch script, beside the environment that it was submitted from."""
-    request, first = job.request, job.shares[0]
+    request, first = job.request, job.allocations[0]
     variables = {
         **job_variables(job, cluster),
         "ENVIRONMENT": "BATCH",
         "HOSTNAME": first.node,
         "SLURM_GTIDS": "0",
         "SLURM_LOCALID": "0",
-        "SLURM_NNODES": str(len(job.shares)),
+        "SLURM_NNODES": str(len(job.allocations)),
         "SLURM_NODEID": "0",
         "SLURM_PROCID": "0",
-        "SLURM_TASKS_PER_NODE": compress_counts([share.tasks for share in job.shares]),
+        "SLURM_TASKS_PER_NODE": compress_counts([allocation.tasks for allocation in job.allocations]),
         MARK: mark_of(job, cluster),
         **node_variables(first.node, first.cpus),
         **gpu_variables(first.gpus),
@@ -40,7 +40,7 @@ def batch_variables(job: Job, cluster: str, array: Sequence[Job] = ()) -> dict[s
     return variables
 
 
-def submitted_environment(request: Request) -> dict[str, str]:
+def submitted_environment(request: JobRequest) -> dict[str, str]:
     """The environment that a batch script was submitted from, without what another job had there of GPUs and CPUs."""
     hidden = {*HIDDEN_WITHOUT_GPUS, "SLURM_JOB_GPUS"}
     found = {name: value for name, value in request.environment.items() if name not in hidden}
@@ -49,22 +49,22 @@ def submitted_environment(request: Request) -> dict[str, str]:
     return found
 
 
-def mark_of(job: Job, cluster: str) -> str:
+def mark_of(job: EmulatedJob, cluster: str) -> str:
     return f"{cluster}/{job.number}.{job.restarts}/"
 
 
-def job_variables(job: Job, cluster: str) -> dict[str, str]:
+def job_variables(job: EmulatedJob, cluster: str) -> dict[str, str]:
     """What describes the job, the same on all of its nodes."""
     request, hosts = job.request, compress_hosts(job.node_names)
     variables = {
         "SLURM_CLUSTER_NAME": cluster,
         "SLURM_JOBID": str(job.number),
-        "SLURM_JOB_CPUS_PER_NODE": compress_counts([share.cpus for share in job.shares]),
+        "SLURM_JOB_CPUS_PER_NODE": compress_counts([allocation.cpus for allocation in job.allocations]),
         "SLURM_JOB_GID": str(os.getgid()),
         "SLURM_JOB_ID": str(job.number),
         "SLURM_JOB_NAME": request.name,
         "SLURM_JOB_NODELIST": hosts,
-        "SLURM_JOB_NUM_NODES": str(len(job.shares)),
+        "SLURM_JOB_NUM_NODES": str(len(job.allocations)),
         "SLURM_JOB_PARTITION": PARTITION,
         "SLURM_JOB_UID": str(os.getuid()),
         "SLURM_JOB_USER": request.user,
@@ -76,10 +76,10 @@ def job_variables(job: Job, cluster: str) -> dict[str, str]:
     }
     ntasks = request.ntasks
     if ntasks is None and request.ntasks_per_node is not None:
-        ntasks = request.ntasks_per_node * len(job.shares)
+        ntasks = request.ntasks_per_node * len(job.allocations)
     optional: dict[str, object] = {
         "SLURM_CPUS_PER_TASK": request.cpus_per_task,
-        "SLURM_GPUS_PER_NODE": request.gpus_told or None,
+        "SLURM_GPUS_PER_NODE": request.gpus_per_node_option or None,
         "SLURM_JOB_ACCOUNT": request.account,
         "SLURM_JOB_DEPENDENCY": request.dependency_text,
         "SLURM_MEM_PER_NODE": request.mem_mb,
@@ -87,7 +87,7 @@ def job_variables(job: Job, cluster: str) -> dict[str, str]:
         "SLURM_NTASKS": ntasks,
         "SLURM_NTASKS_PER_NODE": request.ntasks_per_node,
         "SLURM_RESTART_COUNT": job.restarts or None,
-        "SLURM_JOB_GPUS": ",".join(map(str, job.shares[0].gpus)) or None,
+        "SLURM_JOB_GPUS": ",".join(map(str, job.allocations[0].gpus)) or None,
     }
     return variables | {name: str(value) for name, value in optional.items() if value is not None}
 
@@ -111,7 +111,7 @@ def gpu_variables(gpus: Sequence[int]) -> dict[str, str]:
     return {"SLURM_GPUS_ON_NODE": str(len(gpus)), **dict.fromkeys(names, numbers)}
 
 
-def _array_variables(job: Job, array: Sequence[Job]) -> dict[str, str]:
+def _array_variables(job: EmulatedJob, array: Sequence[EmulatedJob]) -> dict[str, str]:
     assert job.request.array is not None
     tasks, step, _ = job.request.array
     return {
@@ -125,12 +125,18 @@ def _array_variables(job: Job, array: Sequence[Job]) -> dict[str, str]:
 
 
 def step_variables(
-    job: Job, cluster: str, step: int, parts: Sequence[StepShare], *, label: bool, cpus_per_task: int | None
+    job: EmulatedJob,
+    cluster: str,
+    step: int,
+    parts: Sequence[StepAllocation],
+    *,
+    label: bool,
+    cpus_per_task: int | None,
 ) -> dict[str, str]:
     """What is the same for all tasks of a step."""
     ntasks, nodes = sum(part.tasks for part in parts), len(parts)
     tasks = compress_counts([part.tasks for part in parts])
-    whole = compress_counts([share.cpus for share in job.shares])
+    whole = compress_counts([allocation.cpus for allocation in job.allocations])
     variables = {
         "SLURM_DISTRIBUTION": "cyclic" if ntasks <= nodes else "block",
         "SLURM_JOB_CPUS_PER_NODE_PACK_GROUP_0": whole,
@@ -157,7 +163,13 @@ def step_variables(
 
 
 def task_variables(
-    share: Share, part: StepShare, node_rank: int, local_rank: int, first_rank: int, *, with_gpus: bool
+    allocation: NodeAllocation,
+    part: StepAllocation,
+    node_rank: int,
+    local_rank: int,
+    first_rank: int,
+    *,
+    with_gpus: bool,
 ) -> dict[str, str]:
     """What is a task's own."""
     ranks = range(first_rank, first_rank + part.tasks)
@@ -168,8 +180,8 @@ def task_variables(
         "SLURM_NODEID": str(node_rank),
         "SLURM_PROCID": str(first_rank + local_rank),
     }
-    if with_gpus and share.gpus:
-        variables |= gpu_variables(share.gpus) | {"SLURM_STEP_GPUS": ",".join(map(str, share.gpus))}
+    if with_gpus and allocation.gpus:
+        variables |= gpu_variables(allocation.gpus) | {"SLURM_STEP_GPUS": ",".join(map(str, allocation.gpus))}
     return variables
 
 

@@ -1,4 +1,4 @@
-"""What the daemon tells the commands: all jobs and nodes as plain tables, and a step's place with its variables."""
+"""What the daemon answers the commands: all jobs and nodes as plain tables, and a step's place with its variables."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from frog.slurm.emulator.batch import error_path, input_path, output_path
-from frog.slurm.emulator.job import Job, Step
-from frog.slurm.emulator.layout import StepShare, free_parts
+from frog.slurm.emulator.job import EmulatedJob, JobStep
+from frog.slurm.emulator.layout import StepAllocation, free_resources
 from frog.slurm.emulator.notation import compress_hosts
 from frog.slurm.emulator.processes import MARK
 from frog.slurm.emulator.queue import dependency_text
 from frog.slurm.emulator.variables import PARTITION, job_variables, mark_of, step_variables, task_variables
 
 if TYPE_CHECKING:
-    from frog.slurm.emulator.controller import Controller
+    from frog.slurm.emulator.controller import SlurmController
 
 
-def snapshot(controller: Controller) -> dict[str, Any]:
+def snapshot(controller: SlurmController) -> dict[str, Any]:
     """Jobs in the order of their submission, and nodes."""
     return {
         "cluster": controller.cluster,
@@ -28,7 +28,7 @@ def snapshot(controller: Controller) -> dict[str, Any]:
     }
 
 
-def _job(job: Job, jobs: Sequence[Job]) -> dict[str, Any]:
+def _job(job: EmulatedJob, jobs: Sequence[EmulatedJob]) -> dict[str, Any]:
     request = job.request
     now = time.time()
     began = job.started_s
@@ -57,10 +57,11 @@ def _job(job: Job, jobs: Sequence[Job]) -> dict[str, Any]:
         "account": request.account,
         "comment": request.comment,
         "hosts": compress_hosts(job.node_names),
-        "first_host": job.node_names[0] if job.shares else None,
-        "num_nodes": len(job.shares) or _nodes_asked(job),
-        "num_cpus": sum(share.cpus for share in job.shares) or (request.ntasks or 1) * request.cpus_of_task,
-        "num_tasks": request.ntasks or sum(share.tasks for share in job.shares) or 1,
+        "first_host": job.node_names[0] if job.allocations else None,
+        "num_nodes": len(job.allocations) or _nodes_asked(job),
+        "num_cpus": sum(allocation.cpus for allocation in job.allocations)
+        or (request.ntasks or 1) * request.cpus_of_task,
+        "num_tasks": request.ntasks or sum(allocation.tasks for allocation in job.allocations) or 1,
         "cpus_per_task": request.cpus_of_task,
         "command": request.command,
         "work_dir": request.work_dir,
@@ -69,22 +70,22 @@ def _job(job: Job, jobs: Sequence[Job]) -> dict[str, Any]:
     return table | _files(job)
 
 
-def _nodes_asked(job: Job) -> int:
+def _nodes_asked(job: EmulatedJob) -> int:
     request = job.request
     per_node = request.ntasks_per_node
     return request.nodes or (-(-request.ntasks // per_node) if request.ntasks and per_node else 1)
 
 
-def _files(job: Job) -> dict[str, str]:
+def _files(job: EmulatedJob) -> dict[str, str]:
     if job.request.script is None:
         return {}
     paths = {"stderr": error_path(job), "stdin": input_path(job), "stdout": output_path(job)}
     return {name: str(path) for name, path in paths.items()}
 
 
-def _nodes(controller: Controller) -> list[dict[str, Any]]:
+def _nodes(controller: SlurmController) -> list[dict[str, Any]]:
     found = []
-    for part in free_parts(controller.nodes, controller.jobs):
+    for part in free_resources(controller.nodes, controller.jobs):
         busy = [job for job in controller.jobs if job.is_active and part.node.name in job.node_names]
         state = "idle"
         if busy:
@@ -104,16 +105,22 @@ def _nodes(controller: Controller) -> list[dict[str, Any]]:
     return found
 
 
-def allocation_variables(controller: Controller, job: Job) -> dict[str, str]:
+def allocation_variables(controller: SlurmController, job: EmulatedJob) -> dict[str, str]:
     """What an srun outside of a job has to know as if it stood in one."""
     return {**job_variables(job, controller.cluster), MARK: mark_of(job, controller.cluster)}
 
 
 def step_answer(
-    controller: Controller, job: Job, step: Step, parts: Sequence[StepShare], *, label: bool, cpus: int | None
+    controller: SlurmController,
+    job: EmulatedJob,
+    step: JobStep,
+    parts: Sequence[StepAllocation],
+    *,
+    label: bool,
+    cpus: int | None,
 ) -> dict[str, Any]:
     """Where each task of a step runs and with which variables."""
-    own = {share.node: share for share in job.shares}
+    own = {allocation.node: allocation for allocation in job.allocations}
     asked_gpus = bool(job.request.gpus_per_node)
     tasks, rank = [], 0
     for node_rank, part in enumerate(parts):

@@ -39,7 +39,7 @@ class Client:
             ) from None
         connection.settimeout(None)
         conversation = Conversation(connection, connection.makefile("r", encoding="utf-8"))
-        conversation.tell(act=act, token=self.token, asker=os.getpid(), mark=variable(MARK) or "", **fields)
+        conversation.send(act=act, token=self.token, asker=os.getpid(), mark=variable(MARK) or "", **fields)
         return conversation
 
     def ask(self, act: str, **fields: Any) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class Conversation:
     connection: socket.socket
     answers: IO[str]
 
-    def tell(self, **fields: Any) -> None:
+    def send(self, **fields: Any) -> None:
         self.connection.sendall((json.dumps(fields) + "\n").encode())
 
     def hear(self) -> dict[str, Any]:

@@ -16,12 +16,12 @@ from frog.core.files import write_atomic, write_json
 from frog.core.units import format_bytes, format_seconds
 from frog.data.prepared import open_prepared
 from frog.jobfile.cluster import CLUSTERS, load_profile, profile_path
-from frog.submit.bundle.place import beside
+from frog.submit.bundle.staging import staged
 from frog.submit.bundle.sums import SUMS, write_sums
 from frog.submit.bundle.wheels import check_platform, collect_wheels, python_version
 from frog.submit.runfiles import named_files
 from frog.submit.slurm import BUNDLE_JSON, command_line, render_checked
-from frog.submit.slurm_job import JOBS, WISHES, JobRequest, check_request
+from frog.submit.slurm_job import JOBS, REQUEST_OPTIONS, SlurmRequest, check_request
 
 _TEXTS = Path(__file__).parent / "texts"
 
@@ -35,7 +35,7 @@ def make_bundle(args: argparse.Namespace) -> None:
     start = time.monotonic()
     config = load_run_config(args.run_file, args.set)
     files, settings = _run_files(args.run_file, config)
-    request = JobRequest.asked_for(
+    request = SlurmRequest.asked_for(
         args,
         {},
         profile=load_profile(args.profile),
@@ -50,7 +50,7 @@ def make_bundle(args: argparse.Namespace) -> None:
     check_platform(args.platform, args.python_version)
     data = open_prepared(config.data.name, verify=True)
     with_wheels = not args.no_wheels and request.profile.container is None
-    with beside(args.to, force=args.force) as folder:
+    with staged(args.to, force=args.force) as folder:
         for name, source in files.items():
             _copy(source, folder / name)
         profile = profile_path(args.profile)
@@ -103,7 +103,7 @@ def _add_wheels(folder: Path, config: RunConfig, args: argparse.Namespace) -> No
     (folder / "setup.sh").chmod(0o755)
 
 
-def _facts(request: JobRequest, args: argparse.Namespace, with_wheels: bool) -> dict[str, object]:
+def _facts(request: SlurmRequest, args: argparse.Namespace, with_wheels: bool) -> dict[str, object]:
     """What the bundle is, for programs."""
     return {
         "format": "frog-bundle",
@@ -113,14 +113,14 @@ def _facts(request: JobRequest, args: argparse.Namespace, with_wheels: bool) -> 
         "settings": list(request.settings),
         "data": request.config.data.name,
         "profile": profile_path(args.profile).stem,
-        "wishes": {name: getattr(request, name) for name in WISHES},
+        "request": {name: getattr(request, name) for name in REQUEST_OPTIONS},
         "wheels": with_wheels,
         "platform": (args.platform or f"{host.system()} {host.machine()}") if with_wheels else None,
         "python": (args.python_version or python_version()) if with_wheels else None,
     }
 
 
-def _readme(request: JobRequest, with_wheels: bool, warnings: list[str], args: argparse.Namespace) -> str:
+def _readme(request: SlurmRequest, with_wheels: bool, warnings: list[str], args: argparse.Namespace) -> str:
     profile = request.profile
     python = args.python_version or python_version()
     where = profile.scratch or "a folder that all nodes share"
@@ -145,7 +145,7 @@ def _readme(request: JobRequest, with_wheels: bool, warnings: list[str], args: a
     )  # fmt: skip
 
 
-def _warnings(request: JobRequest, folder: Path) -> list[str]:
+def _warnings(request: SlurmRequest, folder: Path) -> list[str]:
     """What the wheels lack for the cluster: torch without CUDA, where there are GPUs."""
     wheels = sorted(path.name for path in (folder / "wheels").glob("*.whl"))
     torch = next((name for name in wheels if name.startswith("torch-")), None)

@@ -87,7 +87,7 @@ def download_wheels(folder: Path, own: Path, extras: tuple[str, ...], platform: 
 
 
 def _older(platform: str) -> list[str]:
-    """A platform of manylinux takes the wheels of all before it; pip must be told them."""
+    """A platform of manylinux takes the wheels of all before it; pip must be given their names."""
     match = re.fullmatch(r"manylinux_2_(\d+)_(\w+)", platform)
     if match is None:
         return []
@@ -115,8 +115,8 @@ def _pip(words: list[str], timeout_s: float) -> None:
                 raise LaunchError(what, "is the network there? try again") from None
             raise
     if process.returncode != 0:
-        told = "\n".join((err.strip() or out.strip()).splitlines()[-8:])
-        raise LaunchError(f"pip {words[0]} ended with exit code {process.returncode}\n{told}", _hint(told))
+        answer = "\n".join((err.strip() or out.strip()).splitlines()[-8:])
+        raise LaunchError(f"pip {words[0]} ended with exit code {process.returncode}\n{answer}", _hint(answer))
 
 
 def _hint(words: str) -> str:

@@ -1,4 +1,4 @@
-"""The place of a bundle: filled beside it, given its name when it is whole, in exchange for the one that was there."""
+"""A bundle is written into a staging folder next to its target, and takes the target's name when it is complete."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ RUNS = JOBS.parent
 
 
 @contextmanager
-def beside(target: Path, *, force: bool) -> Iterator[Path]:
-    """A folder to fill, which takes the name `target` when the block ends, and vanishes if it raises.
+def staged(target: Path, *, force: bool) -> Iterator[Path]:
+    """A staging folder to fill: renamed to `target` when the block ends, removed if it raises.
 
     With `force` it replaces a bundle that is there, whose runs it takes over.
     """
@@ -31,21 +31,21 @@ def beside(target: Path, *, force: bool) -> Iterator[Path]:
         hint = "--force replaces it, and keeps its runs" if (target / SUMS).is_file() else "name another folder"
         raise UsageError(f"{target} is there already", hint)
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial, old = (target.with_name(f".{target.name}.{what}-{os.getpid()}") for what in ("partial", "old"))
-    partial.mkdir()
+    staging, old = (target.with_name(f".{target.name}.{what}-{os.getpid()}") for what in ("staging", "old"))
+    staging.mkdir()
     try:
-        yield partial
+        yield staging
         if target.exists():
             os.rename(target, old)
-        os.rename(partial, target)
+        os.rename(staging, target)
         sync_folder(target.parent)
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
         _settle(old, target)
 
 
 def _settle(old: Path, target: Path) -> None:
-    """End an exchange, wherever it was broken off: `old` is put back, or gives its runs to its successor and goes."""
+    """Finish an interrupted replacement: put `old` back, or move its runs to `target` and remove it."""
     if not old.exists():
         return
     if not target.exists():
@@ -72,9 +72,9 @@ def _is_empty(folder: Path) -> bool:
 
 
 def _clear_leftovers(target: Path) -> None:
-    """Tidy up behind a `frog bundle` that was killed."""
+    """Remove what a `frog bundle` that was killed left behind."""
     for entry in sorted(target.parent.glob(f".{target.name}.*-*")):
-        match = re.fullmatch(rf"\.{re.escape(target.name)}\.(partial|old)-(\d+)", entry.name)
+        match = re.fullmatch(rf"\.{re.escape(target.name)}\.(staging|old)-(\d+)", entry.name)
         if match is None or is_alive(int(match[2])):
             continue
         if match[1] == "old":

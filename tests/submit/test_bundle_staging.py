@@ -70,12 +70,14 @@ def test_a_bundle_that_was_killed_does_not_look_whole_and_is_cleared(here: Path)
     done = subprocess.run([sys.executable, "-c", code], cwd=here, timeout=60)
     assert done.returncode == -signal.SIGKILL
     (left,) = os.listdir(here / "out")
-    assert left.startswith(".it.partial-")
+    assert left.startswith(".it.staging-")
     assert bundle("--no-wheels") == 0
     assert os.listdir(here / "out") == ["it"]
 
 
-def test_what_is_there_is_kept_unless_it_is_a_bundle_and_told(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_there_is_kept_unless_it_is_a_bundle_and_reported(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (here / "out" / "it").mkdir(parents=True)
     assert bundle("--no-wheels") == 0
     assert bundle("--no-wheels") == 2
@@ -140,7 +142,7 @@ def test_a_replacement_that_fails_leaves_the_bundle(here: Path, monkeypatch: pyt
     plain = os.rename
 
     def rename(source: Path, target: Path) -> None:
-        if ".partial-" in source.name:
+        if ".staging-" in source.name:
             raise OSError(5, "Input/output error")
         plain(source, target)
 
@@ -150,7 +152,7 @@ def test_a_replacement_that_fails_leaves_the_bundle(here: Path, monkeypatch: pyt
     assert os.listdir(here / "out") == ["it"]
 
 
-def test_runs_on_both_sides_are_told_and_kept(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_on_both_sides_are_reported_and_kept(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert bundle("--no-wheels") == 0
     folder, old = here / "out" / "it", here / "out" / ".it.old-999999999"
     shutil.copytree(folder, old)
