@@ -68,16 +68,16 @@ def gather(value):
 
 def make_folder(rank):
     """A folder for this run. Rank 0 makes it and tells the others: left to themselves they would make one each."""
-    box = [None]
+    chosen = [None]
     if rank == 0:
         number = 1
         while (path := Path("runs") / f"ddp_simulation{f'-{number}' if number > 1 else ''}").exists():
             number += 1
         path.mkdir(parents=True)
         RunFolder(path).link_logs()
-        box = [str(path)]
-    dist.broadcast_object_list(box, src=0)
-    return RunFolder(Path(box[0]))
+        chosen = [str(path)]
+    dist.broadcast_object_list(chosen, src=0)
+    return RunFolder(Path(chosen[0]))
 
 
 # ---- the data --------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 
 # Beside this file: how the nodes find each other.
-from node_meeting import meet
+from node_rendezvous import rendezvous
 
 from frog.core.env import bind_loopback, child_env
 from frog.core.errors import FrogError, UsageError
@@ -63,7 +63,7 @@ class Node:
         return f"127.0.0.{self.node_rank % 250 + 1}"
 
     @property
-    def meeting_point(self):
+    def rendezvous_point(self):
         return f"{self.master_addr}:{self.master_port}"
 
     @property
@@ -105,13 +105,13 @@ def be_node(node, program, timeout_s, outcome):
     def say(line):
         print(f"{node.name} | {line}\n", end="", flush=True)  # in one piece: other nodes write here too
 
-    meet(node, timeout_s, say)
+    rendezvous(node, timeout_s, say)
     say(f"starting global {span(node.ranks)}")
     command = [
         *(sys.executable, "-m", "frog.comm.torchrun", str(outcome)),  # torchrun; what happens goes to that file
         *("--nnodes", str(node.nnodes), "--node-rank", str(node.node_rank)),
         *("--nproc-per-node", str(node.nproc_per_node)),
-        *("--rdzv-backend", "static", "--rdzv-endpoint", node.meeting_point, "--rdzv-conf", f"timeout={timeout_s}"),
+        *("--rdzv-backend", "static", "--rdzv-endpoint", node.rendezvous_point, "--rdzv-conf", f"timeout={timeout_s}"),
         *program,
     ]
     bind_loopback(node.master_addr)
@@ -270,9 +270,9 @@ def check(node, only_explain):
         problems.append(f"NODE_RANK={node.node_rank} of NNODES={node.nnodes}: nodes count from 0 to {node.nnodes - 1}")
     if node.master_port > 65535:
         problems.append(f"MASTER_PORT={node.master_port}: ports end at 65535")
-    if (told := os.environ.get("WORLD_SIZE", str(world_size))) != str(world_size):
+    if (given := os.environ.get("WORLD_SIZE", str(world_size))) != str(world_size):
         problems.append(
-            f"WORLD_SIZE={told}, but NNODES={node.nnodes} x NPROC_PER_NODE={node.nproc_per_node} is {world_size}"
+            f"WORLD_SIZE={given}, but NNODES={node.nnodes} x NPROC_PER_NODE={node.nproc_per_node} is {world_size}"
         )
     if "RANK" in os.environ:
         problems.append(f"RANK={os.environ['RANK']}: this program gives the ranks; start it with python, not torchrun")

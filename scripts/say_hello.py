@@ -32,8 +32,8 @@ def main():
     bind_loopback(os.environ["MASTER_ADDR"])
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    told = " ".join(f"{name}={os.environ[name]}" for name in VARIABLES)
-    say(f"rank {rank} on {host_name()}, pid {os.getpid()}: {told}")
+    variables = " ".join(f"{name}={os.environ[name]}" for name in VARIABLES)
+    say(f"rank {rank} on {host_name()}, pid {os.getpid()}: {variables}")
     dist.barrier()
     start = torch.tensor(time.time(), dtype=torch.float64)
     dist.broadcast(start, src=0)  # all count from this moment, by clocks that agree if it is one machine

@@ -119,7 +119,7 @@ class TinyTransformer(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        if problems := config.problems():  # heads that do not divide the width, ...: told before anything is built
+        if problems := config.problems():  # heads that do not divide the width, ...: reported before anything is built
             raise ConfigError("the model cannot be built\n" + "\n".join(f"  - {problem}" for problem in problems))
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
@@ -249,10 +249,10 @@ def write_text(model, tokenizer, prompt, num_tokens, seed):
 def train(model, optimizer, folder, settings, windows, losses, say):
     """Forward, (reduce), optimize, gradient-zero, until the epochs are over or Ctrl-C; `losses` has one a step."""
     device, batch_size, per_epoch = model.norm.weight.device, settings["batch_size"], settings["steps_per_epoch"]
-    step, num_steps, stop, wishes = len(losses), settings["epochs"] * per_epoch, False, []
+    step, num_steps, stop, requests = len(losses), settings["epochs"] * per_epoch, False, []
     for number in (signal.SIGINT, signal.SIGTERM):
-        # Ctrl-C in the middle of a step would leave half of the weights updated: note the wish, stop after the step.
-        signal.signal(number, lambda number, frame: wishes.append(number) or signal.signal(number, signal.SIG_DFL))
+        # Ctrl-C in the middle of a step would leave half of the weights updated: note the request, stop after the step.
+        signal.signal(number, lambda number, frame: requests.append(number) or signal.signal(number, signal.SIG_DFL))
     heldout, blind = validate(model, windows["heldout"], batch_size, device), math.log(model.config.vocab_size)
     say(f"step {step:5d} | held-out loss {heldout:.4f}; a blind guess costs ln {model.config.vocab_size} = {blind:.4f}")
     start_s = time.monotonic()
@@ -267,7 +267,7 @@ def train(model, optimizer, folder, settings, windows, losses, say):
 
         step, epoch = step + 1, step // per_epoch + 1
         losses.append(loss.item())
-        stop = bool(wishes)
+        stop = bool(requests)
         if step % settings["log_every"] == 0:
             say(f"step {step:5d} | epoch {epoch} | loss {losses[-1]:.4f}")
         if step % per_epoch == 0:
@@ -303,7 +303,7 @@ CONFIG = Path(__file__).resolve().parents[1] / "config" / "config.json"
 
 
 def read_arguments():
-    # Options not given are absent here: so --resume can tell a wish from a default.
+    # Options not given are absent here: so --resume can tell a choice from a default.
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], argument_default=argparse.SUPPRESS)
     for name, value in DEFAULTS.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), help=f"default: {value}")

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from frog.checkpoint import Saver, find_good, verify
 from frog.checkpoint.load import open_checkpoint
-from frog.checkpoint.part import Part, share_out
 from frog.checkpoint.save import remove_unfinished
+from frog.checkpoint.staging import StagedFile, partition
 from frog.comm.held import Held, flat_boxes, held_slice
 from frog.core.errors import CheckpointError
 from frog.core.runfolder import RunFolder
@@ -96,7 +96,7 @@ def test_what_is_saved_is_the_moment_of_the_call(tmp_path: Path) -> None:
 
 def test_a_part_is_a_safetensors_file(tmp_path: Path) -> None:
     tensors = some_tensors()
-    part = Part(tensors)
+    part = StagedFile(tensors)
     part.stage(tensors)
     part.write(tmp_path / "part.safetensors")
     loaded = load_file(tmp_path / "part.safetensors")
@@ -108,7 +108,7 @@ def test_a_part_is_a_safetensors_file(tmp_path: Path) -> None:
 
 def test_shares_are_whole_disjoint_and_even() -> None:
     tensors = {str(index): torch.zeros(1 + index % 7, 10) for index in range(40)}
-    shares = share_out(tensors, 4)
+    shares = partition(tensors, 4)
     assert sorted(name for share in shares for name in share) == sorted(tensors)
     loads = [sum(tensors[name].nbytes for name in share) for share in shares]
     assert max(loads) - min(loads) <= max(tensor.nbytes for tensor in tensors.values())
@@ -212,7 +212,7 @@ def test_a_checkpoint_that_fails_does_not_take_the_one_before_with_it(
     first.save(10, {}, own)
     first.wait_part()
     with monkeypatch.context() as patch:
-        patch.setattr(first._part, "write", lambda path: os.write(-1, b""))
+        patch.setattr(first._staged, "write", lambda path: os.write(-1, b""))
         first.save(20, {}, own)
         first.wait_part()
     with pytest.raises(CheckpointError, match="step 20 could not be written"):

@@ -229,10 +229,10 @@ def test_ranks_and_micro_batches_share_the_batch_out(dp_size: int, grad_accum: i
         num_labels = (batch.labels_ABT != NO_LABEL).sum().item()
         for part in parts:
             counts = (part.labels_ABT != NO_LABEL).sum(dim=(1, 2)).tolist()
-            assert part.share_A == pytest.approx([count * dp_size / num_labels for count in counts], rel=1e-12)
-        assert sum(sum(part.share_A) for part in parts) / dp_size == pytest.approx(1.0)
+            assert part.loss_weight_A == pytest.approx([count * dp_size / num_labels for count in counts], rel=1e-12)
+        assert sum(sum(part.loss_weight_A) for part in parts) / dp_size == pytest.approx(1.0)
     # Five rows are left for the last batch: cut into four and more, some micro-batch is filling alone.
-    assert any(0.0 in part[-1].share_A for part in spread) == (dp_size * grad_accum >= 4)
+    assert any(0.0 in part[-1].loss_weight_A for part in spread) == (dp_size * grad_accum >= 4)
 
 
 def test_rows_are_padded_to_few_lengths() -> None:

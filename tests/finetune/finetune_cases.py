@@ -20,7 +20,7 @@ from frog.finetune.task import Task
 from frog.model import TinyTransformer
 from frog.parallel.build import build_mesh
 from frog.train.log import RankLog
-from frog.train.stop import StopWish
+from frog.train.stop import StopRequest
 
 EPOCHS = 3
 SIZES = ModelConfig(300, 32, 64, 2, 4, 2, 32)
@@ -87,6 +87,6 @@ def run_case(world: World, folder: Path, case: str, strategy: StrategyConfig) ->
             task=Task(tuning.head, tuning.labels, tokenizer, 32),
             events=events,
             log=log,
-            stop=StopWish(),
+            stop=StopRequest(),
         )
         return finetune(run)

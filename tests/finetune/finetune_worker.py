@@ -27,7 +27,7 @@ def broken(mutant: str) -> Iterator[None]:
 
     def equal_shares(self: LabelledBatches, step: int, ids: Any) -> Batch:
         batch = make(self, step, ids)
-        return replace(batch, share_A=(1 / len(batch.share_A),) * len(batch.share_A))
+        return replace(batch, loss_weight_A=(1 / len(batch.loss_weight_A),) * len(batch.loss_weight_A))
 
     def own_scores(self: HeldOut, model: Any, world: World) -> Any:
         with mock.patch.object(World, "all_reduce"):

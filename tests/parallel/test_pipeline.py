@@ -57,7 +57,7 @@ def axis_of_one() -> Axis:
 
 def gradients_of_one(model: TinyTransformer, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
     total = torch.zeros(())
-    for micro, share in enumerate(batch.share_A):
+    for micro, share in enumerate(batch.loss_weight_A):
         loss = model(batch.tokens_ABT[micro], batch.labels_ABT[micro]) * share
         loss.backward()
         total += loss.detach()

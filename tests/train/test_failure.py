@@ -13,15 +13,15 @@ from frog.core.env import WorldEnv
 from frog.core.errors import CheckpointError, CommError, FrogError, UsageError
 from frog.core.runfolder import RunFolder
 from frog.train import failure
-from frog.train.failure import Place
-from frog.train.stop import StopWish
+from frog.train.failure import FailureReporter
+from frog.train.stop import StopRequest
 
 
-def place_of(rank: int, world_size: int = 2, folder: Path | None = None) -> Place:
-    place = Place()
-    place.env = WorldEnv(rank, world_size, rank, world_size, 0, 1, "127.0.0.1", 1, launched=True)
-    place.folder = RunFolder(folder) if folder else None
-    return place
+def reporter_of(rank: int, world_size: int = 2, folder: Path | None = None) -> FailureReporter:
+    reporter = FailureReporter()
+    reporter.env = WorldEnv(rank, world_size, rank, world_size, 0, 1, "127.0.0.1", 1, launched=True)
+    reporter.folder = RunFolder(folder) if folder else None
+    return reporter
 
 
 @pytest.fixture
@@ -48,12 +48,12 @@ def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_who_only_follows_leaves_later(
     waited: list[float], cause: FrogError | None, code: int, rank: int, world_size: int, waits_s: float
 ) -> None:
-    place_of(rank, world_size).let_others_go_first(code, cause, StopWish())
+    reporter_of(rank, world_size).let_others_go_first(code, cause, StopRequest())
     assert sum(waited) == pytest.approx(waits_s)
 
 
 def test_who_is_told_to_end_waits_no_longer(waited: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
-    stop = StopWish()
+    stop = StopRequest()
 
     def sleep(seconds: float) -> None:
         waited.append(seconds)
@@ -61,7 +61,7 @@ def test_who_is_told_to_end_waits_no_longer(waited: list[float], monkeypatch: py
             stop._note(signal.SIGTERM, None)
 
     monkeypatch.setattr("time.sleep", sleep)
-    place_of(1).let_others_go_first(1, CommError("closed"), stop)
+    reporter_of(1).let_others_go_first(1, CommError("closed"), stop)
     assert 0.5 < sum(waited) < 0.6
 
 
@@ -79,32 +79,32 @@ def test_under_mpich_one_after_the_other_leaves(
 ) -> None:
     for name, value in {"PMI_RANK": "0", "PMI_SIZE": "3", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "3"}.items():
         monkeypatch.setenv(name, value)
-    stop = StopWish()
+    stop = StopRequest()
     if cause is None:  # a whole group was told to end: still one after the other
         stop._note(signal.SIGTERM, None)
     for rank, waits in zip((0, 1, 2, 10, 255), waits_s, strict=True):
         waited.clear()
-        place_of(rank, 256).let_others_go_first(code, cause, stop)
+        reporter_of(rank, 256).let_others_go_first(code, cause, stop)
         assert sum(waited) == pytest.approx(waits)
 
 
 def test_under_frog_run_nobody_waits(waited: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failure, "launcher_pid", lambda: 1)
-    place_of(1).let_others_go_first(1, CommError("closed"), StopWish())
+    reporter_of(1).let_others_go_first(1, CommError("closed"), StopRequest())
     assert waited == []
 
 
 def test_of_a_full_disk_the_last_whole_checkpoint_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    place = place_of(0, folder=tmp_path)
+    reporter = reporter_of(0, folder=tmp_path)
     RunFolder(tmp_path).checkpoint(4).mkdir(parents=True)
-    assert place.tell(OSError(errno.ENOSPC, "No space left on device")) == 1
+    assert reporter.report(OSError(errno.ENOSPC, "No space left on device")) == 1
     err = capsys.readouterr().err
     assert "the disk is full: [Errno 28] No space left on device" in err
     assert f"the last whole checkpoint is of step 4; make room there, then `frog train --resume {tmp_path}`" in err
 
 
 def test_without_one_there_is_nothing_to_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    place_of(0, folder=tmp_path).tell(OSError(errno.ENOSPC, "No space left on device"))
+    reporter_of(0, folder=tmp_path).report(OSError(errno.ENOSPC, "No space left on device"))
     assert "try: make room, then start again" in capsys.readouterr().err
 
 
@@ -112,8 +112,8 @@ def test_the_record_is_of_the_rank_that_has_a_reason_of_its_own(tmp_path: Path) 
     def recorded() -> int:
         return int(json.loads((tmp_path / "record.json").read_text())["error"]["rank"])
 
-    place_of(0, folder=tmp_path).tell(CommError("closed"))
+    reporter_of(0, folder=tmp_path).report(CommError("closed"))
     assert recorded() == 0
-    place_of(1, folder=tmp_path).tell(CheckpointError("torn"))
-    place_of(0, folder=tmp_path).tell(CommError("closed"))
+    reporter_of(1, folder=tmp_path).report(CheckpointError("torn"))
+    reporter_of(0, folder=tmp_path).report(CommError("closed"))
     assert recorded() == 1

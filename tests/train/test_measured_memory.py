@@ -30,20 +30,20 @@ def test_activations_come_and_go() -> None:
     x = torch.ones(2, 8)
     with measure_activations(model) as meter:
         loss = model(x).sum()
-        assert meter.held_bytes == meter.peak_bytes == 4 * (2 * 8 + 2 * 16)
+        assert meter.live_bytes == meter.peak_bytes == 4 * (2 * 8 + 2 * 16)
         loss.backward()
-        assert meter.held_bytes == 0
+        assert meter.live_bytes == 0
         model(x).sum().backward()
-    assert (meter.held_bytes, meter.peak_bytes) == (0, 4 * (2 * 8 + 2 * 16))
+    assert (meter.live_bytes, meter.peak_bytes) == (0, 4 * (2 * 8 + 2 * 16))
 
 
 def test_two_forward_passes_under_way_hold_twice_as_much() -> None:
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
     with measure_activations(model) as meter:
         losses = [model(torch.ones(2, 8)).sum() for _ in range(2)]
-        assert meter.held_bytes == 2 * 4 * (2 * 8 + 2 * 16)
+        assert meter.live_bytes == 2 * 4 * (2 * 8 + 2 * 16)
         losses[0].backward()
-        assert meter.held_bytes == 4 * (2 * 8 + 2 * 16)
+        assert meter.live_bytes == 4 * (2 * 8 + 2 * 16)
         losses[1].backward()
     assert meter.peak_bytes == 2 * 4 * (2 * 8 + 2 * 16)
 

@@ -25,7 +25,7 @@ from frog.train.evaluate import evaluate, spread
 from frog.train.finite import update_scale
 from frog.train.order import OrderProof
 from frog.train.sample import sample_text
-from frog.train.stop import StopWish
+from frog.train.stop import StopRequest
 
 CPU = torch.device("cpu")
 
@@ -128,12 +128,12 @@ def test_a_step_left_out_is_to_the_scaler_what_its_own_overflow_is() -> None:
     assert ours.get_scale() == 64.0 / 2 * 2 / 2 / 2
 
 
-def test_a_stop_is_noted_and_a_second_ctrl_c_at_once_is_the_same_wish(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_is_noted_and_a_second_ctrl_c_at_once_is_the_same_request(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[int] = []
     monkeypatch.setattr(os, "_exit", ended.append)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        stop = StopWish()
+        stop = StopRequest()
         stop.install()
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
@@ -183,7 +183,7 @@ def test_trained_models_write_are_scored_and_travel(workshop: Workshop, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("frog", "sample", "absent"), "absent: no run folder"),
         (("frog", "eval", "absent"), "absent: no run folder"),
@@ -197,12 +197,12 @@ def test_trained_models_write_are_scored_and_travel(workshop: Workshop, tmp_path
         (("frog", "train", "run.toml", "--set", "train.device=cuda"), "train.device=cuda"),
     ],
 )
-def test_mistakes_are_told_without_a_traceback(workshop: Workshop, words: tuple[str, ...], told: str) -> None:
+def test_mistakes_are_told_without_a_traceback(workshop: Workshop, words: tuple[str, ...], message: str) -> None:
     if "train.device=cuda" in words and torch.cuda.is_available():
         words = (*words[:-1], "train.precision=fp8")
-        told = "fp8"
+        message = "fp8"
     done = workshop.run(*words, code=2)
-    assert told in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -67,7 +67,7 @@ def build_batch(case: dict[str, Any], dp_rank: int) -> Batch:
         ids_N=np.arange(accum * size),
         tokens_ABT=tokens[..., :-1].contiguous(),
         labels_ABT=tokens[..., 1:].contiguous(),
-        share_A=tuple((shares / shares.sum()).tolist()),
+        loss_weight_A=tuple((shares / shares.sum()).tolist()),
     )
 
 
@@ -76,7 +76,7 @@ def oracle(case: dict[str, Any], dp: int) -> tuple[list[Tensor], dict[str, Tenso
     model, losses = build_model(case, seed=1000), []
     for dp_rank in range(dp):
         batch, total = build_batch(case, dp_rank), torch.zeros(())
-        for micro, share in enumerate(batch.share_A):
+        for micro, share in enumerate(batch.loss_weight_A):
             with precision(case):
                 loss = model(batch.tokens_ABT[micro], batch.labels_ABT[micro]) * share
             (loss * case["scale"] / dp).backward()
@@ -105,7 +105,7 @@ def plant(mutant: str | None, patch: pytest.MonkeyPatch) -> None:
 
         def shifted(self: Any, action: Any) -> None:
             batch = self._batch
-            self._batch = Batch(1, batch.ids_N, batch.tokens_ABT, batch.labels_ABT.roll(-1, 0), batch.share_A)
+            self._batch = Batch(1, batch.ids_N, batch.tokens_ABT, batch.labels_ABT.roll(-1, 0), batch.loss_weight_A)
             forward(self, action)
             self._batch = batch
 
@@ -138,7 +138,7 @@ def plant(mutant: str | None, patch: pytest.MonkeyPatch) -> None:
         run = Pipeline.run
 
         def summed(self: Any, batch: Batch, *rest: Any, **more: Any) -> Tensor:
-            ones = (1.0,) * len(batch.share_A)
+            ones = (1.0,) * len(batch.loss_weight_A)
             return run(self, Batch(1, batch.ids_N, batch.tokens_ABT, batch.labels_ABT, ones), *rest, **more)
 
         patch.setattr(Pipeline, "run", summed)

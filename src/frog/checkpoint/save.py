@@ -1,7 +1,7 @@
 """Save while training goes on: a step is held up for one copy of memory, a thread does the rest.
 
 How a checkpoint comes to be, with no communication but the shared file system:
-  every rank   copies its share of the tensors aside, then (thread) writes rank_N.safetensors and rank_N.json, with
+  every rank   copies its partition of the tensors aside, then (thread) writes rank_N.safetensors and rank_N.json, with
                the file's size and SHA-256, into a folder whose name starts with a dot
   rank 0       (thread) waits for every rank_N.json, writes manifest.json, renames the folder to step_NNNNNNNN
 So a folder called step_NNNNNNNN is whole; what a crash leaves has another name and is removed by the next run.
@@ -20,7 +20,7 @@ from typing import Any
 
 from torch import Tensor
 
-from frog.checkpoint.part import Part, share_out
+from frog.checkpoint.staging import StagedFile, partition
 from frog.comm.held import Held
 from frog.core.errors import CheckpointError
 from frog.core.files import sync_folder, write_json
@@ -35,7 +35,8 @@ _PARTS_S = 2.0
 class Saver:
     """Writes the checkpoints of one run from one rank.
 
-    `held` are boxes of the world's tensors. Of equal copies each rank writes an even share, of what it alone holds all.
+    `held` are boxes of the world's tensors. Of equal copies each rank writes an even partition, of what
+    it alone holds all.
     `own` are tensors that differ by rank and belong to it alone, such as the state of the random generator.
     """
 
@@ -55,7 +56,7 @@ class Saver:
         self._folder, self._rank, self._world_size = folder, rank, world_size
         self._attempt, self._keep_last, self._timeout_s, self._on_commit = attempt, keep_last, timeout_s, on_commit
         self._mine = choose(held)
-        self._part = Part({key: box.tensor for key, box in self._mine.items()} | _own_names(own, rank))
+        self._staged = StagedFile({key: box.tensor for key, box in self._mine.items()} | _own_names(own, rank))
         self._thread: threading.Thread | None = None
         self._before: threading.Thread | None = None
         self._part_done = threading.Event()
@@ -66,7 +67,7 @@ class Saver:
     @property
     def payload_bytes(self) -> int:
         """Bytes of this rank's part."""
-        return self._part.payload_bytes
+        return self._staged.payload_bytes
 
     def save(
         self, step: int, state: dict[str, Any], own: Mapping[str, Tensor], held: Sequence[Held] | None = None
@@ -86,7 +87,7 @@ class Saver:
             self._before.join()
         if held is not None:
             self._mine = choose(held)
-        self._part.stage({key: box.tensor for key, box in self._mine.items()} | _own_names(own, self._rank))
+        self._staged.stage({key: box.tensor for key, box in self._mine.items()} | _own_names(own, self._rank))
         self._before, self._part_done = self._thread, threading.Event()
         words = (step, state, self._part_done, self._before)
         self._thread = threading.Thread(target=self._run, args=words, name=f"checkpoint {step}", daemon=True)
@@ -119,20 +120,20 @@ class Saver:
     def _run(
         self, step: int, state: dict[str, Any], part_done: threading.Event, before: threading.Thread | None
     ) -> None:
-        beside = self._folder.checkpoints / f".step_{step:08d}.{self._attempt}"
+        staging = self._folder.checkpoints / f".step_{step:08d}.{self._attempt}"
         try:
             start_ns = time.monotonic_ns()
-            self._write_part(beside)
+            self._write_part(staging)
             own_s = (time.monotonic_ns() - start_ns) / 1e9
             part_done.set()
             if before is not None:
                 before.join()
             if self._rank == 0 and self._error is None:
-                self._await_parts(beside, own_s)
-                payload_bytes = self._commit(beside, step, state)
+                self._await_parts(staging, own_s)
+                payload_bytes = self._commit(staging, step, state)
                 self._on_commit(step, payload_bytes, time.monotonic_ns() - start_ns)
         except Exception as error:
-            self._remove_part(beside)
+            self._remove_part(staging)
             if not isinstance(error, CheckpointError):
                 what = f"checkpoint of step {step} could not be written to {self._folder.checkpoints}: {error}"
                 cause, error = error, CheckpointError(what, after_no_room(self._folder))
@@ -142,16 +143,16 @@ class Saver:
             if before is not None:
                 before.join()
 
-    def _remove_part(self, beside: Path) -> None:
+    def _remove_part(self, staging: Path) -> None:
         """Remove this rank's part of what is not to be; the others meet the end of the run by themselves."""
         with contextlib.suppress(OSError):
             for suffix in (".safetensors", ".json"):
-                (beside / f"rank_{self._rank}{suffix}").unlink(missing_ok=True)
+                (staging / f"rank_{self._rank}{suffix}").unlink(missing_ok=True)
 
-    def _write_part(self, beside: Path) -> None:
-        beside.mkdir(parents=True, exist_ok=True)
-        path = beside / f"rank_{self._rank}.safetensors"
-        digest = self._part.write(path)
+    def _write_part(self, staging: Path) -> None:
+        staging.mkdir(parents=True, exist_ok=True)
+        path = staging / f"rank_{self._rank}.safetensors"
+        digest = self._staged.write(path)
         tensors: dict[str, dict[str, Any]] = {}
         for key, box in self._mine.items():
             dtype = str(box.tensor.dtype).removeprefix("torch.")
@@ -159,42 +160,42 @@ class Saver:
             piece = {"file": path.name, "key": key, "offset": list(box.offset), "shape": list(box.tensor.shape)}
             entry["pieces"].append(piece)
         file = {"bytes": path.stat().st_size, "sha256": digest}
-        write_json(beside / f"rank_{self._rank}.json", {"file": file, "tensors": tensors})
+        write_json(staging / f"rank_{self._rank}.json", {"file": file, "tensors": tensors})
 
-    def _commit(self, beside: Path, step: int, state: dict[str, Any]) -> int:
-        parts = self._parts(beside)
-        told = {part.with_suffix(".safetensors").name: json.loads(part.read_text()) for part in parts}
-        files = {name: rank["file"] for name, rank in told.items()}
+    def _commit(self, staging: Path, step: int, state: dict[str, Any]) -> int:
+        parts = self._parts(staging)
+        reports = {part.with_suffix(".safetensors").name: json.loads(part.read_text()) for part in parts}
+        files = {name: rank["file"] for name, rank in reports.items()}
         manifest = {
             "format": FORMAT,
             "step": step,
             "world_size": self._world_size,
             "state": state,
-            "tensors": _merge([rank["tensors"] for rank in told.values()]),
+            "tensors": _merge([rank["tensors"] for rank in reports.values()]),
             "files": files,
         }
-        write_json(beside / "manifest.json", {**manifest, "sha256": manifest_hash(manifest)})
+        write_json(staging / "manifest.json", {**manifest, "sha256": manifest_hash(manifest)})
         for part in parts:
             part.unlink()
         target = self._folder.checkpoint(step)
         if target.exists():  # of a run that was killed, or torn: this one replaces it
             shutil.rmtree(target)
-        beside.rename(target)
+        staging.rename(target)
         sync_folder(target.parent)
         self._prune()
         return sum(entry["bytes"] for entry in files.values())
 
-    def _parts(self, beside: Path) -> list[Path]:
+    def _parts(self, staging: Path) -> list[Path]:
         """What each rank says of its part, once that is written."""
-        return [beside / f"rank_{rank}.json" for rank in range(self._world_size)]
+        return [staging / f"rank_{rank}.json" for rank in range(self._world_size)]
 
-    def _await_parts(self, beside: Path, own_s: float) -> None:
+    def _await_parts(self, staging: Path, own_s: float) -> None:
         """Wait for the other ranks' parts.
 
         A run that has failed has often lost a rank, whose part never comes; the others' take about as long as this
         rank's own took, `own_s`.
         """
-        parts, deadline = self._parts(beside), time.monotonic() + self._timeout_s
+        parts, deadline = self._parts(staging), time.monotonic() + self._timeout_s
         while absent := [path for path in parts if not path.exists()]:
             if self._abandoned_s is not None:
                 deadline = min(deadline, self._abandoned_s + max(own_s, _PARTS_S))
@@ -202,7 +203,7 @@ class Saver:
                 names = ", ".join(path.stem for path in absent)
                 waited = "" if self._abandoned_s is not None else f" within {self._timeout_s:g} s"
                 raise CheckpointError(
-                    f"{beside}: no part from {names}{waited}",
+                    f"{staging}: no part from {names}{waited}",
                     "is the run folder on a file system that all nodes share?",
                 )
             time.sleep(_POLL_S)
@@ -213,15 +214,15 @@ class Saver:
 
 
 def choose(held: Sequence[Held]) -> dict[str, Held]:
-    """The boxes that this rank writes, by their keys: all that it alone holds, an even share of equal copies."""
+    """The boxes that this rank writes, by their keys: all that it alone holds, an even partition of equal copies."""
     chosen: dict[str, Held] = {}
     by_copies: dict[tuple[int, int], dict[str, Held]] = {}
     for box in held:
         if box.copies is not None and box.tensor.numel():
             by_copies.setdefault(box.copies, {})[box.key] = box
     for (number, count), boxes in by_copies.items():
-        share = share_out({key: box.tensor for key, box in boxes.items()}, count)[number]
-        chosen |= {key: boxes[key] for key in share}
+        mine = partition({key: box.tensor for key, box in boxes.items()}, count)[number]
+        chosen |= {key: boxes[key] for key in mine}
     return chosen
 
 
@@ -243,8 +244,8 @@ def after_no_room(folder: RunFolder) -> str:
 
 def remove_unfinished(folder: RunFolder) -> None:
     """Remove what checkpoints that never came to be have left. For one rank, before any saves."""
-    for beside in folder.checkpoints.glob(".step_*"):
-        shutil.rmtree(beside, ignore_errors=True)
+    for staging in folder.checkpoints.glob(".step_*"):
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _own_names(own: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:

@@ -157,7 +157,7 @@ def _parquet_rows(path: Path, name: str, column: str) -> Iterator[Document]:
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             columns = file.schema_arrow.names
-            # An absent column is told by its own error, which lists those there are.
+            # An absent column is reported by its own error, which lists those there are.
             text_of(dict.fromkeys(columns), column, str(path))
             for batch in file.iter_batches(_ROWS_A_BATCH, columns=[column]):
                 for value in batch.column(0).to_pylist():

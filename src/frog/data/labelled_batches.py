@@ -83,7 +83,7 @@ class LabelledBatches:
     """The batches of one rank, epoch after epoch, each in an order of its own that every rank computes alike.
 
     The last batch of an epoch is filled up with rows that have no label. Each micro-batch's loss counts by its labels
-    (`share_A`), so the step is that of one process over the same texts, however they are cut and spread.
+    (`loss_weight_A`), so the step is that of one process over the same texts, however they are cut and spread.
 
     Raises:  ShapeError if the global batch does not divide into ranks and micro-batches.
     """

@@ -31,8 +31,8 @@ class Batch:
     tokens_ABT: Tensor
     labels_ABT: Tensor
     """The token that follows each of `tokens_ABT`; -100 where there is none to be learned."""
-    share_A: tuple[float, ...]
-    """By what each micro-batch's mean loss counts: its labels as a share of the mean rank's. They sum to 1 if all
+    loss_weight_A: tuple[float, ...]
+    """By what each micro-batch's mean loss counts: its labels divided by those of the mean rank. They sum to 1 if all
     ranks hold equally many, and to 1 on average over the ranks in any case."""
 
 
@@ -147,4 +147,4 @@ class Loader:
         pinned = self._device.type == "cuda"  # only from pinned memory may a copy outlive the call
         tokens_ABT = batch.tokens_ABT.to(self._device, non_blocking=pinned)
         labels_ABT = batch.labels_ABT.to(self._device, non_blocking=pinned)
-        return Batch(batch.step, batch.ids_N, tokens_ABT, labels_ABT, batch.share_A)
+        return Batch(batch.step, batch.ids_N, tokens_ABT, labels_ABT, batch.loss_weight_A)

@@ -69,9 +69,9 @@ def confusion(
     """Count. Classes are numbers into `labels`."""
     pairs = Counter(zip(truth, called, strict=True))
     numbers = range(len(labels))
-    told = list(zip(categories, truth, called, strict=True))
+    calls = list(zip(categories, truth, called, strict=True))
     by_category = {
-        name: (sum(a == b for c, a, b in told if c == name), sum(c == name for c, _, _ in told))
+        name: (sum(a == b for c, a, b in calls if c == name), sum(c == name for c, _, _ in calls))
         for name in sorted({name for name in categories if name is not None})
     }
     counts = tuple(tuple(pairs[i, j] for j in numbers) for i in numbers)

@@ -37,7 +37,7 @@ from frog.train.log import RankLog
 from frog.train.optimizer import build_optimizer, learning_rate
 from frog.train.order import OrderProof
 from frog.train.state import take_whole, weights_sha256
-from frog.train.stop import StopWish
+from frog.train.stop import StopRequest
 
 
 @dataclass
@@ -54,7 +54,7 @@ class FinetuneRun:
     task: Task
     events: EventWriter
     log: RankLog
-    stop: StopWish
+    stop: StopRequest
 
     @property
     def adapter(self) -> Path:
@@ -193,8 +193,8 @@ def _score(run: FinetuneRun, parts: Parts, step: int) -> FinetuneScore:
         take_whole(parts.strategy, parts.whole)
         result = parts.heldout.score(parts.whole, run.world)
     if run.world.is_main:
-        told = {name: getattr(result, name) for name in ("loss", "perplexity", "bits_per_byte", "tokens")}
-        run.events.emit("eval", step=step, **told)
+        fields = {name: getattr(result, name) for name in ("loss", "perplexity", "bits_per_byte", "tokens")}
+        run.events.emit("eval", step=step, **fields)
     return result
 
 

@@ -17,20 +17,20 @@ from frog.finetune.loop import FinetuneRun, finetune
 from frog.finetune.setup import finetune_config, read_task, run_config, spread_problems, write_run_json
 from frog.model.lora import target_names
 from frog.parallel.build import build_mesh
-from frog.train.failure import Place, as_rank
+from frog.train.failure import FailureReporter, as_rank
 from frog.train.log import RankLog
 from frog.train.setup import FORMAT, new_folder, now_text, open_events, start_event
 from frog.train.state import weights_sha256
-from frog.train.stop import StopWish
+from frog.train.stop import StopRequest
 from frog.train.trained import load_trained, read_finetune
 
 
 def run_rank(args: argparse.Namespace) -> int:
     """Fine-tune on this rank; return the exit code."""
-    return as_rank(lambda env, stop, place: _run(args, env, stop, place))
+    return as_rank(lambda env, stop, reporter: _run(args, env, stop, reporter))
 
 
-def _run(args: argparse.Namespace, env: WorldEnv, stop: StopWish, place: Place) -> int:
+def _run(args: argparse.Namespace, env: WorldEnv, stop: StopRequest, reporter: FailureReporter) -> int:
     base = find_run(args.run)
     if read_finetune(base) is not None:
         raise UsageError(f"{base.path}: is itself fine-tuned", "name its base, or export it merged and import that")
@@ -40,13 +40,13 @@ def _run(args: argparse.Namespace, env: WorldEnv, stop: StopWish, place: Place) 
     config.check_world(env.world_size, spread_problems(config), hint)
     model, _, step = load_trained(base, args.step)
     tuning = finetune_config(args, base, step, weights_sha256(model.named_parameters()), data)
-    target_names(model, tuning.lora)  # what cannot be is told before there is a run folder
+    target_names(model, tuning.lora)  # what cannot be is refused before there is a run folder
     task = read_task(base, tuning, config.data.sequence_length)
     world = join_world(env, pick_device(config.train.device, env), config.train.timeout_s)
     try:
         mesh = build_mesh(config, world)
-        place.folder = folder = new_folder(world, Path("runs"), config.name)
-        events = place.events = open_events(folder, world)
+        reporter.folder = folder = new_folder(world, Path("runs"), config.name)
+        events = reporter.events = open_events(folder, world)
         with RankLog(folder.rank_log(env.rank), env.rank, show=env.is_main) as log:
             run = FinetuneRun(config, tuning, world, mesh, folder, model, data, task, events, log, stop)
             if env.is_main:
@@ -68,6 +68,6 @@ def _finish(run: FinetuneRun, record: dict[str, Any]) -> None:
         run.log.say(f"stopped at step {record['step']}; the adapter is of that step")
         return
     found = record["classification"]
-    told = f"accuracy {found['accuracy']:.3f}, always the commonest class {found['baseline']:.3f}" if found else ""
-    told = told or f"held-out loss {record['eval']['loss']:.4f}"
-    run.log.say(f"done: {record['step']} steps in {record['wall_s']:.1f} s, {told}")
+    outcome = f"accuracy {found['accuracy']:.3f}, always the commonest class {found['baseline']:.3f}" if found else ""
+    outcome = outcome or f"held-out loss {record['eval']['loss']:.4f}"
+    run.log.say(f"done: {record['step']} steps in {record['wall_s']:.1f} s, {outcome}")

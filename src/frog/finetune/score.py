@@ -57,32 +57,32 @@ class HeldOut:
         Equals:  the score that one process computes, to rounding.
         """
         mine = range(world.rank, len(self.rows), world.size)
-        told = torch.zeros(len(self.rows), 4, dtype=torch.float64)  # nats, labels, hits, what it was called
+        scores = torch.zeros(len(self.rows), 4, dtype=torch.float64)  # nats, labels, hits, what it was called
         is_classifier = self._task.head == "classification"
         if mine:
             if not is_classifier:
-                told[mine, :3] = token_scores(model, [self.rows[i] for i in mine])
+                scores[mine, :3] = token_scores(model, [self.rows[i] for i in mine])
             if self._task.labels:
-                scores_NC = self._task.class_scores(model, [self._examples[i].text for i in mine])
-                told[mine, 3] = scores_NC.argmax(-1).double()
+                class_scores_NC = self._task.class_scores(model, [self._examples[i].text for i in mine])
+                scores[mine, 3] = class_scores_NC.argmax(-1).double()
                 if is_classifier:
                     truth = torch.tensor([self._truth[i] for i in mine])
-                    told[mine, 0] = -scores_NC.gather(1, truth.unsqueeze(1)).squeeze(1)
-                    told[mine, 1] = 1.0
+                    scores[mine, 0] = -class_scores_NC.gather(1, truth.unsqueeze(1)).squeeze(1)
+                    scores[mine, 1] = 1.0
         if world.device.type == "cuda":  # NCCL moves what lies on a GPU
-            told = told.to(world.device)
-        world.all_reduce(told)
-        return self._summed_up(told.cpu(), is_classifier)
+            scores = scores.to(world.device)
+        world.all_reduce(scores)
+        return self._summed_up(scores.cpu(), is_classifier)
 
-    def _summed_up(self, told: torch.Tensor, is_classifier: bool) -> FinetuneScore:
-        nats, num_labels, hits, _ = told.sum(dim=0).tolist()
+    def _summed_up(self, scores: torch.Tensor, is_classifier: bool) -> FinetuneScore:
+        nats, num_labels, hits, _ = scores.sum(dim=0).tolist()
         loss = nats / num_labels
         found = None
         if self._task.labels:
             found = confusion(
                 self._task.labels,
                 self._truth,
-                [int(number) for number in told[:, 3].tolist()],
+                [int(number) for number in scores[:, 3].tolist()],
                 [example.category for example in self._examples],
             )
         return FinetuneScore(

@@ -61,15 +61,15 @@ def token_scores(model: TinyTransformer, rows: Sequence[Row]) -> Tensor:
 
     Shapes:  -> (N, 3) in float64: nats, labels, hits
     """
-    told = []
+    scores = []
     for tokens_BT, labels_BT, _ in _batches(model, rows):
         log_BTV = model(tokens_BT).float().log_softmax(-1)
         has_label_BT = labels_BT != NO_LABEL
         picked_BT = log_BTV.gather(-1, labels_BT.clamp(min=0).unsqueeze(-1)).squeeze(-1)
         hits_BT = (log_BTV.argmax(-1) == labels_BT) & has_label_BT
         nats_B = -(picked_BT * has_label_BT).sum(-1)
-        told.append(torch.stack([nats_B, has_label_BT.sum(-1), hits_BT.sum(-1)], dim=-1).cpu().double())
-    return torch.cat(told)
+        scores.append(torch.stack([nats_B, has_label_BT.sum(-1), hits_BT.sum(-1)], dim=-1).cpu().double())
+    return torch.cat(scores)
 
 
 def adapt(base: TinyTransformer, head: Head, num_labels: int, lora: LoraConfig) -> TinyTransformer:

@@ -69,8 +69,8 @@ class Native(Strategy):
     def forward_backward(self, batch: Batch, scale: Callable[[Tensor], Tensor], span: Span = no_span) -> Tensor:
         total = torch.zeros((), device=self.mesh.world.device)
         with explained(self.mesh.world, "the forward or backward pass"):
-            for micro, share in enumerate(batch.share_A):
-                with self._micro_batch(last=micro == len(batch.share_A) - 1):
+            for micro, share in enumerate(batch.loss_weight_A):
+                with self._micro_batch(last=micro == len(batch.loss_weight_A) - 1):
                     with span("forward", micro), self._autocast:
                         loss = self._run(batch.tokens_ABT[micro], batch.labels_ABT[micro]) * share
                     with span("backward", micro):

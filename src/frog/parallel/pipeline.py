@@ -208,7 +208,7 @@ class _Run:
             y, loss = self._pipeline.forward(stage, x_BtD, batch.tokens_ABT[number], batch.labels_ABT[number])
             if self._is_last(stage):
                 loss = y if loss is None else y + loss
-            roots = [] if loss is None else [loss * batch.share_A[number]]
+            roots = [] if loss is None else [loss * batch.loss_weight_A[number]]
         self._loss += sum(root.detach() for root in roots)
         if not self._is_last(stage):
             self._made[action] = y.detach().contiguous()

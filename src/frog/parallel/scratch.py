@@ -71,11 +71,11 @@ class FromScratch(Strategy):
         if self.pipeline is not None:
             return self.pipeline.run(batch, scale, span, self)
         total = torch.zeros((), device=self.mesh.world.device)
-        for micro, share in enumerate(batch.share_A):
+        for micro, share in enumerate(batch.loss_weight_A):
             with span("forward", micro), self._autocast:
                 loss = self._run(batch.tokens_ABT[micro], batch.labels_ABT[micro], positions_t) * share
             with span("backward", micro):
-                self.before_backward(last=micro == len(batch.share_A) - 1)
+                self.before_backward(last=micro == len(batch.loss_weight_A) - 1)
                 scale(loss).backward()  # type: ignore[no-untyped-call]
                 self.after_backward()
             total += loss.detach()

@@ -187,10 +187,10 @@ class TorchPipeline(Native):
         for stage in self.stages:
             stage.span = span
         tokens_NT, labels_NT = batch.tokens_ABT.flatten(0, 1), batch.labels_ABT.flatten(0, 1)
-        shares_A = torch.tensor(batch.share_A, device=tokens_NT.device)
+        loss_weights_A = torch.tensor(batch.loss_weight_A, device=tokens_NT.device)
         inputs = (tokens_NT,) if self.mesh.pp.rank == 0 else ()
         with loss_parallel_over(self.mesh.tp), explained(self.mesh.world, "the pipeline"):
-            self.schedule.step(*inputs, target=shares_A, labels_BT=labels_NT, return_outputs=False)
+            self.schedule.step(*inputs, target=loss_weights_A, labels_BT=labels_NT, return_outputs=False)
         settle_gradients(self.parameters.values())
         return self._total
 

@@ -21,7 +21,7 @@ from frog.core.runfolder import RunFolder
 from frog.events import EventWriter
 from frog.train.log import RankLog
 from frog.train.setup import FORMAT, now_text
-from frog.train.stop import StopWish
+from frog.train.stop import StopRequest
 
 _FOLLOWS_S = 2.0
 """DeepSpeed's launcher looks once a second which rank has ended; torchrun, which srun may end, ten times."""
@@ -31,29 +31,29 @@ _APART_S, _MOST_APART = 0.2, 10
 
 _LOOK_S = 0.05
 
-Body = Callable[[WorldEnv, StopWish, "Place"], int]
-"""What a rank does: returns its exit code, and tells the place how far it has come."""
+Body = Callable[[WorldEnv, StopRequest, "FailureReporter"], int]
+"""What a rank does: returns its exit code, and keeps the reporter up to date on how far it has come."""
 
 
 def as_rank(body: Body) -> int:
-    """Run a rank's program; return the exit code. Errors are told here, and left where launchers look for them."""
-    stop = StopWish()
+    """Run a rank's program; return the exit code. Errors are reported here, and left where launchers look for them."""
+    stop = StopRequest()
     stop.install()
-    place = Place()
+    reporter = FailureReporter()
     get_error_handler().initialize()
     try:
-        env = place.env = world_env()
+        env = reporter.env = world_env()
         if env.launched or launcher_pid() is not None:  # by itself, it outlives the shell, as under nohup
             leave_with_parent()
-        code, cause = body(env, stop, place), None
+        code, cause = body(env, stop, reporter), None
     except Exception as error:
-        code, cause = place.tell(error), error
-    place.let_others_go_first(code, cause, stop)
+        code, cause = reporter.report(error), error
+    reporter.let_others_go_first(code, cause, stop)
     return code
 
 
-class Place:
-    """How far this rank has come, for an error to be told with."""
+class FailureReporter:
+    """How far this rank has come, and what an error is reported with."""
 
     def __init__(self) -> None:
         self.env: WorldEnv | None = None
@@ -64,7 +64,7 @@ class Place:
     def rank(self) -> int:
         return self.env.rank if self.env else 0
 
-    def tell(self, error: Exception) -> int:
+    def report(self, error: Exception) -> int:
         """Say what went wrong, in every place that can still be written to; return the exit code."""
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             hint = "make room, then start again"
@@ -75,15 +75,15 @@ class Place:
         expected = isinstance(error, FrogError)
         text = f"error: {error}" if expected else "".join(traceback.format_exception(error)).rstrip()
         with contextlib.suppress(OSError):
-            self._tell_folder(error, text)
-        if launcher_pid() is None:  # else `frog run` waits for the world to end and tells the first error last
-            self._tell_screen(error, text)
+            self._report_to_folder(error, text)
+        if launcher_pid() is None:  # else `frog run` waits for the world to end and reports the first error last
+            self._report_to_screen(error, text)
         return error.exit_code if isinstance(error, FrogError) else 1
 
-    def let_others_go_first(self, code: int, cause: Exception | None, stop: StopWish) -> None:
-        """Other launchers than ours tell of the rank that ended first: one that has only lost a peer is not to be it.
+    def let_others_go_first(self, code: int, cause: Exception | None, stop: StopRequest) -> None:
+        """Other launchers than ours report the rank that ended first: one that has only lost a peer is not to be it.
 
-        Nor is one whose mistake rank 0 tells for all: what srun ends for it could be rank 0, before it has spoken.
+        Nor is one whose mistake rank 0 reports for all: what srun ends for it could be rank 0, before it has spoken.
         SIGTERM, with which a launcher that has found the first ends the others, ends that wait.
 
         MPICH's mpiexec before 4.2.3 ends with 0 if several ranks fail or are interrupted at the same moment.
@@ -99,13 +99,13 @@ class Place:
         while stop.signal_number != signal.SIGTERM and (left_s := until - time.monotonic()) > 0:
             time.sleep(min(left_s, _LOOK_S))
 
-    def _tell_folder(self, error: Exception, text: str) -> None:
+    def _report_to_folder(self, error: Exception, text: str) -> None:
         if self.folder is None:
             return
         step = self.events.step if self.events else 0
         kind, message = type(error).__name__, str(error)
-        told = {"type": kind, "message": message, "rank": self.rank, "step": step}
-        record = {"format": FORMAT, "status": "failed", "step": step, "error": told, "ended": now_text()}
+        report = {"type": kind, "message": message, "rank": self.rank, "step": step}
+        record = {"format": FORMAT, "status": "failed", "step": step, "error": report, "ended": now_text()}
         # A rank that only lost its peers leaves the record to the one that has a reason of its own.
         write_json(self.folder.record_json, record, replace=not isinstance(error, CommError))
         if self.events is not None:
@@ -114,8 +114,8 @@ class Place:
         with RankLog(self.folder.rank_log(self.rank), self.rank, show=False) as log:
             log.note(text)
 
-    def _tell_screen(self, error: Exception, text: str) -> None:
-        """Every rank makes the same mistake of a user's: rank 0 tells it for all."""
+    def _report_to_screen(self, error: Exception, text: str) -> None:
+        """Every rank makes the same mistake of a user's: rank 0 reports it for all."""
         if self.rank == 0 or not isinstance(error, UsageError):
             several = self.env is not None and self.env.world_size > 1
             mark = f"[rank {self.rank}] " if several else ""

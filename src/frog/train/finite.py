@@ -60,5 +60,5 @@ def sample_ids_of_ranks(run: Run, step: int) -> list[list[int]]:
     """Which samples each dp coordinate took in a step: a function of seed and step, so nobody needs to be asked."""
     windows = Windows(run.data.split("train"), run.config.data.sequence_length)
     ids = sample_ids(run.config.seed, step, run.config.train.global_batch_size, len(windows))
-    share = len(ids) // run.mesh.dp.size
-    return [ids[rank * share : (rank + 1) * share].tolist() for rank in range(run.mesh.dp.size)]
+    rank_batch_size = len(ids) // run.mesh.dp.size
+    return [ids[rank * rank_batch_size :][:rank_batch_size].tolist() for rank in range(run.mesh.dp.size)]

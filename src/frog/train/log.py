@@ -1,4 +1,4 @@
-"""What a rank tells people: lines in its log, and from rank 0 the same lines and a progress bar on screen.
+"""What a rank reports to people: lines in its log, and from rank 0 the same lines and a progress bar on screen.
 
 A line of the log is `2026-11-21 10:51:38.123 rank 2 | text`. The time is UTC, as in run.json, so that lines of nodes in
 different places sort together. Further lines of one message follow as they are.

@@ -18,7 +18,7 @@ from frog.core.errors import UsageError
 from frog.core.files import write_json
 from frog.core.runfolder import RunFolder, find_run
 from frog.parallel.build import build_mesh
-from frog.train.failure import Place, as_rank
+from frog.train.failure import FailureReporter, as_rank
 from frog.train.log import RankLog
 from frog.train.loop import train
 from frog.train.setup import (
@@ -32,7 +32,7 @@ from frog.train.setup import (
     now_text,
     open_events,
 )
-from frog.train.stop import StopWish
+from frog.train.stop import StopRequest
 
 Loop = Callable[[Run], dict[str, Any]]
 """The training loop, or something around it: takes a run's steps and returns its record."""
@@ -47,10 +47,10 @@ def main(arguments: Sequence[str]) -> int:
 
 def run_rank(args: argparse.Namespace, loop: Loop = train) -> int:
     """Train on this rank; return the exit code."""
-    return as_rank(lambda env, stop, place: _run(args, env, stop, place, loop))
+    return as_rank(lambda env, stop, reporter: _run(args, env, stop, reporter, loop))
 
 
-def _run(args: argparse.Namespace, env: WorldEnv, stop: StopWish, place: Place, loop: Loop) -> int:
+def _run(args: argparse.Namespace, env: WorldEnv, stop: StopRequest, reporter: FailureReporter, loop: Loop) -> int:
     config, folder = _configuration(args)
     go_on = args.go_on or attempt_number() > 0
     config.check_world(env.world_size)
@@ -67,9 +67,9 @@ def _run(args: argparse.Namespace, env: WorldEnv, stop: StopWish, place: Place, 
                 if env.is_main:
                     print(f"{folder.path}: has taken its {config.train.steps} steps already", flush=True)
                 return 0
-        place.folder = folder
+        reporter.folder = folder
         attempt = world.from_main(secrets.token_hex(4))
-        events = place.events = open_events(folder, world)
+        events = reporter.events = open_events(folder, world)
         with RankLog(folder.rank_log(env.rank), env.rank, show=env.is_main) as log:
             resume_from = find_resume(folder, world, log, or_anew=go_on) if args.resume or go_on else None
             run = Run(config, world, mesh, folder, data, events, log, stop, resume_from, attempt)

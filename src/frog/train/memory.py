@@ -53,7 +53,7 @@ class ActivationMeter:
     """What autograd holds of the forward pass, as it holds it. A storage that is saved twice counts once."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.held_bytes, self.peak_bytes = 0, 0
+        self.live_bytes, self.peak_bytes = 0, 0
         self._model = model
         self._savers: dict[int, int] = {}
         """How many saved tensors lie in a storage, by its address."""
@@ -66,8 +66,8 @@ class ActivationMeter:
             address, num_bytes = storage.data_ptr(), storage.nbytes()
             self._savers[address] = self._savers.get(address, 0) + 1
             if self._savers[address] == 1:
-                self.held_bytes += num_bytes
-                self.peak_bytes = max(self.peak_bytes, self.held_bytes)
+                self.live_bytes += num_bytes
+                self.peak_bytes = max(self.peak_bytes, self.live_bytes)
             weakref.finalize(saved, self._release, address, num_bytes)
         return saved
 
@@ -79,11 +79,11 @@ class ActivationMeter:
     def _release(self, address: int, num_bytes: int) -> None:
         self._savers[address] -= 1
         if self._savers[address] == 0:
-            self.held_bytes -= num_bytes
+            self.live_bytes -= num_bytes
 
 
 class _Saved:
-    """A saved tensor, in a box whose end can be seen."""
+    """A saved tensor, wrapped so that its release can be seen."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
@@ -104,7 +104,7 @@ def measure_activations(model: nn.Module) -> Iterator[ActivationMeter]:
 
 @contextmanager
 def watch_memory(strategy: Strategy, events: EventWriter, wanted: bool) -> Iterator[None]:
-    """Around a step's forward and backward passes: tell the events what memory is taken up by. Costs a little time."""
+    """Around a step's forward and backward passes: emit what memory is taken up by. Costs a little time."""
     if not wanted:
         yield
         return

@@ -43,7 +43,7 @@ class Parts:
 
 
 def build_parts(run: Run) -> Parts:
-    """Make everything, put the state of the checkpoint that is resumed into it, and tell run.json and the events."""
+    """Make everything, load the checkpoint that is resumed, and write run.json and the start event."""
     config, world = run.config, run.world
     # Rank 0's weights count; the same seed everywhere makes the others' the same before they are sent.
     torch.manual_seed(derive_seed(config.seed, "init"))

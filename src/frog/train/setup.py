@@ -29,7 +29,7 @@ from frog.events import EventWriter
 from frog.events.heartbeat import Heartbeat
 from frog.parallel.mesh import Mesh
 from frog.train.log import RankLog
-from frog.train.stop import StopWish
+from frog.train.stop import StopRequest
 
 FORMAT = 1
 """Of run.json and record.json."""
@@ -46,7 +46,7 @@ class Run:
     data: PreparedData
     events: EventWriter
     log: RankLog
-    stop: StopWish
+    stop: StopRequest
     resume_from: Checkpoint | None
     attempt: str
     """Differs each time the run is started, and is the same on all ranks."""

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a wish: noted at once, acted on between two steps, by all ranks together."""
+"""Ctrl-C and SIGTERM as a request: noted at once, acted on between two steps, by all ranks together."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import time
 from types import FrameType
 
 _SAME_PRESS_S = 2.0
-"""A terminal and torchrun each pass one Ctrl-C on; what comes later than this is a second wish."""
+"""A terminal and torchrun each pass one Ctrl-C on; what comes later than this is a second request."""
 
 
-class StopWish:
+class StopRequest:
     """Holds the signal that asked this rank to stop, if one did. A second, later, ends the process at once."""
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class StopWish:
 
     @property
     def exit_code(self) -> int:
-        """128 + the signal, as shells tell it; SIGTERM's if only another rank was asked."""
+        """128 + the signal, as shells report it; SIGTERM's if only another rank was asked."""
         return 128 + (self.signal_number or signal.SIGTERM)
 
     def _note(self, signal_number: int, frame: FrameType | None) -> None:

@@ -13,7 +13,7 @@ import time
 from frog.core.errors import LaunchError, UsageError
 
 
-def meet(node, timeout_s, say):
+def rendezvous(node, timeout_s, say):
     """Wait at MASTER_ADDR:MASTER_PORT until all nodes are there. Node 0 listens; the others bring it a card.
 
     Raises:  LaunchError if they do not come in time, or do not agree on the world.
@@ -21,10 +21,10 @@ def meet(node, timeout_s, say):
     deadline = time.monotonic() + timeout_s
     card = {"nnodes": node.nnodes, "nproc_per_node": node.nproc_per_node, "node_rank": node.node_rank}
     if node.nnodes > 1 and node.node_rank == 0:
-        say(f"waiting for {node.nnodes - 1} more at {node.meeting_point}, at most {timeout_s} s")
+        say(f"waiting for {node.nnodes - 1} more at {node.rendezvous_point}, at most {timeout_s} s")
         collect_cards(node, card, deadline, say)
     elif node.nnodes > 1:
-        say(f"waiting for node 0 at {node.meeting_point}, at most {timeout_s} s")
+        say(f"waiting for node 0 at {node.rendezvous_point}, at most {timeout_s} s")
         bring_card(node, card, deadline)
     say(f"all {node.nnodes} nodes are here")
 
@@ -45,11 +45,11 @@ def collect_cards(node, card, deadline, say):
                     continue
                 guests[theirs["node_rank"]] = guest
                 say(f"node{theirs['node_rank']} has come, from {address[0]}")
-        reply = {"complete": True}  # told after the door is shut, so that torchrun finds the port free
+        reply = {"complete": True}  # sent after the door is shut, so that torchrun finds the port free
     except TimeoutError:
         missing = " and ".join(f"NODE_RANK={number}" for number in range(1, node.nnodes) if number not in guests)
         reply = {"refused": f"node 0 gave up waiting for {missing}"}
-        what = f"node 0 waited at {node.meeting_point}, but {missing} did not come in time"
+        what = f"node 0 waited at {node.rendezvous_point}, but {missing} did not come in time"
         raise LaunchError(what, "start every node, or wait longer: --timeout-s") from None
     finally:
         for guest in guests.values():
@@ -60,13 +60,13 @@ def bring_card(node, card, deadline):
     """Every other node: knock until node 0 opens, bring the card, wait until the world is complete."""
     while (door := knock(node)) is None:
         if time.monotonic() > deadline:
-            what = f"node {node.node_rank} knocked at {node.meeting_point}, but node 0 did not come in time"
+            what = f"node {node.node_rank} knocked at {node.rendezvous_point}, but node 0 did not come in time"
             raise LaunchError(what, "start NODE_RANK=0, with the same MASTER_ADDR and MASTER_PORT")
         time.sleep(0.2)
     send_line(door, card)
     reply = read_line(door, max(1, deadline - time.monotonic()) + 5)
     if reply is None:
-        raise LaunchError(f"node 0 left {node.meeting_point} before all nodes were there", "start all nodes again")
+        raise LaunchError(f"node 0 left {node.rendezvous_point} before all nodes were there", "start all nodes again")
     if "refused" in reply:
         raise LaunchError(
             f"node {node.node_rank} was refused: {reply['refused']}", "start all nodes, with equal numbers"
@@ -88,7 +88,7 @@ def listen(node):
         return socket.create_server((node.master_addr, node.master_port), backlog=node.nnodes)
     except OSError as error:
         hint = "is another node 0 there already? Else choose another MASTER_PORT; MASTER_ADDR is node 0's own address"
-        raise LaunchError(f"node 0 cannot listen at {node.meeting_point}: {error.strerror or error}", hint) from None
+        raise LaunchError(f"node 0 cannot listen at {node.rendezvous_point}: {error.strerror or error}", hint) from None
 
 
 def knock(node):

@@ -1,4 +1,4 @@
-"""One rank's part of a checkpoint: which tensors are its to write, and their bytes in one staging buffer."""
+"""One rank's file of a checkpoint: which tensors are its to write, and their bytes in one staging buffer."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _NAMES = {
 """How the safetensors format calls each type."""
 
 
-def share_out(tensors: Mapping[str, Tensor], num_ranks: int) -> list[list[str]]:
+def partition(tensors: Mapping[str, Tensor], num_ranks: int) -> list[list[str]]:
     """Names for each rank to write: the largest first, each to the rank that has least. The same on every rank."""
-    shares: list[list[str]] = [[] for _ in range(num_ranks)]
+    partitions: list[list[str]] = [[] for _ in range(num_ranks)]
     loads = [0] * num_ranks
     for name in sorted(tensors, key=lambda name: (-tensors[name].nbytes, name)):
         lightest = loads.index(min(loads))
-        shares[lightest].append(name)
+        partitions[lightest].append(name)
         loads[lightest] += tensors[name].nbytes
-    return [sorted(share) for share in shares]
+    return [sorted(names) for names in partitions]
 
 
-class Part:
+class StagedFile:
     """A staging copy of some tensors, laid out as a safetensors file, so that the live ones can go on changing.
 
     The header is made once; staging is one copy of memory, and writing streams that memory to disk. The library's own
@@ -72,7 +72,7 @@ class Part:
         return self._staging.numel()
 
     def stage(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy the tensors' present values. They must be those that this part was made for."""
+        """Copy the tensors' present values. They must be those that this was made for."""
         for name, view in self._views.items():
             view.copy_(tensors[name], non_blocking=tensors[name].is_cuda)
         if torch.cuda.is_available():
