@@ -24,7 +24,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from frog.checkpoint import Saver
-from frog.comm.held import Held
+from frog.comm.local_shard import LocalShard
 from frog.core.runfolder import RunFolder
 
 NUM_TENSORS = 36
@@ -69,7 +69,7 @@ def measure(size_mib: int, rounds: int, scratch: Path) -> str:
     state = make_state(size_mib << 20)
     targets = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
     folder = RunFolder(scratch / f"run_{size_mib}")
-    held = [Held(name, tensor, (0,) * tensor.dim(), tuple(tensor.shape)) for name, tensor in state.items()]
+    held = [LocalShard(name, tensor, (0,) * tensor.dim(), tuple(tensor.shape)) for name, tensor in state.items()]
     saver = Saver(folder, 0, 1, held, {}, attempt="bench", keep_last=1, timeout_s=600)
     turns: dict[str, Callable[[int], float]] = {
         "memcpy": lambda step: held_by_memcpy(state, targets),

@@ -153,11 +153,11 @@ def test_a_gradient_is_spoiled_in_its_backward_pass(tmp_path: Path) -> None:
 
 
 def test_a_gradient_is_spoiled_before_its_reduction(tmp_path: Path) -> None:
-    box = SimpleNamespace(tensor=torch.ones(4))
-    met = injector(tmp_path, Fault("nan", 0, 2, "reduce"), held_gradients=lambda: [box])
+    shard = SimpleNamespace(tensor=torch.ones(4))
+    met = injector(tmp_path, Fault("nan", 0, 2, "reduce"), gradient_shards=lambda: [shard])
     met.reach(2, "reduce", 0)
-    assert math.isnan(box.tensor[0])
-    assert not box.tensor[1:].isnan().any()
+    assert math.isnan(shard.tensor[0])
+    assert not shard.tensor[1:].isnan().any()
 
 
 @pytest.mark.skipif(not FULL_DEVICE.exists(), reason="this system has no device that is always full")

@@ -20,7 +20,7 @@ from frog.checkpoint import Saver, find_good, verify
 from frog.checkpoint.load import open_checkpoint
 from frog.checkpoint.save import remove_unfinished
 from frog.checkpoint.staging import StagedFile, partition
-from frog.comm.held import Held, flat_boxes, held_slice
+from frog.comm.local_shard import LocalShard, rectangles, slice_shards
 from frog.core.errors import CheckpointError
 from frog.core.runfolder import RunFolder
 
@@ -36,10 +36,10 @@ def some_tensors(seed: int = 0) -> dict[str, Tensor]:
     }
 
 
-def copies(tensors: dict[str, Tensor], rank: int, world_size: int) -> list[Held]:
+def copies(tensors: dict[str, Tensor], rank: int, world_size: int) -> list[LocalShard]:
     """Every rank holds every tensor whole."""
     return [
-        Held(name, tensor, (0,) * tensor.dim(), tuple(tensor.shape), (rank, world_size))
+        LocalShard(name, tensor, (0,) * tensor.dim(), tuple(tensor.shape), (rank, world_size))
         for name, tensor in tensors.items()
     ]
 
@@ -285,17 +285,17 @@ def test_boxes_tile_any_run_of_elements(shape: tuple[int, ...]) -> None:
     for start in range(len(whole)):
         for count in range(len(whole) - start + 1):
             found = torch.full(shape, -1)
-            for after, offset, box in flat_boxes(shape, start, count):
-                size = int(torch.tensor(box).prod()) if box else 1
-                target = found[tuple(slice(a, a + n) for a, n in zip(offset, box, strict=True))]
-                assert bool((target == -1).all()), "two boxes overlap"
-                target.copy_(whole[start + after : start + after + size].view(box))
+            for after, offset, shard in rectangles(shape, start, count):
+                size = int(torch.tensor(shard).prod()) if shard else 1
+                target = found[tuple(slice(a, a + n) for a, n in zip(offset, shard, strict=True))]
+                assert bool((target == -1).all()), "two shards overlap"
+                target.copy_(whole[start + after : start + after + size].view(shard))
             expected = torch.full((len(whole),), -1)
             expected[start : start + count] = whole[start : start + count]
             assert torch.equal(found.view(-1), expected)
 
 
-def shards(whole: Tensor, num_columns: int, num_runs: int) -> list[list[Held]]:
+def shards(whole: Tensor, num_columns: int, num_runs: int) -> list[list[LocalShard]]:
     """What ranks hold of a matrix that is split by columns, and each part again into runs of elements, as zero does."""
     ranks = []
     for column, part in enumerate(whole.chunk(num_columns, dim=1)):
@@ -304,7 +304,7 @@ def shards(whole: Tensor, num_columns: int, num_runs: int) -> list[list[Held]]:
         bounds = [local.numel() * run // num_runs for run in range(num_runs + 1)]
         for start, end in pairwise(bounds):
             run = local.view(-1)[start:end].clone()
-            ranks.append(held_slice("model/a", run, start, local.shape, corner, whole.shape, (0, 1)))
+            ranks.append(slice_shards("model/a", run, start, local.shape, corner, whole.shape, (0, 1)))
     return ranks
 
 
@@ -314,8 +314,8 @@ def test_any_sharding_is_read_by_any_other(tmp_path: Path, written: tuple[int, i
     folder, whole = RunFolder(tmp_path), torch.randn(7, 12)
     ranks = shards(whole, *written)
     world = [
-        Saver(folder, rank, len(ranks), held, {}, attempt="x", keep_last=1, timeout_s=60)
-        for rank, held in enumerate(ranks)
+        Saver(folder, rank, len(ranks), shards, {}, attempt="x", keep_last=1, timeout_s=60)
+        for rank, shards in enumerate(ranks)
     ]
     for saver in world:
         saver.save(3, {}, {})
@@ -325,9 +325,9 @@ def test_any_sharding_is_read_by_any_other(tmp_path: Path, written: tuple[int, i
     assert checkpoint is not None
     for rank in shards(torch.zeros(7, 12), *read):
         checkpoint.load_into(rank)
-        for box in rank:
-            window = tuple(slice(a, a + n) for a, n in zip(box.offset, box.tensor.shape, strict=True))
-            assert torch.equal(box.tensor, whole[window])
+        for shard in rank:
+            window = tuple(slice(a, a + n) for a, n in zip(shard.offset, shard.tensor.shape, strict=True))
+            assert torch.equal(shard.tensor, whole[window])
 
 
 def test_pieces_that_leave_a_gap_are_told(tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def test_autocast_routes_in_float32(dtype: torch.dtype) -> None:
     config = CONFIGS["3 of 8, one layer"]
     model = TinyTransformer(config)
     seen = []
-    model.layers[0].mlp.share = lambda counts, total: seen.append(1) or counts / total
+    model.layers[0].mlp.token_fraction = lambda counts, total: seen.append(1) or counts / total
     with torch.autocast("cpu", dtype):
         probabilities, weights, _ = model.layers[0].mlp.route(torch.randn(5, 16))
         loss = model(*batch(config))

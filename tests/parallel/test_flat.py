@@ -9,7 +9,7 @@ import torch
 from frog.config import OptimizerConfig, load_model_config
 from frog.model import TinyTransformer
 from frog.parallel.ddp import cut_buckets
-from frog.parallel.flat import FlatParameters, Share, square_sum
+from frog.parallel.flat import FlatParameters, Partition, square_sum
 from frog.train.optimizer import learning_rate
 
 CONFIG = load_model_config(Path(__file__).parents[2] / "config" / "config.json")
@@ -30,7 +30,7 @@ def test_parameters_and_gradients_are_views_and_keep_their_values() -> None:
     twin, _, _ = model_and_batch()
     flat = flat_of(model)
     grad = torch.zeros_like(flat.data)
-    flat.hold_gradients(grad)
+    flat.view_gradients(grad)
     for (name, mine), (_, theirs) in zip(model.named_parameters(), twin.named_parameters(), strict=True):
         assert torch.equal(mine, theirs)
         assert mine.data_ptr() % 64 == flat.data.data_ptr() % 64
@@ -73,7 +73,7 @@ def test_shares_cover_every_element_once_and_keep_decay_apart(num_shares: int) -
     counts = {name: torch.zeros(p.numel()) for name, p in model.named_parameters()}
     for number in range(num_shares):
         start, end = number * length, (number + 1) * length
-        share = Share(flat, start, end, flat.data[start:end], torch.zeros(length))
+        share = Partition(flat, start, end, flat.data[start:end], torch.zeros(length))
         assert share.decayed.numel() + share.plain.numel() == length
         for piece in share.slices():
             counts[piece.name][piece.first : piece.first + piece.end - piece.start] += 1

@@ -156,7 +156,7 @@ def test_activations_are_let_go(schedule: str, peak: int, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(line, "forward", watched)
     line.run(batch_of(4), lambda loss: loss, span)
-    assert max(alive) == line.peak_held == peak
+    assert max(alive) == line.peak_in_flight == peak
     assert not any(sentinel() for sentinel in sentinels)
 
 

@@ -13,7 +13,7 @@ import pytest
 from frog.cli import main
 from frog.core.errors import ConfigError, FrogError
 from frog.parallel.drawing import draw, table
-from frog.parallel.programs import Step, messages, program
+from frog.parallel.programs import Instruction, messages, program
 from frog.parallel.schedules import NAMES, Action, Schedule, make_schedule, problems, stage_layers
 from frog.parallel.simulation import bubble_formula, simulate
 
@@ -90,11 +90,11 @@ def test_the_formulas() -> None:
 
 def test_memory() -> None:
     """GPipe holds every micro-batch; 1F1B what fills the pipeline; ZB-H1 no more than 1F1B's first rank."""
-    assert simulate(make_schedule("gpipe", 4, 8)).peak_held == (8, 8, 8, 8)
-    assert simulate(make_schedule("1f1b", 4, 8)).peak_held == (4, 3, 2, 1)
-    assert simulate(make_schedule("1f1b", 4, 64)).peak_held == (4, 3, 2, 1)
-    assert simulate(make_schedule("zero_bubble", 4, 64)).peak_held == (4, 4, 4, 4)
-    assert simulate(make_schedule("interleaved", 4, 64, 2)).peak_held == (11, 9, 7, 5)
+    assert simulate(make_schedule("gpipe", 4, 8)).peak_in_flight == (8, 8, 8, 8)
+    assert simulate(make_schedule("1f1b", 4, 8)).peak_in_flight == (4, 3, 2, 1)
+    assert simulate(make_schedule("1f1b", 4, 64)).peak_in_flight == (4, 3, 2, 1)
+    assert simulate(make_schedule("zero_bubble", 4, 64)).peak_in_flight == (4, 4, 4, 4)
+    assert simulate(make_schedule("interleaved", 4, 64, 2)).peak_in_flight == (11, 9, 7, 5)
 
 
 def test_sending_takes_time() -> None:
@@ -129,7 +129,7 @@ def test_what_cannot_be(name: str, ranks: int, micros: int, virtual: int, words:
 # ---- programs --------------------------------------------------------------------------------------------------------
 
 
-def run_programs(schedule: Schedule, programs: list[list[Step]]) -> list[int]:
+def run_programs(schedule: Schedule, programs: list[list[Instruction]]) -> list[int]:
     """Run all ranks' programs over queues that let only their heads meet; return the most sends each rank has kept.
 
     Stricter than gloo, which matches messages by direction: NCCL puts both directions of a pair into one queue.
@@ -140,28 +140,28 @@ def run_programs(schedule: Schedule, programs: list[list[Step]]) -> list[int]:
     moved = True
     while moved:
         moved = False
-        for rank, steps in enumerate(programs):
-            while places[rank] < len(steps):
-                step = steps[places[rank]]
-                needed = schedule.needs(step.action)
-                if step.op == "run" and needed is not None and schedule.rank_of(needed.stage) != rank:
+        for rank, instructions in enumerate(programs):
+            while places[rank] < len(instructions):
+                instruction = instructions[places[rank]]
+                needed = schedule.needs(instruction.action)
+                if instruction.op == "run" and needed is not None and schedule.rank_of(needed.stage) != rank:
                     if needed not in delivered:
                         break
-                elif step.op == "let_go" and step.action not in delivered:
+                elif instruction.op == "let_go" and instruction.action not in delivered:
                     break
-                elif step.op in ("send", "receive"):
-                    assert step.peer is not None
-                    mine, theirs = queues[rank, step.peer], queues[step.peer, rank]
-                    mine.append((step.op, step.action))
+                elif instruction.op in ("send", "receive"):
+                    assert instruction.peer is not None
+                    mine, theirs = queues[rank, instruction.peer], queues[instruction.peer, rank]
+                    mine.append((instruction.op, instruction.action))
                     while mine and theirs:
                         (own_op, own), (their_op, their) = mine.popleft(), theirs.popleft()
                         assert own == their
                         assert {own_op, their_op} == {"send", "receive"}
                         delivered.add(own)
-                kept[rank] += (step.op == "send") - (step.op == "let_go")
+                kept[rank] += (instruction.op == "send") - (instruction.op == "let_go")
                 most[rank] = max(most[rank], kept[rank])
                 places[rank], moved = places[rank] + 1, True
-    assert places == [len(steps) for steps in programs], "deadlock"
+    assert places == [len(instructions) for instructions in programs], "deadlock"
     assert kept == [0] * len(programs)
     return most
 
@@ -170,19 +170,21 @@ def test_programs_end_and_move_every_message() -> None:
     for schedule in ALL:
         programs = [program(schedule, rank) for rank in range(len(schedule.ranks))]
         run_programs(schedule, programs)
-        moved = [step.action for steps in programs for step in steps if step.op == "send"]
+        moved = [
+            instruction.action for instructions in programs for instruction in instructions if instruction.op == "send"
+        ]
         assert sorted(map(str, moved)) == sorted(str(message.made_by) for message in messages(schedule))
         if len(schedule.ranks) > 1:
             assert len(moved) == 2 * schedule.num_micro * (schedule.num_stages - 1)
-        for steps, actions in zip(programs, schedule.ranks, strict=True):
-            assert tuple(step.action for step in steps if step.op == "run") == actions
+        for instructions, actions in zip(programs, schedule.ranks, strict=True):
+            assert tuple(instruction.action for instruction in instructions if instruction.op == "run") == actions
 
 
 def test_a_send_before_its_turn_is_seen() -> None:
     """The check of the programs can fail: a rank that sends before it posts what comes first blocks the pair."""
     schedule = make_schedule("1f1b", 2, 4)
     programs = [program(schedule, rank) for rank in range(2)]
-    place = next(n for n, step in enumerate(programs[1]) if step.op == "send")
+    place = next(n for n, instruction in enumerate(programs[1]) if instruction.op == "send")
     earlier = max(n for n in range(place) if programs[1][n].op == "receive")
     programs[1][earlier], programs[1][place] = programs[1][place], programs[1][earlier]
     with pytest.raises(AssertionError):
@@ -200,10 +202,10 @@ def test_sent_tensors_do_not_pile_up(name: str) -> None:
 
 def test_receives_are_posted_ahead() -> None:
     """In the steady state a message travels while the rank computes."""
-    steps = program(make_schedule("1f1b", 3, 8), 1)
-    runs = [n for n, step in enumerate(steps) if step.op == "run"]
-    posted = {str(step.action): n for n, step in enumerate(steps) if step.op == "receive"}
-    assert posted["F3@0"] < runs[[str(steps[n].action) for n in runs].index("B1@1")]
+    instructions = program(make_schedule("1f1b", 3, 8), 1)
+    runs = [n for n, instruction in enumerate(instructions) if instruction.op == "run"]
+    posted = {str(instruction.action): n for n, instruction in enumerate(instructions) if instruction.op == "receive"}
+    assert posted["F3@0"] < runs[[str(instructions[n].action) for n in runs].index("B1@1")]
 
 
 # ---- text ------------------------------------------------------------------------------------------------------------

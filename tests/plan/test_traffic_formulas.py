@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from frog.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, TrainConfig
-from frog.plan.data_traffic import num_buckets, share_vectors
+from frog.plan.data_traffic import num_buckets, partition_vectors
 from frog.plan.flow import Flow, merge, wire_bytes
-from frog.plan.layout import Layout, Unit, layer_unit
+from frog.plan.layout import Layout, UnitSizes, layer_unit
 from frog.plan.traffic import step_traffic
 
 MODEL = ModelConfig(20, 8, 16, 3, 4, 2, 16)
@@ -63,7 +63,7 @@ def test_ddp_sends_the_gradient_once_whatever_the_micro_batches() -> None:
 
 
 def test_buckets_fill_from_the_last_matrix_to_the_first() -> None:
-    unit = Unit((100, 30, 30, 50), (8,))
+    unit = UnitSizes((100, 30, 30, 50), (8,))
     assert num_buckets(unit, 4 * 1000) == 1
     assert num_buckets(unit, 4 * 60) == 3, "50 + 30, then 30 + 100, then the vectors"
     assert num_buckets(unit, 4 * 1) == 5
@@ -167,5 +167,5 @@ def test_flows_of_one_axis_and_operation_are_one() -> None:
 
 def test_the_vectors_of_all_shares_are_all_vectors() -> None:
     for name in ("zero1", "zero2", "zero3"):
-        shares = [share_vectors(Layout(run(name=name), 4, rank)) for rank in range(4)]
+        shares = [partition_vectors(Layout(run(name=name), 4, rank)) for rank in range(4)]
         assert sum(map(sum, shares)) == 7 * 8

@@ -49,7 +49,7 @@ def summed(kind: type[data.DataParallel]) -> Patch:
     def finish(self: Any, tail: Tensor | None = None) -> bool:
         rides = original(self, tail)
         axis = self.axis if hasattr(self, "axis") else self.shard
-        for share in self.shares:
+        for share in self.partitions:
             share.grad.mul_(axis.size)
         return rides
 
@@ -149,7 +149,7 @@ def newest_gradient_only() -> Patch:
         if self._sent is not None:
             pending, mine, _ = self._sent
             pending.wait()
-            self.share.grad.copy_(mine)
+            self.partition.grad.copy_(mine)
             self._sent = None
 
     return replaced(zero2.Unit, "receive", receive)
@@ -192,17 +192,17 @@ def positions_from_zero() -> Patch:
 
 
 def experts_not_averaged() -> Patch:
-    original = scratch.build_parts
+    original = scratch.build_groups
 
-    def parts(*args: Any) -> list[scratch.Part]:
+    def parts(*args: Any) -> list[scratch.ParameterGroup]:
         made = original(*args)
         made[-1].data.finish = nothing  # type: ignore[method-assign]
         return made
 
-    return replaced(scratch, "build_parts", parts)
+    return replaced(scratch, "build_groups", parts)
 
 
-NOT_SHARED = forgotten(scratch, "share_weights")
+NOT_SHARED = forgotten(scratch, "broadcast_weights")
 
 MUTANTS = [
     *(Mutant("rank 0's weights not shared", name, 2, NOT_SHARED) for name in ("ddp-naive", "zero1", "zero3", "tp")),

@@ -47,7 +47,7 @@ MUTANTS: dict[str, tuple[types.ModuleType | type, str, str, str]] = {
     "rows not by expert": (expert, "by_expert", ".argsort(stable=True)", ".argsort().argsort()"),
     "combined in the wrong order": (moe.MixtureOfExperts, "forward", "order_R.argsort()", "order_R"),
     "no gate weight": (moe.MixtureOfExperts, "forward", "* weights_NA.unsqueeze(-1)", "/ self.num_active"),
-    "own share of the tokens": (expert.ShareOfAll, "__call__", "self.data.all_reduce(totals)", "pass"),
+    "own share of the tokens": (expert.GlobalTokenFraction, "__call__", "self.data.all_reduce(totals)", "pass"),
     "expert gradients not divided": (expert, "shard_experts", "grad / ep.size", "grad"),
 }
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from frog.comm import World, join_world
 from frog.comm.axis import Silent
-from frog.comm.held import assemble, target_of
+from frog.comm.local_shard import assemble, target_of
 from frog.config import DataConfig, OptimizerConfig, RunConfig, StrategyConfig, TrainConfig
 from frog.core.env import world_env
 from frog.core.processes import leave
@@ -88,20 +88,20 @@ def take_step(strategy: Strategy, case: prove.Case, step: int, span: Any = no_sp
 def state(strategy: Strategy) -> dict[str, Tensor]:
     """Weights and moments, whole, on every rank."""
     moments = {f"{moment}/{name}": shape for moment in MOMENTS for name, shape in strategy.shapes.items()}
-    held = [*strategy.held_parameters(), *strategy.held_moments()]
+    shards = [*strategy.parameter_shards(), *strategy.moment_shards()]
     shapes = {**strategy.shapes, **moments}
-    return {name: x.clone() for name, x in assemble(shapes, held, strategy.mesh.world.axis)}
+    return {name: x.clone() for name, x in assemble(shapes, shards, strategy.mesh.world.axis)}
 
 
 def put(strategy: Strategy, whole: dict[str, Tensor], count: int) -> None:
     """As a resumed run does it."""
-    held = [*strategy.held_parameters(), *strategy.held_moments()]
+    shards = [*strategy.parameter_shards(), *strategy.moment_shards()]
     with torch.no_grad():
-        for box in held:
-            box.tensor.copy_(target_of(whole[box.name], box))
+        for shard in shards:
+            shard.tensor.copy_(target_of(whole[shard.name], shard))
     for steps in strategy.step_counts():
         steps.fill_(count)
-    strategy.take(held)
+    strategy.loaded(shards)
 
 
 def relay(world: World) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from frog.checkpoint import Saver
 from frog.checkpoint.load import open_checkpoint, verify
 from frog.comm import join_world
-from frog.comm.held import assemble
+from frog.comm.local_shard import assemble
 from frog.core.env import world_env
 from frog.core.processes import leave
 from frog.core.runfolder import RunFolder
@@ -35,11 +35,11 @@ READ = sorted(path.name for path in folder.iterdir() if not path.name.startswith
 def state_of(strategy: Strategy) -> dict[str, Tensor]:
     """Weights and moments, whole and by name."""
     found = {f"model/{name}": tensor.clone() for name, tensor in strategy.whole()}
-    held = strategy.held_moments()
+    shards = strategy.moment_shards()
     shapes = {
         f"{moment}/{name}": shape for moment in ("exp_avg", "exp_avg_sq") for name, shape in strategy.shapes.items()
     }
-    return found | {f"optimizer/{name}": tensor for name, tensor in assemble(shapes, held, world.axis)}
+    return found | {f"optimizer/{name}": tensor for name, tensor in assemble(shapes, shards, world.axis)}
 
 
 def written(run: str) -> dict[str, Tensor]:
@@ -67,8 +67,8 @@ for implementation, known in (("frog", FROM_SCRATCH), ("torch", NATIVE["torch"])
         state = TrainState(strategy, scaler)
         label = f"{world.size} {implementation} {cell.strategy}"
         own = RunFolder(folder / label.replace(" ", "_"))
-        saver = Saver(own, world.rank, world.size, state.held(), generators(), attempt="x", keep_last=1, timeout_s=60)
-        saver.save(3, {**state.scalars(""), "step": 3}, generators(), state.held())
+        saver = Saver(own, world.rank, world.size, state.shards(), generators(), attempt="x", keep_last=1, timeout_s=60)
+        saver.save(3, {**state.scalars(""), "step": 3}, generators(), state.shards())
         saver.wait()
         world.barrier()
         for run in [*READ, own.path.name]:

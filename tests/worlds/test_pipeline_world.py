@@ -125,7 +125,7 @@ def check(name: str, case: dict[str, Any], results: Results) -> None:
         found = result[name]
         assert is_right(found), f"rank {rank}: {found}"
         assert found["evaluated"] <= 1
-        assert found["peak_held"] == found["simulated_peak"]
+        assert found["peak_in_flight"] == found["simulated_peak"]
         trained += found["trained"]
         repeated += found["repeats"]
     if set(case["mesh"]) == {"pp"}:

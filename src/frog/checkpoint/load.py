@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from frog.comm.held import Held
+from frog.comm.local_shard import LocalShard
 from frog.core.errors import CheckpointError
 from frog.core.manifest import read_manifest, verify_files
 from frog.core.runfolder import RunFolder
@@ -38,19 +38,20 @@ class Checkpoint:
         """What is no tensor: steps and tokens done, the order hash, the loss scale."""
         return dict(self.manifest["state"])
 
-    def load_into(self, held: Sequence[Held] | Mapping[str, Tensor]) -> None:
-        """Fill what a rank holds, each box from the pieces that overlap it, whatever world and strategy wrote them.
+    def load_into(self, shards: Sequence[LocalShard] | Mapping[str, Tensor]) -> None:
+        """Fill what a rank holds, each shard from the pieces that overlap it, whatever world and strategy wrote them.
 
         Raises:  CheckpointError naming the tensors that are missing, of another shape, or not covered.
         """
-        if isinstance(held, Mapping):
-            held = [Held(name, tensor, (0,) * tensor.dim(), tuple(tensor.shape)) for name, tensor in held.items()]
+        if isinstance(shards, Mapping):
+            named = shards.items()
+            shards = [LocalShard(name, tensor, (0,) * tensor.dim(), tuple(tensor.shape)) for name, tensor in named]
         entries = self.manifest["tensors"]
-        problems = {f"{box.name}: not in the checkpoint" for box in held if box.name not in entries}
+        problems = {f"{shard.name}: not in the checkpoint" for shard in shards if shard.name not in entries}
         problems |= {
-            f"{box.name}: shape {tuple(entries[box.name]['shape'])} in the checkpoint, {box.whole} in this model"
-            for box in held
-            if box.name in entries and list(box.whole) != entries[box.name]["shape"]
+            f"{shard.name}: shape {tuple(entries[shard.name]['shape'])} in the checkpoint, {shard.whole} in this model"
+            for shard in shards
+            if shard.name in entries and list(shard.whole) != entries[shard.name]["shape"]
         }
         if problems:
             listing = "\n".join(f"  - {problem}" for problem in sorted(problems)[:10])
@@ -59,12 +60,12 @@ class Checkpoint:
                 "resume with the model that the run was started with (its run.json says which)",
             )
         with torch.no_grad(), _Files(self.path) as files:
-            for box in held:
-                filled = sum(_copy_overlap(box, piece, files) for piece in entries[box.name]["pieces"])
-                if filled != box.tensor.numel():
+            for shard in shards:
+                filled = sum(_copy_overlap(shard, piece, files) for piece in entries[shard.name]["pieces"])
+                if filled != shard.tensor.numel():
                     raise CheckpointError(
-                        f"{self.path}: its pieces of {box.name} fill {filled} of the {box.tensor.numel()} elements at "
-                        f"{list(box.offset)}"
+                        f"{self.path}: its pieces of {shard.name} fill {filled} of the {shard.tensor.numel()} elements "
+                        f"at {list(shard.offset)}"
                     )
 
     def load_own(self, rank: int) -> dict[str, Tensor] | None:
@@ -106,17 +107,17 @@ class _Files:
         return tensor
 
 
-def _copy_overlap(box: Held, piece: dict[str, Any], files: _Files) -> int:
-    """Copy what a stored piece and a box have in common; return how many elements that is."""
+def _copy_overlap(shard: LocalShard, piece: dict[str, Any], files: _Files) -> int:
+    """Copy what a stored piece and a shard have in common; return how many elements that is."""
     mine, theirs = [], []
-    for start, size, at, count in zip(box.offset, box.tensor.shape, piece["offset"], piece["shape"], strict=True):
+    for start, size, at, count in zip(shard.offset, shard.tensor.shape, piece["offset"], piece["shape"], strict=True):
         lower, upper = max(start, at), min(start + size, at + count)
         if lower >= upper:
             return 0
         mine.append(slice(lower - start, upper - start))
         theirs.append(slice(lower - at, upper - at))
     source = files.get(piece["file"], piece["key"])
-    target = box.tensor[tuple(mine)]
+    target = shard.tensor[tuple(mine)]
     target.copy_(source[tuple(theirs)])
     return target.numel()
 

@@ -21,7 +21,7 @@ from typing import Any
 from torch import Tensor
 
 from frog.checkpoint.staging import StagedFile, partition
-from frog.comm.held import Held
+from frog.comm.local_shard import LocalShard
 from frog.core.errors import CheckpointError
 from frog.core.files import sync_folder, write_json
 from frog.core.manifest import FORMAT, manifest_hash
@@ -35,7 +35,7 @@ _PARTS_S = 2.0
 class Saver:
     """Writes the checkpoints of one run from one rank.
 
-    `held` are boxes of the world's tensors. Of equal copies each rank writes an even partition, of what
+    `shards` are this rank's. Of equal copies each rank writes an even partition, of what
     it alone holds all.
     `own` are tensors that differ by rank and belong to it alone, such as the state of the random generator.
     """
@@ -45,7 +45,7 @@ class Saver:
         folder: RunFolder,
         rank: int,
         world_size: int,
-        held: Sequence[Held],
+        shards: Sequence[LocalShard],
         own: Mapping[str, Tensor],
         *,
         attempt: str,
@@ -55,8 +55,8 @@ class Saver:
     ) -> None:
         self._folder, self._rank, self._world_size = folder, rank, world_size
         self._attempt, self._keep_last, self._timeout_s, self._on_commit = attempt, keep_last, timeout_s, on_commit
-        self._mine = choose(held)
-        self._staged = StagedFile({key: box.tensor for key, box in self._mine.items()} | _own_names(own, rank))
+        self._mine = choose(shards)
+        self._staged = StagedFile({key: shard.tensor for key, shard in self._mine.items()} | _own_names(own, rank))
         self._thread: threading.Thread | None = None
         self._before: threading.Thread | None = None
         self._part_done = threading.Event()
@@ -70,13 +70,13 @@ class Saver:
         return self._staged.payload_bytes
 
     def save(
-        self, step: int, state: dict[str, Any], own: Mapping[str, Tensor], held: Sequence[Held] | None = None
+        self, step: int, state: dict[str, Any], own: Mapping[str, Tensor], shards: Sequence[LocalShard] | None = None
     ) -> int:
         """Begin a checkpoint; return for how many nanoseconds the caller was held up.
 
         It is held up while this rank still writes its part of the one before, and until the one before that is whole:
         of that all ranks have written their parts, if they take their steps together.
-        `held` gives the boxes anew, where they are not views of what they were when this saver was made.
+        `shards` gives the shards anew, where they are not views of what they were when this saver was made.
 
         Raises:  CheckpointError if the one before could not be written.
         """
@@ -85,9 +85,9 @@ class Saver:
         self.check()
         if self._before is not None:
             self._before.join()
-        if held is not None:
-            self._mine = choose(held)
-        self._staged.stage({key: box.tensor for key, box in self._mine.items()} | _own_names(own, self._rank))
+        if shards is not None:
+            self._mine = choose(shards)
+        self._staged.stage({key: shard.tensor for key, shard in self._mine.items()} | _own_names(own, self._rank))
         self._before, self._part_done = self._thread, threading.Event()
         words = (step, state, self._part_done, self._before)
         self._thread = threading.Thread(target=self._run, args=words, name=f"checkpoint {step}", daemon=True)
@@ -154,10 +154,10 @@ class Saver:
         path = staging / f"rank_{self._rank}.safetensors"
         digest = self._staged.write(path)
         tensors: dict[str, dict[str, Any]] = {}
-        for key, box in self._mine.items():
-            dtype = str(box.tensor.dtype).removeprefix("torch.")
-            entry = tensors.setdefault(box.name, {"shape": list(box.whole), "dtype": dtype, "pieces": []})
-            piece = {"file": path.name, "key": key, "offset": list(box.offset), "shape": list(box.tensor.shape)}
+        for key, shard in self._mine.items():
+            dtype = str(shard.tensor.dtype).removeprefix("torch.")
+            entry = tensors.setdefault(shard.name, {"shape": list(shard.whole), "dtype": dtype, "pieces": []})
+            piece = {"file": path.name, "key": key, "offset": list(shard.offset), "shape": list(shard.tensor.shape)}
             entry["pieces"].append(piece)
         file = {"bytes": path.stat().st_size, "sha256": digest}
         write_json(staging / f"rank_{self._rank}.json", {"file": file, "tensors": tensors})
@@ -213,16 +213,16 @@ class Saver:
             shutil.rmtree(self._folder.checkpoint(step))
 
 
-def choose(held: Sequence[Held]) -> dict[str, Held]:
-    """The boxes that this rank writes, by their keys: all that it alone holds, an even partition of equal copies."""
-    chosen: dict[str, Held] = {}
-    by_copies: dict[tuple[int, int], dict[str, Held]] = {}
-    for box in held:
-        if box.copies is not None and box.tensor.numel():
-            by_copies.setdefault(box.copies, {})[box.key] = box
-    for (number, count), boxes in by_copies.items():
-        mine = partition({key: box.tensor for key, box in boxes.items()}, count)[number]
-        chosen |= {key: boxes[key] for key in mine}
+def choose(shards: Sequence[LocalShard]) -> dict[str, LocalShard]:
+    """The shards that this rank writes, by their keys: all that it alone holds, an even partition of equal copies."""
+    chosen: dict[str, LocalShard] = {}
+    by_copies: dict[tuple[int, int], dict[str, LocalShard]] = {}
+    for shard in shards:
+        if shard.copies is not None and shard.tensor.numel():
+            by_copies.setdefault(shard.copies, {})[shard.key] = shard
+    for (number, count), group in by_copies.items():
+        mine = partition({key: shard.tensor for key, shard in group.items()}, count)[number]
+        chosen |= {key: group[key] for key in mine}
     return chosen
 
 

@@ -55,7 +55,7 @@ def run_here(experts: Experts, x_RD: Tensor, counts_E: Tensor) -> Tensor:
     return experts(x_RD, counts_E.tolist())  # type: ignore[no-any-return]
 
 
-def share_here(counts_E: Tensor, num_tokens: int) -> Tensor:
+def local_token_fraction(counts_E: Tensor, num_tokens: int) -> Tensor:
     """What share of the tokens each expert gets, of those that this process has."""
     return counts_E / num_tokens
 
@@ -65,7 +65,7 @@ class MixtureOfExperts(nn.Module):
 
     run_experts: Callable[[Experts, Tensor, Tensor], Tensor] = staticmethod(run_here)
     """A strategy that shares the experts out puts its own in place."""
-    share: Callable[[Tensor, int], Tensor] = staticmethod(share_here)
+    token_fraction: Callable[[Tensor, int], Tensor] = staticmethod(local_token_fraction)
     """A strategy that shares the batch out puts in place what counts all of it."""
     losses: list[Tensor] | None = None
     """Where the load-balancing loss is put down, while `balance_losses` asks for it."""
@@ -81,7 +81,7 @@ class MixtureOfExperts(nn.Module):
         probabilities_NE, weights_NA, experts_NA = self.route(x_ND)
         counts_E = experts_NA.flatten().bincount(minlength=self.num_experts)
         if self.training:
-            loss = load_balancing_loss(self.share(counts_E, len(x_ND)), probabilities_NE)
+            loss = load_balancing_loss(self.token_fraction(counts_E, len(x_ND)), probabilities_NE)
             if self.losses is not None:
                 self.losses.append(loss)
 

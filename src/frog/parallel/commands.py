@@ -91,7 +91,7 @@ def _comparison(args: argparse.Namespace, simulations: list[Simulation]) -> str:
             args.backward_time,
             args.weight_time,
         )
-        held = " ".join(f"{count / schedule.virtual_stages:g}" for count in simulation.peak_held)
+        held = " ".join(f"{count / schedule.virtual_stages:g}" for count in simulation.peak_in_flight)
         cells = (f"{simulation.makespan:g}", f"{simulation.bubble:.1%}", f"{formula:.1%}", held)
         rows.append((schedule.name, *cells))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -59,7 +59,7 @@ def zigzag(T: int, cp_size: int, cp_rank: int) -> Tensor:
 
 
 def local_part(tokens: Tensor, labels: Tensor, cp: Axis) -> tuple[Tensor, Tensor, Tensor]:
-    """This rank's part of sequences, and the positions that the model must be told.
+    """This rank's part of sequences, and the positions that the model must be given.
 
     Shapes:  tokens and labels (..., T) -> two of (..., T/n), and (T/n,)
     Equals:  the mean over the ranks of the losses of their parts is the loss of the whole.

@@ -1,7 +1,7 @@
 """Data parallelism: what the four ways to do it (ddp, zero1, zero2, zero3) have in common.
 
 In the order in which a step calls them: `before_backward` and `after_backward` around each micro-batch's, `finish`
-(every gradient is the mean over the data ranks now), then the optimizer updates `shares`, `gather`, `zero`.
+(every gradient is the mean over the data ranks now), then the optimizer updates `partitions`, `gather`, `zero`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from frog.parallel.flat import Share
+from frog.parallel.flat import Partition
 
 
 class Listener(Protocol):
@@ -25,7 +25,7 @@ class Listener(Protocol):
 class DataParallel(ABC):
     """How the ranks of the data axis keep the parameters, the gradients and the optimizer's state of a module."""
 
-    shares: list[Share]
+    partitions: list[Partition]
     """What this rank updates."""
     keeps_whole_parameters = True
     """Whether every rank holds every parameter, and so can write any of them into a checkpoint."""

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from frog.comm import Axis, Pending
 from frog.parallel.data import DataParallel
-from frog.parallel.flat import FlatParameters, Share
+from frog.parallel.flat import FlatParameters, Partition
 
 
 class NaiveDDP(DataParallel):
@@ -33,8 +33,8 @@ class NaiveDDP(DataParallel):
         self.axis, self.flat = axis, FlatParameters(named)
         self._buffer = torch.zeros(self.flat.size + num_tail, dtype=self.flat.data.dtype, device=self.flat.data.device)
         self.grad, self.tail = self._buffer[: self.flat.size], self._buffer[self.flat.size :]
-        self.flat.hold_gradients(self.grad)
-        self.shares = [Share(self.flat, 0, self.flat.size, self.flat.data, self.grad)]
+        self.flat.view_gradients(self.grad)
+        self.partitions = [Partition(self.flat, 0, self.flat.size, self.flat.data, self.grad)]
 
     def local_gradient(self) -> Tensor | None:
         return self.grad

@@ -1,10 +1,10 @@
 """ZeRO stages 1, 2 and 3 by DeepSpeed's engine, driven by its JSON file.
 
 The engine owns the backward pass, the reduction, the clipping and the step; this file fits them into a step of ours.
-Every rank's shares are runs of elements of a parameter (stage 1 and 2 cut a flat buffer of all, stage 3 cuts every
-parameter), told as boxes like those of the strategies from scratch, so that a checkpoint goes from any to any.
-With bf16 the engine computes in bf16 weights and keeps a float32 share of them, which is what is told and saved.
-Comm:    as in zero1, zero2, zero3, inside DeepSpeed: none of it is told to the events.
+Every rank's partitions are runs of elements of a parameter (stage 1 and 2 cut a flat buffer of all, stage 3 cuts every
+parameter), given as shards like those of the strategies from scratch, so that a checkpoint goes from any to any.
+With bf16 the engine computes in bf16 weights and keeps a float32 partition of them, which is what is seen and saved.
+Comm:    as in zero1, zero2, zero3, inside DeepSpeed: none of it is in the events.
 Source:  Rajbhandari et al. 2020.
 """
 
@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from frog.comm import World
-from frog.comm.held import Held, held_slice
+from frog.comm.local_shard import LocalShard, slice_shards
 from frog.config import RunConfig
 from frog.config.deepspeed import deepspeed_path, fill_deepspeed, read_deepspeed
 from frog.core.env import prepare_deepspeed
@@ -35,7 +35,7 @@ from frog.parallel.strategy import MakeOptimizer
 
 
 @dataclass(frozen=True)
-class Run:
+class EngineSlice:
     """The elements [first, first + count) of a parameter: what this rank updates of it, or keeps if it is frozen."""
 
     name: str
@@ -121,7 +121,7 @@ class DeepSpeed(Native):
         return [gradient for _, gradient in self._gradients()]
 
     def clip(self, norm: float, max_norm: float) -> None:
-        """The engine clips when it takes the step, by the same formula: it is told the limit."""
+        """The engine clips when it takes the step, by the same formula: it is given the limit."""
         self.zero_optimizer.clip_grad = max_norm
 
     def step(self, scaler: torch.amp.GradScaler) -> None:
@@ -136,7 +136,7 @@ class DeepSpeed(Native):
 
     # ---- what is where -----------------------------------------------------------------------------------------------
 
-    def _all_runs(self) -> Iterator[Run]:
+    def _all_runs(self) -> Iterator[EngineSlice]:
         zero = self.zero_optimizer
         for name, parameter in self.parameters.items():
             kept: Any = parameter
@@ -156,9 +156,9 @@ class DeepSpeed(Native):
             else:
                 continue
             if count > 0:
-                yield Run(name, parameter, first, count, flat, start)
+                yield EngineSlice(name, parameter, first, count, flat, start)
 
-    def _gradients(self) -> Iterator[tuple[Run, Tensor]]:
+    def _gradients(self) -> Iterator[tuple[EngineSlice, Tensor]]:
         for run in self._runs:
             if run.parameter.requires_grad:
                 kept: Any = run.parameter
@@ -168,25 +168,27 @@ class DeepSpeed(Native):
                     gradient = kept._hp_mapping.get_lp_grad_fragment(kept._index_in_param_group)
                 yield run, gradient.flatten()[: run.count].float()
 
-    def _boxes(self, run: Run, values: Tensor, prefix: str = "") -> list[Held]:
+    def _shards_like(self, run: EngineSlice, values: Tensor, prefix: str = "") -> list[LocalShard]:
         whole, data = self.shapes[run.name], self.mesh.data
         is_repeated = run.count == run.parameter.numel() and not (run.parameter.requires_grad or self._is_stage_3)
         copies = (data.rank, data.size) if is_repeated else (0, 1)
-        return held_slice(prefix + run.name, values, run.first, whole, (0,) * len(whole), whole, copies)
+        return slice_shards(prefix + run.name, values, run.first, whole, (0,) * len(whole), whole, copies)
 
-    def held_parameters(self) -> list[Held]:
-        return [box for run in self._runs for box in self._boxes(run, run.of(run.flat.detach()))]
+    def parameter_shards(self) -> list[LocalShard]:
+        return [shard for run in self._runs for shard in self._shards_like(run, run.of(run.flat.detach()))]
 
-    def held_gradients(self) -> list[Held]:
-        return [box for run, gradient in self._gradients() for box in self._boxes(run, gradient)]
+    def gradient_shards(self) -> list[LocalShard]:
+        return [shard for run, gradient in self._gradients() for shard in self._shards_like(run, gradient)]
 
-    def _held_moment(self, moment: str) -> list[Held]:
+    def _shards_of_moment(self, moment: str) -> list[LocalShard]:
         state = self.optimizer.state
         trained = [run for run in self._runs if run.parameter.requires_grad]
-        return [box for run in trained for box in self._boxes(run, run.of(state[run.flat][moment]), f"{moment}/")]
+        return [
+            shard for run in trained for shard in self._shards_like(run, run.of(state[run.flat][moment]), f"{moment}/")
+        ]
 
-    def take(self, held: Sequence[Held]) -> None:
-        """The engine works with copies of the float32 shares: renew them, as at the end of a step."""
+    def loaded(self, shards: Sequence[LocalShard]) -> None:
+        """The engine works with copies of the float32 partitions: renew them, as at the end of a step."""
         zero = self.zero_optimizer
         if not self._is_stage_3:
             zero.update_lp_params()

@@ -70,10 +70,10 @@ def balance_over(model: nn.Module, data: Axis) -> None:
     """
     for module in model.modules():
         if isinstance(module, MixtureOfExperts):
-            module.share = ShareOfAll(data)
+            module.token_fraction = GlobalTokenFraction(data)
 
 
-class ShareOfAll:
+class GlobalTokenFraction:
     """What share of the tokens of all ranks each expert gets.
 
     Comm:    one all-reduce of E + 1 numbers.

@@ -52,7 +52,7 @@ class FlatParameters:
         start, count = self.spans[name]
         return flat[start : start + count].view(self.parameters[name].shape)
 
-    def hold_gradients(self, grad: Tensor) -> None:
+    def view_gradients(self, grad: Tensor) -> None:
         """Make every parameter's gradient a view into `grad`, which is laid out as `data`."""
         for name, parameter in self.parameters.items():
             parameter.grad = self.view(grad, name)
@@ -80,7 +80,7 @@ class Slice:
     end: int
 
 
-class Share:
+class Partition:
     """The part [start, end) of a flat buffer that one rank updates: one tensor with weight decay, one without."""
 
     def __init__(self, flat: FlatParameters, start: int, end: int, data: Tensor, grad: Tensor) -> None:

@@ -40,7 +40,7 @@ class Grid:
                 mesh_dim_names=tuple(self._names.values()),
             )
 
-    def part(self, *axes: str) -> DeviceMesh | None:
+    def submesh(self, *axes: str) -> DeviceMesh | None:
         """The mesh of these axes alone, as far as they have several ranks; None if none has."""
         names = tuple(self._names[name] for name in axes if name in self._names)
         return self._mesh[names] if self._mesh is not None and names else None

@@ -1,8 +1,8 @@
-"""What the strategies that torch or DeepSpeed carry out have in common: the same interface, the same account of state.
+"""What the strategies that torch or DeepSpeed carry out have in common: the same interface, the same view of state.
 
-A rank's state is told in boxes of the whole model's tensors, as that of the strategies from scratch, so that proofs
+A rank's state is given as shards of the whole model's tensors, as that of the strategies from scratch, so that proofs
 and checkpoints do not ask who did the work. The numbers that all ranks must agree on, and the norm, go through our own
-axes. The rest of the communication happens inside torch: what of it is told to the events, each file says.
+axes. The rest of the communication happens inside torch: what of it is in the events, each file says.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from frog.comm import Axis, World
-from frog.comm.held import Held
+from frog.comm.local_shard import LocalShard
 from frog.config import RunConfig, StrategyConfig
 from frog.core.errors import CommError, ConfigError
 from frog.data import Batch
 from frog.model.transformer import TinyTransformer
 from frog.parallel.expert import balance_over
 from frog.parallel.mesh import Mesh
-from frog.parallel.strategy import MOMENTS, Agreement, MakeOptimizer, Span, Strategy, no_span, share_weights
+from frog.parallel.strategy import MOMENTS, Agreement, MakeOptimizer, Span, Strategy, broadcast_weights, no_span
 
 
 class Native(Strategy):
@@ -48,7 +48,7 @@ class Native(Strategy):
         self.shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
         self._autocast = autocast or nullcontext()
         self._run: Callable[..., Any] = model
-        share_weights(model, mesh)
+        broadcast_weights(model, mesh)
         balance_over(model, mesh.data)
         if config.train.compile:
             for layer in model.layers:
@@ -86,7 +86,7 @@ class Native(Strategy):
         loss.backward()  # type: ignore[no-untyped-call]
 
     def reduce(self, loss: Tensor, stop: bool) -> Agreement:
-        """torch has averaged the gradient during the backward pass; the losses and the wish to stop go round here."""
+        """torch has averaged the gradient during the backward pass; losses and requests to stop go round here."""
         slots = self._slots(loss, stop)
         self.mesh.world.axis.all_reduce(slots)
         return self._agreement(slots, grad_norm_local=None)
@@ -100,7 +100,7 @@ class Native(Strategy):
 
     def _own_gradients(self) -> list[Tensor]:
         """What this rank counts of the reduced gradient, of the ranks that together hold one."""
-        return [local(p.grad) for name, p in self.parameters.items() if p.grad is not None and self._speaks(name)]
+        return [local(p.grad) for name, p in self.parameters.items() if p.grad is not None and self._counts(name)]
 
     def clip(self, norm: float, max_norm: float) -> None:
         gradients = [local(p.grad) for p in self.parameters.values() if p.grad is not None]
@@ -131,29 +131,29 @@ class Native(Strategy):
         """Whether the data ranks of a row share out parameters and gradients."""
         return False
 
-    def held_parameters(self) -> list[Held]:
-        return self.boxes({name: p.detach() for name, p in self.parameters.items()})
+    def parameter_shards(self) -> list[LocalShard]:
+        return self.shards({name: p.detach() for name, p in self.parameters.items()})
 
-    def held_gradients(self) -> list[Held]:
-        return self.boxes({name: p.grad for name, p in self.parameters.items() if p.grad is not None})
+    def gradient_shards(self) -> list[LocalShard]:
+        return self.shards({name: p.grad for name, p in self.parameters.items() if p.grad is not None})
 
-    def held_moments(self) -> list[Held]:
-        return [box for moment in MOMENTS for box in self._held_moment(moment)]
+    def moment_shards(self) -> list[LocalShard]:
+        return [shard for moment in MOMENTS for shard in self._shards_of_moment(moment)]
 
-    def _held_moment(self, moment: str) -> list[Held]:
+    def _shards_of_moment(self, moment: str) -> list[LocalShard]:
         state = self.optimizer.state
-        return self.boxes({name: state[p][moment] for name, p in self.parameters.items() if p in state}, f"{moment}/")
+        return self.shards({name: state[p][moment] for name, p in self.parameters.items() if p in state}, f"{moment}/")
 
-    def boxes(self, named: Mapping[str, Tensor], prefix: str = "", along: Axis | None = None) -> list[Held]:
+    def shards(self, named: Mapping[str, Tensor], prefix: str = "", along: Axis | None = None) -> list[LocalShard]:
         """What this rank holds of some tensors, laid out as the parameters of these names; repeated `along` an axis."""
         axis = along or (self.mesh.replicate if self._shards else self.mesh.data)
-        held = []
+        shards = []
         for name, tensor in named.items():
-            copies = (axis.rank, axis.size) if self._speaks(name) else None
+            copies = (axis.rank, axis.size) if self._counts(name) else None
             own, whole = local(tensor), self.shapes[name]
             if own.numel() > 0:
-                held.append(Held(prefix + name, own, offset_of(tensor), whole, copies))
-        return held
+                shards.append(LocalShard(prefix + name, own, offset_of(tensor), whole, copies))
+        return shards
 
 
 def check_compile(strategy: StrategyConfig) -> None:
@@ -203,7 +203,7 @@ def begin_states(optimizer: torch.optim.Optimizer) -> None:
 
 @contextmanager
 def explained(world: World, during: str) -> Iterator[None]:
-    """Tell a failure of torch's own communication as ours are told."""
+    """Report a failure of torch's own communication as ours are."""
     try:
         yield
     except RuntimeError as error:

@@ -27,7 +27,7 @@ from frog.comm import Axis, Pending
 from frog.data import Batch
 from frog.parallel.data import Listener
 from frog.parallel.deferred import DeferredWeights, Due, add_weight_gradients
-from frog.parallel.programs import Step, program
+from frog.parallel.programs import Instruction, program
 from frog.parallel.schedules import Action, Schedule
 from frog.parallel.stages import TIED, Stages
 from frog.parallel.strategy import Span, no_span
@@ -57,14 +57,14 @@ class Pipeline:
         self.program = program(schedule, pp.rank)
         self.final = set({(action.kind, action.stage): action for action in schedule.ranks[pp.rank]}.values())
         """The last backward and the last weight action of each stage (and, of no use, the last forward)."""
-        layers = [layer for held in stages.layers.values() for layer in held]
+        layers = [layer for own in stages.layers.values() for layer in own]
         self.deferred = DeferredWeights(layers) if schedule.splits_backward else None
         self._token_shards, self._positions_T = token_shards, positions_T
-        self.peak_held = 0
+        self.peak_in_flight = 0
         """The most micro-batches that the last run held at once, counted for each stage."""
 
     def repeats(self, name: str) -> bool:
-        """Whether a parameter of this rank is the copy of another rank's, which speaks for it."""
+        """Whether a parameter of this rank is the copy of another rank's, which counts it."""
         return name == TIED and self.pp.rank > 0
 
     def run(
@@ -76,7 +76,7 @@ class Pipeline:
     ) -> Tensor:
         """Forward and backward of all micro-batches; gradients add up in the parameters' `grad`.
 
-        `data` is told before and after each action that adds to gradients, with `last` where nothing is added to the
+        `data` is called before and after each action that adds to gradients, with `last` where nothing is added to the
         same parameters afterwards. Spans are around computing alone, never around waiting.
 
         Shapes:  -> a scalar: this rank's part of the loss. Summed over `pp` it is the loss; only the last stage has
@@ -157,7 +157,7 @@ class _Run:
         self._loss = torch.zeros((), device=self._pp.device)
         self._root = scale(torch.ones((), device=self._pp.device))
         """The gradient of a scaled loss by the loss."""
-        self._held: dict[tuple[int, int], _Micro] = {}
+        self._in_flight: dict[tuple[int, int], _Micro] = {}
         self._made: dict[Action, Tensor] = {}
         self._arriving: dict[Action, tuple[Pending, Tensor]] = {}
         self._leaving: dict[Action, tuple[Pending, Tensor]] = {}
@@ -166,27 +166,27 @@ class _Run:
         """Go through the program."""
         work = {"F": self._forward, "B": self._backward, "W": self._weights}
         peak = 0
-        for step in self._pipeline.program:
-            if step.op == "run":
-                work[step.action.kind](step.action)
-                peak = max(peak, len(self._held))
+        for instruction in self._pipeline.program:
+            if instruction.op == "run":
+                work[instruction.action.kind](instruction.action)
+                peak = max(peak, len(self._in_flight))
             else:
-                self._move(step)
-        self._pipeline.peak_held = peak
+                self._move(instruction)
+        self._pipeline.peak_in_flight = peak
         return self._loss
 
-    def _move(self, step: Step) -> None:
+    def _move(self, instruction: Instruction) -> None:
         """Post a receive or a send, or let go of what was sent."""
-        if step.op == "let_go":
-            self._leaving.pop(step.action)[0].wait()
+        if instruction.op == "let_go":
+            self._leaving.pop(instruction.action)[0].wait()
             return
-        assert step.peer is not None
-        if step.op == "send":
-            x_BtD = self._made.pop(step.action)
-            self._leaving[step.action] = (self._pp.start_send(x_BtD, step.peer), x_BtD)
+        assert instruction.peer is not None
+        if instruction.op == "send":
+            x_BtD = self._made.pop(instruction.action)
+            self._leaving[instruction.action] = (self._pp.start_send(x_BtD, instruction.peer), x_BtD)
         else:
-            x_BtD = self._pipeline.buffer(self._batch.tokens_ABT[step.action.micro])
-            self._arriving[step.action] = (self._pp.start_receive(x_BtD, step.peer), x_BtD)
+            x_BtD = self._pipeline.buffer(self._batch.tokens_ABT[instruction.action.micro])
+            self._arriving[instruction.action] = (self._pp.start_receive(x_BtD, instruction.peer), x_BtD)
 
     def _take(self, action: Action) -> Tensor:
         """What another stage has made for this action: wait for it, or take it over from the same rank."""
@@ -213,31 +213,31 @@ class _Run:
         if not self._is_last(stage):
             self._made[action] = y.detach().contiguous()
             roots.insert(0, y)
-        self._held[stage, number] = _Micro(x_BtD, roots)
+        self._in_flight[stage, number] = _Micro(x_BtD, roots)
 
     def _backward(self, action: Action) -> None:
         stage = action.stage
-        micro = self._held.pop((stage, action.micro))
+        micro = self._in_flight.pop((stage, action.micro))
         gradients = [self._root] * len(micro.roots)
         if not self._is_last(stage):
             gradients[0] = self._take(action)
-        with self._span("backward", action.micro), self._told(action):
+        with self._span("backward", action.micro), self._gradients_of(action):
             _backward([pair for pair in zip(micro.roots, gradients, strict=True) if pair[0].requires_grad])
         if stage > 0:
             grad_BtD = micro.x_BtD.grad if micro.x_BtD is not None else None
             assert grad_BtD is not None
             self._made[action] = grad_BtD.contiguous()
         if self._pipeline.deferred is not None:
-            self._held[stage, action.micro] = _Micro(None, [], self._pipeline.deferred.take())
+            self._in_flight[stage, action.micro] = _Micro(None, [], self._pipeline.deferred.take())
 
     def _weights(self, action: Action) -> None:
-        micro = self._held.pop((action.stage, action.micro))
-        with self._span("backward", action.micro), self._told(action):
+        micro = self._in_flight.pop((action.stage, action.micro))
+        with self._span("backward", action.micro), self._gradients_of(action):
             add_weight_gradients(micro.due)
 
     @contextmanager
-    def _told(self, action: Action) -> Iterator[None]:
-        """Tell the data parallelism that gradients are about to come, and that they have."""
+    def _gradients_of(self, action: Action) -> Iterator[None]:
+        """Let the data parallelism know that gradients are about to come, and that they have."""
         if self._data is not None:
             self._data.before_backward(last=action in self._pipeline.final)
         yield

@@ -22,7 +22,7 @@ from frog.parallel.simulation import simulate
 
 
 @dataclass(frozen=True)
-class Step:
+class Instruction:
     """One line of a rank's program. A message is named by the action that makes it."""
 
     op: Literal["run", "receive", "send", "let_go"]
@@ -57,12 +57,12 @@ def messages(schedule: Schedule) -> list[Message]:
     return sorted(found, key=lambda message: (ends[message.made_by], message.source))
 
 
-def program(schedule: Schedule, rank: int) -> list[Step]:
+def program(schedule: Schedule, rank: int) -> list[Instruction]:
     """What a rank does, line by line.
 
     Raises:  FrogError if the schedule cannot end.
     """
-    return list(_Writer(schedule, rank).steps())
+    return list(_Writer(schedule, rank).instructions())
 
 
 class _Writer:
@@ -83,40 +83,40 @@ class _Writer:
                 self._queues[message.source].append(message)
         self._kept: list[Message] = []
 
-    def steps(self) -> Iterator[Step]:
+    def instructions(self) -> Iterator[Instruction]:
         for place, action in enumerate(self._actions):
             arriving, leaving = self._arriving.get(action), self._leaving.get(action)
             if arriving is not None:
                 yield from self._up_to(arriving)
             yield from self._early(place + 1)
-            yield Step("run", action)
+            yield Instruction("run", action)
             if arriving is not None:
                 yield from self._let_go(arriving)
             if leaving is not None:
                 yield from self._up_to(leaving)
                 self._kept.append(leaving)
-        yield from (Step("let_go", message.made_by, message.target) for message in self._kept)
+        yield from (Instruction("let_go", message.made_by, message.target) for message in self._kept)
 
-    def _up_to(self, message: Message) -> Iterator[Step]:
+    def _up_to(self, message: Message) -> Iterator[Instruction]:
         """Post everything up to a message's turn, unless that has been done."""
         queue = self._queues[message.target if message.source == self._rank else message.source]
         while message in queue:
             yield self._post(queue.pop(0))
 
-    def _early(self, place: int) -> Iterator[Step]:
+    def _early(self, place: int) -> Iterator[Instruction]:
         """Post what the next action needs, if it is next in its queue."""
         needed = self._arriving.get(self._actions[place]) if place < len(self._actions) else None
         if needed is not None and self._queues[needed.source][:1] == [needed]:
             yield self._post(self._queues[needed.source].pop(0))
 
-    def _post(self, message: Message) -> Step:
+    def _post(self, message: Message) -> Instruction:
         if message.source == self._rank:
-            return Step("send", message.made_by, message.target)
-        return Step("receive", message.made_by, message.source)
+            return Instruction("send", message.made_by, message.target)
+        return Instruction("receive", message.made_by, message.source)
 
-    def _let_go(self, arrived: Message) -> Iterator[Step]:
+    def _let_go(self, arrived: Message) -> Iterator[Instruction]:
         """The sends that the sender of `arrived` had taken in when it made it."""
         made = self._places[arrived.made_by]
         taken = [m for m in self._kept if m.target == arrived.source and self._places[m.needed_by] <= made]
         self._kept = [message for message in self._kept if message not in taken]
-        yield from (Step("let_go", message.made_by, message.target) for message in taken)
+        yield from (Instruction("let_go", message.made_by, message.target) for message in taken)

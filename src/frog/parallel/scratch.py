@@ -12,19 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from frog.comm import Axis
-from frog.comm.held import Held, held_slice
+from frog.comm.local_shard import LocalShard, slice_shards
 from frog.config import RunConfig
 from frog.data import Batch
 from frog.model.transformer import TinyTransformer
 from frog.parallel.context import local_part, use_context, zigzag
 from frog.parallel.expert import balance_over, expert_names, shard_experts
-from frog.parallel.flat import Share, square_sum, wide_dtype
+from frog.parallel.flat import Partition, square_sum, wide_dtype
+from frog.parallel.groups import ParameterGroup, build_groups
 from frog.parallel.mesh import Mesh
-from frog.parallel.parts import Part, build_parts
 from frog.parallel.pipeline import Pipeline
 from frog.parallel.schedules import make_schedule
 from frog.parallel.stages import Stages, build_stages, make_tied_axis
-from frog.parallel.strategy import MOMENTS, Agreement, MakeOptimizer, Span, Strategy, no_span, share_weights
+from frog.parallel.strategy import MOMENTS, Agreement, MakeOptimizer, Span, Strategy, broadcast_weights, no_span
 from frog.parallel.tensor import split_dim, split_model
 from frog.parallel.zero3 import Zero3
 
@@ -43,7 +43,7 @@ class FromScratch(Strategy):
         self.config, self.mesh, self.model = config.strategy, mesh, model
         self._autocast = autocast or nullcontext()
         self.shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-        share_weights(model, mesh)
+        broadcast_weights(model, mesh)
         if mesh.tp.size > 1:
             split_model(model, mesh.tp, self.config.sequence_parallel)
         if mesh.cp.size > 1:
@@ -52,9 +52,9 @@ class FromScratch(Strategy):
         shard_experts(model, mesh.ep)
         self._experts = set(expert_names(model)) if mesh.ep.size > 1 else set()
         self.pipeline = _pipeline(config, mesh, model, self._autocast) if mesh.pp.size > 1 else None
-        self.parts = build_parts(self.config, mesh, model, self._experts)
+        self.groups = build_groups(self.config, mesh, model, self._experts)
         self._run: Callable[..., Any] = torch.compile(model) if config.train.compile else model
-        shares = [share for part in self.parts for share in part.data.shares]
+        shares = [share for group in self.groups for share in group.data.partitions]
         self.optimizer = make_optimizer(
             [share.decayed for share in shares if share.decayed.numel()],
             [share.plain for share in shares if share.plain.numel()],
@@ -82,17 +82,17 @@ class FromScratch(Strategy):
         return total
 
     def before_backward(self, last: bool) -> None:
-        """Tell all parts that gradients are about to come."""
-        for part in self.parts:
-            part.data.before_backward(last)
+        """Let all groups know that gradients are about to come."""
+        for group in self.groups:
+            group.data.before_backward(last)
 
     def after_backward(self) -> None:
-        """Tell all parts that they have."""
-        for part in self.parts:
-            part.data.after_backward()
+        """Let all groups know that they have."""
+        for group in self.groups:
+            group.data.after_backward()
 
     def reduce(self, loss: Tensor, stop: bool) -> Agreement:
-        dense, grads = self.parts[0].data, [part.data.local_gradient() for part in self.parts]
+        dense, grads = self.groups[0].data, [group.data.local_gradient() for group in self.groups]
         own = [grad for grad in grads if grad is not None]
         is_there = len(own) == len(grads)
         local = math.sqrt(sum(square_sum(grad).item() for grad in own)) if is_there else None
@@ -101,8 +101,8 @@ class FromScratch(Strategy):
             self.pipeline.reduce_tied()
         if not dense.finish(slots if self.mesh.model.size == 1 else None):
             self.mesh.world.axis.all_reduce(slots)
-        for part in self.parts[1:]:
-            part.data.finish()
+        for group in self.groups[1:]:
+            group.data.finish()
         if self.pipeline is not None and not is_there:
             self.pipeline.reduce_tied()
         self._sum_repeated()
@@ -111,46 +111,46 @@ class FromScratch(Strategy):
     def _sum_repeated(self) -> None:
         """With sequence parallelism each tp rank has the norms' gradients from its own positions alone."""
         if self.mesh.tp.size > 1 and self.config.sequence_parallel:
-            for part in self.parts:
-                for share in part.data.shares:
+            for group in self.groups:
+                for share in group.data.partitions:
                     if share.plain.grad is not None and share.plain.numel():
                         self.mesh.tp.all_reduce(share.plain.grad)
 
     def norm(self) -> float:
         total = torch.zeros((), dtype=wide_dtype(self.mesh.world.device), device=self.mesh.world.device)
-        for part in self.parts:
+        for group in self.groups:
             own = torch.zeros_like(total)
-            for share in part.data.shares:
+            for share in group.data.partitions:
                 own += self._square_sum(share)
-            for axis in part.apart:
+            for axis in group.sharded_over:
                 axis.all_reduce(own)
             total += own
         self.mesh.model.all_reduce(total)
         return math.sqrt(total.item())
 
-    def _square_sum(self, share: Share) -> Tensor:
+    def _square_sum(self, share: Partition) -> Tensor:
         if self.mesh.model.size == 1:
             return square_sum(share.grad)
         total = torch.zeros((), dtype=wide_dtype(share.grad.device), device=share.grad.device)
         for piece in share.slices():
-            if self._speaks(piece.name) and piece.tensor.grad is not None:
+            if self._counts(piece.name) and piece.tensor.grad is not None:
                 total += square_sum(piece.tensor.grad[piece.start : piece.end])
         return total
 
     def clip(self, norm: float, max_norm: float) -> None:
         if norm > max_norm:
-            for part in self.parts:
-                for share in part.data.shares:
+            for group in self.groups:
+                for share in group.data.partitions:
                     share.grad.mul_(max_norm / norm)
 
     def step(self, scaler: torch.amp.GradScaler) -> None:
         scaler.step(self.optimizer)
-        for part in self.parts:
-            part.data.gather()
+        for group in self.groups:
+            group.data.gather()
 
     def zero(self) -> None:
-        for part in self.parts:
-            part.data.zero()
+        for group in self.groups:
+            group.data.zero()
 
     @torch.no_grad()
     def loss(self, tokens_BT: Tensor, labels_BT: Tensor) -> Tensor:
@@ -173,58 +173,58 @@ class FromScratch(Strategy):
 
     # ---- what is where -----------------------------------------------------------------------------------------------
 
-    def held_parameters(self) -> list[Held]:
-        held: list[Held] = []
+    def parameter_shards(self) -> list[LocalShard]:
+        shards: list[LocalShard] = []
         for name, parameter in self.model.named_parameters():
-            part = self._part_of(name)
-            if part.data.keeps_whole_parameters:
-                corner, whole = self._box(name, parameter.shape)
+            group = self._group_of(name)
+            if group.data.keeps_whole_parameters:
+                corner, whole = self._corner(name, parameter.shape)
                 axis = self.mesh.expert_data if name in self._experts else self.mesh.data
-                held.append(Held(name, parameter.detach(), corner, whole, self._copies(name, axis)))
-        for part in self.parts:
-            if not part.data.keeps_whole_parameters:
-                held += self._boxes(part, lambda tensor: tensor.detach()) + self._frozen(part)
-        return held
+                shards.append(LocalShard(name, parameter.detach(), corner, whole, self._copies(name, axis)))
+        for group in self.groups:
+            if not group.data.keeps_whole_parameters:
+                shards += self._shards_like(group, lambda tensor: tensor.detach()) + self._frozen(group)
+        return shards
 
-    def held_gradients(self) -> list[Held]:
-        return [box for part in self.parts for box in self._boxes(part, lambda tensor: tensor.grad)]
+    def gradient_shards(self) -> list[LocalShard]:
+        return [shard for group in self.groups for shard in self._shards_like(group, lambda tensor: tensor.grad)]
 
-    def held_moments(self) -> list[Held]:
+    def moment_shards(self) -> list[LocalShard]:
         state = self.optimizer.state
         return [
-            replace(box, name=f"{moment}/{box.name}")
+            replace(shard, name=f"{moment}/{shard.name}")
             for moment in MOMENTS
-            for part in self.parts
-            for box in self._boxes(part, lambda tensor, moment=moment: state[tensor][moment])  # type: ignore[misc]
+            for group in self.groups
+            for shard in self._shards_like(group, lambda tensor, moment=moment: state[tensor][moment])  # type: ignore[misc]
         ]
 
-    def _part_of(self, name: str) -> Part:
-        return self.parts[-1] if name in self._experts else self.parts[0]
+    def _group_of(self, name: str) -> ParameterGroup:
+        return self.groups[-1] if name in self._experts else self.groups[0]
 
-    def _boxes(self, part: Part, values: Callable[[nn.Parameter], Tensor | None]) -> list[Held]:
-        """The boxes of something laid out like the tensors that the optimizer updates."""
-        held: list[Held] = []
-        for share in part.data.shares:
+    def _shards_like(self, group: ParameterGroup, values: Callable[[nn.Parameter], Tensor | None]) -> list[LocalShard]:
+        """The shards of something laid out like the tensors that the optimizer updates."""
+        shards: list[LocalShard] = []
+        for share in group.data.partitions:
             for piece in share.slices():
                 found = values(piece.tensor)
                 assert found is not None
                 local = share.flat.parameters[piece.name].shape
                 run = found[piece.start : piece.end]
-                corner, whole = self._box(piece.name, local)
-                copies = self._copies(piece.name, part.copies)
-                held += held_slice(piece.name, run, piece.first, local, corner, whole, copies)
-        return held
+                corner, whole = self._corner(piece.name, local)
+                copies = self._copies(piece.name, group.copies)
+                shards += slice_shards(piece.name, run, piece.first, local, corner, whole, copies)
+        return shards
 
-    def _frozen(self, part: Part) -> list[Held]:
+    def _frozen(self, group: ParameterGroup) -> list[LocalShard]:
         """Under zero3 the shards of the parameters that are not trained."""
-        held: list[Held] = []
-        if isinstance(part.data, Zero3):
-            for name, run, first, local in part.data.frozen_runs():
-                corner, whole = self._box(name, local)
-                held += held_slice(name, run, first, local, corner, whole, self._copies(name, part.copies))
-        return held
+        shards: list[LocalShard] = []
+        if isinstance(group.data, Zero3):
+            for name, run, first, local in group.data.frozen_runs():
+                corner, whole = self._corner(name, local)
+                shards += slice_shards(name, run, first, local, corner, whole, self._copies(name, group.copies))
+        return shards
 
-    def _box(self, name: str, local: torch.Size) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _corner(self, name: str, local: torch.Size) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Where a local parameter begins in the whole model's, and that one's shape."""
         whole = self.shapes[name]
         corner = [0] * len(whole)
@@ -235,12 +235,12 @@ class FromScratch(Strategy):
         return tuple(corner), whole
 
     def _copies(self, name: str, axis: Axis) -> tuple[int, int] | None:
-        """Which of the copies along `axis` this rank's is; None if another rank of its model speaks for it."""
-        return (axis.rank, axis.size) if self._speaks(name) else None
+        """Which of the copies along `axis` this rank's is; None if another rank of its model counts it."""
+        return (axis.rank, axis.size) if self._counts(name) else None
 
-    def _speaks(self, name: str) -> bool:
+    def _counts(self, name: str) -> bool:
         repeats = self.pipeline is not None and self.pipeline.repeats(name)
-        return super()._speaks(name) and not repeats
+        return super()._counts(name) and not repeats
 
 
 def _pipeline(config: RunConfig, mesh: Mesh, model: TinyTransformer, autocast: AbstractContextManager[Any]) -> Pipeline:

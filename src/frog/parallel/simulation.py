@@ -17,7 +17,7 @@ class Simulation:
     schedule: Schedule
     times: Mapping[Action, tuple[float, float]]
     """Start and end, in the order in which actions can run."""
-    peak_held: tuple[int, ...]
+    peak_in_flight: tuple[int, ...]
     """Per rank: the most stage inputs whose F has run and whose last action (B, or W where there is one) has not. Each
     is one micro-batch through one stage; with virtual stages a stage is that much thinner."""
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from frog.comm.held import Held, assemble
+from frog.comm.local_shard import LocalShard, assemble
 from frog.data import Batch
 from frog.parallel.mesh import Mesh
 from frog.parallel.tensor import split_dim
@@ -77,7 +77,7 @@ class Strategy(ABC):
         """Average the gradient over the data ranks, and let all ranks agree on the rest."""
 
     def _slots(self, loss: Tensor, stop: bool) -> Tensor:
-        """What the ranks must agree on, to be summed over the world: each data rank's loss, and the wishes to stop."""
+        """What the ranks must agree on, to be summed over the world: data ranks' losses, requests to stop."""
         slots = torch.zeros(self.mesh.data.size + 1, device=self.mesh.world.device)
         if self.mesh.tp.rank == 0:  # pipeline stages each have their part of the loss, tp ranks all the same
             slots[self.mesh.data.rank] = loss
@@ -111,23 +111,23 @@ class Strategy(ABC):
         """The mean loss of some text, without gradients; the same on all ranks of a dp coordinate."""
 
     @abstractmethod
-    def held_parameters(self) -> list[Held]:
+    def parameter_shards(self) -> list[LocalShard]:
         """What this rank holds of the parameters."""
 
     @abstractmethod
-    def held_gradients(self) -> list[Held]:
+    def gradient_shards(self) -> list[LocalShard]:
         """What this rank holds of the reduced gradients."""
 
     @abstractmethod
-    def held_moments(self) -> list[Held]:
+    def moment_shards(self) -> list[LocalShard]:
         """What this rank holds of the optimizer's state: `exp_avg/<name>` and `exp_avg_sq/<name>`."""
 
-    def _speaks(self, name: str) -> bool:
+    def _counts(self, name: str) -> bool:
         """Whether this rank counts a parameter, of the ranks that together hold one model."""
         return self.mesh.tp.rank == 0 or split_dim(name) is not None
 
-    def take(self, held: Sequence[Held]) -> None:
-        """The boxes of `held_parameters` and `held_moments` were filled: put them in place if they are copies."""
+    def loaded(self, shards: Sequence[LocalShard]) -> None:
+        """The shards of `parameter_shards` and `moment_shards` were filled: put them in place if they are copies."""
         return
 
     def step_counts(self) -> list[Tensor]:
@@ -143,18 +143,18 @@ class Strategy(ABC):
 
         Comm:    all-reduces of all parameters over the world, unless every rank holds them whole.
         """
-        held = self.held_parameters()
-        if all(box.is_whole for box in held) and len(held) >= len(self.shapes) and self.mesh.model.size == 1:
-            yield from ((box.name, box.tensor) for box in held)
+        shards = self.parameter_shards()
+        if all(shard.is_whole for shard in shards) and len(shards) >= len(self.shapes) and self.mesh.model.size == 1:
+            yield from ((shard.name, shard.tensor) for shard in shards)
             return
-        yield from self.assembled(held)
+        yield from self.assembled(shards)
 
-    def assembled(self, held: Sequence[Held]) -> Iterator[tuple[str, Tensor]]:
-        """Each parameter, or its gradient, put together from all ranks' boxes; zeros where nobody has any."""
-        yield from assemble(self.shapes, held, self.mesh.world.axis)
+    def assembled(self, shards: Sequence[LocalShard]) -> Iterator[tuple[str, Tensor]]:
+        """Each parameter, or its gradient, put together from all ranks' shards; zeros where nobody has any."""
+        yield from assemble(self.shapes, shards, self.mesh.world.axis)
 
 
-def share_weights(model: nn.Module, mesh: Mesh) -> None:
+def broadcast_weights(model: nn.Module, mesh: Mesh) -> None:
     """Rank 0's weights for everyone: ranks need not start from the same seed."""
     with torch.no_grad():
         for parameter in model.parameters():

@@ -12,8 +12,8 @@ What is sent with `strategy.compression`:
               one bucket: the hook waits on gloo's two threads for what these same threads are to do.
 These change the numbers, so that a compressed run is near to one process but not equal to it.
 
-Each bucket is told to the events as one all-reduce of what was sent. A rank waits for its buckets inside the backward
-pass; what is told as waiting is the time from when its last bucket was on its way. zero1's broadcasts are not told.
+Each bucket is in the events as one all-reduce of what was sent. A rank waits for its buckets inside the backward
+pass; what counts as waiting is the time from when its last bucket was on its way. zero1's broadcasts are not there.
 
 Source:  Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training".
 """
@@ -36,7 +36,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from frog.comm import Axis
 from frog.comm.axis import Note, Silent
-from frog.comm.held import Held
+from frog.comm.local_shard import LocalShard
 from frog.config import RunConfig
 from frog.model.transformer import TinyTransformer
 from frog.parallel.mesh import Mesh
@@ -65,12 +65,12 @@ class TorchDDP(Native):
     ) -> None:
         super().__init__(config, mesh, model, autocast)
         self.parameters = dict(model.named_parameters())
-        self.told: ToldHook | None = None
+        self.hook: RecordedHook | None = None
         self._ddp: DistributedDataParallel | None = None
         if mesh.data.size > 1:
             self._wrap()
         if config.strategy.name == "zero1" and mesh.shard.size > 1:
-            self._share_out(make_optimizer)
+            self._shard_optimizer(make_optimizer)
         else:
             self._begin_optimizer(self.parameters, make_optimizer)
 
@@ -85,16 +85,16 @@ class TorchDDP(Native):
         )
         axis, compression = self.mesh.data, self.config.compression
         if compression != "off" or not isinstance(axis.record, Silent):
-            told = self.told = ToldHook(axis, compression)
+            hook = self.hook = RecordedHook(axis, compression)
             # A plain function without annotations, because torch checks the hook's name and types.
-            self._ddp.register_comm_hook(told.state, lambda state, bucket: told.send(state, bucket))
+            self._ddp.register_comm_hook(hook.state, lambda state, bucket: hook.send(state, bucket))
 
     def _bucket_mb(self) -> float:
         if self.config.compression == "powersgd" and self.mesh.data.device.type == "cpu":
             return sum(p.nbytes for p in self.parameters.values()) / 1e6 + 1
         return self.config.bucket_mb
 
-    def _share_out(self, make_optimizer: MakeOptimizer) -> None:
+    def _shard_optimizer(self, make_optimizer: MakeOptimizer) -> None:
         decayed, plain = self.split_by_decay()
         # An optimizer of the first of each kind says what class and which settings the groups are to have.
         pattern = make_optimizer(decayed[:1], plain[:1])
@@ -115,8 +115,8 @@ class TorchDDP(Native):
         return nullcontext() if last or self._ddp is None else self._ddp.no_sync()
 
     def reduce(self, loss: Tensor, stop: bool) -> Agreement:
-        if self.told is not None:
-            self.told.tell()
+        if self.hook is not None:
+            self.hook.record()
         return super().reduce(loss, stop)
 
     @torch.no_grad()
@@ -125,14 +125,14 @@ class TorchDDP(Native):
             loss: Tensor = self.model(tokens_BT, labels_BT)
         return loss
 
-    def _held_moment(self, moment: str) -> list[Held]:
+    def _shards_of_moment(self, moment: str) -> list[LocalShard]:
         state = self.optimizer.state
         named = {name: state[p][moment] for name, p in self.parameters.items() if p in state}
-        return self.boxes(named, f"{moment}/", self.mesh.replicate if self.config.name == "zero1" else None)
+        return self.shards(named, f"{moment}/", self.mesh.replicate if self.config.name == "zero1" else None)
 
 
-class ToldHook:
-    """One of torch's communication hooks, and an account of what it sends for the events."""
+class RecordedHook:
+    """One of torch's communication hooks, and a record of what it sends for the events."""
 
     def __init__(self, axis: Axis, compression: str) -> None:
         self._axis, self._launched_ns = axis, 0
@@ -163,8 +163,8 @@ class ToldHook:
         """How many elements PowerSGD has sent since it began."""
         return self.state.total_numel_after_compression if isinstance(self.state, PowerSGDState) else 0
 
-    def tell(self) -> None:
-        """Tell the events of the step's buckets, on the thread that writes them."""
+    def record(self) -> None:
+        """Write the step's buckets into the events, on the thread that writes them."""
         waited_until_ns = self._launched_ns
         for sent in self._sent:
             sent.note.done(sent.end_ns, max(0, sent.end_ns - waited_until_ns))

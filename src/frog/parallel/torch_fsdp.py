@@ -8,7 +8,7 @@
 
 Each layer is one unit, the rest the root's. Every parameter is a DTensor, cut along its rows; with tensor parallelism
 each tp rank's part of it is. Gradients are reduce-scattered in every micro-batch, which keeps them sharded; what hybrid
-sharding and `replicate` add is done in the last one alone. All of it happens inside torch and is not told to the
+sharding and `replicate` add is done in the last one alone. All of it happens inside torch and is not in the
 events. The weights stay in float32: `train.precision` works through autocast, as in the other strategies.
 
 Source:  Zhao et al. 2023, "PyTorch FSDP"; the interface is torch.distributed.fsdp.fully_shard's.
@@ -49,9 +49,9 @@ class TorchFSDP(Native):
     ) -> None:
         super().__init__(config, mesh, model, autocast)
         grid = Grid(mesh, {"replicate": mesh.replicate, "shard": mesh.shard, "tp": mesh.tp})
-        if (along_tp := grid.part("tp")) is not None:
+        if (along_tp := grid.submesh("tp")) is not None:
             split_model(model, along_tp, self.config.sequence_parallel)
-        if (along_data := grid.part("replicate", "shard")) is not None:
+        if (along_data := grid.submesh("replicate", "shard")) is not None:
             spread(model, model.layers, along_data, self.config.name)
         self._begin_optimizer(dict(model.named_parameters()), make_optimizer)
 

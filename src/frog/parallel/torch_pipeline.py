@@ -4,7 +4,7 @@ The model is cut as in `stages.py`; each stage is a module of its own, which tor
 a stage average its gradient with FSDP2's `replicate`, once a step, when the stage's last backward pass is done; with
 tensor parallelism the stage's weights are DTensors.
 Comm:    as in `pipeline.py`: torch sends an output forward and a gradient back for each micro-batch and pair of
-         neighbours. That is not told to the events; the sum of a tied embedding's two gradients, which is ours, is.
+         neighbours. That is not in the events; the sum of a tied embedding's two gradients, which is ours, is.
          Evaluation takes another way: each stage's output is broadcast over `pp`.
 """
 
@@ -78,7 +78,7 @@ class StageModule(nn.Module):
 
 
 class SpannedStage(PipelineStage):
-    """A stage that tells when it computes."""
+    """A stage that reports when it computes."""
 
     span: Span = staticmethod(no_span)
 
@@ -112,11 +112,11 @@ class TorchPipeline(Native):
     ) -> None:
         super().__init__(config, mesh, model, autocast)
         grid = Grid(mesh, {"dp": mesh.data, "tp": mesh.tp})
-        if (along_tp := grid.part("tp")) is not None:
+        if (along_tp := grid.submesh("tp")) is not None:
             split_model(model, along_tp, self.config.sequence_parallel)
         self._tied = make_tied_axis(mesh) if model.config.tie_word_embeddings else None
         self.stages = self._cut(config, model)
-        if (along_data := grid.part("dp")) is not None:
+        if (along_data := grid.submesh("dp")) is not None:
             for stage in self.stages:
                 spread(stage.module, stage.module.layers.values(), along_data, "ddp")
         make_schedule = SCHEDULES[self.config.schedule]
@@ -223,5 +223,5 @@ class TorchPipeline(Native):
         reshard(stage.module for stage in self.stages)
         return x[0]
 
-    def _speaks(self, name: str) -> bool:
-        return super()._speaks(name) and not (name == TIED and self.mesh.pp.rank > 0)
+    def _counts(self, name: str) -> bool:
+        return super()._counts(name) and not (name == TIED and self.mesh.pp.rank > 0)

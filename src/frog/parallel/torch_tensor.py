@@ -8,7 +8,7 @@ Between the modules tensors are plain ones, this rank's part, so that attention 
 The loss is torch's `loss_parallel`: cross-entropy over logits whose vocabulary is split. It replaces four operators of
 DTensor while it is on, in the backward pass too, so a whole step runs under it.
 Comm:    as in `tensor.py`, but for the loss: all-reduces of the maximum, the sum and the label's logit of each token.
-         None of it is told to the events.
+         None of it is in the events.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""ZeRO stage 1: every rank has all parameters and gradients, but only its share of the optimizer's state.
+"""ZeRO stage 1: every rank has all parameters and gradients, but only its partition of the optimizer's state.
 
 Plan of communication, once a step (P bytes of parameters, n ranks over `shard`):
-  finish   reduce-scatter of the flat gradient: each rank gets the mean of its share. (n-1)/n P bytes leave each rank.
-           With hybrid sharding, then one all-reduce of the share over `replicate`.
-  gather   each rank updates its share; an all-gather puts the parameters together again. (n-1)/n P bytes more.
+  finish   reduce-scatter of the flat gradient: each rank gets the mean of its part. (n-1)/n P bytes leave each rank.
+           With hybrid sharding, then one all-reduce of the partition over `replicate`.
+  gather   each rank updates its partition; an all-gather puts the parameters together again. (n-1)/n P bytes more.
 As many bytes as one all-reduce, which is these two in a row; but Adam's two moments take 1/n of the memory.
 
 Source:  Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section 5.1.
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from frog.comm import Axis
 from frog.parallel.data import DataParallel
-from frog.parallel.flat import FlatParameters, Share
+from frog.parallel.flat import FlatParameters, Partition
 
 
 class Zero1(DataParallel):
@@ -28,10 +28,10 @@ class Zero1(DataParallel):
         self.shard, self.replicate = shard, replicate
         self.flat = FlatParameters(named, multiple=shard.size)
         self.grad = torch.zeros_like(self.flat.data)
-        self.flat.hold_gradients(self.grad)
+        self.flat.view_gradients(self.grad)
         length = self.flat.size // shard.size
         start, end = shard.rank * length, (shard.rank + 1) * length
-        self.shares = [Share(self.flat, start, end, self.flat.data[start:end], self.grad[start:end])]
+        self.partitions = [Partition(self.flat, start, end, self.flat.data[start:end], self.grad[start:end])]
 
     def local_gradient(self) -> Tensor | None:
         return self.grad
@@ -43,17 +43,17 @@ class Zero1(DataParallel):
         """Nothing."""
 
     def finish(self, tail: Tensor | None = None) -> bool:
-        (share,) = self.shares
-        mean = torch.empty_like(share.grad)
+        (partition,) = self.partitions
+        mean = torch.empty_like(partition.grad)
         self.shard.reduce_scatter(mean, self.grad)
         self.replicate.all_reduce(mean)
-        torch.div(mean, self.shard.size * self.replicate.size, out=share.grad)
+        torch.div(mean, self.shard.size * self.replicate.size, out=partition.grad)
         return False
 
     def gather(self) -> None:
-        (share,) = self.shares
+        (partition,) = self.partitions
         if self.shard.size > 1:
-            self.shard.all_gather(self.flat.data, share.data.clone())
+            self.shard.all_gather(self.flat.data, partition.data.clone())
 
     def zero(self) -> None:
         self.grad.zero_()

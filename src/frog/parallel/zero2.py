@@ -3,8 +3,8 @@
 The model is cut into units: each layer is one, and all the rest (embedding, last norm, head) is the root unit.
 Plan of communication (U bytes of a unit's parameters, n ranks over `shard`):
   backward, each micro-batch   when a unit's gradients are there, a reduce-scatter of them, while the backward pass goes
-                               on below: (n-1)/n U bytes. The rank adds its share up and forgets the rest.
-  finish                       with hybrid sharding one all-reduce of the share over `replicate`.
+                               on below: (n-1)/n U bytes. The rank adds its part up and forgets the rest.
+  finish                       with hybrid sharding one all-reduce of the partition over `replicate`.
   gather                       once a step an all-gather of each unit's updated parameters: (n-1)/n U bytes.
 Units are reduced in one fixed order, from the last to the first, because collectives must start in the same order on
 every rank; what a rank left unused counts as zero.
@@ -21,37 +21,39 @@ from torch import Tensor, nn
 
 from frog.comm import Axis, Pending
 from frog.parallel.data import DataParallel
-from frog.parallel.flat import FlatParameters, Share
+from frog.parallel.flat import FlatParameters, Partition
 
 
 class Unit:
-    """The parameters of one layer, of which this rank updates a share."""
+    """The parameters of one layer, of which this rank updates one partition."""
 
     def __init__(self, named: Mapping[str, nn.Parameter], shard: Axis) -> None:
         self.flat, self._shard = FlatParameters(named, multiple=shard.size), shard
         length = self.flat.size // shard.size
         start, end = shard.rank * length, (shard.rank + 1) * length
-        self.share = self.make_share(start, end, torch.zeros(length, dtype=self.flat.data.dtype, device=shard.device))
+        self.partition = self.make_partition(
+            start, end, torch.zeros(length, dtype=self.flat.data.dtype, device=shard.device)
+        )
         self.missing = 0
         self._sent: tuple[Pending, Tensor, Tensor] | None = None
 
-    def make_share(self, start: int, end: int, grad: Tensor) -> Share:
-        """The share is a part of the whole buffer."""
-        return Share(self.flat, start, end, self.flat.data[start:end], grad)
+    def make_partition(self, start: int, end: int, grad: Tensor) -> Partition:
+        """The partition is a part of the whole buffer."""
+        return Partition(self.flat, start, end, self.flat.data[start:end], grad)
 
     def send(self) -> None:
         """Begin the reduce-scatter of the gradients, and let go of them."""
-        mine = torch.empty_like(self.share.grad)
+        mine = torch.empty_like(self.partition.grad)
         whole = mine.new_zeros(self.flat.size)  # zeros between the parameters too: they are summed along
         self.flat.collect_gradients(whole)
         self._sent = (self._shard.start_reduce_scatter(mine, whole), mine, whole)
 
     def receive(self) -> None:
-        """Add what the reduce-scatter brought to this rank's share."""
+        """Add what the reduce-scatter brought to this rank's partition."""
         if self._sent is not None:
             pending, mine, _ = self._sent
             pending.wait()
-            self.share.grad.add_(mine)
+            self.partition.grad.add_(mine)
             self._sent = None
 
 
@@ -61,7 +63,7 @@ class Zero2(DataParallel):
     def __init__(self, units: Sequence[Unit], shard: Axis, replicate: Axis) -> None:
         """`units` in the order of the forward pass, the root first."""
         self.shard, self.replicate, self.units = shard, replicate, units
-        self.shares = [unit.share for unit in units]
+        self.partitions = [unit.partition for unit in units]
         self._queue: list[Unit] = []
         """Units whose gradients are still to be sent, the next one last."""
         self._sent: list[Unit] = []
@@ -99,21 +101,21 @@ class Zero2(DataParallel):
         self._sent.clear()
 
     def finish(self, tail: Tensor | None = None) -> bool:
-        for share in self.shares:
-            self.replicate.all_reduce(share.grad)
-            share.grad.div_(self.shard.size * self.replicate.size)
+        for partition in self.partitions:
+            self.replicate.all_reduce(partition.grad)
+            partition.grad.div_(self.shard.size * self.replicate.size)
         return False
 
     def gather(self) -> None:
         if self.shard.size == 1:
             return
-        pending = [self.shard.start_all_gather(unit.flat.data, unit.share.data.clone()) for unit in self.units]
+        pending = [self.shard.start_all_gather(unit.flat.data, unit.partition.data.clone()) for unit in self.units]
         for one in pending:
             one.wait()
 
     def zero(self) -> None:
-        for share in self.shares:
-            share.grad.zero_()
+        for partition in self.partitions:
+            partition.grad.zero_()
 
 
 def units_of(model: nn.Module, trainable: bool = True) -> dict[str, dict[str, nn.Parameter]]:

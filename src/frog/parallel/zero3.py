@@ -1,13 +1,13 @@
 """ZeRO stage 3: parameters sharded too. A layer's parameters are whole only while it works.
 
-The model is cut into units as in zero2. Each rank keeps its share of every unit, frozen parameters included.
+The model is cut into units as in zero2. Each rank keeps its partition of every unit, frozen parameters included.
 Plan of communication, each micro-batch (U bytes of a unit's parameters, n ranks over `shard`, L layers):
   forward    an all-gather of the root unit, which stays whole until the micro-batch is done; then of each layer, one
              layer ahead of the work. Behind the work the layer is freed, but for the last: the backward pass begins
              with it. L + 1 all-gathers of (n-1)/n U bytes each.
   backward   an all-gather of each layer but the last, one ahead again, L - 1 in all; and zero2's reduce-scatter of
              each unit's gradient, L + 1 in all, after which the layer is freed.
-  finish     with hybrid sharding one all-reduce of each share over `replicate`.
+  finish     with hybrid sharding one all-reduce of each partition over `replicate`.
 Nothing is gathered after the optimizer: the next forward pass does it. The whole is 1.5 times what ddp sends.
 
 How it is freed: the storage under the flat buffer is resized to nothing. Parameters, and what autograd saved of them,
@@ -25,11 +25,11 @@ import torch
 from torch import Tensor, nn
 
 from frog.comm import Axis, Pending
-from frog.parallel.flat import FlatParameters, Share
+from frog.parallel.flat import FlatParameters, Partition
 from frog.parallel.zero2 import Unit, Zero2, units_of
 
 
-class Shards:
+class ShardedBuffer:
     """A flat buffer of which a rank keeps its shard; the whole comes and goes."""
 
     def __init__(self, flat: FlatParameters, axis: Axis) -> None:
@@ -77,31 +77,31 @@ class ShardedUnit(Unit):
     """One layer, or the root: its parameters are whole between `need` and `free`."""
 
     def __init__(self, trained: Mapping[str, nn.Parameter], frozen: Mapping[str, nn.Parameter], shard: Axis) -> None:
-        self.shards: list[Shards] = []
-        self.frozen: Shards | None = None
+        self.buffers: list[ShardedBuffer] = []
+        self.frozen: ShardedBuffer | None = None
         if trained:
             super().__init__(trained, shard)
         if frozen:
-            self.frozen = Shards(FlatParameters(frozen, multiple=shard.size), shard)
-            self.shards.append(self.frozen)
+            self.frozen = ShardedBuffer(FlatParameters(frozen, multiple=shard.size), shard)
+            self.buffers.append(self.frozen)
 
-    def make_share(self, start: int, end: int, grad: Tensor) -> Share:
-        """The share is a tensor of its own."""
-        shards = Shards(self.flat, self._shard)
-        self.shards.append(shards)
-        return Share(self.flat, start, end, shards.own, grad)
+    def make_partition(self, start: int, end: int, grad: Tensor) -> Partition:
+        """The partition is a tensor of its own."""
+        buffer = ShardedBuffer(self.flat, self._shard)
+        self.buffers.append(buffer)
+        return Partition(self.flat, start, end, buffer.own, grad)
 
     def begin(self) -> None:
-        for shards in self.shards:
-            shards.begin()
+        for buffer in self.buffers:
+            buffer.begin()
 
     def need(self) -> None:
-        for shards in self.shards:
-            shards.need()
+        for buffer in self.buffers:
+            buffer.need()
 
     def free(self) -> None:
-        for shards in self.shards:
-            shards.free()
+        for buffer in self.buffers:
+            buffer.free()
 
 
 class Zero3(Zero2):
@@ -169,7 +169,7 @@ class Zero3(Zero2):
             unit.free()
 
     def frozen_runs(self) -> Iterator[tuple[str, Tensor, int, torch.Size]]:
-        """This rank's shards of the frozen parameters."""
+        """This rank's buffer of the frozen parameters."""
         for unit in self.sharded.values():
             if unit.frozen is not None:
                 yield from unit.frozen.runs()

@@ -75,8 +75,8 @@ def _config(args: argparse.Namespace) -> RunConfig:
 
     length, batch = args.sequence_length, args.global_batch
     if args.model.suffix == ".toml":
-        wishes = {"data.sequence_length": length, "train.global_batch_size": batch}
-        return load_run_config(args.model, [f"{key}={value}" for key, value in wishes.items() if value is not None])
+        requested = {"data.sequence_length": length, "train.global_batch_size": batch}
+        return load_run_config(args.model, [f"{key}={value}" for key, value in requested.items() if value is not None])
     model = load_model_config(args.model)
     config = RunConfig(
         model=model,

@@ -9,23 +9,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from frog.plan.flow import Flow
-from frog.plan.layout import FLOAT_BYTES, Layout, Unit, join
+from frog.plan.layout import FLOAT_BYTES, Layout, UnitSizes, join
 
 
 @dataclass(frozen=True)
-class Part:
-    """Parameters that the same ranks have in common: all; where `ep` shares experts out, these and the rest apart."""
+class PlannedGroup:
+    """Parameters that the same ranks have in common: all; where `ep` shares experts out, these and the rest agroup."""
 
     axis: str
     size: int
     replicate: int
     """Copies of a row of ranks that share out, with hybrid sharding."""
-    root: Unit
-    layers: list[Unit]
+    root: UnitSizes
+    layers: list[UnitSizes]
     what: str = ""
 
     @property
-    def units(self) -> list[Unit]:
+    def units(self) -> list[UnitSizes]:
         return [unit for unit in (self.root, *self.layers) if unit.numel]
 
     @property
@@ -41,79 +41,79 @@ class Part:
         return Flow("replicate", "all_reduce", self.replicate, share, num_messages, "gradients of the share")
 
 
-def parts_of(layout: Layout) -> list[Part]:
+def planned_groups(layout: Layout) -> list[PlannedGroup]:
     """What a rank's data parallelism is made of."""
     is_ddp = layout.config.strategy.name == "ddp"
     axis, size = (layout.data_axis, layout.data) if is_ddp else (layout.shard_axis, layout.shard)
     replicate = 1 if is_ddp else layout.replicate
     if layout.config.strategy.ep == 1:
-        return [Part(axis, size, replicate, layout.root, layout.layers)]
-    dense = [Unit(layer.matrices[:-2], layer.vectors) for layer in layout.layers]
-    experts = [Unit(layer.matrices[-2:], ()) for layer in layout.layers]
+        return [PlannedGroup(axis, size, replicate, layout.root, layout.layers)]
+    dense = [UnitSizes(layer.matrices[:-2], layer.vectors) for layer in layout.layers]
+    experts = [UnitSizes(layer.matrices[-2:], ()) for layer in layout.layers]
     return [
-        Part(axis, size, replicate, layout.root, dense),
-        Part("expert_data", layout.num_expert_copies, 1, Unit((), ()), experts, "experts' "),
+        PlannedGroup(axis, size, replicate, layout.root, dense),
+        PlannedGroup("expert_data", layout.num_expert_copies, 1, UnitSizes((), ()), experts, "experts' "),
     ]
 
 
 def data(layout: Layout) -> list[Flow]:
     """All flows of a rank's data parallelism."""
     plan = {"ddp": _ddp, "zero1": _zero1, "zero2": _zero2, "zero3": _zero3}[layout.config.strategy.name]
-    return [flow for part in parts_of(layout) for flow in plan(part, layout)]
+    return [flow for group in planned_groups(layout) for flow in plan(group, layout)]
 
 
-def _ddp(part: Part, layout: Layout) -> list[Flow]:
+def _ddp(group: PlannedGroup, layout: Layout) -> list[Flow]:
     """One all-reduce of the whole gradient, in buckets, whatever the number of micro-batches: 2(n-1)/n P.
 
     Source:  Li et al. 2020, section 3.
     """
-    strategy, whole = layout.config.strategy, join(part.units)
+    strategy, whole = layout.config.strategy, join(group.units)
     naive = strategy.reduction == "naive"
     messages = len(whole.matrices) + len(whole.vectors) if naive else num_buckets(whole, strategy.bucket_mb * 1e6)
-    return [part.flow("all_reduce", part.num_bytes, messages, "gradients")]
+    return [group.flow("all_reduce", group.num_bytes, messages, "gradients")]
 
 
-def _zero1(part: Part, layout: Layout) -> list[Flow]:
+def _zero1(group: PlannedGroup, layout: Layout) -> list[Flow]:
     """Reduce-scatter of the gradients, all-gather of the updated parameters: 2(n-1)/n P, as ddp.
 
     Source:  Rajbhandari et al. 2020, section 7.1.
     """
     return [
-        part.flow("reduce_scatter", part.num_bytes, 1, "gradients"),
-        part.flow("all_gather", part.num_bytes, 1, "parameters"),
-        part.over_replicas(1),
+        group.flow("reduce_scatter", group.num_bytes, 1, "gradients"),
+        group.flow("all_gather", group.num_bytes, 1, "parameters"),
+        group.over_replicas(1),
     ]
 
 
-def _zero2(part: Part, layout: Layout) -> list[Flow]:
+def _zero2(group: PlannedGroup, layout: Layout) -> list[Flow]:
     """A reduce-scatter of the gradients in every micro-batch, one all-gather of the parameters: (A + 1)(n-1)/n P.
 
     Source:  Rajbhandari et al. 2020, section 7.1, where A is 1.
     """
-    micros, num_units = layout.num_micro, len(part.units)
+    micros, num_units = layout.num_micro, len(group.units)
     return [
-        part.flow("reduce_scatter", micros * part.num_bytes, micros * num_units, "gradients"),
-        part.flow("all_gather", part.num_bytes, num_units, "parameters"),
-        part.over_replicas(num_units),
+        group.flow("reduce_scatter", micros * group.num_bytes, micros * num_units, "gradients"),
+        group.flow("all_gather", group.num_bytes, num_units, "parameters"),
+        group.over_replicas(num_units),
     ]
 
 
-def _zero3(part: Part, layout: Layout) -> list[Flow]:
+def _zero3(group: PlannedGroup, layout: Layout) -> list[Flow]:
     """In every micro-batch an all-gather of the parameters in the forward pass and again in the backward pass, then a
     reduce-scatter of the gradients: A (3P - R)(n-1)/n. R, the root and the last layer, stays whole in between.
 
     Source:  Rajbhandari et al. 2020, section 7.2, which has 3P: nothing stays.
     """
-    micros, num_units, again = layout.num_micro, len(part.units), part.layers[:-1]
-    gathered = part.num_bytes + FLOAT_BYTES * sum(unit.numel for unit in again)
+    micros, num_units, again = layout.num_micro, len(group.units), group.layers[:-1]
+    gathered = group.num_bytes + FLOAT_BYTES * sum(unit.numel for unit in again)
     return [
-        part.flow("all_gather", micros * gathered, micros * (num_units + len(again)), "parameters"),
-        part.flow("reduce_scatter", micros * part.num_bytes, micros * num_units, "gradients"),
-        part.over_replicas(num_units),
+        group.flow("all_gather", micros * gathered, micros * (num_units + len(again)), "parameters"),
+        group.flow("reduce_scatter", micros * group.num_bytes, micros * num_units, "gradients"),
+        group.over_replicas(num_units),
     ]
 
 
-def num_buckets(unit: Unit, bucket_bytes: float) -> int:
+def num_buckets(unit: UnitSizes, bucket_bytes: float) -> int:
     """Into how many buckets ddp cuts a gradient: from the last matrix to the first, and one of all vectors.
 
     Assumes: `parallel/ddp.py`'s rule, without the 64 bytes to which it rounds up where each parameter starts.
@@ -129,7 +129,7 @@ def num_buckets(unit: Unit, bucket_bytes: float) -> int:
     return num
 
 
-def share_vectors(layout: Layout) -> list[int]:
+def partition_vectors(layout: Layout) -> list[int]:
     """How many elements of vectors this rank updates, buffer by buffer. In a buffer they lie behind the matrices."""
     name, n = layout.config.strategy.name, layout.shard
     at = layout.data_rank % n

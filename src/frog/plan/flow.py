@@ -1,4 +1,4 @@
-"""One collective's bytes: the payload that it is told with, and what leaves a rank for it."""
+"""One collective's bytes: its payload, and what leaves a rank for it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _RING_SHARE: dict[str, Callable[[int], float]] = {
 def wire_bytes(op: str, payload_bytes: float, axis_size: int) -> float:
     """Bytes that leave one rank for a collective over `axis_size` ranks.
 
-    Units:   bytes. The payload is that of the tensor that is whole before or after, as the events tell it.
+    Units:   bytes. The payload is that of the tensor that is whole before or after, as in the events.
     Assumes: ring algorithms, the least that must be sent. All-reduce is reduce-scatter, then all-gather. In a broadcast
              each rank passes all of it on. An all-to-all keeps a rank's own slice.
     Source:  Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations".

@@ -17,7 +17,7 @@ FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)
-class Unit:
+class UnitSizes:
     """Some parameters that go together: a layer, or the root (embedding, last norm, head)."""
 
     matrices: tuple[int, ...]
@@ -29,15 +29,15 @@ class Unit:
         return sum(self.matrices) + sum(self.vectors)
 
 
-def join(units: Iterable[Unit]) -> Unit:
+def join(units: Iterable[UnitSizes]) -> UnitSizes:
     """Several units as one."""
     units = list(units)
-    return Unit(
+    return UnitSizes(
         tuple(size for unit in units for size in unit.matrices), tuple(size for unit in units for size in unit.vectors)
     )
 
 
-def layer_unit(model: ModelConfig, tp: int = 1, ep: int = 1) -> Unit:
+def layer_unit(model: ModelConfig, tp: int = 1, ep: int = 1) -> UnitSizes:
     """One layer's parameters on one of `tp` ranks: every matrix is split over them, the norms are repeated.
 
     Of a mixture's experts a rank has its share of `ep`, and the whole router.
@@ -48,14 +48,14 @@ def layer_unit(model: ModelConfig, tp: int = 1, ep: int = 1) -> Unit:
     if model.num_local_experts is not None:
         experts = model.num_local_experts * hidden * model.intermediate_size // ep
         ffn = (model.num_local_experts * hidden, 2 * experts, experts)
-    return Unit(tuple(size // tp for size in (*attention, *ffn)), (hidden, hidden))
+    return UnitSizes(tuple(size // tp for size in (*attention, *ffn)), (hidden, hidden))
 
 
-def root_unit(model: ModelConfig, tp: int = 1, *, first: bool = True, last: bool = True) -> Unit:
+def root_unit(model: ModelConfig, tp: int = 1, *, first: bool = True, last: bool = True) -> UnitSizes:
     """What is in no layer, on a rank of the first stage, the last, both or neither. Tied, one rank has it once."""
     embedding = model.vocab_size * model.hidden_size // tp
     num_matrices = int(first) + int(last and not (first and model.tie_word_embeddings))
-    return Unit((embedding,) * num_matrices, (model.hidden_size,) if last else ())
+    return UnitSizes((embedding,) * num_matrices, (model.hidden_size,) if last else ())
 
 
 @dataclass(frozen=True)
@@ -173,15 +173,15 @@ class Layout:
         return sum(self.stages.values())
 
     @cached_property
-    def layers(self) -> list[Unit]:
+    def layers(self) -> list[UnitSizes]:
         return [layer_unit(self.model, self.sizes["tp"], self.config.strategy.ep)] * self.num_layers
 
     @cached_property
-    def root(self) -> Unit:
+    def root(self) -> UnitSizes:
         return root_unit(self.model, self.sizes["tp"], first=self.is_first_stage, last=self.is_last_stage)
 
     @cached_property
-    def whole(self) -> Unit:
+    def whole(self) -> UnitSizes:
         """All parameters of this rank before they are shared out over the data ranks."""
         return join([self.root, *self.layers])
 
@@ -191,7 +191,7 @@ class Layout:
         return FLOAT_BYTES * self.whole.numel
 
     @property
-    def share_bytes(self) -> float:
+    def partition_bytes(self) -> float:
         """What of P a rank keeps where zero shares it out: of experts that are shared out too, fewer ranks share."""
         if self.config.strategy.ep == 1:
             return self.parameter_bytes / self.shard

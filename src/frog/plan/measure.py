@@ -18,7 +18,7 @@ ASIDE = ("evaluate", "checkpoint")
 TOLERANCE = 0.01
 
 _AGREED_BYTES = 64
-"""Beside a number for each rank (its loss), what a step's agreement takes: the norm, the wish to stop."""
+"""Beside a number for each rank (its loss), what a step's agreement takes: the norm, the request to stop."""
 
 
 @dataclass(frozen=True)

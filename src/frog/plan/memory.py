@@ -41,7 +41,7 @@ def step_memory(config: RunConfig, world_size: int, rank: int = 0) -> Memory:
     Source:  Rajbhandari et al. 2020, sections 3 and 5, without the second, half-precision copy.
     """
     layout = Layout(config, world_size, rank)
-    whole, share = layout.parameter_bytes, layout.share_bytes
+    whole, share = layout.parameter_bytes, layout.partition_bytes
     name = config.strategy.name
     return Memory(
         parameters=share if name == "zero3" else whole,
@@ -82,11 +82,11 @@ def _peak(layout: Layout, numbers: dict[int, tuple[int, int]]) -> int:
         return numbers[0][0]
     strategy = layout.config.strategy
     schedule = make_schedule(strategy.schedule, layout.sizes["pp"], layout.num_micro, layout.virtual_stages)
-    held = peak = 0
+    kept_now = peak = 0
     for action in schedule.ranks[layout.place["pp"]]:
         kept, deferred = numbers[action.stage]
-        held += {"F": kept, "B": deferred * schedule.splits_backward - kept, "W": -deferred}[action.kind]
-        peak = max(peak, held)
+        kept_now += {"F": kept, "B": deferred * schedule.splits_backward - kept, "W": -deferred}[action.kind]
+        peak = max(peak, kept_now)
     return peak
 
 

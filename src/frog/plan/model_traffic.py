@@ -5,7 +5,7 @@ n is the number of ranks on the axis, A the micro-batches of a step, x the bytes
 
 from __future__ import annotations
 
-from frog.plan.data_traffic import share_vectors
+from frog.plan.data_traffic import partition_vectors
 from frog.plan.flow import Flow
 from frog.plan.layout import FLOAT_BYTES, Layout, root_unit
 
@@ -45,7 +45,7 @@ def _norms(layout: Layout) -> list[Flow]:
     """The norms' gradients of this rank's share: each tp rank has them from its own positions alone."""
     return [
         Flow("tp", "all_reduce", layout.sizes["tp"], FLOAT_BYTES * size, 1, "norms' gradients")
-        for size in share_vectors(layout)
+        for size in partition_vectors(layout)
         if size
     ]
 

@@ -1,7 +1,7 @@
 """What one rank sends in one optimizer step: every collective, with its payload and the bytes that leave the rank.
 
-Left out are the few numbers that ranks agree on (loss, norm, the wish to stop): some 100 bytes a step, which is why a
-run sends a little more.
+Left out are the few numbers that ranks agree on (loss, norm, a request to stop): some 100 bytes a step, which is why
+a run sends a little more.
 """
 
 from __future__ import annotations

@@ -217,10 +217,10 @@ def run_proof(args: argparse.Namespace) -> int:
     if not chosen:
         reasons = "\n".join(f"  - {reason}" for reason in wanted if isinstance(reason, str))
         raise UsageError(f"nothing to prove\n{reasons}".rstrip(), "other --strategy, --world or --model")
-    return _tell(model, wanted, chosen, args.json)
+    return _report(model, wanted, chosen, args.json)
 
 
-def _tell(model: ModelConfig, wanted: Sequence[Cell | str], chosen: Sequence[Cell], as_json: bool) -> int:
+def _report(model: ModelConfig, wanted: Sequence[Cell | str], chosen: Sequence[Cell], as_json: bool) -> int:
     start = time.monotonic()
     rows: list[dict[str, Any]] = []
     if not as_json:

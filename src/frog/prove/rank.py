@@ -178,7 +178,7 @@ def spread(case: Case, world: World) -> Trace:
     for step in range(1, NUM_STEPS + 1):
         loss = strategy.forward_backward(local_batch(case, mesh, step), lambda loss: loss)
         trace.losses.append(strategy.reduce(loss, stop=False).loss_mean)
-        trace.gradients.append(_copies(strategy.assembled(strategy.held_gradients()), world))
+        trace.gradients.append(_copies(strategy.assembled(strategy.gradient_shards()), world))
         trace.norms.append(strategy.norm())
         strategy.clip(trace.norms[-1], _MAX_NORM)
         strategy.step(scaler)
@@ -217,7 +217,7 @@ def compare(found: Trace, expected: Trace, tolerance: float) -> dict[str, Any]:
 
 
 def prove(cases: list[Case], world: World, oracles: dict[str, Trace]) -> list[dict[str, Any]]:
-    """Run every case; on rank 0 return what `compare` says of each. A case that cannot be is told as an error."""
+    """Run every case; on rank 0 return what `compare` says of each. A case that cannot be is an error."""
     results: list[dict[str, Any]] = []
     for case in cases:
         try:

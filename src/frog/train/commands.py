@@ -13,7 +13,7 @@ from torch import nn
 from frog.checkpoint import Saver, verify
 from frog.checkpoint.load import open_checkpoint
 from frog.comm import World
-from frog.comm.held import whole_copy
+from frog.comm.local_shard import whole_copy
 from frog.comm.world import pick_device
 from frog.config import DataConfig, RunConfig, from_dict, to_dict
 from frog.core.env import world_env
@@ -155,8 +155,8 @@ def import_model(args: argparse.Namespace) -> int:
     if (source / "tokenizer.json").is_file():
         shutil.copyfile(source / "tokenizer.json", folder.tokenizer_json)
     alone = World(world_env(), torch.device("cpu"), timeout_s=60).axis
-    held = [whole_copy(f"model/{name}", parameter.detach(), alone) for name, parameter in model.named_parameters()]
-    saver = Saver(folder, 0, 1, held, {}, attempt="import", keep_last=1, timeout_s=60)
+    shards = [whole_copy(f"model/{name}", parameter.detach(), alone) for name, parameter in model.named_parameters()]
+    saver = Saver(folder, 0, 1, shards, {}, attempt="import", keep_last=1, timeout_s=60)
     saver.save(0, {"step": 0, "tokens": 0, "order_sha256": "", "scaler": {}, "optimizer_steps": 0}, {})
     saver.wait()
     print(f"{folder.path}: {model_config.num_hidden_layers} layers, {folder.checkpoint(0)}")

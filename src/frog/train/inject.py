@@ -118,7 +118,7 @@ class _Injector:
         handle = parameter.register_hook(spoil)  # type: ignore[no-untyped-call]
 
     def _spoil_before_reduce(self, number: int, fault: Fault) -> None:
-        gradients = [box.tensor for box in self._strategy.held_gradients() if box.tensor.numel()]
+        gradients = [shard.tensor for shard in self._strategy.gradient_shards() if shard.tensor.numel()]
         gradients[-1].copy_(_with_nan(gradients[-1]))
 
     def _extra(self, number: int, fault: Fault) -> None:

@@ -42,8 +42,8 @@ def optimizer_bytes(optimizers: Iterable[torch.optim.Optimizer]) -> int:
 def memory_fields(strategy: Strategy, activations: int) -> dict[str, int]:
     """The sizes of a `memory` event: what a strategy holds after a backward pass, and the activations measured."""
     return {
-        "parameters": storage_bytes(box.tensor for box in strategy.held_parameters()),
-        "gradients": storage_bytes(box.tensor for box in strategy.held_gradients()),
+        "parameters": storage_bytes(shard.tensor for shard in strategy.parameter_shards()),
+        "gradients": storage_bytes(shard.tensor for shard in strategy.gradient_shards()),
         "optimizer": optimizer_bytes([strategy.optimizer]),
         "activations": activations,
     }

@@ -82,7 +82,7 @@ def save(run: Run, parts: Parts) -> None:
     step = parts.state.step
     with run.events.span("checkpoint"):
         scalars = parts.state.scalars(parts.order.link(run.world, run.mesh.readers))
-        blocked_ns = parts.saver.save(step, scalars, generators(), parts.state.held())
+        blocked_ns = parts.saver.save(step, scalars, generators(), parts.state.shards())
     run.events.emit("checkpoint", step=step, payload_bytes=parts.saver.payload_bytes, blocked_ns=blocked_ns)
 
 
@@ -128,7 +128,7 @@ def _saver(run: Run, state: TrainState) -> Saver:
         run.folder,
         run.world.rank,
         run.world.size,
-        state.held(),
+        state.shards(),
         generators(),
         attempt=run.attempt,
         keep_last=run.config.checkpoint.keep_last,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from frog.checkpoint import Checkpoint
-from frog.comm.held import Held
+from frog.comm.local_shard import LocalShard
 from frog.parallel.strategy import Strategy
 
 
@@ -31,10 +31,10 @@ class TrainState:
         self.loss_mean: float | None = None
         """Of the last step, over all ranks."""
 
-    def held(self) -> list[Held]:
+    def shards(self) -> list[LocalShard]:
         """What this rank holds of the weights and of the optimizer's state."""
-        parameters = [replace(box, name=f"model/{box.name}") for box in self._strategy.held_parameters()]
-        moments = [replace(box, name=f"optimizer/{box.name}") for box in self._strategy.held_moments()]
+        parameters = [replace(shard, name=f"model/{shard.name}") for shard in self._strategy.parameter_shards()]
+        moments = [replace(shard, name=f"optimizer/{shard.name}") for shard in self._strategy.moment_shards()]
         return [*parameters, *moments]
 
     def scalars(self, order_link: str) -> dict[str, Any]:
@@ -50,9 +50,9 @@ class TrainState:
 
     def load(self, checkpoint: Checkpoint, rank: int) -> str:
         """Take everything over from a checkpoint of any world and strategy; return the link of its data order."""
-        held = self.held()
-        checkpoint.load_into(held)
-        self._strategy.take(held)
+        shards = self.shards()
+        checkpoint.load_into(shards)
+        self._strategy.loaded(shards)
         own = checkpoint.load_own(rank)
         if own is not None:
             restore_generators(own)

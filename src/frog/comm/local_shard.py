@@ -1,4 +1,4 @@
-"""What a rank holds of tensors that the world shares out: boxes of them, under the whole model's names."""
+"""Local shards: what one rank holds of tensors that are split over the world, under the whole model's names."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ _GROUP_ELEMENTS = 2**22
 
 
 @dataclass(frozen=True)
-class Held:
-    """A box of a whole tensor, as this rank holds it."""
+class LocalShard:
+    """A rectangular piece of a whole tensor, as this rank holds it."""
 
     name: str
     tensor: Tensor
-    """The values, in the box's shape; a view, so that writing into it changes what the rank holds."""
+    """The values, in the shard's shape; a view, so that writing into it changes what the rank holds."""
     offset: tuple[int, ...]
-    """Where the box begins in the whole tensor, dim by dim."""
+    """Where the shard begins in the whole tensor, dim by dim."""
     whole: tuple[int, ...]
     """The shape of the whole tensor."""
     copies: tuple[int, int] | None = (0, 1)
-    """Which of how many equal copies this is; None for a copy that leaves speaking to the others."""
+    """Which of how many equal copies this is; None for a copy that only the others count."""
 
     @property
     def key(self) -> str:
-        """A name of its own for each box: the tensor's, and where the box begins unless it is all of it."""
+        """A name of its own for each shard: the tensor's, and where the shard begins unless it is all of it."""
         return self.name if self.is_whole else f"{self.name}@{','.join(map(str, self.offset))}"
 
     @property
@@ -38,17 +38,17 @@ class Held:
         return tuple(self.tensor.shape) == self.whole
 
 
-def whole_copy(name: str, tensor: Tensor, axis: Axis) -> Held:
+def whole_copy(name: str, tensor: Tensor, axis: Axis) -> LocalShard:
     """A tensor that every rank of `axis` holds whole, and no other."""
-    return Held(name, tensor, (0,) * tensor.dim(), tuple(tensor.shape), (axis.rank, axis.size))
+    return LocalShard(name, tensor, (0,) * tensor.dim(), tuple(tensor.shape), (axis.rank, axis.size))
 
 
-def flat_boxes(shape: Sequence[int], start: int, count: int) -> Iterator[tuple[int, tuple[int, ...], tuple[int, ...]]]:
-    """Cut the elements [start, start + count) of a tensor, counted row by row, into boxes.
+def rectangles(shape: Sequence[int], start: int, count: int) -> Iterator[tuple[int, tuple[int, ...], tuple[int, ...]]]:
+    """Cut the elements [start, start + count) of a tensor, counted row by row, into rectangles.
 
-    At most one box for the rest of a row, one for whole rows, one for the beginning of a row; and so on in each row.
+    At most one for the rest of a row, one for whole rows, one for the beginning of a row; and so on in each row.
 
-    Shapes:  yields (how many elements after `start`, the box's offset, the box's shape)
+    Shapes:  yields (how many elements after `start`, the rectangle's offset, its shape)
     """
     if count == 0:
         return
@@ -65,12 +65,12 @@ def flat_boxes(shape: Sequence[int], start: int, count: int) -> Iterator[tuple[i
             done += rows * row
             continue
         part = min(row - within, count - done)
-        for after, offset, box in flat_boxes(shape[1:], within, part):
-            yield done + after, (at, *offset), (1, *box)
+        for after, offset, size in rectangles(shape[1:], within, part):
+            yield done + after, (at, *offset), (1, *size)
         done += part
 
 
-def held_slice(
+def slice_shards(
     name: str,
     values: Tensor,
     first: int,
@@ -78,40 +78,42 @@ def held_slice(
     corner: Sequence[int],
     whole: Sequence[int],
     copies: tuple[int, int] | None,
-) -> list[Held]:
-    """The boxes of a run of elements of a parameter that is itself a box of the whole model's.
+) -> list[LocalShard]:
+    """The shards that a run of elements of a parameter makes; the parameter is itself a shard of the whole model's.
 
     Shapes:  values (n,): elements [first, first + n) of a tensor of shape `local`, which begins at `corner` of `whole`
     """
-    boxes = []
-    for after, offset, shape in flat_boxes(local, first, values.numel()):
+    shards = []
+    for after, offset, shape in rectangles(local, first, values.numel()):
         part = values[after : after + math.prod(shape)].view(shape)
         at = tuple(a + b for a, b in zip(corner, offset, strict=True))
-        boxes.append(Held(name, part, at, tuple(whole), copies))
-    return boxes
+        shards.append(LocalShard(name, part, at, tuple(whole), copies))
+    return shards
 
 
-def target_of(whole: Tensor, held: Held) -> Tensor:
-    """The place of a box in the whole tensor, as a view."""
-    for dim, (start, size) in enumerate(zip(held.offset, held.tensor.shape, strict=True)):
+def target_of(whole: Tensor, shard: LocalShard) -> Tensor:
+    """The place of a shard in the whole tensor, as a view."""
+    for dim, (start, size) in enumerate(zip(shard.offset, shard.tensor.shape, strict=True)):
         whole = whole.narrow(dim, start, size)
     return whole
 
 
-def assemble(shapes: Mapping[str, tuple[int, ...]], held: Sequence[Held], axis: Axis) -> Iterator[tuple[str, Tensor]]:
-    """Whole tensors, bit for bit, on every rank, from the boxes of all; zeros where nobody has any. A collective call.
+def assemble(
+    shapes: Mapping[str, tuple[int, ...]], shards: Sequence[LocalShard], axis: Axis
+) -> Iterator[tuple[str, Tensor]]:
+    """Whole tensors, bit for bit, on every rank, from the shards of all; zeros where nobody has any. A collective call.
 
-    Comm:    all-reduces of the tensors' bits, some 16 MiB at a time: all ranks add zeros but the one that speaks.
+    Comm:    all-reduces of the tensors' bits, some 16 MiB at a time: all ranks add zeros but the first of its copies.
     """
-    boxes: dict[str, list[Held]] = {}
-    for box in held:
-        if box.copies is not None and box.copies[0] == 0:
-            boxes.setdefault(box.name, []).append(box)
+    by_name: dict[str, list[LocalShard]] = {}
+    for shard in shards:
+        if shard.copies is not None and shard.copies[0] == 0:
+            by_name.setdefault(shard.name, []).append(shard)
     for names in _groups({name: math.prod(shape) for name, shape in shapes.items()}):
         wholes = {name: torch.zeros(shapes[name], device=axis.device) for name in names}
         for name, whole in wholes.items():
-            for box in boxes.get(name, []):
-                target_of(whole, box).copy_(box.tensor)
+            for shard in by_name.get(name, []):
+                target_of(whole, shard).copy_(shard.tensor)
         bits = torch.cat([whole.view(-1) for whole in wholes.values()]).view(torch.int32)
         axis.all_reduce(bits)
         start = 0

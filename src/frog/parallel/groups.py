@@ -17,32 +17,32 @@ from frog.parallel.zero3 import Zero3
 
 
 @dataclass
-class Part:
+class ParameterGroup:
     """Some of the parameters, and how the data ranks keep them."""
 
     data: DataParallel
     copies: Axis
     """Ranks that hold the same reduced gradients and optimizer state."""
-    apart: list[Axis]
+    sharded_over: list[Axis]
     """Axes whose ranks hold different ones: a sum over all parameters goes over these too."""
 
 
-def build_parts(config: StrategyConfig, mesh: Mesh, model: nn.Module, experts: set[str]) -> list[Part]:
+def build_groups(config: StrategyConfig, mesh: Mesh, model: nn.Module, experts: set[str]) -> list[ParameterGroup]:
     """The dense parameters, kept over the data axis; and experts that are shared out, over ranks with the same ones."""
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     dense = {name: p for name, p in named.items() if name not in experts}
     kept = _data_parallel(config, mesh, model, dense, mesh.shard, mesh.replicate)
-    parts = [_part(kept, mesh.data, mesh.shard, mesh.replicate)]
+    groups = [_group(kept, mesh.data, mesh.shard, mesh.replicate)]
     if own := {name: p for name, p in named.items() if name in experts}:
         alone = mesh.world.axis.alone()
         kept = _data_parallel(config, mesh, model, own, mesh.expert_data, alone)
-        part = _part(kept, mesh.expert_data, mesh.expert_data, alone)
-        parts.append(replace(part, apart=[*part.apart, mesh.ep]))
-    return parts
+        group = _group(kept, mesh.expert_data, mesh.expert_data, alone)
+        groups.append(replace(group, sharded_over=[*group.sharded_over, mesh.ep]))
+    return groups
 
 
-def _part(kept: DataParallel, data: Axis, shard: Axis, replicate: Axis) -> Part:
-    return Part(kept, data, []) if kept.keeps_whole_gradients else Part(kept, replicate, [shard])
+def _group(kept: DataParallel, data: Axis, shard: Axis, replicate: Axis) -> ParameterGroup:
+    return ParameterGroup(kept, data, []) if kept.keeps_whole_gradients else ParameterGroup(kept, replicate, [shard])
 
 
 def _data_parallel(
