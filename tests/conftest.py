@@ -6,7 +6,7 @@ import json
 import signal
 
 import pytest
-from workshop import MODEL, RUN_FILE, Workshop
+from harness import MODEL, RUN_FILE, Harness
 
 
 def pytest_configure() -> None:
@@ -16,14 +16,14 @@ def pytest_configure() -> None:
 
 
 @pytest.fixture(scope="session")
-def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
-    root = tmp_path_factory.mktemp("workshop")
-    shop = Workshop(root)
+def harness(tmp_path_factory: pytest.TempPathFactory) -> Harness:
+    root = tmp_path_factory.mktemp("harness")
+    made = Harness(root)
     (root / "config.json").write_text(json.dumps(MODEL))
     (root / "run.toml").write_text(RUN_FILE)
     lines = "".join(
         f"{n} frogs sat on a log; {n % 7} jumped, and {n % 5} sang of the {n % 11}th pond.\n\n" for n in range(4000)
     )
     (root / "rhymes.txt").write_text(lines)
-    shop.run("frog", "data", "prepare", "--corpus", "rhymes.txt", "--name", "rhymes", "--vocab-size", "300")
-    return shop
+    made.run("frog", "data", "prepare", "--corpus", "rhymes.txt", "--name", "rhymes", "--vocab-size", "300")
+    return made

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from workshop import Workshop, set_words, wait_until
+from harness import Harness, set_words, wait_until
 
 from frog.chaos.campaign import Campaign, can_restart, choose_kinds, draw_restarts, read_count
 from frog.chaos.oracle import Oracle, Place, diagnosis_problems, read_oracle, recovery_problems, resume_problems
@@ -373,26 +373,26 @@ def test_the_table_holds_all_that_was_done(tmp_path: Path) -> None:
     ],
     ids=["two ranks", "a world that shrinks"],
 )
-def test_a_small_campaign(workshop: Workshop, seed: int, count: int, words: list[str]) -> None:
+def test_a_small_campaign(harness: Harness, seed: int, count: int, words: list[str]) -> None:
     """Faults that only campaigns meet: each is found, and each run ends with the weights of the undisturbed one.
 
     In a smaller world it ends with that one's samples and losses.
     """
     program = ["train", "run.toml", *set_words("train.steps=2", "checkpoint.every=1", "train.timeout_s=10")]
     told = ["--campaign", str(count), "--seed", str(seed), *words, "--out", "table.txt"]
-    done = workshop.run("frog", "chaos", *told, "--", *program, timeout=580)
-    table = (workshop.root / "table.txt").read_text()
+    done = harness.run("frog", "chaos", *told, "--", *program, timeout=580)
+    table = (harness.root / "table.txt").read_text()
     assert f"{count} of {count} faults met: {count} as they must be, 0 not" in table, done.stdout
     assert f"recovered to the undisturbed run's weights: {count} of {count}" in table
     assert "restarted at step" in table
-    assert not list((workshop.root / "runs").glob(f"chaos-{seed}-0*"))
+    assert not list((harness.root / "runs").glob(f"chaos-{seed}-0*"))
 
 
 @pytest.mark.timeout(400)
-def test_a_campaign_that_is_stopped_keeps_what_was_done(workshop: Workshop) -> None:
-    out = workshop.root / "stopped.txt"
+def test_a_campaign_that_is_stopped_keeps_what_was_done(harness: Harness) -> None:
+    out = harness.root / "stopped.txt"
     program = ["train", "run.toml", "--set", "train.steps=2", "--set", "checkpoint.every=1"]
-    process = workshop.start(
+    process = harness.start(
         "frog",
         "chaos",
         "--campaign",

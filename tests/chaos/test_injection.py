@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 import torch
+from harness import Harness, all_gone, tree, wait_until
 from torch import nn
-from workshop import Workshop, all_gone, tree, wait_until
 
 from frog.comm.axis import NOTHING, Axis, Pending, Silent
 from frog.config.faults import FULL_DEVICE, Fault, dump_faults, marks_folder
@@ -221,9 +221,9 @@ def test_the_damage_is_of_the_new_checkpoint(kind: str, tmp_path: Path, monkeypa
     assert part.read_bytes() == {"corrupt": b"new, and whold", "torn": b"new, an"}[kind]
 
 
-def test_a_cut_that_heals_is_two_wishes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The launcher knows a wish by its file: neither may be taken for the other."""
-    (tmp_path / "wishes").mkdir()
+def test_a_cut_that_heals_is_two_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher knows a request by its file: neither may be taken for the other."""
+    (tmp_path / "requests").mkdir()
     monkeypatch.setattr(inject, "launch_dir", lambda: tmp_path)
     met = injector(tmp_path, Fault("cut", 0, 2, "reduce", for_s=2))
     met._run.world.env = SimpleNamespace(node_rank=1)  # type: ignore[misc]
@@ -231,7 +231,7 @@ def test_a_cut_that_heals_is_two_wishes(tmp_path: Path, monkeypatch: pytest.Monk
 
     def grant() -> None:
         while len(granted) < 2:
-            for path in (tmp_path / "wishes").glob("*.json"):
+            for path in (tmp_path / "requests").glob("*.json"):
                 if not path.with_suffix(".done").exists():
                     granted.append(json.loads(path.read_text())["act"])
                     path.with_suffix(".done").touch()
@@ -259,14 +259,14 @@ ENDS = [
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: its signals are those that are named here")
 @pytest.mark.parametrize(("fault", "code", "words"), ENDS, ids=[fault.split()[0] for fault, _, _ in ENDS])
 def test_a_world_ends_and_says_who_failed_first(
-    workshop: Workshop, fault: str, code: int | None, words: tuple[str, ...]
+    harness: Harness, fault: str, code: int | None, words: tuple[str, ...]
 ) -> None:
     kind = fault.split()[0]
     settings = (f"name=end-{kind}", "train.steps=4", "train.timeout_s=8")
     program = ["train", "run.toml", *(word for setting in settings for word in ("--set", setting))]
     world = ["--nproc", "2", "--threads", "1", "--deadline", "5"]
-    process = workshop.start("frog", "chaos", "--fault", fault, *world, "--", *program)
-    wait_until(lambda: workshop.folder(f"end-{kind}").heartbeat(1).exists(), 120, "rank 1 to live", process)
+    process = harness.start("frog", "chaos", "--fault", fault, *world, "--", *program)
+    wait_until(lambda: harness.folder(f"end-{kind}").heartbeat(1).exists(), 120, "rank 1 to live", process)
     family = tree(process)
     _, told = process.communicate(timeout=150)
     assert process.returncode == code or (code is None and process.returncode not in (0, 2)), told
@@ -279,18 +279,18 @@ def test_a_world_ends_and_says_who_failed_first(
     assert (
         not any(
             kind in path.name or b"inject" in path.read_bytes()
-            for path in workshop.folder(f"end-{kind}").events.iterdir()
+            for path in harness.folder(f"end-{kind}").events.iterdir()
         )
         or kind == "raise"
     )
     if kind == "disk":  # rank 0 has met the loss of its peer, and does not wait for its part of the checkpoint
-        types = [told.of("error")[-1]["type"] for _, told in sorted(workshop.events("end-disk").ranks.items())]
+        types = [told.of("error")[-1]["type"] for _, told in sorted(harness.events("end-disk").ranks.items())]
         assert types == ["CommError", "CheckpointError"]
 
 
-def test_a_fault_that_is_never_met_is_told(workshop: Workshop) -> None:
+def test_a_fault_that_is_never_met_is_told(harness: Harness) -> None:
     program = ["train", "run.toml", "--set", "train.steps=2", "--set", "name=unmet"]
     fault = "missing rank=0 step=1 phase=forward"  # under ddp there is nothing to leave out
-    done = workshop.run("frog", "chaos", "--fault", fault, "--nproc", "2", "--threads", "1", "--", *program, code=1)
+    done = harness.run("frog", "chaos", "--fault", fault, "--nproc", "2", "--threads", "1", "--", *program, code=1)
     assert f"never met: {fault}" in done.stderr
-    assert workshop.record("unmet")["status"] == "completed"
+    assert harness.record("unmet")["status"] == "completed"

@@ -5,15 +5,15 @@ import os
 import signal
 
 import pytest
-from workshop import Workshop, kill_tree
+from harness import Harness, kill_tree
 
 from frog.core.ports import free_port
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_whose_peers_never_come_gives_up_at_its_deadline(workshop: Workshop, rank: int) -> None:
+def test_a_rank_whose_peers_never_come_gives_up_at_its_deadline(harness: Harness, rank: int) -> None:
     told = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
-    done = workshop.run(
+    done = harness.run(
         *("frog", "train", "run.toml", "--set", "train.timeout_s=3"),
         code=1,
         timeout=60,
@@ -25,12 +25,12 @@ def test_a_rank_whose_peers_never_come_gives_up_at_its_deadline(workshop: Worksh
     assert "Traceback" not in done.stderr
 
 
-def test_a_rank_that_hangs_ends_the_world_at_the_deadline(workshop: Workshop) -> None:
+def test_a_rank_that_hangs_ends_the_world_at_the_deadline(harness: Harness) -> None:
     settings = ("name=hung", "train.steps=5000", "checkpoint.every=1000", "train.timeout_s=8")
     words = [word for text in settings for word in ("--set", text)]
-    process = workshop.start("frog", "run", "--nproc", "2", "--", "train", "run.toml", *words)
-    workshop.wait_for_step("hung", 2, process)
-    pid = workshop.events("hung").ranks[1].of("start")[0]["pid"]
+    process = harness.start("frog", "run", "--nproc", "2", "--", "train", "run.toml", *words)
+    harness.wait_for_step("hung", 2, process)
+    pid = harness.events("hung").ranks[1].of("start")[0]["pid"]
     os.kill(pid, signal.SIGSTOP)
     try:
         _, err = process.communicate(timeout=90)

@@ -7,7 +7,7 @@ import os
 import signal
 from typing import Any
 
-from workshop import Workshop, kill_tree, wait_until
+from harness import Harness, kill_tree, wait_until
 
 from frog.diagnose.rules import diagnose
 from frog.events.heartbeat import read_heartbeat
@@ -15,13 +15,13 @@ from frog.events.heartbeat import read_heartbeat
 NAME = "live-diagnosis"
 
 
-def test_a_run_that_is_stopped_and_then_killed(workshop: Workshop) -> None:
+def test_a_run_that_is_stopped_and_then_killed(harness: Harness) -> None:
     settings = ["--set", f"name={NAME}", "--set", "train.steps=5000", "--set", "eval.every=5000"]
-    world = workshop.start("frog", "run", "--nproc", "2", "--", "train", "run.toml", *settings)
-    folder, follower = workshop.folder(NAME), None
+    world = harness.start("frog", "run", "--nproc", "2", "--", "train", "run.toml", *settings)
+    folder, follower = harness.folder(NAME), None
     try:
-        workshop.wait_for_step(NAME, 4, world, timeout=120)
-        follower = workshop.start("frog", "logs", NAME, "-f", "--grep", "global batch|error:")
+        harness.wait_for_step(NAME, 4, world, timeout=120)
+        follower = harness.start("frog", "logs", NAME, "-f", "--grep", "global batch|error:")
         beat = read_heartbeat(folder.heartbeat(1))
         assert beat is not None
 
@@ -36,7 +36,7 @@ def test_a_run_that_is_stopped_and_then_killed(workshop: Workshop) -> None:
         os.kill(beat["pid"], signal.SIGKILL)
         world.communicate(timeout=100)
         assert world.returncode == 128 + signal.SIGKILL
-        found: dict[str, Any] = json.loads(workshop.run("frog", "diagnose", NAME, "--json").stdout)
+        found: dict[str, Any] = json.loads(harness.run("frog", "diagnose", NAME, "--json").stdout)
         assert (found["fault"], found["rank"], found["outcome"], found["certain"]) == ("kill", 1, "failed", True)
         assert found["step"] >= 4
         out, err = follower.communicate(timeout=60)
@@ -50,7 +50,7 @@ def test_a_run_that_is_stopped_and_then_killed(workshop: Workshop) -> None:
                 process.communicate()
 
 
-def test_no_run(workshop: Workshop) -> None:
-    done = workshop.run("frog", "diagnose", "nowhere", code=2)
+def test_no_run(harness: Harness) -> None:
+    done = harness.run("frog", "diagnose", "nowhere", code=2)
     assert "Traceback" not in done.stderr
     assert "nowhere" in done.stderr

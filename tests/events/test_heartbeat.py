@@ -9,7 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
-from workshop import wait_until
+from harness import wait_until
 
 from frog.events import EventWriter
 from frog.events.heartbeat import Heartbeat, read_heartbeat

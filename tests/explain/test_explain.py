@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 import pytest
-from workshop import Workshop
+from harness import Harness
 
 from frog.core.errors import UsageError
 from frog.explain.chart import Bar, chart, span_text, waits
@@ -131,18 +131,18 @@ def test_a_real_all_reduce_sends_what_the_ring_does() -> None:
     assert all(ring <= note["bytes_sent"] < 1.01 * ring for note in notes)
 
 
-def test_a_real_rendezvous_of_two_nodes(workshop: Workshop) -> None:
-    out = workshop.run("frog", "explain", "rendezvous", "--nodes", "2x1").stdout
+def test_a_real_rendezvous_of_two_nodes(harness: Harness) -> None:
+    out = harness.run("frog", "explain", "rendezvous", "--nodes", "2x1").stdout
     assert re.search(r"^rank 0 on node0 [ #o.=]+ opened the store, waited", out, re.MULTILINE)
     assert re.search(r"^rank 1 on node1 [ #?.=]+ knocked as number [12], waited", out, re.MULTILINE)
     assert "1 = 1 x 1 + 0" in out
     assert re.search(r"in this order: rank (0, 1|1, 0)\.$", out, re.MULTILINE)
 
 
-def test_the_command_tells_the_story(workshop: Workshop) -> None:
-    out = workshop.run("frog", "explain", "barrier", "--nproc", "2").stdout
+def test_the_command_tells_the_story(harness: Harness) -> None:
+    out = harness.run("frog", "explain", "barrier", "--nproc", "2").stdout
     assert re.search(r"^rank 0 [ #.]+ waited [\d.]+ m?s$", out, re.MULTILINE)
     assert re.search(r"^rank 1 [ #.]+ waited [\d.]+ m?s$", out, re.MULTILINE)
     assert re.search(r"rank \d came last, .* Nobody left before it came", out)
-    done = workshop.run("frog", "explain", "barrier", "--nproc", "1", code=2)
+    done = harness.run("frog", "explain", "barrier", "--nproc", "1", code=2)
     assert "Traceback" not in done.stderr

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from harness import Harness
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
-from workshop import Workshop
 
 from frog.core.errors import ConfigError, RunError, UsageError
 from frog.core.runfolder import RunFolder
@@ -32,34 +32,34 @@ JUMPERS = [f"{n} frogs sat, and 3 jumped" for n in range(30)]
 
 
 @pytest.fixture(scope="module")
-def shop(workshop: Workshop) -> Workshop:
-    """The workshop with a trained base, and one fine-tuned run of each kind."""
+def tuned(harness: Harness) -> Harness:
+    """The harness with a trained base, and one fine-tuned run of each kind."""
     steps = ("--set", "train.steps=120", "--set", "checkpoint.every=60", "--set", "optimizer.learning_rate=0.01")
-    workshop.run("frog", "train", "run.toml", "--set", "name=base", *steps)
+    harness.run("frog", "train", "run.toml", "--set", "name=base", *steps)
     rows = [{"text": text, "label": "sang"} for text in SINGERS] + [{"text": t, "label": "jumped"} for t in JUMPERS]
-    (workshop.root / "who.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (harness.root / "who.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     rows = [{"prompt": f"{n} frogs", "completion": " sat on a log"} for n in range(40)]
-    (workshop.root / "go on.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    tune(workshop, "who", "--data", "who.jsonl", "--epochs", "6")
+    (harness.root / "go on.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tune(harness, "who", "--data", "who.jsonl", "--epochs", "6")
     writes = ("--head", "completion", "--lora", "r=4,alpha=8", "--learning-rate", "0.02")
-    tune(workshop, "written", "--data", "who.jsonl", "--epochs", "12", *writes)
-    tune(workshop, "log", "--data", "go on.jsonl", "--epochs", "4", "--head", "completion")
-    return workshop
+    tune(harness, "written", "--data", "who.jsonl", "--epochs", "12", *writes)
+    tune(harness, "log", "--data", "go on.jsonl", "--epochs", "4", "--head", "completion")
+    return harness
 
 
-def tune(shop: Workshop, name: str, *words: str, code: int = 0) -> str:
-    done = shop.run("frog", "finetune", "base", "--name", name, *words, code=code)
+def tune(harness: Harness, name: str, *words: str, code: int = 0) -> str:
+    done = harness.run("frog", "finetune", "base", "--name", name, *words, code=code)
     return done.stdout + done.stderr
 
 
 @pytest.fixture
-def here(shop: Workshop, monkeypatch: pytest.MonkeyPatch) -> Workshop:
-    """The workshop as the working folder: runs name their base as it was typed."""
-    monkeypatch.chdir(shop.root)
-    return shop
+def here(tuned: Harness, monkeypatch: pytest.MonkeyPatch) -> Harness:
+    """The harness as the working folder: runs name their base as it was typed."""
+    monkeypatch.chdir(tuned.root)
+    return tuned
 
 
-def test_a_run_like_any_other(here: Workshop) -> None:
+def test_a_run_like_any_other(here: Harness) -> None:
     folder, record = here.folder("who"), here.record("who")
     assert record["status"] == "completed"
     assert record["step"] == here.folder("who").read_run()["config"]["train"]["steps"]
@@ -74,7 +74,7 @@ def test_a_run_like_any_other(here: Workshop) -> None:
     here.run("frog", "report", "who")
 
 
-def test_it_learns_what_a_word_tells(here: Workshop) -> None:
+def test_it_learns_what_a_word_tells(here: Harness) -> None:
     for name in ("who", "written"):
         found = here.record(name)["classification"]
         assert found["accuracy"] > 0.95 > 0.8 > found["baseline"], name
@@ -84,7 +84,7 @@ def test_it_learns_what_a_word_tells(here: Workshop) -> None:
     assert here.record("log")["eval"]["bits_per_byte"] < 1
 
 
-def test_only_the_adapter_is_kept_and_the_base_stays(here: Workshop) -> None:
+def test_only_the_adapter_is_kept_and_the_base_stays(here: Harness) -> None:
     base, _, _ = load_trained(here.folder("base"))
     told = here.folder("who").read_run()["finetune"]
     assert weights_sha256(base.named_parameters()) == told["base_sha256"] == here.record("base")["weights_sha256"]
@@ -94,7 +94,7 @@ def test_only_the_adapter_is_kept_and_the_base_stays(here: Workshop) -> None:
 
 
 @pytest.mark.parametrize("name", ["who", "written"])
-def test_the_saved_adapter_classifies_as_the_record_says(here: Workshop, name: str) -> None:
+def test_the_saved_adapter_classifies_as_the_record_says(here: Harness, name: str) -> None:
     data = read_labelled("who.jsonl", 0.25)
     words = [word for example in data.heldout for word in ("--text", example.text)]
     told = [json.loads(line) for line in here.run("frog", "classify", name, "--json", *words).stdout.splitlines()]
@@ -106,7 +106,7 @@ def test_the_saved_adapter_classifies_as_the_record_says(here: Workshop, name: s
         assert row["probabilities"][row["label"]] == max(row["probabilities"].values())
 
 
-def test_lines_of_input(here: Workshop) -> None:
+def test_lines_of_input(here: Harness) -> None:
     (here.root / "texts.txt").write_text(f"{SINGERS[0]}\n\n{JUMPERS[0]}\n")
     told = here.run("bash", "-c", "frog classify who < texts.txt").stdout.splitlines()
     assert [line.split()[0] for line in told] == ["sang", "jumped"]
@@ -116,13 +116,13 @@ def test_lines_of_input(here: Workshop) -> None:
     assert "has no classes" in here.run("frog", "classify", "log", "--text", "a", code=2).stderr
 
 
-def test_the_table_on_screen(here: Workshop) -> None:
+def test_the_table_on_screen(here: Harness) -> None:
     log = here.folder("who").rank_log(0).read_text()
     for part in ("parameters are trained", "epoch 6 of 6", "precision  recall", "called sang", "is sang"):
         assert part in log
 
 
-def test_merged_models_go_to_transformers(here: Workshop, tmp_path: Path) -> None:
+def test_merged_models_go_to_transformers(here: Harness, tmp_path: Path) -> None:
     data = read_labelled("who.jsonl", 0.25)
     tuned = load_finetuned(here.folder("who"))
     assert export_merged(here.folder("who"), tmp_path / "who") == "AutoModelForSequenceClassification"
@@ -152,13 +152,13 @@ def test_merged_models_go_to_transformers(here: Workshop, tmp_path: Path) -> Non
         load_merged(here.folder("who"))
 
 
-def test_the_same_twice_is_bitwise_the_same(here: Workshop) -> None:
+def test_the_same_twice_is_bitwise_the_same(here: Harness) -> None:
     tune(here, "who-again", "--data", "who.jsonl", "--epochs", "6")
     for key in ("weights_sha256", "order_sha256", "classification"):
         assert here.record("who-again")[key] == here.record("who")[key]
 
 
-def test_a_stop_leaves_a_whole_adapter(here: Workshop) -> None:
+def test_a_stop_leaves_a_whole_adapter(here: Harness) -> None:
     words = ("--data", "who.jsonl", "--epochs", "4000", "--name", "stopped")
     process = here.start("frog", "finetune", "base", *words)
     here.wait_for_step("stopped", 5, process)
@@ -181,14 +181,14 @@ def test_a_stop_leaves_a_whole_adapter(here: Workshop) -> None:
         (["--set", "strategy.tp=2"], "strategy.tp 2"),
     ],
 )
-def test_a_mistake_is_told_without_a_traceback(here: Workshop, words: list[str], message: str) -> None:
+def test_a_mistake_is_told_without_a_traceback(here: Harness, words: list[str], message: str) -> None:
     told = tune(here, "mistake", *words, code=2)
     assert message in told
     assert "Traceback" not in told
     assert not here.folder("mistake").path.exists()
 
 
-def test_what_a_base_cannot_be(here: Workshop) -> None:
+def test_what_a_base_cannot_be(here: Harness) -> None:
     done = here.run("frog", "finetune", "who", code=2)
     assert "is itself fine-tuned" in done.stderr
     assert "no run folder there" in here.run("frog", "finetune", "nobody", code=2).stderr
@@ -203,7 +203,7 @@ def arguments(*words: str) -> argparse.Namespace:
     return parser.parse_args(["base", *words])
 
 
-def test_the_configuration(here: Workshop) -> None:
+def test_the_configuration(here: Harness) -> None:
     data = read_labelled("guard", 0.25)
     args = arguments("--epochs", "3", "--set", "train.global_batch_size=32", "--set", "strategy.name=zero3")
     config = run_config(args, here.folder("base"), data)
@@ -227,13 +227,13 @@ def test_the_configuration(here: Workshop) -> None:
         (["--name", "a b"], "name='a b'"),
     ],
 )
-def test_configurations_that_cannot_be(here: Workshop, words: list[str], message: str) -> None:
+def test_configurations_that_cannot_be(here: Harness, words: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         run_config(arguments(*words), here.folder("base"), read_labelled("guard", 0.25))
     assert message in str(caught.value)
 
 
-def test_spreads_that_cannot_be(here: Workshop) -> None:
+def test_spreads_that_cannot_be(here: Harness) -> None:
     settings = ["strategy.tp=2", "strategy.implementation=deepspeed", "train.precision=fp16"]
     words = [word for setting in settings for word in ("--set", setting)]
     config = run_config(arguments(*words), here.folder("base"), read_labelled("guard", 0.25))
@@ -245,13 +245,13 @@ def test_spreads_that_cannot_be(here: Workshop) -> None:
     ]
 
 
-def test_completions_have_no_classes(here: Workshop) -> None:
+def test_completions_have_no_classes(here: Harness) -> None:
     data = read_labelled("go on.jsonl", 0.25)
     with pytest.raises(UsageError, match="has completions, no labels to classify by"):
         finetune_config(arguments(), here.folder("base"), 1, "", data)
 
 
-def copied(here: Workshop, name: str, tmp_path: Path) -> RunFolder:
+def copied(here: Harness, name: str, tmp_path: Path) -> RunFolder:
     """A fine-tuned run to harm, with its base beside it."""
     for run in (name, "base"):
         shutil.copytree(here.folder(run).path, tmp_path / run)
@@ -264,7 +264,7 @@ def rewrite_run(folder: RunFolder, **changes: Any) -> None:
     folder.run_json.write_text(json.dumps(content))
 
 
-def test_a_base_that_was_moved_with_the_run(here: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_base_that_was_moved_with_the_run(here: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = copied(here, "who", tmp_path)
     monkeypatch.chdir(tmp_path)
     assert load_finetuned(folder).step == here.record("who")["step"]
@@ -273,21 +273,21 @@ def test_a_base_that_was_moved_with_the_run(here: Workshop, tmp_path: Path, monk
         load_finetuned(folder)
 
 
-def test_a_base_with_other_weights(here: Workshop, tmp_path: Path) -> None:
+def test_a_base_with_other_weights(here: Harness, tmp_path: Path) -> None:
     folder = copied(here, "who", tmp_path)
     rewrite_run(folder, base_step=60)
     with pytest.raises(RunError, match="the adapter was made for"):
         load_finetuned(folder)
 
 
-def test_no_adapter(here: Workshop, tmp_path: Path) -> None:
+def test_no_adapter(here: Harness, tmp_path: Path) -> None:
     folder = copied(here, "who", tmp_path)
     shutil.rmtree(folder.path / "adapter")
     with pytest.raises(RunError, match="its fine-tuning did not end"):
         load_finetuned(folder)
 
 
-def test_a_changed_adapter_gives_other_answers(here: Workshop, tmp_path: Path) -> None:
+def test_a_changed_adapter_gives_other_answers(here: Harness, tmp_path: Path) -> None:
     """The classes follow the file: turned around, every answer is."""
     folder = copied(here, "who", tmp_path)
     path = folder.path / "adapter" / WEIGHTS_FILE

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from finetune_cases import CASES, MUTANTS, STRATEGIES, run_case
+from harness import Harness
 from safetensors.torch import load_file
-from workshop import Workshop
 
 from frog.comm import World
 from frog.core.env import world_env
@@ -30,10 +30,10 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
 
 
 @pytest.fixture(scope="module")
-def spread(workshop: Workshop, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def spread(harness: Harness, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every case and strategy by one world of two."""
     root = tmp_path_factory.mktemp("spread")
-    workshop.run(
+    harness.run(
         "frog", "run", "--nproc", "2", "--", str(WORKER), str(root), ",".join([*STRATEGIES, *MUTANTS]), timeout=170
     )
     return root

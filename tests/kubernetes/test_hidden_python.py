@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from harness import Harness
 from small_manifest import SMALL, read
-from workshop import Workshop
 
 import frog
 from frog.core.errors import UsageError
@@ -33,7 +33,7 @@ def test_what_a_volume_hides() -> None:
 @pytest.mark.parametrize("volume", ["emptyDir: {}", "emptyDir: {medium: Memory}"])
 def test_python_is_there_below_an_empty_volume(tmp_path: Path, may_make_pods: None, volume: str) -> None:
     (tmp_path / "k8s.yaml").write_text(POD.replace("VOLUME", volume))
-    done = Workshop(tmp_path).run("frog", "run", "--from", "k8s.yaml")
+    done = Harness(tmp_path).run("frog", "run", "--from", "k8s.yaml")
     assert "Job small is complete" in done.stderr
     assert not (Path(ABOVE) / "new").exists()
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from workshop import Workshop, all_gone, tree, wait_until
+from harness import Harness, all_gone, tree, wait_until
 
 from frog.events.heartbeat import read_heartbeat
 
@@ -75,21 +75,21 @@ def job(script: str, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def shop(tmp_path: Path, may_make_pods: None, monkeypatch: pytest.MonkeyPatch) -> Workshop:
+def here(tmp_path: Path, may_make_pods: None, monkeypatch: pytest.MonkeyPatch) -> Harness:
     """A folder to run manifests in, with one for temporary files."""
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    return Workshop(tmp_path)
+    return Harness(tmp_path)
 
 
-def start(shop: Workshop, value: dict[str, Any]) -> tuple[str, ...]:
+def start(here: Harness, value: dict[str, Any]) -> tuple[str, ...]:
     """Write a manifest; return the command that runs it."""
-    (shop.root / "k8s.yaml").write_text(HEAD + json.dumps(value))
+    (here.root / "k8s.yaml").write_text(HEAD + json.dumps(value))
     return ("frog", "run", "--from", "k8s.yaml")
 
 
-def left_behind(shop: Workshop) -> list[str]:
-    return os.listdir(shop.root / "tmp")
+def left_behind(here: Harness) -> list[str]:
+    return os.listdir(here.root / "tmp")
 
 
 LOOK = """
@@ -112,9 +112,9 @@ until test -s peer.0 -a -s peer.1; do sleep 0.1; done  # a pod that has ended ha
 """
 
 
-def test_what_a_pod_sees(shop: Workshop) -> None:
+def test_what_a_pod_sees(here: Harness) -> None:
     """Its own user, host name, address, processes and files; of others what Kubernetes shows, and when it does."""
-    value = job(LOOK.replace("MACHINE", str(shop.root)), spec__completions=2, spec__parallelism=2)
+    value = job(LOOK.replace("MACHINE", str(here.root)), spec__completions=2, spec__parallelism=2)
     container = value["spec"]["template"]["spec"]["containers"][0]
     container["env"] = [
         {"name": "GREETING", "valueFrom": {"configMapKeyRef": {"name": "files", "key": "greeting"}}},
@@ -133,8 +133,8 @@ def test_what_a_pod_sees(shop: Workshop) -> None:
         {"name": "scratch", "emptyDir": {}},
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "3Mi"}},
     ]
-    done = shop.run(*start(shop, value), env={"SECRET": "of the launcher"})
-    lines = (line.partition(" ") for line in (shop.root / "disk" / "seen.1").read_text().splitlines())
+    done = here.run(*start(here, value), env={"SECRET": "of the launcher"})
+    lines = (line.partition(" ") for line in (here.root / "disk" / "seen.1").read_text().splitlines())
     output = [(key, rest.strip()) for key, _, rest in lines]
     seen = dict(output)
     assert seen["uid"] == "1000 1000"
@@ -159,34 +159,34 @@ def test_what_a_pod_sees(shop: Workshop) -> None:
     early, late = (rest for key, rest in output if key == "peer")
     assert early == "0", "a name can't be looked up at once"
     assert late.split() == ["small-1.small.default.svc.cluster.local"]
-    peers = {(shop.root / "disk" / f"peer.{index}").read_text().split()[0] for index in (0, 1)}
+    peers = {(here.root / "disk" / f"peer.{index}").read_text().split()[0] for index in (0, 1)}
     assert peers == {address}
-    assert left_behind(shop) == []
+    assert left_behind(here) == []
 
 
 ASK_FOR_A_NAME = "for _ in $(seq 50); do getent hosts small-0.small && exit 0; sleep 0.1; done; exit 9"
 """For longer than the two seconds that a name takes to come."""
 
 
-def test_names_need_a_service_that_selects_the_pods(shop: Workshop) -> None:
+def test_names_need_a_service_that_selects_the_pods(here: Harness) -> None:
     value = job(ASK_FOR_A_NAME)
-    command = start(shop, value)
-    path = shop.root / "k8s.yaml"
+    command = start(here, value)
+    path = here.root / "k8s.yaml"
     path.write_text(path.read_text().replace("job-name: small", "job-name: smal"))
-    failed = shop.run(*command, code=1)
+    failed = here.run(*command, code=1)
     assert "ended with exit code 9" in failed.stderr
     path.write_text(path.read_text().replace("job-name: smal", "job-name: small"))
-    shop.run(*command)
+    here.run(*command)
 
 
-def test_unready_pods_have_names_only_if_the_service_says_so(shop: Workshop) -> None:
+def test_unready_pods_have_names_only_if_the_service_says_so(here: Harness) -> None:
     value = job(ASK_FOR_A_NAME)
     value["spec"]["template"]["spec"]["containers"][0]["readinessProbe"] = {"exec": {"command": ["false"]}}
-    command = start(shop, value)
-    shop.run(*command)
-    path = shop.root / "k8s.yaml"
+    command = start(here, value)
+    here.run(*command)
+    path = here.root / "k8s.yaml"
     path.write_text(path.read_text().replace("publishNotReadyAddresses: true, ", ""))
-    assert "ended with exit code 9" in shop.run(*command, code=1).stderr
+    assert "ended with exit code 9" in here.run(*command, code=1).stderr
 
 
 COUNTED = "echo $(NAME) $(MY_IP) >> tries; test $(wc -l < tries) -gt 2 || exit 7"
@@ -203,57 +203,57 @@ def counted(**changes: Any) -> dict[str, Any]:
     return value
 
 
-def tries(shop: Workshop) -> list[list[str]]:
-    return [line.split() for line in (shop.root / "disk" / "tries").read_text().splitlines()]
+def tries(here: Harness) -> list[list[str]]:
+    return [line.split() for line in (here.root / "disk" / "tries").read_text().splitlines()]
 
 
-def test_never_makes_new_pods(shop: Workshop) -> None:
-    done = shop.run(*start(shop, counted(spec__backoffLimit=2)))
+def test_never_makes_new_pods(here: Harness) -> None:
+    done = here.run(*start(here, counted(spec__backoffLimit=2)))
     assert "failure 2, of which the Job's backoffLimit allows 2" in done.stderr
     assert "Job small is complete" in done.stderr
-    assert [len({column[n] for column in tries(shop)}) for n in (0, 1)] == [3, 3], "new names and addresses"
+    assert [len({column[n] for column in tries(here)}) for n in (0, 1)] == [3, 3], "new names and addresses"
 
 
-def test_on_failure_starts_the_container_again(shop: Workshop) -> None:
+def test_on_failure_starts_the_container_again(here: Harness) -> None:
     value = counted(spec__backoffLimit=1, spec__template__spec__restartPolicy="OnFailure")
     script = value["spec"]["template"]["spec"]["containers"][0]["command"]
     script[-1] = script[-1].replace("-gt 2", "-gt 1")
-    shop.run(*start(shop, value))
-    assert len(tries(shop)) == 2
-    assert len({tuple(line) for line in tries(shop)}) == 1, "one pod, one address"
+    here.run(*start(here, value))
+    assert len(tries(here)) == 2
+    assert len({tuple(line) for line in tries(here)}) == 1, "one pod, one address"
 
 
-def test_the_back_off_limit_ends_the_job(shop: Workshop) -> None:
-    done = shop.run(*start(shop, counted(spec__backoffLimit=1)), code=1)
+def test_the_back_off_limit_ends_the_job(here: Harness) -> None:
+    done = here.run(*start(here, counted(spec__backoffLimit=1)), code=1)
     assert "error: Job small failed (BackoffLimitExceeded)" in done.stderr
-    assert len(tries(shop)) == 2
+    assert len(tries(here)) == 2
 
 
 @pytest.mark.parametrize(
     ("action", "code", "num_tries", "words"),
     [("FailJob", 1, 1, "(PodFailurePolicy)"), ("Ignore", 0, 3, "exit code 7; it does not count")],
 )
-def test_pod_failure_policy(shop: Workshop, action: str, code: int, num_tries: int, words: str) -> None:
+def test_pod_failure_policy(here: Harness, action: str, code: int, num_tries: int, words: str) -> None:
     rules = [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         {"action": action, "onExitCodes": {"containerName": "one", "operator": "In", "values": [7]}},
     ]
-    done = shop.run(*start(shop, counted(spec__podFailurePolicy={"rules": rules})), code=code)
+    done = here.run(*start(here, counted(spec__podFailurePolicy={"rules": rules})), code=code)
     assert words in done.stderr
-    assert len(tries(shop)) == num_tries
+    assert len(tries(here)) == num_tries
 
 
-def test_a_failed_job_takes_its_other_pods_along(shop: Workshop) -> None:
+def test_a_failed_job_takes_its_other_pods_along(here: Harness) -> None:
     script = (
         "trap 'echo asked > asked; exit 0' TERM; touch up.$(JOB_COMPLETION_INDEX); test $(JOB_COMPLETION_INDEX) = 0 && "
         "{ until test -e up.1; do sleep 0.1; done; exit 3; }; sleep 600 & wait"
     )
-    done = shop.run(*start(shop, job(script, spec__completions=2, spec__parallelism=2)), code=1)
+    done = here.run(*start(here, job(script, spec__completions=2, spec__parallelism=2)), code=1)
     assert "BackoffLimitExceeded" in done.stderr
-    assert (shop.root / "disk" / "asked").exists()
+    assert (here.root / "disk" / "asked").exists()
 
 
-def test_a_liveness_probe_ends_a_pod_that_has_stopped(shop: Workshop) -> None:
+def test_a_liveness_probe_ends_a_pod_that_has_stopped(here: Harness) -> None:
     """The probe runs in the pod: it sees its files and is asked only once the startup probe has passed."""
     script = (
         "echo up >> starts; test $$(wc -l < starts) = 3 && exit 0; sleep 3; echo ok >> starts; touch /dev/shm/ok; "
@@ -264,55 +264,55 @@ def test_a_liveness_probe_ends_a_pod_that_has_stopped(shop: Workshop) -> None:
     starts = {"exec": {"command": ["bash", "-c", "ls /dev/shm/ok && touch seen"]}, "failureThreshold": 60, **often}
     lives = {"exec": {"command": ["ls", "/dev/shm/ok"]}, "failureThreshold": 2, **often}
     value["spec"]["template"]["spec"]["containers"][0] |= {"startupProbe": starts, "livenessProbe": lives}
-    done = shop.run(*start(shop, value))
+    done = here.run(*start(here, value))
     assert "ended with exit code 137: its liveness probe failed 2 times: ls: cannot access '/dev/shm/ok'" in done.stderr
-    assert (shop.root / "disk" / "starts").read_text() == "up\nok\nup\n"
+    assert (here.root / "disk" / "starts").read_text() == "up\nok\nup\n"
 
 
-def test_a_probe_that_does_not_answer_does_not_keep_the_pod(shop: Workshop) -> None:
+def test_a_probe_that_does_not_answer_does_not_keep_the_pod(here: Harness) -> None:
     """What it leaves in the pod when it is killed must be buried, else the pod could not end."""
     value = job("until test -e asked; do sleep 0.1; done; sleep 1.5")
     probe = {"exec": {"command": ["bash", "-c", "touch asked; exec sleep 600"]}, "timeoutSeconds": 1}
     value["spec"]["template"]["spec"]["containers"][0]["readinessProbe"] = probe
-    assert "Job small is complete" in shop.run(*start(shop, value), timeout=30).stderr
+    assert "Job small is complete" in here.run(*start(here, value), timeout=30).stderr
 
 
-def test_a_manifest_from_a_pipe(shop: Workshop) -> None:
-    start(shop, job("true"))
-    done = shop.run("bash", "-c", "cat k8s.yaml | frog run --from /dev/stdin")
+def test_a_manifest_from_a_pipe(here: Harness) -> None:
+    start(here, job("true"))
+    done = here.run("bash", "-c", "cat k8s.yaml | frog run --from /dev/stdin")
     assert "Job small is complete" in done.stderr
 
 
-def test_a_deadline_ends_the_job(shop: Workshop) -> None:
-    done = shop.run(*start(shop, job("exec sleep 600", spec__activeDeadlineSeconds=1, **GRACE)), code=1)
+def test_a_deadline_ends_the_job(here: Harness) -> None:
+    done = here.run(*start(here, job("exec sleep 600", spec__activeDeadlineSeconds=1, **GRACE)), code=1)
     assert "(DeadlineExceeded)" in done.stderr
 
 
 GRACE = {"spec__template__spec__terminationGracePeriodSeconds": 1}
 
 
-def begin(shop: Workshop, script: str) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+def begin(here: Harness, script: str) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
     """Start a Job of two pods that stay, and wait until both are there: have done what the script calls UP."""
     value = job(script.replace("UP", "touch up.$(JOB_COMPLETION_INDEX)"), spec__completions=2, spec__parallelism=2)
-    process = shop.start(*start(shop, value), start_new_session=True)
-    disk = shop.root / "disk"
+    process = here.start(*start(here, value), start_new_session=True)
+    disk = here.root / "disk"
     wait_until(lambda: all((disk / f"up.{n}").exists() for n in (0, 1)), 60, "two pods", process)
     return process, tree(process)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_request_to_stop_reaches_the_pods(shop: Workshop, number: signal.Signals) -> None:
-    process, family = begin(shop, "trap 'echo bye; exit 0' TERM; UP; sleep 600 & wait")
+def test_a_request_to_stop_reaches_the_pods(here: Harness, number: signal.Signals) -> None:
+    process, family = begin(here, "trap 'echo bye; exit 0' TERM; UP; sleep 600 & wait")
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 128 + number, err
     assert {"small-0 | bye", "small-1 | bye"} <= set(out.splitlines())
     wait_until(lambda: all_gone(family), 30, "the end of all processes")
-    assert left_behind(shop) == []
+    assert left_behind(here) == []
 
 
-def test_a_second_request_kills_pods_that_do_not_listen(shop: Workshop) -> None:
-    process, family = begin(shop, "trap '' TERM; UP; while true; do sleep 1; done")
+def test_a_second_request_kills_pods_that_do_not_listen(here: Harness) -> None:
+    process, family = begin(here, "trap '' TERM; UP; while true; do sleep 1; done")
     process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
@@ -321,29 +321,29 @@ def test_a_second_request_kills_pods_that_do_not_listen(shop: Workshop) -> None:
     wait_until(lambda: all_gone(family), 30, "the end of all processes")
 
 
-def test_nothing_outlives_a_launcher_that_is_killed(shop: Workshop) -> None:
-    process, family = begin(shop, "setsid sleep 600 & sleep 600 & UP; wait")
+def test_nothing_outlives_a_launcher_that_is_killed(here: Harness) -> None:
+    process, family = begin(here, "setsid sleep 600 & sleep 600 & UP; wait")
     assert len(family) > 6
     process.kill()
     process.communicate(timeout=60)
     wait_until(lambda: all_gone(family), 30, "the end of all processes")
-    assert left_behind(shop) != [], "nobody was there to remove its files"
-    shop.run(*start(shop, job("true")))
-    assert left_behind(shop) == [], "the next launcher does"
+    assert left_behind(here) != [], "nobody was there to remove its files"
+    here.run(*start(here, job("true")))
+    assert left_behind(here) == [], "the next launcher does"
 
 
-def test_mistakes_are_reported_without_a_traceback(shop: Workshop) -> None:
-    done = shop.run(*start(shop, job("true", spec__completions="two")), code=2)
+def test_mistakes_are_reported_without_a_traceback(here: Harness) -> None:
+    done = here.run(*start(here, job("true", spec__completions="two")), code=2)
     assert "k8s.yaml: a mistake\n  - Job.spec.completions: must be a whole number, is a text ('two')" in done.stderr
-    assert "cannot be read" in shop.run("frog", "run", "--from", "none.yaml", code=2).stderr
-    done = shop.run(*start(shop, job("true", spec__template__spec__volumes=[])), code=2)
+    assert "cannot be read" in here.run("frog", "run", "--from", "none.yaml", code=2).stderr
+    done = here.run(*start(here, job("true", spec__template__spec__volumes=[])), code=2)
     assert "'disk': no such volume" in done.stderr
 
 
-def test_a_command_that_is_not_there(shop: Workshop) -> None:
+def test_a_command_that_is_not_there(here: Harness) -> None:
     value = job("true")
     value["spec"]["template"]["spec"]["containers"][0]["command"] = ["not-there"]
-    done = shop.run(*start(shop, value), code=1)
+    done = here.run(*start(here, value), code=1)
     assert "small-0 | not-there: No such file or directory" in done.stdout
     assert "exit code 128" in done.stderr
     assert "Traceback" not in done.stdout + done.stderr
@@ -361,14 +361,14 @@ def rank_process(process: subprocess.Popen[str], rank: int) -> psutil.Process:
 
 
 @pytest.mark.timeout(400)  # pods that start one after the other may miss each other once
-def test_a_run_in_pods_survives_a_killed_rank(workshop: Workshop, may_make_pods: None) -> None:
+def test_a_run_in_pods_survives_a_killed_rank(harness: Harness, may_make_pods: None) -> None:
     """The file that is shipped to a cluster, on this machine: the same weights as `frog run`, kill -9 or not."""
     settings = ["--set", "train.steps=120", "--set", "eval.every=120"]
     options = ["--nodes", "2", "--ranks-per-node", "2", "--no-gpus", "--name", "pods", "--dry-run"]
-    done = workshop.run("frog", "submit", "run.toml", "--to", "kubernetes", *options, *settings, "--set", "name=pods")
-    (workshop.root / "pods.yaml").write_text(done.stdout)
-    process = workshop.start("frog", "run", "--from", "pods.yaml")
-    workshop.wait_for_step("pods", 5, process, timeout=120)
+    done = harness.run("frog", "submit", "run.toml", "--to", "kubernetes", *options, *settings, "--set", "name=pods")
+    (harness.root / "pods.yaml").write_text(done.stdout)
+    process = harness.start("frog", "run", "--from", "pods.yaml")
+    harness.wait_for_step("pods", 5, process, timeout=120)
     rank_process(process, 2).kill()
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, f"{out}\n{err}"
@@ -376,30 +376,30 @@ def test_a_run_in_pods_survives_a_killed_rank(workshop: Workshop, may_make_pods:
     assert "was killed by SIGKILL" in out
     assert "ended with exit code 137; failure 1, of which the Job's backoffLimit allows 6" in err
     assert "resumed at step" in out
-    workshop.train(4, "no-pods", *settings[1::2])
+    harness.train(4, "no-pods", *settings[1::2])
     for key in ("weights_sha256", "order_sha256"):
-        assert workshop.record("pods")[key] == workshop.record("no-pods")[key]
-    beats = [read_heartbeat(workshop.folder("pods").heartbeat(rank)) for rank in range(4)]
+        assert harness.record("pods")[key] == harness.record("no-pods")[key]
+    beats = [read_heartbeat(harness.folder("pods").heartbeat(rank)) for rank in range(4)]
     hosts = {beat["host"] for beat in beats if beat}
     assert hosts == {"pods-0", "pods-1"}
 
 
-def test_a_mistake_in_the_run_file_fails_the_job_at_once(workshop: Workshop, may_make_pods: None) -> None:
+def test_a_mistake_in_the_run_file_fails_the_job_at_once(harness: Harness, may_make_pods: None) -> None:
     """Exit code 2 of a rank is exit code 2 of its pod, which the Job's rule answers with FailJob."""
     options = ["--nodes", "1", "--ranks-per-node", "1", "--no-gpus", "--name", "wrong", "--dry-run"]
-    done = workshop.run("frog", "submit", "run.toml", "--to", "kubernetes", *options, "--set", "data.name=not-there")
-    (workshop.root / "wrong.yaml").write_text(done.stdout)
-    failed = workshop.run("frog", "run", "--from", "wrong.yaml", code=1)
+    done = harness.run("frog", "submit", "run.toml", "--to", "kubernetes", *options, "--set", "data.name=not-there")
+    (harness.root / "wrong.yaml").write_text(done.stdout)
+    failed = harness.run("frog", "run", "--from", "wrong.yaml", code=1)
     assert "not-there" in failed.stdout
     assert "Job wrong failed (PodFailurePolicy)" in failed.stderr
     assert "exit code 2" in failed.stderr
 
 
-def test_where_namespaces_are_forbidden_it_says_so(shop: Workshop) -> None:
+def test_where_namespaces_are_forbidden_it_says_so(here: Harness) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can forbid itself namespaces, in one of its own")
-    command = start(shop, job("true"))
+    command = start(here, job("true"))
     forbid = "echo 0 > /proc/sys/user/max_user_namespaces && exec " + " ".join(command)
-    done = shop.run("unshare", "--user", "--map-root-user", "bash", "-c", forbid, code=2)
+    done = here.run("unshare", "--user", "--map-root-user", "bash", "-c", forbid, code=2)
     assert "this system does not let you make namespaces" in done.stderr
     assert "frog run --nodes 2x4" in done.stderr

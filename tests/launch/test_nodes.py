@@ -34,8 +34,8 @@ def test_addresses_sort_as_text_in_the_order_of_the_nodes(count: int) -> None:
 
 def test_the_table_is_what_the_agents_told() -> None:
     def world(node: int, node_rank: int, ranks: list[int]) -> dict[str, object]:
-        told = {"world_size": 4, "master_addr": "127.0.0.2", "master_port": 29511}
-        return {"node": node, "node_rank": node_rank, "ranks": ranks, **told}
+        common = {"world_size": 4, "master_addr": "127.0.0.2", "master_port": 29511}
+        return {"node": node, "node_rank": node_rank, "ranks": ranks, **common}
 
     table = world_table([world(2, 1, [2, 3]), world(1, 0, [0, 1])], {1: "node1", 2: "node2"})
     assert table.splitlines() == [

@@ -34,8 +34,8 @@ def test_lines_are_taken_though_nobody_reads_them(tmp_path: Path, monkeypatch: p
     output.open_log(1, tmp_path / "node_1" / "agent.log")
     output.copy(io.BytesIO(b"three\n"), AGENT)
     output.close()
-    told = (tmp_path / "node_1" / "agent.log").read_text().splitlines()
-    assert [line.split(" ", 2)[-1] for line in told] == ["one", "two", "three"]
+    lines = (tmp_path / "node_1" / "agent.log").read_text().splitlines()
+    assert [line.split(" ", 2)[-1] for line in lines] == ["one", "two", "three"]
 
 
 def test_early_lines_do_not_pile_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -54,10 +54,10 @@ def test_a_full_disk_does_not_end_the_launcher(tmp_path: Path) -> None:
     folder.launcher_events.symlink_to(FULL)
     (tmp_path / "run_folder").write_text(str(folder.path))
     journal = Journal(tmp_path)
-    journal.tell("end", code=1, network=None)
+    journal.record("end", code=1, network=None)
     folder.launcher_events.unlink()
     folder.launcher_events.write_text('{"event": "lau')  # what a full disk left
-    journal.tell("return", node=1, host="node1")
+    journal.record("return", node=1, host="node1")
     first, *lines = folder.launcher_events.read_text().splitlines()
     assert first == '{"event": "lau'
     assert [json.loads(line)["event"] for line in lines] == ["end", "return"]

@@ -1,4 +1,4 @@
-"""What the launcher makes of its agents' ends. Shell scripts play the agents, so that a case takes a second."""
+"""What the launcher makes of its agents' ends. Shell scripts stand in for the agents, so that a case takes a second."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from frog.launch.world import _Launch, run_world
 PRELUDE = r"""
 world() { # attempt, world size, ranks, pids
     printf '{"event":"world","unix_ns":1,"attempt":%s,"node_rank":0,"ranks":[%s],"world_size":%s,"master_addr":"x",' \
-        "$1" "$3" "$2" >> "$TOLD"
-    printf '"master_port":1,"pids":[%s]}\n' "$4" >> "$TOLD"
+        "$1" "$3" "$2" >> "$REPORTS"
+    printf '"master_port":1,"pids":[%s]}\n' "$4" >> "$REPORTS"
 }
 failed() { # attempt, rank, code, error
     printf '{"event":"exit","unix_ns":1,"attempt":%s,"node_rank":0,"rank":%s,"pid":7,"code":%s,"error":"%s",' \
-        "$1" "$2" "$3" "$4" >> "$TOLD"
-    printf '"traceback":null,"time_s":%s}\n' "$(date +%s)" >> "$TOLD"
+        "$1" "$2" "$3" "$4" >> "$REPORTS"
+    printf '"traceback":null,"time_s":%s}\n' "$(date +%s)" >> "$REPORTS"
 }
 nobody=$(bash -c 'echo $$')
 rank() { setsid sleep "$1" > /dev/null 2>&1 & }
@@ -37,10 +37,10 @@ rank() { setsid sleep "$1" > /dev/null 2>&1 & }
 UP = "until test -e $SCRATCH/up; do sleep 0.02; done"
 """Waits until another node is ready for signals."""
 
-Play = Callable[..., int]
+RunNodes = Callable[..., int]
 
 
-class Playing(Starter):
+class ScriptedStarter(Starter):
     """Starts a node's next script in place of its agent."""
 
     scripts: dict[int, list[str]]
@@ -50,31 +50,31 @@ class Playing(Starter):
 
     def start_agent(self, node: int) -> Agent:
         self._num_agents += 1
-        told = self.scratch / f"told-{self._num_agents}.jsonl"
+        reports = self.scratch / f"reports-{self._num_agents}.jsonl"
         process = subprocess.Popen(
             ["bash", "-c", PRELUDE + self.scripts[node].pop(0)],
-            env={**os.environ, "TOLD": str(told), "SCRATCH": str(self.scratch)},
+            env={**os.environ, "REPORTS": str(reports), "SCRATCH": str(self.scratch)},
             stdout=subprocess.PIPE if self.nodes.several else subprocess.DEVNULL,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        return Agent(node, self.nodes.host(node), process, told)
+        return Agent(node, self.nodes.host(node), process, reports)
 
 
 @pytest.fixture
-def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
-    """Play a world of one script (or more, one for each start) a node; return its exit code."""
+def run_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunNodes:
+    """Run a world of one script (or more, one for each start) a node; return its exit code."""
     monkeypatch.setattr("frog.launch.world._PATIENCE_S", 0.4)
     monkeypatch.setattr("frog.launch.world._GRACE_S", 2.0)
 
-    plays = itertools.count()
+    launches = itertools.count()
 
     def run(nodes: str, *scripts: str | list[str], restarts: int = 0) -> int:
         options = Options(restarts=restarts, repair_s=0.2)
-        scratch = tmp_path / f"play_{next(plays)}"
+        scratch = tmp_path / f"launch_{next(launches)}"
         scratch.mkdir()
-        starter = Playing(parse_nodes(nodes), [], options, scratch, None)
-        starter.scripts = {node: [told] if isinstance(told, str) else told for node, told in enumerate(scripts)}
+        starter = ScriptedStarter(parse_nodes(nodes), [], options, scratch, None)
+        starter.scripts = {node: [given] if isinstance(given, str) else given for node, given in enumerate(scripts)}
         launch = _Launch(starter.nodes, options, scratch, starter)
         try:
             return launch.run()
@@ -84,170 +84,172 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
     return run
 
 
-def error_of(play: Play, *words: object, **options: int) -> LaunchError:
+def error_of(run_nodes: RunNodes, *words: object, **options: int) -> LaunchError:
     with pytest.raises(LaunchError) as caught:
-        play(*words, **options)
+        run_nodes(*words, **options)
     return caught.value
 
 
-def test_all_ended_well(play: Play) -> None:
-    assert play("2x1", "exit 0", "sleep 0.2") == 0
+def test_all_ended_well(run_nodes: RunNodes) -> None:
+    assert run_nodes("2x1", "exit 0", "sleep 0.2") == 0
 
 
-def test_after_a_failure_the_others_are_asked_to_leave(play: Play, tmp_path: Path) -> None:
+def test_after_a_failure_the_others_are_asked_to_leave(run_nodes: RunNodes, tmp_path: Path) -> None:
     stays = "trap 'touch $SCRATCH/asked; exit 1' TERM; touch $SCRATCH/up; sleep 30 & wait"
-    error = error_of(play, "2x1", f"{UP}; failed 0 0 1 'DataError: torn'; exit 1", stays)
+    error = error_of(run_nodes, "2x1", f"{UP}; failed 0 0 1 'DataError: torn'; exit 1", stays)
     assert error.what.endswith("torn")
-    assert (tmp_path / "play_0" / "asked").exists()
+    assert (tmp_path / "launch_0" / "asked").exists()
 
 
-def test_who_does_not_leave_is_made_to(play: Play) -> None:
+def test_who_does_not_leave_is_made_to(run_nodes: RunNodes) -> None:
     start_s = time.monotonic()
-    error = error_of(play, "2x1", "exit 3", "rank 30; world 0 2 1 $!; trap '' TERM; wait; wait")
+    error = error_of(run_nodes, "2x1", "exit 3", "rank 30; world 0 2 1 $!; trap '' TERM; wait; wait")
     assert (error.exit_code, time.monotonic() - start_s < 15) == (3, True)
 
 
-def test_an_agent_without_ranks_is_not_given_as_long(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_without_ranks_is_not_given_as_long(run_nodes: RunNodes, monkeypatch: pytest.MonkeyPatch) -> None:
     """It asks a node for news that it cannot reach, and hears nothing else."""
     monkeypatch.setattr("frog.launch.world._GRACE_S", 60.0)
     monkeypatch.setattr("frog.launch.world._LAST_WORDS_S", 0.3)
     start_s = time.monotonic()
-    error_of(play, "2x1", "exit 3", "rank 0; world 0 2 1 $!; trap '' TERM; sleep 30 & wait; wait")
+    error_of(run_nodes, "2x1", "exit 3", "rank 0; world 0 2 1 $!; trap '' TERM; sleep 30 & wait; wait")
     assert time.monotonic() - start_s < 15
 
 
-def test_it_is_counted_from_the_end_of_its_ranks(play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They save for a while; then it tells how they ended."""
+def test_it_is_counted_from_the_end_of_its_ranks(
+    run_nodes: RunNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They save for a while; then it reports how they ended."""
     monkeypatch.setattr("frog.launch.world._GRACE_S", 60.0)
     monkeypatch.setattr("frog.launch.world._LAST_WORDS_S", 3.0)
-    saves = "rank 5; world 0 2 1 $!; trap '' TERM; wait; sleep 0.3; touch $SCRATCH/told; exit 1"
-    error_of(play, "2x1", "exit 3", saves)
-    assert (tmp_path / "play_0" / "told").exists()
+    saves = "rank 5; world 0 2 1 $!; trap '' TERM; wait; sleep 0.3; touch $SCRATCH/reported; exit 1"
+    error_of(run_nodes, "2x1", "exit 3", saves)
+    assert (tmp_path / "launch_0" / "reported").exists()
 
 
 def test_a_world_that_may_shrink_goes_on_without_a_node_that_lost_the_others(
-    play: Play, capsys: pytest.CaptureFixture[str]
+    run_nodes: RunNodes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stays = "trap 'exit 1' TERM; sleep 1.2 & wait"
-    assert play("1:3x1", stays, f"exit {NOT_MET}", stays) == 0
+    assert run_nodes("1:3x1", stays, f"exit {NOT_MET}", stays) == 0
     assert "node1 has lost the others" in capsys.readouterr().err
 
 
-def test_and_without_one_that_has_gone_for_good(play: Play) -> None:
-    assert play("1:2x1", "trap 'exit 1' TERM; sleep 1.2 & wait", "kill -9 $$") == 0
+def test_and_without_one_that_has_gone_for_good(run_nodes: RunNodes) -> None:
+    assert run_nodes("1:2x1", "trap 'exit 1' TERM; sleep 1.2 & wait", "kill -9 $$") == 0
 
 
 def test_a_node_comes_back_when_the_others_have_gone_on_without_it(
-    play: Play, capsys: pytest.CaptureFixture[str]
+    run_nodes: RunNodes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shrinks = "until test -e $SCRATCH/gone; do sleep 0.02; done; sleep 0.5; world 1 1 0 $nobody"
     stays = f"world 0 2 0 $nobody; {shrinks}; until test -e $SCRATCH/back; do sleep 0.02; done"
-    goes = "world 0 2 1 $nobody; until grep -qs pids $SCRATCH/told-1.jsonl; do sleep 0.02; done; "
+    goes = "world 0 2 1 $nobody; until grep -qs pids $SCRATCH/reports-1.jsonl; do sleep 0.02; done; "
     goes += "sleep 0.2; touch $SCRATCH/gone; kill -9 $$"
-    assert play("1:2x1", stays, [goes, "touch $SCRATCH/back"], restarts=1) == 0
-    told = capsys.readouterr().err.splitlines()
-    assert sorted(told[:2]) == ["node1 has gone (SIGKILL)", "started again (attempt 1): a world of 1"]
-    assert told[2:] == ["node1 comes back"]
+    assert run_nodes("1:2x1", stays, [goes, "touch $SCRATCH/back"], restarts=1) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert sorted(lines[:2]) == ["node1 has gone (SIGKILL)", "started again (attempt 1): a world of 1"]
+    assert lines[2:] == ["node1 comes back"]
 
 
-def test_also_one_that_ends_long_after_them(play: Play) -> None:
+def test_also_one_that_ends_long_after_them(run_nodes: RunNodes) -> None:
     """Its network was cut: the others have been at work without it for a while."""
     stays = "world 0 2 0 $nobody; sleep 0.3; world 1 1 0 $nobody; until test -e $SCRATCH/back; do sleep 0.02; done"
     cut = f"world 0 2 1 $nobody; sleep 1; exit {NOT_MET}"
     start_s = time.monotonic()
-    assert play("1:2x1", stays, [cut, "touch $SCRATCH/back"], restarts=1) == 0
+    assert run_nodes("1:2x1", stays, [cut, "touch $SCRATCH/back"], restarts=1) == 0
     assert time.monotonic() - start_s < 15
 
 
-def test_or_if_they_have_not_for_a_long_time(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_or_if_they_have_not_for_a_long_time(run_nodes: RunNodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("frog.launch.world._REPAIR_AT_MOST_S", 0.3)
     stays = "world 0 2 0 $nobody; until test -e $SCRATCH/back; do sleep 0.02; done"
-    assert play("1:2x1", stays, ["world 0 2 1 $nobody; kill -9 $$", "touch $SCRATCH/back"], restarts=1) == 0
+    assert run_nodes("1:2x1", stays, ["world 0 2 1 $nobody; kill -9 $$", "touch $SCRATCH/back"], restarts=1) == 0
 
 
-def test_a_world_that_may_not_shrink_ends(play: Play) -> None:
-    assert error_of(play, "2x1", f"exit {NOT_MET}", "trap 'exit 1' TERM; sleep 30 & wait").exit_code == NOT_MET
+def test_a_world_that_may_not_shrink_ends(run_nodes: RunNodes) -> None:
+    assert error_of(run_nodes, "2x1", f"exit {NOT_MET}", "trap 'exit 1' TERM; sleep 30 & wait").exit_code == NOT_MET
 
 
-def test_nor_does_it_go_on_with_too_few(play: Play) -> None:
+def test_nor_does_it_go_on_with_too_few(run_nodes: RunNodes) -> None:
     stays = "trap 'exit 1' TERM; sleep 30 & wait"
-    assert error_of(play, "2:3x1", stays, "kill -9 $$", "kill -9 $$").what.startswith("node")
+    assert error_of(run_nodes, "2:3x1", stays, "kill -9 $$", "kill -9 $$").what.startswith("node")
 
 
-def test_a_failure_of_the_program_ends_a_world_that_may_shrink(play: Play) -> None:
+def test_a_failure_of_the_program_ends_a_world_that_may_shrink(run_nodes: RunNodes) -> None:
     fails = "failed 0 0 1 'NonFiniteError: nan'; exit 1"
-    error = error_of(play, "1:2x1", fails, "trap 'exit 1' TERM; sleep 30 & wait")
+    error = error_of(run_nodes, "1:2x1", fails, "trap 'exit 1' TERM; sleep 30 & wait")
     assert error.what.endswith("nan")
 
 
 def test_a_node_that_is_slower_than_the_others_may_finish(
-    play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_nodes: RunNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its rank works on; how it ends counts."""
     monkeypatch.setattr("frog.launch.world._PATIENCE_S", 3.0)
     slow = "rank 5; world 0 2 1 $!; wait; touch $SCRATCH/finished"
-    assert play("2x1", "exit 0", slow) == 0
-    assert (tmp_path / "play_0" / "finished").exists()
-    assert error_of(play, "2x1", "exit 0", f"{slow}; exit 3").exit_code == 3
+    assert run_nodes("2x1", "exit 0", slow) == 0
+    assert (tmp_path / "launch_0" / "finished").exists()
+    assert error_of(run_nodes, "2x1", "exit 0", f"{slow}; exit 3").exit_code == 3
 
 
-def test_a_node_whose_ranks_have_left_is_not_waited_for(play: Play) -> None:
+def test_a_node_whose_ranks_have_left_is_not_waited_for(run_nodes: RunNodes) -> None:
     """Its network is cut: it looks for the others, which have finished, and has not noticed that its rank has left."""
     start_s = time.monotonic()
     ended = "import subprocess, time; p = subprocess.Popen(['true']); print(p.pid, flush=True); time.sleep(30)"
     script = f'exec 3< <(exec python3 -c "{ended}"); read pid <&3; world 0 2 1 $pid; sleep 30 & wait'
-    assert play("2x1", "sleep 0.5", script) == 0
+    assert run_nodes("2x1", "sleep 0.5", script) == 0
     assert time.monotonic() - start_s < 15
 
 
-def test_nor_is_one_that_has_not_come_to_start_any(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nor_is_one_that_has_not_come_to_start_any(run_nodes: RunNodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("frog.launch.world._PATIENCE_S", 60.0)
     monkeypatch.setattr("frog.launch.world._LAST_WORDS_S", 0.3)
     start_s = time.monotonic()
-    assert play("2x1", "exit 0", "sleep 30") == 0
+    assert run_nodes("2x1", "exit 0", "sleep 30") == 0
     assert time.monotonic() - start_s < 15
 
 
-def test_ranks_of_an_agent_that_was_killed_are_ended(play: Play, tmp_path: Path) -> None:
+def test_ranks_of_an_agent_that_was_killed_are_ended(run_nodes: RunNodes, tmp_path: Path) -> None:
     gone = "rank 60; echo $! > $SCRATCH/pid; world 0 1 0 $!; sleep 0.3; kill -9 $$"
-    assert error_of(play, "1x1", gone).exit_code == 128 + signal.SIGKILL
-    pid = int((tmp_path / "play_0" / "pid").read_text())
+    assert error_of(run_nodes, "1x1", gone).exit_code == 128 + signal.SIGKILL
+    pid = int((tmp_path / "launch_0" / "pid").read_text())
     deadline = time.monotonic() + 5
     while is_alive(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not is_alive(pid)
 
 
-def test_what_failed_before_a_recovery_is_not_what_failed(play: Play) -> None:
+def test_what_failed_before_a_recovery_is_not_what_failed(run_nodes: RunNodes) -> None:
     script = "world 0 1 0 $nobody; failed 0 0 1 'DataError: torn'; world 1 1 0 $nobody; sleep 0.2; kill -9 $$"
-    error = error_of(play, "1x1", script, restarts=1)
+    error = error_of(run_nodes, "1x1", script, restarts=1)
     assert error.what == "node0 was killed by SIGKILL, with all its ranks"
 
 
-def test_nor_is_a_node_that_came_back(play: Play) -> None:
+def test_nor_is_a_node_that_came_back(run_nodes: RunNodes) -> None:
     left = "CommError: closed"
     fails = f"world 2 2 0 $nobody; failed 2 0 1 '{left}'; exit 1"
     error = error_of(
-        play, "2x1", f"sleep 1; {fails}", ["kill -9 $$", "world 2 2 1 $nobody; sleep 1.2; exit 1"], restarts=1
+        run_nodes, "2x1", f"sleep 1; {fails}", ["kill -9 $$", "world 2 2 1 $nobody; sleep 1.2; exit 1"], restarts=1
     )
     assert error.what.startswith("rank 0 (pid 7) ended with exit code 1")
 
 
-def test_ctrl_c_does_not_hide_what_had_failed(play: Play, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_does_not_hide_what_had_failed(run_nodes: RunNodes, capsys: pytest.CaptureFixture[str]) -> None:
     asked = "trap 'trap \"\" TERM; kill -INT $PPID; sleep 0.3; exit 143' TERM; touch $SCRATCH/up; sleep 30 & wait"
-    assert play("2x1", f"{UP}; failed 0 0 1 'DataError: torn'; exit 1", asked) == 130
+    assert run_nodes("2x1", f"{UP}; failed 0 0 1 'DataError: torn'; exit 1", asked) == 130
     assert "error: rank 0 (pid 7) ended with exit code 1\ntorn" in capsys.readouterr().err
 
 
-def test_ctrl_c_is_told_by_the_exit_code_alone(play: Play, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_is_told_by_the_exit_code_alone(run_nodes: RunNodes, capsys: pytest.CaptureFixture[str]) -> None:
     stops = "trap 'failed 0 0 143 null; exit 143' TERM; touch $SCRATCH/up"
     presses = f"{UP}; kill -INT $PPID"
-    assert play("2x1", f"{stops}.0; {presses}; sleep 30 & wait", f"{stops}; sleep 30 & wait") == 130
+    assert run_nodes("2x1", f"{stops}.0; {presses}; sleep 30 & wait", f"{stops}; sleep 30 & wait") == 130
     assert "error" not in capsys.readouterr().err
 
 
-def test_a_signal_that_finds_nothing_to_stop_changes_nothing(play: Play) -> None:
-    assert play("1x1", "trap '' TERM; kill -INT $PPID; sleep 0.3") == 0
+def test_a_signal_that_finds_nothing_to_stop_changes_nothing(run_nodes: RunNodes) -> None:
+    assert run_nodes("1x1", "trap '' TERM; kill -INT $PPID; sleep 0.3") == 0
 
 
 def test_what_cannot_go_on_is_not_started_again() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from workshop import Workshop, all_gone, kill_tree, tree, wait_until
+from harness import Harness, all_gone, kill_tree, tree, wait_until
 
 from frog.core.ports import free_port
 
@@ -35,16 +35,16 @@ _TOLD = re.compile(r"(NODE_|LOCAL_|GROUP_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_\w+|(
 
 
 @pytest.fixture(scope="module")
-def floor(workshop: Workshop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
+def floor(harness: Harness, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harness]:
     """A copy of the project in which config/demo.toml is tiny, and the run that the others are held against."""
-    shop = Workshop(tmp_path_factory.mktemp("launchers"))
+    ours = Harness(tmp_path_factory.mktemp("launchers"))
     for name in ("config", "scripts"):
-        shutil.copytree(ROOT / name, shop.root / name)
-    shutil.copy(ROOT / "train.py", shop.root)
-    shutil.copytree(workshop.root / "data", shop.root / "data")
-    shutil.copy(workshop.root / "config.json", shop.root / "config" / "config.json")
-    run_file = (workshop.root / "run.toml").read_text().replace('name = "tiny"', 'name = "demo"')
-    (shop.root / "config" / "demo.toml").write_text(run_file)
+        shutil.copytree(ROOT / name, ours.root / name)
+    shutil.copy(ROOT / "train.py", ours.root)
+    shutil.copytree(harness.root / "data", ours.root / "data")
+    shutil.copy(harness.root / "config.json", ours.root / "config" / "config.json")
+    run_file = (harness.root / "run.toml").read_text().replace('name = "tiny"', 'name = "demo"')
+    (ours.root / "config" / "demo.toml").write_text(run_file)
     with pytest.MonkeyPatch.context() as patch:
         for name in filter(_TOLD.fullmatch, list(os.environ)):
             patch.delenv(name)
@@ -52,8 +52,8 @@ def floor(workshop: Workshop, tmp_path_factory: pytest.TempPathFactory) -> Itera
             patch.setenv(name, "1")
         patch.setenv("DS_ACCELERATOR", "cpu")
         patch.setenv("OMP_NUM_THREADS", "1")
-        shop.run("frog", "run", "--nproc", "2", "--", "train", "config/demo.toml", "--set", "name=ours")
-        yield shop
+        ours.run("frog", "run", "--nproc", "2", "--", "train", "config/demo.toml", "--set", "name=ours")
+        yield ours
 
 
 def need(launcher: str) -> None:
@@ -73,7 +73,7 @@ def need(launcher: str) -> None:
         pytest.skip(f"{mpi} is of another MPI than the page's: {version.splitlines()[0]}")
 
 
-def start(floor: Workshop, launcher: str, name: str, *settings: str) -> list[subprocess.Popen[str]]:
+def start(floor: Harness, launcher: str, name: str, *settings: str) -> list[subprocess.Popen[str]]:
     """The page's lines, one process for each, each a process group of its own as in a terminal of its own."""
     need(launcher)
     port = str(free_port())
@@ -112,7 +112,7 @@ def test_the_page_has_its_lines() -> None:
         *(("DeepSpeed, two nodes", (f"strategy.name={stage}",)) for stage in ("zero1", "zero3")),
     ],
 )
-def test_the_same_weights_under_every_launcher(floor: Workshop, launcher: str, settings: tuple[str, ...]) -> None:
+def test_the_same_weights_under_every_launcher(floor: Harness, launcher: str, settings: tuple[str, ...]) -> None:
     name = re.sub(r"\W+", "-", " ".join((launcher, *settings)))
     processes = start(floor, launcher, name, *settings)
     for code, words in end(processes):
@@ -130,7 +130,7 @@ def test_the_same_weights_under_every_launcher(floor: Workshop, launcher: str, s
     assert floor.record(name)["order_sha256"] == floor.record("ours")["order_sha256"]
 
 
-def rank_pid(floor: Workshop, name: str, rank: int) -> int:
+def rank_pid(floor: Harness, name: str, rank: int) -> int:
     return int(floor.events(name).ranks[rank].of("start")[-1]["pid"])
 
 
@@ -144,7 +144,7 @@ CODES = {  # a rank killed, Ctrl-C; as the page's table has them, where a shell 
 
 
 @pytest.mark.parametrize("launcher", CODES)
-def test_a_killed_rank_ends_the_world(floor: Workshop, launcher: str) -> None:
+def test_a_killed_rank_ends_the_world(floor: Harness, launcher: str) -> None:
     name = f"killed-{launcher.split(',')[0]}"
     (process,) = start(floor, launcher, name, *SLOW)
     floor.wait_for_step(name, 2, process, timeout=120)
@@ -156,7 +156,7 @@ def test_a_killed_rank_ends_the_world(floor: Workshop, launcher: str) -> None:
 
 
 @pytest.mark.parametrize("launcher", CODES)
-def test_ctrl_c_saves_and_leaves_nobody(floor: Workshop, launcher: str) -> None:
+def test_ctrl_c_saves_and_leaves_nobody(floor: Harness, launcher: str) -> None:
     name = f"stopped-{launcher.split(',')[0]}"
     (process,) = start(floor, launcher, name, *SLOW)
     floor.wait_for_step(name, 2, process, timeout=120)
@@ -172,7 +172,7 @@ def test_ctrl_c_saves_and_leaves_nobody(floor: Workshop, launcher: str) -> None:
     assert floor.folder(name).checkpoint_steps() == [record["step"]]
 
 
-def test_a_job_of_submitit_that_is_warned_goes_on_at_the_same_step(floor: Workshop) -> None:
+def test_a_job_of_submitit_that_is_warned_goes_on_at_the_same_step(floor: Harness) -> None:
     settings = ("train.steps=900", "checkpoint.every=1000", "eval.every=1000")
     (process,) = start(floor, "submitit", "warned", *settings)
     floor.wait_for_step("warned", 3, process, timeout=120)
@@ -199,7 +199,7 @@ def test_a_job_of_submitit_that_is_warned_goes_on_at_the_same_step(floor: Worksh
         ("absent.toml", "2 of 2 ranks failed"),
     ],
 )
-def test_the_submitit_page_refuses(floor: Workshop, words: str, told: str) -> None:
+def test_the_submitit_page_refuses(floor: Harness, words: str, told: str) -> None:
     need("submitit")
     code = 1 if "absent" in words else 2
     done = floor.run("python", "scripts/submit_with_submitit.py", *words.split(), code=code)
@@ -220,7 +220,7 @@ def test_submitit_takes_no_third_time_limit_for_the_last(tmp_path: Path, monkeyp
     assert executors[0]._executor.max_num_timeout >= 1000
 
 
-def test_accelerate_that_starts_one_process_of_two_is_refused(floor: Workshop) -> None:
+def test_accelerate_that_starts_one_process_of_two_is_refused(floor: Harness) -> None:
     need("accelerate")
     text = (floor.root / "config" / "accelerate_cpu.yaml").read_text()
     lone = "".join(line for line in text.splitlines(keepends=True) if "mpirun" not in line)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from workshop import Workshop, set_words
+from harness import Harness, set_words
 
 from frog.diagnose.evidence import read_launcher
 from frog.diagnose.rules import diagnose
@@ -21,17 +21,17 @@ def words(name: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def cut(workshop: Workshop, may_make_networks: None) -> str:
+def cut(harness: Harness, may_make_networks: None) -> str:
     """The error of a world of three nodes, on links so slow that an all-reduce of the gradient takes two seconds."""
     fault = ("--fault", f"cut rank=2 step={STEP} phase=reduce after_s={AFTER_S}")
     world = ("--nodes", "3x1", "--network", "rate=500kbit", "--deadline", "60")
-    return workshop.run("frog", "chaos", *fault, *world, "--", *words(NAME), code=1).stderr
+    return harness.run("frog", "chaos", *fault, *world, "--", *words(NAME), code=1).stderr
 
 
-def test_every_rank_was_inside_the_all_reduce(workshop: Workshop, cut: str) -> None:
+def test_every_rank_was_inside_the_all_reduce(harness: Harness, cut: str) -> None:
     """The cable was pulled while bytes of the gradient were under way, which takes longer than `AFTER_S`."""
-    folder = workshop.folder(NAME)
-    for rank, told in workshop.events(NAME).ranks.items():
+    folder = harness.folder(NAME)
+    for rank, told in harness.events(NAME).ranks.items():
         gradients = [e for e in told.of("collective") if e["op"] == "all_reduce" and e["payload_bytes"] > 10_000]
         assert all((e["end_ns"] - e["start_ns"]) / 1e9 > 2 * AFTER_S for e in gradients), "too short to be cut inside"
         beat = read_heartbeat(folder.heartbeat(rank))
@@ -46,33 +46,33 @@ def test_the_user_is_told_which_rank_and_collective(cut: str) -> None:
     assert "Traceback" not in cut
 
 
-def test_the_run_folder_names_the_node_the_step_and_the_collective(workshop: Workshop, cut: str) -> None:
-    found = diagnose(workshop.folder(NAME))
+def test_the_run_folder_names_the_node_the_step_and_the_collective(harness: Harness, cut: str) -> None:
+    found = diagnose(harness.folder(NAME))
     assert (found.fault, found.node_rank, found.step, found.phase) == ("cut", 2, STEP, "reduce")
     assert (found.collective or "").startswith("all_reduce of ")
     assert found.outcome == "failed"
-    told = json.loads(workshop.run("frog", "diagnose", NAME, "--json").stdout)
+    told = json.loads(harness.run("frog", "diagnose", NAME, "--json").stdout)
     assert told["fault"] == "cut"
 
 
-def test_a_short_cut_is_survived(workshop: Workshop, cut: str) -> None:
+def test_a_short_cut_is_survived(harness: Harness, cut: str) -> None:
     """The cable is back after three seconds: TCP sends again what was lost; nobody has noticed but the wait."""
     fault = ("--fault", f"cut rank=2 step={STEP} phase=reduce for_s=3")
     world = ("--nodes", "3x1", "--network", "rate=20mbit", "--deadline", "60")
-    workshop.run("frog", "chaos", *fault, *world, "--", *words("cut-short"))
-    end = next(event for event in read_launcher(workshop.folder("cut-short")) if event["event"] == "end")
+    harness.run("frog", "chaos", *fault, *world, "--", *words("cut-short"))
+    end = next(event for event in read_launcher(harness.folder("cut-short")) if event["event"] == "end")
     link = end["network"]["nodes"][2]
     assert link["cut_frames"] > 0
     assert not link["is_cut"]
-    told = workshop.events("cut-short").ranks[2].of("collective")
+    told = harness.events("cut-short").ranks[2].of("collective")
     assert max(e["end_ns"] - e["start_ns"] for e in told if e["step"] == STEP) > 0.5e9
-    assert workshop.record("cut-short")["status"] == "completed"
+    assert harness.record("cut-short")["status"] == "completed"
 
 
-def test_it_goes_on_once_the_cable_is_back(workshop: Workshop, cut: str) -> None:
+def test_it_goes_on_once_the_cable_is_back(harness: Harness, cut: str) -> None:
     """The same weights as if nothing had been."""
     for name in (NAME, "cut-never"):
-        workshop.run("frog", "run", "--nproc", "3", "--", *words(name), "--continue")
+        harness.run("frog", "run", "--nproc", "3", "--", *words(name), "--continue")
     for name in (NAME, "cut-short"):
-        assert workshop.record(name)["weights_sha256"] == workshop.record("cut-never")["weights_sha256"]
-    assert [e["event"] for e in read_launcher(workshop.folder(NAME))].count("launch") == 2
+        assert harness.record(name)["weights_sha256"] == harness.record("cut-never")["weights_sha256"]
+    assert [e["event"] for e in read_launcher(harness.folder(NAME))].count("launch") == 2

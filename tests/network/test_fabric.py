@@ -19,7 +19,7 @@ def frame(target: int, source: int, size: int = 1250, number: int = 0) -> bytes:
 
 
 @dataclass
-class Desk:
+class FabricHarness:
     """A fabric, and what came out of it: (time, node, frame)."""
 
     fabric: Fabric
@@ -37,115 +37,115 @@ class Desk:
         return int(self.fabric.describe()["nodes"][node][name])
 
 
-def make_desk(num_nodes: int = 2, **link: float) -> Desk:
-    return Desk(Fabric(num_nodes, Link(**{"rate_bits_per_s": 10 * MBIT, **link})))  # type: ignore[arg-type]
+def make_harness(num_nodes: int = 2, **link: float) -> FabricHarness:
+    return FabricHarness(Fabric(num_nodes, Link(**{"rate_bits_per_s": 10 * MBIT, **link})))  # type: ignore[arg-type]
 
 
 def test_a_frame_takes_its_bits_twice_and_the_delay_once() -> None:
     """1250 bytes at 10 Mbit/s are 1 ms up to the switch and 1 ms down to the node."""
-    desk = make_desk(delay_s=0.02)
-    desk.fabric.take(5.0, 0, frame(1, 0))
-    desk.run()
-    assert desk.times(1) == pytest.approx([5.022])
+    harness = make_harness(delay_s=0.02)
+    harness.fabric.take(5.0, 0, frame(1, 0))
+    harness.run()
+    assert harness.times(1) == pytest.approx([5.022])
 
 
 def test_a_stream_has_the_rate() -> None:
-    desk = make_desk(delay_s=0.02)
+    harness = make_harness(delay_s=0.02)
     for number in range(100):
-        desk.fabric.take(0.0, 0, frame(1, 0, number=number))
-    desk.run()
-    assert desk.times(1) == pytest.approx([0.001 * (number + 1) + 0.02 + 0.001 for number in range(100)])
+        harness.fabric.take(0.0, 0, frame(1, 0, number=number))
+    harness.run()
+    assert harness.times(1) == pytest.approx([0.001 * (number + 1) + 0.02 + 0.001 for number in range(100)])
 
 
 def test_both_directions_have_the_rate_at_once() -> None:
-    desk = make_desk()
+    harness = make_harness()
     for number in range(50):
-        desk.fabric.take(0.0, 0, frame(1, 0, number=number))
-        desk.fabric.take(0.0, 1, frame(0, 1, number=number))
-    desk.run()
-    assert desk.times(0)[-1] == desk.times(1)[-1] == pytest.approx(0.051)
+        harness.fabric.take(0.0, 0, frame(1, 0, number=number))
+        harness.fabric.take(0.0, 1, frame(0, 1, number=number))
+    harness.run()
+    assert harness.times(0)[-1] == harness.times(1)[-1] == pytest.approx(0.051)
 
 
 def test_two_that_send_to_one_share_its_link() -> None:
-    desk = make_desk(3)
+    harness = make_harness(3)
     for number in range(50):
-        desk.fabric.take(0.0, 0, frame(2, 0, number=number))
-        desk.fabric.take(0.0, 1, frame(2, 1, number=number))
-    desk.run()
-    assert desk.times(2)[-1] == pytest.approx(0.101)
-    assert [data[11] for _, _, data in desk.arrived[:4]] in ([1, 2, 1, 2], [2, 1, 2, 1])
+        harness.fabric.take(0.0, 0, frame(2, 0, number=number))
+        harness.fabric.take(0.0, 1, frame(2, 1, number=number))
+    harness.run()
+    assert harness.times(2)[-1] == pytest.approx(0.101)
+    assert [data[11] for _, _, data in harness.arrived[:4]] in ([1, 2, 1, 2], [2, 1, 2, 1])
 
 
 def test_frames_between_two_nodes_keep_their_order() -> None:
-    desk, draw = make_desk(3, delay_s=0.001), random.Random(3)
+    harness, draw = make_harness(3, delay_s=0.001), random.Random(3)
     now_s = 0.0
     for number in range(500):
         source = draw.randrange(2)
-        desk.fabric.take(now_s, source, frame(2, source, draw.randrange(60, 1500), number))
+        harness.fabric.take(now_s, source, frame(2, source, draw.randrange(60, 1500), number))
         now_s += draw.random() * 0.001
-        desk.run(now_s)
-    desk.run()
-    assert len(desk.arrived) == 500
+        harness.run(now_s)
+    harness.run()
+    assert len(harness.arrived) == 500
     for source in range(2):
-        numbers = [int.from_bytes(data[12:20], "big") for _, _, data in desk.arrived if data[11] == source + 1]
+        numbers = [int.from_bytes(data[12:20], "big") for _, _, data in harness.arrived if data[11] == source + 1]
         assert numbers == sorted(numbers)
 
 
 def test_a_full_queue_drops_and_says_so() -> None:
-    desk = make_desk()
+    harness = make_harness()
     room = Link(10 * MBIT).queue_bytes
     num = room // 1250 + 40
     for number in range(num):
-        desk.fabric.take(0.0, 0, frame(1, 0, number=number))
-    desk.run()
-    assert len(desk.arrived) == room // 1250
-    assert desk.count(0, "overflowed_frames") == num - len(desk.arrived)
-    assert desk.count(0, "sent_frames") == num
-    desk.fabric.take(100.0, 0, frame(1, 0))  # it has drained since
-    desk.run()
-    assert desk.times(1)[-1] == pytest.approx(100.002)
+        harness.fabric.take(0.0, 0, frame(1, 0, number=number))
+    harness.run()
+    assert len(harness.arrived) == room // 1250
+    assert harness.count(0, "overflowed_frames") == num - len(harness.arrived)
+    assert harness.count(0, "sent_frames") == num
+    harness.fabric.take(100.0, 0, frame(1, 0))  # it has drained since
+    harness.run()
+    assert harness.times(1)[-1] == pytest.approx(100.002)
 
 
 def test_a_full_port_of_the_switch_drops_too() -> None:
     """Four at once send as much as their own links take: one link down cannot."""
-    desk = make_desk(5)
+    harness = make_harness(5)
     num = Link(10 * MBIT).queue_bytes // 1250
     for number in range(num):
         for source in range(4):
-            desk.fabric.take(0.0, source, frame(4, source, number=number))
-    desk.run()
-    assert desk.count(4, "overflowed_frames") > 0
-    assert len(desk.arrived) + desk.count(4, "overflowed_frames") == 4 * num
-    assert sum(desk.count(source, "overflowed_frames") for source in range(4)) == 0
+            harness.fabric.take(0.0, source, frame(4, source, number=number))
+    harness.run()
+    assert harness.count(4, "overflowed_frames") > 0
+    assert len(harness.arrived) + harness.count(4, "overflowed_frames") == 4 * num
+    assert sum(harness.count(source, "overflowed_frames") for source in range(4)) == 0
 
 
 def test_a_cut_drops_what_is_sent_and_what_is_under_way() -> None:
-    desk = make_desk(3, delay_s=0.5)
-    desk.fabric.take(0.0, 0, frame(1, 0))
-    desk.fabric.take(0.0, 1, frame(2, 1))
-    desk.fabric.take(0.0, 0, frame(2, 0))
-    desk.fabric.cut(1)
-    desk.fabric.take(0.1, 1, frame(0, 1))
-    desk.fabric.take(0.1, 0, frame(1, 0))
-    desk.run()
-    assert [(node, data[11] - 1) for _, node, data in desk.arrived] == [(2, 0)]
-    assert sum(desk.count(node, "cut_frames") for node in range(3)) == 4
-    assert [node["is_cut"] for node in desk.fabric.describe()["nodes"]] == [False, True, False]
-    desk.fabric.heal(1)
-    desk.fabric.take(2.0, 0, frame(1, 0))
-    desk.fabric.take(2.0, 1, frame(0, 1))
-    desk.run()
-    assert sorted(node for _, node, _ in desk.arrived) == [0, 1, 2]
+    harness = make_harness(3, delay_s=0.5)
+    harness.fabric.take(0.0, 0, frame(1, 0))
+    harness.fabric.take(0.0, 1, frame(2, 1))
+    harness.fabric.take(0.0, 0, frame(2, 0))
+    harness.fabric.cut(1)
+    harness.fabric.take(0.1, 1, frame(0, 1))
+    harness.fabric.take(0.1, 0, frame(1, 0))
+    harness.run()
+    assert [(node, data[11] - 1) for _, node, data in harness.arrived] == [(2, 0)]
+    assert sum(harness.count(node, "cut_frames") for node in range(3)) == 4
+    assert [node["is_cut"] for node in harness.fabric.describe()["nodes"]] == [False, True, False]
+    harness.fabric.heal(1)
+    harness.fabric.take(2.0, 0, frame(1, 0))
+    harness.fabric.take(2.0, 1, frame(0, 1))
+    harness.run()
+    assert sorted(node for _, node, _ in harness.arrived) == [0, 1, 2]
 
 
 def lost(seed: int, loss: float = 0.1) -> tuple[int, ...]:
-    desk = make_desk(loss=loss, seed=seed)
+    harness = make_harness(loss=loss, seed=seed)
     for number in range(4000):
-        desk.fabric.take(number, 0, frame(1, 0, 60, number))
-        desk.run()
-    arrived = {int.from_bytes(data[12:20], "big") for _, _, data in desk.arrived}
+        harness.fabric.take(number, 0, frame(1, 0, 60, number))
+        harness.run()
+    arrived = {int.from_bytes(data[12:20], "big") for _, _, data in harness.arrived}
     gone = tuple(number for number in range(4000) if number not in arrived)
-    assert desk.count(0, "lost_frames") == len(gone)
+    assert harness.count(0, "lost_frames") == len(gone)
     return gone
 
 
@@ -157,18 +157,18 @@ def test_what_is_lost_follows_from_the_seed() -> None:
 
 
 def test_a_broadcast_goes_to_all_others_and_strange_frames_to_nobody() -> None:
-    desk = make_desk(4)
-    desk.fabric.take(0.0, 2, b"\xff" * 6 + mac_of(2) + bytes(48))
-    desk.fabric.take(0.0, 2, b"\x33\x33" + bytes(58))
-    desk.run()
-    assert sorted(node for _, node, _ in desk.arrived) == [0, 1, 3]
-    assert desk.count(2, "sent_frames") == 1
+    harness = make_harness(4)
+    harness.fabric.take(0.0, 2, b"\xff" * 6 + mac_of(2) + bytes(48))
+    harness.fabric.take(0.0, 2, b"\x33\x33" + bytes(58))
+    harness.run()
+    assert sorted(node for _, node, _ in harness.arrived) == [0, 1, 3]
+    assert harness.count(2, "sent_frames") == 1
 
 
 def test_it_knows_how_late_it_was() -> None:
-    desk = make_desk(delay_s=0.01)
-    desk.fabric.take(0.0, 0, frame(1, 0))
-    desk.fabric.deliver(0.032, lambda node, data: None)
-    told = desk.fabric.describe()
+    harness = make_harness(delay_s=0.01)
+    harness.fabric.take(0.0, 0, frame(1, 0))
+    harness.fabric.deliver(0.032, lambda node, data: None)
+    told = harness.fabric.describe()
     assert told["worst_late_s"] == told["mean_late_s"] == pytest.approx(0.02)
     assert told["nodes"][1]["received_bytes"] == 1250

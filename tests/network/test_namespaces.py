@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
-from workshop import all_gone, wait_until
+from harness import all_gone, wait_until
 
 from frog.core.errors import LaunchError, UsageError
 from frog.launch.network import Link, Network, parse_network

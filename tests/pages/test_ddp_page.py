@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from desk import TINY, Desk, finish, make_desk
-from workshop import Workshop, all_gone, tree, wait_until
+from harness import Harness, all_gone, tree, wait_until
+from page_harness import TINY, PageHarness, finish, make_page_harness
 
 from frog.config import load_model_config
 from frog.core.runfolder import RunFolder
@@ -21,15 +21,15 @@ PAGE = "ddp_simulation_train.py"
 
 
 @pytest.fixture
-def desk(workshop: Workshop, tmp_path: Path) -> Desk:
-    return make_desk(workshop, tmp_path)
+def pages(harness: Harness, tmp_path: Path) -> PageHarness:
+    return make_page_harness(harness, tmp_path)
 
 
 class Log:
     """One rank's log, read back."""
 
-    def __init__(self, desk: Desk, rank: int, run: str = "ddp_simulation") -> None:
-        self.text = RunFolder(desk.root / "runs" / run).rank_log(rank).read_text()
+    def __init__(self, pages: PageHarness, rank: int, run: str = "ddp_simulation") -> None:
+        self.text = RunFolder(pages.root / "runs" / run).rank_log(rank).read_text()
         assert set(re.findall(r"^rank (\d+) \|", self.text, re.MULTILINE)) == {str(rank)}
         found = re.findall(r"step \d+ \| samples ([\d ]+) \|", self.text)
         self.ids = [[int(word) for word in words.split()] for words in found]
@@ -38,8 +38,8 @@ class Log:
         self.numbers = [tuple(map(float, row)) for row in numbers]
 
 
-def logs_of(desk: Desk, world_size: int) -> list[Log]:
-    logs = [Log(desk, rank) for rank in range(world_size)]
+def logs_of(pages: PageHarness, world_size: int) -> list[Log]:
+    logs = [Log(pages, rank) for rank in range(world_size)]
     assert (
         len({len(log.weights) for log in logs} | {len(log.ids) for log in logs} | {len(log.numbers) for log in logs})
         == 1
@@ -47,10 +47,10 @@ def logs_of(desk: Desk, world_size: int) -> list[Log]:
     return logs
 
 
-def test_two_ranks_share_the_samples_and_hold_the_same_weights(desk: Desk) -> None:
-    out, _ = desk.page(PAGE, "--samples", "24", "--batch-size", "3", *TINY, nproc=2)
+def test_two_ranks_share_the_samples_and_hold_the_same_weights(pages: PageHarness) -> None:
+    out, _ = pages.page(PAGE, "--samples", "24", "--batch-size", "3", *TINY, nproc=2)
     assert "epoch 2 | 24 samples, each taken by one rank and once" in out
-    first, second = logs_of(desk, 2)
+    first, second = logs_of(pages, 2)
     assert len(first.ids) == 8
     for epoch in (slice(0, 4), slice(4, 8)):
         mine, theirs = ({sample for ids in log.ids[epoch] for sample in ids} for log in (first, second))
@@ -59,15 +59,15 @@ def test_two_ranks_share_the_samples_and_hold_the_same_weights(desk: Desk) -> No
     assert first.ids[:4] != first.ids[4:], "set_epoch changes the order"
     assert first.weights == second.weights
     assert len(set(first.weights)) == 8, "every step changes the weights"
-    assert (desk.root / "logs" / "rank_1" / "train.log").read_text() == second.text
-    compare_with_one_process(desk, [first, second])
+    assert (pages.root / "logs" / "rank_1" / "train.log").read_text() == second.text
+    compare_with_one_process(pages, [first, second])
 
 
-def compare_with_one_process(desk: Desk, logs: list[Log]) -> None:
+def compare_with_one_process(pages: PageHarness, logs: list[Log]) -> None:
     """The first step's numbers, computed anew: each rank's own gradient, and the mean of them."""
     torch.manual_seed(1337)
-    model = TinyTransformer(load_model_config(desk.root / "config.json"))
-    windows = Windows(open_prepared("rhymes", desk.root / "data").split("train"), 16)
+    model = TinyTransformer(load_model_config(pages.root / "config.json"))
+    windows = Windows(open_prepared("rhymes", pages.root / "data").split("train"), 16)
     gradients = []
     for log in logs:
         model.zero_grad()
@@ -83,9 +83,9 @@ def compare_with_one_process(desk: Desk, logs: list[Log]) -> None:
         assert log.numbers[0][2] == pytest.approx(averaged, abs=2e-4)
 
 
-def test_padding_is_told(desk: Desk) -> None:
-    out, _ = desk.page(PAGE, "--samples", "13", "--batch-size", "2", "--epochs", "1", *TINY, nproc=3)
-    counts = Counter(sample for log in logs_of(desk, 3) for ids in log.ids for sample in ids)
+def test_padding_is_told(pages: PageHarness) -> None:
+    out, _ = pages.page(PAGE, "--samples", "13", "--batch-size", "2", "--epochs", "1", *TINY, nproc=3)
+    counts = Counter(sample for log in logs_of(pages, 3) for ids in log.ids for sample in ids)
     again = sorted(sample for sample, count in counts.items() if count > 1)
     assert set(counts) == set(range(13))
     assert counts.total() == 15
@@ -93,27 +93,27 @@ def test_padding_is_told(desk: Desk) -> None:
     assert "5 for each of 3 ranks, 2 of them padding" in out
 
 
-def test_plain_python_is_a_world_of_one(desk: Desk) -> None:
-    desk.page(PAGE, "--samples", "6", "--batch-size", "2", "--forget", "set_epoch", *TINY)
-    (log,) = logs_of(desk, 1)
+def test_plain_python_is_a_world_of_one(pages: PageHarness) -> None:
+    pages.page(PAGE, "--samples", "6", "--batch-size", "2", "--forget", "set_epoch", *TINY)
+    (log,) = logs_of(pages, 1)
     assert all(before == pytest.approx(after, rel=1e-3) for _, before, after in log.numbers)
     assert log.ids[:3] == log.ids[3:], "without set_epoch every epoch has the same order"
 
 
-def test_a_forgotten_sampler_is_found_out(desk: Desk) -> None:
-    _, err = desk.page(PAGE, "--samples", "12", "--forget", "sampler", *TINY, nproc=2, code=1)
+def test_a_forgotten_sampler_is_found_out(pages: PageHarness) -> None:
+    _, err = pages.page(PAGE, "--samples", "12", "--forget", "sampler", *TINY, nproc=2, code=1)
     assert "went to ranks [0, 1] in one step" in err
 
 
-def test_a_failing_rank_ends_the_world(desk: Desk) -> None:
-    process = desk.start_page(PAGE, "--samples", "60", "--fail-rank", "2", "--fail-step", "3", *TINY, nproc=3)
-    log = desk.root / "logs" / "rank_2" / "train.log"
+def test_a_failing_rank_ends_the_world(pages: PageHarness) -> None:
+    process = pages.start_page(PAGE, "--samples", "60", "--fail-rank", "2", "--fail-step", "3", *TINY, nproc=3)
+    log = pages.root / "logs" / "rank_2" / "train.log"
     wait_until(lambda: log.exists(), 60, "the log of rank 2", process)
     family = tree(process)
     _, err = finish(process, 1, timeout=60)
     assert "rank 2 fails in step 3, as --fail-rank and --fail-step ask" in err
     assert all_gone(family)
-    texts = [Log(desk, rank).text for rank in range(3)]
+    texts = [Log(pages, rank).text for rank in range(3)]
     assert "Traceback" in texts[2]
     assert "FAILED: RuntimeError: rank 2 fails in step 3" in texts[2]
     for text in texts[:2]:  # torchrun may end them before they can say what they saw
@@ -122,7 +122,7 @@ def test_a_failing_rank_ends_the_world(desk: Desk) -> None:
         assert "rank 2 fails" not in text
 
 
-def test_mistakes_are_told_once(desk: Desk) -> None:
-    _, err = desk.page(PAGE, "--fail-rank", "2", *TINY, code=2)
+def test_mistakes_are_told_once(pages: PageHarness) -> None:
+    _, err = pages.page(PAGE, "--fail-rank", "2", *TINY, code=2)
     assert "the ranks are 0 to 0" in err
     assert "Traceback" not in err

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from desk import SCRIPTS, Desk, finish, make_desk
-from workshop import Workshop, all_gone, tree, wait_until
+from harness import Harness, all_gone, tree, wait_until
+from page_harness import SCRIPTS, PageHarness, finish, make_page_harness
 
 from frog.core.ports import free_port
 from frog.core.runfolder import RunFolder
@@ -22,8 +22,8 @@ HELLO = str(SCRIPTS / "say_hello.py")
 
 
 @pytest.fixture
-def desk(workshop: Workshop, tmp_path: Path) -> Desk:
-    return make_desk(workshop, tmp_path)
+def pages(harness: Harness, tmp_path: Path) -> PageHarness:
+    return make_page_harness(harness, tmp_path)
 
 
 def by_hand(port: int, node_rank: int, nnodes: int = 2) -> dict[str, str]:
@@ -43,24 +43,24 @@ def prove_barrier(out: str, world_size: int) -> None:
 @pytest.mark.parametrize(
     ("words", "first", "last"), [("4 8 3", 24, 31), ("4 8 0", 0, 7), ("2 1 1", 1, 1), ("3 5 1", 5, 9)]
 )
-def test_explain_shows_the_arithmetic(desk: Desk, words: str, first: int, last: int) -> None:
+def test_explain_shows_the_arithmetic(pages: PageHarness, words: str, first: int, last: int) -> None:
     nnodes, nproc, node_rank = words.split()
     options = ("--nnodes", nnodes, "--nproc-per-node", nproc, "--node-rank", node_rank)
-    out, _ = desk.page(PAGE, "--explain", *options)
+    out, _ = pages.page(PAGE, "--explain", *options)
     assert f"= {node_rank} x {nproc} = {first}\n" in out
     assert f"{first} + {nproc} - 1 = {last}\n" in out
     assert "SLURM_NODEID" in out
-    again, _ = desk.page(PAGE, "--explain", env={"NODE_RANK": node_rank, "NNODES": nnodes, "NPROC_PER_NODE": nproc})
+    again, _ = pages.page(PAGE, "--explain", env={"NODE_RANK": node_rank, "NNODES": nnodes, "NPROC_PER_NODE": nproc})
     assert again == out
 
 
-def test_explain_without_a_node_shows_all(desk: Desk) -> None:
-    out, _ = desk.page(PAGE, "--explain", "--nnodes", "4", "--nproc-per-node", "8")
+def test_explain_without_a_node_shows_all(pages: PageHarness) -> None:
+    out, _ = pages.page(PAGE, "--explain", "--nnodes", "4", "--nproc-per-node", "8")
     assert re.findall(r"global ranks (\d+) to (\d+)", out) == [("0", "7"), ("8", "15"), ("16", "23"), ("24", "31")]
 
 
-def test_one_call_is_a_cluster(desk: Desk) -> None:
-    out, _ = desk.page(PAGE, "--", HELLO, "--delay-s", "0.4")
+def test_one_call_is_a_cluster(pages: PageHarness) -> None:
+    out, _ = pages.page(PAGE, "--", HELLO, "--delay-s", "0.4")
     prove_barrier(out, 4)
     found = re.findall(r"^(\w+) \| rank (\d) on (\w+), pid \d+: RANK=\d WORLD_SIZE=4 LOCAL_RANK=(\d) GROUP_RANK=(\d)",
                        out, re.MULTILINE)  # fmt: skip
@@ -72,16 +72,16 @@ def test_one_call_is_a_cluster(desk: Desk) -> None:
     ]
 
 
-def test_two_terminals_are_a_cluster(desk: Desk) -> None:
+def test_two_terminals_are_a_cluster(pages: PageHarness) -> None:
     port = free_port()
     options = ("--nproc-per-node", "1")
-    second = desk.start_page(PAGE, *options, env=by_hand(port, 1))
+    second = pages.start_page(PAGE, *options, env=by_hand(port, 1))
     assert second.stdout is not None
     wanted = iter(second.stdout.readline, "")
     assert any("node1 | waiting for node 0" in line for line in wanted)
     with pytest.raises(subprocess.TimeoutExpired):
         second.wait(timeout=0.5)
-    first = desk.start_page(PAGE, *options, env=by_hand(port, 0))
+    first = pages.start_page(PAGE, *options, env=by_hand(port, 0))
     here, _ = finish(first, 0)
     there, _ = finish(second, 0)
     prove_barrier(here + there, 2)
@@ -91,11 +91,11 @@ def test_two_terminals_are_a_cluster(desk: Desk) -> None:
     assert "rank 1 on node1" in there
 
 
-def test_a_node_that_never_comes(desk: Desk) -> None:
+def test_a_node_that_never_comes(pages: PageHarness) -> None:
     port = free_port()
-    alone = [desk.start_page(PAGE, "--timeout-s", "1", env=by_hand(free_port(), 1))]
-    alone.append(desk.start_page(PAGE, "--timeout-s", "8", env=by_hand(port, 0, nnodes=3)))
-    come = desk.start_page(PAGE, env=by_hand(port, 2, nnodes=3))
+    alone = [pages.start_page(PAGE, "--timeout-s", "1", env=by_hand(free_port(), 1))]
+    alone.append(pages.start_page(PAGE, "--timeout-s", "8", env=by_hand(port, 0, nnodes=3)))
+    come = pages.start_page(PAGE, env=by_hand(port, 2, nnodes=3))
     (_, err1), (_, err0) = (finish(process, 1) for process in alone)
     assert "node 0 did not come in time" in err1
     assert "but NODE_RANK=1 did not come in time" in err0
@@ -103,19 +103,19 @@ def test_a_node_that_never_comes(desk: Desk) -> None:
     assert "Traceback" not in err0 + err1
 
 
-def test_nodes_that_contradict_each_other(desk: Desk) -> None:
+def test_nodes_that_contradict_each_other(pages: PageHarness) -> None:
     port = free_port()
-    first = desk.start_page(PAGE, env=by_hand(port, 0, nnodes=3))
+    first = pages.start_page(PAGE, env=by_hand(port, 0, nnodes=3))
     for size in (2, 4):
-        _, err = finish(desk.start_page(PAGE, env=by_hand(port, 1, nnodes=size)), 1)
+        _, err = finish(pages.start_page(PAGE, env=by_hand(port, 1, nnodes=size)), 1)
         assert f"nnodes is {size} there and 3 at node 0" in err
-    twin = desk.start_page(PAGE, env=by_hand(port, 1, nnodes=3))
+    twin = pages.start_page(PAGE, env=by_hand(port, 1, nnodes=3))
     assert first.stdout is not None
     lines = iter(first.stdout.readline, "")
     assert any("node1 has come" in line for line in lines)
-    _, err = finish(desk.start_page(PAGE, env=by_hand(port, 1, nnodes=3)), 1)
+    _, err = finish(pages.start_page(PAGE, env=by_hand(port, 1, nnodes=3)), 1)
     assert "NODE_RANK=1 is here already" in err
-    _, err = finish(desk.start_page(PAGE, env=by_hand(port, 0, nnodes=3)), 1)
+    _, err = finish(pages.start_page(PAGE, env=by_hand(port, 0, nnodes=3)), 1)
     assert "node 0 cannot listen" in err
     first.send_signal(signal.SIGINT)
     finish(first, 130)
@@ -137,30 +137,30 @@ def test_nodes_that_contradict_each_other(desk: Desk) -> None:
         ({}, "absent.py", ["absent.py: no such script"]),
     ],
 )
-def test_bad_variables_are_told(desk: Desk, env: dict[str, str], words: str, told: list[str]) -> None:
-    out, err = desk.page(PAGE, *words.split(), env=env, code=2)
+def test_bad_variables_are_told(pages: PageHarness, env: dict[str, str], words: str, told: list[str]) -> None:
+    out, err = pages.page(PAGE, *words.split(), env=env, code=2)
     assert all(text in err for text in told), err
     assert "Traceback" not in err
     assert out == ""
 
 
-def test_the_exit_code_of_the_first_failure(desk: Desk) -> None:
-    (desk.root / "fail.py").write_text(
+def test_the_exit_code_of_the_first_failure(pages: PageHarness) -> None:
+    (pages.root / "fail.py").write_text(
         "import os, sys, time\nfrom pathlib import Path\n"
         "Path('pid_' + os.environ['RANK']).write_text(str(os.getpid()))\n"
         "while os.environ['RANK'] != '2' or len(list(Path().glob('pid_*'))) < 4:\n    time.sleep(0.05)\n"
         "sys.exit(7)\n"
     )
-    out, _ = desk.page(PAGE, "--", "fail.py", code=7)
+    out, _ = pages.page(PAGE, "--", "fail.py", code=7)
     assert "first to fail: rank 2, with exit code 7" in out
-    pids = [int(path.read_text() or 0) for path in desk.root.glob("pid_*")]
+    pids = [int(path.read_text() or 0) for path in pages.root.glob("pid_*")]
     assert len(pids) == 4
     wait_until(lambda: not any(map(psutil.pid_exists, pids)), 10, "the end of all ranks")
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda how: how.name)
-def test_nothing_is_left_behind(desk: Desk, how: signal.Signals) -> None:
-    process = desk.start_page(PAGE, "--nproc-per-node", "1", "--", HELLO, "--delay-s", "200")
+def test_nothing_is_left_behind(pages: PageHarness, how: signal.Signals) -> None:
+    process = pages.start_page(PAGE, "--nproc-per-node", "1", "--", HELLO, "--delay-s", "200")
     assert process.stdout is not None
     for line in iter(process.stdout.readline, ""):
         if "rank 1 on node1" in line:
@@ -173,10 +173,10 @@ def test_nothing_is_left_behind(desk: Desk, how: signal.Signals) -> None:
     wait_until(lambda: all_gone(family), 60, f"the end of all after {time.monotonic() - began:.0f} s")
 
 
-def test_the_program_trains_across_the_nodes(desk: Desk) -> None:
+def test_the_program_trains_across_the_nodes(pages: PageHarness) -> None:
     program = (str(SCRIPTS.parent / "train.py"), "run.toml", "--set", "name=across", "--set", "train.steps=4")
-    desk.page(PAGE, "--", *program)
-    folder = RunFolder(desk.root / "runs" / "across")
+    pages.page(PAGE, "--", *program)
+    folder = RunFolder(pages.root / "runs" / "across")
     assert folder.read_run()["segments"][0]["num_nodes"] == 2
     (starts,) = zip(*[read_run(folder).ranks[rank].of("start") for rank in range(4)], strict=True)
     assert [start["host"] for start in starts] == ["node0", "node0", "node1", "node1"]
@@ -184,6 +184,6 @@ def test_the_program_trains_across_the_nodes(desk: Desk) -> None:
     names = sorted(path.name for path in folder.checkpoint(4).iterdir())
     assert names == ["manifest.json", *(f"rank_{rank}.safetensors" for rank in range(4))]
     record = folder.read_record()
-    desk.train(4, "local", "train.steps=4")
+    pages.train(4, "local", "train.steps=4")
     assert record is not None
-    assert desk.record("local")["weights_sha256"] == record["weights_sha256"]
+    assert pages.record("local")["weights_sha256"] == record["weights_sha256"]

@@ -13,9 +13,9 @@ from types import ModuleType
 
 import pytest
 import torch
-from desk import SCRIPTS, TINY, Desk, finish, make_desk
+from harness import Harness, wait_until
+from page_harness import SCRIPTS, TINY, PageHarness, finish, make_page_harness
 from safetensors.torch import load_file
-from workshop import Workshop, wait_until
 
 from frog.config import ModelConfig
 from frog.core.errors import UsageError
@@ -32,8 +32,8 @@ CONFIGS = {
 
 
 @pytest.fixture
-def desk(workshop: Workshop, tmp_path: Path) -> Desk:
-    return make_desk(workshop, tmp_path)
+def pages(harness: Harness, tmp_path: Path) -> PageHarness:
+    return make_page_harness(harness, tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +46,8 @@ def page() -> ModuleType:
     return module
 
 
-def checkpoints(desk: Desk, run: str = "train_tiny_transformer") -> list[Path]:
-    return sorted((desk.root / "runs" / run / "checkpoints").glob("*.safetensors"))
+def checkpoints(pages: PageHarness, run: str = "train_tiny_transformer") -> list[Path]:
+    return sorted((pages.root / "runs" / run / "checkpoints").glob("*.safetensors"))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -66,59 +66,59 @@ def test_the_class_is_the_library_s(page: ModuleType, name: str) -> None:
     torch.testing.assert_close(loss, theirs(tokens[:, :-1].contiguous(), labels), rtol=1e-5, atol=0)
 
 
-def test_it_learns_and_leaves_a_run(desk: Desk) -> None:
-    out, _ = desk.page(PAGE, "--epochs", "2", "--steps-per-epoch", "60", "--checkpoint-every", "50", *TINY)
+def test_it_learns_and_leaves_a_run(pages: PageHarness) -> None:
+    out, _ = pages.page(PAGE, "--epochs", "2", "--steps-per-epoch", "60", "--checkpoint-every", "50", *TINY)
     first, second = (float(loss) for loss in re.findall(r"mean loss ([\d.]+)", out))
     assert second < first
     before, *after = (float(loss) for loss in re.findall(r"held-out loss ([\d.]+)", out))
     assert before > after[0] > after[1]
     assert "it writes: The" in out
-    with (desk.root / "runs" / "train_tiny_transformer" / "loss.csv").open() as file:
+    with (pages.root / "runs" / "train_tiny_transformer" / "loss.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [int(row["step"]) for row in rows] == list(range(1, 121))
-    assert [path.stem for path in checkpoints(desk)] == ["step_00000050", "step_00000100", "step_00000120"]
-    assert (desk.root / "logs" / "rank_0" / "train.log").read_text() in out
-    assert (desk.root / "logs").is_symlink()
+    assert [path.stem for path in checkpoints(pages)] == ["step_00000050", "step_00000100", "step_00000120"]
+    assert (pages.root / "logs" / "rank_0" / "train.log").read_text() in out
+    assert (pages.root / "logs").is_symlink()
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=lambda how: how.name)
-def test_resume_is_exact(desk: Desk, how: signal.Signals) -> None:
+def test_resume_is_exact(pages: PageHarness, how: signal.Signals) -> None:
     steps = ("--epochs", "3", "--steps-per-epoch", "250", "--checkpoint-every", "20", "--log-every", "10", *TINY)
-    desk.page(PAGE, *steps)
-    process = desk.start_page(PAGE, *steps)
+    pages.page(PAGE, *steps)
+    process = pages.start_page(PAGE, *steps)
     other = "train_tiny_transformer-2"
-    wait_until(lambda: len(checkpoints(desk, other)) > 2, 60, "three checkpoints", process)
+    wait_until(lambda: len(checkpoints(pages, other)) > 2, 60, "three checkpoints", process)
     process.send_signal(how)
     out, _ = finish(process, -9 if how == signal.SIGKILL else 130)
-    assert len(checkpoints(desk, other)) < len(checkpoints(desk)), "it was to be interrupted, and had come to its end"
+    assert len(checkpoints(pages, other)) < len(checkpoints(pages)), "it was to be interrupted, and had come to its end"
     assert ("--resume runs/train_tiny_transformer-2" in out) == (how != signal.SIGKILL)
-    desk.page(PAGE, "--resume", "train_tiny_transformer-2")
-    whole, resumed = (load_file(checkpoints(desk, run)[-1]) for run in ("train_tiny_transformer", other))
+    pages.page(PAGE, "--resume", "train_tiny_transformer-2")
+    whole, resumed = (load_file(checkpoints(pages, run)[-1]) for run in ("train_tiny_transformer", other))
     assert whole.keys() == resumed.keys()
     assert any(name.endswith("exp_avg_sq") for name in whole)
     for name, value in whole.items():
         assert torch.equal(value, resumed[name]), name
-    curves = [(desk.root / "runs" / run / "loss.csv").read_text() for run in ("train_tiny_transformer", other)]
+    curves = [(pages.root / "runs" / run / "loss.csv").read_text() for run in ("train_tiny_transformer", other)]
     assert curves[0] == curves[1]
 
 
-def test_torn_checkpoints_are_passed_over(desk: Desk) -> None:
-    desk.page(PAGE, "--epochs", "1", "--steps-per-epoch", "6", "--checkpoint-every", "2", *TINY)
-    good, flipped, torn = checkpoints(desk)
+def test_torn_checkpoints_are_passed_over(pages: PageHarness) -> None:
+    pages.page(PAGE, "--epochs", "1", "--steps-per-epoch", "6", "--checkpoint-every", "2", *TINY)
+    good, flipped, torn = checkpoints(pages)
     torn.write_bytes(torn.read_bytes()[:-100])
     data = bytearray(flipped.read_bytes())
     data[-50] ^= 1
     flipped.write_bytes(data)
-    out, _ = desk.page(PAGE, "--resume")
+    out, _ = pages.page(PAGE, "--resume")
     assert re.findall(r"passed over: .*?(step_\d+).*: (torn|its content)", out) == [
         (torn.stem, "torn"),
         (flipped.stem, "its content"),
     ]
     assert "step     2 | held-out" in out
-    assert checkpoints(desk)[-1].stem == "step_00000006"
-    for path in checkpoints(desk):
+    assert checkpoints(pages)[-1].stem == "step_00000006"
+    for path in checkpoints(pages):
         path.write_bytes(b"\x80\x04 not this")
-    _, err = desk.page(PAGE, "--resume", code=1)
+    _, err = pages.page(PAGE, "--resume", code=1)
     assert "no checkpoint to go on from" in err
     assert "Traceback" not in err
     assert good.exists()
@@ -138,24 +138,24 @@ def test_torn_checkpoints_are_passed_over(desk: Desk) -> None:
     ],
 )
 def test_mistakes_are_told_before_anything_starts(
-    desk: Desk, page: ModuleType, monkeypatch: pytest.MonkeyPatch, words: list[str], told: list[str]
+    pages: PageHarness, page: ModuleType, monkeypatch: pytest.MonkeyPatch, words: list[str], told: list[str]
 ) -> None:
-    monkeypatch.chdir(desk.root)
+    monkeypatch.chdir(pages.root)
     monkeypatch.setattr("sys.argv", [PAGE, *TINY, *words])
     with pytest.raises(UsageError) as caught:
         page.main()
     assert all(text in str(caught.value) for text in told), caught.value
-    assert not (desk.root / "runs").exists()
+    assert not (pages.root / "runs").exists()
 
 
-def test_the_model_file_is_read(desk: Desk) -> None:
-    path = desk.root / "config.json"
+def test_the_model_file_is_read(pages: PageHarness) -> None:
+    path = pages.root / "config.json"
     sizes = json.loads(path.read_text())
     path.write_text(json.dumps({**sizes, "num_hidden_layers": 4}))
-    out, _ = desk.page(PAGE, "--epochs", "1", "--steps-per-epoch", "2", *TINY)
+    out, _ = pages.page(PAGE, "--epochs", "1", "--steps-per-epoch", "2", *TINY)
     assert "4 layers" in out
     path.write_text(json.dumps({**sizes, "vocab_size": 200}))
-    _, err = desk.page(PAGE, *TINY, code=2)
+    _, err = pages.page(PAGE, *TINY, code=2)
     assert "300 tokens" in err
     assert "200 rows" in err
     assert "Traceback" not in err

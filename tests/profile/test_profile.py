@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from workshop import Workshop
+from harness import Harness
 
 from frog.core.runfolder import RunFolder
 from frog.profile.numbers import OPERATORS, TRANSFER, WAITING, Profile, read_profile
@@ -26,13 +26,13 @@ SETTINGS = {
 
 
 @pytest.fixture(scope="module", params=SETTINGS)
-def profiled(request: pytest.FixtureRequest, workshop: Workshop) -> tuple[str, RunFolder, str]:
+def profiled(request: pytest.FixtureRequest, harness: Harness) -> tuple[str, RunFolder, str]:
     """The strategy, the run folder, and what was printed."""
     words = [word for text in SETTINGS[request.param] for word in ("--set", text)]
     name = ("--name", f"prof-{request.param}")
-    done = workshop.run("frog", "profile", "run.toml", "--steps", str(STEPS), "--nproc", "2", *name, *words)
+    done = harness.run("frog", "profile", "run.toml", "--steps", str(STEPS), "--nproc", "2", *name, *words)
     assert "USDT" not in done.stderr
-    return request.param, workshop.folder(f"prof-{request.param}"), done.stdout
+    return request.param, harness.folder(f"prof-{request.param}"), done.stdout
 
 
 def spans(events: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
@@ -127,7 +127,7 @@ def test_the_summary_is_one_page(profiled: tuple[str, RunFolder, str]) -> None:
     assert sum(line.startswith("|    1 |") for line in tables) == 4
 
 
-def test_a_profiled_run_is_a_real_run(profiled: tuple[str, RunFolder, str], workshop: Workshop) -> None:
+def test_a_profiled_run_is_a_real_run(profiled: tuple[str, RunFolder, str], harness: Harness) -> None:
     """The same losses as without the profiler, and no checkpoint or last evaluation."""
     strategy, folder, _ = profiled
     num_steps = FIRST_RECORDED + STEPS - 1
@@ -135,10 +135,10 @@ def test_a_profiled_run_is_a_real_run(profiled: tuple[str, RunFolder, str], work
     assert record is not None
     assert (record["status"], record["step"]) == ("completed", num_steps)
     assert not folder.checkpoints.exists()
-    workshop.run("frog", "report", str(folder.path))
+    harness.run("frog", "report", str(folder.path))
     if strategy == "zero3":
-        workshop.train(2, "not-profiled", f"train.steps={num_steps}", *SETTINGS[strategy])
-        plain, recorded = (workshop.events(name).main.by_step("step") for name in ("not-profiled", folder.path.name))
+        harness.train(2, "not-profiled", f"train.steps={num_steps}", *SETTINGS[strategy])
+        plain, recorded = (harness.events(name).main.by_step("step") for name in ("not-profiled", folder.path.name))
         assert [e["loss_mean"] for e in recorded.values()] == [e["loss_mean"] for e in plain.values()]
 
 
@@ -154,11 +154,9 @@ def test_a_profiled_run_is_a_real_run(profiled: tuple[str, RunFolder, str], work
         (("run.toml", "--name", "a/b"), "name='a/b'"),
     ],
 )
-def test_mistakes_are_reported_before_anything_starts(
-    workshop: Workshop, words: tuple[str, ...], expected: str
-) -> None:
-    before = {entry.name for entry in (workshop.root / "runs").glob("*")}
-    done = workshop.run("frog", "profile", *words, code=2)
+def test_mistakes_are_reported_before_anything_starts(harness: Harness, words: tuple[str, ...], expected: str) -> None:
+    before = {entry.name for entry in (harness.root / "runs").glob("*")}
+    done = harness.run("frog", "profile", *words, code=2)
     assert expected in done.stderr
     assert "Traceback" not in done.stderr
-    assert {entry.name for entry in (workshop.root / "runs").glob("*")} == before
+    assert {entry.name for entry in (harness.root / "runs").glob("*")} == before

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness import Harness
 from mutants import MUTANTS, Mutant
-from workshop import Workshop
 
 from frog.prove.commands import ALL_VARIANTS, DEFAULT_VARIANTS, FROM_SCRATCH, SMALL_MODEL, Cell, cells, prove
 
@@ -38,12 +38,12 @@ def test_every_strategy_is_in_the_matrix() -> None:
 
 
 @pytest.fixture(scope="module")
-def seen(workshop: Workshop, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def seen(harness: Harness, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for world_size in (2, 4):
         path = tmp_path_factory.mktemp("mutants") / "found.json"
         command = ("frog", "run", "--nproc", str(world_size), "--threads", "1", "--", str(WORKER), str(path))
-        workshop.run(*command, timeout=300)
+        harness.run(*command, timeout=300)
         found |= json.loads(path.read_text())
     return found
 

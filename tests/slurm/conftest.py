@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 
 import pytest
-from slurm_desk import BIN, CPUS_PER_NODE, GPUS_PER_NODE, NODES, RealSlurm, frog_slurm, need_slurm
+from slurm_harness import BIN, CPUS_PER_NODE, GPUS_PER_NODE, NODES, RealSlurm, frog_slurm, need_slurm
 
 
 @pytest.fixture(scope="session")

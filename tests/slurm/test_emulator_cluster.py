@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from workshop import wait_until
+from harness import wait_until
 
 from frog.core.errors import UsageError
 from frog.slurm.emulator import cluster, processes, wire

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from slurm_desk import RealSlurm
-from workshop import Workshop, wait_until
+from harness import Harness, wait_until
+from slurm_harness import RealSlurm
 
 from frog.events.heartbeat import read_heartbeat
 from frog.slurm.emulator import cluster
@@ -22,15 +22,15 @@ STEPS = 400
 
 
 @pytest.fixture
-def emulated(workshop: Workshop, tmp_path: Path) -> Iterator[RealSlurm]:
+def emulated(harness: Harness, tmp_path: Path) -> Iterator[RealSlurm]:
     """The emulator behind the questions that the tests of the real one ask."""
-    (workshop.root / "config").mkdir(exist_ok=True)
+    (harness.root / "config").mkdir(exist_ok=True)
     for name, target in ((EXAMPLE, EXAMPLE), ("train.py", "train.py")):
-        shutil.copy(ROOT / name, workshop.root / target)
-    shutil.copy(workshop.root / "run.toml", workshop.root / "config" / "demo.toml")
-    shutil.copy(workshop.root / "config.json", workshop.root / "config")
-    if not (workshop.root / ".venv").exists():
-        (workshop.root / ".venv").symlink_to(sys.prefix)
+        shutil.copy(ROOT / name, harness.root / target)
+    shutil.copy(harness.root / "run.toml", harness.root / "config" / "demo.toml")
+    shutil.copy(harness.root / "config.json", harness.root / "config")
+    if not (harness.root / ".venv").exists():
+        (harness.root / ".venv").symlink_to(sys.prefix)
     folder = tmp_path / "cluster"
     cluster.up(folder, 2, 4, 64)
     try:
@@ -40,16 +40,16 @@ def emulated(workshop: Workshop, tmp_path: Path) -> Iterator[RealSlurm]:
 
 
 @pytest.mark.timeout(600)
-def test_the_example_resumes_to_the_same_weights(workshop: Workshop, emulated: RealSlurm) -> None:
+def test_the_example_resumes_to_the_same_weights(harness: Harness, emulated: RealSlurm) -> None:
     """Two nodes with two ranks each; a rank of one job stands still until the signal has come."""
     words = ("--set", f"train.steps={STEPS}", "--set", "train.timeout_s=600")
 
     def submit() -> str:
         size = ("--gpus-per-node=2", "--cpus-per-task=8")
-        return emulated.ask("sbatch", "--parsable", *size, EXAMPLE, *words, cwd=workshop.root).strip()
+        return emulated.ask("sbatch", "--parsable", *size, EXAMPLE, *words, cwd=harness.root).strip()
 
     hasty = submit()
-    folder, log = workshop.folder(f"frog-{hasty}"), workshop.root / f"slurm-{hasty}.out"
+    folder, log = harness.folder(f"frog-{hasty}"), harness.root / f"slurm-{hasty}.out"
 
     def beat(rank: int) -> dict[str, int]:
         return read_heartbeat(folder.heartbeat(rank)) or {"step": 0}
@@ -67,7 +67,7 @@ def test_the_example_resumes_to_the_same_weights(workshop: Workshop, emulated: R
     calm = submit()
     for job_id in (hasty, calm):
         job = emulated.wait_for(job_id, "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", timeout=170)
-        said = [path.read_text() for path in sorted(workshop.root.glob(f"slurm-{job_id}*.out"))]
+        said = [path.read_text() for path in sorted(harness.root.glob(f"slurm-{job_id}*.out"))]
         assert job["JobState"] == "COMPLETED", "\n".join(said)
 
     assert emulated.job(hasty)["Restarts"] == "1"
@@ -78,7 +78,7 @@ def test_the_example_resumes_to_the_same_weights(workshop: Workshop, emulated: R
     begun = [segment["from_step"] for segment in folder.read_run()["segments"]]
     assert begun[0] == 0
     assert 20 <= begun[1] < STEPS
-    one, other = workshop.record(f"frog-{calm}"), workshop.record(f"frog-{hasty}")
+    one, other = harness.record(f"frog-{calm}"), harness.record(f"frog-{hasty}")
     assert one["status"] == other["status"] == "completed"
     assert one["weights_sha256"] == other["weights_sha256"]
     assert one["order_sha256"] == other["order_sha256"]

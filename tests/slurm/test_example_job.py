@@ -14,8 +14,8 @@ from typing import Any
 
 import psutil
 import pytest
-from slurm_desk import RealSlurm
-from workshop import Workshop, wait_until
+from harness import Harness, wait_until
+from slurm_harness import RealSlurm
 
 from frog.core.runfolder import RunFolder
 from frog.events.heartbeat import read_heartbeat
@@ -30,24 +30,24 @@ STEPS = 400
 class Bench:
     """A project folder in which the example job is handed in."""
 
-    shop: Workshop
+    harness: Harness
     slurm: RealSlurm
 
     def submit(self, *words: str, options: tuple[str, ...] = ()) -> str:
         """Hand the example in for 2 x 2 ranks, with a quarter of each node's CPUs; return the job's number."""
         size = ("--gpus-per-node=2", "--cpus-per-task=8")
-        return self.slurm.ask("sbatch", "--parsable", *size, *options, EXAMPLE, *words, cwd=self.shop.root).strip()
+        return self.slurm.ask("sbatch", "--parsable", *size, *options, EXAMPLE, *words, cwd=self.harness.root).strip()
 
     def folder(self, job_id: str) -> RunFolder:
-        return self.shop.folder(f"frog-{job_id}")
+        return self.harness.folder(f"frog-{job_id}")
 
     def record(self, job_id: str) -> dict[str, Any]:
-        return self.shop.record(f"frog-{job_id}")
+        return self.harness.record(f"frog-{job_id}")
 
     def log(self, job_id: str, node: int | None = None) -> str:
         """What the job's script has said, or one node's workers."""
         suffix = "" if node is None else f"-node{node}"
-        path = self.shop.root / f"slurm-{job_id}{suffix}.out"
+        path = self.harness.root / f"slurm-{job_id}{suffix}.out"
         return path.read_text() if path.exists() else ""
 
     def beat(self, job_id: str, rank: int) -> dict[str, Any]:
@@ -73,8 +73,8 @@ class Bench:
 
 
 @pytest.fixture(scope="module")
-def bench(workshop: Workshop, real_slurm: RealSlurm) -> Bench:
-    root = workshop.root
+def bench(harness: Harness, real_slurm: RealSlurm) -> Bench:
+    root = harness.root
     (root / "config").mkdir(exist_ok=True)
     shutil.copy(ROOT / EXAMPLE, root / EXAMPLE)
     shutil.copy(ROOT / "train.py", root)
@@ -82,7 +82,7 @@ def bench(workshop: Workshop, real_slurm: RealSlurm) -> Bench:
     shutil.copy(root / "config.json", root / "config")
     if not (root / ".venv").exists():
         (root / ".venv").symlink_to(sys.prefix)
-    return Bench(workshop, real_slurm)
+    return Bench(harness, real_slurm)
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +168,7 @@ def test_a_cancelled_job_and_one_that_loses_a_rank(bench: Bench) -> None:
     assert stopped["status"] == "interrupted"
     assert stopped["step"] >= 5
     run = f"frog-{cancelled}"
-    bench.shop.run("frog", "train", "--resume", run, "--set", f"train.steps={stopped['step'] + 2}")
+    bench.harness.run("frog", "train", "--resume", run, "--set", f"train.steps={stopped['step'] + 2}")
     assert bench.record(cancelled)["step"] == stopped["step"] + 2
     assert bench.folder(cancelled).read_run()["segments"][-1]["from_step"] == stopped["step"]
 

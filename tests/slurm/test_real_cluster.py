@@ -15,8 +15,8 @@ from typing import cast
 
 import psutil
 import pytest
-from slurm_desk import BIN, RealSlurm, frog_slurm, need_slurm
-from workshop import wait_until
+from harness import wait_until
+from slurm_harness import BIN, RealSlurm, frog_slurm, need_slurm
 
 from frog.core.errors import LaunchError, UsageError
 from frog.slurm import cluster, host, programs, status

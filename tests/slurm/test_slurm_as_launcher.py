@@ -8,8 +8,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from slurm_desk import RealSlurm
-from workshop import Workshop, wait_until
+from harness import Harness, wait_until
+from slurm_harness import RealSlurm
 
 ROOT = Path(__file__).parents[2]
 HOME = {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
@@ -17,11 +17,11 @@ HOME = {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
-def floor(workshop: Workshop) -> Workshop:
-    """The workshop with the programs that start there, and the run that the others are held against."""
-    shutil.copy(ROOT / "train.py", workshop.root)
-    workshop.train(2, "slurm-calm", "train.steps=1000", "checkpoint.every=5000", "eval.every=5000")
-    return workshop
+def floor(harness: Harness) -> Harness:
+    """The harness with the programs that start there, and the run that the others are held against."""
+    shutil.copy(ROOT / "train.py", harness.root)
+    harness.train(2, "slurm-calm", "train.steps=1000", "checkpoint.every=5000", "eval.every=5000")
+    return harness
 
 
 def words(name: str) -> list[str]:
@@ -29,13 +29,13 @@ def words(name: str) -> list[str]:
     return ["run.toml", *(word for setting in settings for word in ("--set", setting))]
 
 
-def same_weights(floor: Workshop, name: str) -> None:
+def same_weights(floor: Harness, name: str) -> None:
     for key in ("weights_sha256", "order_sha256", "step"):
         assert floor.record(name)[key] == floor.record("slurm-calm")[key]
     assert [floor.events(name).ranks[rank].of("start")[0]["node_rank"] for rank in (0, 1)] == [0, 1]
 
 
-def test_tasks_of_srun_are_ranks(floor: Workshop, real_slurm: RealSlurm) -> None:
+def test_tasks_of_srun_are_ranks(floor: Harness, real_slurm: RealSlurm) -> None:
     start = ("srun", "--nodes=2", "--ntasks=2", "--kill-on-bad-exit=1", "python", "train.py")
     floor.run(*start, *words("by-srun"), env={**real_slurm.env, **HOME})
     same_weights(floor, "by-srun")
@@ -50,7 +50,7 @@ def test_a_python_in_a_batch_script_is_a_world_of_one(real_slurm: RealSlurm, tmp
     assert out.read_text().splitlines() == ["1 False", "1 False"]
 
 
-def test_a_job_of_submitit_is_warned_and_handed_in_again(floor: Workshop, real_slurm: RealSlurm) -> None:
+def test_a_job_of_submitit_is_warned_and_handed_in_again(floor: Harness, real_slurm: RealSlurm) -> None:
     if importlib.util.find_spec("submitit") is None:
         pytest.skip("submitit is not installed: pip install submitit")
     env = {**real_slurm.env, **HOME}

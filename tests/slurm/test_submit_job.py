@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from slurm_desk import RealSlurm
-from workshop import Workshop
+from harness import Harness
+from slurm_harness import RealSlurm
 
 from frog.config import load_run_config
 from frog.jobfile.cluster import load_profile
@@ -25,9 +25,9 @@ HEAD = (
 
 
 @pytest.mark.timeout(400)
-def test_a_run_is_handed_in_and_completes(workshop: Workshop, real_slurm: RealSlurm) -> None:
-    shutil.copytree(CLUSTERS, workshop.root / "config" / "clusters", dirs_exist_ok=True)
-    python = workshop.root / "config" / "clusters" / "here.toml"
+def test_a_run_is_handed_in_and_completes(harness: Harness, real_slurm: RealSlurm) -> None:
+    shutil.copytree(CLUSTERS, harness.root / "config" / "clusters", dirs_exist_ok=True)
+    python = harness.root / "config" / "clusters" / "here.toml"
     python.write_text(f"gpus_per_node = 4\ncpus_per_gpu = 2\npython = {json.dumps(sys.executable)}\n")
     words = [
         "frog",
@@ -42,15 +42,15 @@ def test_a_run_is_handed_in_and_completes(workshop: Workshop, real_slurm: RealSl
         "--ranks-per-node",
         "1",
     ]
-    output = real_slurm.ask(*words, cwd=workshop.root)
+    output = real_slurm.ask(*words, cwd=harness.root)
     found = re.match(r"job (\d+) is in the queue: 2 x 1 ranks", output)
     assert found
     job = found[1]
     real_slurm.wait_for(job, "COMPLETED", timeout=300)
-    record = workshop.record(f"tiny-{job}")
+    record = harness.record(f"tiny-{job}")
     assert (record["status"], record["step"]) == ("completed", 8)
-    assert workshop.folder(f"tiny-{job}").event_ranks() == [0, 1]
-    log = (workshop.root / "runs" / "jobs" / f"tiny-{job}.out").read_text()
+    assert harness.folder(f"tiny-{job}").event_ranks() == [0, 1]
+    log = (harness.root / "runs" / "jobs" / f"tiny-{job}.out").read_text()
     order = [log.index(words) for words in ("allocation:", "workers:", "cleanup: the workers have ended with code 0")]
     assert order == sorted(order)
 
@@ -63,10 +63,10 @@ def asks_sbatch(text: str, real_slurm: RealSlurm, folder: Path, *words: str) -> 
 
 @pytest.mark.parametrize("name", ["generic", "marenostrum5"])
 def test_sbatch_takes_the_job_file_of_every_profile(
-    name: str, workshop: Workshop, real_slurm: RealSlurm, tmp_path: Path
+    name: str, harness: Harness, real_slurm: RealSlurm, tmp_path: Path
 ) -> None:
     profile = replace(load_profile(name, CLUSTERS), account="bsc01")
-    config = load_run_config(workshop.root / "run.toml")
+    config = load_run_config(harness.root / "run.toml")
     text = render_job(SlurmRequest(config, Path("run.toml"), profile, nodes=2, ranks_per_node=2))
     done = asks_sbatch(text, real_slurm, tmp_path, "--partition=main")
     assert done.returncode == 0, done.stderr

@@ -6,16 +6,16 @@ import shutil
 from pathlib import Path
 
 import pytest
-from bundle_desk import CLUSTERS
-from workshop import Workshop
+from bundle_harness import CLUSTERS
+from harness import Harness
 
 
 @pytest.fixture
-def here(workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a tiny run, its prepared data, and the profiles."""
     for name in ("config.json", "run.toml"):
-        shutil.copy(workshop.root / name, tmp_path / name)
-    shutil.copytree(workshop.root / "data", tmp_path / "data")
+        shutil.copy(harness.root / name, tmp_path / name)
+    shutil.copytree(harness.root / "data", tmp_path / "data")
     shutil.copytree(CLUSTERS, tmp_path / "config" / "clusters")
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from bundle_desk import bundle
-from workshop import all_gone, tree, wait_until
+from bundle_harness import bundle
+from harness import all_gone, tree, wait_until
 
 from frog.submit.bundle import make
 from frog.submit.bundle.sums import check_sums

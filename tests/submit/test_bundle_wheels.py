@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from bundle_desk import bundle
+from bundle_harness import bundle
 
 from frog import __version__
 from frog.submit.bundle import make

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from bundle_desk import CLUSTERS, bundle
+from bundle_harness import CLUSTERS, bundle
 
 from frog.cli import main
 from frog.jobfile.cluster import load_profile

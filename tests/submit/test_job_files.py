@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from workshop import MODEL, RUN_FILE
+from harness import MODEL, RUN_FILE
 
 from frog.cli import main
 from frog.config import RunConfig, load_run_config

@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from workshop import MODEL, RUN_FILE
+from harness import MODEL, RUN_FILE
 
 from frog.config import load_run_config
 from frog.jobfile.cluster import load_profile

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from workshop import MODEL, Workshop
+from harness import MODEL, Harness
 
 from frog.comm import World
 from frog.comm.world import pick_device
@@ -40,8 +40,8 @@ def model() -> TinyTransformer:
     return TinyTransformer(ModelConfig(**MODEL))
 
 
-def test_evaluation_is_the_mean_over_all_tokens(workshop: Workshop, model: TinyTransformer) -> None:
-    data = open_prepared("rhymes", workshop.root / "data")
+def test_evaluation_is_the_mean_over_all_tokens(harness: Harness, model: TinyTransformer) -> None:
+    data = open_prepared("rhymes", harness.root / "data")
     windows = Windows(data.split("heldout"), 16)
     num_windows = 7  # not a multiple of the batch size: the last batch is smaller
     strategy = build_strategy(
@@ -73,15 +73,15 @@ def test_evaluation_is_the_mean_over_all_tokens(workshop: Workshop, model: TinyT
     assert model.training
 
 
-def test_token_bytes_add_up_to_the_text(workshop: Workshop) -> None:
-    data = open_prepared("rhymes", workshop.root / "data")
+def test_token_bytes_add_up_to_the_text(harness: Harness) -> None:
+    data = open_prepared("rhymes", harness.root / "data")
     tokenizer = load_tokenizer(data.tokenizer_json)
     text = "7 frogs sat on a log — ça va? 蛙"
     assert data.token_bytes[tokenizer.encode(text).ids].sum() == len(text.encode())
 
 
-def test_sampling_follows_its_seed_and_leaves_the_generator_alone(workshop: Workshop, model: TinyTransformer) -> None:
-    tokenizer = load_tokenizer(workshop.root / "data" / "rhymes" / "tokenizer.json")
+def test_sampling_follows_its_seed_and_leaves_the_generator_alone(harness: Harness, model: TinyTransformer) -> None:
+    tokenizer = load_tokenizer(harness.root / "data" / "rhymes" / "tokenizer.json")
     before = torch.get_rng_state()
     one, same, other = (sample_text(model, tokenizer, "12 frogs", 40, seed=seed) for seed in (1, 1, 2))
     assert one == same != other
@@ -157,29 +157,29 @@ def test_devices() -> None:
         pick_device("mps", WorldEnv(0, 2, 0, 2, 0, 1, "127.0.0.1", None, True))
 
 
-def test_trained_models_write_are_scored_and_travel(workshop: Workshop, tmp_path: Path) -> None:
+def test_trained_models_write_are_scored_and_travel(harness: Harness, tmp_path: Path) -> None:
     """sample, eval, export, import, and training on from an import: as a user types them."""
     transformers = pytest.importorskip("transformers")
-    workshop.train(1, "traveller", "train.steps=4")
-    text = workshop.run("frog", "sample", "traveller", "--prompt", "3 frogs", "--tokens", "8").stdout
+    harness.train(1, "traveller", "train.steps=4")
+    text = harness.run("frog", "sample", "traveller", "--prompt", "3 frogs", "--tokens", "8").stdout
     assert text.startswith("3 frogs")
-    line = workshop.run("frog", "eval", "traveller").stdout.splitlines()[1]
+    line = harness.run("frog", "eval", "traveller").stdout.splitlines()[1]
     assert "bits per byte" in line
     exported = tmp_path / "exported"
-    workshop.run("frog", "export", "traveller", "--to", "hf", str(exported))
+    harness.run("frog", "export", "traveller", "--to", "hf", str(exported))
     theirs = transformers.AutoModelForCausalLM.from_pretrained(exported)
     tokenizer = transformers.AutoTokenizer.from_pretrained(exported)
     ids = torch.tensor([tokenizer("3 frogs sat").input_ids])
-    workshop.run("frog", "import", str(exported), "--from", "hf", "--name", "returned")
+    harness.run("frog", "import", str(exported), "--from", "hf", "--name", "returned")
     again = tmp_path / "again"
-    workshop.run("frog", "export", "returned", "--to", "hf", str(again))
+    harness.run("frog", "export", "returned", "--to", "hf", str(again))
     with torch.no_grad():
         assert torch.equal(theirs(ids).logits, transformers.AutoModelForCausalLM.from_pretrained(again)(ids).logits)
-    assert workshop.run("frog", "sample", "returned", "--prompt", "3 frogs", "--tokens", "8").stdout == text
+    assert harness.run("frog", "sample", "returned", "--prompt", "3 frogs", "--tokens", "8").stdout == text
 
-    workshop.train(1, "onward", "train.steps=1", "model.init_from=runs/returned", "optimizer.learning_rate=1e-9")
-    first = workshop.events("onward").main.by_step("eval")[0]["loss"]
-    assert first == pytest.approx(workshop.events("traveller").main.by_step("eval")[4]["loss"], rel=1e-5)
+    harness.train(1, "onward", "train.steps=1", "model.init_from=runs/returned", "optimizer.learning_rate=1e-9")
+    first = harness.events("onward").main.by_step("eval")[0]["loss"]
+    assert first == pytest.approx(harness.events("traveller").main.by_step("eval")[4]["loss"], rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -197,18 +197,18 @@ def test_trained_models_write_are_scored_and_travel(workshop: Workshop, tmp_path
         (("frog", "train", "run.toml", "--set", "train.device=cuda"), "train.device=cuda"),
     ],
 )
-def test_mistakes_are_told_without_a_traceback(workshop: Workshop, words: tuple[str, ...], message: str) -> None:
+def test_mistakes_are_told_without_a_traceback(harness: Harness, words: tuple[str, ...], message: str) -> None:
     if "train.device=cuda" in words and torch.cuda.is_available():
         words = (*words[:-1], "train.precision=fp8")
         message = "fp8"
-    done = workshop.run(*words, code=2)
+    done = harness.run(*words, code=2)
     assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_run_of_its_own_name_is_never_written_over(workshop: Workshop) -> None:
+def test_a_run_of_its_own_name_is_never_written_over(harness: Harness) -> None:
     for _ in range(2):
-        workshop.train(1, "twice", "train.steps=1")
-    assert workshop.folder("twice").read_run()["name"] == "twice"
-    assert workshop.folder("twice-2").read_run()["name"] == "twice-2"
-    assert json.loads((workshop.root / "logs" / ".." / "run.json").read_text())["name"] == "twice-2"
+        harness.train(1, "twice", "train.steps=1")
+    assert harness.folder("twice").read_run()["name"] == "twice"
+    assert harness.folder("twice-2").read_run()["name"] == "twice-2"
+    assert json.loads((harness.root / "logs" / ".." / "run.json").read_text())["name"] == "twice-2"

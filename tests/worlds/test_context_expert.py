@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from context_expert_worker import DENSE, MIXTURE, MUTANTS
-from workshop import Workshop
+from harness import Harness
 
 WORKER = Path(__file__).parent / "context_expert_worker.py"
 LIMITS = {
@@ -20,10 +20,10 @@ LIMITS = {
 
 
 @pytest.fixture(scope="module", params=[2, 4])
-def results(request: pytest.FixtureRequest, workshop: Workshop, tmp_path_factory: Any) -> list[dict[str, Any]]:
+def results(request: pytest.FixtureRequest, harness: Harness, tmp_path_factory: Any) -> list[dict[str, Any]]:
     """What each rank of a world found: one world for all cases."""
     folder = tmp_path_factory.mktemp(f"world_{request.param}")
-    workshop.run("frog", "run", "--nproc", str(request.param), "--", str(WORKER), str(folder))
+    harness.run("frog", "run", "--nproc", str(request.param), "--", str(WORKER), str(folder))
     return [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in range(request.param)]
 
 

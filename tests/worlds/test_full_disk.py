@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from workshop import Workshop
+from harness import Harness
 
 from frog.checkpoint import find_good
 
@@ -23,8 +23,8 @@ def small_disk(path: Path, num_bytes: int) -> list[str]:
     return words if subprocess.run([*words, "true"], capture_output=True).returncode == 0 else []
 
 
-def test_a_full_disk_ends_the_run_with_its_last_good_checkpoint(workshop: Workshop) -> None:
-    disk = workshop.root / "disk"
+def test_a_full_disk_ends_the_run_with_its_last_good_checkpoint(harness: Harness) -> None:
+    disk = harness.root / "disk"
     disk.mkdir(exist_ok=True)
     words = small_disk(disk, 700_000)
     if not words:
@@ -34,13 +34,13 @@ def test_a_full_disk_ends_the_run_with_its_last_good_checkpoint(workshop: Worksh
         "frog run --nproc 2 -- train run.toml --set train.steps=400; code=$?; "
         "cp -r runs/tiny ../full-disk; exit $code"
     )
-    done = workshop.run(*words, "bash", "-c", script, code=1)
+    done = harness.run(*words, "bash", "-c", script, code=1)
     last = done.stderr[done.stderr.rindex("error:") :]
     assert "No space left on device" in last
     assert "the last whole checkpoint is of step" in last
     assert "Traceback" not in last
-    shutil.move(workshop.root / "full-disk", workshop.root / "runs" / "full-disk")
-    folder = workshop.folder("full-disk")
+    shutil.move(harness.root / "full-disk", harness.root / "runs" / "full-disk")
+    folder = harness.folder("full-disk")
     checkpoint, passed_over = find_good(folder)
     assert checkpoint is not None
     assert passed_over == []

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from workshop import Workshop
+from harness import Harness
 
 from frog.prove.commands import ALL_VARIANTS, DEFAULT_VARIANTS, NATIVE, SMALL_MODEL, Cell, cells, prove
 
@@ -44,9 +44,9 @@ def test_nothing_was_left_out() -> None:
 
 
 @pytest.fixture(scope="module")
-def found(workshop: Workshop, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def found(harness: Harness, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     path = tmp_path_factory.mktemp("native") / "found.json"
-    workshop.run("frog", "run", "--nproc", "2", "--threads", "1", "--", str(WORKER), str(path), timeout=240)
+    harness.run("frog", "run", "--nproc", "2", "--threads", "1", "--", str(WORKER), str(path), timeout=240)
     result: dict[str, Any] = json.loads(path.read_text())
     return result
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from workshop import Workshop, all_gone, set_words, tree, wait_until
+from harness import Harness, all_gone, set_words, tree, wait_until
 
 from frog.events.heartbeat import read_heartbeat
 
@@ -27,36 +27,36 @@ def words(name: str, *settings: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(workshop: Workshop) -> dict[str, Any]:
-    workshop.run("frog", "run", "--nproc", "2", "--", *words("nodes-calm"))
-    return workshop.record("nodes-calm")
+def undisturbed(harness: Harness) -> dict[str, Any]:
+    harness.run("frog", "run", "--nproc", "2", "--", *words("nodes-calm"))
+    return harness.record("nodes-calm")
 
 
-def launcher_events(workshop: Workshop, name: str, kind: str) -> list[dict[str, Any]]:
-    path = workshop.folder(name).launcher_events
+def launcher_events(harness: Harness, name: str, kind: str) -> list[dict[str, Any]]:
+    path = harness.folder(name).launcher_events
     lines = path.read_text().splitlines() if path.exists() else []
     return [event for event in map(json.loads, lines) if event["event"] == kind]
 
 
-def reach(workshop: Workshop, name: str, step: int, process: subprocess.Popen[str]) -> dict[str, Any]:
+def reach(harness: Harness, name: str, step: int, process: subprocess.Popen[str]) -> dict[str, Any]:
     """Wait until rank 1 takes a step; return where it is."""
 
     def step_of_1() -> int:
-        return int((read_heartbeat(workshop.folder(name).heartbeat(1)) or {"step": 0})["step"])
+        return int((read_heartbeat(harness.folder(name).heartbeat(1)) or {"step": 0})["step"])
 
     wait_until(lambda: step_of_1() >= step, 90, f"step {step} of {name}", process)
-    found = read_heartbeat(workshop.folder(name).heartbeat(1))
+    found = read_heartbeat(harness.folder(name).heartbeat(1))
     assert found is not None
     return found
 
 
 def disturb(
-    workshop: Workshop, name: str, options: list[str], harm: Callable[[dict[str, Any]], None], *settings: str
+    harness: Harness, name: str, options: list[str], harm: Callable[[dict[str, Any]], None], *settings: str
 ) -> str:
     """Start a world, harm it in its steps, and return its messages; it must end well and leave nothing."""
-    process = workshop.start("frog", "run", *options, "--", *words(name, *settings))
-    found = reach(workshop, name, 15, process)
-    wait_until(lambda: workshop.events(name).main.of("commit") != [], 30, "the first checkpoint", process)
+    process = harness.start("frog", "run", *options, "--", *words(name, *settings))
+    found = reach(harness, name, 15, process)
+    wait_until(lambda: harness.events(name).main.of("commit") != [], 30, "the first checkpoint", process)
     family = tree(process)
     harm(found)
     _, err = process.communicate(timeout=300)
@@ -65,98 +65,98 @@ def disturb(
     return err
 
 
-def lose_node(workshop: Workshop, name: str, node: int) -> None:
+def lose_node(harness: Harness, name: str, node: int) -> None:
     """What is seen of a machine that loses its power: its agent and its ranks are gone at once."""
-    (pids,) = (told["pids"] for told in launcher_events(workshop, name, "world") if told["node"] == node)
+    (pids,) = (told["pids"] for told in launcher_events(harness, name, "world") if told["node"] == node)
     for pid in (psutil.Process(pids[0]).ppid(), *pids):
         with contextlib.suppress(ProcessLookupError):  # the launcher kills ranks without an agent too
             os.kill(pid, signal.SIGKILL)
 
 
-def test_two_nodes_are_the_same_world_as_one(workshop: Workshop, undisturbed: dict[str, Any]) -> None:
-    done = workshop.run("frog", "run", "--nodes", "2x1", "--", *words("nodes-two-nodes"))
-    assert workshop.record("nodes-two-nodes")["weights_sha256"] == undisturbed["weights_sha256"]
+def test_two_nodes_are_the_same_world_as_one(harness: Harness, undisturbed: dict[str, Any]) -> None:
+    done = harness.run("frog", "run", "--nodes", "2x1", "--", *words("nodes-two-nodes"))
+    assert harness.record("nodes-two-nodes")["weights_sha256"] == undisturbed["weights_sha256"]
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["node", "NODE_RANK", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
     assert [line.split()[:5] for line in lines[1:3]] == [["node0", "0", "0", "0", "2"], ["node1", "1", "1", "0", "2"]]
     assert all(line.startswith(("node0 | ", "node1 | ")) for line in lines[3:])
-    starts = [rank.of("start")[0] for rank in workshop.events("nodes-two-nodes").ranks.values()]
+    starts = [rank.of("start")[0] for rank in harness.events("nodes-two-nodes").ranks.values()]
     assert [(start["host"], start["node_rank"], start["local_rank"]) for start in starts] == [
         ("node0", 0, 0),
         ("node1", 1, 0),
     ]
-    folder = workshop.folder("nodes-two-nodes")
+    folder = harness.folder("nodes-two-nodes")
     assert f"done: {STEPS} steps" in folder.node_log(0).read_text()
-    assert [event["code"] for event in launcher_events(workshop, "nodes-two-nodes", "node")] == [0, 0]
+    assert [event["code"] for event in launcher_events(harness, "nodes-two-nodes", "node")] == [0, 0]
 
 
 def test_a_killed_rank_is_told_and_the_world_starts_again_to_the_same_weights(
-    workshop: Workshop, undisturbed: dict[str, Any]
+    harness: Harness, undisturbed: dict[str, Any]
 ) -> None:
     err = disturb(
-        workshop,
+        harness,
         "nodes-killed",
         ["--nproc", "2", "--restarts", "1"],
         lambda found: os.kill(found["pid"], signal.SIGKILL),
     )
     assert "was killed by SIGKILL" in err
     assert "started again (attempt 1): a world of 2" in err
-    assert workshop.record("nodes-killed")["weights_sha256"] == undisturbed["weights_sha256"]
-    assert workshop.record("nodes-killed")["order_sha256"] == undisturbed["order_sha256"]
-    resumed = workshop.events("nodes-killed").main.of("start")[1]
+    assert harness.record("nodes-killed")["weights_sha256"] == undisturbed["weights_sha256"]
+    assert harness.record("nodes-killed")["order_sha256"] == undisturbed["order_sha256"]
+    resumed = harness.events("nodes-killed").main.of("start")[1]
     assert resumed["step"] >= 10, "it went on from a checkpoint"
-    told = {event["rank"]: event for event in launcher_events(workshop, "nodes-killed", "exit")}
+    told = {event["rank"]: event for event in launcher_events(harness, "nodes-killed", "exit")}
     assert told[1]["code"] == -signal.SIGKILL
 
 
-def test_a_stopped_rank_is_found_by_the_watchdog(workshop: Workshop, undisturbed: dict[str, Any]) -> None:
+def test_a_stopped_rank_is_found_by_the_watchdog(harness: Harness, undisturbed: dict[str, Any]) -> None:
     err = disturb(
-        workshop,
+        harness,
         "nodes-stopped",
         ["--nproc", "2", "--restarts", "1", "--deadline", "8"],
         lambda found: os.kill(found["pid"], signal.SIGSTOP),
     )
     assert "rank 1" in err
     assert "gave no sign of life" in err
-    (hang,) = launcher_events(workshop, "nodes-stopped", "hang")
+    (hang,) = launcher_events(harness, "nodes-stopped", "hang")
     assert (hang["rank"], hang["kind"], hang["attempt"]) == (1, "silent", 0)
     assert hang["heartbeat"]["status"] == "running"
-    assert workshop.record("nodes-stopped")["weights_sha256"] == undisturbed["weights_sha256"]
+    assert harness.record("nodes-stopped")["weights_sha256"] == undisturbed["weights_sha256"]
 
 
-def test_a_node_that_goes_comes_back(workshop: Workshop, undisturbed: dict[str, Any]) -> None:
+def test_a_node_that_goes_comes_back(harness: Harness, undisturbed: dict[str, Any]) -> None:
     err = disturb(
-        workshop,
+        harness,
         "nodes-gone",
         ["--nodes", "2x1", "--restarts", "2"],
-        lambda found: lose_node(workshop, "nodes-gone", 1),
+        lambda found: lose_node(harness, "nodes-gone", 1),
     )
     assert "node1 has gone (SIGKILL)" in err
     assert "node1 comes back" in err
-    assert workshop.record("nodes-gone")["weights_sha256"] == undisturbed["weights_sha256"]
+    assert harness.record("nodes-gone")["weights_sha256"] == undisturbed["weights_sha256"]
 
 
 @pytest.mark.timeout(400)
-def test_a_world_shrinks_and_grows(workshop: Workshop) -> None:
+def test_a_world_shrinks_and_grows(harness: Harness) -> None:
     """Enough steps for the node to come back in the middle. Campaigns compare samples and losses of such worlds."""
     more = ("train.steps=4000", "checkpoint.every=200", "eval.every=4000", "eval.sample_tokens=0")
     err = disturb(
-        workshop, "nodes-elastic", ["--nodes", "1:2x1"], lambda found: lose_node(workshop, "nodes-elastic", 1), *more
+        harness, "nodes-elastic", ["--nodes", "1:2x1"], lambda found: lose_node(harness, "nodes-elastic", 1), *more
     )
     assert "started again (attempt 1): a world of 1" in err
     assert "started again (attempt 2): a world of 2" in err
-    worlds = [(start["world_size"], start["step"]) for start in workshop.events("nodes-elastic").main.of("start")]
+    worlds = [(start["world_size"], start["step"]) for start in harness.events("nodes-elastic").main.of("start")]
     assert [size for size, _ in worlds] == [2, 1, 2]
     assert worlds[2][1] > worlds[1][1], "the larger world went on where the smaller one stopped"
-    steps = workshop.events("nodes-elastic").main.by_step("step")
+    steps = harness.events("nodes-elastic").main.by_step("step")
     assert list(steps) == list(range(1, 4001))
 
 
-def test_without_restarts_a_failure_stays_one(workshop: Workshop) -> None:
-    process = workshop.start("frog", "run", "--nodes", "2x1", "--", *words("nodes-lost", "train.steps=4000"))
-    reach(workshop, "nodes-lost", 5, process)
+def test_without_restarts_a_failure_stays_one(harness: Harness) -> None:
+    process = harness.start("frog", "run", "--nodes", "2x1", "--", *words("nodes-lost", "train.steps=4000"))
+    reach(harness, "nodes-lost", 5, process)
     family = tree(process)
-    lose_node(workshop, "nodes-lost", 1)
+    lose_node(harness, "nodes-lost", 1)
     _, err = process.communicate(timeout=120)
     assert process.returncode not in (0, None)
     assert "error: node1 was killed by SIGKILL, with all its ranks\nrank 0 (pid" in err
@@ -165,8 +165,8 @@ def test_without_restarts_a_failure_stays_one(workshop: Workshop) -> None:
     wait_until(lambda: all_gone(family), 20, "the world to go")
 
 
-def test_a_users_mistake_is_not_tried_again(workshop: Workshop) -> None:
-    done = workshop.run(
+def test_a_users_mistake_is_not_tried_again(harness: Harness) -> None:
+    done = harness.run(
         "frog",
         "run",
         "--nproc",
@@ -181,37 +181,35 @@ def test_a_users_mistake_is_not_tried_again(workshop: Workshop) -> None:
     assert "started again" not in done.stderr
 
 
-def test_ctrl_c_ends_two_nodes_with_a_checkpoint(workshop: Workshop) -> None:
-    process = workshop.start("frog", "run", "--nodes", "2x1", "--", *words("nodes-stopped-nodes", "train.steps=4000"))
-    reach(workshop, "nodes-stopped-nodes", 5, process)
+def test_ctrl_c_ends_two_nodes_with_a_checkpoint(harness: Harness) -> None:
+    process = harness.start("frog", "run", "--nodes", "2x1", "--", *words("nodes-stopped-nodes", "train.steps=4000"))
+    reach(harness, "nodes-stopped-nodes", 5, process)
     family = tree(process)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGINT
-    assert workshop.record("nodes-stopped-nodes")["status"] == "interrupted"
-    assert (
-        workshop.folder("nodes-stopped-nodes").checkpoint_steps()[-1] == workshop.record("nodes-stopped-nodes")["step"]
-    )
+    assert harness.record("nodes-stopped-nodes")["status"] == "interrupted"
+    assert harness.folder("nodes-stopped-nodes").checkpoint_steps()[-1] == harness.record("nodes-stopped-nodes")["step"]
     wait_until(lambda: all_gone(family), 20, "the world to go")
 
 
-def test_nothing_is_left_when_the_launcher_is_killed(workshop: Workshop) -> None:
-    process = workshop.start(
+def test_nothing_is_left_when_the_launcher_is_killed(harness: Harness) -> None:
+    process = harness.start(
         "frog", "run", "--nodes", "2x1", "--restarts", "5", "--", *words("nodes-no-launcher", "train.steps=4000")
     )
-    reach(workshop, "nodes-no-launcher", 5, process)
+    reach(harness, "nodes-no-launcher", 5, process)
     family = tree(process)
     process.kill()
     process.communicate()
     wait_until(lambda: all_gone(family), 30, "agents, ranks and the store to notice")
 
 
-def test_nor_of_a_script_that_knows_nothing_of_frog(workshop: Workshop) -> None:
-    (workshop.root / "sleeper.py").write_text(
+def test_nor_of_a_script_that_knows_nothing_of_frog(harness: Harness) -> None:
+    (harness.root / "sleeper.py").write_text(
         "import os, time\nopen(f'sleeper-{os.environ[\"RANK\"]}', 'w').close()\ntime.sleep(600)\n"
     )
-    process = workshop.start("frog", "run", "--nproc", "2", "--", "sleeper.py")
-    wait_until(lambda: len(list(workshop.root.glob("sleeper-*"))) == 2, 60, "both ranks", process)
+    process = harness.start("frog", "run", "--nproc", "2", "--", "sleeper.py")
+    wait_until(lambda: len(list(harness.root.glob("sleeper-*"))) == 2, 60, "both ranks", process)
     family = tree(process)
     assert len(family) >= 4
     process.kill()
@@ -219,37 +217,37 @@ def test_nor_of_a_script_that_knows_nothing_of_frog(workshop: Workshop) -> None:
     wait_until(lambda: all_gone(family), 20, "agent and ranks to notice")
 
 
-def test_continue_goes_on_where_the_run_of_that_name_is(workshop: Workshop, undisturbed: dict[str, Any]) -> None:
+def test_continue_goes_on_where_the_run_of_that_name_is(harness: Harness, undisturbed: dict[str, Any]) -> None:
     """What a job that is started again by its scheduler types."""
-    process = workshop.start("frog", "run", "--nproc", "2", "--", *words("nodes-again"), "--continue")
-    reach(workshop, "nodes-again", 15, process)
+    process = harness.start("frog", "run", "--nproc", "2", "--", *words("nodes-again"), "--continue")
+    reach(harness, "nodes-again", 15, process)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGTERM
-    stopped = workshop.record("nodes-again")["step"]
+    stopped = harness.record("nodes-again")["step"]
     assert 15 <= stopped < STEPS
-    workshop.run("frog", "run", "--nproc", "2", "--", *words("nodes-again"), "--continue")
-    assert workshop.events("nodes-again").main.of("start")[1]["step"] == stopped
-    assert workshop.record("nodes-again")["weights_sha256"] == undisturbed["weights_sha256"]
+    harness.run("frog", "run", "--nproc", "2", "--", *words("nodes-again"), "--continue")
+    assert harness.events("nodes-again").main.of("start")[1]["step"] == stopped
+    assert harness.record("nodes-again")["weights_sha256"] == undisturbed["weights_sha256"]
 
 
-def test_what_has_ended_is_left_as_it_is(workshop: Workshop) -> None:
-    record = workshop.folder("nodes-again").record_json.read_bytes()
-    done = workshop.run("frog", *words("nodes-again"), "--continue")
+def test_what_has_ended_is_left_as_it_is(harness: Harness) -> None:
+    record = harness.folder("nodes-again").record_json.read_bytes()
+    done = harness.run("frog", *words("nodes-again"), "--continue")
     assert f"runs/nodes-again: has taken its {STEPS} steps already" in done.stdout
-    assert workshop.folder("nodes-again").record_json.read_bytes() == record
+    assert harness.folder("nodes-again").record_json.read_bytes() == record
 
 
-def test_continue_begins_anew_when_no_checkpoint_can_be_trusted(workshop: Workshop) -> None:
-    folder = workshop.folder("nodes-again")
+def test_continue_begins_anew_when_no_checkpoint_can_be_trusted(harness: Harness) -> None:
+    folder = harness.folder("nodes-again")
     damaged: list[Path] = sorted(folder.checkpoints.glob("step_*/rank_0.safetensors"))
     for path in damaged:
         path.write_bytes(path.read_bytes()[:-1])
-    done = workshop.run("frog", "run", "--nproc", "2", "--", *words("nodes-again"), "--continue")
+    done = harness.run("frog", "run", "--nproc", "2", "--", *words("nodes-again"), "--continue")
     assert "no checkpoint can be trusted: the run begins anew" in done.stdout
-    assert workshop.events("nodes-again").main.of("start")[2]["step"] == 0
+    assert harness.events("nodes-again").main.of("start")[2]["step"] == 0
 
 
-def test_resume_and_continue_together_are_a_mistake(workshop: Workshop) -> None:
-    done = workshop.run("frog", "train", "--resume", "nodes-again", "--continue", code=2)
+def test_resume_and_continue_together_are_a_mistake(harness: Harness) -> None:
+    done = harness.run("frog", "train", "--resume", "nodes-again", "--continue", code=2)
     assert "both --resume and --continue" in done.stderr

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from workshop import Workshop
+from harness import Harness
 
 WORKER = Path(__file__).parent / "pipeline_worker.py"
 MODEL = {
@@ -98,21 +98,21 @@ MUTANTS_4 = {
 }
 
 
-def run_world(workshop: Workshop, folder: Path, size: int, cases: dict[str, dict[str, Any]]) -> Results:
+def run_world(harness: Harness, folder: Path, size: int, cases: dict[str, dict[str, Any]]) -> Results:
     (folder / "cases.json").write_text(json.dumps(cases))
     words = ("frog", "run", "--nproc", str(size), "--", str(WORKER), str(folder / "cases.json"), str(folder))
-    workshop.run(*words, timeout=170)
+    harness.run(*words, timeout=170)
     return [json.loads((folder / f"rank_{rank}.json").read_text()) for rank in range(size)]
 
 
 @pytest.fixture(scope="module")
-def two(workshop: Workshop, tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return run_world(workshop, tmp_path_factory.mktemp("two"), 2, {**CASES_2, **MUTANTS_2})
+def two(harness: Harness, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return run_world(harness, tmp_path_factory.mktemp("two"), 2, {**CASES_2, **MUTANTS_2})
 
 
 @pytest.fixture(scope="module")
-def four(workshop: Workshop, tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return run_world(workshop, tmp_path_factory.mktemp("four"), 4, {**CASES_4, **MUTANTS_4})
+def four(harness: Harness, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return run_world(harness, tmp_path_factory.mktemp("four"), 4, {**CASES_4, **MUTANTS_4})
 
 
 def is_right(found: dict[str, Any]) -> bool:

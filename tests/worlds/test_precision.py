@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from workshop import Workshop
+from harness import Harness
 
 from frog.checkpoint import find_good
 
@@ -25,18 +25,18 @@ OVERFLOWING = [name for name in RUNS if name.startswith("fp16")]
 
 
 @pytest.fixture(scope="module")
-def runs(workshop: Workshop) -> Workshop:
+def runs(harness: Harness) -> Harness:
     for name, settings in RUNS.items():
-        workshop.train(2, name, *settings)
-    return workshop
+        harness.train(2, name, *settings)
+    return harness
 
 
-def steps_of(runs: Workshop, name: str, rank: int = 0) -> list[dict[str, Any]]:
+def steps_of(runs: Harness, name: str, rank: int = 0) -> list[dict[str, Any]]:
     return list(runs.events(name).ranks[rank].by_step("step").values())
 
 
 @pytest.mark.parametrize("name", OVERFLOWING)
-def test_steps_that_overflow_are_left_out_and_halve_the_scale_on_every_rank(runs: Workshop, name: str) -> None:
+def test_steps_that_overflow_are_left_out_and_halve_the_scale_on_every_rank(runs: Harness, name: str) -> None:
     steps = steps_of(runs, name)
     assert [(step["loss_scale"], step["skipped"]) for step in steps] == [
         (step["loss_scale"], step["skipped"]) for step in steps_of(runs, name, rank=1)
@@ -57,14 +57,14 @@ def test_steps_that_overflow_are_left_out_and_halve_the_scale_on_every_rank(runs
 
 
 @pytest.mark.parametrize("name", OVERFLOWING)
-def test_a_step_that_is_left_out_changes_no_weight(runs: Workshop, name: str) -> None:
+def test_a_step_that_is_left_out_changes_no_weight(runs: Harness, name: str) -> None:
     scores = runs.events(name).main.by_step("eval")
     assert scores[4]["loss"] == scores[0]["loss"]  # four steps, all left out
     assert scores[12]["loss"] < scores[8]["loss"] < scores[4]["loss"]
 
 
 @pytest.mark.parametrize("name", OVERFLOWING)
-def test_people_are_told(runs: Workshop, name: str) -> None:
+def test_people_are_told(runs: Harness, name: str) -> None:
     for rank in (0, 1):
         log = runs.folder(name).rank_log(rank).read_text()
         assert "step 1: the gradient overflowed at loss scale 16,777,216" in log
@@ -75,7 +75,7 @@ def test_people_are_told(runs: Workshop, name: str) -> None:
     assert f"{num_skipped} of 12 steps overflowed and were left out" in page.read_text()
 
 
-def test_one_rank_alone_may_see_the_overflow(runs: Workshop) -> None:
+def test_one_rank_alone_may_see_the_overflow(runs: Harness) -> None:
     """Of a tensor that is split, one rank's part overflows and the other's does not: both leave the step out."""
     alone = [
         first["step"]
@@ -86,14 +86,14 @@ def test_one_rank_alone_may_see_the_overflow(runs: Workshop) -> None:
     assert all(steps_of(runs, "fp16-tp")[step - 1]["skipped"] for step in alone)
 
 
-def test_strategies_agree_on_what_they_learn_in_fp16(runs: Workshop) -> None:
+def test_strategies_agree_on_what_they_learn_in_fp16(runs: Harness) -> None:
     """To fp16's rounding: 11 bits of each product."""
     losses = [[step["loss_mean"] for step in steps_of(runs, name)] for name in OVERFLOWING]
     for other in losses[1:]:
         assert other == pytest.approx(losses[0], rel=1e-3)
 
 
-def test_bf16_reaches_the_loss_of_float32(runs: Workshop) -> None:
+def test_bf16_reaches_the_loss_of_float32(runs: Harness) -> None:
     exact, rounded = ([step["loss_mean"] for step in steps_of(runs, name)] for name in ("fp32", "bf16"))
     assert rounded != exact
     assert rounded == pytest.approx(exact, rel=1e-2)

@@ -6,7 +6,7 @@ import json
 import re
 
 import pytest
-from workshop import Workshop
+from harness import Harness
 
 from frog.chaos.oracle import Oracle, read_oracle, recovery_problems
 from frog.events.read import RankEvents
@@ -15,9 +15,9 @@ SETTINGS = ("train.steps=4", "checkpoint.every=1", "eval.every=2", "eval.sample_
 
 
 @pytest.fixture(scope="module")
-def undisturbed(workshop: Workshop) -> Oracle:
-    workshop.train(2, "undisturbed", *SETTINGS)
-    return read_oracle(workshop.folder("undisturbed"))
+def undisturbed(harness: Harness) -> Oracle:
+    harness.train(2, "undisturbed", *SETTINGS)
+    return read_oracle(harness.folder("undisturbed"))
 
 
 def program(name: str, *settings: str) -> list[str]:
@@ -31,7 +31,7 @@ def committed_before(told: RankEvents, start: int) -> set[int]:
 
 
 @pytest.mark.timeout(500)
-def test_one_fault_after_another_leaves_the_same_weights(workshop: Workshop, undisturbed: Oracle) -> None:
+def test_one_fault_after_another_leaves_the_same_weights(harness: Harness, undisturbed: Oracle) -> None:
     """At every step of the run something else goes wrong: each time the world goes on from its last good checkpoint."""
     faults = [
         "kill rank=1 step=1 phase=data",
@@ -41,34 +41,34 @@ def test_one_fault_after_another_leaves_the_same_weights(workshop: Workshop, und
     ]
     words = [word for fault in faults for word in ("--fault", fault)]
     world = ["--nproc", "2", "--threads", "1", "--restarts", str(len(faults)), "--deadline", "30"]
-    done = workshop.run("frog", "chaos", *words, *world, "--", *program("unlucky"), timeout=480)
-    assert recovery_problems(undisturbed, workshop.folder("unlucky")) == []
+    done = harness.run("frog", "chaos", *words, *world, "--", *program("unlucky"), timeout=480)
+    assert recovery_problems(undisturbed, harness.folder("unlucky")) == []
     assert "never met" not in done.stderr
     assert done.stderr.count("started again") == len(faults)
-    starts = [event["step"] for event in workshop.events("unlucky").main.of("start")]
+    starts = [event["step"] for event in harness.events("unlucky").main.of("start")]
     assert len(starts) == len(faults) + 1
     assert starts[1] == 0
     for number, (fault, from_step) in enumerate(zip(faults, starts[1:], strict=True), 1):
         step = int(fault.split("step=")[1].split()[0])
-        whole = committed_before(workshop.events("unlucky").main, number)
+        whole = committed_before(harness.events("unlucky").main, number)
         damaged = {step} if fault.startswith(("corrupt", "torn")) else set()
         assert max(whole - damaged, default=0) <= from_step < step, fault
     told = done.stdout + done.stderr
     assert re.search(r"passed over: runs/unlucky/checkpoints/step_00000003/rank_1\.safetensors: its SHA-256", told)
     assert re.search(r"passed over: runs/unlucky/checkpoints/step_00000004/rank_0\.safetensors: \d+ bytes", told)
-    assert "inject" not in workshop.folder("unlucky").launcher_events.read_text()
+    assert "inject" not in harness.folder("unlucky").launcher_events.read_text()
 
 
 @pytest.mark.timeout(400)
-def test_a_node_that_goes_is_done_without(workshop: Workshop, undisturbed: Oracle) -> None:
+def test_a_node_that_goes_is_done_without(harness: Harness, undisturbed: Oracle) -> None:
     """The world shrinks to the node that is left and takes the same samples; rounding alone tells them apart."""
     world = ["--nodes", "1:2x1", "--threads", "1", "--restarts", "3", "--deadline", "30"]
     fault = "node rank=1 step=3 phase=backward"
-    workshop.run("frog", "chaos", "--fault", fault, *world, "--", *program("shrunk"), timeout=380)
-    assert recovery_problems(undisturbed, workshop.folder("shrunk")) == []
-    segments = workshop.folder("shrunk").read_run()["segments"]
+    harness.run("frog", "chaos", "--fault", fault, *world, "--", *program("shrunk"), timeout=380)
+    assert recovery_problems(undisturbed, harness.folder("shrunk")) == []
+    segments = harness.folder("shrunk").read_run()["segments"]
     assert segments[0]["world_size"] == 2
     assert any(segment["world_size"] == 1 for segment in segments[1:])
     assert all(segment["from_step"] > 0 for segment in segments[1:])
-    events = [json.loads(line) for line in workshop.folder("shrunk").launcher_events.read_text().splitlines()]
+    events = [json.loads(line) for line in harness.folder("shrunk").launcher_events.read_text().splitlines()]
     assert any(event["event"] == "node" and event["code"] < 0 for event in events)

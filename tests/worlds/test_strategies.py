@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from workshop import Workshop
+from harness import Harness
 
 from frog.config import from_dict
 from frog.plan.measure import traffic_problems
@@ -33,15 +33,15 @@ RUNS = {
 
 
 @pytest.fixture(scope="module")
-def runs(workshop: Workshop) -> Workshop:
+def runs(harness: Harness) -> Harness:
     for name, (world_size, settings) in RUNS.items():
-        workshop.train(world_size, f"s-{name}", *MODEL, *BATCH, *settings)
-    return workshop
+        harness.train(world_size, f"s-{name}", *MODEL, *BATCH, *settings)
+    return harness
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_under_any_strategy_has_the_same_losses(runs: Workshop, name: str) -> None:
+def test_a_run_under_any_strategy_has_the_same_losses(runs: Harness, name: str) -> None:
     expected, found = runs.record("s-ddp-2"), runs.record(f"s-{name}")
     assert found["order_sha256"] == expected["order_sha256"]
     assert found["loss"] == pytest.approx(expected["loss"], rel=1e-4)
@@ -52,12 +52,12 @@ def test_a_run_under_any_strategy_has_the_same_losses(runs: Workshop, name: str)
 
 
 @pytest.mark.parametrize("name", ["overlapped-2", "zero1-2"])
-def test_two_ranks_end_with_the_same_bits_however_they_share_the_state(runs: Workshop, name: str) -> None:
+def test_two_ranks_end_with_the_same_bits_however_they_share_the_state(runs: Harness, name: str) -> None:
     """A sum of two has one order only. zero2 and zero3 take the norm by units, so clipping differs in the last bit."""
     assert runs.record(f"s-{name}")["weights_sha256"] == runs.record("s-ddp-2")["weights_sha256"]
 
 
-def test_every_rank_has_its_place_on_the_mesh(runs: Workshop) -> None:
+def test_every_rank_has_its_place_on_the_mesh(runs: Harness) -> None:
     places = [rank.of("start")[0]["place"] for rank in runs.events("s-tp-pp-4").ranks.values()]
     assert [(place["pp"], place["tp"]) for place in places] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     log = runs.folder("s-tp-pp-4").rank_log(0).read_text()
@@ -65,7 +65,7 @@ def test_every_rank_has_its_place_on_the_mesh(runs: Workshop) -> None:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_bytes_of_a_step_equal_the_formula(runs: Workshop, name: str) -> None:
+def test_bytes_of_a_step_equal_the_formula(runs: Harness, name: str) -> None:
     config = from_dict(runs.folder(f"s-{name}").read_run()["config"])
     world_size, _ = RUNS[name]
     for rank in range(world_size):
@@ -74,13 +74,13 @@ def test_bytes_of_a_step_equal_the_formula(runs: Workshop, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_memory_is_told(runs: Workshop, name: str) -> None:
+def test_memory_is_told(runs: Harness, name: str) -> None:
     for rank in runs.events(f"s-{name}").ranks.values():
         (memory,) = rank.of("memory")
         assert all(memory[part] > 0 for part in ("parameters", "gradients", "optimizer", "activations"))
 
 
-def test_a_run_goes_on_under_another_strategy(runs: Workshop) -> None:
+def test_a_run_goes_on_under_another_strategy(runs: Harness) -> None:
     """dp 4, then tp 2 x pp 2, then zero3 on 2: the losses of the run that never changed."""
     flat_rate = ("optimizer.min_learning_rate=3e-3",)  # else the end of the schedule would move with train.steps
     runs.train(2, "stayed", *MODEL, *BATCH, *flat_rate)
@@ -100,7 +100,7 @@ def test_a_run_goes_on_under_another_strategy(runs: Workshop) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_checkpoints_go_from_any_strategy_to_any(workshop: Workshop, tmp_path: Path) -> None:
+def test_checkpoints_go_from_any_strategy_to_any(harness: Harness, tmp_path: Path) -> None:
     """Worlds of 4 and 2 read all that the other wrote; weights, both moments and the count of steps, bit for bit."""
     folder = tmp_path / "runs"
     folder.mkdir()
@@ -119,7 +119,7 @@ def test_checkpoints_go_from_any_strategy_to_any(workshop: Workshop, tmp_path: P
             str(folder),
             str(out),
         )
-        workshop.run(*command, timeout=280)
+        harness.run(*command, timeout=280)
         results |= json.loads(out.read_text())
     assert len(results) > 100
     assert {pair: names for pair, names in results.items() if names} == {}
@@ -138,14 +138,12 @@ def test_checkpoints_go_from_any_strategy_to_any(workshop: Workshop, tmp_path: P
         (2, ("strategy.name=zero3", "train.compile=true"), ("train.compile=true", "zero3")),
     ],
 )
-def test_what_cannot_be_is_told_once(
-    workshop: Workshop, world_size: int, settings: tuple[str, ...], words: Any
-) -> None:
-    done = workshop.train(world_size, "never", *settings, code=2)
+def test_what_cannot_be_is_told_once(harness: Harness, world_size: int, settings: tuple[str, ...], words: Any) -> None:
+    done = harness.train(world_size, "never", *settings, code=2)
     assert all(word in done.stderr for word in words), done.stderr
     assert done.stderr.count("error:") == 1
     assert "Traceback" not in done.stderr
-    assert not workshop.folder("never").path.exists()
+    assert not harness.folder("never").path.exists()
 
 
 def test_names_of_strategies_are_those_of_the_command() -> None:

@@ -11,36 +11,36 @@ from collections.abc import Sequence
 import psutil
 import pytest
 import torch
-from workshop import Workshop, all_gone, kill_tree, tree, wait_until
+from harness import Harness, all_gone, kill_tree, tree, wait_until
 
 from frog.checkpoint import find_good
 
 
 @pytest.fixture(scope="module")
-def calm(workshop: Workshop) -> Workshop:
-    """The workshop with undisturbed runs of worlds 1, 2 and 4 in it."""
+def calm(harness: Harness) -> Harness:
+    """The harness with undisturbed runs of worlds 1, 2 and 4 in it."""
     for world_size in (1, 2, 4):
-        workshop.train(world_size, f"calm-{world_size}")
-    return workshop
+        harness.train(world_size, f"calm-{world_size}")
+    return harness
 
 
-def losses(workshop: Workshop, name: str) -> list[float]:
-    return [event["loss_mean"] for event in workshop.events(name).main.by_step("step").values()]
+def losses(harness: Harness, name: str) -> list[float]:
+    return [event["loss_mean"] for event in harness.events(name).main.by_step("step").values()]
 
 
-def weights(workshop: Workshop, name: str) -> dict[str, torch.Tensor]:
-    checkpoint, _ = find_good(workshop.folder(name))
+def weights(harness: Harness, name: str) -> dict[str, torch.Tensor]:
+    checkpoint, _ = find_good(harness.folder(name))
     assert checkpoint is not None
     tensors = {key: torch.empty(entry["shape"]) for key, entry in checkpoint.manifest["tensors"].items()}
     checkpoint.load_into(tensors)
     return {key: tensor for key, tensor in tensors.items() if key.startswith("model/")}
 
 
-def same_run(workshop: Workshop, name: str, other: str) -> None:
+def same_run(harness: Harness, name: str, other: str) -> None:
     """Same samples in the same steps, same losses, same weights, to rounding."""
-    assert workshop.record(name)["order_sha256"] == workshop.record(other)["order_sha256"]
-    torch.testing.assert_close(losses(workshop, name), losses(workshop, other), rtol=1e-5, atol=0)
-    mine, theirs = weights(workshop, name), weights(workshop, other)
+    assert harness.record(name)["order_sha256"] == harness.record(other)["order_sha256"]
+    torch.testing.assert_close(losses(harness, name), losses(harness, other), rtol=1e-5, atol=0)
+    mine, theirs = weights(harness, name), weights(harness, other)
     for key in theirs:
         # Adam divides by the root of tiny second moments, so rounding in a gradient near zero is made large.
         torch.testing.assert_close(
@@ -48,7 +48,7 @@ def same_run(workshop: Workshop, name: str, other: str) -> None:
         )
 
 
-def test_worlds_agree_with_one_process(calm: Workshop) -> None:
+def test_worlds_agree_with_one_process(calm: Harness) -> None:
     for world_size in (2, 4):
         same_run(calm, f"calm-{world_size}", "calm-1")
     assert calm.record("calm-1")["status"] == "completed"
@@ -56,17 +56,17 @@ def test_worlds_agree_with_one_process(calm: Workshop) -> None:
     assert last < first
 
 
-def test_accumulation_is_a_world_in_turns(calm: Workshop) -> None:
+def test_accumulation_is_a_world_in_turns(calm: Harness) -> None:
     calm.train(1, "turns", "train.grad_accum=4")
     same_run(calm, "turns", "calm-4")
 
 
-def test_the_same_world_twice_is_bitwise_the_same(calm: Workshop) -> None:
+def test_the_same_world_twice_is_bitwise_the_same(calm: Harness) -> None:
     calm.train(2, "again")
     assert calm.record("again")["weights_sha256"] == calm.record("calm-2")["weights_sha256"]
 
 
-def test_ranks_share_the_batch_out(calm: Workshop) -> None:
+def test_ranks_share_the_batch_out(calm: Harness) -> None:
     events = calm.events("calm-4")
     for step in range(1, 9):
         ids = [events.ranks[rank].by_step("step")[step]["sample_ids"] for rank in range(4)]
@@ -75,7 +75,7 @@ def test_ranks_share_the_batch_out(calm: Workshop) -> None:
         assert taken == calm.events("calm-1").main.by_step("step")[step]["sample_ids"]
 
 
-def test_every_rank_tells_every_phase_and_collective(calm: Workshop) -> None:
+def test_every_rank_tells_every_phase_and_collective(calm: Harness) -> None:
     events = calm.events("calm-4")
     num_elements = 0
     for rank in range(4):
@@ -90,13 +90,13 @@ def test_every_rank_tells_every_phase_and_collective(calm: Workshop) -> None:
     assert parameters <= num_elements <= 1.01 * parameters + 64 * 8
 
 
-def test_ranked_checkpoints(calm: Workshop) -> None:
+def test_ranked_checkpoints(calm: Harness) -> None:
     names = sorted(entry.name for entry in calm.folder("calm-4").checkpoint(8).iterdir())
     assert names == ["manifest.json", *(f"rank_{rank}.safetensors" for rank in range(4))]
 
 
 @pytest.mark.parametrize("step", [1, 3, 6])
-def test_killed_and_resumed_is_bitwise_the_undisturbed_run(calm: Workshop, step: int) -> None:
+def test_killed_and_resumed_is_bitwise_the_undisturbed_run(calm: Harness, step: int) -> None:
     name = f"killed-{step}"
     words = ("--set", f"name={name}")
     process = calm.start("frog", "run", "--nproc", "2", "--", "train", "run.toml", *words)
@@ -111,7 +111,7 @@ def test_killed_and_resumed_is_bitwise_the_undisturbed_run(calm: Workshop, step:
     assert not list(calm.folder(name).checkpoints.glob(".step_*"))
 
 
-def test_a_run_that_ended_between_its_last_checkpoint_and_its_record_gets_one(calm: Workshop) -> None:
+def test_a_run_that_ended_between_its_last_checkpoint_and_its_record_gets_one(calm: Harness) -> None:
     calm.train(2, "no-record")
     calm.folder("no-record").record_json.unlink()
     calm.run("frog", "run", "--nproc", "2", "--", "train", "--resume", "runs/no-record")
@@ -120,7 +120,7 @@ def test_a_run_that_ended_between_its_last_checkpoint_and_its_record_gets_one(ca
 
 
 @pytest.mark.parametrize("world_size", [1, 4])
-def test_resumed_in_another_world_takes_the_same_samples(calm: Workshop, world_size: int) -> None:
+def test_resumed_in_another_world_takes_the_same_samples(calm: Harness, world_size: int) -> None:
     name = f"moved-{world_size}"
     calm.train(2, name, "train.steps=8")
     for step in (6, 8):  # as if the run had ended after step 4
@@ -135,7 +135,7 @@ def test_resumed_in_another_world_takes_the_same_samples(calm: Workshop, world_s
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_polite_stop_saves_and_leaves(calm: Workshop, number: signal.Signals, code: int) -> None:
+def test_a_polite_stop_saves_and_leaves(calm: Harness, number: signal.Signals, code: int) -> None:
     name = f"stopped-{code}"
     settings = [
         word for text in (f"name={name}", "train.steps=2000", "checkpoint.every=1000") for word in ("--set", text)
@@ -154,7 +154,7 @@ def test_a_polite_stop_saves_and_leaves(calm: Workshop, number: signal.Signals, 
     assert "Traceback" not in out + err
 
 
-def test_a_killed_rank_is_named_and_nobody_is_left(calm: Workshop) -> None:
+def test_a_killed_rank_is_named_and_nobody_is_left(calm: Harness) -> None:
     settings = [word for text in ("name=lost", "train.steps=5000", "checkpoint.every=1000") for word in ("--set", text)]
     process = calm.start("frog", "run", "--nproc", "2", "--", "train", "run.toml", *settings)
     calm.wait_for_step("lost", 2, process)
@@ -167,7 +167,7 @@ def test_a_killed_rank_is_named_and_nobody_is_left(calm: Workshop) -> None:
     wait_until(lambda: all_gone(family), 10, "the world to go")
 
 
-def test_no_rank_outlives_its_launcher(calm: Workshop) -> None:
+def test_no_rank_outlives_its_launcher(calm: Harness) -> None:
     settings = [
         word for text in ("name=orphan", "train.steps=5000", "checkpoint.every=1000") for word in ("--set", text)
     ]
@@ -179,7 +179,7 @@ def test_no_rank_outlives_its_launcher(calm: Workshop) -> None:
     wait_until(lambda: all_gone(family), 20, "the ranks to notice")
 
 
-def test_a_diverging_run_is_told_with_step_rank_and_samples(calm: Workshop) -> None:
+def test_a_diverging_run_is_told_with_step_rank_and_samples(calm: Harness) -> None:
     done = calm.train(2, "nan", "optimizer.learning_rate=1e30", "optimizer.grad_clip=off", code=1)
     last = done.stderr[done.stderr.rindex("error:") :]
     assert "not finite" in last
@@ -192,7 +192,7 @@ def test_a_diverging_run_is_told_with_step_rank_and_samples(calm: Workshop) -> N
     assert "Traceback" not in last
 
 
-def test_a_damaged_checkpoint_is_passed_over(calm: Workshop) -> None:
+def test_a_damaged_checkpoint_is_passed_over(calm: Harness) -> None:
     calm.train(2, "damaged")
     path = calm.folder("damaged").checkpoint(8) / "rank_1.safetensors"
     data = bytearray(path.read_bytes())
@@ -215,7 +215,7 @@ def test_a_damaged_checkpoint_is_passed_over(calm: Workshop) -> None:
     ],
 )
 def test_bad_input_is_one_error_from_rank_0(
-    calm: Workshop, nproc: int, settings: Sequence[str], words: Sequence[str]
+    calm: Harness, nproc: int, settings: Sequence[str], words: Sequence[str]
 ) -> None:
     done = calm.train(nproc, "bad", *settings, code=2)
     last = done.stderr[done.stderr.rindex("error:") :]
@@ -225,14 +225,14 @@ def test_bad_input_is_one_error_from_rank_0(
 
 
 @pytest.mark.parametrize("settings", [("train.activation_checkpointing=true",), ("train.grad_accum=1",)])
-def test_what_must_not_change_the_numbers_does_not(calm: Workshop, settings: Sequence[str]) -> None:
+def test_what_must_not_change_the_numbers_does_not(calm: Harness, settings: Sequence[str]) -> None:
     name = "same-" + settings[0].split("=")[0].replace(".", "-")
     calm.train(1, name, *settings)
     assert calm.record(name)["weights_sha256"] == calm.record("calm-1")["weights_sha256"]
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_mixed_precision_learns(calm: Workshop, precision: str) -> None:
+def test_mixed_precision_learns(calm: Harness, precision: str) -> None:
     calm.train(2, precision, f"train.precision={precision}", "train.steps=12")
     values = losses(calm, precision)
     assert values[-1] < values[0]
@@ -245,6 +245,6 @@ def test_mixed_precision_learns(calm: Workshop, precision: str) -> None:
 
 @pytest.mark.timeout(420)
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here, and torch.compile on a CPU needs it")
-def test_a_compiled_model_trains_to_the_same_losses(calm: Workshop) -> None:
+def test_a_compiled_model_trains_to_the_same_losses(calm: Harness) -> None:
     calm.train(1, "compiled", "train.compile=true", "train.steps=2", "eval.sample_tokens=0", timeout=400)
     torch.testing.assert_close(losses(calm, "compiled"), losses(calm, "calm-1")[:2], rtol=1e-5, atol=0)

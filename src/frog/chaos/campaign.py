@@ -16,8 +16,8 @@ from pathlib import Path
 from types import FrameType
 
 from frog.chaos.oracle import Oracle, read_oracle
-from frog.chaos.stage import FOLDER, Stage, read_stage
-from frog.chaos.trial import Launch, Setting, Verdict, play
+from frog.chaos.sandbox import FOLDER, Sandbox, read_sandbox
+from frog.chaos.trial import Launch, Setting, Verdict, run_trial
 from frog.config.faults import FULL_DEVICE, KINDS
 from frog.core.errors import FrogError, LaunchError, UsageError
 from frog.core.files import write_atomic
@@ -37,14 +37,14 @@ def run_campaign(args: argparse.Namespace, program: Sequence[str]) -> int:
         args.nproc = 2
     nodes, options = read_world(args)
     kinds = choose_kinds(args.kinds, nodes, options.network is not None)
-    stage = read_stage(program)
-    if stage.resumes:
+    sandbox = read_sandbox(program)
+    if sandbox.resumes:
         raise UsageError("a campaign's runs all begin at step 0", "leave --resume out, or --campaign")
-    setting = make_setting(args, stage)
+    setting = make_setting(args, sandbox)
     campaign = Campaign(setting, count, args.seed, args.out or FOLDER / f"seed-{args.seed}.txt", args.kinds)
     print(f"the undisturbed run: runs/{campaign.oracle_name}", flush=True)
     with _sigterm_is_ctrl_c():
-        oracle = campaign.play_oracle()
+        oracle = campaign.run_oracle()
         return campaign.run(oracle, kinds, may_restart=lambda kind: can_restart(kind, nodes))
 
 
@@ -57,16 +57,16 @@ def read_count(words: str) -> int | None:
     return int(words)
 
 
-def choose_kinds(wish: str | None, nodes: Nodes, network: bool) -> list[str]:
-    """The kinds that a campaign draws from: those wished for, or all that can be in such a world."""
+def choose_kinds(requested: str | None, nodes: Nodes, network: bool) -> list[str]:
+    """The kinds that a campaign draws from: those named, or all that can be in such a world."""
     possible = [name for name in KINDS if network or name != "cut"]
     if not FULL_DEVICE.exists():
         possible.remove("disk")
     if nodes.most * nodes.ranks == 1:
         possible = [name for name in possible if name not in ("shape", "extra", "missing", "port")]
-    if wish is None:
+    if requested is None:
         return possible
-    names = wish.split(",")
+    names = requested.split(",")
     if wrong := [name for name in names if name not in possible]:
         raise UsageError(f"--kinds: {', '.join(wrong)}: cannot be in this world", f"of {', '.join(possible)}")
     return names
@@ -77,11 +77,11 @@ def can_restart(kind: str, nodes: Nodes) -> bool:
     return {"node": nodes.several, "cut": nodes.elastic}.get(kind, True)
 
 
-def make_setting(args: argparse.Namespace, stage: Stage) -> Setting:
-    """What the trials have in common: one thread a rank unless told, since many worlds are run."""
+def make_setting(args: argparse.Namespace, sandbox: Sandbox) -> Setting:
+    """What the trials have in common: one thread a rank unless asked otherwise, since many worlds are run."""
     world = ["--nodes", args.nodes] if args.nodes else ["--nproc", str(args.nproc)]
     world += ["--threads", str(args.threads or 1), *(["--network", args.network] if args.network else [])]
-    return Setting(stage.program, world, args.deadline, stage.config.train.timeout_s)
+    return Setting(sandbox.program, world, args.deadline, sandbox.config.train.timeout_s)
 
 
 @dataclass
@@ -93,7 +93,7 @@ class Campaign:
     """None: every kind at every step in every phase."""
     seed: int
     out: Path
-    wish: str | None = None
+    kinds: str | None = None
     """The kinds that were asked for; None: all that can be."""
     verdicts: list[Verdict] = field(default_factory=list)
     num_faults: int = 0
@@ -102,7 +102,7 @@ class Campaign:
     def oracle_name(self) -> str:
         return f"chaos-{self.seed}-undisturbed"
 
-    def play_oracle(self) -> Oracle:
+    def run_oracle(self) -> Oracle:
         """Run without a fault. Raises LaunchError if even that fails."""
         folder = RunFolder(Path("runs") / self.oracle_name)
         shutil.rmtree(folder.path, ignore_errors=True)
@@ -111,12 +111,12 @@ class Campaign:
             launch = Launch(self.setting, words, 0, Path(scratch), {})
             launch.run(folder)
         if launch.code or launch.problems:
-            told = "\n".join([*launch.problems, *launch.output.splitlines()[-10:]])
-            raise LaunchError(f"the undisturbed run failed with exit code {launch.code}\n{told}")
+            report = "\n".join([*launch.problems, *launch.output.splitlines()[-10:]])
+            raise LaunchError(f"the undisturbed run failed with exit code {launch.code}\n{report}")
         return read_oracle(folder)
 
     def run(self, oracle: Oracle, kinds: Sequence[str], may_restart: Callable[[str], bool]) -> int:
-        """Play all trials; what was done so far is in the table also if it is stopped."""
+        """Run all trials; what was done so far is in the table also if it is stopped."""
         faults = (
             oracle.everywhere(kinds, self.seed) if self.count is None else oracle.draw(kinds, self.count, self.seed)
         )
@@ -127,7 +127,7 @@ class Campaign:
             for number, (fault, again) in enumerate(zip(faults, restarts, strict=True), 1):
                 name = f"chaos-{self.seed}-{number:03d}"
                 try:
-                    verdict = play(self.setting, fault, again, name, oracle)
+                    verdict = run_trial(self.setting, fault, again, name, oracle)
                 except FrogError as error:  # of a folder that cannot be read: a finding too
                     verdict = Verdict(fault, again, problems=[str(error)])
                 self.verdicts.append(verdict)
@@ -151,9 +151,9 @@ class Campaign:
         """Every trial in a line, what was not as it must be under it, and the summary."""
         rows = [row(number, verdict) for number, verdict in enumerate(self.verdicts, 1)]
         world = " ".join(self.setting.world)
-        wish = f"--campaign {self.count or 'all'} --seed {self.seed}" + (f" --kinds {self.wish}" if self.wish else "")
+        args = f"--campaign {self.count or 'all'} --seed {self.seed}" + (f" --kinds {self.kinds}" if self.kinds else "")
         world += f" --deadline {self.setting.deadline_s:g}"
-        title = f"frog chaos {wish} {world} -- {' '.join(self.setting.program)}"
+        title = f"frog chaos {args} {world} -- {' '.join(self.setting.program)}"
         return "\n".join([title, "", "  ".join(_HEAD), *rows, "", self.summary(), ""])
 
     def summary(self) -> str:
@@ -210,8 +210,8 @@ def row(number: int, verdict: Verdict) -> str:
 
 
 def _place(kind: str, rank: int | None, step: int | None, phase: str | None) -> str:
-    told = {"rank": rank, "step": step, "phase": phase}
-    return " ".join([kind, *(f"{name}={value}" for name, value in told.items() if value is not None)])
+    fields = {"rank": rank, "step": step, "phase": phase}
+    return " ".join([kind, *(f"{name}={value}" for name, value in fields.items() if value is not None)])
 
 
 @contextmanager

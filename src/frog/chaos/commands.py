@@ -71,20 +71,20 @@ def _list() -> int:
 
 def _meet(args: argparse.Namespace, program: Sequence[str]) -> int:
     """Run a world that meets the faults named; return its exit code, or 1 if one of them was not met."""
-    from frog.chaos.stage import met_faults, read_stage, write_faults
+    from frog.chaos.sandbox import met_faults, read_sandbox, write_faults
     from frog.config.faults import load_faults, parse_faults
     from frog.core.errors import LaunchError
     from frog.launch.world import run_world
 
     nodes, options = read_world(args)
-    stage = read_stage(program)
-    scene = stage.scene(nodes, options.network is not None)
+    sandbox = read_sandbox(program)
+    scene = sandbox.scene(nodes, options.network is not None)
     faults = parse_faults(args.fault, scene) + (load_faults(args.faults, scene) if args.faults else [])
     with tempfile.TemporaryDirectory(prefix="frog-chaos-") as scratch:
         path = Path(scratch) / "faults.toml"
         write_faults(path, faults)
         try:
-            code = run_world(nodes, stage.program, replace(options, extra_env={"FROG_FAULTS": str(path)}))
+            code = run_world(nodes, sandbox.program, replace(options, extra_env={"FROG_FAULTS": str(path)}))
         except LaunchError as error:
             print(f"error: {error}", file=sys.stderr)
             code = error.exit_code

@@ -119,19 +119,19 @@ def read_oracle(folder: RunFolder) -> Oracle:
     if record is None or record["status"] != "completed":
         raise RunError(f"{folder.path}: the undisturbed run has not completed", "look at its logs")
     native = folder.read_run()["config"]["strategy"]["implementation"] != "frog"
-    node_of = {rank: int(told.of("start")[-1]["node_rank"]) for rank, told in sorted(events.ranks.items())}
+    node_of = {rank: int(said.of("start")[-1]["node_rank"]) for rank, said in sorted(events.ranks.items())}
     places = tuple(place for rank in node_of for place in _places(events.ranks[rank], native))
     return Oracle(record, _losses(events), node_of, places, native)
 
 
-def _places(told: RankEvents, native: bool) -> list[Place]:
-    calls = sorted(told.of("collective"), key=lambda event: event["start_ns"])
+def _places(said: RankEvents, native: bool) -> list[Place]:
+    calls = sorted(said.of("collective"), key=lambda event: event["start_ns"])
     places = []
-    for span in told.of("span"):
+    for span in said.of("span"):
         begun = [str(call["op"]) for call in calls if span["start_ns"] <= call["start_ns"] <= span["end_ns"]]
         torchs = native and span["phase"] in ("forward", "backward")
         alterable = next((op for op in begun if op in _ALTERABLE and not torchs), None)
-        places.append(Place(told.rank, span["step"], span["phase"], span["micro"], bool(begun), alterable))
+        places.append(Place(said.rank, span["step"], span["phase"], span["micro"], bool(begun), alterable))
     return places
 
 
@@ -195,7 +195,7 @@ def diagnosis_problems(fault: Fault, found: Diagnosis, oracle: Oracle) -> list[s
     A closed connection has two ends, which in a world of two look alike, as do the two nodes of a cut; both are seen
     when the rank next speaks to others. Of a node that went, nobody can tell which of its ranks the fault was aimed at.
     A gradient spoiled as the reduction begins looks like one that the backward pass has spoiled. Who was slow in the
-    last step alone may have been so by chance: that is told beside.
+    last step alone may have been so by chance: that is reported too.
     """
     if fault.kind == "slow" and fault.step == oracle.record["step"]:
         found = next((other for other in found.also if other.fault == "slow"), found)
@@ -228,8 +228,8 @@ def _collective_problems(fault: Fault, found: Diagnosis, oracle: Oracle) -> list
     if fault.kind in ("shape", "extra", "missing"):
         place = oracle.place_of(fault)
         op = "all_reduce" if fault.kind == "extra" else place.alterable if place else None
-        told = (found.collective or "").partition(" ")[0]
-        return [] if told == op else [f"diagnosis: collective {found.collective}, not {op}"]
+        reported = (found.collective or "").partition(" ")[0]
+        return [] if reported == op else [f"diagnosis: collective {found.collective}, not {op}"]
     waited_for = fault.kind in ("raise", "kill", "stop", "port", "cut", "corrupt", "torn")
     waited_for |= fault.kind == "node" and len(set(oracle.node_of.values())) > 1
     if waited_for and found.collective is None and oracle.next_collective(fault) is not None:

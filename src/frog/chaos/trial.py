@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from frog.chaos.oracle import Oracle, diagnosis_problems, recovery_problems, resume_problems, resumed_from
-from frog.chaos.stage import met_faults, write_faults
+from frog.chaos.sandbox import met_faults, write_faults
 from frog.config.faults import KINDS, Fault
 from frog.core.env import child_env
 from frog.core.processes import is_alive, kill_group
@@ -75,7 +75,7 @@ class Verdict:
     output: str = ""
 
 
-def play(setting: Setting, fault: Fault, restarts: int, name: str, oracle: Oracle) -> Verdict:
+def run_trial(setting: Setting, fault: Fault, restarts: int, name: str, oracle: Oracle) -> Verdict:
     """Run a world that meets the fault; without restarts, resume it afterwards; say what is not as it must be."""
     verdict, folder, start_s = Verdict(fault, restarts), RunFolder(Path("runs") / name), time.monotonic()
     shutil.rmtree(folder.path, ignore_errors=True)
@@ -130,18 +130,18 @@ def _check_end(verdict: Verdict, setting: Setting, folder: RunFolder, launch: La
 
 
 def word_problems(fault: Fault, output: str) -> list[str]:
-    """Whether the user is told first who failed, and in that rank's own words.
+    """Whether the user hears first who failed, and in that rank's own words.
 
     Where a rank does something that its peers cannot follow, one of those may be the one that fails.
     """
-    told = output[output.rfind("\nerror: ") + 1 :]
-    if not told.startswith(("error: rank ", "error: node")):
+    words = output[output.rfind("\nerror: ") + 1 :]
+    if not words.startswith(("error: rank ", "error: node")):
         return ["nobody is named first"]
     own = {"raise": "RuntimeError", "nan": f"rank {fault.rank}: loss", "disk": "No space left on device"}
-    if fault.kind in ("raise", "kill", "stop", "disk", "corrupt", "torn") and f"error: rank {fault.rank} " not in told:
-        return [f"another rank is named first: {told.splitlines()[0]}"]
-    missing = own.get(fault.kind, "") not in told
-    traceback = fault.kind != "raise" and "Traceback (most recent call last)" in told
+    if fault.kind in ("raise", "kill", "stop", "disk", "corrupt", "torn") and f"error: rank {fault.rank} " not in words:
+        return [f"another rank is named first: {words.splitlines()[0]}"]
+    missing = own.get(fault.kind, "") not in words
+    traceback = fault.kind != "raise" and "Traceback (most recent call last)" in words
     return (["its own words are missing"] if missing else []) + (["a traceback is shown"] if traceback else [])
 
 
@@ -218,7 +218,7 @@ def _pids(events: Sequence[dict[str, Any]]) -> list[int]:
 
 
 def _ports_left(events: Sequence[dict[str, Any]]) -> list[str]:
-    """The worlds' meeting places that still cannot be had."""
+    """The worlds' rendezvous addresses that still cannot be had."""
     left = []
     for address, port in {(e["master_addr"], int(e["master_port"])) for e in events if e["event"] == "world"}:
         if re.fullmatch(r"[\d.]+", address):

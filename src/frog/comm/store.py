@@ -1,4 +1,4 @@
-"""The place where the nodes of a world meet: torch's TCP store in a process of its own.
+"""The rendezvous of a world's nodes: torch's TCP store in a process of its own.
 
     python -m frog.comm.store DESCRIPTOR         of a listening socket: the port is known before anyone needs it
     python -m frog.comm.store 10.77.0.1:29400    to listen there

@@ -1,7 +1,7 @@
-"""torchrun, with what happens as data: `python -m frog.comm.torchrun TOLD.jsonl <what torchrun takes>`.
+"""torchrun, with what happens as data: `python -m frog.comm.torchrun REPORTS.jsonl <what torchrun takes>`.
 
-The launcher starts this in place of the `torchrun` script. It is the same agent; it only tells more: the ranks it
-starts and those it finds failed go to TOLD.jsonl, line by line, and are not logged and thrown.
+The launcher starts this in place of the `torchrun` script. It is the same agent; it only reports more: the ranks it
+starts and those it finds failed go to REPORTS.jsonl, line by line, and are not logged and thrown.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from frog.core.errors import UsageError
 from frog.core.processes import NOT_MET, kill_group, leave, leave_with_parent
 
 
-class _TellingAgent(LocalElasticAgent):
+class _ReportingAgent(LocalElasticAgent):
     """torchrun's own agent, which writes down the worlds it starts and the failures it sees."""
 
-    journal: Path
+    reports: Path
     pids: tuple[int, ...] = ()
     """Of the ranks that run. Each leads a group of its own."""
 
@@ -47,7 +47,7 @@ class _TellingAgent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         pids: dict[int, Any] = super()._start_workers(worker_group)
-        _TellingAgent.pids = tuple(pids.values())
+        _ReportingAgent.pids = tuple(pids.values())
         self._ended_ns: dict[int, int] = {}
         self._write(
             "world",
@@ -64,15 +64,15 @@ class _TellingAgent(LocalElasticAgent):
         self._note_ends()
         result: RunResult = super()._monitor_workers(worker_group)
         for rank, failure in result.failures.items():
-            told = _describe(rank, failure)
+            report = _describe(rank, failure)
             if failure.exitcode == UsageError.exit_code:  # starting again would not mend a user's mistake
                 self._remaining_restarts = 0
             ended_ns = self._ended_ns.get(failure.pid) or time.time_ns()
-            self._write("exit", ended_ns, node_rank=worker_group.group_rank, code=told.pop("exit_code"), **told)
+            self._write("exit", ended_ns, node_rank=worker_group.group_rank, code=report.pop("exit_code"), **report)
         return result
 
     def _note_ends(self) -> None:
-        """Note who has ended by now: of a failure torchrun tells only when it has made the others leave."""
+        """Note who has ended by now: of a failure torchrun reports only when it has made the others leave."""
         handlers = getattr(self._pcontext, "subprocess_handlers", {})
         for process in (handler.proc for handler in handlers.values()):
             if process.pid not in self._ended_ns and process.poll() is not None:
@@ -80,7 +80,7 @@ class _TellingAgent(LocalElasticAgent):
 
     def _write(self, event: str, unix_ns: int | None = None, **fields: Any) -> None:
         line = {"event": event, "unix_ns": unix_ns or time.time_ns(), "attempt": self._attempt, **fields}
-        with open(self.journal, "a", encoding="utf-8") as file:
+        with open(self.reports, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
 
@@ -88,8 +88,8 @@ def main(arguments: list[str]) -> int:
     """Run the agent; return the exit code."""
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     leave_with_parent(last=_kill_ranks)
-    _TellingAgent.journal = Path(arguments[0])
-    vars(launcher_api)["LocalElasticAgent"] = _TellingAgent
+    _ReportingAgent.reports = Path(arguments[0])
+    vars(launcher_api)["LocalElasticAgent"] = _ReportingAgent
     try:
         run(parse_args(arguments[1:]))  # type: ignore[no-untyped-call]
     except ChildFailedError:
@@ -106,7 +106,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _kill_ranks() -> None:
-    for pid in _TellingAgent.pids:
+    for pid in _ReportingAgent.pids:
         kill_group(pid)
 
 

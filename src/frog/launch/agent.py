@@ -26,34 +26,34 @@ _MOST_EARLY = 10_000
 
 
 def agent_command(
-    nodes: Nodes, address: str, endpoint: str, told: Path, target: Sequence[str], restarts: int
+    nodes: Nodes, address: str, endpoint: str, reports: Path, target: Sequence[str], restarts: int
 ) -> list[str]:
     """The command that starts one node's agent.
 
-    One node alone hosts the meeting place of its ranks itself, at a port that the system gives out; several meet at
+    One node alone hosts the rendezvous of its ranks itself, at a port that the system gives out; several meet at
     `endpoint`, which the launcher's store serves, and find out within 10 s that one has gone.
     """
     size = str(nodes.most) if not nodes.elastic else f"{nodes.least}:{nodes.most}"
     conf = f"is_host=0,join_timeout={_JOIN_S},last_call_timeout=3,keep_alive_interval=2,keep_alive_max_attempt=5"
     return [
-        *(sys.executable, "-m", "frog.comm.torchrun", str(told)),
+        *(sys.executable, "-m", "frog.comm.torchrun", str(reports)),
         *("--nnodes", size, "--nproc-per-node", str(nodes.ranks), "--local-addr", address),
         *("--max-restarts", str(restarts), "--monitor-interval", "0.1"),
-        *("--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", told.parent.parent.name),
+        *("--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", reports.parent.parent.name),
         *(("--rdzv-conf", conf) if nodes.several else ()),
-        *("--log-dir", str(told.parent), *target),
+        *("--log-dir", str(reports.parent), *target),
     ]
 
 
 @dataclass
 class Agent:
-    """A running agent, what it has told so far, and the ranks that it has started."""
+    """A running agent, what it has reported so far, and the ranks that it has started."""
 
     node: int
     host: str
     process: subprocess.Popen[bytes]
-    told: Path
-    """What it tells, line by line."""
+    reports: Path
+    """The file of what it reports, line by line."""
     pids: dict[int, int] = field(default_factory=dict)
     """Of the ranks that it started last, by rank."""
     watched: dict[int, int] = field(default_factory=dict)
@@ -62,20 +62,20 @@ class Agent:
     """Its end was dealt with."""
     excused: bool = False
     """How it ended says nothing about the run: its node had gone, and the world went on without it."""
-    _told_bytes: int = 0
+    _read_bytes: int = 0
     _worked_at: float = 0.0
     _printer: threading.Thread | None = None
 
     def news(self) -> Iterator[dict[str, Any]]:
-        """What it has told since it was last asked, with the node it comes from."""
-        if not self.told.exists():
+        """What it has reported since it was last asked, with the node it comes from."""
+        if not self.reports.exists():
             return
-        with open(self.told, "rb") as file:
-            file.seek(self._told_bytes)
+        with open(self.reports, "rb") as file:
+            file.seek(self._read_bytes)
             for line in file:
                 if not line.endswith(b"\n"):
                     return
-                self._told_bytes += len(line)
+                self._read_bytes += len(line)
                 event = {**json.loads(line), "node": self.node}
                 if event["event"] == "world":
                     self.pids = dict(zip(event["ranks"], event["pids"], strict=True))

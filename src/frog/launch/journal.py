@@ -28,7 +28,7 @@ class Journal:
         self._write()
         return self.folder
 
-    def tell(self, event: str, unix_ns: int | None = None, **fields: Any) -> None:
+    def record(self, event: str, unix_ns: int | None = None, **fields: Any) -> None:
         """Write one event. Raises ValueError if its fields are not those of the schema."""
         if fields.keys() != set(LAUNCHER_FIELDS[event]):
             raise ValueError(f"{event}: fields {sorted(fields)}, the schema has {sorted(LAUNCHER_FIELDS[event])}")
@@ -36,7 +36,7 @@ class Journal:
         self.look_for_folder()
 
     def _write(self) -> None:
-        """Write what waits; on a full disk it goes on waiting, since the ranks' own words are still to be told."""
+        """Write what waits; on a full disk it goes on waiting, since the ranks' own words are still to come."""
         if self.folder is None or not self._waiting:
             return
         with contextlib.suppress(OSError):

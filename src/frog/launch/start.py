@@ -1,4 +1,4 @@
-"""How the processes of a world are started: the place where its nodes meet, and an agent for each node."""
+"""How the processes of a world are started: the store of its nodes' rendezvous, and an agent for each node."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Starter:
         return self.network.address(node) if self.network else self.nodes.address(node)
 
     def start_store(self) -> None:
-        """Serve the place where several nodes meet."""
+        """Serve the rendezvous of several nodes."""
         module = [sys.executable, "-m", "frog.comm.store"]
         env = child_env(FROG_LAUNCHER_PID=str(os.getpid()))
         if self.network is not None:
@@ -71,16 +71,16 @@ class Starter:
 
     def start_agent(self, node: int) -> Agent:
         """Start a node's agent."""
-        told = self.scratch / f"node_{node}_{self._num_agents}" / "told.jsonl"
-        told.parent.mkdir()
+        reports = self.scratch / f"node_{node}_{self._num_agents}" / "reports.jsonl"
+        reports.parent.mkdir()
         self._num_agents += 1
         restarts = self.options.restarts
-        command = agent_command(self.nodes, self.address(node), self._endpoint, told, self.words, restarts)
+        command = agent_command(self.nodes, self.address(node), self._endpoint, reports, self.words, restarts)
         if self.network is not None:
             command = self.network.enter(node, command)
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} if self.nodes.several else {}
         process = subprocess.Popen(command, env=self._environment(node), start_new_session=True, **pipes)  # type: ignore[call-overload]
-        return Agent(node, self.nodes.host(node), process, told)
+        return Agent(node, self.nodes.host(node), process, reports)
 
     def close(self) -> None:
         """End the store; the agents are their own world's to end."""

@@ -45,7 +45,7 @@ class Hang:
 def find_hangs(folder: RunFolder, pids: dict[int, int], deadline_s: float, stuck_s: float) -> Iterator[Hang]:
     """The ranks, out of those given with their pids, that have been silent or stuck for longer than allowed.
 
-    A rank without a heartbeat yet is still starting; one that has ended is its agent's to tell, which first ends the
+    A rank without a heartbeat yet is still starting; one that has ended is its agent's to report, which first ends the
     others and may take its time for that. A rank is stuck after `stuck_s`, or twice its own collectives' time-out if
     that is longer; so is one that has taken its last step and does not leave.
     """

@@ -99,7 +99,7 @@ class _Launch:
         """Start the nodes, stay until all have ended; return the exit code, or raise the world's error."""
         every = range(self.nodes.most)
         hosts = [{"node": n, "host": self.nodes.host(n), "address": self.starter.address(n)} for n in every]
-        self.journal.tell(
+        self.journal.record(
             "launch",
             pid=os.getpid(),
             nodes=hosts,
@@ -120,7 +120,7 @@ class _Launch:
         self._tick()
         error = self._error()
         code = 0 if error is None else 128 + self.signals[0] if self.signals else error.exit_code
-        self.journal.tell("end", code=code, network=self._network_figures())
+        self.journal.record("end", code=code, network=self._network_figures())
         if error and not self.signals:
             raise error
         if error and self._failed_by_itself:
@@ -187,16 +187,16 @@ class _Launch:
         if folder is not None and self.nodes.several:
             for agent in self.agents:
                 self.output.open_log(agent.node, folder.node_log(agent.node))
-        self._grant_wishes()
+        self._serve_requests()
         self._look_for_hangs()
         self._bring_back()
         self._enforce_deadlines()
 
     def _hear(self, agent: Agent) -> None:
-        """Pass on what an agent has told."""
+        """Pass on what an agent has reported."""
         for event in agent.news():
             kind, unix_ns, time_s = event.pop("event"), event.pop("unix_ns"), event.pop("time_s", None)
-            self.journal.tell(kind, unix_ns, **event)
+            self.journal.record(kind, unix_ns, **event)
             if kind == "exit":
                 self.failures.append({**event, "time_s": time_s})
                 if self.options.restarts:
@@ -205,17 +205,17 @@ class _Launch:
                 self._show(event)
 
     def _show(self, world: dict[str, Any]) -> None:
-        """Once all nodes of an attempt have told their ranks, show the table of the world."""
+        """Once all nodes of an attempt have reported their ranks, show the table of the world."""
         attempt = world["attempt"]
         if attempt not in self._shown and self.journal.folder is not None:
             keep_heartbeats(self.journal.folder, attempt - 1)
         worlds = self._shown.setdefault(attempt, [])
         worlds.append(world)
-        if attempt < max(self._shown):  # a node that is late to tell of a world that is no more
+        if attempt < max(self._shown):  # a node that is late to report a world that is no more
             return
-        if sum(len(told["ranks"]) for told in worlds) < world["world_size"]:
+        if sum(len(report["ranks"]) for report in worlds) < world["world_size"]:
             return
-        self._at_work, self._begun_at = {told["node"] for told in worlds}, None
+        self._at_work, self._begun_at = {report["node"] for report in worlds}, None
         if attempt:
             print(f"started again (attempt {attempt}): a world of {world['world_size']}", file=sys.stderr, flush=True)
         if self.nodes.several:
@@ -230,7 +230,7 @@ class _Launch:
             for hang in find_hangs(folder, dict(agent.watched), self.options.deadline_s, self.options.stuck_s):
                 attempt = hang.heartbeat["attempt"]
                 print(f"{hang}; it is killed", file=sys.stderr, flush=True)
-                self.journal.tell(
+                self.journal.record(
                     "hang",
                     attempt=attempt,
                     rank=hang.rank,
@@ -243,19 +243,19 @@ class _Launch:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(hang.pid, signal.SIGKILL)
 
-    def _grant_wishes(self) -> None:
+    def _serve_requests(self) -> None:
         """Do what a rank asks for: faults of whole nodes, which no rank can bring about by itself."""
-        for path in (self.scratch / "wishes").glob("*.json"):
+        for path in (self.scratch / "requests").glob("*.json"):
             done = path.with_suffix(".done")
             if done.exists():
                 continue
-            wish = json.loads(path.read_text())
-            if wish["act"] == "kill_node":
+            request = json.loads(path.read_text())
+            if request["act"] == "kill_node":
                 for agent in self._running():
-                    if agent.node == wish["node"]:
+                    if agent.node == request["node"]:
                         agent.kill()
             elif self.network is not None:
-                {"cut": self.network.cut, "heal": self.network.heal}[wish["act"]](wish["node"])
+                {"cut": self.network.cut, "heal": self.network.heal}[request["act"]](request["node"])
             done.touch()
 
     # ---- ending ------------------------------------------------------------------------------------------------------
@@ -264,7 +264,7 @@ class _Launch:
         """An agent has ended: as it should, failed, or gone with its node."""
         code, unix_ns = agent.process.returncode, time.time_ns()
         agent.finish()
-        self.journal.tell("node", unix_ns, node=agent.node, host=agent.host, code=code)
+        self.journal.record("node", unix_ns, node=agent.node, host=agent.host, code=code)
         if code:
             agent.kill_ranks()
         if code == 0 or self._asked_at is not None:
@@ -291,7 +291,7 @@ class _Launch:
             elif self._is_repaired(node, gone_at):
                 self._comes_back.pop(node, None)
                 self.lost.pop(self.nodes.host(node), None)
-                self.journal.tell("return", node=node, host=self.nodes.host(node))
+                self.journal.record("return", node=node, host=self.nodes.host(node))
                 print(f"{self.nodes.host(node)} comes back", file=sys.stderr, flush=True)
                 self._start(node)
 
@@ -314,7 +314,7 @@ class _Launch:
         return beat is not None and beat["attempt"] == max(self._shown, default=0)
 
     def _enforce_deadlines(self) -> None:
-        """After a failure or a wish to stop: ask those who stay, then make them."""
+        """After a failure or a request to stop: ask those who stay, then make them."""
         now = time.monotonic()
         if self._asked_at is None and self._failed_at is not None and now - self._failed_at > _PATIENCE_S:
             self._asked_at = now

@@ -77,8 +77,8 @@ class Network:
 
     def enter(self, node_rank: int, command: list[str]) -> list[str]:
         """The command line that runs `command` inside a node, as the same process and user."""
-        held = [f"{self._made['held']}/{descriptor}" for descriptor in self._made["nodes"][node_rank]]
-        return [sys.executable, "-m", "frog.launch.network.enter", *held, "--", *command]
+        namespaces = [f"{self._made['descriptors']}/{descriptor}" for descriptor in self._made["nodes"][node_rank]]
+        return [sys.executable, "-m", "frog.launch.network.enter", *namespaces, "--", *command]
 
     def cut(self, node_rank: int) -> None:
         """Drop every frame to and from a node, also those under way, until `heal`."""

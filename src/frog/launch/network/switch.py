@@ -1,6 +1,6 @@
 """The switch between pretended nodes, a process of its own: python -m frog.launch.network.switch '{"num_nodes": 2, …}'
 
-It makes the nodes' networks, then passes their frames on when the fabric says. It reads wishes as lines of JSON
+It makes the nodes' networks, then passes their frames on when the fabric says. It reads requests as lines of JSON
 ({"act": "cut", "node_rank": 1}, "heal", "describe") and answers each with a line. When its input ends, so does it: also
 if whoever started it was killed.
 """
@@ -36,7 +36,7 @@ def main() -> int:
         _say({"error": f"{error.strerror}{at}"})
         return 1
     around = [shared.mount] if shared.user is None else [shared.user, shared.mount]
-    _say({"held": f"/proc/{os.getpid()}/fd", "nodes": [[*around, node.net, node.uts] for node in nodes]})
+    _say({"descriptors": f"/proc/{os.getpid()}/fd", "nodes": [[*around, node.net, node.uts] for node in nodes]})
     Switch(nodes, Fabric(num_nodes, link), link.mtu).serve()
     return 0
 
@@ -48,12 +48,12 @@ class Switch:
         self._taps = [node.tap for node in nodes]
         self._node_of = {tap: node_rank for node_rank, tap in enumerate(self._taps)}
         self._fabric, self._frame_bytes = fabric, mtu + 18
-        self._wishes = b""
+        self._requests = b""
 
     def serve(self) -> None:
         """Until the input ends."""
         fabric = self._fabric
-        watched = [*self._taps, _INPUT]  # frames that were there before a wish are taken before it is answered
+        watched = [*self._taps, _INPUT]  # frames that were there before a request are taken before it is answered
         while True:
             due_s = fabric.due_s
             timeout_s = None if due_s is None else max(0.0, due_s - time.monotonic())
@@ -80,15 +80,15 @@ class Switch:
             os.write(self._taps[node_rank], frame)
 
     def _answer(self) -> bool:
-        """Do what is wished; False when there will be no more wishes."""
+        """Do what is requested; False when there will be no more requests."""
         found = os.read(_INPUT, 65536)
-        *lines, self._wishes = (self._wishes + found).split(b"\n")
+        *lines, self._requests = (self._requests + found).split(b"\n")
         for line in lines:
-            wish = json.loads(line)
-            if wish["act"] == "cut":
-                self._fabric.cut(wish["node_rank"])
-            elif wish["act"] == "heal":
-                self._fabric.heal(wish["node_rank"])
+            request = json.loads(line)
+            if request["act"] == "cut":
+                self._fabric.cut(request["node_rank"])
+            elif request["act"] == "heal":
+                self._fabric.heal(request["node_rank"])
             _say(self._fabric.describe())
         return bool(found)
 

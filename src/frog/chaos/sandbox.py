@@ -1,4 +1,4 @@
-"""Where faults are played: the run that they are aimed at, and a tiny one for who brings none."""
+"""What faults are tried on: the run that they are aimed at, and a tiny one for who brings none."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ keep_last = 9
 
 
 @dataclass(frozen=True)
-class Stage:
+class Sandbox:
     """A program that trains, and the run that it asks for."""
 
     program: tuple[str, ...]
@@ -77,8 +77,8 @@ class Stage:
         )
 
 
-def read_stage(program: Sequence[str]) -> Stage:
-    """The stage that `train RUN.toml ...` (or `train.py ...`) sets.
+def read_sandbox(program: Sequence[str]) -> Sandbox:
+    """What `train RUN.toml ...` (or `train.py ...`) runs.
 
     Raises:  UsageError for another program, ConfigError for a run file with mistakes.
     """
@@ -89,9 +89,9 @@ def read_stage(program: Sequence[str]) -> Stage:
     add_train_arguments(parser)
     args = parser.parse_args(words[1:])
     if args.resume is None:
-        return Stage(tuple(words), load_run_config(args.run_file or DEFAULT_RUN_FILE, args.set))
+        return Sandbox(tuple(words), load_run_config(args.run_file or DEFAULT_RUN_FILE, args.set))
     content = find_run(args.resume).read_run()
-    return Stage(tuple(words), from_dict(override_dict(content["config"], args.set)), resumes=True)
+    return Sandbox(tuple(words), from_dict(override_dict(content["config"], args.set)), resumes=True)
 
 
 def tiny_program() -> list[str]:

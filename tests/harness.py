@@ -1,4 +1,4 @@
-"""A workshop: a folder with a tiny model, a tiny prepared data set, and the `frog` command to use there."""
+"""The harness of tests: a folder with a tiny model, a tiny prepared data set, and the `frog` command to use there."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def set_words(*settings: str) -> list[str]:
 
 
 @dataclass
-class Workshop:
+class Harness:
     """Where tests run commands as a user types them."""
 
     root: Path

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from workshop import Workshop
+from harness import Harness
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 TINY = ("--data", "rhymes", "--config", "config.json", "--sequence-length", "16")
@@ -18,7 +18,7 @@ _MEET = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127
 _LAUNCH_VARIABLES = re.compile(r"(NODE_|LOCAL_|GROUP_|ROLE_)?RANK|N(NODES|PROC_PER_NODE)|(LOCAL_)?WORLD_SIZE|MASTER_.*")
 
 
-class Desk(Workshop):
+class PageHarness(Harness):
     """A folder of its own for one test. Pages are started by their full path."""
 
     def start_page(self, name: str, *words: str, nproc: int | None = None, **options: Any) -> subprocess.Popen[str]:
@@ -45,11 +45,11 @@ def finish(process: subprocess.Popen[str], code: int, timeout: float = 60) -> tu
     return out, err
 
 
-def make_desk(workshop: Workshop, folder: Path) -> Desk:
-    """A desk in `folder`, with a copy of the workshop's text and files; no launcher's variables are set there."""
+def make_page_harness(harness: Harness, folder: Path) -> PageHarness:
+    """`folder` with a copy of the prepared text and the files of `harness`; no launcher's variables are set there."""
     for name in [name for name in os.environ if _LAUNCH_VARIABLES.fullmatch(name)]:
         del os.environ[name]
-    shutil.copytree(workshop.root / "data", folder / "data")
+    shutil.copytree(harness.root / "data", folder / "data")
     for name in ("config.json", "run.toml"):
-        shutil.copy(workshop.root / name, folder / name)
-    return Desk(folder)
+        shutil.copy(harness.root / name, folder / name)
+    return PageHarness(folder)
