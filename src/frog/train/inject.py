@@ -214,7 +214,7 @@ class _Injector:
             raise UsageError(
                 f"no launcher here that could {act.replace('_', ' a ')}", "start the world with frog chaos"
             )
-        path = launch / "requestes" / f"{act}_{number}_{os.getpid()}.json"
+        path = launch / "requests" / f"{act}_{number}_{os.getpid()}.json"
         write_json(path, {"act": act, "node": self._node()})
         deadline = time.monotonic() + _REQUEST_S
         while not path.with_suffix(".done").exists():
