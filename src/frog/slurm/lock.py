@@ -1,9 +1,10 @@
-"""One `frog slurm` at a time in a folder."""
+"""A lock on a cluster's folder: one `frog slurm up` or `down` at a time."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,28 +17,52 @@ LOCK_FILE = "frog-slurm.lock"
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Make the folder and hold it while inside, against a second up or down; remove it after if nothing is in it.
+def locked(folder: Path, *, mode: int = 0o777) -> Iterator[None]:
+    """Make the folder and lock it while inside; remove it at the end if nothing is in it.
 
     SIGTERM ends what happens inside as Ctrl-C does: with nothing left behind.
+
+    Raises:  UsageError if another process has the lock, or if it cannot be a folder of ours.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = folder / LOCK_FILE
     before = signal.signal(signal.SIGTERM, _stop)
     try:
-        with open(lock, "w") as held:
-            try:
-                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UsageError(f"{folder}: another `frog slurm` is at work there", "wait for it") from None
-            try:
-                yield
-            finally:
-                lock.unlink(missing_ok=True)
-                with contextlib.suppress(OSError):
-                    folder.rmdir()
+        lock = _lock(folder, mode)
+        try:
+            yield
+        finally:
+            (folder / LOCK_FILE).unlink(missing_ok=True)  # while it is locked: see _lock
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+            os.close(lock)
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _lock(folder: Path, mode: int) -> int:
+    """Open and lock the folder's lock file; return its descriptor.
+
+    The last holder may remove the file between our opening and our locking it. A lock on a removed file excludes
+    nobody, since the next process makes a new one: so a lock counts only if its file is still found by its name.
+    """
+    path = folder / LOCK_FILE
+    while True:
+        try:
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir(parents=True, mode=mode)
+            lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except FileNotFoundError:  # the last holder removed the folder just now
+            continue
+        except OSError as error:
+            raise UsageError(f"{folder}: cannot be the cluster's folder: {error.strerror}", "--folder NEW") from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise UsageError(f"{folder}: another `frog slurm` is at work there", "wait for it") from None
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(lock), os.stat(path)):
+                return lock
+        os.close(lock)
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:

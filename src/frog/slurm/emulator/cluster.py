@@ -38,8 +38,7 @@ def up(folder: Path, nodes: int, gpus_per_node: int, cpus_per_node: int, *, kill
     """
     shape = Shape(nodes, gpus_per_node, cpus_per_node).as_dict()
     folder = folder.resolve()
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with locked(folder):
+    with locked(folder, mode=0o700):
         _make_room(folder)
         cluster = f"frog{secrets.token_hex(4)}"
         try:
