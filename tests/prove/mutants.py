@@ -157,14 +157,14 @@ def newest_gradient_only() -> Patch:
 
 def never_freed() -> Patch:
     """Parameters gathered in the first step are still used in the second."""
-    original = zero3.Shards.free
+    original = zero3.ShardedBuffer.free
 
     def free(self: Any) -> None:
         if not hasattr(self, "was_freed"):
             self.was_freed = True
             original(self)
 
-    return replaced(zero3.Shards, "free", free)
+    return replaced(zero3.ShardedBuffer, "free", free)
 
 
 def no_backward_sum() -> Patch:

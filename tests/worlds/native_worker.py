@@ -157,14 +157,14 @@ def hooks(world: World) -> dict[str, Any]:
         one = case(compression, bucket_mb=0.02, compression=compression)
         strategy = build(one, world)
         assert isinstance(strategy, torch_ddp.TorchDDP)
-        assert strategy.told is not None
+        assert strategy.hook is not None
         losses: list[float] = []
         spans: list[Any] = []
         for _ in range(12):
             before = len(told)
             losses.append(take_step(strategy, one, 1, partial(spanned, spans)))
         last = [note for note in told[before:] if note.axis == "dp" and note.op == "all_reduce"]
-        memory = getattr(strategy.told.state, "error_dict", {})
+        memory = getattr(strategy.hook.state, "error_dict", {})
         found[compression] = {
             "losses": losses,
             "bytes": [note.payload_bytes for note in last],
