@@ -20,7 +20,7 @@ WORKDIR /src
 COPY constraints.txt ./
 RUN pip install --extra-index-url "${TORCH_INDEX}" -c constraints.txt torch==2.13.0
 
-COPY pyproject.toml README.md ./
+COPY pyproject.toml README.md LICENSE ./
 COPY src ./src
 # pip would build Frog with the newest setuptools, which no constraint reaches: so with this one.
 RUN pip install -c constraints.txt setuptools==84.2.1 \

@@ -141,4 +141,5 @@ def test_frogs_own_wheel_holds_all_of_its_files(tmp_path: Path) -> None:
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert sources - packed == set()
+    assert f"frog-{__version__}.dist-info/licenses/LICENSE" in packed
     assert (PROJECT / "build").exists() == before

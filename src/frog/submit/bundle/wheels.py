@@ -18,7 +18,7 @@ PROJECT = Path(__file__).parents[4]
 CONSTRAINTS = "constraints.txt"
 
 _BUILD_TIMEOUT_S, _DOWNLOAD_TIMEOUT_S = 600, 3600
-_SOURCES = ("pyproject.toml", "README.md", CONSTRAINTS)
+_SOURCES = ("pyproject.toml", "README.md", "LICENSE", CONSTRAINTS)
 
 
 def check_platform(platform: str | None, python: str | None) -> None:
