@@ -1,14 +1,18 @@
-# Frog: `make demo` shows it at work, `make test` proves it. Both make the environment first, and reuse it after.
+# Frog: `make demo` shows it at work, `make test` and `make test-all` prove it. All make the environment first, and reuse it after.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup system demo test check clean
+# Tests that run side by side.
+WORKERS ?= 2
+
+.PHONY: help setup system demo test test-all check clean
 
 help:
 	@echo "make demo    train a tiny transformer on four local ranks and write its report"
-	@echo "make test    run every test"
+	@echo "make test    run the tests of every room, with one real world of each kind (minutes)"
+	@echo "make test-all  those, and then every other test"
 	@echo "make check   ruff and mypy"
 	@echo "make setup   make .venv alone"
 	@echo "make system  Slurm, Open MPI and MPICH from Debian's packages, where apt and root are: for the real ones in tests"
@@ -38,7 +42,12 @@ demo: setup
 	$(BIN)/frog report latest
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
+
+# What leans on ports, clocks or clusters runs by itself, last.
+test-all: test
+	$(BIN)/python -m pytest -n $(WORKERS) -m "slow and not alone"
+	$(BIN)/python -m pytest -m "slow and alone"
 
 check: setup
 	$(BIN)/ruff check .

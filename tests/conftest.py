@@ -1,9 +1,11 @@
-"""Fixtures for all tests."""
+"""Fixtures for all tests; how tests are shared out to workers; and where their time went."""
 
 from __future__ import annotations
 
 import json
 import signal
+from collections import Counter
+from pathlib import PurePosixPath
 
 import pytest
 from harness import MODEL, RUN_FILE, Harness
@@ -13,6 +15,27 @@ def pytest_configure() -> None:
     """A shell that starts the tests in the background makes them, and all they start, deaf to Ctrl-C: hear again."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests of one file run in one worker, since they share worlds, unless they name groups of their own."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+    items.sort(key=lambda item: "e2e/" not in item.nodeid)  # the longest first, so that no worker waits for the other
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Seconds by folder of tests, set-up and tear-down included, over all workers."""
+    seconds: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                seconds[str(PurePosixPath(report.nodeid.partition("::")[0]).parent)] += report.duration  # type: ignore[assignment]
+    terminalreporter.section("seconds by folder")
+    for folder, total in seconds.most_common():
+        terminalreporter.write_line(f"{total:8.1f}  {folder}")
 
 
 @pytest.fixture(scope="session")

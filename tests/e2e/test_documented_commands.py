@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,8 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 NEEDS = re.compile(r"^<!-- needs: ([a-z, ]+) -->$", re.MULTILINE)
 """In a page: what its commands cannot do without. Where that is absent, the summary of the tests says so."""
 BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
-NOT_HERE = ("git clone", "make setup", "make test", "make check", "make clean")
-"""Commands that make the environment, or this very test: `.ci/run` runs them from nothing."""
+NOT_HERE = ("git clone", "make setup", "make demo", "make test", "make check", "make clean")
+"""Commands that make the environment, or run for long, or are this very test: `.ci/run` runs them from nothing."""
 
 
 def commands_of(page: Path) -> list[str]:
@@ -49,22 +50,40 @@ def namespaces_allowed() -> bool:
     return unshare is not None and subprocess.run([unshare, "-Urnm", "true"], capture_output=True).returncode == 0
 
 
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The default data set, prepared once: pages after the README find it there, as a reader does."""
+    root = tmp_path_factory.mktemp("prepared")
+    subprocess.run([Path(sys.executable).parent / "frog", "data", "prepare"], cwd=root, check=True, timeout=240)
+    return root / "data"
+
+
+def page_tests() -> Iterator[object]:
+    """Each page that shows commands, in a group of its own; the one with a real Slurm beside the tests of that."""
+    for page in PAGES:
+        if commands_of(page):
+            name = str(page.relative_to(ROOT))
+            group = "slurm" if name == "docs/slurm.md" else name
+            yield pytest.param(page, id=name, marks=pytest.mark.xdist_group(group))
+
+
 def test_the_documentation_shows_commands() -> None:
     assert commands_of(ROOT / "README.md")
     assert all(commands_of(ROOT / "docs" / "labs" / f"lab{number}.md") for number in (1, 2, 3))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if commands_of(page)], ids=lambda page: str(page.relative_to(ROOT))
-)
-def test_every_command_of_a_page_runs(page: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", list(page_tests()))
+def test_every_command_of_a_page_runs(page: Path, prepared: Path, tmp_path: Path) -> None:
     if absent := absent_needs(page):
         pytest.skip(f"not on this machine: {', '.join(absent)}")
     for name in ("config", "scripts"):
         shutil.copytree(ROOT / name, tmp_path / name)
     for name in ("train.py", "Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path / name)
+    if page.name != "README.md":
+        shutil.copytree(prepared, tmp_path / "data")
     prefix = Path(sys.prefix)
     (tmp_path / ".venv").symlink_to(prefix)
     (prefix / ".ready").touch()  # the environment stands: these tests run in it
