@@ -13,6 +13,7 @@ import json
 import os
 import tomllib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,40 +71,63 @@ def held_to_its_schema(
 
     `dump` writes a changed table as the file's bytes; unless told, JSON, or TOML for a file that ends so.
     """
-    good, wrong = path.read_bytes(), []
+    good = path.read_bytes()
     names = path.name if names is None else names
     toml = path.suffix == ".toml"
     dump = dump or (to_toml if toml else lambda table: json.dumps(table).encode())
     table = tomllib.loads(good.decode()) if toml else json.loads(good)
-
-    def tried(what: str) -> None:
-        try:
-            read()
-        except error as problem:
-            if names not in str(problem):
-                wrong.append(f"{what}: does not name {names}: {problem}")
-        except Exception as problem:
-            wrong.append(f"{what}: {type(problem).__name__}: {str(problem)[:200]}")
-
+    tried = _Tried(names, error)
     read()
     try:
         for what, changed in mutations(table):
             if not toml or _fits_toml(changed):
                 path.write_bytes(dump(changed))
-                tried(what)
+                tried.call(what, read)
         for what, data in damages(good):
             path.write_bytes(data)
-            tried(what)
+            tried.call(what, read)
         path.unlink()
         path.mkdir()
-        tried("a folder")
+        tried.call("a folder", read)
         path.rmdir()
         os.mkfifo(path)
-        tried("a named pipe")
+        tried.call("a named pipe", read)
     finally:
         path.rmdir() if path.is_dir() else path.unlink()
         path.write_bytes(good)
-    assert not wrong, f"{len(wrong)} wrong answers:\n" + "\n".join(wrong[:30])
+    tried.check()
+
+
+def table_held_to_its_schema(table: Any, read: Callable[[Any], object], names: str) -> None:
+    """As `held_to_its_schema`, of a table that is part of a file: `read` takes it, and errors have `names`."""
+    read(table)
+    tried = _Tried(names, FrogError)
+    for what, changed in mutations(table):
+        tried.call(what, partial(read, changed))
+    tried.check()
+
+
+class _Tried:
+    """What was tried, and which answers were neither success nor an error as Frog's are."""
+
+    def __init__(self, names: str, error: type[Exception]) -> None:
+        self._names, self._error = names, error
+        self._wrong: list[str] = []
+
+    def call(self, what: str, read: Callable[[], object]) -> None:
+        try:
+            read()
+        except self._error as problem:
+            text = str(problem)
+            if self._names not in text:
+                self._wrong.append(f"{what}: does not name {self._names}: {text[-200:]}")
+            if len(text) > 2000:
+                self._wrong.append(f"{what}: an error of {len(text)} characters: {text[-200:]}")
+        except Exception as problem:
+            self._wrong.append(f"{what}: {type(problem).__name__}: {str(problem)[:200]}")
+
+    def check(self) -> None:
+        assert not self._wrong, f"{len(self._wrong)} wrong answers:\n" + "\n".join(self._wrong[:20])
 
 
 def to_toml(table: dict[str, Any]) -> bytes:

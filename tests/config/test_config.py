@@ -103,7 +103,7 @@ def test_batch_must_share_out_evenly(run_file: Path) -> None:
         ("run.toml", "model = 3", "[model]"),
         ("run.toml", "train = 3", "[train]"),
         ("config.json", "{", "not valid JSON"),
-        ("config.json", "[]", "holds a list"),
+        ("config.json", "[]", "found a list, expected object"),
         ("config.json", '{"vocab_size": 8}', "hidden_size: missing"),
     ],
 )

@@ -111,7 +111,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(ConfigError, match="not valid JSON"):
         read_deepspeed(tmp_path / "bad.json")
     (tmp_path / "list.json").write_text("[]")
-    with pytest.raises(ConfigError, match="holds a list"):
+    with pytest.raises(ConfigError, match="found a list, expected object"):
         read_deepspeed(tmp_path / "list.json")
     monkeypatch.chdir(tmp_path)
     assert deepspeed_path(RUN) == CONFIG / "deepspeed_zero2.json"

@@ -7,6 +7,7 @@ sizes, overlap, thresholds) is the JSON's alone. docs/decisions/0007-native-impl
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 from frog.config import RunConfig
 from frog.core.errors import ConfigError
+from frog.core.schema import read_typed, shortened
 from frog.core.tables import leaves
 
 _STAGES = {"zero1": 1, "zero2": 2, "zero3": 3}
@@ -41,17 +43,12 @@ def deepspeed_path(config: RunConfig) -> Path:
 def read_deepspeed(path: Path) -> dict[str, Any]:
     """The file's content. Raises ConfigError if there is none, or none that is JSON."""
     try:
-        table = json.loads(path.read_text())
+        return read_typed(path, dict[str, Any], "correct that file", ConfigError)
     except FileNotFoundError:
         raise ConfigError(
             f"{path}: no such DeepSpeed file",
             "Frog's are config/deepspeed_zero1.json and its kin; or name another: --set strategy.deepspeed_file=PATH",
         ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not valid JSON: {error}", "correct that line") from None
-    if not isinstance(table, dict):
-        raise ConfigError(f"{path}: holds a {type(table).__name__}, not an object")
-    return table
 
 
 def fill_deepspeed(
@@ -61,7 +58,7 @@ def fill_deepspeed(
 
     Raises:  ConfigError listing every value that contradicts the run, with both.
     """
-    filled: dict[str, Any] = json.loads(json.dumps(table))
+    filled = copy.deepcopy(dict(table))
     problems = [f"{key}: not with Frog: {why}" for key, why in _NOT_HERE.items() if _is_on(_find(filled, key))]
     for key, value in _decided(config, world_size).items():
         problems += _settle(filled, key, value)
@@ -96,7 +93,7 @@ def _settle(table: dict[str, Any], key: str, value: Any) -> list[str]:
     for section in sections:
         table = table.setdefault(section, {})
         if not isinstance(table, dict):
-            return [f"{section}={table!r}: must be an object"]
+            return [f"{section}={shortened(repr(table))}: must be an object"]
     given = table.get(name, "auto")
     if given == "auto":
         table[name] = list(value) if isinstance(value, tuple) else value
@@ -104,7 +101,7 @@ def _settle(table: dict[str, Any], key: str, value: Any) -> list[str]:
     wanted = list(value) if isinstance(value, tuple) else value
     if given == wanted and isinstance(given, bool) == isinstance(wanted, bool):  # 1 is no true
         return []
-    return [f"{key}={json.dumps(given)}, the run has {json.dumps(value)}"]
+    return [f"{key}={shortened(json.dumps(given))}, the run has {json.dumps(value)}"]
 
 
 def _find(table: Any, key: str) -> Any:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import difflib
 import re
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from frog.core.errors import ConfigError
+from frog.core.schema import convert
 
 Head = Literal["classification", "completion"]
 HEADS: tuple[str, ...] = get_args(Head)
@@ -126,10 +128,10 @@ def finetune_dict(config: FinetuneConfig) -> dict[str, Any]:
     return asdict(config)
 
 
-def finetune_from_dict(table: dict[str, Any]) -> FinetuneConfig:
-    """The inverse of `finetune_dict`. Raises ConfigError if the table was not written by this version."""
-    try:
-        lora = {**table["lora"], "targets": tuple(table["lora"]["targets"])}
-        return FinetuneConfig(**{**table, "labels": tuple(table["labels"]), "lora": LoraConfig(**lora)})
-    except (KeyError, TypeError) as error:
-        raise ConfigError(f"run.json: finetune is not as this version writes it: {error}", "fine-tune again") from None
+def finetune_from_dict(table: Any, path: Path = Path("run.json")) -> FinetuneConfig:
+    """The inverse of `finetune_dict`. Raises ConfigError, naming `path`, if this version did not write the table."""
+    hint = "fine-tune again"
+    config = convert(table, FinetuneConfig, f"{path}: finetune", hint, ConfigError)
+    if problems := config.lora.problems():
+        raise ConfigError(f"{path}: finetune.lora: {problems[0]}", hint)
+    return config

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import difflib
-import json
+import sys
 import tomllib
 import types
 import typing
@@ -16,6 +17,7 @@ from typing import Any
 from frog.config.model import ModelConfig
 from frog.config.run import ModelSource, RunConfig
 from frog.core.errors import ConfigError
+from frog.core.schema import convert, read_toml, read_typed, shortened
 
 _HF_FIXED: dict[str, tuple[Any, ...]] = {
     "architectures": (["LlamaForCausalLM"], ["MixtralForCausalLM"]),
@@ -46,8 +48,6 @@ _HF_IGNORED = {
     "_name_or_path",
 }
 
-_SECTIONS = {"data", "train", "strategy", "optimizer", "eval", "checkpoint"}
-
 
 def load_run_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a run file and the model file that it names.
@@ -57,15 +57,11 @@ def load_run_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
     Raises:  ConfigError listing every mistake of both files and of the overrides.
     """
     try:
-        table = tomllib.loads(path.read_text())
+        table = read_toml(path, ConfigError, "correct that file, or name another")
     except FileNotFoundError:
         known = sorted(str(found) for found in path.parent.glob("*.toml"))
         hint = f"one of {', '.join(known)}" if known else "the run files that come with Frog are in config/"
         raise ConfigError(f"{path}: no such run file", hint) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}", "correct that line") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     problems: list[str] = []
     for text in overrides:
         _apply_override(table, text, problems)
@@ -79,24 +75,15 @@ def parse_run_config(table: dict[str, Any], path: Path, problems: list[str] | No
     section = table.pop("model", {})
     model_table: dict[str, Any] = dict(section) if isinstance(section, dict) else {}
     if not isinstance(section, dict):
-        problems.append(f"model={section!r}: must be a table, [model]")
+        problems.append(f"model={_short(section)}: must be a table, [model]")
     source_table: dict[str, Any] = {key: model_table.pop(key) for key in ("file", "init_from") if key in model_table}
     source = build_section(ModelSource, source_table, "model.", problems)
     model = _read_model(path.parent / source.file if source else None, model_table, problems)
 
-    values: dict[str, Any] = {}
     hints = typing.get_type_hints(RunConfig)
-    for name in _SECTIONS & table.keys():
-        content = table.pop(name)
-        if isinstance(content, dict):
-            values[name] = build_section(hints[name], content, f"{name}.", problems)
-        else:
-            problems.append(f"{name}={content!r}: must be a table, [{name}]")
-    for name in ("name", "seed"):
-        if name in table:
-            values[name] = _check(name, table.pop(name), hints[name], problems)
-    valid = ["model", "name", "seed", *sorted(_SECTIONS)]
-    problems += [_unknown(key, valid) for key in table]
+    valid = [name for name in hints if name != "source"]
+    problems += [_unknown(key, valid) for key in table if key not in valid]
+    values = {key: _check(key, value, hints[key], problems) for key, value in table.items() if key in valid}
     if not problems and model is not None and source is not None:
         config = RunConfig(model=model, source=source, **values)
         problems += config.problems()
@@ -126,7 +113,7 @@ def to_dict(config: RunConfig) -> dict[str, Any]:
 
 def override_dict(table: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """A copy of `to_dict`'s table with overrides like `train.steps=200` applied; ConfigError if one has no `=`."""
-    changed: dict[str, Any] = json.loads(json.dumps(table))
+    changed = copy.deepcopy(dict(table))
     problems: list[str] = []
     for text in overrides:
         _apply_override(changed, text, problems)
@@ -135,21 +122,15 @@ def override_dict(table: Mapping[str, Any], overrides: Sequence[str]) -> dict[st
     return changed
 
 
-def from_dict(table: Mapping[str, Any]) -> RunConfig:
-    """The inverse of `to_dict`, for run.json. Raises ConfigError if the table was not written by this version."""
+def from_dict(table: Any, path: Path = Path("run.json")) -> RunConfig:
+    """The inverse of `to_dict`. Raises ConfigError, which names `path`, if this version did not write the table."""
     problems: list[str] = []
-    hints = typing.get_type_hints(RunConfig)
-    values = {
-        key: build_section(hints[key], value, f"{key}.", problems) if isinstance(value, dict) else value
-        for key, value in table.items()
-        if key in hints
-    }
-    problems += [_unknown(key, list(hints)) for key in table if key not in hints]
-    if not problems:
-        config = RunConfig(**values)
+    table = convert(table, dict[str, Any], f"{path}: config", "start a new run", ConfigError)
+    config: RunConfig | None = build_section(RunConfig, table, "", problems)
+    if config is not None:
         problems = config.problems()
-    if problems:
-        raise ConfigError(list_problems(Path("run.json"), problems), "correct the override, or start a new run")
+    if problems or config is None:
+        raise ConfigError(list_problems(path, problems), "correct the override, or start a new run")
     return config
 
 
@@ -171,7 +152,7 @@ def _apply_override(table: dict[str, Any], text: str, problems: list[str]) -> No
         return
     value: Any = value_text.strip()
     if not _is_text(parts):
-        with contextlib.suppress(tomllib.TOMLDecodeError):  # a bare word is a text
+        with contextlib.suppress(ValueError, RecursionError):  # a bare word is a text
             value = tomllib.loads(f"value = {value_text}")["value"]
     target = table
     for part in parts[:-1]:
@@ -195,18 +176,12 @@ def _read_model(path: Path | None, overrides: dict[str, Any], problems: list[str
     if path is None:
         return None
     try:
-        table = json.loads(path.read_text())
+        table = read_typed(path, dict[str, Any], error=ConfigError)
     except FileNotFoundError:
         problems.append(f"model.file: {path}: no such file")
         return None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        problems.append(f"model.file: {path}: not valid JSON: {error}")
-        return None
-    except OSError as error:
-        problems.append(f"model.file: {path}: cannot be read: {error.strerror}")
-        return None
-    if not isinstance(table, dict):
-        problems.append(f"model.file: {path}: holds a {type(table).__name__}, not an object")
+    except ConfigError as error:
+        problems.append(f"model.file: {error.what}")
         return None
     model: ModelConfig | None = build_section(
         ModelConfig, _from_hf({**table, **overrides}, problems), "model.", problems
@@ -223,16 +198,20 @@ def _from_hf(table: dict[str, Any], problems: list[str]) -> dict[str, Any]:
         problems.append(f"model.num_local_experts={table['num_local_experts']}: a model_type='llama' has none")
     for key, allowed in _HF_FIXED.items():
         if key in table and (value := table.pop(key)) not in allowed:
-            problems.append(f"model.{key}={value!r}: Frog's model has {allowed[0]!r}")
+            problems.append(f"model.{key}={_short(value)}: Frog's model has {allowed[0]!r}")
     rope = table.pop("rope_parameters", None)
+    if rope is not None and not isinstance(rope, dict):
+        problems.append(f"model.rope_parameters={_short(rope)}: must be an object")
     if isinstance(rope, dict):
         if rope.get("rope_type", "default") != "default":
-            problems.append(f"model.rope_parameters.rope_type={rope['rope_type']!r}: Frog's model has 'default'")
+            problems.append(f"model.rope_parameters.rope_type={_short(rope['rope_type'])}: Frog's model has 'default'")
         if "rope_theta" in rope:
             table.setdefault("rope_theta", rope["rope_theta"])
     heads, hidden, head_dim = (table.get(k) for k in ("num_attention_heads", "hidden_size", "head_dim"))
     table.pop("head_dim", None)
-    if head_dim is not None and isinstance(heads, int) and isinstance(hidden, int) and heads * head_dim != hidden:
+    if head_dim is not None and not isinstance(head_dim, int):
+        problems.append(f"model.head_dim={_short(head_dim)}: must be a whole number")
+    elif head_dim is not None and isinstance(heads, int) and isinstance(hidden, int) and heads * head_dim != hidden:
         problems.append(
             f"model.head_dim={head_dim} x num_attention_heads={heads} is not hidden_size={hidden}: "
             "Frog's heads share the width out among them"
@@ -262,22 +241,37 @@ def build_section(cls: type[Any], table: Mapping[str, Any], prefix: str, problem
 
 
 def _check(name: str, value: Any, hint: Any, problems: list[str]) -> Any:
-    """`value` if it fits the type `hint` (an int fits a float); else note the problem."""
+    """`value` if it fits the type `hint` (an int fits a float, a table its section); else note the problem."""
     options = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
     for option in options:
-        if option is float and isinstance(value, int) and not isinstance(value, bool):
-            return float(value)
-        if typing.get_origin(option) is typing.Literal:
-            if value in typing.get_args(option):
-                return value
-        elif isinstance(value, option) and not (option is int and isinstance(value, bool)):
-            return value
-    words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", types.NoneType: "null"}
-    expected = [
-        " or ".join(map(repr, typing.get_args(option)))
-        if typing.get_origin(option) is typing.Literal
-        else words.get(option, str(option))
-        for option in options
-    ]
-    problems.append(f"{name}={value!r}: must be {' or '.join(expected)}")
+        if dataclasses.is_dataclass(option) and isinstance(value, dict):
+            return build_section(option, value, f"{name}.", problems)  # type: ignore[arg-type]
+        if _fits(value, option):
+            return float(value) if option is float else value
+    expected = " or ".join(f"a table, [{name}]" if dataclasses.is_dataclass(o) else _in_words(o) for o in options)
+    if isinstance(value, int | float) and not abs(value) < 1 << 63:
+        expected += ", finite and of 64 bits"
+    problems.append(f"{name}={_short(value)}: must be {expected}")
     return value
+
+
+def _fits(value: Any, option: Any) -> bool:
+    if typing.get_origin(option) is typing.Literal:
+        return value in typing.get_args(option)
+    if option is int:
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63
+    if option is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return isinstance(value, option)
+
+
+def _in_words(option: Any) -> str:
+    if typing.get_origin(option) is typing.Literal:
+        return " or ".join(map(repr, typing.get_args(option)))
+    words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", types.NoneType: "null"}
+    return words.get(option, str(option))
+
+
+def _short(value: Any) -> str:
+    """A value as an error quotes it."""
+    return shortened(repr(value))

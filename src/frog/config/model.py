@@ -4,6 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+_MOST = {
+    "vocab_size": 10**8,
+    "hidden_size": 10**6,
+    "intermediate_size": 10**7,
+    "num_hidden_layers": 10**4,
+    "num_attention_heads": 10**5,
+    "num_key_value_heads": 10**5,
+    "max_position_embeddings": 10**9,
+    "num_local_experts": 10**5,
+}
+"""Ten times the largest that anybody has trained, and more: what lies above is a slip of the pen."""
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -35,17 +47,18 @@ class ModelConfig:
     def problems(self) -> list[str]:
         """Every rule that these sizes break, with the numbers and the rule; empty if the model can be built."""
         found = [
-            f"{name}={getattr(self, name)}: must be at least 1"
-            for name in (
-                "vocab_size",
-                "hidden_size",
-                "intermediate_size",
-                "num_hidden_layers",
-                "num_attention_heads",
-                "num_key_value_heads",
-                "max_position_embeddings",
+            f"{name}={size}: must be at least 1" if size < 1 else f"{name}={size}: must be at most {most}"
+            for name, most in _MOST.items()
+            if (size := getattr(self, name)) is not None and not 1 <= size <= most
+        ]
+        found += [
+            f"{name}={value}: must be {'at least' if zero else 'above'} 0"
+            for name, value, zero in (
+                ("rope_theta", self.rope_theta, False),
+                ("rms_norm_eps", self.rms_norm_eps, True),
+                ("initializer_range", self.initializer_range, True),
             )
-            if getattr(self, name) < 1
+            if value < 0 or (value == 0 and not zero)
         ]
         if found:
             return found

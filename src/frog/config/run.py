@@ -12,6 +12,9 @@ from frog.config.model import ModelConfig
 from frog.config.strategy import StrategyConfig, strategy_problems
 from frog.core.errors import ConfigError
 
+_MOST = 10**9
+"""Of whatever is counted in a run file: what lies above is a slip of the pen."""
+
 
 @dataclass(frozen=True)
 class ModelSource:
@@ -106,10 +109,12 @@ class RunConfig:
     def problems(self) -> list[str]:
         """Every rule that this run breaks whatever its world; empty if it can start."""
         found = self.model.problems()
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.name):
-            found.append(f"name={self.name!r}: use letters, digits, '.', '_' and '-', since it names a folder")
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", self.name):
+            found.append(
+                f"name={self.name[:100]!r}: use letters, digits, '.', '_' and '-', 100 at most, since it names a folder"
+            )
         found += [
-            f"{section}.{name}={value}: must be at least {least}"
+            f"{section}.{name}={value}: must be {f'at least {least}' if value < least else f'at most {_MOST}'}"
             for section, name, value, least in (
                 ("data", "sequence_length", self.data.sequence_length, 2),
                 ("train", "steps", self.train.steps, 1),
@@ -134,7 +139,7 @@ class RunConfig:
                 ("checkpoint", "every", self.checkpoint.every, 1),
                 ("checkpoint", "keep_last", self.checkpoint.keep_last, 1),
             )
-            if value < least
+            if not least <= value <= _MOST
         ]
         found += [
             f"optimizer.{name}={value}: must lie in [0, 1)"

@@ -16,8 +16,9 @@ import contextlib
 import json
 import re
 import stat
+import tomllib
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeGuard, TypeVar
 
 import msgspec
 
@@ -27,7 +28,7 @@ from frog.core.files import write_atomic
 MOST_BYTES = 64 << 20
 """Of a file that is read whole. Those that Frog writes are far smaller."""
 
-_MOST_SHOWN = 60
+_MOST_SHOWN = 80
 """Characters of a value that an error quotes."""
 
 
@@ -39,6 +40,17 @@ class Typed(msgspec.Struct, kw_only=True, frozen=True):
     FORMAT: ClassVar[int | None] = None
     """The version of the file's field `format`; None: this kind has no such field."""
 
+
+Natural = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+"""0, 1, 2 … as far as every reader of JSON counts exactly."""
+Positive = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+Amount = Annotated[float, msgspec.Meta(ge=0, le=1e300)]
+"""A finite number that is not negative; JSON knows no others that are not finite, TOML does."""
+
+_DIGEST, _FILE_NAME = "^[0-9a-f]{64}$", r"^(?!\.{1,2}$)[^/\\\x00]{1,255}$"
+Digest = Annotated[str, msgspec.Meta(pattern=_DIGEST)]
+FileName = Annotated[str, msgspec.Meta(pattern=_FILE_NAME)]
+_IN_WORDS = {_DIGEST: "a SHA-256 in hex", _FILE_NAME: "the name of a file in the same folder"}
 
 T = TypeVar("T")
 
@@ -70,8 +82,23 @@ def read_bounded(
         return path.read_bytes()
     except FileNotFoundError:
         raise
-    except OSError as problem:
-        raise error(f"{path}: cannot be read: {problem.strerror}", hint) from None
+    except (OSError, ValueError) as problem:  # ValueError: its name holds a NUL
+        why = getattr(problem, "strerror", None) or problem
+        raise error(f"{shortened(str(path), 500)}: cannot be read: {why}", hint) from None
+
+
+def read_toml(path: Path, error: type[FrogError] = RunError, hint: str | None = None) -> dict[str, Any]:
+    """The table of a TOML file, not yet held against anything.
+
+    Raises:  FileNotFoundError if there is none; `error` if it is no plain file, too large, unreadable or no TOML.
+    """
+    data = read_bounded(path, error, hint)
+    try:
+        return tomllib.loads(data.decode())
+    except ValueError as problem:  # no UTF-8, no TOML, or a number of thousands of digits
+        raise error(f"{path}: not valid TOML: {problem}", hint) from None
+    except RecursionError:
+        raise error(f"{path}: nested too deep to be read", hint) from None
 
 
 def decode(
@@ -83,7 +110,7 @@ def decode(
     """
     text = data.encode(errors="surrogatepass") if isinstance(data, str) else data
     try:
-        if issubclass(kind, Typed) and kind.FORMAT is not None:
+        if _has_format(kind):
             _check_format(msgspec.json.decode(text, type=_Versioned).format, kind, origin, error)
         return msgspec.json.decode(text, type=kind)
     except msgspec.ValidationError as problem:
@@ -102,7 +129,7 @@ def convert(value: Any, kind: type[T], origin: str, hint: str | None = None, err
     Raises:  `error` if it is of another format, or not of that schema.
     """
     try:
-        if issubclass(kind, Typed) and kind.FORMAT is not None:
+        if _has_format(kind):
             _check_format(msgspec.convert(value, _Versioned).format, kind, origin, error)
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as problem:
@@ -122,6 +149,10 @@ class _Versioned(msgspec.Struct):
     format: int
 
 
+def _has_format(kind: Any) -> TypeGuard[type[Typed]]:
+    return isinstance(kind, type) and issubclass(kind, Typed) and kind.FORMAT is not None
+
+
 def _check_format(found: int, kind: type[Typed], origin: str, error: type[FrogError]) -> None:
     if found == kind.FORMAT:
         return
@@ -139,12 +170,15 @@ def _refusal(origin: str, problem: msgspec.ValidationError, value: Any) -> str:
     place = place.rstrip("`")
     what = said.replace("`", "")
     where = f"{origin}: {place}: " if place else f"{origin}: "
-    if match := re.fullmatch(r"Expected (.+), got (.+)", what):
-        expected, found = match.groups()
-        with contextlib.suppress(LookupError, TypeError, ValueError):
-            found = _shown(_at(value, place or "$"))
-        return f"{where}found {found}, expected {expected}"
-    return where + what[:1].lower() + what[1:]
+    match = re.fullmatch(r"Expected (.+?)(?:, got (.+))?", what, re.DOTALL)
+    if match is None:
+        return where + shortened(what[:1].lower() + what[1:])
+    expected, found = match.groups()
+    if regex := re.fullmatch(r"str matching regex '(.*)'", expected, re.DOTALL):
+        expected = next((words for pattern, words in _IN_WORDS.items() if repr(pattern)[1:-1] == regex[1]), expected)
+    with contextlib.suppress(LookupError, TypeError, ValueError):
+        found = _shown(_at(value, place or "$"))
+    return f"{where}found {found}, expected {expected}" if found else f"{where}expected {expected}"
 
 
 def _at(value: Any, place: str) -> Any:
@@ -158,8 +192,12 @@ def _shown(value: Any) -> str:
     name = {str: "the text ", dict: "an object", list: "a list", type(None): "null"}.get(type(value), "")
     if isinstance(value, dict | list) or value is None:
         return name
-    text = json.dumps(value)
-    return name + (text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "…")
+    return name + shortened(json.dumps(value))
+
+
+def shortened(text: str, most: int = _MOST_SHOWN) -> str:
+    """A text as an error quotes it: what a file holds can be long."""
+    return text if len(text) <= most else text[:most] + "…"
 
 
 def _kind_of(mode: int) -> str:
