@@ -1,0 +1,57 @@
+"""Pages name what is there: files of the project, and targets of its Makefile."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / ".github").rglob("*.md")])
+NAMED = re.compile(r"`((?:src|tests|benchmarks|scripts|docs|config|\.github)/[\w./-]*)`")
+IN_GLOSSARY = re.compile(r"`((?:[a-z_]+/)+(?:\w+\.py)?)`")
+HISTORY = {"docs/log.md", "CHANGELOG.md"}
+"""Pages that may name what is no more."""
+
+
+def is_there(name: str) -> bool:
+    """In the project, or, as the map and the glossary write it, in src/frog."""
+    return any((folder / name).exists() for folder in (ROOT, ROOT / "src" / "frog"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_a_page_names_are_there(page: Path) -> None:
+    if str(page.relative_to(ROOT)) in HISTORY:
+        return
+    named = set(NAMED.findall(page.read_text()))
+    assert sorted(name for name in named if "NAME" not in name and not is_there(name)) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_pages_that_a_page_links_to_are_there(page: Path) -> None:
+    targets = {target.split("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text())}
+    local = {target for target in targets if target and "://" not in target}
+    assert sorted(target for target in local if not (page.parent / target).exists()) == []
+
+
+def test_the_glossary_says_where_things_are() -> None:
+    rows = [line for line in (ROOT / "docs/glossary.md").read_text().splitlines() if line.startswith("| ")]
+    places = {place for row in rows for place in IN_GLOSSARY.findall(row.split("|")[-2])}
+    assert len(places) > 50
+    assert (
+        sorted(place for place in places if not any((base / place).exists() for base in (ROOT / "src/frog", ROOT)))
+        == []
+    )
+
+
+def test_the_workflow_and_ci_call_targets_that_there_are() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for file in (".ci/run", ".github/workflows/ci.yml"):
+        called = {
+            word
+            for line in re.findall(r"\bmake ([a-z -]+)$", (ROOT / file).read_text(), re.MULTILINE)
+            for word in line.split()
+        }
+        assert called
+        assert called <= targets, f"{file}: {called - targets}"
