@@ -15,10 +15,11 @@ import torch
 from frog.comm import World
 from frog.config import OptimizerConfig, RunConfig, StrategyConfig, TrainConfig
 from frog.config.deepspeed import deepspeed_path, fill_deepspeed, read_deepspeed
+from frog.config.strategies import DATA_STRATEGIES
 from frog.core.env import world_env
 from frog.core.errors import ConfigError, UsageError
 from frog.parallel.deepspeed import DeepSpeed, import_deepspeed
-from frog.prove.commands import SMALL_MODEL
+from frog.prove.matrix import SMALL_MODEL
 
 CONFIG = Path(__file__).parents[2] / "config"
 ADAMW = {"lr": 3e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
@@ -33,7 +34,7 @@ def fill(table: dict[str, Any], run: RunConfig = RUN) -> dict[str, Any]:
     return fill_deepspeed(table, Path("ds.json"), run, 2, ADAMW)
 
 
-@pytest.mark.parametrize("name", ["zero1", "zero2", "zero3"])
+@pytest.mark.parametrize("name", [name for name, entry in DATA_STRATEGIES.items() if "deepspeed" in entry.modules])
 def test_own_files_leave_to_the_run_what_the_run_decides(name: str) -> None:
     run = replace(RUN, strategy=replace(RUN.strategy, name=name))
     filled = fill(read_deepspeed(CONFIG / f"deepspeed_{name}.json"), run)

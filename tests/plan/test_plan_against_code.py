@@ -9,19 +9,17 @@ import pytest
 from pretend_world import take_step
 
 from frog.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, TrainConfig
+from frog.config.strategies import DATA_STRATEGIES
 from frog.plan.measure import compare_step, problems
 from frog.plan.memory import PARTS, step_memory
 
 MODEL = ModelConfig(512, 64, 176, 5, 4, 2, 64)
 
 CASES: dict[str, tuple[int, dict[str, Any]]] = {
-    "ddp": (4, {}),
+    **{name: (4, {"name": name}) for name in DATA_STRATEGIES},
     "ddp, naive": (4, {"reduction": "naive"}),
     "ddp, in buckets": (4, {"bucket_mb": 0.1}),
     "ddp, overlapped": (4, {"bucket_mb": 0.1, "reduction": "overlapped"}),
-    "zero1": (4, {"name": "zero1"}),
-    "zero2": (4, {"name": "zero2"}),
-    "zero3": (4, {"name": "zero3"}),
     "zero1, hybrid": (4, {"name": "zero1", "shard": 2}),
     "zero3, hybrid": (4, {"name": "zero3", "shard": 2}),
     "tp": (2, {"tp": 2}),
@@ -58,7 +56,7 @@ def test_a_step_sends_and_holds_what_the_formulas_say(case: str, checkpointing: 
     hold_against_formulas(config(checkpointing, MODEL, **strategy), world)
 
 
-@pytest.mark.parametrize("name", ["ddp", "zero1"])
+@pytest.mark.parametrize("name", DATA_STRATEGIES)
 def test_experts_that_are_shared_out(name: str) -> None:
     hold_against_formulas(config(False, replace(MODEL, num_local_experts=4), name=name, ep=2), 4)
 

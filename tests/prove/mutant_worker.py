@@ -1,22 +1,30 @@
-"""A rank that plants one mistake after the other, proves, and writes down whether the proof saw it."""
+"""A rank that plants one mistake after the other, proves, and writes down whether the proof saw it.
+
+Last it proves a strategy that is new, with an entry and a file of its own and nothing else.
+"""
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
-from mutants import MUTANTS
+from mutants import MUTANTS, Mutant
+from two_halves import ENTRY
 
 from frog.comm import join_world
+from frog.config.strategies import DATA_STRATEGIES
 from frog.core.env import world_env
 from frog.core.processes import leave
-from frog.prove.commands import DEFAULT_VARIANTS, SMALL_MODEL, Cell, Variant, cells
+from frog.prove.matrix import DEFAULT_VARIANTS, SMALL_MODEL, Cell, Variant, cells
 from frog.prove.rank import TOLERANCE, Case, compare, one_process, spread
 
 env = world_env()
 world = join_world(env, torch.device("cpu"), timeout_s=60)
 found = {}
-for mutant in (mutant for mutant in MUTANTS if mutant.world_size == world.size):
+DATA_STRATEGIES[ENTRY.name] = ENTRY
+ADDED = Mutant("nothing planted", ENTRY.name, world.size, nullcontext, accumulate=True)
+for mutant in (*(mutant for mutant in MUTANTS if mutant.world_size == world.size), ADDED):
     variant = Variant("accumulated", accumulate=True) if mutant.accumulate else DEFAULT_VARIANTS[0]
     (cell,) = cells(SMALL_MODEL, [world.size], ["frog"], [variant], [mutant.strategy])
     assert isinstance(cell, Cell), cell
@@ -26,7 +34,7 @@ for mutant in (mutant for mutant in MUTANTS if mutant.world_size == world.size):
     world.forget_axes()
     if world.is_main:
         expected = one_process(case, case.config.strategy.dp_size(world.size))
-        found[f"{mutant.strategy}: {mutant.name}"] = compare(trace, expected, TOLERANCE["fp32"])
+        found[f"{mutant.strategy}: {mutant.name}, {world.size}"] = compare(trace, expected, TOLERANCE["fp32"])
 if world.is_main:
     Path(sys.argv[1]).write_text(json.dumps(found))
 world.barrier()

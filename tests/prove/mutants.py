@@ -226,7 +226,7 @@ MUTANTS = [
     Mutant("the neighbour's shard", "zero3", 2, around("start_reduce_scatter", neighbours_slice)),
     Mutant("no sum in the backward pass", "tp", 2, no_backward_sum()),
     Mutant("each rank's own largest logit", "tp", 2, around("start_all_reduce", without_maximum)),
-    Mutant("norms counted once a rank", "tp", 2, replaced(scratch.FromScratch, "_speaks", lambda self, name: True)),
+    Mutant("norms counted once a rank", "tp", 2, replaced(scratch.FromScratch, "_counts", lambda self, name: True)),
     Mutant("norms' gradients not summed", "tp+sp", 2, forgotten(scratch.FromScratch, "_sum_repeated")),
     Mutant("partial results not summed", "tp+sp", 2, around("start_reduce_scatter", only_on("tp", own_slice_unsummed))),
     Mutant("stretches in the wrong order", "tp+sp", 2, around("start_all_gather", slices_swapped)),

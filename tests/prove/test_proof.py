@@ -10,7 +10,8 @@ import pytest
 from harness import Harness
 from mutants import MUTANTS, Mutant
 
-from frog.prove.commands import ALL_VARIANTS, DEFAULT_VARIANTS, FROM_SCRATCH, SMALL_MODEL, Cell, cells, prove
+from frog.prove.commands import prove
+from frog.prove.matrix import ALL_VARIANTS, DEFAULT_VARIANTS, SMALL_MODEL, Cell, cells, proofs
 
 WORKER = Path(__file__).parent / "mutant_worker.py"
 WANTED = [
@@ -33,7 +34,7 @@ def test_equals_one_process(proved: dict[int, dict[str, Any]], cell: Cell) -> No
 
 
 def test_every_strategy_is_in_the_matrix() -> None:
-    missing = set(FROM_SCRATCH) - {cell.strategy for cell in CELLS}
+    missing = set(proofs()) - {cell.strategy for cell in CELLS}
     assert missing == {"dp x tp x pp"}, "needs a world of 8"
 
 
@@ -51,7 +52,13 @@ def seen(harness: Harness, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 @pytest.mark.timeout(700)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.strategy}: {mutant.name}")
 def test_every_planted_mistake_is_seen(seen: dict[str, dict[str, Any]], mutant: Mutant) -> None:
-    assert not seen[f"{mutant.strategy}: {mutant.name}"]["equal"]
+    assert not seen[f"{mutant.strategy}: {mutant.name}, {mutant.world_size}"]["equal"]
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_a_new_strategy_is_proved_by_its_entry_alone(seen: dict[str, dict[str, Any]], world_size: int) -> None:
+    result = seen[f"two-halves: nothing planted, {world_size}"]
+    assert result["equal"], result["first"]
 
 
 def test_a_world_of_eight() -> None:

@@ -31,7 +31,7 @@ from frog.parallel import deepspeed, native, torch_ddp, torch_fsdp, torch_pipeli
 from frog.parallel.build import build_mesh, build_strategy
 from frog.parallel.strategy import MOMENTS, Strategy, no_span
 from frog.prove import rank as prove
-from frog.prove.commands import SMALL_MODEL
+from frog.prove.matrix import SMALL_MODEL
 from frog.train.optimizer import build_optimizer
 
 TIED = "embed_tokens.weight"

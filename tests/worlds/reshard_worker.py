@@ -20,7 +20,7 @@ from frog.core.processes import leave
 from frog.core.runfolder import RunFolder
 from frog.parallel.build import build_mesh, build_strategy
 from frog.parallel.strategy import Strategy
-from frog.prove.commands import DEFAULT_VARIANTS, FROM_SCRATCH, NATIVE, SMALL_MODEL, Cell, cells
+from frog.prove.matrix import DEFAULT_VARIANTS, SMALL_MODEL, Cell, cells, proofs
 from frog.prove.rank import Case, local_batch, make_model, make_optimizer
 from frog.train.state import TrainState, generators
 
@@ -52,8 +52,8 @@ def written(run: str) -> dict[str, Tensor]:
 
 
 results = {}
-for implementation, known in (("frog", FROM_SCRATCH), ("torch", NATIVE["torch"])):
-    names = [name for name in known if not name.endswith("ep")]
+for implementation in ("frog", "torch"):
+    names = [name for name in proofs(implementation) if not name.endswith("ep")]
     for cell in cells(SMALL_MODEL, [world.size], [implementation], DEFAULT_VARIANTS[:1], names):
         assert isinstance(cell, Cell), cell
         case = Case.read(cell.table(0))

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from harness import Harness
 
-from frog.prove.commands import ALL_VARIANTS, DEFAULT_VARIANTS, NATIVE, SMALL_MODEL, Cell, cells, prove
+from frog.prove.commands import prove
+from frog.prove.matrix import ALL_VARIANTS, DEFAULT_VARIANTS, SMALL_MODEL, Cell, cells, proofs
 
 WORKER = Path(__file__).parent / "native_worker.py"
-KINDS = [kind for kind in NATIVE if kind != "deepspeed" or find_spec("deepspeed") is not None]
+KINDS = [kind for kind in ("torch", "deepspeed") if kind != "deepspeed" or find_spec("deepspeed") is not None]
 WITH_PRECISION = [*DEFAULT_VARIANTS, *(one for one in ALL_VARIANTS if one.recompute or one.precision != "fp32")]
 WANTED = [
     *cells(SMALL_MODEL, [2], KINDS, WITH_PRECISION),
@@ -40,7 +41,7 @@ def test_equals_one_process(proved: dict[int, dict[str, Any]], cell: Cell) -> No
 def test_nothing_was_left_out() -> None:
     assert [reason for reason in WANTED if isinstance(reason, str)] == []
     proved = {(cell.implementation, cell.strategy) for cell in CELLS}
-    assert {(kind, name) for kind in KINDS for name in NATIVE[kind]} - proved == {("torch", "dp x tp x pp")}, "8 ranks"
+    assert {(kind, name) for kind in KINDS for name in proofs(kind)} - proved == {("torch", "dp x tp x pp")}, "8 ranks"
 
 
 @pytest.fixture(scope="module")

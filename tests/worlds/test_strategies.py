@@ -10,18 +10,16 @@ import pytest
 from harness import Harness
 
 from frog.config import from_dict
+from frog.config.strategies import DATA_STRATEGIES
 from frog.plan.measure import traffic_problems
-from frog.prove.commands import FROM_SCRATCH
+from frog.prove.matrix import proofs
 
 RESHARD = Path(__file__).parent / "reshard_worker.py"
 MODEL = ("model.num_hidden_layers=4", "model.num_key_value_heads=4")
 BATCH = ("train.grad_accum=2", "train.global_batch_size=16")
 RUNS = {
-    "ddp-2": (2, ()),
+    **{f"{name}-2": (2, (f"strategy.name={name}",)) for name in DATA_STRATEGIES},
     "overlapped-2": (2, ("strategy.reduction=overlapped", "strategy.bucket_mb=0.05")),
-    "zero1-2": (2, ("strategy.name=zero1",)),
-    "zero2-2": (2, ("strategy.name=zero2",)),
-    "zero3-2": (2, ("strategy.name=zero3",)),
     "tp-2": (2, ("strategy.tp=2",)),
     "cp-2": (2, ("strategy.cp=2",)),
     "pp-2": (2, ("strategy.pp=2",)),
@@ -147,4 +145,4 @@ def test_what_cannot_be_is_told_once(harness: Harness, world_size: int, settings
 
 
 def test_names_of_strategies_are_those_of_the_command() -> None:
-    assert {"ddp-overlapped", "zero3", "tp+sp", "pp-zero-bubble", "cp", "ep", "dp x tp x pp"} <= set(FROM_SCRATCH)
+    assert {"ddp-overlapped", "zero3", "tp+sp", "pp-zero-bubble", "cp", "ep", "dp x tp x pp"} <= set(proofs())

@@ -18,7 +18,6 @@ from frog.core.errors import ConfigError
 from frog.core.schema import read_typed, shortened
 from frog.core.tables import leaves
 
-_STAGES = {"zero1": 1, "zero2": 2, "zero3": 3}
 _NOT_HERE = {
     "scheduler": "the learning rate is the run file's [optimizer]",
     "data_types": "gradients are kept in the weights' precision",
@@ -83,7 +82,7 @@ def _decided(config: RunConfig, world_size: int) -> dict[str, Any]:
         "gradient_clipping": 0.0 if clip == "off" else clip,
         "bf16.enabled": train.precision == "bf16",
         "fp16.enabled": train.precision == "fp16",
-        "zero_optimization.stage": _STAGES[config.strategy.name],
+        "zero_optimization.stage": config.strategy.entry.zero_stage,
     }
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from frog.config.model import ModelConfig
+from frog.config.strategies import DATA_STRATEGIES, or_list
 from frog.config.strategy import StrategyConfig, strategy_problems
 from frog.core.errors import ConfigError
 
@@ -108,7 +109,7 @@ class RunConfig:
 
     def problems(self) -> list[str]:
         """Every rule that this run breaks whatever its world; empty if it can start."""
-        found = self.model.problems()
+        found = self.model.problems() + self.strategy.problems()
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", self.name):
             found.append(
                 f"name={self.name[:100]!r}: use letters, digits, '.', '_' and '-', 100 at most, since it names a folder"
@@ -196,11 +197,12 @@ class RunConfig:
         strategy = self.strategy
         if self.train.compile and strategy.implementation == "frog":
             cut = [f"{axis}={size}" for axis in ("tp", "pp", "cp", "ep") if (size := getattr(strategy, axis)) > 1]
-            if strategy.name == "zero3" or cut:
+            if "parameters" in strategy.entry.splits or cut:
+                able = or_list(name for name, entry in DATA_STRATEGIES.items() if "parameters" not in entry.splits)
                 named = " and strategy.".join(cut or [f"name={strategy.name!r}"])
                 found.append(
                     f"train.compile=true with strategy.{named}: the ranks communicate inside the model, which is "
-                    "compiled whole; take ddp, zero1 or zero2"
+                    f"compiled whole; take {able}"
                 )
         if found:
             return found

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from frog.config.model import ModelConfig
+from frog.config.strategies import AXES, DATA_STRATEGIES, DataStrategyEntry, StrategyEntry, or_list
+from frog.core.schema import shortened
 
 
 @dataclass(frozen=True)
 class StrategyConfig:
     """[strategy]: how the work is spread over the world. What tp, pp and cp leave of it is the data-parallel axis"""
 
-    name: Literal["ddp", "zero1", "zero2", "zero3"] = "ddp"
-    """What the data-parallel ranks share out: nothing; optimizer state; gradients too; parameters too."""
+    name: str = "ddp"
+    """How the data-parallel ranks keep what they train: a key of DATA_STRATEGIES."""
     implementation: Literal["frog", "torch", "deepspeed"] = "frog"
     tp: int = 1
     pp: int = 1
@@ -37,6 +39,17 @@ class StrategyConfig:
     deepspeed_file: str | None = None
     """deepspeed: its JSON file, as seen from where the run starts; None takes config/deepspeed_<name>.json."""
 
+    @property
+    def entry(self) -> DataStrategyEntry:
+        """What is known of the data strategy; `problems` says why where there is none of that name."""
+        return DATA_STRATEGIES[self.name]
+
+    def problems(self) -> list[str]:
+        """Whether there is such a strategy at all."""
+        if self.name in DATA_STRATEGIES:
+            return []
+        return [f"strategy.name={shortened(self.name)}: must be {or_list(map(repr, DATA_STRATEGIES))}"]
+
     def dp_size(self, world_size: int) -> int:
         """How many data-parallel ranks a world of this size has; `strategy_problems` says why when it is not whole."""
         return world_size // (self.tp * self.pp * self.cp)
@@ -55,7 +68,7 @@ def strategy_problems(
     found = _size_problems(strategy, model, sequence_length, grad_accum)
     found += _sharding_problems(strategy, world_size // (strategy.tp * strategy.pp))
     found += _expert_problems(strategy, model, strategy.dp_size(world_size))
-    return found + _implementation_problems(strategy, model, grad_accum)
+    return found + implementation_problems(strategy, model, grad_accum)
 
 
 def _size_problems(strategy: StrategyConfig, model: ModelConfig, sequence_length: int, grad_accum: int) -> list[str]:
@@ -94,17 +107,21 @@ def _size_problems(strategy: StrategyConfig, model: ModelConfig, sequence_length
 def _sharding_problems(strategy: StrategyConfig, data_size: int) -> list[str]:
     found = []
     if strategy.shard is not None:
-        if strategy.name == "ddp":
-            found.append(f"strategy.shard={strategy.shard}: ddp shards nothing; hybrid sharding needs zero1, 2 or 3")
+        if not strategy.entry.splits:
+            able = or_list(name for name, entry in DATA_STRATEGIES.items() if entry.splits)
+            found.append(
+                f"strategy.shard={strategy.shard}: {strategy.name} shards nothing; hybrid sharding needs {able}"
+            )
         if data_size % strategy.shard:
             found.append(
                 f"strategy.shard={strategy.shard} does not divide the {data_size} data ranks: "
                 "they are cut into rows of that many"
             )
-    if strategy.pp > 1 and strategy.name in ("zero2", "zero3"):
+    if strategy.pp > 1 and strategy.entry.sends_every_micro_batch:
+        able = or_list(name for name, entry in DATA_STRATEGIES.items() if not entry.sends_every_micro_batch)
         found.append(
             f"strategy.name={strategy.name!r} with strategy.pp={strategy.pp}: it would reduce or gather again in every "
-            "micro-batch of every stage; take ddp or zero1"
+            f"micro-batch of every stage; take {able}"
         )
     if strategy.compression != "off" and (strategy.name, strategy.implementation) != ("ddp", "torch"):
         found.append(
@@ -128,26 +145,25 @@ def _expert_problems(strategy: StrategyConfig, model: ModelConfig, dp_size: int)
             f"strategy.tp={strategy.tp} with num_local_experts={experts}: experts are not split by tp; "
             "share them out with strategy.ep"
         )
-    if ep > 1 and strategy.implementation != "frog":
-        found.append(f"strategy.ep={ep} with strategy.implementation={strategy.implementation!r}: only 'frog' has it")
     return found
 
 
-def _implementation_problems(strategy: StrategyConfig, model: ModelConfig, grad_accum: int) -> list[str]:
-    axes = {name: size for name in ("tp", "pp", "cp") if (size := getattr(strategy, name)) > 1}
-    if strategy.implementation == "deepspeed":
-        return _deepspeed_problems(strategy, axes)
-    return _torch_problems(strategy, model, grad_accum, axes) if strategy.implementation == "torch" else []
-
-
-def _deepspeed_problems(strategy: StrategyConfig, axes: Mapping[str, int]) -> list[str]:
-    by = "strategy.implementation='deepspeed'"
-    found = [f"strategy.{axis}={size} with {by}: here it is over data ranks alone" for axis, size in axes.items()]
-    if strategy.name == "ddp":
-        found.append(f"strategy.name='ddp' with {by}: here it is zero1, zero2 and zero3; torch has ddp")
-    if strategy.shard is not None:
-        found.append(f"strategy.shard={strategy.shard} with {by}: it shares out over all data ranks")
-    return found
+def implementation_problems(strategy: StrategyConfig, model: ModelConfig, grad_accum: int) -> list[str]:
+    """What of a strategy its implementation does not have."""
+    axes = {name: size for name in AXES if (size := getattr(strategy, name)) > 1}
+    parts: dict[str, StrategyEntry] = {f"strategy.name={strategy.name!r}": strategy.entry}
+    parts |= {f"strategy.{axis}={size}": AXES[axis] for axis, size in axes.items()}
+    found = [
+        f"{field} with strategy.implementation={strategy.implementation!r}: it has no such strategy; "
+        f"{or_list(entry.modules)} has"
+        for field, entry in parts.items()
+        if strategy.implementation not in entry.modules
+    ]
+    if strategy.implementation == "deepspeed" and strategy.shard is not None:
+        found.append(
+            f"strategy.shard={strategy.shard} with strategy.implementation='deepspeed': it splits over all data ranks"
+        )
+    return found + (_torch_problems(strategy, model, grad_accum, axes) if strategy.implementation == "torch" else [])
 
 
 def _torch_problems(
@@ -155,8 +171,6 @@ def _torch_problems(
 ) -> list[str]:
     by = "strategy.implementation='torch'"
     found = []
-    if strategy.cp > 1:
-        found.append(f"strategy.cp={strategy.cp} with {by}: torch's context parallelism does not run on CPUs")
     for axis in ("tp", "pp"):
         if strategy.name == "zero1" and axis in axes:
             found.append(

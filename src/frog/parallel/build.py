@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from importlib import import_module
 from typing import Any
 
 from frog.comm import World
-from frog.config import RunConfig
+from frog.config import RunConfig, StrategyConfig
+from frog.config.strategies import AXES
 from frog.model.transformer import TinyTransformer
 from frog.parallel.mesh import Mesh
 from frog.parallel.scratch import FromScratch
@@ -29,26 +31,16 @@ def build_strategy(
     autocast: AbstractContextManager[Any] | None = None,
 ) -> Strategy:
     """Spread `model` over the mesh. A collective call: every rank gives a whole model, and rank 0's weights count."""
-    if config.strategy.implementation != "frog":
-        return _native(config)(config, mesh, model, make_optimizer, autocast)
-    return FromScratch(config, mesh, model, make_optimizer, autocast)
+    build = FromScratch if config.strategy.implementation == "frog" else _native(config.strategy)
+    return build(config, mesh, model, make_optimizer, autocast)
 
 
-def _native(config: RunConfig) -> Callable[..., Strategy]:
-    """Who carries a native strategy out. Imported only then: each brings much with it."""
-    strategy = config.strategy
-    if strategy.implementation == "deepspeed":
-        from frog.parallel.deepspeed import DeepSpeed
+def _native(strategy: StrategyConfig) -> Callable[..., Strategy]:
+    """Who carries a native strategy out: what cuts the model decides, else the data strategy.
 
-        return DeepSpeed
-    if strategy.pp > 1:
-        from frog.parallel.torch_pipeline import TorchPipeline
-
-        return TorchPipeline
-    if strategy.name in ("zero2", "zero3") or strategy.tp > 1:
-        from frog.parallel.torch_fsdp import TorchFSDP
-
-        return TorchFSDP
-    from frog.parallel.torch_ddp import TorchDDP
-
-    return TorchDDP
+    Imported only now: each brings much with it.
+    """
+    cut = next((AXES[axis] for axis in ("pp", "tp") if getattr(strategy, axis) > 1), None)
+    entry = cut or strategy.entry
+    build: Callable[..., Strategy] = import_module(entry.modules[strategy.implementation]).build
+    return build

@@ -1,4 +1,4 @@
-"""Data parallelism: what the four ways to do it (ddp, zero1, zero2, zero3) have in common.
+"""Data parallelism: what all ways to do it have in common. Each file of one has a `build`, which takes a `GroupSpec`.
 
 In the order in which a step calls them: `before_backward` and `after_backward` around each micro-batch's, `finish`
 (every gradient is the mean over the data ranks now), then the optimizer updates `partitions`, `gather`, `zero`.
@@ -7,10 +7,15 @@ In the order in which a step calls them: `before_backward` and `after_backward` 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
+from frog.comm import Axis
+from frog.config import StrategyConfig
 from frog.parallel.flat import Partition
 
 
@@ -22,15 +27,31 @@ class Listener(Protocol):
     def after_backward(self) -> None: ...
 
 
+@dataclass(frozen=True)
+class GroupSpec:
+    """Some of a model's parameters, to be kept by the data ranks in one way."""
+
+    config: StrategyConfig
+    model: nn.Module
+    parameters: Mapping[str, nn.Parameter]
+    """Frozen ones too."""
+    shard: Axis
+    """Ranks that split what there is to split."""
+    replicate: Axis
+    """Hybrid sharding: ranks that keep the same."""
+    num_tail: int = 0
+    """How many numbers may ride on the reduction."""
+
+    @property
+    def trained(self) -> dict[str, nn.Parameter]:
+        return {name: p for name, p in self.parameters.items() if p.requires_grad}
+
+
 class DataParallel(ABC):
     """How the ranks of the data axis keep the parameters, the gradients and the optimizer's state of a module."""
 
     partitions: list[Partition]
     """What this rank updates."""
-    keeps_whole_parameters = True
-    """Whether every rank holds every parameter, and so can write any of them into a checkpoint."""
-    keeps_whole_gradients = False
-    """Whether every rank holds the whole gradient after `finish`."""
 
     @abstractmethod
     def before_backward(self, last: bool) -> None:
@@ -55,3 +76,7 @@ class DataParallel(ABC):
     def local_gradient(self) -> Tensor | None:
         """This rank's own gradient before `finish`, as one vector, where it is there."""
         return None
+
+    def frozen_runs(self) -> Iterator[tuple[str, Tensor, int, torch.Size]]:
+        """Where parameters are split: this rank's elements of those not trained, as `ShardedBuffer.runs` has them."""
+        return iter(())

@@ -20,14 +20,21 @@ import torch
 from torch import Tensor, nn
 
 from frog.comm import Axis, Pending
-from frog.parallel.data import DataParallel
+from frog.parallel.data import DataParallel, GroupSpec
 from frog.parallel.flat import FlatParameters, Partition
+
+
+def build(spec: GroupSpec) -> DataParallel:
+    """The one that `strategy.reduction` names."""
+    config = spec.config
+    if config.reduction == "naive":
+        return NaiveDDP(spec.trained, spec.shard)
+    kind = OverlappedDDP if config.reduction == "overlapped" else BucketedDDP
+    return kind(spec.trained, spec.shard, spec.num_tail, config.bucket_mb * 1e6)
 
 
 class NaiveDDP(DataParallel):
     """One all-reduce for each parameter, when all is computed."""
-
-    keeps_whole_gradients = True
 
     def __init__(self, named: Mapping[str, nn.Parameter], axis: Axis, num_tail: int = 0) -> None:
         self.axis, self.flat = axis, FlatParameters(named)

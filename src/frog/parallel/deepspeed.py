@@ -200,6 +200,10 @@ class DeepSpeed(Native):
             zero.persistent_parameters[0].all_gather(zero.persistent_parameters)
 
 
+build = DeepSpeed
+"""What the entry in `frog.config.strategies` leads to."""
+
+
 def _attend_in_one_precision(model: TinyTransformer) -> None:
     """With bf16 weights values are bf16, but queries and keys come out of their float32 rotations in float32."""
     for module in model.modules():

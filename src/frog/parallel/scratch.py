@@ -26,7 +26,6 @@ from frog.parallel.schedules import make_schedule
 from frog.parallel.stages import Stages, build_stages, make_tied_axis
 from frog.parallel.strategy import MOMENTS, Agreement, MakeOptimizer, Span, Strategy, broadcast_weights, no_span
 from frog.parallel.tensor import split_dim, split_model
-from frog.parallel.zero3 import Zero3
 
 
 class FromScratch(Strategy):
@@ -177,12 +176,12 @@ class FromScratch(Strategy):
         shards: list[LocalShard] = []
         for name, parameter in self.model.named_parameters():
             group = self._group_of(name)
-            if group.data.keeps_whole_parameters:
+            if not group.splits_parameters:
                 corner, whole = self._corner(name, parameter.shape)
                 axis = self.mesh.expert_data if name in self._experts else self.mesh.data
                 shards.append(LocalShard(name, parameter.detach(), corner, whole, self._copies(name, axis)))
         for group in self.groups:
-            if not group.data.keeps_whole_parameters:
+            if group.splits_parameters:
                 shards += self._shards_like(group, lambda tensor: tensor.detach()) + self._frozen(group)
         return shards
 
@@ -218,10 +217,9 @@ class FromScratch(Strategy):
     def _frozen(self, group: ParameterGroup) -> list[LocalShard]:
         """Under zero3 the shards of the parameters that are not trained."""
         shards: list[LocalShard] = []
-        if isinstance(group.data, Zero3):
-            for name, run, first, local in group.data.frozen_runs():
-                corner, whole = self._corner(name, local)
-                shards += slice_shards(name, run, first, local, corner, whole, self._copies(name, group.copies))
+        for name, run, first, local in group.data.frozen_runs():
+            corner, whole = self._corner(name, local)
+            shards += slice_shards(name, run, first, local, corner, whole, self._copies(name, group.copies))
         return shards
 
     def _corner(self, name: str, local: torch.Size) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -131,6 +131,10 @@ class TorchDDP(Native):
         return self.shards(named, f"{moment}/", self.mesh.replicate if self.config.name == "zero1" else None)
 
 
+build = TorchDDP
+"""What the entry in `frog.config.strategies` leads to."""
+
+
 class RecordedHook:
     """One of torch's communication hooks, and a record of what it sends for the events."""
 

@@ -82,6 +82,10 @@ class TorchFSDP(Native):
         return loss
 
 
+build = TorchFSDP
+"""What the entry in `frog.config.strategies` leads to."""
+
+
 def spread(root: nn.Module, layers: Iterable[nn.Module], mesh: DeviceMesh, name: str) -> None:
     """Put FSDP2's hooks on each layer and on the root, in place."""
     for module in (*layers, root):

@@ -225,3 +225,7 @@ class TorchPipeline(Native):
 
     def _counts(self, name: str) -> bool:
         return super()._counts(name) and not (name == TIED and self.mesh.pp.rank > 0)
+
+
+build = TorchPipeline
+"""What the entry in `frog.config.strategies` leads to."""

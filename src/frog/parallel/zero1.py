@@ -17,8 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from frog.comm import Axis
-from frog.parallel.data import DataParallel
+from frog.parallel.data import DataParallel, GroupSpec
 from frog.parallel.flat import FlatParameters, Partition
+
+
+def build(spec: GroupSpec) -> DataParallel:
+    """ZeRO stage 1 of these parameters."""
+    return Zero1(spec.trained, spec.shard, spec.replicate)
 
 
 class Zero1(DataParallel):

@@ -20,8 +20,14 @@ import torch
 from torch import Tensor, nn
 
 from frog.comm import Axis, Pending
-from frog.parallel.data import DataParallel
+from frog.parallel.data import DataParallel, GroupSpec
 from frog.parallel.flat import FlatParameters, Partition
+
+
+def build(spec: GroupSpec) -> DataParallel:
+    """ZeRO stage 2 of these parameters."""
+    units = [Unit(named, spec.shard) for named in units_of(spec.trained).values() if named]
+    return Zero2(units, spec.shard, spec.replicate)
 
 
 class Unit:
@@ -118,13 +124,11 @@ class Zero2(DataParallel):
             partition.grad.zero_()
 
 
-def units_of(model: nn.Module, trainable: bool = True) -> dict[str, dict[str, nn.Parameter]]:
-    """The parameters of each unit, by the name of its module ("" is the root): those to be trained, or the frozen."""
+def units_of(parameters: Mapping[str, nn.Parameter]) -> dict[str, dict[str, nn.Parameter]]:
+    """The parameters of each unit, by the name of its module; "" is the root."""
     units: dict[str, dict[str, nn.Parameter]] = {"": {}}
-    for name, parameter in model.named_parameters():
+    for name, parameter in parameters.items():
         parts = name.split(".")
         key = ".".join(parts[: parts.index("layers") + 2]) if "layers" in parts else ""
-        units.setdefault(key, {})
-        if parameter.requires_grad == trainable:
-            units[key][name] = parameter
+        units.setdefault(key, {})[name] = parameter
     return units

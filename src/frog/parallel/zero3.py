@@ -25,8 +25,14 @@ import torch
 from torch import Tensor, nn
 
 from frog.comm import Axis, Pending
+from frog.parallel.data import DataParallel, GroupSpec
 from frog.parallel.flat import FlatParameters, Partition
 from frog.parallel.zero2 import Unit, Zero2, units_of
+
+
+def build(spec: GroupSpec) -> DataParallel:
+    """ZeRO stage 3 of these parameters."""
+    return Zero3(spec.model, spec.parameters, spec.shard, spec.replicate)
 
 
 class ShardedBuffer:
@@ -76,7 +82,10 @@ class ShardedBuffer:
 class ShardedUnit(Unit):
     """One layer, or the root: its parameters are whole between `need` and `free`."""
 
-    def __init__(self, trained: Mapping[str, nn.Parameter], frozen: Mapping[str, nn.Parameter], shard: Axis) -> None:
+    def __init__(self, named: Mapping[str, nn.Parameter], shard: Axis) -> None:
+        trained = {name: p for name, p in named.items() if p.requires_grad}
+        frozen = {name: p for name, p in named.items() if not p.requires_grad}
+        self.is_trained = bool(trained)
         self.buffers: list[ShardedBuffer] = []
         self.frozen: ShardedBuffer | None = None
         if trained:
@@ -107,12 +116,9 @@ class ShardedUnit(Unit):
 class Zero3(Zero2):
     """Parameters, gradients and optimizer state sharded."""
 
-    keeps_whole_parameters = False
-
-    def __init__(self, model: nn.Module, shard: Axis, replicate: Axis) -> None:
-        trained, frozen = units_of(model), units_of(model, trainable=False)
-        self.sharded = {key: ShardedUnit(trained[key], frozen[key], shard) for key in trained}
-        super().__init__([unit for key, unit in self.sharded.items() if trained[key]], shard, replicate)
+    def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter], shard: Axis, replicate: Axis) -> None:
+        self.sharded = {key: ShardedUnit(named, shard) for key, named in units_of(parameters).items()}
+        super().__init__([unit for unit in self.sharded.values() if unit.is_trained], shard, replicate)
         self._root = self.sharded[""]
         self._layers = [unit for key, unit in self.sharded.items() if key]
         self._in_backward = False

@@ -1,4 +1,4 @@
-"""What data parallelism sends in a step: ddp, zero1, zero2, zero3, each over all data ranks or over rows of them.
+"""What data parallelism sends in a step: the transfers of a strategy's entry, over all data ranks or over rows of them.
 
 n is the number of ranks that share out, P the bytes of the rank's parameters in float32 (of its pipeline stages, of its
 tp slice), A the micro-batches of a step.
@@ -6,8 +6,10 @@ tp slice), A the micro-batches of a step.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from frog.config import StrategyConfig
 from frog.plan.flow import Flow
 from frog.plan.layout import FLOAT_BYTES, Layout, UnitSizes, join
 
@@ -43,9 +45,9 @@ class PlannedGroup:
 
 def planned_groups(layout: Layout) -> list[PlannedGroup]:
     """What a rank's data parallelism is made of."""
-    is_ddp = layout.config.strategy.name == "ddp"
-    axis, size = (layout.data_axis, layout.data) if is_ddp else (layout.shard_axis, layout.shard)
-    replicate = 1 if is_ddp else layout.replicate
+    splits = bool(layout.config.strategy.entry.splits)
+    axis, size = (layout.shard_axis, layout.shard) if splits else (layout.data_axis, layout.data)
+    replicate = layout.replicate if splits else 1
     if layout.config.strategy.ep == 1:
         return [PlannedGroup(axis, size, replicate, layout.root, layout.layers)]
     dense = [UnitSizes(layer.matrices[:-2], layer.vectors) for layer in layout.layers]
@@ -58,59 +60,30 @@ def planned_groups(layout: Layout) -> list[PlannedGroup]:
 
 def data(layout: Layout) -> list[Flow]:
     """All flows of a rank's data parallelism."""
-    plan = {"ddp": _ddp, "zero1": _zero1, "zero2": _zero2, "zero3": _zero3}[layout.config.strategy.name]
-    return [flow for group in planned_groups(layout) for flow in plan(group, layout)]
+    return [flow for group in planned_groups(layout) for flow in _flows(group, layout)]
 
 
-def _ddp(group: PlannedGroup, layout: Layout) -> list[Flow]:
-    """One all-reduce of the whole gradient, in buckets, whatever the number of micro-batches: 2(n-1)/n P.
-
-    Source:  Li et al. 2020, section 3.
-    """
-    strategy, whole = layout.config.strategy, join(group.units)
-    naive = strategy.reduction == "naive"
-    messages = len(whole.matrices) + len(whole.vectors) if naive else num_buckets(whole, strategy.bucket_mb * 1e6)
-    return [group.flow("all_reduce", group.num_bytes, messages, "gradients")]
-
-
-def _zero1(group: PlannedGroup, layout: Layout) -> list[Flow]:
-    """Reduce-scatter of the gradients, all-gather of the updated parameters: 2(n-1)/n P, as ddp.
-
-    Source:  Rajbhandari et al. 2020, section 7.1.
-    """
-    return [
-        group.flow("reduce_scatter", group.num_bytes, 1, "gradients"),
-        group.flow("all_gather", group.num_bytes, 1, "parameters"),
-        group.over_replicas(1),
-    ]
+def _flows(group: PlannedGroup, layout: Layout) -> Iterator[Flow]:
+    strategy = layout.config.strategy
+    for transfer in strategy.entry.transfers:
+        times = layout.num_micro if transfer.every == "micro-batch" else 1
+        elements, messages = _pieces(transfer.pieces, group, strategy)
+        yield group.flow(transfer.op, times * FLOAT_BYTES * elements, times * messages, transfer.what)
+        if transfer.op == "reduce_scatter":
+            yield group.over_replicas(messages)
 
 
-def _zero2(group: PlannedGroup, layout: Layout) -> list[Flow]:
-    """A reduce-scatter of the gradients in every micro-batch, one all-gather of the parameters: (A + 1)(n-1)/n P.
-
-    Source:  Rajbhandari et al. 2020, section 7.1, where A is 1.
-    """
-    micros, num_units = layout.num_micro, len(group.units)
-    return [
-        group.flow("reduce_scatter", micros * group.num_bytes, micros * num_units, "gradients"),
-        group.flow("all_gather", group.num_bytes, num_units, "parameters"),
-        group.over_replicas(num_units),
-    ]
-
-
-def _zero3(group: PlannedGroup, layout: Layout) -> list[Flow]:
-    """In every micro-batch an all-gather of the parameters in the forward pass and again in the backward pass, then a
-    reduce-scatter of the gradients: A (3P - R)(n-1)/n. R, the root and the last layer, stays whole in between.
-
-    Source:  Rajbhandari et al. 2020, section 7.2, which has 3P: nothing stays.
-    """
-    micros, num_units, again = layout.num_micro, len(group.units), group.layers[:-1]
-    gathered = group.num_bytes + FLOAT_BYTES * sum(unit.numel for unit in again)
-    return [
-        group.flow("all_gather", micros * gathered, micros * (num_units + len(again)), "parameters"),
-        group.flow("reduce_scatter", micros * group.num_bytes, micros * num_units, "gradients"),
-        group.over_replicas(num_units),
-    ]
+def _pieces(pieces: str, group: PlannedGroup, strategy: StrategyConfig) -> tuple[int, int]:
+    """Elements in all, and messages: see `Transfer`."""
+    whole, inner = join(group.units), group.layers[:-1]
+    num_tensors = len(whole.matrices) + len(whole.vectors)
+    num_messages = {
+        "buckets": num_tensors if strategy.reduction == "naive" else num_buckets(whole, strategy.bucket_mb * 1e6),
+        "one": 1,
+        "layers": len(group.units),
+        "layers but the last": len(inner),
+    }
+    return (join(inner) if pieces == "layers but the last" else whole).numel, num_messages[pieces]
 
 
 def num_buckets(unit: UnitSizes, bucket_bytes: float) -> int:
@@ -131,12 +104,12 @@ def num_buckets(unit: UnitSizes, bucket_bytes: float) -> int:
 
 def partition_vectors(layout: Layout) -> list[int]:
     """How many elements of vectors this rank updates, buffer by buffer. In a buffer they lie behind the matrices."""
-    name, n = layout.config.strategy.name, layout.shard
+    splits, n = layout.config.strategy.entry.splits, layout.shard
     at = layout.data_rank % n
-    if name == "ddp":
+    if not splits:
         return [sum(layout.whole.vectors)]
     found = []
-    for unit in [layout.whole] if name == "zero1" else [layout.root, *layout.layers]:
+    for unit in [layout.root, *layout.layers] if "gradients" in splits else [layout.whole]:
         length = -(-unit.numel // n)
         start, end = at * length, min((at + 1) * length, unit.numel)
         found.append(max(0, end - max(start, sum(unit.matrices))))

@@ -41,12 +41,12 @@ def step_memory(config: RunConfig, world_size: int, rank: int = 0) -> Memory:
     Source:  Rajbhandari et al. 2020, sections 3 and 5, without the second, half-precision copy.
     """
     layout = Layout(config, world_size, rank)
-    whole, share = layout.parameter_bytes, layout.partition_bytes
-    name = config.strategy.name
+    splits = config.strategy.entry.splits
+    whole, partition = layout.parameter_bytes, layout.partition_bytes
     return Memory(
-        parameters=share if name == "zero3" else whole,
-        gradients=share if name in ("zero2", "zero3") else whole,
-        optimizer=2 * (whole if name == "ddp" else share),
+        parameters=partition if "parameters" in splits else whole,
+        gradients=partition if "gradients" in splits else whole,
+        optimizer=2 * (partition if "optimizer" in splits else whole),
         activations=activation_bytes(layout),
         passing=_passing(layout),
     )
@@ -56,9 +56,9 @@ def _passing(layout: Layout) -> float:
     """Zero's units while they are whole: the root, the layer at work and the one on its way. And activations that
     autograd does not keep: of a layer that is computed again, and of weight gradients that are put off.
 
-    Assumes: gradients of zero2 and zero3 go as soon as they are reduced; parameters of zero3 as soon as they are used.
+    Assumes: split gradients go as soon as they are reduced, split parameters as soon as they are used.
     """
-    kinds = {"zero2": 1, "zero3": 2}.get(layout.config.strategy.name, 0) if layout.shard > 1 else 0
+    kinds = len(layout.config.strategy.entry.splits & {"gradients", "parameters"}) if layout.shard > 1 else 0
     units = FLOAT_BYTES * sum(unit.numel for unit in [layout.root, *layout.layers[:2]])
     return kinds * units + recomputed_bytes(layout) + _deferred_bytes(layout)
 

@@ -6,46 +6,21 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from frog.config import RunConfig, StrategyConfig
+from frog.config.strategies import AXES, DATA_STRATEGIES, HYBRID, find_strategy
+from frog.parallel.schedules import NAMES as SCHEDULES
 from frog.parallel.simulation import bubble_formula
 from frog.plan.layout import Layout
 from frog.plan.memory import Memory, step_memory
 from frog.plan.traffic import step_traffic
 
-USES = {
-    "ddp": "the model, its gradients and Adam's two moments fit on one rank: nothing is simpler",
-    "zero1": "Adam's moments no longer fit: they are shared out, for the traffic of ddp",
-    "zero2": "the gradients no longer fit either; they travel in every micro-batch, so keep grad_accum low",
-    "zero3": "the parameters no longer fit either; up to 1.5 times the traffic of ddp, for each micro-batch",
-    "hybrid": "zero3 where links between nodes are slow: share out within a node, repeat across nodes",
-    "tp": "a single layer is too big or too slow; it talks in every layer, so keep it within a node",
-    "pp": "the model is deep and links are slow: little is sent, but ranks wait while the pipeline fills and drains",
-    "cp": "the sequence is too long for one rank's activations",
-    "ep": "the FFN is a mixture of experts whose weights no longer fit",
-}
-"""When to use each; a product is used where the reasons of its parts meet."""
-
-
-DOES = {
-    "ddp": "Every data rank has the whole model and its own samples; gradients are averaged.",
-    "zero1": "Every data rank keeps its share of Adam's state, and updates that share of the parameters for all.",
-    "zero2": "Every data rank keeps its share of the gradients and of Adam's state.",
-    "zero3": "Every data rank keeps its share of the parameters too; a layer is put together while it is at work.",
-    "hybrid": "Rows of neighbouring data ranks each hold one copy between them; the rows repeat it.",
-    "tp": "Every matrix is split over the tp ranks, which work on the same samples.",
-    "pp": "The layers are cut into stages, through which micro-batches flow.",
-    "cp": "Every sequence is split over the cp ranks; keys and values go round in a ring, gradients are averaged.",
-    "ep": "The experts of each layer are shared out over neighbouring data ranks; tokens travel to them.",
-}
-"""What each strategy is, in a sentence."""
-
 
 def describe(strategy: StrategyConfig, world_size: int) -> list[str]:
     """What a run's strategies are, in sentences."""
-    axes = [name for name in ("tp", "pp", "cp", "ep") if getattr(strategy, name) > 1]
-    # Along cp alone ddp does nothing that the ring's own sentence does not say.
-    has_data = strategy.dp_size(world_size) > 1 or (strategy.cp > 1 and strategy.name != "ddp")
-    data = [strategy.name, *(["hybrid"] if strategy.shard else [])] if has_data else []
-    return [DOES[name] for name in data + axes]
+    axes = [name for name in AXES if getattr(strategy, name) > 1]
+    # Along cp alone averaging does nothing that the ring's own sentence does not say.
+    has_data = strategy.dp_size(world_size) > 1 or (strategy.cp > 1 and strategy.entry.splits)
+    data = [strategy.name, *([HYBRID.name] if strategy.shard else [])] if has_data else []
+    return [find_strategy(name).summary for name in data + axes]
 
 
 @dataclass(frozen=True)
@@ -54,7 +29,7 @@ class Row:
 
     name: str
     kind: str
-    """Key of USES; of a product the keys with a + in between."""
+    """Name of its entry; of a product the names with a + in between."""
     mesh: dict[str, int]
     num_micro: int
     problems: list[str]
@@ -68,8 +43,8 @@ class Row:
 
     @property
     def use(self) -> str:
-        """When to use it."""
-        return "; ".join(USES[kind] for kind in self.kind.split("+"))
+        """When to use it; a product, where the reasons of its parts meet."""
+        return "; ".join(find_strategy(name).use for name in self.kind.split("+"))
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values; memory and traffic in bytes."""
@@ -87,18 +62,18 @@ def compare_strategies(config: RunConfig, world_size: int) -> list[Row]:
 
 def _candidates(world: int, with_experts: bool) -> list[tuple[str, str, dict[str, Any]]]:
     """Name, kind and [strategy] fields of what to compare."""
-    found: list[tuple[str, str, dict[str, Any]]] = [("ddp", "ddp", {})]
+    found: list[tuple[str, str, dict[str, Any]]] = [
+        (entry.title, name, {"name": name}) for name, entry in DATA_STRATEGIES.items()
+    ]
     if world == 1:
-        return found
-    found += [(name, name, {"name": name}) for name in ("zero1", "zero2", "zero3")]
+        return found[:1]
     if world >= 4 and world % 2 == 0:
         found.append(("zero3, hybrid", "hybrid", {"name": "zero3", "shard": world // 2}))
-    found.append(("tensor", "tp", {"tp": world}))
-    schedules = ("gpipe", "1f1b", "interleaved", "zero_bubble")
-    found += [(f"pipeline, {name}", "pp", {"pp": world, "schedule": name}) for name in schedules]
-    found.append(("context", "cp", {"cp": world}))
-    if with_experts:
-        found.append(("expert", "ep", {"ep": world}))
+    for name, entry in AXES.items():
+        if name == "pp":
+            found += [(f"{entry.title}, {order}", name, {"pp": world, "schedule": order}) for order in SCHEDULES]
+        elif name != "ep" or with_experts:
+            found.append((entry.title, name, {name: world}))
     if world % 2 == 0 and world >= 4:
         found += [
             ("ddp x tensor", "ddp+tp", {"tp": 2}),

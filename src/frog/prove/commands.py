@@ -1,7 +1,4 @@
-"""`frog prove`: which cells of the matrix to prove, in which worlds, and the table of what came out.
-
-A cell is a strategy in a world with a variant of the batch. The ranks of `frog.prove.rank` do the proving.
-"""
+"""`frog prove`: prove cells of the matrix, world by world, and print what came out. `frog.prove.rank` proves."""
 
 from __future__ import annotations
 
@@ -10,181 +7,15 @@ import json
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from frog.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, TrainConfig, load_model_config, to_dict
+from frog.config import ModelConfig, load_model_config
 from frog.core.errors import UsageError
 from frog.core.files import write_json
 from frog.launch.start import Options
 from frog.launch.world import run_world
-
-SMALL_MODEL = ModelConfig(
-    vocab_size=96,
-    hidden_size=32,
-    intermediate_size=64,
-    num_hidden_layers=4,
-    num_attention_heads=8,
-    num_key_value_heads=4,
-    max_position_embeddings=32,
-)
-"""What is proved if the user names no model: every strategy fits it."""
-
-_SMALL_BUCKET_MB = 0.02
-"""Several buckets in the small model, so that their borders are proved too."""
-
-FROM_SCRATCH: dict[str, dict[str, Any]] = {
-    "ddp-naive": {"reduction": "naive"},
-    "ddp-bucketed": {"reduction": "bucketed", "bucket_mb": _SMALL_BUCKET_MB},
-    "ddp-overlapped": {"reduction": "overlapped", "bucket_mb": _SMALL_BUCKET_MB},
-    "zero1": {"name": "zero1"},
-    "zero2": {"name": "zero2"},
-    "zero3": {"name": "zero3"},
-    "tp": {"tp": "all", "sequence_parallel": False},
-    "tp+sp": {"tp": "all"},
-    "pp-gpipe": {"pp": "all", "schedule": "gpipe"},
-    "pp-1f1b": {"pp": "all", "schedule": "1f1b"},
-    "pp-interleaved": {"pp": 2, "schedule": "interleaved"},
-    "pp-zero-bubble": {"pp": "all", "schedule": "zero_bubble"},
-    "cp": {"cp": "all"},
-    "ep": {"ep": "all"},
-    "dp x tp": {"tp": 2},
-    "dp x pp": {"pp": 2},
-    "tp x pp": {"tp": 2, "pp": 2},
-    "dp x tp x pp": {"tp": 2, "pp": 2, "dp": 2},
-    "dp x cp": {"cp": 2},
-    "dp x ep": {"ep": 2},
-    "zero1 x pp": {"name": "zero1", "pp": 2},
-    "zero3 x tp": {"name": "zero3", "tp": 2},
-    "zero3 x cp": {"name": "zero3", "cp": 2},
-    "hybrid zero1": {"name": "zero1", "shard": 2},
-    "hybrid zero2": {"name": "zero2", "shard": 2},
-    "hybrid zero3": {"name": "zero3", "shard": 2},
-}
-"""The strategies by the names that `--strategy` takes. "all" is the whole world; products need 4 ranks or more."""
-
-_OURS_ALONE = {
-    *("ddp-naive", "ddp-bucketed", "ddp-overlapped"),
-    *("cp", "ep", "dp x cp", "dp x ep", "zero3 x cp", "zero1 x pp"),
-}
-"""What torch has in one form only, or not at all."""
-
-NATIVE: dict[str, dict[str, dict[str, Any]]] = {
-    "torch": {"ddp": {"bucket_mb": _SMALL_BUCKET_MB}}
-    | {name: fields for name, fields in FROM_SCRATCH.items() if name not in _OURS_ALONE},
-    "deepspeed": {name: {"name": name} for name in ("zero1", "zero2", "zero3")},
-}
-
-
-@dataclass(frozen=True)
-class Variant:
-    """How a batch, a model or its numbers differ from the plainest case."""
-
-    name: str
-    flip_tying: bool = False
-    frozen: bool = False
-    uneven: bool = False
-    accumulate: bool = False
-    precision: str = "fp32"
-    recompute: bool = False
-
-
-DEFAULT_VARIANTS = (
-    Variant("plain"),
-    Variant("accumulated, other tying, frozen, uneven", flip_tying=True, frozen=True, uneven=True, accumulate=True),
-)
-ALL_VARIANTS = (
-    *DEFAULT_VARIANTS,
-    Variant("accumulated", accumulate=True),
-    Variant("other tying", flip_tying=True),
-    Variant("frozen", frozen=True),
-    Variant("uneven", uneven=True),
-    Variant("recomputed activations", recompute=True, accumulate=True),
-    Variant("bf16", precision="bf16"),
-)
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One line of the table."""
-
-    strategy: str
-    implementation: str
-    world_size: int
-    variant: Variant
-    config: RunConfig
-
-    def table(self, number: int) -> dict[str, Any]:
-        """What `frog.prove.rank` reads."""
-        return {
-            "name": str(number),
-            "config": to_dict(self.config),
-            "frozen": self.variant.frozen,
-            "uneven": self.variant.uneven,
-        }
-
-
-def cells(
-    model: ModelConfig,
-    world_sizes: Sequence[int],
-    implementations: Sequence[str],
-    variants: Sequence[Variant],
-    only: Sequence[str] = (),
-) -> Iterator[Cell | str]:
-    """Every cell of the matrix; for one that cannot be, why."""
-    for world_size in world_sizes:
-        for implementation in implementations:
-            known = FROM_SCRATCH if implementation == "frog" else NATIVE[implementation]
-            for name, fields in known.items():
-                if (only and name not in only) or not _fits(fields, world_size):
-                    continue
-                for variant in variants:
-                    yield _cell(model, name, implementation, world_size, variant, fields)
-
-
-def _fits(fields: dict[str, Any], world_size: int) -> bool:
-    """Whether a strategy is another one in this world: products need 4 ranks, and alone there is nothing to split."""
-    sizes = [size for axis in ("tp", "pp", "cp", "ep", "shard", "dp") if isinstance(size := fields.get(axis), int)]
-    if "all" in fields.values():
-        return world_size > 1
-    if fields.get("schedule") == "interleaved":
-        return world_size == 2
-    product = 1
-    for size in sizes:
-        product *= size
-    return world_size % product == 0 and (not sizes or world_size >= max(4, product))
-
-
-def _cell(
-    model: ModelConfig, name: str, implementation: str, world_size: int, variant: Variant, fields: dict[str, Any]
-) -> Cell | str:
-    own = {key: world_size if value == "all" else value for key, value in fields.items() if key != "dp"}
-    strategy = StrategyConfig(implementation=implementation, **own)  # type: ignore[arg-type]
-    tied = model.tie_word_embeddings != variant.flip_tying
-    model = replace(model, tie_word_embeddings=tied)
-    if strategy.ep > 1 and model.num_local_experts is None:
-        model = replace(model, num_local_experts=4)
-    if model.num_local_experts is not None:  # ranks with fewer labels would weigh the routers' loss otherwise
-        variant = replace(variant, name=variant.name.replace(", uneven", ""), uneven=False)
-    if model.num_local_experts is not None and variant.precision == "bf16":
-        return f"{name}, bf16: rounding sends some tokens to other experts, so there is nothing to be equal to"
-    accum = max(4 if strategy.pp > 1 else 1, 2 if variant.accumulate else 1)
-    config = RunConfig(
-        model=model,
-        data=DataConfig(sequence_length=min(16, model.max_position_embeddings)),
-        train=TrainConfig(
-            global_batch_size=4 * accum * strategy.dp_size(world_size) // (2 if accum > 1 else 1),
-            grad_accum=accum,
-            precision=variant.precision,  # type: ignore[arg-type]
-            activation_checkpointing=variant.recompute,
-        ),
-        strategy=strategy,
-    )
-    problems = config.problems() + config.world_problems(world_size)
-    if problems:
-        return f"world {world_size}, {implementation} {name}: {problems[0]}"
-    return Cell(name, implementation, world_size, variant, config)
+from frog.prove.matrix import ALL_VARIANTS, DEFAULT_VARIANTS, IMPLEMENTATIONS, SMALL_MODEL, Cell, cells, proofs
 
 
 def prove(chosen: Sequence[Cell]) -> Iterator[tuple[Cell, dict[str, Any]]]:
@@ -202,10 +33,8 @@ def prove(chosen: Sequence[Cell]) -> Iterator[tuple[Cell, dict[str, Any]]]:
 def run_proof(args: argparse.Namespace) -> int:
     """`frog prove`: exit code 1 if anything differs."""
     args.world = args.world or [1, 2, 4]
-    implementations = list(NATIVE) if args.implementation == "all" else [args.implementation]
-    if args.implementation == "all":
-        implementations = ["frog", *implementations]
-    names = {name for kind in implementations for name in (FROM_SCRATCH if kind == "frog" else NATIVE[kind])}
+    implementations = IMPLEMENTATIONS if args.implementation == "all" else (args.implementation,)
+    names = {name for implementation in implementations for name in proofs(implementation)}
     if unknown := sorted(set(args.strategy) - names):
         raise UsageError(f"--strategy {unknown[0]}: unknown", f"one of: {', '.join(sorted(names))}")
     if any(size < 1 for size in args.world):
@@ -272,7 +101,7 @@ def add_proof_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
     parser.add_argument(
         "--world", type=int, action="append", metavar="N", help="in a world of N; repeatable; default: 1, 2 and 4"
     )
-    parser.add_argument("--implementation", choices=["frog", *NATIVE, "all"], default="frog")
+    parser.add_argument("--implementation", choices=[*IMPLEMENTATIONS, "all"], default="frog")
     parser.add_argument("--full", action="store_true", help="every variant by itself, recomputed and bf16 too")
     parser.add_argument("--json", action="store_true", help="the table as JSON")
     parser.set_defaults(handler=run_proof)

@@ -1,0 +1,135 @@
+"""Every strategy's entry leads to its code, its formulas, its proof and its page, and a new one needs nothing else."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from two_halves import ENTRY
+
+from frog.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, TrainConfig
+from frog.config.strategies import AXES, DATA_STRATEGIES, DataStrategyEntry, StrategyEntry, find_strategy
+from frog.plan.memory import step_memory
+from frog.plan.strategies import compare_strategies, describe
+from frog.plan.traffic import step_traffic
+from frog.prove.matrix import DEFAULT_VARIANTS, IMPLEMENTATIONS, SMALL_MODEL, Cell, cells, proofs
+
+PAGE = Path(__file__).parents[2] / "docs" / "strategies.md"
+CONFIG = Path(__file__).parents[2] / "config"
+ENTRIES = {**DATA_STRATEGIES, **AXES}
+MODEL = ModelConfig(512, 64, 176, 5, 4, 2, 64)
+
+
+def undocumented(entry: StrategyEntry) -> list[str]:
+    """What the page's first table has no row for: the strategy, or its file in it."""
+    row = re.search(rf"^\|[^|]*\| `{re.escape(entry.name)}` \|.*$", PAGE.read_text(), re.MULTILINE)
+    if row is None:
+        return [f"docs/strategies.md has no row for `{entry.name}`"]
+    file = f"`{entry.modules['frog'].rpartition('.')[2]}.py`"
+    return [] if file in row.group() else [f"docs/strategies.md: the row of `{entry.name}` does not name {file}"]
+
+
+def unproved(entry: StrategyEntry) -> list[str]:
+    """Implementations that have the strategy, and no proof of it."""
+    key, default, name = ("name", "ddp", entry.name) if isinstance(entry, DataStrategyEntry) else (entry.name, 1, None)
+    return [
+        implementation
+        for implementation in entry.modules
+        if not any(
+            (fields.get(key, default) == name) if name else key in fields for fields in proofs(implementation).values()
+        )
+    ]
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_every_strategy_is_on_its_page(name: str) -> None:
+    assert undocumented(ENTRIES[name]) == []
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_every_strategy_is_proved_in_all_that_carry_it_out(name: str) -> None:
+    assert unproved(ENTRIES[name]) == []
+    assert set(ENTRIES[name].modules) <= set(IMPLEMENTATIONS)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, in an import
+@pytest.mark.parametrize("name", ENTRIES)
+def test_every_entry_leads_to_a_file(name: str) -> None:
+    for implementation, module in ENTRIES[name].modules.items():
+        if implementation != "frog" or name in DATA_STRATEGIES:
+            assert callable(import_module(module).build), module
+        else:
+            assert import_module(module).__doc__
+
+
+@pytest.mark.parametrize("name", DATA_STRATEGIES)
+def test_every_file_of_deepspeed_is_there(name: str) -> None:
+    is_there = (CONFIG / f"deepspeed_{name}.json").exists()
+    assert is_there == ("deepspeed" in DATA_STRATEGIES[name].modules)
+
+
+def test_names_are_their_own() -> None:
+    assert all(find_strategy(name) is entry and entry.name == name for name, entry in ENTRIES.items())
+    assert not set(DATA_STRATEGIES) & set(AXES)
+
+
+# ---- a new one -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def added(monkeypatch: pytest.MonkeyPatch) -> RunConfig:
+    """One entry more in the table, and a run that names it. Nothing else is changed."""
+    monkeypatch.setitem(DATA_STRATEGIES, ENTRY.name, ENTRY)
+    return RunConfig(
+        model=MODEL,
+        data=DataConfig(sequence_length=32),
+        train=TrainConfig(global_batch_size=16, grad_accum=4),
+        strategy=StrategyConfig(name=ENTRY.name),
+    )
+
+
+def test_without_its_entry_a_name_is_a_mistake() -> None:
+    (problem,) = StrategyConfig(name=ENTRY.name).problems()
+    assert problem == "strategy.name='two-halves': must be 'ddp', 'zero1', 'zero2' or 'zero3'"
+
+
+def test_the_run_file_takes_it_and_knows_its_limits(added: RunConfig) -> None:
+    assert added.problems() + added.world_problems(4) == []
+    (problem,) = StrategyConfig(name="zorro").problems()
+    assert "'two-halves'" in problem
+    for field, said in (({"shard": 2}, "two-halves shards nothing"), ({"implementation": "torch"}, "frog has")):
+        run = RunConfig(model=MODEL, strategy=StrategyConfig(name=ENTRY.name, **field))  # type: ignore[arg-type]
+        (problem,) = run.world_problems(4)
+        assert said in problem
+
+
+def test_it_is_planned(added: RunConfig) -> None:
+    plain = RunConfig(model=MODEL, data=added.data, train=added.train)
+    sent, same = (sum(flow.wire_bytes for flow in step_traffic(run, 4)) for run in (added, plain))
+    assert sent == same
+    assert {flow.op for flow in step_traffic(added, 4)} == {"reduce_scatter", "all_gather"}
+    assert step_memory(added, 4) == step_memory(plain, 4)
+    assert ENTRY.title in [row.name for row in compare_strategies(added, 4)]
+    assert describe(added.strategy, 4) == [ENTRY.summary]
+
+
+def test_the_proof_has_it_in_every_world(added: RunConfig) -> None:
+    assert "two-halves" in proofs()
+    found = list(cells(SMALL_MODEL, [1, 2, 4], ["frog"], DEFAULT_VARIANTS, [ENTRY.name]))
+    assert [cell.world_size for cell in found if isinstance(cell, Cell)] == [1, 1, 2, 2, 4, 4]
+    assert unproved(ENTRY) == []
+
+
+def test_what_is_missing_is_named(added: RunConfig) -> None:
+    assert undocumented(ENTRY) == ["docs/strategies.md has no row for `two-halves`"]
+
+
+def test_none_of_this_needs_torch() -> None:
+    code = (
+        "import sys, frog.config.strategies, frog.plan.strategies, frog.prove.matrix; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
