@@ -45,8 +45,8 @@ def test_prepare_list_inspect(capsys: pytest.CaptureFixture[str]) -> None:
     assert "verified: the 6 files" in out
     assert out.count("train document ") == 2
     assert "frogs leap over [bold]pond[/bold]" in out
-    sizes = open_prepared("ponds").manifest["splits"]
-    assert all(str(split["num_tokens"]) in out for split in sizes.values())
+    sizes = open_prepared("ponds").manifest.splits
+    assert all(str(split.num_tokens) in out for split in sizes.values())
 
 
 def test_a_set_that_is_there_is_left_alone_without_force(capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,8 +69,8 @@ def test_a_folder_of_rows_with_a_column_and_a_name(capsys: pytest.CaptureFixture
     out = capsys.readouterr().out
     assert "rows: 1 other files passed over (.png 1)" in out
     assert "tokens worth merging, 2048 were asked for" in out
-    splits = open_prepared("own").manifest["splits"]
-    assert splits["train"]["num_documents"] + splits["heldout"]["num_documents"] == 100
+    splits = open_prepared("own").manifest.splits
+    assert splits["train"].num_documents + splits["heldout"].num_documents == 100
 
 
 def test_a_local_folder_through_datasets() -> None:
@@ -79,7 +79,7 @@ def test_a_local_folder_through_datasets() -> None:
     rows = [json.dumps({"text": f"row {number} of the pond"}) for number in range(100)]
     Path("hub/train.jsonl").write_text("\n".join(rows))
     assert frog("prepare", "--hub", "./hub", "--vocab-size", "300", "--heldout", "0.3") == 0
-    assert open_prepared("hub").manifest["source"] == "./hub [train]"
+    assert open_prepared("hub").manifest.source == "./hub [train]"
 
 
 def test_an_empty_list_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:

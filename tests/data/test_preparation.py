@@ -53,22 +53,22 @@ def test_every_document_is_in_one_split_and_decodes_to_itself(data: PreparedData
 
 
 def test_the_manifest_counts_what_is_there(data: PreparedData) -> None:
-    for name, split in data.manifest["splits"].items():
+    for name, split in data.manifest.splits.items():
         part = data.split(name)
-        assert len(split["shards"]) > 1
-        assert split["num_tokens"] == part.num_tokens == part.document_lengths().sum()
-        assert split["num_documents"] == part.num_documents
-        assert split["num_bytes"] == sum(len(text.encode()) for text in decoded(data, name))
-        for shard in split["shards"][:-1]:
-            assert 3000 <= shard["num_tokens"] < 3000 + part.document_lengths().max()
-    assert data.manifest["dtype"] == "<u2"
+        assert len(split.shards) > 1
+        assert split.num_tokens == part.num_tokens == part.document_lengths().sum()
+        assert split.num_documents == part.num_documents
+        assert split.num_bytes == sum(len(text.encode()) for text in decoded(data, name))
+        for shard in split.shards[:-1]:
+            assert 3000 <= shard.num_tokens < 3000 + part.document_lengths().max()
+    assert data.manifest.dtype == "<u2"
 
 
 def test_bytes_of_tokens_add_up_to_the_text(data: PreparedData) -> None:
     assert data.token_bytes.shape == (data.vocab_size,)
     assert data.token_bytes.dtype == np.int64
-    for name, split in data.manifest["splits"].items():
-        assert sum(data.token_bytes[shard].sum() for shard in data.split(name).shards) == split["num_bytes"]
+    for name, split in data.manifest.splits.items():
+        assert sum(data.token_bytes[shard].sum() for shard in data.split(name).shards) == split.num_bytes
 
 
 def test_any_text_survives_and_the_word_for_the_end_ends_nothing(tmp_path: Path, corpus: Corpus) -> None:
@@ -250,7 +250,7 @@ def test_two_processes_that_ensure_at_once_prepare_once(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from frog.data import ensure_prepared; seen = []\n"
         "data = ensure_prepared('python-docs', Path(sys.argv[1]), 300, lambda phase, done: seen.append(phase))\n"
-        "print(data.manifest['created'], data.data_sha256, bool(seen))"
+        "print(data.manifest.created, data.data_sha256, bool(seen))"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
     ranks = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]

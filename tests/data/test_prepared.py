@@ -9,10 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from mutations import held_to_its_schema
 
 import frog.data
 from frog.core.errors import DataError
-from frog.data import PreparedData, list_prepared, load_tokenizer, open_prepared
+from frog.data import PreparedData, Windows, list_prepared, load_tokenizer, open_prepared
 from frog.data.prepared import scan_prepared
 
 
@@ -63,7 +64,8 @@ def test_one_flipped_bit_is_found_by_verify(copy: PreparedData, name: str) -> No
     content = bytearray((copy.path / name).read_bytes())
     content[len(content) // 2] ^= 1
     (copy.path / name).write_bytes(content)
-    open_prepared(copy.name, copy.path.parent)
+    if name.endswith(".bin"):  # the others are small, and looked at whenever a set is opened
+        open_prepared(copy.name, copy.path.parent)
     assert f"{copy.path / name}: altered: sha256" in refusal(copy, verify=True)
 
 
@@ -71,22 +73,49 @@ def test_a_harmed_manifest(copy: PreparedData) -> None:
     path = copy.path / "manifest.json"
     good = path.read_text()
     path.write_text(good[: len(good) // 2])
-    assert f"{path}: not a readable manifest" in refusal(copy)
+    assert f"{path}: not valid JSON" in refusal(copy)
     path.write_text("[]")
-    assert "not the manifest of a prepared set" in refusal(copy)
-    path.write_text(json.dumps({**copy.manifest, "format_version": 2}))
-    assert "format version 2, this Frog reads 1" in refusal(copy)
-    path.write_text(json.dumps({key: value for key, value in copy.manifest.items() if key != "splits"}))
-    assert "incomplete: no splits" in refusal(copy)
-    path.write_text(good.replace(copy.manifest["files"]["tokenizer.json"]["sha256"], "0" * 64))
+    assert f"{path}: found a list, expected object" in refusal(copy)
+    path.write_text(json.dumps({**json.loads(good), "format": 3}))
+    assert "found 3, expected 2: the manifest of a prepared data set of a newer Frog" in refusal(copy)
+    path.write_text(json.dumps({key: value for key, value in json.loads(good).items() if key != "splits"}))
+    assert "object missing required field splits" in refusal(copy)
+    path.write_text(good.replace(copy.manifest.files["tokenizer.json"].sha256, "0" * 64))
     assert "its hashes do not match data_sha256" in refusal(copy)
+
+
+def test_a_manifest_with_every_key_wrong(copy: PreparedData) -> None:
+    def use() -> None:
+        data = open_prepared(copy.name, copy.path.parent)
+        assert data.token_bytes.shape == (data.vocab_size,)
+        for name in ("train", "heldout"):
+            assert data.split(name).document_lengths().sum() == data.split(name).num_tokens
+
+    held_to_its_schema(copy.path / "manifest.json", use, names=str(copy.path))
+
+
+@pytest.mark.parametrize("lengths", [np.zeros(3, np.int64), np.zeros(300), np.zeros((300, 2), np.int64)])
+def test_bytes_of_tokens_that_are_not_of_the_vocabulary(copy: PreparedData, lengths: np.ndarray) -> None:
+    np.save(copy.path / "token_bytes.npy", lengths)
+    with pytest.raises(DataError, match=r"token_bytes\.npy: found .* expected \(\d+,\) integers"):
+        _ = PreparedData(copy.path, copy.manifest).token_bytes
+
+
+def test_a_token_beyond_the_vocabulary(copy: PreparedData) -> None:
+    shard = copy.path / "train_00000.bin"
+    content = np.fromfile(shard, "<u2")
+    content[5] = 60_000
+    content.tofile(shard)
+    windows = Windows(open_prepared(copy.name, copy.path.parent).split("train"), 8)
+    with pytest.raises(DataError, match=r"train split has token 60000, its vocabulary \d+ tokens"):
+        windows.gather(np.arange(len(windows)))
 
 
 def test_the_list_has_whole_sets_and_the_scan_the_reasons(copy: PreparedData, tmp_path: Path) -> None:
     (tmp_path / ".half.partial-1").mkdir()
-    (tmp_path / ".half.partial-1" / "manifest.json").write_text(json.dumps(copy.manifest))
+    (tmp_path / ".half.partial-1" / "manifest.json").write_text((copy.path / "manifest.json").read_text())
     (tmp_path / "harmed").mkdir()
-    (tmp_path / "harmed" / "manifest.json").write_text(json.dumps(copy.manifest))
+    (tmp_path / "harmed" / "manifest.json").write_text((copy.path / "manifest.json").read_text())
     assert [data.name for data in list_prepared(tmp_path)] == ["copy"]
     found = scan_prepared(tmp_path)
     assert list(found) == ["copy", "harmed"]

@@ -9,8 +9,8 @@ import pytest
 
 from frog.core.errors import DataError
 from frog.data import PreparedData, Windows
+from frog.data.manifest import Shard
 from frog.data.prepared import Split
-from frog.data.shards import Shard
 
 
 @pytest.fixture
@@ -20,8 +20,9 @@ def counting(tmp_path: Path) -> Split:
     for name, tokens in (("a", np.arange(21)), ("b", np.arange(100, 113)), ("c", np.arange(200, 203))):
         tokens.astype("<u2").tofile(tmp_path / f"{name}.bin")
         np.array([0], "<i8").tofile(tmp_path / f"{name}.offsets.bin")
-        shards.append(Shard(f"{name}.bin", f"{name}.offsets.bin", len(tokens), 1))
-    return Split(tmp_path, "train", shards, np.dtype("<u2"))
+        names = {"tokens": f"{name}.bin", "offsets": f"{name}.offsets.bin"}
+        shards.append(Shard(**names, num_tokens=len(tokens), num_documents=1))
+    return Split(tmp_path, "train", shards, np.dtype("<u2"), 300)
 
 
 def test_windows_share_one_token_and_cross_no_shard(counting: Split) -> None:

@@ -60,7 +60,7 @@ def run_prepare(args: argparse.Namespace) -> int:
     name = args.name or _default_name(args)
     if set_folder(name).manifest_json.is_file() and not args.force:
         data = open_prepared(name)
-        print(f"{data.path}: already prepared from {data.manifest['source']}; --force prepares it again")
+        print(f"{data.path}: already prepared from {data.manifest.source}; --force prepares it again")
         return 0
     documents, source = _corpus(args)
     with _shown_progress() as progress:
@@ -90,13 +90,13 @@ def run_list(args: argparse.Namespace) -> int:
         return 0
     table = Table(Column("name", no_wrap=True), "vocabulary", "train", "held out", "source", box=SIMPLE)
     for data in (entry for entry in found.values() if isinstance(entry, PreparedData)):
-        splits = data.manifest["splits"]
+        splits = data.manifest.splits
         table.add_row(
             data.name,
             str(data.vocab_size),
-            f"{format_count(splits['train']['num_tokens'])} tokens",
-            f"{format_count(splits['heldout']['num_tokens'])} tokens",
-            data.manifest["source"],
+            f"{format_count(splits['train'].num_tokens)} tokens",
+            f"{format_count(splits['heldout'].num_tokens)} tokens",
+            data.manifest.source,
         )
     console = Console()
     if table.row_count:
@@ -115,10 +115,10 @@ def run_inspect(args: argparse.Namespace) -> int:
 
     data = open_prepared(args.name, verify=args.verify)
     console = Console()
-    print(f"{data.path}: {data.manifest['source']}")
-    print(f"prepared {data.manifest['created']}, vocabulary {data.vocab_size}, data_sha256 {data.data_sha256[:16]}")
+    print(f"{data.path}: {data.manifest.source}")
+    print(f"prepared {data.manifest.created}, vocabulary {data.vocab_size}, data_sha256 {data.data_sha256[:16]}")
     if args.verify:
-        print(f"verified: the {len(data.manifest['files'])} files are as the manifest says")
+        print(f"verified: the {len(data.manifest.files)} files are as the manifest says")
     console.print(_splits_table(data))
     _print_documents(console, data, data.split(args.split), args.documents)
     return 0
@@ -191,12 +191,12 @@ def _line_progress() -> Callable[[str, int], None]:
 
 
 def _print_summary(data: PreparedData, vocab_size_asked: int) -> None:
-    splits = data.manifest["splits"]
-    num_bytes = sum(split["num_bytes"] for split in splits.values())
-    num_tokens = sum(split["num_tokens"] for split in splits.values())
+    splits = data.manifest.splits
+    num_bytes = sum(split.num_bytes for split in splits.values())
+    num_tokens = sum(split.num_tokens for split in splits.values())
     print(
-        f"{data.path}: {splits['train']['num_documents']} documents to train on, "
-        f"{splits['heldout']['num_documents']} held out; {format_bytes(num_bytes)} of text, {num_tokens} tokens, "
+        f"{data.path}: {splits['train'].num_documents} documents to train on, "
+        f"{splits['heldout'].num_documents} held out; {format_bytes(num_bytes)} of text, {num_tokens} tokens, "
         f"{num_bytes / num_tokens:.2f} bytes a token"
     )
     if data.vocab_size < vocab_size_asked:
@@ -209,15 +209,15 @@ def _splits_table(data: PreparedData) -> Any:
     from rich.table import Table
 
     table = Table("split", "documents", "tokens", "text", "bytes/token", "shards", "median document", box=SIMPLE)
-    for name, split in data.manifest["splits"].items():
+    for name, split in data.manifest.splits.items():
         lengths = data.split(name).document_lengths()
         table.add_row(
             name,
-            str(split["num_documents"]),
-            str(split["num_tokens"]),
-            format_bytes(split["num_bytes"]),
-            f"{split['num_bytes'] / split['num_tokens']:.2f}",
-            str(len(split["shards"])),
+            str(split.num_documents),
+            str(split.num_tokens),
+            format_bytes(split.num_bytes),
+            f"{split.num_bytes / split.num_tokens:.2f}",
+            str(len(split.shards)),
             f"{np.median(lengths):.0f} tokens",
         )
     return table

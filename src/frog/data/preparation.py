@@ -9,17 +9,18 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
-from typing import Any
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from frog.core.errors import DataError
-from frog.core.files import sha256_file, write_atomic, write_json
+from frog.core.files import sha256_file, write_atomic
+from frog.core.schema import write_typed
 from frog.data.corpora import python_docs
 from frog.data.cutting import pieces
 from frog.data.folder import DATA_ROOT, DEFAULT_NAME, SetFolder, claim, replace_when_whole, set_folder
-from frog.data.prepared import FORMAT, FORMAT_VERSION, SPLITS, PreparedData, content_hash, open_prepared
+from frog.data.manifest import SPLITS, DataFile, DataManifest, SplitSummary, TokenizerSummary, content_hash
+from frog.data.prepared import PreparedData, open_prepared
 from frog.data.shards import SHARD_TOKENS, SplitWriter, token_dtype
 from frog.data.survey import Documents, HeldoutRule, Progress, Survey, settle_split, with_text
 from frog.data.tokenizer import END_OF_DOCUMENT, check_vocab_size, token_lengths, train_tokenizer
@@ -106,35 +107,33 @@ def _prepare(
             splits, files = _write_splits(folder, tokenizer, documents, rule, shard_tokens, progress)
             _check_splits(splits, survey, source, rule.fraction)
             files |= _write_tokenizer(folder, tokenizer)
-            manifest = {
-                "format": FORMAT,
-                "format_version": FORMAT_VERSION,
-                "name": name,
-                "source": source,
-                "created": datetime.now(UTC).isoformat(timespec="seconds"),
-                "vocab_size": tokenizer.get_vocab_size(),
-                "dtype": token_dtype(tokenizer.get_vocab_size()).str,
-                "seed": rule.seed,
-                "heldout_fraction": rule.fraction,
-                "tokenizer": _tokenizer_settings(vocab_size, survey),
-                "splits": splits,
-                "data_sha256": content_hash(files),
-                "files": files,
-            }
-            write_json(folder.manifest_json, manifest)
+            manifest = DataManifest(
+                name=name,
+                source=source,
+                created=datetime.now(UTC).isoformat(timespec="seconds"),
+                vocab_size=tokenizer.get_vocab_size(),
+                dtype=token_dtype(tokenizer.get_vocab_size()).str,  # type: ignore[arg-type]
+                seed=rule.seed,
+                heldout_fraction=rule.fraction,
+                tokenizer=_tokenizer_summary(vocab_size, survey),
+                splits=splits,
+                data_sha256=content_hash(files),
+                files=files,
+            )
+            write_typed(folder.manifest_json, manifest)
     except OSError as error:
         raise DataError(f"{root / name}: cannot be written: {error}", "free space, or write elsewhere") from error
     return open_prepared(name, root)
 
 
-def _tokenizer_settings(vocab_size: int, survey: Survey) -> dict[str, Any]:
-    return {
-        "kind": "byte-level BPE",
-        "end_of_document": END_OF_DOCUMENT,
-        "vocab_size_asked": vocab_size,
-        "sample_chars": survey.sample.num_chars,
-        "tokenizers_version": version("tokenizers"),
-    }
+def _tokenizer_summary(vocab_size: int, survey: Survey) -> TokenizerSummary:
+    return TokenizerSummary(
+        kind="byte-level BPE",
+        end_of_document=END_OF_DOCUMENT,
+        vocab_size_asked=vocab_size,
+        sample_chars=survey.sample.num_chars,
+        tokenizers_version=version("tokenizers"),
+    )
 
 
 def _write_splits(
@@ -144,7 +143,7 @@ def _write_splits(
     rule: HeldoutRule,
     shard_tokens: int,
     progress: Progress,
-) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
+) -> tuple[dict[str, SplitSummary], dict[str, DataFile]]:
     """Tokenize every document into its split; what the manifest says of the splits, and of their files."""
     dtype = token_dtype(tokenizer.get_vocab_size())
     writers = [SplitWriter(folder.path, split, dtype, shard_tokens) for split in SPLITS]
@@ -195,26 +194,26 @@ def _batches(documents: Documents, rule: HeldoutRule) -> Iterator[list[_Piece]]:
         yield batch
 
 
-def _check_splits(splits: dict[str, dict[str, Any]], survey: Survey, source: str, heldout_fraction: float) -> None:
-    num_bytes = sum(split["num_bytes"] for split in splits.values())
+def _check_splits(splits: dict[str, SplitSummary], survey: Survey, source: str, heldout_fraction: float) -> None:
+    num_bytes = sum(split.num_bytes for split in splits.values())
     if num_bytes != survey.num_bytes:
         raise DataError(
             f"{source}: changed while it was prepared: {survey.num_bytes} bytes at first, then {num_bytes}",
             "prepare it again once nothing writes to it",
         )
     for name, split in splits.items():
-        if split["num_tokens"] < MIN_SPLIT_TOKENS:
+        if split.num_tokens < MIN_SPLIT_TOKENS:
             raise DataError(
-                f"{source}: too small: of its {survey.num_bytes} bytes the {name} split gets {split['num_tokens']} "
+                f"{source}: too small: of its {survey.num_bytes} bytes the {name} split gets {split.num_tokens} "
                 f"tokens, the least is {MIN_SPLIT_TOKENS}",
                 f"add text, or hold out another part than {heldout_fraction:g}: --heldout",
             )
 
 
-def _write_tokenizer(folder: SetFolder, tokenizer: Tokenizer) -> dict[str, dict[str, Any]]:
+def _write_tokenizer(folder: SetFolder, tokenizer: Tokenizer) -> dict[str, DataFile]:
     write_atomic(folder.tokenizer_json, tokenizer.to_str(pretty=True))
     np.save(folder.token_bytes, token_lengths(tokenizer), allow_pickle=False)
     return {
-        path.name: {"size_bytes": path.stat().st_size, "sha256": sha256_file(path)}
+        path.name: DataFile(size_bytes=path.stat().st_size, sha256=sha256_file(path))
         for path in (folder.tokenizer_json, folder.token_bytes)
     }

@@ -4,31 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from frog.data.manifest import OFFSET_BYTES, DataFile, Shard, SplitSummary
 from frog.data.tokenizer import END_OF_DOCUMENT_ID
 
 SHARD_TOKENS = 64 * 1024 * 1024
-OFFSET_DTYPE = np.dtype("<i8")
+OFFSET_DTYPE = np.dtype(f"<i{OFFSET_BYTES}")
 
 
 def token_dtype(vocab_size: int) -> np.dtype[Any]:
     """The smallest type, little-endian on every machine, that holds each token id."""
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
-
-
-@dataclass(frozen=True)
-class Shard:
-    """One shard as the manifest names it."""
-
-    tokens: str
-    offsets: str
-    num_tokens: int
-    num_documents: int
 
 
 class HashedFile:
@@ -45,12 +35,12 @@ class HashedFile:
         self._digest.update(data)
         self._size_bytes += len(data)
 
-    def close(self) -> dict[str, Any]:
+    def close(self) -> DataFile:
         """Close it; what the manifest keeps of it."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
-        return {"size_bytes": self._size_bytes, "sha256": self._digest.hexdigest()}
+        return DataFile(size_bytes=self._size_bytes, sha256=self._digest.hexdigest())
 
     def abandon(self) -> None:
         self._file.close()
@@ -69,7 +59,7 @@ class SplitWriter:
         self._shard_size = self._shard_documents = 0
         self._in_document = False
         self.shards: list[Shard] = []
-        self.files: dict[str, dict[str, Any]] = {}
+        self.files: dict[str, DataFile] = {}
         self.num_bytes = 0
 
     def add(self, token_ids: list[int], num_bytes: int, ends_document: bool) -> None:
@@ -90,15 +80,15 @@ class SplitWriter:
         if ends_document and self._shard_size >= self._shard_tokens:
             self._close_shard()
 
-    def finish(self) -> dict[str, Any]:
+    def finish(self) -> SplitSummary:
         """Close the last shard; what the manifest says of this split."""
         self._close_shard()
-        return {
-            "num_documents": sum(shard.num_documents for shard in self.shards),
-            "num_tokens": sum(shard.num_tokens for shard in self.shards),
-            "num_bytes": self.num_bytes,
-            "shards": [asdict(shard) for shard in self.shards],
-        }
+        return SplitSummary(
+            num_documents=sum(shard.num_documents for shard in self.shards),
+            num_tokens=sum(shard.num_tokens for shard in self.shards),
+            num_bytes=self.num_bytes,
+            shards=self.shards,
+        )
 
     def abandon(self) -> None:
         """Close what is open, without making it whole."""
@@ -109,7 +99,14 @@ class SplitWriter:
     def _close_shard(self) -> None:
         if self._tokens is None or self._offsets is None:
             return
-        self.shards.append(Shard(self._tokens.name, self._offsets.name, self._shard_size, self._shard_documents))
+        self.shards.append(
+            Shard(
+                tokens=self._tokens.name,
+                offsets=self._offsets.name,
+                num_tokens=self._shard_size,
+                num_documents=self._shard_documents,
+            )
+        )
         for file in (self._tokens, self._offsets):
             self.files[file.name] = file.close()
         self._tokens = self._offsets = None

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from frog.core.errors import DataError
+from frog.data.manifest import prepare_again
 from frog.data.prepared import Split
 
 
@@ -17,7 +18,7 @@ class Windows:
     """
 
     def __init__(self, split: Split, sequence_length: int) -> None:
-        self.sequence_length = sequence_length
+        self.sequence_length, self._split = sequence_length, split
         width = sequence_length + 1
         if sequence_length < 1 or max((len(shard) for shard in split.shards), default=0) < width:
             longest = max((len(shard) for shard in split.shards), default=0)
@@ -38,13 +39,23 @@ class Windows:
         """The tokens of these windows.
 
         Shapes:  ids_N (N,) -> (N, T+1) int64
-        Raises:  IndexError if an id is not that of a window.
+        Raises:  IndexError if an id is not that of a window; DataError if a token is not of the vocabulary.
         """
         if len(ids_N) and not 0 <= ids_N.min() <= ids_N.max() < len(self):
             raise IndexError(f"windows {ids_N.min()} to {ids_N.max()} were asked for, there are {len(self)}")
+        tokens = self._gathered(ids_N)
+        if tokens.size and tokens.max() >= self._split.vocab_size:
+            path, name, size = self._split.path, self._split.name, self._split.vocab_size
+            raise DataError(
+                f"{path}: its {name} split has token {tokens.max()}, its vocabulary {size} tokens",
+                prepare_again(path.name),
+            )
+        return tokens
+
+    def _gathered(self, ids_N: np.ndarray) -> np.ndarray:
         if len(self._rows) == 1:
-            tokens: np.ndarray = self._rows[0][ids_N].astype(np.int64)
-            return tokens
+            alone: np.ndarray = self._rows[0][ids_N].astype(np.int64)
+            return alone
         tokens = np.empty((len(ids_N), self.sequence_length + 1), dtype=np.int64)
         shard_N = np.searchsorted(self._ends, ids_N, side="right")
         for shard in np.unique(shard_N):
