@@ -153,8 +153,8 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(
     assert checkpoint is not None
     assert checkpoint.step == 10
     assert len(passed_over) == 1
-    assert "step_00000020" in passed_over[0]
-    assert words in passed_over[0]
+    assert "step_00000020" in passed_over[0].what
+    assert words in passed_over[0].what
 
 
 def test_a_crash_before_the_manifest_leaves_no_checkpoint(tmp_path: Path) -> None:

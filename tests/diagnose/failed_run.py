@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from frog.core.errors import CommError, RunError, report_error
+from frog.core.facts import Cause, Damage, ErrorFacts
 from frog.core.files import sha256_file, write_json
 from frog.core.manifest import FORMAT, manifest_hash
 from frog.core.runfolder import RunFolder
@@ -21,15 +24,18 @@ PARAMETERS = 1000
 GRADIENT = ("reduce", "all_reduce", "dp", 4 * (PARAMETERS + 3))
 SCORE = ("evaluate", "all_reduce", "dp", 24)
 SAMPLES = ("checkpoint", "all_gather", "world", 256)
+Call = tuple[str, str, str, int]
+"""The phase, the operation, the axis, the bytes."""
 PHASES = ("data", "forward", "backward", "reduce", "optimize", "zero")
 
 
-def lost(call: tuple[str, str, str, int], rank: int, waited_s: float, how: str = "Connection closed by peer") -> str:
+def lost(call: Call, rank: int, waited_s: float, cause: Cause = "closed") -> CommError:
     """What a rank says under which a collective failed."""
     _, op, axis, size = call
-    return (
-        f"{op} of {size} bytes failed after {waited_s:.1f} s [rank {rank}, {axis} {rank} of 4]: "
-        f"[/build/gloo/pair.cc:553] {how} [127.0.0.1]:{4000 + rank}. This is typically caused by a worker."
+    return CommError(
+        f"{op} of {size} bytes failed after {waited_s:.1f} s [rank {rank}, {axis} {rank} of 4]: {cause}",
+        "another rank has left",
+        ErrorFacts(cause=cause, op=op, axis=axis, payload_bytes=size, seq=0, waited_s=waited_s),
     )
 
 
@@ -86,7 +92,7 @@ class FailedRun:
         with open(self.folder.launcher_events, "a") as file:
             file.write(json.dumps({**told, **fields}) + "\n")
 
-    def exit(self, rank: int, code: int, error: str | None = None) -> None:
+    def exit(self, rank: int, code: int, error: dict[str, Any] | None = None) -> None:
         """Its agent sees a rank fail, some time after it did."""
         own = self.ranks[rank]
         self.tell(
@@ -109,7 +115,7 @@ class FailedRun:
 
     # ---- a world -----------------------------------------------------------------------------------------------------
 
-    def start(self, from_step: int = 0, refusal: str | None = None) -> None:
+    def start(self, from_step: int = 0, refusal: str | None = None, passed_over: Sequence[Damage] = ()) -> None:
         """All ranks begin, or begin again; or refuse to."""
         self.attempt += 1
         if self.ranks:
@@ -129,7 +135,7 @@ class FailedRun:
             if from_step or refusal:
                 self.call(rank.rank, ("", "broadcast", "world", 0))
             if refusal:
-                self.fail(rank.rank, "RunError", refusal)
+                self.fail(rank.rank, RunError(refusal))
                 continue
             rank.writer.emit(
                 "start", rank=rank.rank, world_size=self.num_ranks, local_rank=rank.rank % per_node,
@@ -137,6 +143,7 @@ class FailedRun:
                 step=from_step, unix_ns=UNIX_NS + rank.now_ns, mono_ns=rank.now_ns,
                 mesh=(mesh := {"pp": 1, "dp": self.num_ranks, "cp": 1, "tp": 1} | (self.mesh or {})),
                 place={"pp": rank.rank // mesh["dp"], "dp": rank.rank % mesh["dp"], "cp": 0, "tp": 0},
+                passed_over=[asdict(damage) for damage in passed_over],
             )  # fmt: skip
             if from_step == 0:
                 self.do(rank.rank, 0, "evaluate", SCORE)
@@ -170,9 +177,7 @@ class FailedRun:
         if step % 2 == 0:
             self.do(rank, step, "checkpoint", SAMPLES)
 
-    def do(
-        self, rank: int, step: int, phase: str, *calls: tuple[str, str, str, int], took_ms: int = 10, wait_ms: int = 2
-    ) -> None:
+    def do(self, rank: int, step: int, phase: str, *calls: Call, took_ms: int = 10, wait_ms: int = 2) -> None:
         """A phase from beginning to end."""
         self.enter(rank, step, phase)
         own = self.ranks[rank]
@@ -188,7 +193,7 @@ class FailedRun:
         own.step, own.phase, own.phase_ns = step, phase, own.now_ns
         self.beat(rank)
 
-    def call(self, rank: int, call: tuple[str, str, str, int], ms: int = 2) -> None:
+    def call(self, rank: int, call: Call, ms: int = 2) -> None:
         """A collective from beginning to end."""
         own = self.ranks[rank]
         start_ns, own.now_ns = own.now_ns, own.now_ns + ms * MS
@@ -198,7 +203,7 @@ class FailedRun:
         )  # fmt: skip
         own.seq += 1
 
-    def begin(self, rank: int, call: tuple[str, str, str, int]) -> None:
+    def begin(self, rank: int, call: Call) -> None:
         """A collective begins, and never ends."""
         own = self.ranks[rank]
         own.open.append(
@@ -209,21 +214,22 @@ class FailedRun:
 
     # ---- how ranks end -----------------------------------------------------------------------------------------------
 
-    def fail(self, rank: int, kind: str, message: str, after_s: float = 0.0, code: int | None = 1) -> None:
+    def fail(self, rank: int, error: Exception, after_s: float = 0.0, code: int | None = 1) -> None:
         """A rank ends with an error of its own."""
         own = self.ranks[rank]
         own.now_ns += int(after_s * 1e9)
-        own.writer.emit("error", step=own.step, phase=own.phase, type=kind, message=message)
+        report = {**report_error(error), "unix_ns": UNIX_NS + own.now_ns}
+        own.writer.emit("error", step=own.step, phase=own.phase, **report)
         own.writer.emit("end", step=own.step, status="failed")
         self.beat(rank, "failed")
         if code is not None and self.launcher:
-            self.exit(rank, code, f"{kind}: {message}")
+            self.exit(rank, code, report)
 
-    def lose(self, *ranks: int, call: tuple[str, str, str, int] = GRADIENT, after_s: float = 0.5, **how: Any) -> None:
+    def lose(self, *ranks: int, call: Call = GRADIENT, after_s: float = 0.5, cause: Cause = "closed") -> None:
         """Ranks wait in a collective of a step, and it fails under them."""
         for rank in ranks:
             self.begin(rank, call)
-            self.fail(rank, "CommError", lost(call, rank, after_s, **how), after_s)
+            self.fail(rank, lost(call, rank, after_s, cause), after_s)
 
     def complete(self, status: str = "completed", step: int = 8) -> None:
         """All ranks end well."""
@@ -269,3 +275,28 @@ class FailedRun:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a") as file:
             file.write(f"2026-11-21 10:00:00.000 rank {rank} | {text}\n")
+
+    def reword(self) -> None:
+        """Put other words in every place where the run says something to people."""
+        for path in self.folder.events.glob("*.jsonl"):
+            path.write_text("".join(_reworded_line(line) for line in path.read_text().splitlines(keepends=True)))
+        for path in self.folder.logs.rglob("*.log"):
+            path.write_text("".join("quak\n" for _ in path.read_text().splitlines()))
+
+
+_FOR_PEOPLE = ("message", "hint", "what", "traceback")
+
+
+def _reworded_line(line: str) -> str:
+    try:
+        return json.dumps(_reworded(json.loads(line))) + "\n"
+    except json.JSONDecodeError:  # torn
+        return line
+
+
+def _reworded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_reworded(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    return {key: "quak" if key in _FOR_PEOPLE and one else _reworded(one) for key, one in value.items()}

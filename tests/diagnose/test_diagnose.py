@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import random
 import re
@@ -14,6 +15,8 @@ from pathlib import Path
 import pytest
 from failed_run import GRADIENT, SAMPLES, SCORE, UNIX_NS, FailedRun, lost
 
+from frog.core.errors import CheckpointError, ConfigError, FrogError, NonFiniteError
+from frog.core.facts import Damage, ErrorFacts, NotFinite
 from frog.core.runfolder import RunFolder
 from frog.diagnose.diagnosis import Diagnosis, clock, letter
 from frog.diagnose.evidence import gather, is_under_way
@@ -35,14 +38,30 @@ def until_step_5(run: FailedRun, odd: int = 2) -> FailedRun:
 
 
 def found(run: FailedRun, code: int = 1) -> Diagnosis:
-    """The diagnosis, after the launcher's end; its letter must read well too."""
+    """The diagnosis, after the launcher's end; its letter must read well too, and its facts follow from no words."""
     run.end(code)
     result = diagnose(run.folder)
     text = letter("run", result)
     assert result.finding in text
     assert all(line in text for line in result.evidence)
     assert result.advice
+    run.reword()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FrogError, "__init__", say_quak)
+        assert facts(diagnose(run.folder)) == facts(result)
     return result
+
+
+def say_quak(error: FrogError, what: str, hint: str | None = None, facts: ErrorFacts | None = None) -> None:
+    """Every error that the diagnosis itself meets has other words too."""
+    error.what, error.hint, error.facts = "quak", "quak", facts or ErrorFacts()
+
+
+def facts(result: Diagnosis) -> tuple[object, ...]:
+    """What a diagnosis says, without its words."""
+    words = ("finding", "evidence", "advice", "also")
+    own = {name: value for name, value in result.as_json().items() if name not in words}
+    return own, *(facts(other) for other in result.also)
 
 
 def place(result: Diagnosis) -> tuple[str, int | None, int | None, str | None]:
@@ -56,7 +75,7 @@ OTHERS = (0, 1, 3)
 
 
 def test_raise(run: FailedRun) -> None:
-    run.fail(2, "KeyError", "'pond'")
+    run.fail(2, KeyError("pond"))
     run.lose(*OTHERS)
     result = found(run)
     assert place(result) == ("raise", 2, 5, "forward")
@@ -72,7 +91,7 @@ def test_a_users_mistake_is_not_a_fault_of_a_rank(tmp_path: Path) -> None:
     run = FailedRun(tmp_path / "run")
     run.start()
     for rank in run.ranks:
-        run.fail(rank, "ConfigError", "train.steps=-1: must be 1 or more\n  try: --set train.steps=8", code=2)
+        run.fail(rank, ConfigError("train.steps=-1: must be 1 or more", "--set train.steps=8"), code=2)
     result = found(run, 2)
     assert result.fault == "usage"
     assert "all ranks refused" in result.finding
@@ -80,7 +99,7 @@ def test_a_users_mistake_is_not_a_fault_of_a_rank(tmp_path: Path) -> None:
 
 
 def test_out_of_memory(run: FailedRun) -> None:
-    run.fail(2, "OutOfMemoryError", "CUDA out of memory. Tried to allocate 2 GiB")
+    run.fail(2, MemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
     run.lose(*OTHERS)
     result = found(run)
     assert place(result) == ("memory", 2, 5, "forward")
@@ -137,7 +156,7 @@ def test_kill_whose_peers_told_late(run: FailedRun) -> None:
 
 def test_stop_whose_peers_gave_up_before_the_watchdog(run: FailedRun) -> None:
     """The first timed out and left; the next lost that one, not the one that was stopped."""
-    run.lose(1, 3, after_s=10, how="Timed out waiting 10000ms for recv operation to complete")
+    run.lose(1, 3, after_s=10, cause="timed_out")
     run.lose(0, after_s=10.1)
     run.hang(2, "silent", 15)
     run.exit(2, -9)
@@ -149,7 +168,7 @@ def test_stop_whose_peers_gave_up_before_the_watchdog(run: FailedRun) -> None:
 def test_stop_whose_peers_gave_up_all_at_once(run: FailedRun) -> None:
     """One lost the connection of another that gave up, and said so before that one did."""
     run.lose(0, after_s=9.9)
-    run.lose(1, 3, after_s=10, how="Timed out waiting 10000ms for recv operation to complete")
+    run.lose(1, 3, after_s=10, cause="timed_out")
     run.hang(2, "silent", 15)
     run.exit(2, -9)
     result = found(run)
@@ -159,7 +178,7 @@ def test_stop_whose_peers_gave_up_all_at_once(run: FailedRun) -> None:
 
 def test_stop_without_a_watchdog(tmp_path: Path) -> None:
     run = until_step_5(FailedRun(tmp_path / "run", launcher=False))
-    run.lose(*OTHERS, after_s=60, how="Timed out waiting 60000ms for recv operation to complete")
+    run.lose(*OTHERS, after_s=60, cause="timed_out")
     assert place(found(run)) == ("stop", 2, 5, "forward")
 
 
@@ -180,7 +199,7 @@ def test_all_gone_at_once(run: FailedRun) -> None:
 
 def test_one_that_never_comes(run: FailedRun) -> None:
     """It beats on, in forward, while the others' collective times out."""
-    run.lose(*OTHERS, after_s=60, how="Timed out waiting 60000ms for recv operation to complete")
+    run.lose(*OTHERS, after_s=60, cause="timed_out")
     run.ranks[2].now_ns = run.ranks[0].now_ns
     run.beat(2)
     run.exit(2, -15)
@@ -189,23 +208,20 @@ def test_one_that_never_comes(run: FailedRun) -> None:
     assert result.collective == "all_reduce of 4012 bytes over dp"
 
 
-def nan_message(*lines: str) -> str:
-    return "\n".join(["step 5: the loss or the gradient is not finite (mean loss nan, gradient norm nan)", *lines])
-
-
 @pytest.mark.parametrize(
-    ("line", "expected"),
+    ("culprits", "expected"),
     [
-        ("  rank 2: loss 2.1, gradient norm nan, samples [3, 4]", (2, "backward")),
-        ("  rank 1: loss nan, gradient norm nan, samples [3, 4]", (1, "forward")),
-        ("  rank 3: loss 2.1, gradient norm inf, samples [3, 4]", (3, "backward")),
-        ("  each rank's own are finite: their sum overflowed", (None, "backward")),
+        ([NotFinite(rank=2, loss="2.1", grad_norm="nan", of_loss=False)], (2, "backward")),
+        ([NotFinite(rank=1, loss="nan", grad_norm="nan", of_loss=True)], (1, "forward")),
+        ([NotFinite(rank=3, loss="2.1", grad_norm="inf", of_loss=False)], (3, "backward")),
+        ([], (None, "backward")),
     ],
 )
-def test_nan(run: FailedRun, line: str, expected: tuple[int | None, str]) -> None:
+def test_nan(run: FailedRun, culprits: list[NotFinite], expected: tuple[int | None, str]) -> None:
+    known = ErrorFacts(cause="not_finite", not_finite=tuple(culprits))
     for rank in run.ranks:
         run.enter(rank, 5, "optimize")
-        run.fail(rank, "NonFiniteError", nan_message(line))
+        run.fail(rank, NonFiniteError("step 5: the loss or the gradient is not finite", facts=known))
     result = found(run)
     assert (result.fault, result.step) == ("nan", 5)
     assert (result.rank, result.phase) == expected
@@ -213,9 +229,10 @@ def test_nan(run: FailedRun, line: str, expected: tuple[int | None, str]) -> Non
 
 def test_full_disk(run: FailedRun) -> None:
     """Rank 0 met an error too, because rank 2 had given up; the one that says so comes first."""
-    told = "checkpoint of step 4 could not be written to runs/run/checkpoints"
-    run.fail(0, "CheckpointError", f"{told}: [Errno 2] No such file or directory")
-    run.fail(2, "CheckpointError", f"{told}: [Errno 28] No space left on device", after_s=1, code=-15)
+    words = "checkpoint of step 4 could not be written to runs/run/checkpoints"
+    run.fail(0, CheckpointError(words, facts=ErrorFacts(step=4)))
+    full = CheckpointError(words, facts=ErrorFacts(cause="no_space", step=4))
+    run.fail(2, full, after_s=1, code=-15)
     result = found(run)
     assert place(result) == ("disk", 2, 4, "checkpoint")
 
@@ -233,7 +250,7 @@ def unlike(
         if rank == odd:
             run.exit(rank, -6)
         else:
-            run.fail(rank, "CommError", lost(right, rank, 0.2), 0.2)
+            run.fail(rank, lost(right, rank, 0.2), 0.2)
     return found(run)
 
 
@@ -274,9 +291,7 @@ def test_the_last_collective_left_out(tmp_path: Path, odd: int) -> None:
     run.enter(odd, 8, None)
     run.begin(odd, ("", "barrier", "world", 0))
     for rank, call in ((odd, ("", "barrier", "world", 0)), (1 - odd, SAMPLES)):
-        run.fail(
-            rank, "CommError", lost(call, rank, 10, "Timed out waiting 10000ms for send operation to complete"), 10
-        )
+        run.fail(rank, lost(call, rank, 10, "timed_out"), 10)
     assert place(found(run)) == ("missing", odd, 8, "checkpoint")
 
 
@@ -336,7 +351,7 @@ def test_missing_collective(tmp_path: Path, num_ranks: int) -> None:
     run.begin(1, ("", "barrier", "world", 0))
     for rank in others:
         run.up_to(rank, 8, "reduce")
-    run.lose(*others, after_s=20, how="Timed out waiting 20000ms for recv operation to complete")
+    run.lose(*others, after_s=20, cause="timed_out")
     result = found(run)
     assert place(result) == ("missing", 1, 5, "reduce")
     assert result.certain
@@ -404,7 +419,7 @@ def test_a_node_that_was_ended_with_the_rest_is_not_the_fault(tmp_path: Path) ->
 
 def test_a_node_whose_agent_ended_by_itself_is_not_the_fault(tmp_path: Path) -> None:
     run = two_nodes(tmp_path / "run")
-    run.fail(3, "KeyError", "'pond'")
+    run.fail(3, KeyError("pond"))
     run.tell("node", run.ranks[3].now_ns + 1_000_000_000, node=1, host="node1", code=1)
     run.lose(0, 1, 2)
     assert place(found(run)) == ("raise", 3, 5, "reduce")
@@ -421,15 +436,12 @@ def test_node_gone_without_a_launcher(tmp_path: Path) -> None:
     assert (result.fault, result.node_rank) == ("node", 1)
 
 
-TIMED_OUT = {"after_s": 10, "how": "Timed out waiting 10000ms for recv operation to complete"}
-
-
 def test_network_cut_between_two(tmp_path: Path) -> None:
     run = two_nodes(tmp_path / "run")
-    run.lose(0, 1, **TIMED_OUT)  # type: ignore[arg-type]
+    run.lose(0, 1, after_s=10, cause="timed_out")
     for rank in (2, 3):
         run.begin(rank, GRADIENT)
-        run.fail(rank, "CommError", lost(GRADIENT, rank, 10, TIMED_OUT["how"]), 10, code=None)  # type: ignore[arg-type]
+        run.fail(rank, lost(GRADIENT, rank, 10, "timed_out"), 10, code=None)
     result = found(run)
     assert (result.fault, result.step, result.phase) == ("cut", 5, "reduce")
     assert result.collective == "all_reduce of 4012 bytes over dp"
@@ -445,8 +457,7 @@ def test_network_cut_names_the_node_that_could_not_tell(tmp_path: Path, cut: int
     for rank in run.ranks:
         run.up_to(rank, 5, "reduce")
         run.begin(rank, GRADIENT)
-        message = lost(GRADIENT, rank, 10, str(TIMED_OUT["how"]))
-        run.fail(rank, "CommError", message, 10, code=1 if rank in told else None)
+        run.fail(rank, lost(GRADIENT, rank, 10, "timed_out"), 10, code=1 if rank in told else None)
     result = found(run)
     assert (result.fault, result.node_rank, result.certain) == ("cut", cut, True)
 
@@ -579,8 +590,7 @@ def test_damage_that_was_passed_over_and_replaced(tmp_path: Path) -> None:
         run.up_to(rank, 5, "reduce")
     run.lose(*OTHERS)
     run.exit(2, -9)
-    run.start(from_step=2)
-    run.log(0, "passed over: runs/run/checkpoints/step_00000004/rank_2.safetensors: 50 bytes, the manifest has 100")
+    run.start(from_step=2, passed_over=[Damage(cause="torn", step=4, rank=2, what="rank_2.safetensors: 50 bytes")])
     run.steps(3, 8)
     run.save(4)
     run.complete()
@@ -591,9 +601,10 @@ def test_damage_that_was_passed_over_and_replaced(tmp_path: Path) -> None:
 def test_no_checkpoint_can_be_trusted(tmp_path: Path) -> None:
     run = FailedRun(tmp_path / "run")
     run.start()
-    problem = "runs/run/checkpoints/step_00000004/rank_1.safetensors: its SHA-256 is 1…, the manifest has 2…"
+    damage = Damage(cause="corrupt", step=4, rank=1, what="rank_1.safetensors: its SHA-256 is 1…")
+    known = ErrorFacts(cause="corrupt", damage=(damage,))
     for rank in run.ranks:
-        run.fail(rank, "CheckpointError", f"runs/run: none of 1 checkpoints can be trusted\n  - {problem}\n  try: x")
+        run.fail(rank, CheckpointError("runs/run: none of 1 checkpoints can be trusted", facts=known))
     result = found(run)
     assert (result.fault, result.rank) == ("corrupt", 1)
 
@@ -663,7 +674,7 @@ def test_the_last_failure_counts_and_the_earlier_are_told_beside(run: FailedRun)
     run.exit(2, -9)
     run.start(from_step=4)
     run.up_to(1, 5, "backward")
-    run.fail(1, "ValueError", "no frogs")
+    run.fail(1, ValueError("no frogs"))
     result = found(run)
     assert place(result) == ("raise", 1, 5, "backward")
     assert [other.fault for other in result.also] == ["kill"]
@@ -715,7 +726,7 @@ def test_a_start_that_failed_at_last_is_the_last(run: FailedRun) -> None:
 def test_starts_that_failed_lie_where_their_ranks_say(tmp_path: Path) -> None:
     """Of a smaller world, then twice of a larger one, then that trained: four worlds in that order."""
     run = until_step_5(FailedRun(tmp_path / "run", 2, launcher=False), odd=1)
-    run.fail(0, "KeyError", "'pond'")
+    run.fail(0, KeyError("pond"))
     run.num_ranks = 4
     run.start(refusal=REFUSAL)
     run.start(refusal=REFUSAL)
@@ -758,7 +769,7 @@ def test_ctrl_c_twice_is_no_lost_node(run: FailedRun, code: int, saved: bool) ->
 
 
 def test_a_rank_that_failed_before_ctrl_c_is_the_fault(run: FailedRun) -> None:
-    run.fail(2, "KeyError", "'pond'")
+    run.fail(2, KeyError("pond"))
     run.tell("node", run.ranks[2].now_ns + 100_000_000, node=0, host="node0", code=-9)
     assert found(run, 130).fault == "raise"
 
@@ -821,3 +832,22 @@ def test_a_torn_line_is_told(run: FailedRun) -> None:
     with run.folder.rank_events(1).open("a") as file:
         file.write('{"event":"sp')
     assert any("1 torn lines" in line for line in found(run).evidence)
+
+
+def test_of_a_run_of_an_older_frog_less_is_said(run: FailedRun) -> None:
+    """Its errors have words and no facts; a lost connection and one that timed out look alike."""
+    run.fail(2, KeyError("pond"))
+    run.lose(*OTHERS)
+    run.end(1)
+    for path in run.folder.events.glob("*.jsonl"):
+        events = [json.loads(line) for line in path.read_text().splitlines()]
+        for event in events:
+            if event["event"] == "error":
+                for name in ("hint", "facts", "unix_ns"):
+                    del event[name]
+            elif event["event"] == "exit":
+                event["error"] = f"{event['error']['type']}: {event['error']['message']}"
+        path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    result = diagnose(run.folder)
+    assert place(result) == ("raise", 2, 5, "forward")
+    assert "an older Frog wrote this run" in result.evidence[-1]

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from frog.core.errors import CommError, ConfigError, DataError, NonFiniteError, report_error
 from frog.core.runfolder import RunFolder
 from frog.events.outcome import Failure, explain, first_failure, world_error
 
-LEFT = "CommError: all_reduce of 8 bytes failed: connection closed by peer"
+LEFT = CommError("all_reduce of 8 bytes failed: connection closed by peer")
 
 
-def failure(rank: int, code: int = 1, error: str | None = None, time_s: float = 100.0, **more: object) -> Failure:
+def failure(rank: int, code: int = 1, error: Exception | None = None, time_s: float = 100.0, **more: object) -> Failure:
     reported = {"attempt": 0, "rank": rank, "pid": 1000 + rank, "code": code, "time_s": time_s}
-    return {**reported, "error": error, "traceback": None, **more}
+    return {**reported, "error": report_error(error) if error else None, "traceback": None, **more}
 
 
 def test_the_first_to_fail_is_not_one_that_lost_its_peers() -> None:
-    cause = failure(2, error="NonFiniteError: the loss is nan", time_s=100.5)
+    cause = failure(2, error=NonFiniteError("the loss is nan"), time_s=100.5)
     assert first_failure([failure(0, error=LEFT), cause, failure(1, code=-15)]) is cause
 
 
@@ -31,7 +32,7 @@ def test_a_killed_rank_ends_as_a_shell_says_it() -> None:
 
 
 def test_the_ranks_words_and_its_log_are_reported() -> None:
-    failures = [failure(0, error=LEFT), failure(1, error="DataError: shard 3 is torn")]
+    failures = [failure(0, error=LEFT), failure(1, error=DataError("shard 3 is torn"))]
     error = world_error(failures, {}, [1], RunFolder(Path("runs/pond")))
     assert error.what == "rank 1 (pid 1001) ended with exit code 1 (1 other rank ended with it)\nshard 3 is torn"
     assert error.hint == "its log is runs/pond/logs/rank_1/train.log"
@@ -40,7 +41,7 @@ def test_the_ranks_words_and_its_log_are_reported() -> None:
 
 
 def test_a_users_mistake_is_reported_alone() -> None:
-    error = world_error([failure(0, code=2, error="ConfigError: train.steps=0")], {}, [1])
+    error = world_error([failure(0, code=2, error=ConfigError("train.steps=0"))], {}, [1])
     assert (str(error), error.exit_code) == ("train.steps=0", 2)
 
 
@@ -53,7 +54,7 @@ def test_a_lost_node_comes_before_what_the_others_saw_of_it() -> None:
 
 
 def test_a_rank_that_failed_by_itself_comes_before_a_lost_node() -> None:
-    error = world_error([failure(0, error="NonFiniteError: the loss is nan")], {"node1": 9}, [1, -9])
+    error = world_error([failure(0, error=NonFiniteError("the loss is nan"))], {"node1": 9}, [1, -9])
     assert error.what.startswith("rank 0 (pid 1000) ended")
 
 

@@ -25,9 +25,10 @@ world() { # attempt, world size, ranks, pids
         "$1" "$3" "$2" >> "$REPORTS"
     printf '"master_port":1,"pids":[%s]}\n' "$4" >> "$REPORTS"
 }
-failed() { # attempt, rank, code, error
-    printf '{"event":"exit","unix_ns":1,"attempt":%s,"node_rank":0,"rank":%s,"pid":7,"code":%s,"error":"%s",' \
-        "$1" "$2" "$3" "$4" >> "$REPORTS"
+failed() { # attempt, rank, code, its error's class and words
+    printf '{"event":"exit","unix_ns":1,"attempt":%s,"node_rank":0,"rank":%s,"pid":7,"code":%s,' \
+        "$1" "$2" "$3" >> "$REPORTS"
+    printf '"error":{"type":"%s","message":"%s","hint":null,"facts":{},"unix_ns":1},' "$4" "$5" >> "$REPORTS"
     printf '"traceback":null,"time_s":%s}\n' "$(date +%s)" >> "$REPORTS"
 }
 nobody=$(bash -c 'echo $$')
@@ -96,7 +97,7 @@ def test_all_ended_well(run_nodes: RunNodes) -> None:
 
 def test_after_a_failure_the_others_are_asked_to_leave(run_nodes: RunNodes, tmp_path: Path) -> None:
     stays = "trap 'touch $SCRATCH/asked; exit 1' TERM; touch $SCRATCH/up; sleep 30 & wait"
-    error = error_of(run_nodes, "2x1", f"{UP}; failed 0 0 1 'DataError: torn'; exit 1", stays)
+    error = error_of(run_nodes, "2x1", f"{UP}; failed 0 0 1 DataError 'torn'; exit 1", stays)
     assert error.what.endswith("torn")
     assert (tmp_path / "launch_0" / "asked").exists()
 
@@ -177,7 +178,7 @@ def test_nor_does_it_go_on_with_too_few(run_nodes: RunNodes) -> None:
 
 
 def test_a_failure_of_the_program_ends_a_world_that_may_shrink(run_nodes: RunNodes) -> None:
-    fails = "failed 0 0 1 'NonFiniteError: nan'; exit 1"
+    fails = "failed 0 0 1 NonFiniteError 'nan'; exit 1"
     error = error_of(run_nodes, "1:2x1", fails, "trap 'exit 1' TERM; sleep 30 & wait")
     assert error.what.endswith("nan")
 
@@ -221,14 +222,13 @@ def test_ranks_of_an_agent_that_was_killed_are_ended(run_nodes: RunNodes, tmp_pa
 
 
 def test_what_failed_before_a_recovery_is_not_what_failed(run_nodes: RunNodes) -> None:
-    script = "world 0 1 0 $nobody; failed 0 0 1 'DataError: torn'; world 1 1 0 $nobody; sleep 0.2; kill -9 $$"
+    script = "world 0 1 0 $nobody; failed 0 0 1 DataError 'torn'; world 1 1 0 $nobody; sleep 0.2; kill -9 $$"
     error = error_of(run_nodes, "1x1", script, restarts=1)
     assert error.what == "node0 was killed by SIGKILL, with all its ranks"
 
 
 def test_nor_is_a_node_that_came_back(run_nodes: RunNodes) -> None:
-    left = "CommError: closed"
-    fails = f"world 2 2 0 $nobody; failed 2 0 1 '{left}'; exit 1"
+    fails = "world 2 2 0 $nobody; failed 2 0 1 CommError closed; exit 1"
     error = error_of(
         run_nodes, "2x1", f"sleep 1; {fails}", ["kill -9 $$", "world 2 2 1 $nobody; sleep 1.2; exit 1"], restarts=1
     )
@@ -237,12 +237,12 @@ def test_nor_is_a_node_that_came_back(run_nodes: RunNodes) -> None:
 
 def test_ctrl_c_does_not_hide_what_had_failed(run_nodes: RunNodes, capsys: pytest.CaptureFixture[str]) -> None:
     asked = "trap 'trap \"\" TERM; kill -INT $PPID; sleep 0.3; exit 143' TERM; touch $SCRATCH/up; sleep 30 & wait"
-    assert run_nodes("2x1", f"{UP}; failed 0 0 1 'DataError: torn'; exit 1", asked) == 130
+    assert run_nodes("2x1", f"{UP}; failed 0 0 1 DataError 'torn'; exit 1", asked) == 130
     assert "error: rank 0 (pid 7) ended with exit code 1\ntorn" in capsys.readouterr().err
 
 
 def test_ctrl_c_is_told_by_the_exit_code_alone(run_nodes: RunNodes, capsys: pytest.CaptureFixture[str]) -> None:
-    stops = "trap 'failed 0 0 143 null; exit 143' TERM; touch $SCRATCH/up"
+    stops = "trap 'failed 0 0 143 null null; exit 143' TERM; touch $SCRATCH/up"
     presses = f"{UP}; kill -INT $PPID"
     assert run_nodes("2x1", f"{stops}.0; {presses}; sleep 30 & wait", f"{stops}; sleep 30 & wait") == 130
     assert "error" not in capsys.readouterr().err

@@ -27,7 +27,7 @@ def make_run(path: Path, ranks: list[Told], *, nodes: list[int], tp: int = 1, ne
         place = {"pp": 0, "dp": rank // tp, "cp": 0, "tp": rank % tp}
         writer.emit(
             "start", rank=rank, world_size=len(ranks), local_rank=0, node_rank=nodes[rank], host=f"node{nodes[rank]}",
-            pid=1, device="cpu", threads=1, step=0, unix_ns=10**18, mono_ns=0, place=place,
+            pid=1, device="cpu", threads=1, step=0, unix_ns=10**18, mono_ns=0, place=place, passed_over=[],
             mesh={"pp": 1, "dp": len(ranks) // tp, "cp": 1, "tp": tp},
         )  # fmt: skip
         for seq, (op, axis, payload_bytes, start_ms, end_ms) in enumerate(told):

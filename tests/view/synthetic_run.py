@@ -216,6 +216,7 @@ def _write_rank(
         step=from_step,
         unix_ns=START_UNIX_NS + shift_ns + rank * 1000,
         mono_ns=START_MONO_NS + shift_ns,
+        passed_over=[],
         mesh=_mesh(kind.strategy, world),
         place=_place(_mesh(kind.strategy, world), rank),
     )
@@ -269,7 +270,8 @@ def _write_rank(
                 writer.emit("commit", step=step, payload_bytes=4_800_000, write_ns=30 * MS)
     if index == len(kind.segments) - 1 and kind.status is not None:
         if kind.error is not None and kind.error["rank"] == rank:
-            writer.emit("error", step=last, phase="reduce", type=kind.error["type"], message=kind.error["message"])
+            words = {name: kind.error[name] for name in ("type", "message")}
+            writer.emit("error", step=last, phase="reduce", **words, hint=None, facts={}, unix_ns=1)
         writer.emit("end", step=last, status=kind.status)
     writer.close()
 

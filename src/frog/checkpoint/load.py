@@ -13,7 +13,8 @@ from torch import Tensor
 
 from frog.comm.local_shard import LocalShard
 from frog.core.errors import CheckpointError
-from frog.core.manifest import read_manifest, verify_files
+from frog.core.facts import Damage
+from frog.core.manifest import damage_of, read_manifest, verify_files
 from frog.core.runfolder import RunFolder
 
 
@@ -132,12 +133,12 @@ def verify(checkpoint: Checkpoint) -> None:
     verify_files(checkpoint.path, checkpoint.manifest)
 
 
-def find_good(folder: RunFolder, at_step: int | None = None) -> tuple[Checkpoint | None, list[str]]:
+def find_good(folder: RunFolder, at_step: int | None = None) -> tuple[Checkpoint | None, list[Damage]]:
     """The last checkpoint that can be trusted, and what was wrong with those passed over.
 
     `at_step` asks for that step alone.
     """
-    passed_over: list[str] = []
+    passed_over: list[Damage] = []
     for step in reversed(folder.checkpoint_steps()):
         if at_step is not None and step != at_step:
             continue
@@ -146,5 +147,5 @@ def find_good(folder: RunFolder, at_step: int | None = None) -> tuple[Checkpoint
             verify(checkpoint)
             return checkpoint, passed_over
         except CheckpointError as error:
-            passed_over.append(error.what)
+            passed_over.append(damage_of(error, step))
     return None, passed_over

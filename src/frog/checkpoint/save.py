@@ -23,6 +23,7 @@ from torch import Tensor
 from frog.checkpoint.staging import StagedFile, partition
 from frog.comm.local_shard import LocalShard
 from frog.core.errors import CheckpointError
+from frog.core.facts import ErrorFacts, system_cause
 from frog.core.files import sync_folder, write_json
 from frog.core.manifest import FORMAT, manifest_hash
 from frog.core.runfolder import RunFolder
@@ -136,7 +137,8 @@ class Saver:
             self._remove_part(staging)
             if not isinstance(error, CheckpointError):
                 what = f"checkpoint of step {step} could not be written to {self._folder.checkpoints}: {error}"
-                cause, error = error, CheckpointError(what, after_no_room(self._folder))
+                facts = ErrorFacts(cause=system_cause(error), step=step)
+                cause, error = error, CheckpointError(what, after_no_room(self._folder), facts)
                 error.__cause__ = cause
             self._error = self._error or error
             part_done.set()

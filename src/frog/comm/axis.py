@@ -15,18 +15,23 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from frog.comm.backend import Backend, choose_backend
 from frog.core.errors import CommError
-
-_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+from frog.core.facts import ErrorFacts
 
 
 class Note(Protocol):
     """A collective under way, as the events see it."""
 
+    seq: int
+    """Which of the rank's collectives it is, counted from 0."""
+
     def done(self, end_ns: int, wait_ns: int) -> None:
         """It ended at `end_ns`; the rank's own thread was blocked for `wait_ns` by it."""
 
+
+POINT_TO_POINT = ("send", "recv", "send_recv")
+"""Operations between two ranks, or round a ring."""
 
 Recorder = Callable[[str, str, int], Note]
 """Called as every collective begins: operation, axis, bytes of the payload."""
@@ -34,6 +39,8 @@ Recorder = Callable[[str, str, int], Note]
 
 class Silent:
     """Records nothing. The recorder of a world without events."""
+
+    seq = 0
 
     def __call__(self, op: str, axis: str, payload_bytes: int) -> Silent:
         return self
@@ -45,8 +52,10 @@ class Silent:
 class Pending:
     """A collective under way. Its buffers belong to it until `wait` returns."""
 
-    def __init__(self, axis: Axis, op: str, payload_bytes: int, begin: Callable[[], Sequence[Any]]) -> None:
-        self._axis, self._op, self._payload_bytes = axis, op, payload_bytes
+    def __init__(
+        self, axis: Axis, op: str, payload_bytes: int, begin: Callable[[], Sequence[Any]], peer: int | None = None
+    ) -> None:
+        self._axis, self._op, self._payload_bytes, self._peer = axis, op, payload_bytes, peer
         self._start_ns = time.monotonic_ns()
         self._end_ns: int | None = None
         self._note = axis.record(op, axis.name, payload_bytes)
@@ -55,8 +64,8 @@ class Pending:
         except (RuntimeError, ValueError) as error:
             raise self._explain(error) from error
         self._wait_ns = time.monotonic_ns() - self._start_ns
-        # gloo says when the last byte was there, which may be long before anybody asks.
-        if self._works and axis.device.type == "cpu" and op not in ("send", "recv", "send_recv"):
+        # The last byte may be there long before anybody asks; of sends and receives nobody says when.
+        if self._works and axis.backend.stamps_end and op not in POINT_TO_POINT:
             self._works[-1].get_future().add_done_callback(self._ended)
 
     def _ended(self, future: object) -> None:
@@ -74,13 +83,22 @@ class Pending:
         self._note.done(min(self._end_ns or now_ns, now_ns), self._wait_ns + now_ns - start_ns)
 
     def _explain(self, error: Exception) -> CommError:
-        waited_s = (time.monotonic_ns() - self._start_ns) / 1e9
-        axis = self._axis
-        return CommError(
-            f"{self._op} of {self._payload_bytes} bytes failed after {waited_s:.1f} s "
-            f"[rank {axis.ranks[axis.rank]}, {axis.name} {axis.rank} of {axis.size}]: {str(error).splitlines()[0]}",
-            "another rank has left or hangs; its own log says why",
-        )
+        axis, peer = self._axis, "" if self._peer is None else f", peer {self._peer}"
+        where = f"rank {axis.ranks[axis.rank]}, {axis.name} {axis.rank} of {axis.size}{peer}"
+        return failed(
+            axis.backend, error, f"{self._op} of {self._payload_bytes} bytes", where, self._start_ns,
+            op=self._op, axis=axis.name, payload_bytes=self._payload_bytes, seq=self._note.seq, peer=self._peer,
+        )  # fmt: skip
+
+
+def failed(backend: Backend, error: Exception, what: str, where: str, start_ns: int, **known: Any) -> CommError:
+    """The error of a collective that began at `start_ns`: its words for people, and what is `known` of it as facts."""
+    waited_s = (time.monotonic_ns() - start_ns) / 1e9
+    return CommError(
+        f"{what} failed after {waited_s:.1f} s [{where}]: {backend.shorten(error)}",
+        "another rank has left or hangs; its own log says why",
+        ErrorFacts(cause=backend.cause_of(error), waited_s=round(waited_s, 3), **known),
+    )
 
 
 class _Nothing(Pending):
@@ -123,24 +141,26 @@ class Axis:
         device: torch.device,
         group: Any,
         recorder: list[Recorder],
+        backend: Backend | None = None,
     ) -> None:
         self.name, self.ranks, self.device = name, tuple(ranks), device
         self.size, self.rank = len(self.ranks), self.ranks.index(world_rank)
         self.group = group
         """torch's process group; None for the whole world."""
+        self.backend = backend or choose_backend("auto", device)
         self._recorder = recorder
 
     def alone(self) -> Axis:
         """This rank by itself: an axis along which nothing is done."""
         own = self.ranks[self.rank]
-        return Axis("alone", (own,), own, self.device, None, self._recorder)
+        return Axis("alone", (own,), own, self.device, None, self._recorder, self.backend)
 
     @property
     def record(self) -> Recorder:
         return self._recorder[0]
 
-    def _start(self, op: str, payload_bytes: int, *begins: Callable[[], Any]) -> Pending:
-        return NOTHING if self.size == 1 else Pending(self, op, payload_bytes, lambda: [begin() for begin in begins])
+    def _start(self, op: str, payload_bytes: int, begin: Callable[[], Any], peer: int | None = None) -> Pending:
+        return NOTHING if self.size == 1 else Pending(self, op, payload_bytes, lambda: [begin()], peer)
 
     @_alterable
     def start_all_reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Pending:
@@ -157,30 +177,27 @@ class Axis:
             whole.view(-1).copy_(part.reshape(-1))
             return NOTHING
         target, own = whole.view(-1), part.reshape(-1)
-        if self.device.type == "cpu":
-            parts = list(target.chunk(self.size))
-            return self._start(
-                "all_gather", whole.nbytes, lambda: dist.all_gather(parts, own, self.group, async_op=True)
-            )
         return self._start(
-            "all_gather", whole.nbytes, lambda: _all_gather(target, own, group=self.group, async_op=True)
+            "all_gather", whole.nbytes, lambda: self.backend.all_gather(target, own, self.size, self.group)
         )
 
     @_alterable
     def start_reduce_scatter(self, part: Tensor, whole: Tensor) -> Pending:
         """Fill `part` with the sum of every rank's own slice of `whole`. Bytes reported: those of whole.
 
-        gloo's own reduce-scatter is a whole all-reduce inside; here the slices change places (all-to-all) and each
-        rank sums what it got, in order of ranks: half the bytes, and the same sum on every machine.
+        Where the backend has no good way of its own the slices change places (all-to-all) and each rank sums what it
+        got, in order of ranks: half the bytes of an all-reduce, and the same sum on every machine.
         """
         target, source = part.view(-1), whole.view(-1)
         if self.size == 1:
             target.copy_(source)
             return NOTHING
-        if self.device.type == "cpu":
+        if not self.backend.has_reduce_scatter:
             return _SumOfSlices(self, target, source)
         return self._start(
-            "reduce_scatter", whole.nbytes, lambda: _reduce_scatter(target, source, group=self.group, async_op=True)
+            "reduce_scatter",
+            whole.nbytes,
+            lambda: dist.reduce_scatter_single(target, source, group=self.group, async_op=True),
         )
 
     @_alterable
@@ -207,14 +224,19 @@ class Axis:
             lambda: dist.all_to_all_single(received, sent, arrive, leave, group=self.group, async_op=True),
         )
 
+    @_alterable
     def start_send(self, x: Tensor, to: int, tag: int = 0) -> Pending:
         """Send `x`, contiguous, to the rank whose number on the axis is `to`. Messages between two arrive in order."""
-        return self._start("send", x.nbytes, lambda: dist.isend(x, self.ranks[to], group=self.group, tag=tag))
+        peer = self.ranks[to]
+        return self._start("send", x.nbytes, lambda: dist.isend(x, peer, group=self.group, tag=tag), peer)
 
+    @_alterable
     def start_receive(self, x: Tensor, source: int, tag: int = 0) -> Pending:
         """Fill `x` with what the rank whose number on the axis is `source` sends."""
-        return self._start("recv", x.nbytes, lambda: dist.irecv(x, self.ranks[source], group=self.group, tag=tag))
+        peer = self.ranks[source]
+        return self._start("recv", x.nbytes, lambda: dist.irecv(x, peer, group=self.group, tag=tag), peer)
 
+    @_alterable
     def start_shift(self, received: Sequence[Tensor], sent: Sequence[Tensor]) -> Pending:
         """Pass `sent` on to the next rank of the ring; take what the one before passes on. Bytes reported: sent's."""
         if self.size == 1:

@@ -6,7 +6,6 @@ starts and those it finds failed go to REPORTS.jsonl, line by line, and are not 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import sys
@@ -22,6 +21,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.run import parse_args, run
 
+from frog.comm.error_file import read_error
 from frog.core.env import set_attempt
 from frog.core.errors import UsageError
 from frog.core.processes import NOT_MET, kill_group, leave, leave_with_parent
@@ -112,17 +112,14 @@ def _kill_ranks() -> None:
 
 def _describe(rank: int, failure: ProcessFailure) -> dict[str, Any]:
     """One failed rank: its exit code (negative: the signal that killed it), when, and its own error if it left one."""
-    message: Any = None
-    with contextlib.suppress(OSError, ValueError, KeyError):  # killed before it could speak: the exit code tells
-        message = json.loads(Path(failure.error_file).read_text())["message"]
-    details = message if isinstance(message, dict) else {"message": message}
+    error, traceback = read_error(failure.error_file)
     return {
         "rank": rank,
         "pid": failure.pid,
         "exit_code": failure.exitcode,
         "time_s": int(failure.timestamp),
-        "error": details.get("message"),
-        "traceback": (details.get("extraInfo") or {}).get("py_callstack"),
+        "error": error,
+        "traceback": traceback,
     }
 
 

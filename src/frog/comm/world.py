@@ -15,9 +15,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from frog.comm.axis import Axis, Recorder, Silent
-from frog.core.env import WorldEnv, bind_loopback
+from frog.comm.axis import Axis, Recorder, Silent, failed
+from frog.comm.backend import Backend, choose_backend
+from frog.core.env import WorldEnv
 from frog.core.errors import CommError, UsageError
+from frog.core.facts import ErrorFacts
 
 
 @dataclass
@@ -27,10 +29,15 @@ class World:
     env: WorldEnv
     device: torch.device
     timeout_s: float
+    backend: Backend = field(kw_only=True, default=None)  # type: ignore[assignment]
+    """What carries the collectives; if none is given, what fits the device."""
     _recorder: list[Recorder] = field(default_factory=lambda: [Silent()])
     """One place that all axes look at, so that the events can take it over at any time."""
     _groups: list[Any] = field(default_factory=list)
     """torch's groups behind the axes of this rank."""
+
+    def __post_init__(self) -> None:
+        self.backend = self.backend or choose_backend("auto", self.device)
 
     @property
     def rank(self) -> int:
@@ -47,7 +54,7 @@ class World:
     @functools.cached_property
     def axis(self) -> Axis:
         """The whole world as one axis."""
-        return Axis("world", range(self.size), self.rank, self.device, None, self._recorder)
+        return Axis("world", range(self.size), self.rank, self.device, None, self._recorder, self.backend)
 
     def report_to(self, recorder: Recorder) -> None:
         """From now on every collective of every axis is reported to `recorder`."""
@@ -63,7 +70,7 @@ class World:
             if self.rank in ranks:
                 if group is not None:
                     self._groups.append(group)
-                own = Axis(name, ranks, self.rank, self.device, group, self._recorder)
+                own = Axis(name, ranks, self.rank, self.device, group, self._recorder, self.backend)
         assert own is not None, f"rank {self.rank} is in none of {ranks_of_all}"
         return own
 
@@ -80,8 +87,7 @@ class World:
 
         Shapes:  x (...), the same on every rank -> (world size, ...)
         """
-        if self.device.type == "cuda":  # NCCL moves what lies on a GPU
-            x = x.to(self.device)
+        x = self.backend.movable(x, self.device)
         rows = torch.empty((self.size, *x.shape), dtype=x.dtype, device=x.device)
         self.axis.all_gather(rows, x)
         return rows
@@ -121,10 +127,9 @@ class World:
         try:
             yield
         except RuntimeError as error:
-            raise CommError(
-                f"{op} failed after {(time.monotonic_ns() - start_ns) / 1e9:.1f} s "
-                f"[rank {self.rank} of {self.size}]: {str(error).splitlines()[0]}",
-                "another rank has left or hangs; its own log says why",
+            where = f"rank {self.rank} of {self.size}"
+            raise failed(
+                self.backend, error, op, where, start_ns, op=op, axis="world", payload_bytes=0, seq=note.seq
             ) from error
         end_ns = time.monotonic_ns()
         note.done(end_ns, end_ns - start_ns)
@@ -154,23 +159,32 @@ def pick_device(requested: str, env: WorldEnv) -> torch.device:
     raise UsageError(f"train.device={requested}: {why}", "--set train.device=auto takes what there is")
 
 
-def join_world(env: WorldEnv, device: torch.device, timeout_s: float) -> World:
-    """Meet the other ranks: gloo on CPUs, NCCL on GPUs. Alone, nothing is started.
+def join_world(env: WorldEnv, device: torch.device, timeout_s: float, backend: str = "auto") -> World:
+    """Meet the other ranks through a backend (see frog.comm.backend). Alone, nothing is started.
 
-    Raises:  CommError if the world does not come together in time.
+    Raises:  CommError if the world does not come together in time; UsageError if the backend does not fit the device.
     """
+    chosen = choose_backend(backend, device)
     if env.world_size > 1:
-        bind_loopback(env.master_addr)
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        try:
-            dist.init_process_group(
-                "nccl" if device.type == "cuda" else "gloo", timeout=datetime.timedelta(seconds=timeout_s)
-            )
-        except (RuntimeError, ValueError) as error:
-            raise CommError(
-                f"rank {env.rank} could not join a world of {env.world_size} at "
-                f"{env.master_addr}:{env.master_port}: {str(error).splitlines()[0]}",
-                "check that every rank was started, with the same MASTER_ADDR and MASTER_PORT",
-            ) from error
-    return World(env, device, timeout_s)
+        with explained_rendezvous(chosen, env):
+            chosen.start(env, device, timeout_s)
+    return World(env, device, timeout_s, backend=chosen)
+
+
+@contextmanager
+def explained_rendezvous(backend: Backend, env: WorldEnv) -> Iterator[None]:
+    """Raise what goes wrong while the ranks find each other as a CommError."""
+    start_ns = time.monotonic_ns()
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        raise CommError(
+            f"rank {env.rank} could not join a world of {env.world_size} at "
+            f"{env.master_addr}:{env.master_port}: {backend.shorten(error)}",
+            "check that every rank was started, with the same MASTER_ADDR and MASTER_PORT",
+            ErrorFacts(
+                cause=backend.cause_of(error),
+                op="rendezvous",
+                waited_s=round((time.monotonic_ns() - start_ns) / 1e9, 3),
+            ),
+        ) from error

@@ -58,6 +58,14 @@ class TrainConfig:
 
 
 @dataclass(frozen=True)
+class CommConfig:
+    """[comm]"""
+
+    backend: Literal["auto", "gloo", "nccl"] = "auto"
+    """What carries the collectives: gloo between CPUs, NCCL between NVIDIA GPUs. "auto" follows train.device."""
+
+
+@dataclass(frozen=True)
 class OptimizerConfig:
     """[optimizer]: AdamW, with a linear warm-up and a cosine to `min_learning_rate`"""
 
@@ -102,6 +110,7 @@ class RunConfig:
     source: ModelSource = field(default_factory=ModelSource)
     data: DataConfig = field(default_factory=DataConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    comm: CommConfig = field(default_factory=CommConfig)
     strategy: StrategyConfig = field(default_factory=StrategyConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)

@@ -1,6 +1,14 @@
-"""The one tree of errors. A message says what happened, with both values; a hint says what to do next."""
+"""The one tree of errors. A message says what happened, with both values; a hint says what to do next.
+
+Both are for people. What a program may want to know of an error is in its facts.
+"""
 
 from __future__ import annotations
+
+import time
+from typing import Any
+
+from frog.core.facts import ErrorFacts, system_cause
 
 
 class FrogError(Exception):
@@ -8,10 +16,11 @@ class FrogError(Exception):
 
     exit_code = 1
 
-    def __init__(self, what: str, hint: str | None = None) -> None:
+    def __init__(self, what: str, hint: str | None = None, facts: ErrorFacts | None = None) -> None:
         super().__init__(what)
         self.what = what
         self.hint = hint
+        self.facts = facts or ErrorFacts()
 
     def __str__(self) -> str:
         return self.what if self.hint is None else f"{self.what}\n  try: {self.hint}"
@@ -53,3 +62,19 @@ class LaunchError(FrogError):
 
 class NonFiniteError(FrogError):
     """A loss or a gradient is NaN or infinite."""
+
+
+def report_error(error: BaseException, facts: ErrorFacts | None = None) -> dict[str, Any]:
+    """An error as the events and the launcher carry it: its class, its words for people, its facts, and when it was.
+
+    facts: of an error that is not one of Frog's, as far as whoever caught it knows them.
+    """
+    what, hint = (error.what, error.hint) if isinstance(error, FrogError) else (str(error), None)
+    known = error.facts if isinstance(error, FrogError) else facts or ErrorFacts(cause=system_cause(error))
+    return {
+        "type": type(error).__name__,
+        "message": what,
+        "hint": hint,
+        "facts": known.as_json(),
+        "unix_ns": time.time_ns(),
+    }

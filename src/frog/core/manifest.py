@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from frog.core.errors import CheckpointError
+from frog.core.facts import Damage, ErrorFacts
 from frog.core.files import sha256_file
 
 FORMAT = 2
@@ -35,7 +38,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT or any(key not in manifest for key in _KEYS):
         raise CheckpointError(f"{path}: not a manifest of format {FORMAT}")
     if manifest["sha256"] != manifest_hash(manifest):
-        raise CheckpointError(f"{path}: its content is not what was hashed when it was written")
+        raise _damaged("corrupt", f"{path}: its content is not what was hashed when it was written")
     return manifest
 
 
@@ -44,8 +47,24 @@ def verify_files(folder: Path, manifest: Mapping[str, Any]) -> None:
     for name, entry in manifest["files"].items():
         path = folder / name
         if not path.is_file():
-            raise CheckpointError(f"{path}: missing")
+            raise _damaged("torn", f"{path}: missing", name)
         if path.stat().st_size != entry["bytes"]:
-            raise CheckpointError(f"{path}: {path.stat().st_size} bytes, the manifest has {entry['bytes']}")
+            raise _damaged("torn", f"{path}: {path.stat().st_size} bytes, the manifest has {entry['bytes']}", name)
         if (digest := sha256_file(path)) != entry["sha256"]:
-            raise CheckpointError(f"{path}: its SHA-256 is {digest[:12]}…, the manifest has {entry['sha256'][:12]}…")
+            what = f"{path}: its SHA-256 is {digest[:12]}…, the manifest has {entry['sha256'][:12]}…"
+            raise _damaged("corrupt", what, name)
+
+
+def damage_of(error: CheckpointError | OSError, step: int) -> Damage:
+    """Why the checkpoint of a step cannot be trusted, from what reading it raised."""
+    if isinstance(error, CheckpointError):
+        known = error.facts.damage or (Damage(cause="torn", what=error.what),)
+        return replace(known[0], step=step)
+    return Damage(cause="torn", what=str(error), step=step)
+
+
+def _damaged(cause: Literal["corrupt", "torn"], what: str, name: str = "") -> CheckpointError:
+    """The error of a checkpoint whose file `name`, which its rank wrote, is not as it was."""
+    match = re.fullmatch(r"rank_(\d+)\.safetensors", name)
+    damage = Damage(cause=cause, what=what, rank=int(match[1]) if match else None)
+    return CheckpointError(what, facts=ErrorFacts(cause=cause, damage=(damage,)))

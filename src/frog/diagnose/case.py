@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import itertools
-import re
-import signal
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from frog.core.exitcodes import describe_exit, signal_name
 from frog.diagnose.diagnosis import note
 from frog.diagnose.evidence import Evidence, Fields, Life, World
+from frog.diagnose.rank_error import RankError, read_error
 
 ORDER = ("data", "forward", "backward", "reduce", "optimize", "zero", "evaluate", "checkpoint")
-
-_LOG_TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}")
-_WHERE_IN_GLOO = re.compile(r"\[/\S+:\d+\] ")
-_OWN_WORDS = re.compile(r"([A-Za-z_][\w.]*): (.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -54,14 +49,12 @@ class Case:
         """How the watchdog found it."""
         return next((event for event in self.world.hangs if event["rank"] == rank), None)
 
-    def words(self, rank: int) -> tuple[str, str] | None:
-        """Its error's kind and message."""
+    def error(self, rank: int) -> RankError | None:
+        """The error with which it ended, if it said one."""
         life = self.world.lives.get(rank)
-        if life is not None and (error := life.error) is not None:
-            return str(error["type"]), str(error["message"])
-        told = (self.exit(rank) or {}).get("error")
-        match = _OWN_WORDS.fullmatch(told) if isinstance(told, str) else None
-        return (match[1], match[2]) if match else ("Error", told) if isinstance(told, str) else None
+        if life is not None and life.error is not None:
+            return read_error(life.error, self.events_file(rank))
+        return read_error((self.exit(rank) or {}).get("error"), "events/launcher.jsonl")
 
     def signal_of(self, rank: int) -> str | None:
         """The signal that killed it, by name."""
@@ -70,23 +63,23 @@ class Case:
 
     def lost_peers(self, rank: int) -> bool:
         """Whether it has no reason of its own: a collective failed under it, or it was ended with the others."""
-        words = self.words(rank)
-        return words[0] == "CommError" if words is not None else self.signal_of(rank) == "SIGTERM"
+        error = self.error(rank)
+        return error.lost_peers if error is not None else self.signal_of(rank) == "SIGTERM"
 
     @cached_property
-    def own_errors(self) -> list[int]:
-        """Ranks with an error of their own, that of the lost peers left out."""
-        return [rank for rank in self.ranks if self.words(rank) is not None and not self.lost_peers(rank)]
+    def own_errors(self) -> dict[int, RankError]:
+        """The errors of ranks that did not just lose their peers."""
+        return {rank: error for rank in self.ranks if (error := self.error(rank)) and not error.lost_peers}
 
     @cached_property
-    def comm_errors(self) -> list[int]:
-        """Ranks under which a collective failed."""
-        return [rank for rank in self.ranks if (words := self.words(rank)) is not None and words[0] == "CommError"]
+    def comm_errors(self) -> dict[int, RankError]:
+        """The errors of ranks under which a collective failed."""
+        return {rank: error for rank in self.ranks if (error := self.error(rank)) and error.lost_peers}
 
     @cached_property
     def timed_out(self) -> list[int]:
         """Ranks that waited in a collective for as long as they may."""
-        return [rank for rank in self.comm_errors if "imed out" in (self.words(rank) or ("", ""))[1]]
+        return [rank for rank, error in self.comm_errors.items() if error.facts.cause == "timed_out"]
 
     @cached_property
     def first_lost(self) -> int | None:
@@ -99,15 +92,6 @@ class Case:
         if life is not None and (life.status or life.error):
             return False
         return beat is None or beat["status"] == "running"
-
-    def _logged_ns(self, rank: int, text: str) -> int | None:
-        """When a rank's log last has a text."""
-        path = self.evidence.folder.rank_log(rank)
-        lines = path.read_text(errors="replace").splitlines() if text and path.is_file() else []
-        found = next((match for line in reversed(lines) if text in line and (match := _LOG_TIME.match(line))), None)
-        if found is None:
-            return None
-        return int(dt.datetime.fromisoformat(f"{found[0]}+00:00").timestamp() * 1e3) * 1_000_000
 
     # ---- where it was ------------------------------------------------------------------------------------------------
 
@@ -171,29 +155,26 @@ class Case:
         event = self.exit(rank)
         if event is None:
             return None
-        code = event["code"]
-        how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
-        words = "" if event.get("error") else ", and left no words"
-        return note(event["unix_ns"], f"rank {rank}", f"(pid {event['pid']}) {how}{words}", "events/launcher.jsonl")
+        silence = "" if event.get("error") else ", and left no words"
+        how = describe_exit(event["code"])
+        return note(event["unix_ns"], f"rank {rank}", f"(pid {event['pid']}) {how}{silence}", "events/launcher.jsonl")
 
     def report_error(self, rank: int) -> str | None:
         """What it said as it failed."""
-        words = self.words(rank)
-        if words is None:
+        error = self.error(rank)
+        if error is None:
             return None
-        life = self.world.lives.get(rank)
-        file = self.events_file(rank) if life is not None and life.error else "events/launcher.jsonl"
-        return note(self.failed_ns(rank), f"rank {rank}", f"{words[0]}: {short(words[1])}", file)
+        return note(self.failed_ns(rank), f"rank {rank}", f"{error.kind}: {error.first_line}", error.file)
 
     def failed_ns(self, rank: int) -> int | None:
-        """When it failed, as time of day: its last heartbeat, where a later world has not written over it, or its log;
-        else when its agent, which may have been late, saw it.
+        """When it failed, as time of day: its last heartbeat, where a later world has not written over it, or its
+        error; else when its agent, which may have been late, saw it.
         """
-        beat, words = self.world.beats.get(rank), self.words(rank)
+        beat, error = self.world.beats.get(rank), self.error(rank)
         if beat is not None and beat["status"] != "running":
             return int(beat["unix_ns"])
-        if words is not None and (logged_ns := self._logged_ns(rank, words[1].partition("\n")[0])) is not None:
-            return logged_ns
+        if error is not None and error.unix_ns is not None:
+            return error.unix_ns
         return (self.exit(rank) or {}).get("unix_ns") or self.world.last_sign_ns(rank)
 
     def report_hang(self, rank: int) -> str | None:
@@ -211,7 +192,7 @@ class Case:
         for other in self.ranks:
             if other == rank:
                 continue
-            if self.lost_peers(other) and self.words(other):
+            if self.lost_peers(other) and self.error(other):
                 lines.append(self.report_error(other))
             elif self.silent(other) and (self.beat(other) or {}).get("open"):
                 lines.append(self.report_position(other))
@@ -252,16 +233,3 @@ def _phase_after(last: Fields, spans: list[Fields], evidence: Evidence) -> str |
         return "forward"
     after_last = ORDER.index(last["phase"]) + 1
     return ORDER[after_last] if after_last < 6 else None
-
-
-def signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def short(message: str) -> str:
-    """The first line of an error, without what gloo adds to each of its own."""
-    first = message.splitlines()[0] if message else ""
-    return _WHERE_IN_GLOO.sub("", first).partition(" This is typically caused by")[0]

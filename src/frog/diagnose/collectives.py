@@ -8,7 +8,6 @@ known of the training loop; and of two calls that were both to come, the earlier
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +24,6 @@ _DIMS = {
 _SCORE_BYTES = 24
 _ID_BYTES = 8
 _POINT_TO_POINT = ("send", "recv", "send_recv")
-_COMM_ERROR = re.compile(r"(\w+)(?: of (\d+) bytes)? failed after [\d.]+ s \[rank \d+(?:, (\w+) \d+)? of \d+\]")
 
 
 @dataclass(frozen=True)
@@ -250,15 +248,15 @@ def _calls_of(case: Case, rank: int) -> list[CollectiveCall]:
 
 
 def failed_call(case: Case, rank: int) -> CollectiveCall | None:
-    """The collective that a rank's CommError names."""
-    words, position = case.words(rank), case.position(rank)
-    match = _COMM_ERROR.match(words[1]) if words and words[0] == "CommError" else None
-    if match is None:
+    """The collective that failed under a rank, as its error knows it."""
+    error, position = case.error(rank), case.position(rank)
+    facts = error.facts if error is not None and error.lost_peers else None
+    if error is None or facts is None or facts.op is None or facts.op == "rendezvous":
         return None
-    size = int(match[2]) if match[2] else 0
     return CollectiveCall(
-        position.step, position.phase, match[1], match[3] or "world", size, None, False, None, case.events_file(rank)
-    )
+        position.step, position.phase, facts.op, facts.axis or "world", facts.payload_bytes or 0, facts.seq, False,
+        None, error.file,
+    )  # fmt: skip
 
 
 def _phase_at(event: Fields, spans: list[Fields]) -> str | None:

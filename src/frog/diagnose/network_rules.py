@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
-
-from frog.diagnose.case import Case, signal_name
+from frog.core.exitcodes import signal_name
+from frog.diagnose.case import Case
 from frog.diagnose.collectives import CollectiveCalls, failed_call
 from frog.diagnose.diagnosis import Diagnosis, note, span
 
@@ -16,7 +15,7 @@ _AT_ONCE_NS = 100_000_000
 def never_met(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     """The world never came together."""
     began = [rank for rank in case.ranks if (life := case.world.lives.get(rank)) and life.start]
-    refused = [rank for rank in case.comm_errors if "could not join" in (case.words(rank) or ("", ""))[1]]
+    refused = [rank for rank, error in case.comm_errors.items() if error.facts.op == "rendezvous"]
     end, launch = case.world.end, case.world.launch
     ended_badly = end is not None and end["code"] != 0
     if began or case.own_errors or not (refused or (ended_badly and not case.world.launched)):
@@ -55,7 +54,7 @@ def node_gone(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     for node, ranks in by_node.items():
         signs = [case.world.last_sign_ns(rank) or 0 for rank in ranks]
         quiet = all(case.silent(rank) and case.exit(rank) is None for rank in ranks)
-        others_spoke = any(case.words(rank) for rank in case.ranks if rank not in ranks)
+        others_spoke = any(case.error(rank) for rank in case.ranks if rank not in ranks)
         if quiet and others_spoke and max(signs) - min(signs) < _TOGETHER_NS:
             found = _lost_node(case, calls, ranks, f"node {node}", [])
             return found.with_more(certain=len(ranks) > 1)
@@ -145,7 +144,7 @@ def connections(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     if [rank for rank in died if case.hang(rank) is None]:
         return None
     nodes = {rank: case.world.node_of(rank) for rank in case.ranks}
-    closed = [rank for rank in case.comm_errors if rank not in case.timed_out]
+    closed = [rank for rank, error in case.comm_errors.items() if error.has_facts and rank not in case.timed_out]
     lines = tuple(line for rank in case.ranks if (line := case.report_error(rank)))[:8]
     if case.timed_out and len(set(nodes.values())) > 1:
         return _cut(case, calls, lines)
@@ -239,9 +238,8 @@ def _centre(case: Case, closed: list[int]) -> list[int]:
 
 
 def _waited_s(case: Case, rank: int) -> float:
-    words = case.words(rank)
-    match = re.search(r"failed after ([\d.]+) s", words[1]) if words else None
-    return float(match[1]) if match else 0.0
+    error = case.error(rank)
+    return round(error.facts.waited_s or 0.0, 1) if error is not None else 0.0
 
 
 def _failed(case: Case, rank: int) -> str | None:

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import re
 import signal
 
 from frog.core import errors
 from frog.core.errors import FrogError, UsageError
+from frog.core.exitcodes import signal_code
 from frog.diagnose.case import Case
 from frog.diagnose.collectives import CollectiveCalls
 from frog.diagnose.diagnosis import Diagnosis, note, span
+from frog.diagnose.rank_error import RankError
 
-_NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded|disk is full|Errno (28|122)\b")
-_STEP_OF_CHECKPOINT = re.compile(r"checkpoint of step (\d+)|step_(\d{8})")
-_CULPRIT = re.compile(r"^  rank (\d+): loss (\S+), gradient norm (\S+),", re.MULTILINE)
-_TRUST = "can be trusted"
-
-_ASKED_TO_STOP = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+_ASKED_TO_STOP = (signal_code(signal.SIGINT), signal_code(signal.SIGTERM))
 """Exit codes of a launcher."""
-
-_CLOSED = re.compile(r"closed by peer|reset by peer|Broken pipe")
-"""Peers of a process that ends learn of it at once: its connections close. Those of a stopped one wait."""
 
 _SOON_S = 5.0
 """A heartbeat that ended so long before the others' ended with its process."""
@@ -31,7 +24,7 @@ def interrupted(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     world = case.world
     if world.end is None or world.end["code"] not in _ASKED_TO_STOP or world.exits or world.hangs:
         return None
-    if any(case.words(rank) for rank in case.ranks):
+    if any(case.error(rank) for rank in case.ranks):
         return None
     steps = case.evidence.folder.checkpoint_steps()
     saved = f"; the last whole checkpoint is of step {steps[-1]}" if steps else ""
@@ -53,39 +46,38 @@ def own_words(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     """A rank failed with an error that is not the loss of its peers."""
     if not case.own_errors:
         return None
-    full = {r for r in case.own_errors if _NO_SPACE.search((case.words(r) or ("", ""))[1])}
-    rank = min(case.own_errors, key=lambda r: (r not in full, case.failed_ns(r) or 0))
-    kind, message = case.words(rank) or ("", "")
-    if kind == "NonFiniteError":
-        return _not_finite(case, calls, rank, message)
-    if _NO_SPACE.search(message):
-        return _full_disk(case, calls, rank, message)
-    if kind == "CheckpointError" and _TRUST in message:
-        return _no_trust(case, calls, rank, message)
+    # One whose disk is full comes first: others may only have missed its part of a checkpoint.
+    rank = min(case.own_errors, key=lambda r: (not _has_full_disk(case, r), case.failed_ns(r) or 0))
+    error = case.own_errors[rank]
+    for_cause = {"not_finite": _not_finite, "no_space": _full_disk, "corrupt": _no_trust, "torn": _no_trust}
+    if error.facts.cause in for_cause:
+        return for_cause[error.facts.cause](case, calls, rank, error)
     found = _base(case, calls, rank)
-    first = message.splitlines()[0] if message else ""
-    if _is_usage(kind):
+    if _is_usage(error.kind):
         return found.with_more(
             fault="usage",
-            finding=f"{_several(case)} refused to start: {first}",
-            advice=_hint(message) or "correct what the message names, and start again",
+            finding=f"{_several(case)} refused to start: {error.first_line}",
+            advice=error.hint or "correct what the message names, and start again",
         )
-    if kind.endswith(("MemoryError", "OutOfMemoryError")):
+    if error.facts.cause == "no_memory":
         return found.with_more(
             fault="memory",
-            finding=f"rank {rank} ran out of memory in {case.position(rank)}: {first}",
+            finding=f"rank {rank} ran out of memory in {case.position(rank)}: {error.first_line}",
             advice="smaller micro-batches: raise train.grad_accum; `frog strategies` compares what each strategy holds",
         )
-    if kind == "CheckpointError":
-        advice = _hint(message) or "look at the file that the message names"
-    else:
-        advice = (
-            f"its traceback is at the end of logs/rank_{rank}/train.log: `frog logs {_name(case)} --rank {rank}`\n"
-            f"the error is the program's own; once that is mended: `frog train --resume {case.evidence.folder.path}`"
-        )
-    return found.with_more(
-        fault="raise", finding=f"rank {rank} raised {kind} in {case.position(rank)}: {first}", advice=advice
+    advice = error.hint or (
+        f"its traceback is at the end of logs/rank_{rank}/train.log: `frog logs {_name(case)} --rank {rank}`\n"
+        f"the error is the program's own; once that is mended: `frog train --resume {case.evidence.folder.path}`"
     )
+    return found.with_more(
+        fault="raise",
+        finding=f"rank {rank} raised {error.kind} in {case.position(rank)}: {error.first_line}",
+        advice=advice,
+    )
+
+
+def _has_full_disk(case: Case, rank: int) -> bool:
+    return case.own_errors[rank].facts.cause == "no_space"
 
 
 def _base(case: Case, calls: CollectiveCalls, rank: int) -> Diagnosis:
@@ -96,7 +88,7 @@ def _base(case: Case, calls: CollectiveCalls, rank: int) -> Diagnosis:
 
 
 def _several(case: Case) -> str:
-    return span(case.own_errors) if len(case.own_errors) < len(case.ranks) or len(case.ranks) == 1 else "all ranks"
+    return span([*case.own_errors]) if len(case.own_errors) < len(case.ranks) or len(case.ranks) == 1 else "all ranks"
 
 
 def _is_usage(kind: str) -> bool:
@@ -104,23 +96,23 @@ def _is_usage(kind: str) -> bool:
     return isinstance(found, type) and issubclass(found, FrogError) and issubclass(found, UsageError)
 
 
-def _hint(message: str) -> str:
-    return message.rpartition("\n  try: ")[2] if "\n  try: " in message else ""
-
-
 def _name(case: Case) -> str:
     return case.evidence.folder.path.name
 
 
-def _not_finite(case: Case, calls: CollectiveCalls, rank: int, message: str) -> Diagnosis:
-    """All ranks raise it together; the message names those whose own loss or gradient was not finite."""
-    culprits = [(int(number), loss, norm) for number, loss, norm in _CULPRIT.findall(message)]
+def _not_finite(case: Case, calls: CollectiveCalls, rank: int, error: RankError) -> Diagnosis:
+    """All ranks raise it together; it knows those whose own loss or gradient was not finite."""
+    culprits = error.facts.not_finite
     position = case.position(rank)
-    found = _base(case, calls, culprits[0][0] if culprits else rank).with_more(
-        fault="nan", step=position.step, phase="backward"
+    found = _base(case, calls, culprits[0].rank if culprits else rank).with_more(
+        *(
+            f"{'':12}  rank {one.rank}: loss {one.loss}, gradient norm {one.grad_norm}, samples {list(one.sample_ids)}"
+            for one in culprits
+        ),
+        fault="nan",
+        step=position.step,
+        phase="backward",
     )
-    lines = tuple(line.strip() for line in message.splitlines() if line.startswith("  rank "))
-    found = found.with_more(*(f"{'':12}  {line}" for line in lines))
     if not culprits:
         return found.with_more(
             rank=None,
@@ -130,26 +122,23 @@ def _not_finite(case: Case, calls: CollectiveCalls, rank: int, message: str) -> 
             "overflow; or a rank's own part was not looked at (strategies that reduce as they go)",
             advice="lower optimizer.learning_rate; strategy.reduction=bucketed shows each rank's own gradient norm",
         )
-    _, loss, norm = culprits[0]
-    what = "the loss" if "nan" in loss or "inf" in loss else "a gradient"
-    phase = "forward" if what == "the loss" else "backward"
-    made = "forward" if phase == "forward" else "backward, or between that and the reduction"
-    whose = span([number for number, _, _ in culprits])
+    first = culprits[0]
+    what, phase = ("the loss", "forward") if first.of_loss else ("a gradient", "backward")
+    made = "forward" if first.of_loss else "backward, or between that and the reduction"
+    whose = span([one.rank for one in culprits])
     return found.with_more(
         phase=phase,
-        finding=f"{what} of {whose} was not finite in step {position.step} (loss {loss}, gradient norm {norm}); it was "
-        f"made in {made}, and all ranks stopped before a weight was changed",
-        advice="look at the samples that the message names: `frog data inspect`; lower optimizer.learning_rate\n"
+        finding=f"{what} of {whose} was not finite in step {position.step} (loss {first.loss}, gradient norm "
+        f"{first.grad_norm}); it was made in {made}, and all ranks stopped before a weight was changed",
+        advice="look at its samples: `frog data inspect`; lower optimizer.learning_rate\n"
         f"checkpoints are from before it: `frog train --resume {case.evidence.folder.path}`",
     )
 
 
-def _full_disk(case: Case, calls: CollectiveCalls, rank: int, message: str) -> Diagnosis:
-    match = _STEP_OF_CHECKPOINT.search(message)
-    found = _base(case, calls, rank)
-    step = int(match[1] or match[2]) if match else found.step
-    phase = "checkpoint" if match else found.phase
-    doing = f"writing its part of the checkpoint of step {step}" if match else f"in {case.position(rank)}"
+def _full_disk(case: Case, calls: CollectiveCalls, rank: int, error: RankError) -> Diagnosis:
+    found, saved = _base(case, calls, rank), error.facts.step
+    step, phase = (saved, "checkpoint") if saved is not None else (found.step, found.phase)
+    doing = f"writing its part of the checkpoint of step {saved}" if saved is not None else f"in {case.position(rank)}"
     steps = case.evidence.folder.checkpoint_steps()
     kept = f"the last whole checkpoint is of step {steps[-1]}" if steps else "there is no checkpoint yet"
     return found.with_more(
@@ -162,28 +151,17 @@ def _full_disk(case: Case, calls: CollectiveCalls, rank: int, message: str) -> D
     )
 
 
-def _no_trust(case: Case, calls: CollectiveCalls, rank: int, message: str) -> Diagnosis:
-    problems = [line.strip(" -") for line in message.splitlines() if line.startswith("  - ")]
-    kinds = {damage_kind(problem) for problem in problems}
+def _no_trust(case: Case, calls: CollectiveCalls, rank: int, error: RankError) -> Diagnosis:
+    damage = error.facts.damage
     return _base(case, calls, rank).with_more(
-        *(f"{'':12}  {problem}" for problem in problems),
-        fault="corrupt" if "corrupt" in kinds else "torn",
-        rank=damaged_rank(problems[0]) if problems else None,
+        *(f"{'':12}  {one}" for one in damage),
+        fault="corrupt" if any(one.cause == "corrupt" for one in damage) else "torn",
+        rank=damage[0].rank if damage else None,
         phase="checkpoint",
-        finding=f"none of the run's checkpoints can be trusted, so it could not be resumed: {'; '.join(problems[:2])}",
+        finding=f"none of the run's checkpoints can be trusted, so it could not be resumed: "
+        f"{'; '.join(map(str, damage[:2]))}",
         advice="start a new run; its logs and events are left as they are. What wrote into the checkpoints?",
     )
-
-
-def damage_kind(problem: str) -> str:
-    """Whether what is wrong with a checkpoint means that bytes changed (corrupt) or are missing (torn)."""
-    return "corrupt" if "SHA-256" in problem or "what was hashed" in problem else "torn"
-
-
-def damaged_rank(problem: str) -> int | None:
-    """The rank whose part of a checkpoint is damaged."""
-    match = re.search(r"rank_(\d+)\.safetensors", problem)
-    return int(match[1]) if match else None
 
 
 def stopped(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
@@ -227,7 +205,8 @@ def _closed_ns(case: Case) -> int | None:
     Not if another waited in vain until about then: who gives up has closed its connections before it has said so.
     """
     first = case.first_lost
-    if first is None or not _CLOSED.search((case.words(first) or ("", ""))[1]):
+    # Peers of a process that ends learn of it at once: its connections close. Those of a stopped one wait.
+    if first is None or case.comm_errors[first].facts.cause != "closed":
         return None
     closed_ns = case.failed_ns(first)
     gave_up_ns = [ns for rank in case.timed_out if (ns := case.failed_ns(rank)) is not None]
@@ -268,7 +247,7 @@ def killed(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     """A rank was ended by a signal."""
     dead = [rank for rank in case.ranks if case.signal_of(rank) not in (None, "SIGTERM", "SIGINT")]
     dead = [rank for rank in dead if case.hang(rank) is None] or dead
-    noticed = [rank for rank in case.ranks if _noticed_ns(case, rank) is not None and not case.words(rank)]
+    noticed = [rank for rank in case.ranks if _noticed_ns(case, rank) is not None and not case.error(rank)]
     if noticed:
         return _ended_unseen(case, calls, noticed[0])
     if not dead:

@@ -21,6 +21,8 @@ from frog.diagnose.evidence import Evidence, World, gather, is_under_way
 from frog.diagnose.running import under_way
 from frog.diagnose.slow_rules import straggler
 
+_NO_FACTS = "an older Frog wrote this run: its errors have words but no facts, so less can be said of it"
+
 Rule = Callable[[Case, CollectiveCalls], Diagnosis | None]
 
 RULES: tuple[Rule, ...] = (
@@ -45,7 +47,16 @@ def diagnose(folder: RunFolder) -> Diagnosis:
         found = under_way(case, CollectiveCalls(case))
     else:
         found = _of_ended(evidence)
-    return found.with_more(*(f"{'':12}  {problem}" for problem in evidence.problems))
+    problems = [*evidence.problems, *([_NO_FACTS] if _lacks_facts(evidence) else [])]
+    return found.with_more(*(f"{'':12}  {problem}" for problem in problems))
+
+
+def _lacks_facts(evidence: Evidence) -> bool:
+    """Whether a rank's error was written by a Frog that noted nothing but words, which are not read here."""
+    errors = (
+        error for world in evidence.worlds for rank in world.ranks if (error := Case(evidence, world).error(rank))
+    )
+    return not all(error.has_facts for error in errors)
 
 
 def _of_ended(evidence: Evidence) -> Diagnosis:

@@ -10,6 +10,7 @@ from typing import Any
 
 from frog.core import errors
 from frog.core.errors import CommError, FrogError, LaunchError, UsageError
+from frog.core.exitcodes import describe_exit, shell_code, signal_code
 from frog.core.runfolder import RunFolder
 
 _TOGETHER_S = 10
@@ -47,46 +48,44 @@ def world_error(
     if lost:
         host, number = next(iter(lost.items()))
         after = explain(failures, folder) if failures else None
-        what = f"{host} was killed by {signal.Signals(number).name}, with all its ranks"
+        what = f"{host} {describe_exit(-number)}, with all its ranks"
         error = LaunchError(f"{what}\n{after.what}" if after else what, after.hint if after else None)
-        error.exit_code = after.exit_code if after else 128 + number
+        error.exit_code = after.exit_code if after else signal_code(number)
         return error
     code = next(filter(None, codes), 1)
     error = LaunchError(f"the world ended with exit code {code}, and no rank had failed", "its agent's words are above")
-    error.exit_code = code if code > 0 else 128 - code
+    error.exit_code = shell_code(code)
     return error
 
 
 def explain(failures: Sequence[Failure], folder: RunFolder | None = None) -> LaunchError:
     """The error of a world that failed, with the exit code that it ends with."""
     first = first_failure(failures)
-    code, (kind, message) = first["code"], _split(first["error"])
-    if code == UsageError.exit_code and kind is not None:
-        error = LaunchError(message)
+    report, expected = first["error"] or {}, _is_frogs(first)
+    words = (report.get("message") or "") + (f"\n  try: {report['hint']}" if report.get("hint") else "")
+    if first["code"] == UsageError.exit_code and expected:
+        error = LaunchError(words)
     else:
         others = len({failure["rank"] for failure in failures}) - 1
         also = f" ({others} other rank{'s' if others > 1 else ''} ended with it)" if others else ""
-        words = message if kind is not None else (first["traceback"] or message).rstrip()
-        text = f"{in_words(first)}{also}\n{words}".rstrip()
-        error = LaunchError(text, f"its log is {folder.rank_log(first['rank'])}" if folder and first["error"] else None)
-    error.exit_code = code if code > 0 else 128 - code
+        said = words if expected else (first["traceback"] or words).rstrip()
+        text = f"{in_words(first)}{also}\n{said}".rstrip()
+        error = LaunchError(text, f"its log is {folder.rank_log(first['rank'])}" if folder and report else None)
+    error.exit_code = shell_code(first["code"])
     return error
 
 
 def in_words(failure: Failure) -> str:
     """Which rank ended, and how."""
-    code = failure["code"]
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    return f"rank {failure['rank']} (pid {failure['pid']}) {how}"
+    return f"rank {failure['rank']} (pid {failure['pid']}) {describe_exit(failure['code'])}"
 
 
-def _split(message: str | None) -> tuple[str | None, str]:
-    """torchrun's "KindOfError: words" as the name of a Frog error (None for any other) and the words."""
-    kind, colon, words = (message or "").partition(": ")
-    found = getattr(errors, kind, None) if colon else None
-    return (kind, words) if isinstance(found, type) and issubclass(found, FrogError) else (None, message or "")
+def _is_frogs(failure: Failure) -> bool:
+    """Whether a rank failed with an error that Frog can explain, so that nobody needs the traceback."""
+    found = getattr(errors, (failure["error"] or {}).get("type") or "", None)
+    return isinstance(found, type) and issubclass(found, FrogError)
 
 
 def _is_victim(failure: Failure) -> bool:
     """Whether this rank failed because another had left: its error is a CommError, or torchrun ended it."""
-    return failure["code"] == -signal.SIGTERM or _split(failure["error"])[0] == CommError.__name__
+    return failure["code"] == -signal.SIGTERM or (failure["error"] or {}).get("type") == CommError.__name__

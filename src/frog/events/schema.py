@@ -24,9 +24,10 @@ PHASES: Final[tuple[Phase, ...]] = (
 FIELDS: Final[dict[str, tuple[str, ...]]] = {
     # A rank begins, or begins again: all that follows belongs to this world. `step` steps were already taken.
     # `mesh` is the size of each axis ({"pp": 1, "dp": 4, "cp": 1, "tp": 1}), `place` the rank's coordinate on each.
+    # `passed_over` are the checkpoints that could not be trusted as it resumed: [{"step", "cause", "rank", "what"}].
     "start": (
         "rank", "world_size", "local_rank", "node_rank", "host", "pid", "device", "threads", "step", "unix_ns",
-        "mono_ns", "mesh", "place",
+        "mono_ns", "mesh", "place", "passed_over",
     ),
     # A phase of a step ran. `micro` numbers the micro-batch, from 0.
     "span": ("step", "phase", "micro", "start_ns", "end_ns"),
@@ -55,8 +56,9 @@ FIELDS: Final[dict[str, tuple[str, ...]]] = {
     "checkpoint": ("step", "payload_bytes", "blocked_ns"),
     # A checkpoint is whole on disk (rank 0 alone).
     "commit": ("step", "payload_bytes", "write_ns"),
-    # Something went wrong, in the words of the error.
-    "error": ("step", "phase", "type", "message"),
+    # Something went wrong. `type` is the error's class, `message` and `hint` are words for people, which no program
+    # reads; `facts` are what is known of it (core/facts.py), of which those are left out that do not apply.
+    "error": ("step", "phase", "type", "message", "hint", "facts", "unix_ns"),
     # The rank's last word. `status` is "completed", "interrupted" or "failed".
     "end": ("step", "status"),
 }  # fmt: skip
@@ -68,7 +70,8 @@ LAUNCHER_FIELDS: Final[dict[str, tuple[str, ...]]] = {
     # A node's agent started its ranks. `attempt` counts the worlds of this launch from 0. `node` is the pretended
     # machine; `node_rank` the number that it got in this world.
     "world": ("attempt", "node", "node_rank", "ranks", "world_size", "master_addr", "master_port", "pids"),
-    # A rank failed, as its agent saw it. `code` is negative if a signal killed it; `error` are its own words.
+    # A rank failed, as its agent saw it. `code` is negative if a signal killed it. `error` is what it left of its
+    # error, null if nothing: {"type", "message", "hint", "facts", "unix_ns"}, as in its own `error` event.
     "exit": ("attempt", "rank", "node", "node_rank", "pid", "code", "error", "traceback"),
     # A rank was found hanging, and killed. `kind`: "silent" (no heartbeat) or "stuck" (in one collective).
     "hang": ("attempt", "rank", "pid", "kind", "waited_s", "heartbeat"),

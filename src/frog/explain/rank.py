@@ -23,8 +23,9 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from frog.comm import join_world
-from frog.core.env import WorldEnv, bind_loopback, host_name, variable
-from frog.core.errors import CommError
+from frog.comm.backend import choose_backend
+from frog.comm.world import explained_rendezvous
+from frog.core.env import WorldEnv, host_name, variable
 from frog.core.files import write_json
 from frog.core.processes import leave
 from frog.train.failure import as_rank
@@ -150,25 +151,18 @@ def _rendezvous(env: WorldEnv) -> dict[str, Any]:
     noted = _work({0: 1, 1: 0}.get(env.rank, env.rank))
     timeout = datetime.timedelta(seconds=_TIMEOUT_S)
     knocked_ns = time.monotonic_ns()
-    try:
+    backend = choose_backend("auto", _CPU)
+    with explained_rendezvous(backend, env):
         store, rank, size = next(rendezvous("env://", timeout=timeout))
         reached_ns = time.monotonic_ns()
         arrival = store.add("explain/arrivals", 1)
         store.set(f"explain/{rank}", "here")
         store.wait([f"explain/{other}" for other in range(size)], timeout)
         complete_ns = time.monotonic_ns()
-        bind_loopback(env.master_addr)
-        own = PrefixStore("explain/world", store)
-        dist.init_process_group("gloo", store=own, rank=rank, world_size=size, timeout=timeout)
+        backend.start(env, _CPU, _TIMEOUT_S, PrefixStore("explain/world", store))
         joined_ns = time.monotonic_ns()
         dist.barrier()  # rank 0, which may serve the store, stays until all have joined
         dist.destroy_process_group()
-    except (RuntimeError, ValueError) as error:
-        raise CommError(
-            f"rank {env.rank} of {env.world_size} could not meet the others at {env.master_addr}:{env.master_port}: "
-            f"{str(error).splitlines()[0]}",
-            "check that every rank was started, with the same MASTER_ADDR and MASTER_PORT",
-        ) from error
     return {
         **noted,
         "knocked_ns": knocked_ns,

@@ -16,6 +16,7 @@ from frog.comm import World
 from frog.config import RunConfig
 from frog.config.finetune import FinetuneConfig
 from frog.core.errors import NonFiniteError
+from frog.core.facts import ErrorFacts
 from frog.core.runfolder import RunFolder
 from frog.core.seeds import derive_seed
 from frog.core.units import format_count
@@ -204,6 +205,7 @@ def _check_finite(step: int, agreed: Agreement, grad_norm: float) -> None:
             f"step {step}: the loss or the gradient is not finite (mean loss {agreed.loss_mean:g}, gradient norm "
             f"{grad_norm:g}); no weight was changed",
             "lower --learning-rate",
+            ErrorFacts(cause="not_finite"),
         )
 
 

@@ -69,8 +69,7 @@ class HeldOut:
                     truth = torch.tensor([self._truth[i] for i in mine])
                     scores[mine, 0] = -class_scores_NC.gather(1, truth.unsqueeze(1)).squeeze(1)
                     scores[mine, 1] = 1.0
-        if world.device.type == "cuda":  # NCCL moves what lies on a GPU
-            scores = scores.to(world.device)
+        scores = world.backend.movable(scores, world.device)
         world.all_reduce(scores)
         return self._summed_up(scores.cpu(), is_classifier)
 

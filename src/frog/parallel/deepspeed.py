@@ -230,5 +230,5 @@ def import_deepspeed(world: World) -> Any:
     importlib.import_module("deepspeed.ops").__compatible_ops__["deepspeed_shm_comm"] = False
     if not dist.is_initialized():
         store = dist.HashStore()  # type: ignore[attr-defined]
-        dist.init_process_group("nccl" if world.device.type == "cuda" else "gloo", store=store, rank=0, world_size=1)
+        world.backend.start(world.env, world.device, world.timeout_s, store)
     return deepspeed

@@ -13,7 +13,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -22,6 +21,7 @@ from frog.comm import Axis, World
 from frog.comm.local_shard import LocalShard
 from frog.config import RunConfig, StrategyConfig
 from frog.core.errors import CommError, ConfigError
+from frog.core.facts import ErrorFacts
 from frog.data import Batch
 from frog.model.transformer import TinyTransformer
 from frog.parallel.expert import balance_over
@@ -207,10 +207,11 @@ def explained(world: World, during: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not isinstance(error, dist.DistError) and "gloo" not in str(error):
+        if not world.backend.owns(error):
             raise
         raise CommError(
             f"communication inside torch failed in {during} [rank {world.rank} of {world.size}]: "
-            f"{str(error).splitlines()[0]}",
+            f"{world.backend.shorten(error)}",
             "another rank has left or hangs; its own log says why",
+            ErrorFacts(cause=world.backend.cause_of(error)),
         ) from error

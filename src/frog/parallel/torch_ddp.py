@@ -90,7 +90,7 @@ class TorchDDP(Native):
             self._ddp.register_comm_hook(hook.state, lambda state, bucket: hook.send(state, bucket))
 
     def _bucket_mb(self) -> float:
-        if self.config.compression == "powersgd" and self.mesh.data.device.type == "cpu":
+        if self.config.compression == "powersgd" and self.mesh.data.backend.runs_hooks_on_its_threads:
             return sum(p.nbytes for p in self.parameters.values()) / 1e6 + 1
         return self.config.bucket_mb
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable
+from typing import Any
 
+import torch
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from frog.checkpoint import after_no_room
+from frog.comm.error_file import leave_error
 from frog.core.env import WorldEnv, launcher_pid, under_mpich, world_env
-from frog.core.errors import CommError, FrogError, UsageError
+from frog.core.errors import CommError, FrogError, UsageError, report_error
+from frog.core.facts import ErrorFacts, system_cause
 from frog.core.files import write_json
 from frog.core.processes import leave_with_parent
 from frog.core.runfolder import RunFolder
@@ -66,16 +69,17 @@ class FailureReporter:
 
     def report(self, error: Exception) -> int:
         """Say what went wrong, in every place that can still be written to; return the exit code."""
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if isinstance(error, OSError) and system_cause(error) == "no_space":
             hint = "make room, then start again"
             if self.folder is not None and self.folder.checkpoint_steps():
                 hint = after_no_room(self.folder)
-            error = FrogError(f"the disk is full: {error}", hint)
-        get_error_handler().record_exception(error)
+            error = FrogError(f"the disk is full: {error}", hint, ErrorFacts(cause="no_space"))
+        report = report_error(error, _memory_facts(error))
+        leave_error(error, report)
         expected = isinstance(error, FrogError)
         text = f"error: {error}" if expected else "".join(traceback.format_exception(error)).rstrip()
         with contextlib.suppress(OSError):
-            self._report_to_folder(error, text)
+            self._report_to_folder(error, text, report)
         if launcher_pid() is None:  # else `frog run` waits for the world to end and reports the first error last
             self._report_to_screen(error, text)
         return error.exit_code if isinstance(error, FrogError) else 1
@@ -99,17 +103,16 @@ class FailureReporter:
         while stop.signal_number != signal.SIGTERM and (left_s := until - time.monotonic()) > 0:
             time.sleep(min(left_s, _LOOK_S))
 
-    def _report_to_folder(self, error: Exception, text: str) -> None:
+    def _report_to_folder(self, error: Exception, text: str, report: dict[str, Any]) -> None:
         if self.folder is None:
             return
         step = self.events.step if self.events else 0
-        kind, message = type(error).__name__, str(error)
-        report = {"type": kind, "message": message, "rank": self.rank, "step": step}
-        record = {"format": FORMAT, "status": "failed", "step": step, "error": report, "ended": now_text()}
+        short = {"type": report["type"], "message": str(error), "rank": self.rank, "step": step}
+        record = {"format": FORMAT, "status": "failed", "step": step, "error": short, "ended": now_text()}
         # A rank that only lost its peers leaves the record to the one that has a reason of its own.
         write_json(self.folder.record_json, record, replace=not isinstance(error, CommError))
         if self.events is not None:
-            self.events.emit("error", step=step, phase=self.events.phase, type=kind, message=message)
+            self.events.emit("error", step=step, phase=self.events.phase, **report)
             self.events.emit("end", step=step, status="failed")
         with RankLog(self.folder.rank_log(self.rank), self.rank, show=False) as log:
             log.note(text)
@@ -120,3 +123,9 @@ class FailureReporter:
             several = self.env is not None and self.env.world_size > 1
             mark = f"[rank {self.rank}] " if several else ""
             print("\n".join(mark + line for line in text.splitlines()), file=sys.stderr, flush=True)
+
+
+def _memory_facts(error: Exception) -> ErrorFacts | None:
+    """That memory was full, of an error of torch: on a GPU it has a class of its own, on a CPU only words."""
+    full = isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator: can't allocate memory" in str(error)
+    return ErrorFacts(cause="no_memory") if full else None

@@ -7,6 +7,7 @@ import math
 import torch
 
 from frog.core.errors import NonFiniteError
+from frog.core.facts import ErrorFacts, NotFinite
 from frog.data import Windows, sample_ids
 from frog.parallel.strategy import Agreement
 from frog.train.setup import Run
@@ -30,14 +31,25 @@ def overflowed(run: Run, step: int, agreed: Agreement, grad_norm: float, scale: 
     rows = run.world.gather_rows(torch.tensor([agreed.loss, norm])).tolist()
     ids = sample_ids_of_ranks(run, step)
     culprits = [
-        f"  rank {rank}: loss {loss:g}, gradient norm {norm:g}, samples {ids[run.mesh.readers.index(rank)]}"
+        NotFinite(
+            rank=rank,
+            loss=f"{loss:g}",
+            grad_norm=f"{norm:g}",
+            of_loss=not math.isfinite(loss),
+            sample_ids=tuple(ids[run.mesh.readers.index(rank)]),
+        )
         for rank, (loss, norm) in enumerate(rows)
         if rank in run.mesh.readers and not (math.isfinite(loss) and math.isfinite(norm))
     ]
+    listing = [
+        f"  rank {found.rank}: loss {found.loss}, gradient norm {found.grad_norm}, samples {list(found.sample_ids)}"
+        for found in culprits
+    ]
     raise NonFiniteError(
         f"step {step}: the loss or the gradient is not finite (mean loss {mean_loss:g}, gradient norm {grad_norm:g}); "
-        "no weight was changed\n" + "\n".join(culprits or ["  each rank's own are finite: their sum overflowed"]),
+        "no weight was changed\n" + "\n".join(listing or ["  each rank's own are finite: their sum overflowed"]),
         "lower optimizer.learning_rate, or look at those samples: `frog data inspect`; checkpoints are from before",
+        ErrorFacts(cause="not_finite", not_finite=tuple(culprits)),
     )
 
 

@@ -55,7 +55,7 @@ def _run(args: argparse.Namespace, env: WorldEnv, stop: StopRequest, reporter: F
     go_on = args.go_on or attempt_number() > 0
     config.check_world(env.world_size)
     device = pick_device(config.train.device, env)
-    world = join_world(env, device, config.train.timeout_s)
+    world = join_world(env, device, config.train.timeout_s, config.comm.backend)
     try:
         mesh = build_mesh(config, world)
         data = get_data(config, world)
@@ -71,8 +71,9 @@ def _run(args: argparse.Namespace, env: WorldEnv, stop: StopRequest, reporter: F
         attempt = world.from_main(secrets.token_hex(4))
         events = reporter.events = open_events(folder, world)
         with RankLog(folder.rank_log(env.rank), env.rank, show=env.is_main) as log:
-            resume_from = find_resume(folder, world, log, or_anew=go_on) if args.resume or go_on else None
-            run = Run(config, world, mesh, folder, data, events, log, stop, resume_from, attempt)
+            again = args.resume or go_on
+            resume_from, passed_over = find_resume(folder, world, log, or_anew=go_on) if again else (None, ())
+            run = Run(config, world, mesh, folder, data, events, log, stop, resume_from, attempt, passed_over)
             record = loop(run)
             _finish(run, record)
             events.emit("end", step=record["step"], status=record["status"])

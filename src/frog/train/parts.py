@@ -61,7 +61,7 @@ def build_parts(run: Run) -> Parts:
     order_link = state.load(run.resume_from, world.rank) if run.resume_from is not None else ""
     if world.is_main:
         write_run_json(run, num_parameters, state.step)
-    run.events.emit("start", **start_event(world, run.mesh, state.step))
+    run.events.emit("start", **start_event(world, run.mesh, state.step, run.passed_over))
     saver = _saver(run, state)
     arm_faults(run, strategy, saver)
     return Parts(

@@ -8,7 +8,8 @@ import platform
 import shutil
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from frog.comm import World
 from frog.config import RunConfig, to_dict
 from frog.core.env import attempt_number, host_name, launch_dir
 from frog.core.errors import CheckpointError, ConfigError, RunError
+from frog.core.facts import Damage, ErrorFacts
 from frog.core.files import write_atomic, write_json
 from frog.core.runfolder import RunFolder
 from frog.data import PreparedData, ensure_prepared, open_prepared
@@ -50,6 +52,8 @@ class Run:
     resume_from: Checkpoint | None
     attempt: str
     """Differs each time the run is started, and is the same on all ranks."""
+    passed_over: Sequence[Damage] = ()
+    """Newer checkpoints than `resume_from`, which could not be trusted."""
 
 
 def new_folder(world: World, runs: Path, name: str) -> RunFolder:
@@ -150,8 +154,12 @@ def is_complete(folder: RunFolder, world: World, steps: int) -> bool:
     return bool(world.from_main(look() if world.is_main else None))
 
 
-def find_resume(folder: RunFolder, world: World, log: RankLog, *, or_anew: bool = False) -> Checkpoint | None:
-    """The last good checkpoint, the same on every rank; None if the run was killed before its first.
+def find_resume(
+    folder: RunFolder, world: World, log: RankLog, *, or_anew: bool = False
+) -> tuple[Checkpoint | None, Sequence[Damage]]:
+    """The last good checkpoint, the same on every rank, and the newer ones that cannot be trusted.
+
+    None if the run was killed before its first.
 
     `or_anew`: None also if there are checkpoints and none can be trusted.
 
@@ -160,9 +168,9 @@ def find_resume(folder: RunFolder, world: World, log: RankLog, *, or_anew: bool 
     if world.is_main:
         remove_unfinished(folder)
         good, passed_over = find_good(folder)
-        for problem in passed_over:
-            log.say(f"passed over: {problem}")
-        found: tuple[int | None, list[str]] = (good.step if good else None, passed_over)
+        for damage in passed_over:
+            log.say(f"passed over: {damage}")
+        found: tuple[int | None, list[Damage]] = (good.step if good else None, passed_over)
     else:
         found = (None, [])
     step, passed_over = world.from_main(found)
@@ -171,10 +179,11 @@ def find_resume(folder: RunFolder, world: World, log: RankLog, *, or_anew: bool 
     elif step is None and passed_over:
         raise CheckpointError(
             f"{folder.checkpoints}: none of {len(passed_over)} checkpoints can be trusted\n"
-            + "\n".join(f"  - {problem}" for problem in passed_over),
+            + "\n".join(f"  - {damage}" for damage in passed_over),
             "start a new run; this one's logs and events are left as they are",
+            ErrorFacts(cause=passed_over[0].cause, damage=tuple(passed_over)),
         )
-    return find_good(folder, at_step=step)[0] if step is not None else None
+    return find_good(folder, at_step=step)[0] if step is not None else None, passed_over
 
 
 def write_run_json(run: Run, num_parameters: int, from_step: int) -> None:
@@ -232,7 +241,7 @@ def versions() -> dict[str, str]:
     }
 
 
-def start_event(world: World, mesh: Mesh, from_step: int) -> dict[str, Any]:
+def start_event(world: World, mesh: Mesh, from_step: int, passed_over: Sequence[Damage] = ()) -> dict[str, Any]:
     """The fields of a rank's `start` event."""
     env = world.env
     return {
@@ -249,6 +258,7 @@ def start_event(world: World, mesh: Mesh, from_step: int) -> dict[str, Any]:
         "mono_ns": time.monotonic_ns(),
         "mesh": mesh.sizes,
         "place": mesh.place,
+        "passed_over": [asdict(damage) for damage in passed_over],
     }
 
 
