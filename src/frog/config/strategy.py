@@ -48,7 +48,7 @@ class StrategyConfig:
         """Whether there is such a strategy at all."""
         if self.name in DATA_STRATEGIES:
             return []
-        return [f"strategy.name={shortened(self.name)}: must be {or_list(map(repr, DATA_STRATEGIES))}"]
+        return [f"strategy.name={shortened(repr(self.name))}: must be {or_list(map(repr, DATA_STRATEGIES))}"]
 
     def dp_size(self, world_size: int) -> int:
         """How many data-parallel ranks a world of this size has; `strategy_problems` says why when it is not whole."""
