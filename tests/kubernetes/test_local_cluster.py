@@ -144,6 +144,30 @@ def test_a_name_can_be_looked_up_two_seconds_after_its_pod_runs(
 
 
 @pytest.mark.parametrize(
+    ("change", "ready", "named"),
+    [
+        (("app: a", "app: a"), False, True),
+        (("publishNotReadyAddresses: true, ", ""), False, False),
+        (("publishNotReadyAddresses: true, ", ""), True, True),
+        (("selector: {app: a}", "selector: {app: b}"), True, False),
+        (("name: s}", "name: other}"), True, False),
+    ],
+    ids=["unready but published", "unready", "ready", "not selected", "of another subdomain"],
+)
+def test_names_come_from_a_service_that_selects_the_pods(
+    change: tuple[str, str], ready: bool, named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controllers, "Pod", FakePod)
+    monkeypatch.setattr(controllers, "NameServer", FakeNames)
+    monkeypatch.setattr(FakePod, "poll", lambda self: None)
+    monkeypatch.setattr(FakePod, "ready", ready)
+    changes = (("containers:", "subdomain: s\n      containers:"), ("completions: 2", "completions: 1"), change)
+    controller = JobController(read(tmp_path, SMALL + SERVICE, *changes), tmp_path)
+    controller._tick()
+    assert list(controller._names.addresses) == (["small-0.s.default.svc.cluster.local"] if named else [])
+
+
+@pytest.mark.parametrize(
     "option",
     ["--nproc 2", "--nodes 2x2", "--restarts 0", "--deadline 3", "--threads 3", "--network rate=1mbit"],
 )

@@ -25,6 +25,8 @@ import pytest
 from frog.slurm.emulator import cluster as emulator_cluster
 from frog.slurm.programs import missing_programs
 
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
+
 JOBS = Path(__file__).parent / "jobs"
 RECORD = JOBS / "recorded.json"
 NODES, GPUS_PER_NODE, CPUS_PER_NODE = 2, 4, 64

@@ -16,6 +16,8 @@ from slurm_harness import RealSlurm
 from frog.events.heartbeat import read_heartbeat
 from frog.slurm.emulator import cluster
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 EXAMPLE = "config/slurm_example.sbatch"
 STEPS = 400

@@ -20,6 +20,8 @@ from slurm_harness import RealSlurm
 from frog.core.runfolder import RunFolder
 from frog.events.heartbeat import read_heartbeat
 
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
+
 ROOT = Path(__file__).parents[2]
 EXAMPLE = "config/slurm_example.sbatch"
 RANKS = 4

@@ -23,6 +23,8 @@ from frog.slurm import cluster, host, programs, status
 from frog.slurm.configuration import Shape
 from frog.slurm.processes import find_processes
 
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
+
 
 def cluster_name(folder: Path) -> str:
     return str(json.loads((folder / "cluster.json").read_text())["site"]["name"])

@@ -11,6 +11,8 @@ import pytest
 from harness import Harness, wait_until
 from slurm_harness import RealSlurm
 
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
+
 ROOT = Path(__file__).parents[2]
 HOME = {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
 """The names of pretended nodes are resolved by nothing."""

@@ -18,6 +18,8 @@ from frog.config import load_run_config
 from frog.jobfile.cluster import load_profile
 from frog.submit.slurm_job import SlurmRequest, render_job
 
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
+
 CLUSTERS = Path(__file__).parents[2] / "config" / "clusters"
 HEAD = (
     "#!/bin/bash\n#SBATCH --job-name=it\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --time=5\n{}\necho\n"

@@ -30,6 +30,7 @@ def test_a_failure_leaves_nothing(
     assert os.listdir(here / "out") == []
 
 
+@pytest.mark.slow
 def test_a_bundle_that_is_stopped_leaves_nothing_and_nobody(here: Path) -> None:
     """While pip waits for an index that does not answer."""
     with socket.create_server(("127.0.0.1", 0)) as index:

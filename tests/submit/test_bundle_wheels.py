@@ -52,6 +52,7 @@ def test_wheels_are_of_the_machine_that_collects_them(
     assert "make it in a Linux container" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_setup_takes_the_wheels_of_the_folder_alone(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(make, "collect_wheels", collect_small_wheels)
     assert bundle() == 0
@@ -99,6 +100,7 @@ def test_a_torch_without_cuda_for_a_cluster_with_gpus_is_reported(
     assert "no CUDA" not in (here / "out" / "it" / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_setup_that_fails_leaves_no_environment(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(make, "collect_wheels", lambda folder, *rest: small_wheel(folder, "frog", __version__, "pond"))
     assert bundle("--python-version", f"{sys.version_info.major}.{sys.version_info.minor}") == 0
@@ -119,6 +121,7 @@ def test_setup_refuses_another_python(here: Path, monkeypatch: pytest.MonkeyPatc
     assert "/nowhere/python does not run" in done.stderr
 
 
+@pytest.mark.slow
 def test_pip_that_fails_is_reported_and_leaves_nothing(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -129,6 +132,7 @@ def test_pip_that_fails_is_reported_and_leaves_nothing(
     assert os.listdir(here / "out") == []
 
 
+@pytest.mark.slow
 def test_frogs_own_wheel_holds_all_of_its_files(tmp_path: Path) -> None:
     if not (PROJECT / "pyproject.toml").is_file():
         pytest.skip("Frog was not installed from its sources, and its wheel is built from them")

@@ -1,0 +1,59 @@
+"""Training in pods: the manifest that `frog submit` renders, run by `frog run --from`."""
+
+from __future__ import annotations
+
+import subprocess
+
+import psutil
+import pytest
+from harness import Harness, tree
+
+from frog.events.heartbeat import read_heartbeat
+
+pytestmark = pytest.mark.slow
+
+
+def rank_process(process: subprocess.Popen[str], rank: int) -> psutil.Process:
+    """The process of one rank, as this machine sees it."""
+    for found in tree(process):
+        try:
+            if found.environ().get("RANK") == str(rank) and "frog.train" in found.cmdline():
+                return found
+        except psutil.Error:
+            continue
+    raise AssertionError(f"no process of rank {rank}")
+
+
+@pytest.mark.timeout(400)  # pods that start one after the other may miss each other once
+def test_a_run_in_pods_survives_a_killed_rank(harness: Harness, may_make_pods: None) -> None:
+    """The file that is shipped to a cluster, on this machine: the same weights as `frog run`, kill -9 or not."""
+    settings = ["--set", "train.steps=120", "--set", "eval.every=120"]
+    options = ["--nodes", "2", "--ranks-per-node", "2", "--no-gpus", "--name", "pods", "--dry-run"]
+    done = harness.run("frog", "submit", "run.toml", "--to", "kubernetes", *options, *settings, "--set", "name=pods")
+    (harness.root / "pods.yaml").write_text(done.stdout)
+    process = harness.start("frog", "run", "--from", "pods.yaml")
+    harness.wait_for_step("pods", 5, process, timeout=120)
+    rank_process(process, 2).kill()
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, f"{out}\n{err}"
+    assert "rank 2 (pid " in out
+    assert "was killed by SIGKILL" in out
+    assert "ended with exit code 137; failure 1, of which the Job's backoffLimit allows 6" in err
+    assert "resumed at step" in out
+    harness.train(4, "no-pods", *settings[1::2])
+    for key in ("weights_sha256", "order_sha256"):
+        assert harness.record("pods")[key] == harness.record("no-pods")[key]
+    beats = [read_heartbeat(harness.folder("pods").heartbeat(rank)) for rank in range(4)]
+    hosts = {beat["host"] for beat in beats if beat}
+    assert hosts == {"pods-0", "pods-1"}
+
+
+def test_a_mistake_in_the_run_file_fails_the_job_at_once(harness: Harness, may_make_pods: None) -> None:
+    """Exit code 2 of a rank is exit code 2 of its pod, which the Job's rule answers with FailJob."""
+    options = ["--nodes", "1", "--ranks-per-node", "1", "--no-gpus", "--name", "wrong", "--dry-run"]
+    done = harness.run("frog", "submit", "run.toml", "--to", "kubernetes", *options, "--set", "data.name=not-there")
+    (harness.root / "wrong.yaml").write_text(done.stdout)
+    failed = harness.run("frog", "run", "--from", "wrong.yaml", code=1)
+    assert "not-there" in failed.stdout
+    assert "Job wrong failed (PodFailurePolicy)" in failed.stderr
+    assert "exit code 2" in failed.stderr
