@@ -61,8 +61,8 @@ def main() -> None:
         subprocess.run([sys.executable, "-c", _PREPARE, str(text)], check=True)
         dur_s = time.perf_counter() - start_s
         memory_bytes = max_resident_bytes(resource.getrusage(resource.RUSAGE_CHILDREN))
-        splits = open_prepared("large", Path(folder, "data"), verify=True).manifest["splits"]
-        num_tokens = sum(split["num_tokens"] for split in splits.values())
+        splits = open_prepared("large", Path(folder, "data"), verify=True).manifest.splits
+        num_tokens = sum(split.num_tokens for split in splits.values())
         text_bytes = text.stat().st_size
     print(f"text                  {text_bytes / 1e6:.0f} MB, {num_tokens / 1e6:.1f} M tokens")
     print(f"cores                 {os.cpu_count()}")

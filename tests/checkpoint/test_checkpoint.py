@@ -13,15 +13,18 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from mutations import held_to_its_schema
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from frog.checkpoint import Saver, find_good, verify
 from frog.checkpoint.load import open_checkpoint
-from frog.checkpoint.save import remove_unfinished
+from frog.checkpoint.save import _read_report, remove_unfinished
 from frog.checkpoint.staging import StagedFile, partition
 from frog.comm.local_shard import LocalShard, rectangles, slice_shards
 from frog.core.errors import CheckpointError
+from frog.core.files import sha256_file
+from frog.core.manifest import FileEntry, Piece, TensorEntry, manifest_hash
 from frog.core.runfolder import RunFolder
 
 
@@ -157,6 +160,63 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(
     assert words in passed_over[0].what
 
 
+def test_every_key_of_a_manifest_wrong_is_a_checkpoint_passed_over(tmp_path: Path) -> None:
+    """With the hash that such a manifest would have, so that the schema is asked."""
+    folder, tensors = RunFolder(tmp_path), {"model/a": torch.randn(8, 4), "model/b": torch.randn(3)}
+    save(folder, 2, tensors, step=10)
+    save(folder, 2, tensors, step=20)
+
+    def with_its_hash(table: Any) -> bytes:
+        return json.dumps({**table, "sha256": manifest_hash(table)} if isinstance(table, dict) else table).encode()
+
+    def resume() -> None:
+        checkpoint, passed_over = find_good(folder)
+        assert checkpoint is not None
+        if passed_over:
+            assert checkpoint.step == 10
+            raise CheckpointError(passed_over[0].what)
+        checkpoint.load_into({name: torch.zeros_like(tensor) for name, tensor in tensors.items()})
+        checkpoint.load_own(0)
+
+    path = folder.checkpoint(20) / "manifest.json"
+    held_to_its_schema(path, resume, names="step_00000020", dump=with_its_hash)
+
+
+def test_names_that_leave_the_folder_are_refused(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    save(folder, 1, some_tensors())
+    path = folder.checkpoint(10) / "manifest.json"
+    table = json.loads(path.read_text())
+    table["files"]["../outside"] = table["files"].pop("rank_0.safetensors")
+    path.write_text(json.dumps({**table, "sha256": manifest_hash(table)}))
+    assert "expected the name of a file in the same folder" in find_good(folder)[1][0].what
+
+
+def test_a_file_that_is_another_than_the_manifest_says(tmp_path: Path) -> None:
+    """Its hash agrees, what it holds does not."""
+    folder = RunFolder(tmp_path)
+    save(folder, 1, {"model/a": torch.zeros(8)})
+    file = folder.checkpoint(10) / "rank_0.safetensors"
+    save_file({"model/a": torch.zeros(4, 2)}, file)
+    checkpoint = open_checkpoint(folder.checkpoint(10))
+    checkpoint.manifest.files[file.name] = FileEntry(bytes=file.stat().st_size, sha256=sha256_file(file))
+    verify(checkpoint)
+    with pytest.raises(CheckpointError, match=r"model/a is torch.float32 of shape \[4, 2\], the manifest has"):
+        checkpoint.load_into({"model/a": torch.zeros(8)})
+    file.write_bytes(b"\xff" * 100)
+    with pytest.raises(CheckpointError, match=r"rank_0\.safetensors: cannot be read"):
+        checkpoint.load_into({"model/a": torch.zeros(8)})
+
+
+def test_reports_of_parts_with_every_key_wrong(tmp_path: Path) -> None:
+    piece = {"file": "rank_0.safetensors", "key": "k", "offset": [0], "shape": [3]}
+    tensors = {"a": {"shape": [3], "dtype": "float32", "pieces": [piece]}}
+    good = {"file": {"bytes": 3, "sha256": "0" * 64}, "tensors": tensors}
+    path = tmp_path / "rank_0.json"
+    path.write_text(json.dumps(good))
+    held_to_its_schema(path, lambda: _read_report(path))
+
+
 def test_a_crash_before_the_manifest_leaves_no_checkpoint(tmp_path: Path) -> None:
     folder, tensors = RunFolder(tmp_path), some_tensors()
     first, _ = savers(folder, 2, tensors, timeout_s=0.3)
@@ -269,10 +329,10 @@ def test_pieces_tile_a_tensor(tmp_path: Path) -> None:
     save(folder, 1, {"top": whole[:2].clone(), "left": whole[2:, :1].clone(), "right": whole[2:, 1:].clone()})
     checkpoint = open_checkpoint(folder.checkpoint(10))
     pieces = [
-        {"file": "rank_0.safetensors", "key": key, "offset": offset, "shape": shape}
+        Piece(file="rank_0.safetensors", key=key, offset=offset, shape=shape)
         for key, offset, shape in (("top", [0, 0], [2, 4]), ("left", [2, 0], [4, 1]), ("right", [2, 1], [4, 3]))
     ]
-    checkpoint.manifest["tensors"]["whole"] = {"shape": [6, 4], "dtype": "float32", "pieces": pieces}
+    checkpoint.manifest.tensors["whole"] = TensorEntry(shape=[6, 4], dtype="float32", pieces=pieces)
     target = torch.zeros(6, 4)
     checkpoint.load_into({"whole": target})
     assert torch.equal(target, whole)

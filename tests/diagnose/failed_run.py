@@ -12,7 +12,7 @@ from typing import Any
 from frog.core.errors import CommError, RunError, report_error
 from frog.core.facts import Cause, Damage, ErrorFacts
 from frog.core.files import sha256_file, write_json
-from frog.core.manifest import FORMAT, manifest_hash
+from frog.core.manifest import Manifest, manifest_hash
 from frog.core.runfolder import RunFolder
 from frog.events import EventWriter
 from frog.events.schema import LAUNCHER_FIELDS
@@ -265,7 +265,8 @@ class FailedRun:
             (path / f"rank_{rank}.safetensors").write_bytes(bytes(range(100)))
         files = {f.name: {"bytes": f.stat().st_size, "sha256": sha256_file(f)} for f in path.iterdir()}
         manifest = {
-            "format": FORMAT, "step": step, "world_size": self.num_ranks, "state": {}, "tensors": {}, "files": files,
+            "format": Manifest.FORMAT, "step": step, "world_size": self.num_ranks, "state": {}, "tensors": {},
+            "files": files,
         }  # fmt: skip
         write_json(path / "manifest.json", {**manifest, "sha256": manifest_hash(manifest)})
         return path

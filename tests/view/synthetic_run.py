@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from frog.config import RunConfig, StrategyConfig, TrainConfig, to_dict
 from frog.config.model import ModelConfig
 from frog.core.files import sha256_file, write_json
-from frog.core.manifest import FORMAT, manifest_hash
+from frog.core.manifest import Manifest, manifest_hash
 from frog.core.runfolder import RunFolder
 from frog.events import EventWriter
 
@@ -165,7 +165,7 @@ def write_checkpoint(folder: RunFolder, step: int, world: int, tensors: dict[str
     for file, content in files.items():
         save_file(content, path / file)
     manifest = {
-        "format": FORMAT,
+        "format": Manifest.FORMAT,
         "step": step,
         "world_size": world,
         "state": {"step": step},

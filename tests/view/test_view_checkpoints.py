@@ -50,7 +50,7 @@ def flip_bit(path: Path) -> None:
         (lambda path: (path / "rank_1.safetensors").unlink(), r"rank_1\.safetensors: missing"),
         (lambda path: (path / "manifest.json").unlink(), r"no manifest\.json"),
         (lambda path: (path / "manifest.json").write_text('{"step": 40, "fi'), r"not valid JSON"),
-        (lambda path: (path / "manifest.json").write_text("[1]"), r"not a manifest"),
+        (lambda path: (path / "manifest.json").write_text("[1]"), r"found a list, expected object"),
     ],
 )
 def test_a_broken_checkpoint_is_named_and_passed_over(tmp_path: Path, damage: object, complaint: str) -> None:

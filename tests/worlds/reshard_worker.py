@@ -46,7 +46,7 @@ def written(run: str) -> dict[str, Tensor]:
     """The same, from the files."""
     checkpoint = open_checkpoint(RunFolder(folder / run).checkpoint(3))
     verify(checkpoint)
-    whole = {name: torch.empty(entry["shape"]) for name, entry in checkpoint.manifest["tensors"].items()}
+    whole = {name: torch.empty(entry.shape) for name, entry in checkpoint.manifest.tensors.items()}
     checkpoint.load_into(whole)
     return whole
 

@@ -31,7 +31,7 @@ def losses(harness: Harness, name: str) -> list[float]:
 def weights(harness: Harness, name: str) -> dict[str, torch.Tensor]:
     checkpoint, _ = find_good(harness.folder(name))
     assert checkpoint is not None
-    tensors = {key: torch.empty(entry["shape"]) for key, entry in checkpoint.manifest["tensors"].items()}
+    tensors = {key: torch.empty(entry.shape) for key, entry in checkpoint.manifest.tensors.items()}
     checkpoint.load_into(tensors)
     return {key: tensor for key, tensor in tensors.items() if key.startswith("model/")}
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from frog.comm.local_shard import LocalShard
 from frog.core.errors import CheckpointError
 from frog.core.facts import Damage
-from frog.core.manifest import damage_of, read_manifest, verify_files
+from frog.core.manifest import Manifest, Piece, TensorEntry, damage_of, read_manifest, verify_files
 from frog.core.runfolder import RunFolder
 
 
@@ -23,21 +23,21 @@ class Checkpoint:
     """A checkpoint whose manifest was read; `verify` says whether its files are what the manifest says."""
 
     path: Path
-    manifest: dict[str, Any]
+    manifest: Manifest
 
     @property
     def step(self) -> int:
-        return int(self.manifest["step"])
+        return self.manifest.step
 
     @property
     def world_size(self) -> int:
         """How many ranks wrote it."""
-        return int(self.manifest["world_size"])
+        return self.manifest.world_size
 
     @property
     def state(self) -> dict[str, Any]:
         """What is no tensor: steps and tokens done, the order hash, the loss scale."""
-        return dict(self.manifest["state"])
+        return dict(self.manifest.state)
 
     def load_into(self, shards: Sequence[LocalShard] | Mapping[str, Tensor]) -> None:
         """Fill what a rank holds, each shard from the pieces that overlap it, whatever world and strategy wrote them.
@@ -47,12 +47,12 @@ class Checkpoint:
         if isinstance(shards, Mapping):
             named = shards.items()
             shards = [LocalShard(name, tensor, (0,) * tensor.dim(), tuple(tensor.shape)) for name, tensor in named]
-        entries = self.manifest["tensors"]
+        entries = self.manifest.tensors
         problems = {f"{shard.name}: not in the checkpoint" for shard in shards if shard.name not in entries}
         problems |= {
-            f"{shard.name}: shape {tuple(entries[shard.name]['shape'])} in the checkpoint, {shard.whole} in this model"
+            f"{shard.name}: shape {tuple(entries[shard.name].shape)} in the checkpoint, {shard.whole} in this model"
             for shard in shards
-            if shard.name in entries and list(shard.whole) != entries[shard.name]["shape"]
+            if shard.name in entries and list(shard.whole) != entries[shard.name].shape
         }
         if problems:
             listing = "\n".join(f"  - {problem}" for problem in sorted(problems)[:10])
@@ -62,7 +62,8 @@ class Checkpoint:
             )
         with torch.no_grad(), _Files(self.path) as files:
             for shard in shards:
-                filled = sum(_copy_overlap(shard, piece, files) for piece in entries[shard.name]["pieces"])
+                entry = entries[shard.name]
+                filled = sum(_copy_overlap(shard, entry, piece, files) for piece in entry.pieces)
                 if filled != shard.tensor.numel():
                     raise CheckpointError(
                         f"{self.path}: its pieces of {shard.name} fill {filled} of the {shard.tensor.numel()} elements "
@@ -94,7 +95,10 @@ class _Files:
 
     def _file(self, name: str) -> Any:
         if name not in self._open:
-            self._open[name] = safe_open(self._folder / name, framework="pt")
+            try:
+                self._open[name] = safe_open(self._folder / name, framework="pt")
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(f"{self._folder / name}: cannot be read: {error}") from None
         return self._open[name]
 
     def keys(self, name: str) -> list[str]:
@@ -107,17 +111,26 @@ class _Files:
             raise CheckpointError(f"{self._folder / name}: {key} cannot be read: {error}") from error
         return tensor
 
+    def piece(self, piece: Piece, dtype: str) -> Tensor:
+        """A piece, which must be what the manifest says."""
+        tensor = self.get(piece.file, piece.key)
+        found, expected = (str(tensor.dtype), list(tensor.shape)), (f"torch.{dtype}", piece.shape)
+        if found != expected:
+            what = f"{piece.key} is {found[0]} of shape {found[1]}, the manifest has {expected[0]} of {expected[1]}"
+            raise CheckpointError(f"{self._folder / piece.file}: {what}")
+        return tensor
 
-def _copy_overlap(shard: LocalShard, piece: dict[str, Any], files: _Files) -> int:
+
+def _copy_overlap(shard: LocalShard, entry: TensorEntry, piece: Piece, files: _Files) -> int:
     """Copy what a stored piece and a shard have in common; return how many elements that is."""
     mine, theirs = [], []
-    for start, size, at, count in zip(shard.offset, shard.tensor.shape, piece["offset"], piece["shape"], strict=True):
+    for start, size, at, count in zip(shard.offset, shard.tensor.shape, piece.offset, piece.shape, strict=True):
         lower, upper = max(start, at), min(start + size, at + count)
         if lower >= upper:
             return 0
         mine.append(slice(lower - start, upper - start))
         theirs.append(slice(lower - at, upper - at))
-    source = files.get(piece["file"], piece["key"])
+    source = files.piece(piece, entry.dtype)
     target = shard.tensor[tuple(mine)]
     target.copy_(source[tuple(theirs)])
     return target.numel()

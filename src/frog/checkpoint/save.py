@@ -10,7 +10,6 @@ So a folder called step_NNNNNNNN is whole; what a crash leaves has another name 
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import threading
 import time
@@ -18,15 +17,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
 from torch import Tensor
 
 from frog.checkpoint.staging import StagedFile, partition
 from frog.comm.local_shard import LocalShard
 from frog.core.errors import CheckpointError
 from frog.core.facts import ErrorFacts, system_cause
-from frog.core.files import sync_folder, write_json
-from frog.core.manifest import FORMAT, manifest_hash
+from frog.core.files import sync_folder
+from frog.core.manifest import FileEntry, Manifest, PartReport, Piece, TensorEntry, write_manifest
 from frog.core.runfolder import RunFolder
+from frog.core.schema import read_typed, write_typed
 
 _POLL_S = 0.01
 _PARTS_S = 2.0
@@ -155,28 +156,26 @@ class Saver:
         staging.mkdir(parents=True, exist_ok=True)
         path = staging / f"rank_{self._rank}.safetensors"
         digest = self._staged.write(path)
-        tensors: dict[str, dict[str, Any]] = {}
+        tensors: dict[str, TensorEntry] = {}
         for key, shard in self._mine.items():
             dtype = str(shard.tensor.dtype).removeprefix("torch.")
-            entry = tensors.setdefault(shard.name, {"shape": list(shard.whole), "dtype": dtype, "pieces": []})
-            piece = {"file": path.name, "key": key, "offset": list(shard.offset), "shape": list(shard.tensor.shape)}
-            entry["pieces"].append(piece)
-        file = {"bytes": path.stat().st_size, "sha256": digest}
-        write_json(staging / f"rank_{self._rank}.json", {"file": file, "tensors": tensors})
+            entry = tensors.setdefault(shard.name, TensorEntry(shape=list(shard.whole), dtype=dtype, pieces=[]))
+            at = {"offset": list(shard.offset), "shape": list(shard.tensor.shape)}
+            entry.pieces.append(Piece(file=path.name, key=key, **at))
+        file = FileEntry(bytes=path.stat().st_size, sha256=digest)
+        write_typed(staging / f"rank_{self._rank}.json", PartReport(file=file, tensors=tensors))
 
     def _commit(self, staging: Path, step: int, state: dict[str, Any]) -> int:
         parts = self._parts(staging)
-        reports = {part.with_suffix(".safetensors").name: json.loads(part.read_text()) for part in parts}
-        files = {name: rank["file"] for name, rank in reports.items()}
-        manifest = {
-            "format": FORMAT,
-            "step": step,
-            "world_size": self._world_size,
-            "state": state,
-            "tensors": _merge([rank["tensors"] for rank in reports.values()]),
-            "files": files,
-        }
-        write_json(staging / "manifest.json", {**manifest, "sha256": manifest_hash(manifest)})
+        reports = {part.with_suffix(".safetensors").name: _read_report(part) for part in parts}
+        manifest = Manifest(
+            step=step,
+            world_size=self._world_size,
+            state=state,
+            tensors=_merge([report.tensors for report in reports.values()]),
+            files={name: report.file for name, report in reports.items()},
+        )
+        write_manifest(staging, manifest)
         for part in parts:
             part.unlink()
         target = self._folder.checkpoint(step)
@@ -185,7 +184,7 @@ class Saver:
         staging.rename(target)
         sync_folder(target.parent)
         self._prune()
-        return sum(entry["bytes"] for entry in files.values())
+        return manifest.payload_bytes
 
     def _parts(self, staging: Path) -> list[Path]:
         """What each rank says of its part, once that is written."""
@@ -228,12 +227,16 @@ def choose(shards: Sequence[LocalShard]) -> dict[str, LocalShard]:
     return chosen
 
 
-def _merge(ranks: Sequence[dict[str, dict[str, Any]]]) -> dict[str, dict[str, Any]]:
+def _read_report(path: Path) -> PartReport:
+    return read_typed(path, PartReport, "is the file system that all nodes share whole?", CheckpointError)
+
+
+def _merge(ranks: Sequence[Mapping[str, TensorEntry]]) -> dict[str, TensorEntry]:
     """The tensors of all ranks' parts, each with all its pieces."""
-    merged: dict[str, dict[str, Any]] = {}
+    merged: dict[str, TensorEntry] = {}
     for tensors in ranks:
         for name, entry in tensors.items():
-            merged.setdefault(name, {**entry, "pieces": []})["pieces"] += entry["pieces"]
+            merged.setdefault(name, replace(entry, pieces=[])).pieces.extend(entry.pieces)
     return merged
 
 

@@ -47,6 +47,9 @@ Positive = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1e300)]
 """A finite number that is not negative; JSON knows no others that are not finite, TOML does."""
 
+Name = Annotated[str, msgspec.Meta(max_length=1000)]
+"""One that errors quote whole."""
+
 _DIGEST, _FILE_NAME = "^[0-9a-f]{64}$", r"^(?!\.{1,2}$)[^/\\\x00]{1,255}$"
 Digest = Annotated[str, msgspec.Meta(pattern=_DIGEST)]
 FileName = Annotated[str, msgspec.Meta(pattern=_FILE_NAME)]

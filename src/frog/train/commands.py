@@ -92,8 +92,7 @@ def checkpoints(args: argparse.Namespace) -> int:
         try:
             checkpoint = open_checkpoint(path)
             verify(checkpoint)
-            files = checkpoint.manifest["files"]
-            size = format_bytes(sum(entry["bytes"] for entry in files.values()))
+            size = format_bytes(checkpoint.manifest.payload_bytes)
             print(f"{path}  good  {checkpoint.world_size} ranks  {size}")
         except CheckpointError as error:
             num_bad += 1

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from frog.core.errors import CheckpointError
-from frog.core.manifest import read_manifest, verify_files
+from frog.core.manifest import Manifest, read_manifest, verify_files
 from frog.core.runfolder import RunFolder
 
 MODEL_PREFIX = "model/"
@@ -21,25 +21,25 @@ class CheckpointReader:
     """A checkpoint whose every file was checked against its manifest."""
 
     path: Path
-    manifest: dict[str, Any]
+    manifest: Manifest
     _files: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def step(self) -> int:
-        return int(self.manifest["step"])
+        return self.manifest.step
 
     @property
     def world_size(self) -> int:
         """How many ranks wrote it."""
-        return int(self.manifest["world_size"])
+        return self.manifest.world_size
 
     @property
     def payload_bytes(self) -> int:
-        return sum(int(entry["bytes"]) for entry in self.manifest["files"].values())
+        return self.manifest.payload_bytes
 
     def names(self, prefix: str = "") -> list[str]:
         """The tensors whose names start with `prefix`, in the manifest's order."""
-        return [name for name in self.manifest["tensors"] if name.startswith(prefix)]
+        return [name for name in self.manifest.tensors if name.startswith(prefix)]
 
     def tensor(self, name: str) -> NDArray[Any]:
         """One tensor, put together from the pieces that tile it.
@@ -49,14 +49,14 @@ class CheckpointReader:
         from safetensors import SafetensorError
 
         try:
-            entry = self.manifest["tensors"][name]
-            whole = np.zeros(entry["shape"], np.dtype(entry["dtype"]))
-            for piece in entry["pieces"]:
+            entry = self.manifest.tensors[name]
+            whole = np.zeros(entry.shape, np.dtype(entry.dtype))
+            for piece in entry.pieces:
                 window = tuple(
-                    slice(start, start + count) for start, count in zip(piece["offset"], piece["shape"], strict=True)
+                    slice(start, start + count) for start, count in zip(piece.offset, piece.shape, strict=True)
                 )
-                whole[window] = self._file(piece["file"]).get_tensor(piece["key"])
-        except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
+                whole[window] = self._file(piece.file).get_tensor(piece.key)
+        except (SafetensorError, KeyError, TypeError, ValueError, OSError, MemoryError) as error:
             raise CheckpointError(f"{self.path}: {name} cannot be read: {error!r}") from None
         return whole
 
@@ -75,8 +75,8 @@ def open_checkpoint(path: Path) -> CheckpointReader:
     """
     manifest = read_manifest(path)
     verify_files(path, manifest)
-    if path.name != f"step_{manifest['step']:08d}":
-        raise CheckpointError(f"{path}: the manifest says step {manifest['step']}")
+    if path.name != f"step_{manifest.step:08d}":
+        raise CheckpointError(f"{path}: the manifest says step {manifest.step}")
     return CheckpointReader(path, manifest)
 
 

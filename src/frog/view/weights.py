@@ -108,8 +108,8 @@ def differences(a: CheckpointReader, b: CheckpointReader) -> Iterator[tuple[str,
     """Every tensor that is not the same in both: its name, the relative difference, and that in words."""
     names = [*a.names(), *(name for name in b.names() if name not in set(a.names()))]
     for name in names:
-        if name not in a.manifest["tensors"] or name not in b.manifest["tensors"]:
-            yield name, math.inf, f"only in {'A' if name in a.manifest['tensors'] else 'B'}"
+        if name not in a.manifest.tensors or name not in b.manifest.tensors:
+            yield name, math.inf, f"only in {'A' if name in a.manifest.tensors else 'B'}"
             continue
         try:
             left, right = a.tensor(name), b.tensor(name)
