@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Sequence
 
@@ -9,6 +10,20 @@ import torch
 from torch import nn
 
 from frog.config import OptimizerConfig
+
+
+class _EagerAdamW(torch.optim.AdamW):
+    """torch's AdamW without torch's compiler.
+
+    torch marks these methods as not to be compiled when they are first called, and imports the compiler for that: 800
+    modules, more than a second of every rank's start. Here is what they are without the mark.
+    """
+
+    step = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
+    state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
+    load_state_dict = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
 
 
 def build_optimizer(
@@ -23,7 +38,7 @@ def build_optimizer(
         for params, decay in ((decayed, config.weight_decay), (plain, 0.0))
         if params
     ]
-    optimizer = torch.optim.AdamW(
+    optimizer = _EagerAdamW(
         groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), eps=config.eps, fused=True
     )
     for parameter in (*decayed, *plain):
