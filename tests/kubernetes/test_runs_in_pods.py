@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import subprocess
+from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -13,15 +17,15 @@ from frog.events.heartbeat import read_heartbeat
 pytestmark = pytest.mark.slow
 
 
-def rank_process(process: subprocess.Popen[str], rank: int) -> psutil.Process:
-    """The process of one rank, as this machine sees it."""
+def rank_process(process: subprocess.Popen[str], beat: dict[str, Any]) -> psutil.Process:
+    """The process of the rank that left this heartbeat in its pod, as this machine sees it."""
+    index = beat["host"].rpartition("-")[2]
     for found in tree(process):
-        try:
-            if found.environ().get("RANK") == str(rank) and "frog.train" in found.cmdline():
+        with contextlib.suppress(psutil.Error, OSError):
+            in_pod = re.findall(r"^NSpid:.*\t(\d+)$", Path(f"/proc/{found.pid}/status").read_text(), re.MULTILINE)
+            if in_pod == [str(beat["pid"])] and found.environ().get("JOB_COMPLETION_INDEX") == index:
                 return found
-        except psutil.Error:
-            continue
-    raise AssertionError(f"no process of rank {rank}")
+    raise AssertionError(f"no process of {beat}")
 
 
 @pytest.mark.timeout(400)  # pods that start one after the other may miss each other once
@@ -33,7 +37,9 @@ def test_a_run_in_pods_survives_a_killed_rank(harness: Harness, may_make_pods: N
     (harness.root / "pods.yaml").write_text(done.stdout)
     process = harness.start("frog", "run", "--from", "pods.yaml")
     harness.wait_for_step("pods", 5, process, timeout=120)
-    rank_process(process, 2).kill()
+    beat = read_heartbeat(harness.folder("pods").heartbeat(2))
+    assert beat is not None
+    rank_process(process, beat).kill()
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, f"{out}\n{err}"
     assert "rank 2 (pid " in out

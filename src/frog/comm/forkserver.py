@@ -116,7 +116,7 @@ def start_fork_server(module: str | None) -> ForkServer | None:
 
     To be called before this process has a second thread, or anything open that ranks are not to have.
     """
-    if not sys.platform.startswith("linux") or _num_threads() > 1:
+    if not sys.platform.startswith("linux") or not _has_one_thread():
         return None
     if ctypes.CDLL(None, use_errno=True).prctl(_TAKE_ORPHANS, 1, 0, 0, 0):
         return None
@@ -127,6 +127,16 @@ def start_fork_server(module: str | None) -> ForkServer | None:
         _serve(theirs, module, agent)
     theirs.close()
     return ForkServer(ours)
+
+
+def _has_one_thread() -> bool:
+    """Whether this process has but one thread, once libraries that know of forks have ended theirs."""
+    if _num_threads() > 1:
+        pid = os.fork()  # numpy's OpenBLAS ends its threads before a fork, and starts them when it needs them again
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+    return _num_threads() == 1
 
 
 def _num_threads() -> int:
@@ -145,7 +155,7 @@ def _serve(requests: socket.socket, module: str | None, agent: int) -> NoReturn:
     gc.freeze()  # a collector that visits what all share would copy it, page by page
     while message := requests.recv(_MOST_BYTES):
         request = json.loads(message)
-        pid = _fork_orphan() if _num_threads() == 1 else None
+        pid = _fork_orphan() if _has_one_thread() else None
         if pid == 0:
             requests.close()
             signal.signal(signal.SIGINT, interrupt)

@@ -1,11 +1,13 @@
 """torchrun, with what happens as data: `python -m frog.comm.torchrun REPORTS.jsonl <what torchrun takes>`.
 
 The launcher starts this in place of the `torchrun` script. It is the same agent; it only reports more: the ranks it
-starts and those it finds failed go to REPORTS.jsonl, line by line, and are not logged and thrown.
+starts and those it finds failed go to REPORTS.jsonl, line by line, and are not logged and thrown. And it forks ranks
+of Frog's own programs from a process that has torch loaded (frog.comm.forkserver).
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 import sys
@@ -13,16 +15,19 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch.distributed.elastic.multiprocessing.api as multiprocessing_api
 import torch.distributed.launcher.api as launcher_api
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.run import parse_args, run
 
 from frog.comm.error_file import read_error
-from frog.core.env import set_attempt
+from frog.comm.forkserver import ForkServer, start_fork_server
+from frog.core.env import set_attempt, start_method
 from frog.core.errors import UsageError
 from frog.core.processes import NOT_MET, kill_group, leave, leave_with_parent
 
@@ -84,14 +89,38 @@ class _ReportingAgent(LocalElasticAgent):
             file.write(json.dumps(line) + "\n")
 
 
+class _ForkingHandler(SubprocessHandler):
+    """torch's holder of one rank's process, which is forked where it can be."""
+
+    server: ForkServer
+
+    def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
+        redirected = self._stdout is not None or self._stderr is not None
+        return (None if redirected else self.server.fork(args, env)) or super()._popen(args, env)
+
+
+def _fork_ranks(args: argparse.Namespace) -> None:
+    """Have ranks forked, if they may be. Nothing in this process may have started a thread yet."""
+    method = start_method()
+    own = args.module and args.training_script.startswith("frog.")
+    if method == "spawn" or args.no_python or not (own or method == "fork"):
+        return
+    server = start_fork_server(args.training_script if args.module else None)
+    if server is not None:
+        _ForkingHandler.server = server
+        vars(multiprocessing_api)["get_subprocess_handler"] = _ForkingHandler
+
+
 def main(arguments: list[str]) -> int:
     """Run the agent; return the exit code."""
+    args = parse_args(arguments[1:])  # type: ignore[no-untyped-call]
+    _fork_ranks(args)
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     leave_with_parent(last=_kill_ranks)
     _ReportingAgent.reports = Path(arguments[0])
     vars(launcher_api)["LocalElasticAgent"] = _ReportingAgent
     try:
-        run(parse_args(arguments[1:]))  # type: ignore[no-untyped-call]
+        run(args)  # type: ignore[no-untyped-call]
     except ChildFailedError:
         return 1
     except RendezvousError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -116,6 +117,20 @@ def attempt_number() -> int:
 def set_attempt(number: int) -> None:
     """For an agent: the ranks that it starts from now on are of this attempt."""
     os.environ["FROG_ATTEMPT"] = str(number)
+
+
+def replace_env(env: Mapping[str, str]) -> None:
+    """For a process that was forked to become another: its environment is `env` from now on."""
+    os.environ.clear()
+    os.environ.update(env)
+
+
+def start_method() -> str | None:
+    """How ranks are to be started, "fork" or "spawn"; None: as suits the program (frog.comm.forkserver)."""
+    method = variable("FROG_START")
+    if method not in (None, "fork", "spawn"):
+        raise UsageError(f"FROG_START={method}: ranks are started by fork or by spawn", "unset FROG_START")
+    return method
 
 
 def variable(name: str) -> str | None:

@@ -67,7 +67,7 @@ class _Pod:
             return 128 + (self._stop or signal.SIGTERM)
         with tempfile.TemporaryDirectory(prefix="frog-pod-") as scratch:
             reports = Path(scratch) / "torchrun.jsonl"
-            self._agent = subprocess.Popen([sys.executable, "-m", "frog.comm.torchrun", str(reports), *words])
+            self._agent = subprocess.Popen([sys.executable, "-u", "-m", "frog.comm.torchrun", str(reports), *words])
             if self._stop is not None:  # asked in between
                 self._agent.send_signal(signal.SIGTERM)
             code = self._agent.wait()

@@ -1,0 +1,80 @@
+"""A forked rank finds itself as one that torchrun starts as a new program, and ends like one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from harness import all_gone, wait_until
+
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ranks are forked on Linux alone"),
+]
+CASES = [sys.executable, "-u", "-m", "fork_cases"]
+ENV = {**os.environ, "OMP_NUM_THREADS": "2"}
+"""With which numpy, as it is loaded, starts a thread."""
+
+
+@pytest.fixture(scope="module")
+def findings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    command = [*CASES, str(tmp_path_factory.mktemp("fork"))]
+    done = subprocess.run(command, cwd=Path(__file__).parent, env=ENV, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("number", [0, 2], ids=["script", "module"])
+def test_it_finds_itself_as_a_new_program_would(findings: dict[str, Any], number: int) -> None:
+    spawned, forked = (findings[how]["looks"][number]["look"] for how in ("spawned", "forked"))
+    assert forked == spawned
+    assert forked["parent"] == findings["agent"]
+    assert (forked["argv"], forked["is_main"], forked["leads_session"]) == (["--a b", ""], True, True)
+    assert forked["environ"]["TORCHELASTIC_RUN_ID"] == "x y='\udc80"
+
+
+def test_it_draws_numbers_of_its_own(findings: dict[str, Any]) -> None:
+    one, other, _ = (look["drawn"] for look in findings["forked"]["looks"])
+    assert (one[0] != other[0], one[1] != other[1]) == (True, True)
+
+
+def test_it_ends_as_a_new_program_would(findings: dict[str, Any]) -> None:
+    assert findings["forked"]["codes"] == findings["spawned"]["codes"]
+    assert findings["forked"]["codes"] == {
+        "falls off its end": 0,
+        "exits": 7,
+        "exits with words": 1,
+        "raises": 1,
+        "is interrupted": -2,
+        "is killed": -9,
+        "leaves": 5,
+    }
+
+
+def test_what_must_be_a_new_program_is_refused(findings: dict[str, Any]) -> None:
+    assert set(findings["refusals"].values()) == {True}, findings["refusals"]
+
+
+def test_an_answer_that_nobody_took_is_not_the_next_one_s(findings: dict[str, Any]) -> None:
+    assert findings["interrupted"] == [9]
+
+
+def test_ranks_outlive_their_server(findings: dict[str, Any]) -> None:
+    assert findings["without_server"] == {"alive": True, "late": True, "code": -15, "timed_out": True}
+
+
+def test_nothing_outlives_the_agent(tmp_path: Path) -> None:
+    command = [*CASES, str(tmp_path), "stay"]
+    with subprocess.Popen(command, cwd=Path(__file__).parent, env=ENV, stdout=subprocess.PIPE, text=True) as agent:
+        assert agent.stdout is not None
+        family = [psutil.Process(pid) for pid in json.loads(agent.stdout.readline())]
+        agent.kill()
+    assert len(family) == 2
+    wait_until(lambda: all_gone(family), 60, "the end of the server and of its rank")
