@@ -35,7 +35,7 @@ def lost(call: Call, rank: int, waited_s: float, cause: Cause = "closed") -> Com
     return CommError(
         f"{op} of {size} bytes failed after {waited_s:.1f} s [rank {rank}, {axis} {rank} of 4]: {cause}",
         "another rank has left",
-        ErrorFacts(cause=cause, op=op, axis=axis, payload_bytes=size, seq=0, waited_s=waited_s),
+        ErrorFacts(cause=cause, op=op, axis=axis, payload_bytes=size, waited_s=waited_s),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ _RTOL = 1e-5
 _SLOW_S = 2.0
 """What a campaign's slow phase takes longer. Of one or two late steps the diagnosis asks three times all else."""
 
-_ALTERABLE = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
+_ALTERABLE = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send", "recv", "send_recv")
 """Operations that a rank can leave out or do with another tensor: those that `Axis.alter` is asked about."""
 
 
@@ -34,7 +35,9 @@ class Place(NamedTuple):
     communicates: bool
     """Whether the rank began a collective in it."""
     alterable: str | None
-    """The operation of the first that a fault can alter; what torch does by itself inside of a pass it cannot."""
+    """The operation of the first that a fault can alter, in the phase or between it and the next, where a pipeline
+    passes on what the phase has made; what torch does by itself inside of a pass it cannot.
+    """
 
 
 @dataclass(frozen=True)
@@ -126,12 +129,15 @@ def read_oracle(folder: RunFolder) -> Oracle:
 
 def _places(said: RankEvents, native: bool) -> list[Place]:
     calls = sorted(said.of("collective"), key=lambda event: event["start_ns"])
+    spans = sorted(said.of("span"), key=lambda event: event["start_ns"])
     places = []
-    for span in said.of("span"):
-        begun = [str(call["op"]) for call in calls if span["start_ns"] <= call["start_ns"] <= span["end_ns"]]
+    for span, after in itertools.zip_longest(spans, spans[1:]):
+        begun = [call for call in calls if span["start_ns"] <= call["start_ns"]]
+        inside = [call for call in begun if call["start_ns"] <= span["end_ns"]]
+        reached = [call for call in begun if after is None or call["start_ns"] < after["start_ns"]]
         torchs = native and span["phase"] in ("forward", "backward")
-        alterable = next((op for op in begun if op in _ALTERABLE and not torchs), None)
-        places.append(Place(said.rank, span["step"], span["phase"], span["micro"], bool(begun), alterable))
+        alterable = next((str(call["op"]) for call in reached if call["op"] in _ALTERABLE and not torchs), None)
+        places.append(Place(said.rank, span["step"], span["phase"], span["micro"], bool(inside), alterable))
     return places
 
 

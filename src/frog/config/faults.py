@@ -57,12 +57,12 @@ KINDS: dict[str, Kind] = {
             own=("seconds",), ends=False,
         ),
         Kind(
-            "shape", "its first collective of the phase has a tensor of half the size",
+            "shape", "its first collective of the phase, or message behind it, has a tensor of half the size",
             ("reduce", "forward", "backward", "optimize", "evaluate", "checkpoint"),
         ),
         Kind("extra", "it starts an all-reduce that no other rank knows of"),
         Kind(
-            "missing", "it leaves out its first collective of the phase",
+            "missing", "it leaves out its first collective of the phase, or the message behind it",
             ("reduce", "forward", "backward", "optimize", "evaluate", "checkpoint"),
         ),
         Kind("nan", "an element of its gradient is NaN", ("backward", "reduce"), "backward"),

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from frog.diagnose.case import ORDER, Case
+from frog.diagnose.case import ORDER, Case, Position
 from frog.diagnose.evidence import Fields
 
 _DIMS = {
@@ -23,7 +23,7 @@ _DIMS = {
 
 _SCORE_BYTES = 24
 _ID_BYTES = 8
-_POINT_TO_POINT = ("send", "recv", "send_recv")
+_BETWEEN_TWO = ("send", "recv")
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,10 @@ class CollectiveCalls:
         self.case = case
         self._by_rank = {rank: _calls_of(case, rank) for rank in case.ranks}
 
+    def of(self, rank: int) -> list[CollectiveCall]:
+        """All that a rank called, in the order in which it began them."""
+        return self._by_rank[rank]
+
     @cached_property
     def sequences(self) -> list[dict[int, list[CollectiveCall]]]:
         """For each set of ranks that calls collectives together, what each of them called."""
@@ -113,7 +117,7 @@ class CollectiveCalls:
         return [{rank: self._called(rank, over) for rank in ranks} for over, ranks in found if len(ranks) > 1]
 
     def _called(self, rank: int, axes: list[str]) -> list[CollectiveCall]:
-        return [call for call in self._by_rank[rank] if call.axis in axes and call.op not in _POINT_TO_POINT]
+        return [call for call in self._by_rank[rank] if call.axis in axes and call.op not in _BETWEEN_TWO]
 
     def _sets_of(self, axis: str) -> list[list[int]]:
         """The sets of ranks that an axis cuts the world into; none if that does not follow from the mesh."""
@@ -218,23 +222,20 @@ def _as_announced(calls: list[CollectiveCall], index: int) -> bool:
 
 def _calls_of(case: Case, rank: int) -> list[CollectiveCall]:
     """All calls of a rank, in the order in which it began them."""
-    life, beat = case.world.lives.get(rank), case.beat(rank)
+    life, beat, position = case.world.lives.get(rank), case.beat(rank), case.position(rank)
     found: dict[int, CollectiveCall] = {}
     spans: dict[int, list[Fields]] = {}
     for event in life.of("span") if life else []:
         spans.setdefault(event["step"], []).append(event)
-    position = case.position(rank)
     for event in life.of("collective") if life else []:
-        phase = _phase_at(event, spans.get(event["step"], [])) or (
-            position.phase if event["step"] == position.step else None
-        )
+        phase = _phase_of(event["step"], event, spans.get(event["step"], []), beat, position)
         found[event["seq"]] = CollectiveCall(
             event["step"], phase, event["op"], event["axis"], event["payload_bytes"], event["seq"], True,
             event["end_ns"], case.events_file(rank),
         )  # fmt: skip
     for call in (beat or {}).get("open") or []:
         if call["seq"] not in found and beat is not None:
-            phase = _phase_at(call, spans.get(beat["step"], [])) or beat["phase"]
+            phase = _phase_of(beat["step"], call, spans.get(beat["step"], []), beat, position)
             found[call["seq"]] = CollectiveCall(
                 beat["step"], phase, call["op"], call["axis"], call["payload_bytes"], call["seq"], False,
                 call["start_ns"], case.beat_file(rank),
@@ -244,7 +245,7 @@ def _calls_of(case: Case, rank: int) -> list[CollectiveCall]:
     if len(ordered) < len(found) or not all(call.ended for call in ordered):
         return ordered
     failed = failed_call(case, rank)  # where a later world has written over its heartbeat
-    return [*ordered, failed] if failed is not None else ordered
+    return [*ordered, failed] if failed is not None and failed.seq in (None, len(ordered)) else ordered
 
 
 def failed_call(case: Case, rank: int) -> CollectiveCall | None:
@@ -259,10 +260,22 @@ def failed_call(case: Case, rank: int) -> CollectiveCall | None:
     )  # fmt: skip
 
 
-def _phase_at(event: Fields, spans: list[Fields]) -> str | None:
-    """The phase of its step in which a collective began."""
-    at = event["start_ns"]
-    return next((str(span["phase"]) for span in spans if span["start_ns"] <= at < span["end_ns"]), None)
+def _phase_of(
+    step: int | None, call: Fields, spans: list[Fields], beat: Fields | None, position: Position
+) -> str | None:
+    """The phase of its step in which a collective began; of a message between two ranks also the one just before it.
+
+    A pipeline passes on what a phase has made when that has ended.
+    """
+    at = call["start_ns"]
+    inside = next((str(span["phase"]) for span in spans if span["start_ns"] <= at < span["end_ns"]), None)
+    if inside is not None:
+        return inside
+    if beat is not None and beat["step"] == step and beat["phase"] and beat.get("phase_ns", at) <= at:
+        return str(beat["phase"])
+    if call["op"] in _BETWEEN_TWO and (ended := [span for span in spans if span["end_ns"] <= at]):
+        return str(max(ended, key=lambda span: int(span["end_ns"]))["phase"])
+    return position.phase if step == position.step else None
 
 
 def _places(case: Case) -> dict[int, dict[str, int]]:

@@ -18,6 +18,7 @@ from frog.diagnose.checkpoint_rules import find_damage, of_checkpoint, with_dama
 from frog.diagnose.collectives import CollectiveCalls
 from frog.diagnose.diagnosis import Diagnosis, span
 from frog.diagnose.evidence import Evidence, World, gather, is_under_way
+from frog.diagnose.message_rules import off_pattern
 from frog.diagnose.running import under_way
 from frog.diagnose.slow_rules import straggler
 
@@ -29,6 +30,7 @@ RULES: tuple[Rule, ...] = (
     ranks.interrupted,
     network.never_met,
     network.node_gone,
+    off_pattern,
     ranks.own_words,
     network.unlike,
     ranks.stopped,
@@ -69,7 +71,9 @@ def _of_ended(evidence: Evidence) -> Diagnosis:
         return with_damage(found, damage)
     found = with_damage(_of_world(evidence, failed[-1]), damage)
     earlier = tuple(_of_world(evidence, world) for world in failed[:-1])
-    found = found.with_more(also=(*found.also, *earlier))
+    last = evidence.last
+    wrong = off_pattern(case := Case(evidence, last), CollectiveCalls(case)) if last and last not in failed else None
+    found = found.with_more(also=(*found.also, *earlier, *([wrong] if wrong is not None else [])))
     return _with_outcome(found, evidence, failed[-1])
 
 
@@ -133,6 +137,8 @@ def _of_good(evidence: Evidence) -> Diagnosis:
             advice="`frog train` it, if it is to be more",
         )
     case = Case(evidence, world)
+    if (wrong := off_pattern(case, CollectiveCalls(case))) is not None:  # a message of the wrong size fails nowhere
+        return wrong.with_more(outcome="completed", finding=f"{wrong.finding}; the run went on with what was there")
     slow = straggler(case)
     step, status = record.get("step"), str(record.get("status") or "completed")
     ends = f"{span(case.ranks)} ended as {status}" if case.ranks else "no rank is known"

@@ -132,9 +132,7 @@ class _Injector:
         kind, self._armed = self._armed[1].kind, None
         if kind == "missing":
             return NOTHING
-        tensors = [arg for arg in args[1:] if isinstance(arg, Tensor)]
-        rest = args[1 + len(tensors) :]
-        return start(axis, *_resized(tensors, axis.size), *rest, **kwargs)
+        return start(axis, *_mismatched(args[1:], axis.size), **kwargs)
 
     # ---- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -258,6 +256,14 @@ def _with_nan(grad: Tensor) -> Tensor:
     spoiled = grad.detach().clone()
     spoiled.view(-1)[0] = math.nan
     return spoiled
+
+
+def _mismatched(args: Sequence[Any], num_ranks: int) -> list[Any]:
+    """A collective's arguments with tensors of another size. A shift has lists of them, one as good as the other."""
+    tensors = [arg for arg in args if isinstance(arg, Tensor)]
+    if tensors:
+        return [*_resized(tensors, num_ranks), *args[len(tensors) :]]
+    return [[_resized([x], num_ranks)[0] for x in arg] if isinstance(arg, Sequence) else arg for arg in args]
 
 
 def _resized(tensors: Sequence[Tensor], num_ranks: int) -> list[Tensor]:

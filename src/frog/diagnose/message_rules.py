@@ -1,0 +1,124 @@
+"""Rules about messages between two ranks, or round a ring: sends, receives and shifts, the same ones in every step.
+
+What two ranks say to each other nobody else sees, and a message of the wrong size need not fail anywhere. But a rank
+begins the same ones in the same order in every step, so each is compared with what it did itself in the step before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from frog.diagnose.case import ORDER, Case
+from frog.diagnose.collectives import CollectiveCall, CollectiveCalls
+from frog.diagnose.diagnosis import Diagnosis, note
+
+_MESSAGES = ("send", "recv", "send_recv")
+_LAST_WITH_MESSAGES = ORDER.index("backward")
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """Where a rank's messages in a step first differ from those of its step before."""
+
+    rank: int
+    kind: str
+    """shape, extra or missing."""
+    step: int
+    expected: CollectiveCall | None
+    """What it did there in the step before."""
+    found: CollectiveCall | None
+    """What it did here."""
+
+    @property
+    def call(self) -> CollectiveCall:
+        """The message that is wrong, or that is not there."""
+        call = self.expected if self.kind == "missing" else self.found
+        assert call is not None
+        return call
+
+
+def off_pattern(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
+    """A rank sent or received otherwise than in its step before."""
+    found = [one for rank in case.ranks if (one := _first_deviation(rank, calls.of(rank))) is not None]
+    if not found:
+        return None
+    first = min(found, key=lambda one: one.step)
+    rank, call = first.rank, first.call
+    findings = {
+        "shape": f"rank {rank} began {first.found}, in every other step {first.expected}: a tensor of the wrong size",
+        "missing": f"rank {rank} left out {first.expected}, which it began in the step before: a message too few",
+        "extra": f"rank {rank} began {first.found}, which it did not in the step before: a message too many",
+    }
+    lines = [
+        note(case.world.unix_ns(rank, one.mono_ns), f"rank {rank}", f"began {one} in step {one.step}", one.file)
+        for one in (first.expected, first.found)
+        if one is not None
+    ]
+    where = f"in step {first.step}" + (f", {call.phase}" if call.phase else "")
+    return Diagnosis(
+        first.kind,
+        f"{findings[first.kind]}, {where}",
+        rank=rank,
+        node_rank=case.world.node_of(rank),
+        step=first.step,
+        phase=call.phase,
+        collective=str(call),
+        evidence=(*lines, *(line for r in case.ranks for line in (case.report_error(r), case.report_exit(r)) if line)),
+        advice="what one rank sends the other must receive, in the same order and of the same size: look for a message "
+        f"inside an `if rank == ...`, uneven micro-batches, in {call.phase or 'that'} phase's code\n"
+        "results since then may be wrong, even if nothing failed: resume from a checkpoint of before that step",
+    )
+
+
+def _first_deviation(rank: int, calls: Sequence[CollectiveCall]) -> Deviation | None:
+    """Go through the steps, training and evaluation each by itself; the first step of each is taken as right."""
+    messages: dict[tuple[int, bool], list[CollectiveCall]] = {}
+    for call in calls:
+        if call.op in _MESSAGES and call.step is not None:
+            messages.setdefault((call.step, call.phase == "evaluate"), []).append(call)
+    last = max((call.position for call in calls), default=(0, 0))
+    pattern: dict[bool, list[CollectiveCall]] = {}
+    for (step, scoring), own in sorted(messages.items()):
+        before = pattern.setdefault(scoring, own)
+        number = _differs_at(before, own, ended=last > (step, _LAST_WITH_MESSAGES))
+        if number is not None:
+            return Deviation(rank, _kind(before, own, number), step, _at(before, number), _at(own, number))
+    return None
+
+
+def _differs_at(before: Sequence[CollectiveCall], own: Sequence[CollectiveCall], ended: bool) -> int | None:
+    """The number of the first message that is another one; None if there is none so far."""
+    for number, (expected, call) in enumerate(zip(before, own, strict=False)):
+        if _form(expected) != _form(call):
+            return number
+    if len(own) > len(before):
+        return len(before)
+    return len(own) if ended and len(own) < len(before) else None
+
+
+def _form(call: CollectiveCall) -> tuple[object, ...]:
+    return call.op, call.axis, call.phase, call.payload_bytes
+
+
+def _kind(before: Sequence[CollectiveCall], own: Sequence[CollectiveCall], number: int) -> str:
+    """Which of the three explains what comes behind."""
+    rest, pattern = [_form(call) for call in own[number:]], [_form(call) for call in before[number:]]
+    if not rest or not pattern:
+        return "extra" if rest else "missing"
+    same_but_for_size = rest[0][:-1] == pattern[0][:-1]
+    if same_but_for_size and _begins(pattern[1:], rest[1:]):
+        return "shape"
+    if _begins(pattern[1:], rest):
+        return "missing"
+    if _begins(pattern, rest[1:]):
+        return "extra"
+    return "shape" if same_but_for_size else "missing"
+
+
+def _begins(pattern: Sequence[object], found: Sequence[object]) -> bool:
+    return list(pattern[: len(found)]) == list(found)
+
+
+def _at(calls: Sequence[CollectiveCall], number: int) -> CollectiveCall | None:
+    return calls[number] if number < len(calls) else None

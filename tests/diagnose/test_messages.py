@@ -1,0 +1,93 @@
+"""Sends, receives and shifts: what a rank does otherwise than in its step before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from failed_run import PHASES, FailedRun
+from test_diagnose import found, place
+
+SENT, RECEIVED, SHIFTED = ("", "send", "pp", 4096), ("", "recv", "pp", 4096), ("", "send_recv", "cp", 8192)
+SHORT = ("", "send", "pp", 2048)
+STEP = [("forward", [SENT]), ("forward", [SENT]), ("backward", [RECEIVED]), ("backward", [RECEIVED])]
+"""The messages of the first of two stages, behind the phases that they belong to."""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> FailedRun:
+    """Two stages, of which only the first one's messages are played."""
+    run = FailedRun(tmp_path / "run", 2, mesh={"pp": 2, "dp": 1})
+    run.start()
+    for step in (1, 2):
+        take(run, step, STEP)
+    return run
+
+
+def take(run: FailedRun, step: int, messages: list[tuple[str, list[tuple[str, str, str, int]]]]) -> None:
+    """A step of rank 0, as far as its messages say; the rest of it if they are all there."""
+    run.do(0, step, "data")
+    for phase, calls in messages:
+        run.do(0, step, phase)
+        for call in calls:
+            run.call(0, call)
+    for phase in PHASES[3:]:
+        run.do(0, step, phase)
+
+
+MIDDLE, LAST = STEP[0], STEP[-1]
+DEVIATIONS = [
+    ([("forward", []), *STEP[1:]], "missing", "forward", "send of 4096 bytes over pp"),
+    ([*STEP[:3], ("backward", [])], "missing", "backward", "recv of 4096 bytes over pp"),
+    ([("forward", [SHORT]), *STEP[1:]], "shape", "forward", "send of 2048 bytes over pp"),
+    ([*STEP[:3], ("backward", [RECEIVED, RECEIVED])], "extra", "backward", "recv of 4096 bytes over pp"),
+]
+
+
+@pytest.mark.parametrize(("messages", "kind", "phase", "call"), DEVIATIONS)
+def test_a_step_that_differs(run: FailedRun, messages: list, kind: str, phase: str, call: str) -> None:  # type: ignore[type-arg]
+    take(run, 3, messages)
+    run.lose(0, 1, cause="timed_out", after_s=10)
+    result = found(run)
+    assert (*place(result), result.collective) == (kind, 0, 3, phase, call)
+    assert result.certain
+
+
+def test_a_message_of_the_wrong_size_may_fail_nowhere(run: FailedRun) -> None:
+    take(run, 3, [("forward", [SHORT]), *STEP[1:]])
+    run.complete(step=3)
+    result = found(run, 0)
+    assert (*place(result), result.outcome) == ("shape", 0, 3, "forward", "completed")
+
+
+def test_a_step_that_was_broken_off_is_no_deviation(run: FailedRun) -> None:
+    run.do(0, 3, "data")
+    run.do(0, 3, "forward")
+    run.call(0, SENT)
+    run.fail(0, KeyError("pond"))
+    run.lose(1)
+    assert place(found(run))[0] == "raise"
+
+
+def test_evaluation_has_messages_of_its_own(run: FailedRun) -> None:
+    for step in (3, 4):
+        take(run, step, STEP)
+        run.do(0, step, "evaluate", SENT)
+    run.enter(0, 5, "evaluate")
+    run.call(0, SENT)
+    run.fail(0, KeyError("pond"))
+    run.lose(1)
+    assert place(found(run))[0] == "raise"
+
+
+def test_a_ring_that_turns_once_too_few(tmp_path: Path) -> None:
+    """All shifts are alike: the phase says which one was left out."""
+    run = FailedRun(tmp_path / "run", 2, mesh={"dp": 1, "cp": 2})
+    run.start()
+    for step, turns in ((1, 2), (2, 2), (3, 1)):
+        run.do(1, step, "data")
+        run.do(1, step, "forward", *[SHIFTED] * turns)
+        run.do(1, step, "backward", *[SHIFTED] * 2)
+        run.do(1, step, "reduce")
+    run.lose(0, 1, cause="timed_out", after_s=10)
+    assert place(found(run)) == ("missing", 1, 3, "forward")
