@@ -128,6 +128,34 @@ def test_a_collective_is_altered_in_its_phase_alone(kind: str, tmp_path: Path, m
     assert marks(tmp_path) == ["0.0"]
 
 
+@pytest.mark.parametrize("kind", ["shape", "missing"])
+@pytest.mark.parametrize(
+    "begin",
+    [
+        lambda pair: pair.start_send(torch.ones(10), 1),
+        lambda pair: pair.start_receive(torch.ones(10), 1),
+        lambda pair: pair.start_shift([torch.ones(10)], [torch.ones(10)]),
+    ],
+    ids=["send", "receive", "shift"],
+)
+def test_a_message_is_altered_like_a_collective(
+    kind: str, begin: Callable[[Axis], Pending], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a pipeline it comes behind the phase: the fault waits for it until the next one begins."""
+    begun: list[int] = []
+    monkeypatch.setattr(
+        "frog.comm.axis.Pending", lambda axis, op, size, start, peer=None: begun.append(size) or NOTHING
+    )
+    met = injector(tmp_path, Fault(kind, 0, 2, "forward"))
+    monkeypatch.setattr(Axis, "alter", met.alter)
+    pair = Axis("pp", [0, 1], 0, torch.device("cpu"), None, [Silent()])
+    for step, phase in ((1, "forward"), (2, "data"), (2, "forward"), (2, "backward")):
+        met.reach(step, phase, 0)  # type: ignore[arg-type]
+        begin(pair)
+    assert begun == {"shape": [40, 40, 20, 40], "missing": [40, 40, 40]}[kind]
+    assert marks(tmp_path) == ["0.0"]
+
+
 def test_a_fault_that_waits_is_not_met_when_its_phase_has_no_collective(tmp_path: Path) -> None:
     met = injector(tmp_path, Fault("missing", 0, 2, "forward"))
     met.reach(2, "forward", 0)

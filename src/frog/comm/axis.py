@@ -244,10 +244,10 @@ class Axis:
                 target.copy_(source)
             return NOTHING
         after, before = self.ranks[(self.rank + 1) % self.size], self.ranks[(self.rank - 1) % self.size]
-        moves = [dist.P2POp(dist.isend, x, after, self.group) for x in sent]
-        moves += [dist.P2POp(dist.irecv, x, before, self.group) for x in received]
 
         def begin() -> Sequence[Any]:
+            moves = [dist.P2POp(dist.isend, x, after, self.group) for x in sent]
+            moves += [dist.P2POp(dist.irecv, x, before, self.group) for x in received]
             return dist.batch_isend_irecv(moves)
 
         return Pending(self, "send_recv", sum(x.nbytes for x in sent), begin)

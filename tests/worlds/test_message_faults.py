@@ -1,0 +1,52 @@
+"""Faults in what ranks send each other: a pipeline and a ring, each in one world that is started again after each."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from harness import Harness, set_words
+
+from frog.diagnose.diagnosis import Diagnosis
+from frog.diagnose.rules import diagnose
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="needs Linux: its signals are those that are named here"
+)
+
+PIPELINE = [
+    "missing rank=0 step=3 phase=forward",  # then the other stage waits for what never comes
+    "shape rank=1 step=5 phase=backward",  # too short a gradient, which gloo takes
+]
+RING = [
+    "missing rank=1 step=3 phase=forward",
+    "shape rank=1 step=5 phase=forward",  # too small a buffer, on which gloo aborts
+]
+
+
+def diagnoses(harness: Harness, name: str, setting: str, faults: list[str]) -> list[Diagnosis]:
+    """Of a run that meets the faults one after the other: the last comes first."""
+    words = [word for fault in faults for word in ("--fault", fault)]
+    settings = set_words(
+        f"name={name}", setting, "train.steps=6", "train.timeout_s=5", "train.grad_accum=2", "eval.every=6"
+    )
+    world = ["--nproc", "2", "--threads", "1", "--restarts", "3"]
+    harness.run("frog", "chaos", *words, *world, "--", "train", "run.toml", *settings, timeout=170)
+    result = diagnose(harness.folder(name))
+    return [result, *result.also]
+
+
+def seen(result: Diagnosis) -> tuple[object, ...]:
+    return result.fault, result.rank, result.step, result.phase, (result.collective or "").partition(" ")[0]
+
+
+def test_a_pipeline(harness: Harness) -> None:
+    found = diagnoses(harness, "message-faults-pp", "strategy.pp=2", PIPELINE)
+    assert ("missing", 0, 3, "forward", "send") in map(seen, found)
+    assert ("shape", 1, 5, "backward", "send") in map(seen, found)
+
+
+def test_a_ring(harness: Harness) -> None:
+    found = diagnoses(harness, "message-faults-cp", "strategy.cp=2", RING)
+    assert ("missing", 1, 3, "forward", "send_recv") in map(seen, found)
+    assert ("shape", 1, 5, "forward", "send_recv") in map(seen, found)
