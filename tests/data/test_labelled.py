@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from mutations import table_held_to_its_schema
 from tokenizers import Tokenizer
 
 from frog.config.finetune import NO_LABEL
 from frog.core.errors import DataError, ShapeError
+from frog.data.files import read_corpus
 from frog.data.labelled import Example, LabelledSet, read_labelled
 from frog.data.labelled_batches import (
     FILLING,
@@ -48,6 +50,35 @@ def spam(path: Path, count: int = 40) -> Path:
 
 
 # ---- the guard set -----------------------------------------------------------------------------------------------
+
+
+def test_lines_with_every_key_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "lines.jsonl"
+    good = [{"text": f"text {number}", "label": "ab"[number % 2], "category": "c"} for number in range(40)]
+
+    def read(row: object) -> None:
+        path.write_text("\n".join(map(json.dumps, [row, *good])))
+        read_labelled(str(path), 0.25)
+
+    table_held_to_its_schema({**good[0], "group": "g"}, read, "lines.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("[" * 100_000, "nested too deep"),
+        ('{"text": ' + "9" * 5000 + "}", "not valid JSON"),
+        ('{"text": "\\ud800", "label": "a"}', r"half a surrogate pair, '\ud800'"),
+    ],
+)
+def test_lines_that_are_no_json(tmp_path: Path, line: str, said: str) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_text(line)
+    for read in (lambda: read_labelled(str(path), 0.25), lambda: list(read_corpus(path))):
+        with pytest.raises(DataError) as caught:
+            read()
+        assert said in str(caught.value)
+        assert f"{path}, line 1" in str(caught.value)
 
 
 def test_guard_is_balanced_and_whole(guard: LabelledSet) -> None:

@@ -6,6 +6,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from mutations import held_to_its_schema
 
 from frog.core.errors import ConfigError
 from frog.jobfile.cluster import Limits, load_profile, parse_profile, profile_names
@@ -20,6 +21,13 @@ def test_the_profiles_that_come_with_frog() -> None:
     assert (mn5.partition, mn5.gpus_per_node, mn5.cpus_per_gpu, mn5.network) == ("acc", 4, 20, False)
     assert mn5.source
     assert mn5.check
+
+
+@pytest.mark.parametrize("name", ["generic", "marenostrum5"])
+def test_profiles_with_every_key_wrong(tmp_path: Path, name: str) -> None:
+    path = tmp_path / f"{name}.toml"
+    path.write_bytes((CLUSTERS / path.name).read_bytes())
+    held_to_its_schema(path, lambda: load_profile(name, tmp_path))
 
 
 def test_limits_follow_the_qos() -> None:
@@ -92,5 +100,5 @@ def test_a_file_that_is_not_toml(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not valid TOML"):
         load_profile(str(path))
     (tmp_path / "folder.toml").mkdir()
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="found a folder, expected a file"):
         load_profile(str(tmp_path / "folder.toml"))

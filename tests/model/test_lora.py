@@ -326,7 +326,7 @@ def test_no_adapter(tmp_path: Path, folder: Path) -> None:
     (folder / WEIGHTS_FILE).unlink()
     assert "adapter_model.safetensors is missing" in failure(folder, RunError)
     (folder / CONFIG_FILE).write_text("{")
-    assert "no configuration of an adapter" in failure(folder, RunError)
+    assert "not valid JSON" in failure(folder, RunError)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import shutil
@@ -10,12 +11,15 @@ from pathlib import Path
 
 import pytest
 from bundle_harness import CLUSTERS, bundle
+from mutations import held_to_its_schema
 
 from frog.cli import main
 from frog.jobfile.cluster import load_profile
 from frog.jobfile.explain import explain_file
 from frog.submit.bundle.sums import check_sums
 from frog.submit.bundle.wheels import python_version
+from frog.submit.commands import add_submit_parser
+from frog.submit.slurm import read_request
 
 
 def test_it_holds_what_the_run_needs_and_nothing_half_made(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -198,3 +202,12 @@ def test_a_job_of_a_bundle_is_refused_elsewhere(here: Path, capsys: pytest.Captu
     shutil.copy(here / "run.toml", here / "other.toml")
     assert main(["submit", "other.toml", "--to", "slurm", "--bundle", "out/it"]) == 2
     assert "was made of run.toml" in capsys.readouterr().err
+
+
+def test_facts_with_every_key_wrong(here: Path) -> None:
+    assert bundle("--no-wheels") == 0
+    folder = here / "out" / "it"
+    parser = argparse.ArgumentParser()
+    add_submit_parser(parser.add_subparsers())
+    args = parser.parse_args(["submit", "run.toml", "--to", "slurm", "--bundle", str(folder)])
+    held_to_its_schema(folder / "bundle.json", lambda: read_request(args, folder), names="")

@@ -136,7 +136,7 @@ def from_dict(table: Any, path: Path = Path("run.json")) -> RunConfig:
 
 def list_problems(path: Path, problems: Sequence[str]) -> str:
     count = f"{len(problems)} mistakes" if len(problems) > 1 else "a mistake"
-    return f"{path}: {count}\n" + "\n".join(f"  - {problem}" for problem in problems)
+    return f"{path}: {count}\n" + "\n".join(f"  - {shortened(problem, 500)}" for problem in problems)
 
 
 def _unknown(key: str, valid: Sequence[str]) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import gzip
-import json
 import os
 import zlib
 from collections import Counter
@@ -16,6 +15,7 @@ from typing import IO, cast
 from frog.core.errors import DataError
 from frog.data.corpora import Document, text_of
 from frog.data.cutting import pieces
+from frog.data.lines import parse_line
 
 SUFFIXES = (".txt", ".md", ".py", ".jsonl", ".parquet")
 
@@ -54,7 +54,7 @@ def find_corpus_files(path: Path) -> CorpusFiles:
     for folder, subfolders, names in os.walk(path, onerror=_cannot_list):
         subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
         for file in (Path(folder, name) for name in sorted(names) if not name.startswith(".")):
-            if _kind(file) is None:
+            if _kind(file) is None or not file.is_file():  # a pipe would be waited for
                 found.others[file.suffix] += 1
             else:
                 found.paths.append(file)
@@ -132,11 +132,7 @@ def _json_lines(file: IO[bytes], path: Path, name: str, column: str) -> Iterator
         if not text:
             continue
         place = f"{path}, line {number}"
-        try:
-            row = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{place}, column {error.colno}: not valid JSON: {error.msg}", "repair the line") from None
-        yield Document(f"{name}:{number}", text_of(row, column, place))
+        yield Document(f"{name}:{number}", text_of(parse_line(text, place), column, place))
 
 
 def _decode_line(line: bytes, path: Path, number: int, offset: int) -> str:

@@ -6,7 +6,6 @@ wordings of one scene, are held out together or trained on together: so no held-
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,12 @@ from typing import Any
 from frog.config.finetune import GUARD
 from frog.core.errors import DataError
 from frog.core.files import sha256_file
+from frog.core.schema import read_bounded, shortened
 from frog.core.seeds import derive_seed
+from frog.data.lines import parse_line
 
 _GUARD_FILE = Path(__file__).parent / "guard" / "guard.jsonl"
+_MOST_BYTES = 1 << 30
 _SHAPES = {"classification": ("text", "label"), "completion": ("prompt", "completion")}
 
 
@@ -71,20 +73,22 @@ def read_labelled(source: str, heldout: float) -> LabelledSet:
     labels = tuple(sorted({example.label for example in examples if example.label is not None}))
     unseen = set(labels) - {example.label for example in parts[0]}
     if unseen or len(labels) == 1:
-        which = f"class {', '.join(sorted(unseen))} is" if unseen else f"the one class {labels[0]} is all that is"
+        which = (
+            f"class {shortened(', '.join(sorted(unseen)))} is"
+            if unseen
+            else f"the one class {labels[0]} is all that is"
+        )
         raise DataError(f"{path}: {which} {'not ' if unseen else ''}in the training part", "add lines of each class")
     return LabelledSet(path, sha256_file(path), *parts, labels)
 
 
 def _read(path: Path) -> list[Example]:
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = read_bounded(path, DataError, most_bytes=_MOST_BYTES).decode("utf-8-sig").splitlines()
     except FileNotFoundError:
         raise DataError(f"{path}: no such file", f"--data {GUARD}, or a .jsonl file of labelled lines") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: broken UTF-8: {error.reason}", "save the file as UTF-8") from None
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
     examples = [_example(line, f"{path}, line {n}") for n, line in enumerate(lines, start=1) if line.strip()]
     if not examples:
         raise DataError(f"{path}: holds no lines", "check the path given to --data")
@@ -95,15 +99,12 @@ def _read(path: Path) -> list[Example]:
 
 
 def _example(line: str, place: str) -> Example:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{place}, column {error.colno}: not valid JSON: {error.msg}", "repair the line") from None
+    row = parse_line(line, place)
     if not isinstance(row, dict):
         raise DataError(f"{place}: holds a {type(row).__name__}, not an object", "repair the line")
     names = next((names for names in _SHAPES.values() if row.keys() >= set(names)), None)
     if names is None:
-        have = ", ".join(map(str, row)) or "none"
+        have = shortened(", ".join(map(str, row))) or "none"
         raise DataError(f"{place}: has the fields {have}", "a line has text and label, or prompt and completion")
     text, answer = (_word(row, name, place) for name in names)
     if not answer or (not text and "label" in names):
@@ -120,5 +121,5 @@ def _word(row: dict[str, Any], name: str, place: str) -> str:
     if isinstance(value, bool | int) and name == "label":  # {"label": 1} is as common as {"label": "spam"}
         return str(value)
     if not isinstance(value, str):
-        raise DataError(f"{place}: {name}={value!r}: must be a text", "repair the line")
+        raise DataError(f"{place}: {name}={shortened(repr(value))}: must be a text", "repair the line")
     return value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from frog.config.load import build_section, list_problems
 from frog.core.errors import ConfigError
+from frog.core.schema import read_toml, shortened
 from frog.jobfile.directives import SBATCH, read_options, time_limit_s
 
 CLUSTERS = Path("config/clusters")
@@ -117,13 +117,9 @@ def load_profile(name: str, clusters: Path = CLUSTERS) -> ClusterProfile:
     """
     path = profile_path(name, clusters)
     try:
-        table = tomllib.loads(path.read_text())
+        table = read_toml(path, ConfigError, "correct that file, or name another profile")
     except FileNotFoundError:
         raise _absent(name, path, clusters) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}", "correct that line") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     return parse_profile(table, path)
 
 
@@ -153,20 +149,20 @@ def parse_profile(table: Mapping[str, Any], path: Path) -> ClusterProfile:
 def _texts(key: str, value: object, problems: list[str]) -> tuple[str, ...]:
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return tuple(value)
-    problems.append(f"{key}={value!r}: must be a list of texts")
+    problems.append(f"{key}={shortened(repr(value))}: must be a list of texts")
     return ()
 
 
 def _text_table(key: str, value: object, problems: list[str]) -> dict[str, str]:
     if isinstance(value, dict) and all(isinstance(item, str) for item in value.values()):
         return dict(value)
-    problems.append(f"{key}={value!r}: must be a table, [{key}], of texts")
+    problems.append(f"{key}={shortened(repr(value))}: must be a table, [{key}], of texts")
     return {}
 
 
 def _limits(value: object, problems: list[str]) -> dict[str, Limits]:
     if not isinstance(value, dict) or not all(isinstance(item, dict) for item in value.values()):
-        problems.append(f"limits={value!r}: must be tables, [limits.NAME], one for each QOS")
+        problems.append(f"limits={shortened(repr(value))}: must be tables, [limits.NAME], one for each QOS")
         return {}
     built = {name: build_section(Limits, item, f"limits.{name}.", problems) for name, item in value.items()}
     return {name: limits for name, limits in built.items() if limits is not None}

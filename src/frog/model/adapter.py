@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from torch import Tensor
 from frog.config.finetune import ALL_TARGETS, LoraConfig
 from frog.core.errors import ConfigError, RunError, ShapeError
 from frog.core.files import sync_folder, write_json
+from frog.core.schema import Amount, Name, Positive, Typed, convert, decode, read_typed, shortened
 from frog.model.classifier import Classifier
 from frog.model.lora import add_lora, lora_layers, trained_parameters
 from frog.model.transformer import TinyTransformer
@@ -44,6 +45,19 @@ _PLAIN: dict[str, Any] = {
     "lora_bias": False,
 }
 """peft's options that plain LoRA leaves at these values; with others Frog would compute something else."""
+
+
+_COPIED = "was it copied whole?"
+
+
+class _PeftConfig(Typed, frozen=True):
+    """adapter_config.json, as far as every adapter of LoRA has it."""
+
+    r: Positive
+    lora_alpha: Amount
+    target_modules: list[Name] | Name
+    peft_type: Name = "LORA"
+    modules_to_save: list[Name] | None = None
 
 
 def save_adapter(model: TinyTransformer, config: LoraConfig, folder: Path, *, base: str, labels: Sequence[str]) -> None:
@@ -105,35 +119,38 @@ def read_config(folder: Path) -> LoraConfig:
     """
     path = folder / CONFIG_FILE
     try:
-        table: Mapping[str, Any] = json.loads(path.read_text())
-        rank, alpha, targets = int(table["r"]), float(table["lora_alpha"]), table["target_modules"]
+        table = read_typed(path, dict[str, Any], _COPIED, RunError)
     except FileNotFoundError:
         raise RunError(f"{folder}: no adapter there: {CONFIG_FILE} is missing", "name a folder with one") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{path}: is no configuration of an adapter: {error}", "was it copied whole?") from None
-    problems = [
-        f"{name}={table[name]!r}: Frog has {plain!r}"
+    peft = convert(table, _PeftConfig, str(path), _COPIED, RunError)
+    config = LoraConfig(peft.r, peft.lora_alpha, _targets(peft.target_modules))
+    problems = config.problems()
+    problems += [
+        f"{name}={shortened(repr(table[name]))}: Frog has {plain!r}"
         for name, plain in _PLAIN.items()
         if name in table and (table[name] or None) != (plain or None)
     ]
-    if table.get("peft_type", "LORA") != "LORA":
-        problems.append(f"peft_type={table['peft_type']!r}: Frog has 'LORA'")
-    if isinstance(targets, str) and targets != "all-linear":
-        problems.append(f"target_modules={targets!r}: a pattern; Frog takes a list of names")
-    if set(table.get("modules_to_save") or []) - {"score"}:
-        problems.append(f"modules_to_save={table['modules_to_save']!r}: Frog has a head called 'score' alone")
+    if peft.peft_type != "LORA":
+        problems.append(f"peft_type={peft.peft_type!r}: Frog has 'LORA'")
+    if isinstance(peft.target_modules, str) and peft.target_modules != "all-linear":
+        problems.append(f"target_modules={peft.target_modules!r}: a pattern; Frog takes a list of names")
+    if set(peft.modules_to_save or []) - {"score"}:
+        problems.append(f"modules_to_save={peft.modules_to_save!r}: Frog has a head called 'score' alone")
     if problems:
         listing = "\n".join(f"  - {problem}" for problem in problems)
         raise ConfigError(f"{path}: not plain LoRA\n{listing}", "merge it with peft, and `frog import` the result")
-    names = [ALL_TARGETS] if isinstance(targets, str) else sorted(targets)
-    return LoraConfig(rank, alpha, tuple(name.removeprefix("model.") for name in names))
+    return config
+
+
+def _targets(names: list[str] | str) -> tuple[str, ...]:
+    return (ALL_TARGETS,) if isinstance(names, str) else tuple(name.removeprefix("model.") for name in sorted(names))
 
 
 def read_labels(folder: Path) -> list[str]:
     """The classes that an adapter's head was trained for; empty if it has none, or was not saved by Frog."""
     with _opened(folder) as file:
-        labels: list[str] = json.loads((file.metadata() or {}).get("labels", "[]"))
-    return labels
+        text = (file.metadata() or {}).get("labels", "[]")
+    return decode(text, list[Name], f"{folder / WEIGHTS_FILE}: labels", _COPIED, RunError)
 
 
 def _peft_config(model: TinyTransformer, config: LoraConfig, base: str) -> dict[str, Any]:
@@ -168,9 +185,10 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def _opened(folder: Path) -> Any:
+    path = folder / WEIGHTS_FILE
+    if not path.is_file():
+        raise RunError(f"{folder}: no adapter there: {WEIGHTS_FILE} is missing", _COPIED)
     try:
-        return safe_open(folder / WEIGHTS_FILE, framework="pt")
-    except FileNotFoundError:
-        raise RunError(f"{folder}: no adapter there: {WEIGHTS_FILE} is missing", "was it copied whole?") from None
-    except SafetensorError as error:
-        raise RunError(f"{folder / WEIGHTS_FILE}: cannot be read: {error}", "was it copied whole?") from None
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise RunError(f"{path}: cannot be read: {error}", _COPIED) from None

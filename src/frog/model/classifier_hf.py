@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
 from frog.core.files import write_json
+from frog.core.schema import read_typed
 from frog.model.classifier import Classifier
 from frog.model.hf import save_hf
 from frog.model.transformer import TinyTransformer
@@ -32,7 +33,7 @@ def save_hf_classifier(model: Classifier, folder: Path, tokenizer_json: Path | N
     weights = load_file(folder / "model.safetensors")
     weights["score.weight"] = model.score.weight.detach().cpu().contiguous()
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((folder / "config.json").read_text())
+    config = read_typed(folder / "config.json", dict[str, Any])
     config |= {
         "architectures": ["LlamaForSequenceClassification"],
         "id2label": {str(number): label for number, label in enumerate(labels)},

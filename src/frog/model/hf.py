@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from torch import Tensor
 from frog.config import ModelConfig, load_model_config
 from frog.core.errors import RunError, ShapeError
 from frog.core.files import write_json
+from frog.core.schema import Name, Typed, read_typed
 from frog.model.mixtral import split_experts, stack_experts
 from frog.model.transformer import TinyTransformer
 
@@ -22,6 +22,24 @@ _HEAD = "lm_head.weight"
 _EMBEDDING = "embed_tokens.weight"
 _IGNORED_SUFFIX = "rotary_emb.inv_freq"
 """A table that old versions of transformers saved with the weights."""
+
+_COPIED = "was it copied whole?"
+
+
+class _AddedToken(Typed, frozen=True):
+    content: Name
+
+
+class _TokenizerFile(Typed, frozen=True):
+    """tokenizer.json, as far as it says which token ends a text."""
+
+    added_tokens: list[_AddedToken]
+
+
+class _WeightIndex(Typed, frozen=True):
+    """model.safetensors.index.json: which file holds which tensor."""
+
+    weight_map: dict[str, Name]
 
 
 def save_hf(model: TinyTransformer, folder: Path, tokenizer_json: Path | None) -> None:
@@ -35,12 +53,10 @@ def save_hf(model: TinyTransformer, folder: Path, tokenizer_json: Path | None) -
     }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     if tokenizer_json is not None:
+        added = read_typed(tokenizer_json, _TokenizerFile, _COPIED).added_tokens
         shutil.copyfile(tokenizer_json, folder / "tokenizer.json")
-        end = json.loads(tokenizer_json.read_text())["added_tokens"][0]["content"]
-        write_json(
-            folder / "tokenizer_config.json",
-            {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end, "clean_up_tokenization_spaces": False},
-        )
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+        write_json(folder / "tokenizer_config.json", {**settings, "eos_token": added[0].content if added else None})
     write_json(folder / "config.json", _hf_config(config))
 
 
@@ -50,7 +66,7 @@ def load_hf(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     Raises:  ConfigError if the model is no Llama or Mixtral that Frog can build; RunError naming what is missing;
              ShapeError if a tensor's shape is not what the sizes say.
     """
-    if not (folder / "config.json").is_file():
+    if not (folder / "config.json").exists():
         raise RunError(f"{folder}: no config.json there", "name a folder that `save_pretrained` wrote")
     config = load_model_config(folder / "config.json")
     weights = {
@@ -116,7 +132,7 @@ def _hf_config(config: ModelConfig) -> dict[str, Any]:
 
 def _weight_files(folder: Path) -> list[Path]:
     index = folder / "model.safetensors.index.json"
-    names = _names_in(index) if index.is_file() else ["model.safetensors"]
+    names = _names_in(index) if index.exists() else ["model.safetensors"]
     for name in names:
         if not (folder / name).is_file():
             raise RunError(
@@ -127,12 +143,9 @@ def _weight_files(folder: Path) -> list[Path]:
 
 def _names_in(index: Path) -> list[str]:
     """The files that an index names. Only files beside it count: an index can come from anywhere."""
-    try:
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise RunError(f"{index}: is no index of weight files", "was it copied whole?") from None
+    names = sorted(set(read_typed(index, _WeightIndex, _COPIED).weight_map.values()))
     for name in names:
-        if not isinstance(name, str) or Path(name).name != name:
+        if Path(name).name != name:
             raise RunError(f"{index}: names {name!r}, which is no file beside it")
     return names
 
@@ -140,5 +153,5 @@ def _names_in(index: Path) -> list[str]:
 def _read(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
-    except SafetensorError as error:
-        raise RunError(f"{path}: cannot be read: {error}", "was it copied whole?") from None
+    except (SafetensorError, OSError) as error:
+        raise RunError(f"{path}: cannot be read: {error}", _COPIED) from None

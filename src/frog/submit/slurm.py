@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import re
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from frog.config import RunConfig, load_run_config
 from frog.core.errors import DataError, LaunchError, UsageError
 from frog.core.files import write_atomic
+from frog.core.schema import read_typed
 from frog.data.folder import DEFAULT_NAME, set_folder
 from frog.jobfile.cluster import CLUSTERS, DEFAULT_PROFILE, load_profile
 from frog.jobfile.commands import format_findings
 from frog.jobfile.explain import explain
 from frog.submit.ask import ask_cluster
+from frog.submit.bundle_facts import BUNDLE_JSON, BundleFacts
 from frog.submit.slurm_job import JOBS, REQUEST_OPTIONS, SlurmRequest, check_request, render_job
-
-BUNDLE_JSON = "bundle.json"
 
 
 def submit_to_slurm(args: argparse.Namespace) -> int:
@@ -53,19 +53,20 @@ def read_request(args: argparse.Namespace, folder: Path) -> SlurmRequest:
     In a bundle the run file is the one that lies there. Its profile holds, with the request that it was made with where
     the arguments have none; with another --profile, which is another cluster, these are the arguments' alone.
     """
-    facts = _bundle_facts(args) if args.bundle is not None else {}
-    run_file, settings = Path(facts.get("run_file", args.run_file)), [*facts.get("settings", ()), *args.set]
-    if facts and args.profile is None:
-        profile, made_with = load_profile(facts["profile"], folder / CLUSTERS), facts["request"]
-    else:
+    facts = None if args.bundle is None else _bundle_facts(args)
+    run_file, settings = (args.run_file, ()) if facts is None else (Path(facts.run_file), facts.settings)
+    settings = (*settings, *args.set)
+    if facts is None or args.profile is not None:
         profile, made_with = load_profile(args.profile or DEFAULT_PROFILE), {}
+    else:
+        profile, made_with = load_profile(facts.profile, folder / CLUSTERS), msgspec.structs.asdict(facts.request)
     request = SlurmRequest.asked_for(
         args,
         made_with,
         profile=profile,
         config=load_run_config(folder / run_file, settings),
         run_file=run_file,
-        settings=tuple(settings),
+        settings=settings,
         bundled=args.bundle is not None,
         command=command_line(args),
     )
@@ -73,19 +74,16 @@ def read_request(args: argparse.Namespace, folder: Path) -> SlurmRequest:
     return request
 
 
-def _bundle_facts(args: argparse.Namespace) -> dict[str, Any]:
+def _bundle_facts(args: argparse.Namespace) -> BundleFacts:
     """What the bundle is, and was made with."""
     try:
-        facts: dict[str, Any] = json.loads((args.bundle / BUNDLE_JSON).read_text())
-        made_of = Path(facts["run_file"]).name
-        complete = facts.keys() >= {"settings", "profile", "request"}
-    except (OSError, ValueError, KeyError, TypeError):
-        complete = False
-    if not complete:
+        facts = read_typed(args.bundle / BUNDLE_JSON, BundleFacts, f"frog bundle {args.run_file} --to {args.bundle}")
+    except FileNotFoundError:
         raise UsageError(
-            f"{args.bundle}: no bundle there: {BUNDLE_JSON} is missing or cannot be read",
+            f"{args.bundle}: no bundle there: {BUNDLE_JSON} is missing",
             f"frog bundle {args.run_file} --to {args.bundle}",
-        )
+        ) from None
+    made_of = Path(facts.run_file).name
     if made_of != args.run_file.name:
         raise UsageError(
             f"{args.bundle} was made of {made_of}, not of {args.run_file.name}",

@@ -12,15 +12,17 @@ from frog import __version__
 from frog.config import RunConfig, load_run_config
 from frog.config.deepspeed import read_deepspeed
 from frog.core.errors import UsageError
-from frog.core.files import write_atomic, write_json
+from frog.core.files import write_atomic
+from frog.core.schema import write_typed
 from frog.core.units import format_bytes, format_seconds
 from frog.data.prepared import open_prepared
 from frog.jobfile.cluster import CLUSTERS, load_profile, profile_path
 from frog.submit.bundle.staging import staged
 from frog.submit.bundle.sums import SUMS, write_sums
 from frog.submit.bundle.wheels import check_platform, collect_wheels, python_version
+from frog.submit.bundle_facts import BUNDLE_JSON, BundleFacts, BundleRequest
 from frog.submit.runfiles import named_files
-from frog.submit.slurm import BUNDLE_JSON, command_line, render_checked
+from frog.submit.slurm import command_line, render_checked
 from frog.submit.slurm_job import JOBS, REQUEST_OPTIONS, SlurmRequest, check_request
 
 _TEXTS = Path(__file__).parent / "texts"
@@ -59,7 +61,7 @@ def make_bundle(args: argparse.Namespace) -> None:
         (folder / JOBS).mkdir(parents=True)
         if with_wheels:
             _add_wheels(folder, config, args)
-        write_json(folder / BUNDLE_JSON, _facts(request, args, with_wheels))
+        write_typed(folder / BUNDLE_JSON, _facts(request, args, with_wheels))
         write_atomic(folder / request.job_file, render_checked(request, folder))
         warnings = _warnings(request, folder)
         write_atomic(folder / "README.md", _readme(request, with_wheels, warnings, args))
@@ -103,21 +105,20 @@ def _add_wheels(folder: Path, config: RunConfig, args: argparse.Namespace) -> No
     (folder / "setup.sh").chmod(0o755)
 
 
-def _facts(request: SlurmRequest, args: argparse.Namespace, with_wheels: bool) -> dict[str, object]:
+def _facts(request: SlurmRequest, args: argparse.Namespace, with_wheels: bool) -> BundleFacts:
     """What the bundle is, for programs."""
-    return {
-        "format": "frog-bundle",
-        "frog": __version__,
-        "run": request.config.name,
-        "run_file": str(request.run_file),
-        "settings": list(request.settings),
-        "data": request.config.data.name,
-        "profile": profile_path(args.profile).stem,
-        "request": {name: getattr(request, name) for name in REQUEST_OPTIONS},
-        "wheels": with_wheels,
-        "platform": (args.platform or f"{host.system()} {host.machine()}") if with_wheels else None,
-        "python": (args.python_version or python_version()) if with_wheels else None,
-    }
+    return BundleFacts(
+        frog=__version__,
+        run=request.config.name,
+        run_file=str(request.run_file),
+        settings=list(request.settings),
+        data=request.config.data.name,
+        profile=profile_path(args.profile).stem,
+        request=BundleRequest(**{name: getattr(request, name) for name in REQUEST_OPTIONS}),
+        wheels=with_wheels,
+        platform=(args.platform or f"{host.system()} {host.machine()}") if with_wheels else None,
+        python=(args.python_version or python_version()) if with_wheels else None,
+    )
 
 
 def _readme(request: SlurmRequest, with_wheels: bool, warnings: list[str], args: argparse.Namespace) -> str:

@@ -1,0 +1,28 @@
+"""One line of JSON out of somebody's corpus. Any keys, NaN too: only what is asked for is looked at."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from frog.core.errors import DataError
+
+_REPAIR = "repair the line"
+
+
+def parse_line(line: str, place: str) -> Any:
+    """The value of a line. Raises DataError that names `place` and column if it is no JSON, or no text of Unicode."""
+    try:
+        value = json.loads(line)
+        if "\\u" in line:  # half a surrogate pair can be written so, and is no character
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
+    except json.JSONDecodeError as error:
+        raise DataError(f"{place}, column {error.colno}: not valid JSON: {error.msg}", _REPAIR) from None
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise DataError(f"{place}: not valid JSON: half a surrogate pair, {half!a}", _REPAIR) from None
+    except ValueError as error:
+        raise DataError(f"{place}: not valid JSON: {error}", _REPAIR) from None
+    except RecursionError:
+        raise DataError(f"{place}: nested too deep to be read", _REPAIR) from None

@@ -1,0 +1,90 @@
+"""Adapters and Hugging Face folders whose files are wrong: read, or refused by name."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from mutations import held_to_its_schema, table_held_to_its_schema
+from safetensors.torch import load_file, save_file
+
+from frog.config import ModelConfig
+from frog.config.finetune import LoraConfig
+from frog.core.errors import RunError
+from frog.model import TinyTransformer
+from frog.model.adapter import CONFIG_FILE, WEIGHTS_FILE, load_adapter, read_config, read_labels, save_adapter
+from frog.model.hf import load_hf, save_hf
+from frog.model.lora import add_lora
+
+SIZES = ModelConfig(11, 8, 16, 1, 2, 2, 24)
+
+
+@pytest.fixture
+def adapter(tmp_path: Path) -> Path:
+    model = TinyTransformer(SIZES)
+    lora = LoraConfig(2, 4, ("q_proj", "v_proj"))
+    add_lora(model, lora)
+    save_adapter(model, lora, tmp_path / "adapter", base="runs/base", labels=["a", "b"])
+    return tmp_path / "adapter"
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    save_hf(TinyTransformer(SIZES), tmp_path / "saved", None)
+    return tmp_path / "saved"
+
+
+def test_configurations_of_adapters(adapter: Path) -> None:
+    held_to_its_schema(adapter / CONFIG_FILE, lambda: read_config(adapter))
+
+
+def test_labels_in_the_weights_file(adapter: Path) -> None:
+    weights = load_file(adapter / WEIGHTS_FILE)
+
+    def read(labels: object) -> None:
+        save_file(weights, adapter / WEIGHTS_FILE, metadata={"labels": json.dumps(labels)})
+        read_labels(adapter)
+
+    table_held_to_its_schema(["a", "b"], read, WEIGHTS_FILE)
+
+
+def test_sizes_in_a_folder_of_hugging_face(saved: Path) -> None:
+    held_to_its_schema(saved / "config.json", lambda: load_hf(saved), names=str(saved))
+
+
+def test_an_index_of_weights(saved: Path) -> None:
+    index = saved / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": {"lm_head.weight": "model.safetensors"}}))
+    held_to_its_schema(index, lambda: load_hf(saved), names=str(saved))
+    index.write_text(json.dumps({"weight_map": {"lm_head.weight": "../model.safetensors"}}))
+    with pytest.raises(RunError, match="which is no file beside it"):
+        load_hf(saved)
+
+
+def test_a_tokenizer_whose_end_is_not_where_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps({"added_tokens": [{"id": 0, "content": "<|endoftext|>"}]}))
+    model = TinyTransformer(SIZES)
+    held_to_its_schema(path, lambda: save_hf(model, tmp_path / "out", path), names=str(tmp_path))
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff" * 100, b"\x08\0\0\0\0\0\0\0{}      "])
+def test_weights_that_are_none(adapter: Path, saved: Path, content: bytes) -> None:
+    (adapter / WEIGHTS_FILE).write_bytes(content)
+    (saved / "model.safetensors").write_bytes(content)
+    with pytest.raises(Exception, match=str(adapter)) as caught:
+        load_adapter(TinyTransformer(SIZES), adapter)
+    assert type(caught.value).__module__ == "frog.core.errors"
+    with pytest.raises(RunError, match=str(saved)):
+        load_hf(saved)
+
+
+def test_pipes_are_not_waited_for(adapter: Path, saved: Path) -> None:
+    for path, read in ((adapter / WEIGHTS_FILE, lambda: read_labels(adapter)),
+                       (saved / "model.safetensors", lambda: load_hf(saved))):  # fmt: skip
+        path.unlink()
+        os.mkfifo(path)
+        with pytest.raises(RunError, match="missing"):
+            read()
