@@ -127,10 +127,13 @@ def replace_env(env: Mapping[str, str]) -> None:
 
 def start_method() -> str | None:
     """How ranks are to be started, "fork" or "spawn"; None: as suits the program (frog.comm.forkserver)."""
-    method = variable("FROG_START")
-    if method not in (None, "fork", "spawn"):
-        raise UsageError(f"FROG_START={method}: ranks are started by fork or by spawn", "unset FROG_START")
-    return method
+    return variable("FROG_START")
+
+
+def check_start_method() -> None:
+    """Raises UsageError for a way to start ranks that there is not."""
+    if start_method() not in (None, "fork", "spawn"):
+        raise UsageError(f"FROG_START={start_method()}: ranks are started by fork or by spawn", "unset FROG_START")
 
 
 def variable(name: str) -> str | None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from frog.core.env import check_start_method
 from frog.core.errors import LaunchError, UsageError
 from frog.core.processes import NOT_MET
 from frog.events.heartbeat import read_heartbeat
@@ -54,6 +55,7 @@ def run_world(nodes: Nodes | int, program: Sequence[str], options: Options | Non
         if nodes < 1:
             raise UsageError(f"--nproc {nodes}: a world has at least one rank")
         nodes = Nodes(1, 1, nodes)
+    check_start_method()
     words, options = target(program), options or Options()
     if options.restarts and not can_go_on(program):
         raise UsageError(
