@@ -31,12 +31,12 @@ def rank_process(process: subprocess.Popen[str], beat: dict[str, Any]) -> psutil
 @pytest.mark.timeout(400)  # pods that start one after the other may miss each other once
 def test_a_run_in_pods_survives_a_killed_rank(harness: Harness, may_make_pods: None) -> None:
     """The file that is shipped to a cluster, on this machine: the same weights as `frog run`, kill -9 or not."""
-    settings = ["--set", "train.steps=120", "--set", "eval.every=120"]
+    settings = ["--set", "train.steps=120", "--set", "eval.every=120", "--set", "checkpoint.every=5"]
     options = ["--nodes", "2", "--ranks-per-node", "2", "--no-gpus", "--name", "pods", "--dry-run"]
     done = harness.run("frog", "submit", "run.toml", "--to", "kubernetes", *options, *settings, "--set", "name=pods")
     (harness.root / "pods.yaml").write_text(done.stdout)
     process = harness.start("frog", "run", "--from", "pods.yaml")
-    harness.wait_for_step("pods", 5, process, timeout=120)
+    harness.wait_for_step("pods", 11, process, timeout=120)  # the checkpoint of step 5 is whole
     beat = read_heartbeat(harness.folder("pods").heartbeat(2))
     assert beat is not None
     rank_process(process, beat).kill()

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -190,23 +190,37 @@ def real(request: pytest.FixtureRequest) -> dict[str, str] | None:
     return None if missing_programs() else request.getfixturevalue("real_slurm").env
 
 
-@pytest.fixture(scope="module")
-def outcomes(
-    real: dict[str, str] | None, emulator: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+def on_both(
+    part: str,
+    run: Callable[[Mapping[str, str], Path], dict[str, Any]],
+    real: dict[str, str] | None,
+    emulator: dict[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the real one did, or had done, and what the emulator does. Both at once: mostly they wait."""
+    """What the real one does, or had done, and what the emulator does. Both at once: mostly they wait."""
     found: dict[str, Any] = {}
 
-    def run(name: str, env: Mapping[str, str]) -> None:
-        found[name] = run_all(env, tmp_path_factory.mktemp(name))
+    def run_on(name: str, env: Mapping[str, str], folder: Path) -> None:
+        found[name] = run(env, folder)
 
-    worlds = {"emulator": emulator} | ({"real": real} if real else {})
-    threads = [threading.Thread(target=run, args=item) for item in worlds.items()]
+    clusters = {"emulator": emulator} | ({"real": real} if real else {})
+    threads = [
+        threading.Thread(target=run_on, args=(name, env, tmp_path_factory.mktemp(f"{part}_{name}")))
+        for name, env in clusters.items()
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return _known("jobs", found.get("real")), found["emulator"]
+    return _known(part, found.get("real")), found["emulator"]
+
+
+@pytest.fixture(scope="module")
+def outcomes(
+    real: dict[str, str] | None, emulator: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """How each job file went on the real one, or had gone, and how on the emulator."""
+    return on_both("jobs", run_all, real, emulator, tmp_path_factory)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -282,24 +296,25 @@ def output(
     real: dict[str, str] | None, emulator: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """What each command says to the real one, or said, and to the emulator."""
-    found = {}
-    for name, env in {"emulator": emulator, **({"real": real} if real else {})}.items():
-        folder = tmp_path_factory.mktemp(f"commands_{name}")
-        shutil.copy(JOBS / "name.sbatch", folder)
-        (folder / "empty").write_text("")
-        (folder / "no-interpreter").write_text("true\n")
-        (folder / "line-ends").write_bytes(b"#!/bin/bash\r\ntrue\r\n")
-        (folder / "unknown-directive").write_text("#!/bin/bash\n#SBATCH --nodez=2\ntrue\n")
-        # The emulator's nodes and the real one's are asked about while nothing runs.
-        for options in (["--job-name=held"], ["--job-name=many", "--array=1-3,7%2"]):
-            assert ask(env, "sbatch", "--hold", *options, "name.sbatch", cwd=folder).returncode == 0
-        found[name] = {command: _told(env, folder, command) for command in COMMANDS}
-        ask(env, "scancel", "--name=held")
-        ask(env, "scancel", "--name=many")
-    return _known("commands", found.get("real")), found["emulator"]
+    return on_both("commands", run_commands, real, emulator, tmp_path_factory)
 
 
-def _told(env: Mapping[str, str], folder: Path, command: str) -> dict[str, Any]:
+def run_commands(env: Mapping[str, str], folder: Path) -> dict[str, Any]:
+    """Give each command, in order, while nothing runs."""
+    shutil.copy(JOBS / "name.sbatch", folder)
+    (folder / "empty").write_text("")
+    (folder / "no-interpreter").write_text("true\n")
+    (folder / "line-ends").write_bytes(b"#!/bin/bash\r\ntrue\r\n")
+    (folder / "unknown-directive").write_text("#!/bin/bash\n#SBATCH --nodez=2\ntrue\n")
+    for options in (["--job-name=held"], ["--job-name=many", "--array=1-3,7%2"]):
+        assert ask(env, "sbatch", "--hold", *options, "name.sbatch", cwd=folder).returncode == 0
+    found = {command: _answer(env, folder, command) for command in COMMANDS}
+    ask(env, "scancel", "--name=held")
+    ask(env, "scancel", "--name=many")
+    return found
+
+
+def _answer(env: Mapping[str, str], folder: Path, command: str) -> dict[str, Any]:
     words = [word.replace("\\ ", " ") for word in re.split(r"(?<!\\) ", command)]
     done = ask(env, *words, cwd=folder)
     stderr = re.sub(r"slurmstepd-node\d:", "slurmstepd:", done.stderr)
@@ -352,6 +367,5 @@ def chain(env: Mapping[str, str], folder: Path) -> dict[str, Any]:
 def test_dependencies(
     real: dict[str, str] | None, emulator: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    emulated = chain(emulator, tmp_path_factory.mktemp("chain"))
-    expected = _known("chain", chain(real, tmp_path_factory.mktemp("real_chain")) if real else None)
+    expected, emulated = on_both("chain", chain, real, emulator, tmp_path_factory)
     assert emulated == expected

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = "config/slurm_example.sbatch"
-STEPS = 400
+STEPS = 200
 
 
 @pytest.fixture

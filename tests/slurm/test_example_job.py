@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.alone]
 ROOT = Path(__file__).parents[2]
 EXAMPLE = "config/slurm_example.sbatch"
 RANKS = 4
-STEPS = 400
+STEPS = 200
 
 
 @dataclass

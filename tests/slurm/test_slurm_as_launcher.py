@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import shutil
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
-from harness import Harness, wait_until
+from harness import Harness, set_words, wait_until
 from slurm_harness import RealSlurm
+
+from frog.events.heartbeat import read_heartbeat
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 ROOT = Path(__file__).parents[2]
+STEPS = 200
+SETTINGS = (f"train.steps={STEPS}", "checkpoint.every=5000", "eval.every=5000")
 HOME = {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
 """The names of pretended nodes are resolved by nothing."""
 
@@ -22,13 +29,12 @@ HOME = {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
 def floor(harness: Harness) -> Harness:
     """The harness with the programs that start there, and the run that the others are held against."""
     shutil.copy(ROOT / "train.py", harness.root)
-    harness.train(2, "slurm-calm", "train.steps=1000", "checkpoint.every=5000", "eval.every=5000")
+    harness.train(2, "slurm-calm", *SETTINGS)
     return harness
 
 
 def words(name: str) -> list[str]:
-    settings = (f"name={name}", "train.steps=1000", "checkpoint.every=5000", "eval.every=5000")
-    return ["run.toml", *(word for setting in settings for word in ("--set", setting))]
+    return ["run.toml", *set_words(f"name={name}", *SETTINGS)]
 
 
 def same_weights(floor: Harness, name: str) -> None:
@@ -61,11 +67,19 @@ def test_a_job_of_submitit_is_warned_and_handed_in_again(floor: Harness, real_sl
     output = floor.run("python", page, *size, *words("by-submitit"), env=env).stdout
     job = re.findall(r"^job (\d+): 2 ranks", output, re.MULTILINE)[0]
     folder = floor.folder("by-submitit")
-    wait_until(lambda: 3 in floor.events("by-submitit").main.by_step("step") if folder.event_ranks() else False,
-               120, "step 3")  # fmt: skip
-    real_slurm.ask("scancel", "--signal=USR2", job)  # as --signal=USR2@60 does a minute before the limit
+
+    def beat() -> Any:
+        return read_heartbeat(folder.heartbeat(1))
+
+    wait_until(lambda: (found := beat()) is not None and found["step"] >= 3, 120, "step 3")
+    stopped = beat()["pid"]
+    os.kill(stopped, signal.SIGSTOP)  # the run must not be over before the signal comes
+    try:
+        real_slurm.ask("scancel", "--signal=USR2", job)  # as --signal=USR2@60 does a minute before the limit
+    finally:
+        os.kill(stopped, signal.SIGCONT)
     done = real_slurm.wait_for(job, "COMPLETED", "FAILED", "CANCELLED", timeout=170)
     assert (done["JobState"], done["Restarts"]) == ("COMPLETED", "1")
     _, second = folder.read_run()["segments"]
-    assert 3 <= second["from_step"] < 1000
+    assert 3 <= second["from_step"] < STEPS
     same_weights(floor, "by-submitit")
