@@ -21,8 +21,8 @@ from pathlib import Path
 
 from frog.core.files import write_atomic
 from frog.core.runfolder import RunFolder
-from frog.diagnose.evidence import read_launcher
 from frog.events import read_run
+from frog.events.schema import SpanEvent, StartEvent
 
 
 @dataclass(frozen=True)
@@ -75,18 +75,19 @@ def _machine() -> str:
 def _seconds(folder: RunFolder) -> str:
     """What an undisturbed launch's seconds go to, by what the launcher and rank 0 told."""
     record = folder.read_record()
-    if record is None or record["status"] != "completed":
+    if record is None or record.status != "completed":
         return ""
-    told, own = read_launcher(folder), read_run(folder).main
-    at = {event["event"]: event["unix_ns"] for event in told}
+    run = read_run(folder)
+    own = run.main
+    at = {event.__struct_config__.tag: event.unix_ns for event in run.launcher}
     if "end" not in at:
         return ""
-    start = own.of("start")[-1]
-    last_ns = max(event["end_ns"] for event in own.of("span")) - start["mono_ns"] + start["unix_ns"]
+    start = own.of(StartEvent)[-1]
+    last_ns = max(event.end_ns for event in own.of(SpanEvent)) - start.mono_ns + start.unix_ns
     parts = {
         "until the agent starts its ranks": at["world"] - at["launch"],
-        "until the ranks have met": start["unix_ns"] - at["world"],
-        "training": last_ns - start["unix_ns"],
+        "until the ranks have met": start.unix_ns - at["world"],
+        "training": last_ns - start.unix_ns,
         "until all have left": at["end"] - last_ns,
     }
     listed = ", ".join(f"{name} {ns / 1e9:.1f} s" for name, ns in parts.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -16,7 +17,8 @@ import psutil
 import pytest
 
 from frog.core.runfolder import RunFolder
-from frog.events import RunEvents, read_run
+from frog.events import RecordedRun, read_run
+from frog.events.schema import StepEvent
 
 BIN = Path(sys.executable).parent
 MODEL = {
@@ -92,11 +94,10 @@ class Harness:
         return RunFolder(self.root / "runs" / name)
 
     def record(self, name: str) -> dict[str, Any]:
-        record = self.folder(name).read_record()
-        assert record is not None
+        record: dict[str, Any] = json.loads(self.folder(name).record_json.read_text())
         return record
 
-    def events(self, name: str) -> RunEvents:
+    def events(self, name: str) -> RecordedRun:
         return read_run(self.folder(name))
 
     def wait_for_step(self, name: str, step: int, process: subprocess.Popen[str], timeout: float = 60) -> None:
@@ -104,7 +105,7 @@ class Harness:
 
         def taken() -> bool:
             folder = self.folder(name)
-            return folder.event_ranks() != [] and step in read_run(folder).main.by_step("step")
+            return folder.event_ranks() != [] and step in read_run(folder).main.by_step(StepEvent)
 
         wait_until(taken, timeout, f"step {step} of {name}", process)
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 from harness import Harness, set_words, wait_until
+from msgspec import convert
+from run_files import event, record_json, run_json, segment
 
 from frog.chaos.campaign import Campaign, can_restart, choose_kinds, draw_restarts, read_count
 from frog.chaos.oracle import Oracle, Place, diagnosis_problems, read_oracle, recovery_problems, resume_problems
@@ -24,6 +26,7 @@ from frog.config import load_run_config, to_dict
 from frog.config.faults import KINDS, Fault, Scene, marks_folder
 from frog.core.errors import LaunchError, UsageError
 from frog.core.files import write_json
+from frog.core.runfile import Record
 from frog.core.runfolder import RunFolder
 from frog.diagnose.diagnosis import Diagnosis
 from frog.launch.nodes import Nodes
@@ -31,9 +34,9 @@ from frog.launch.nodes import Nodes
 DEMO = Path(__file__).parents[2] / "config" / "demo.toml"
 PHASES = ("data", "forward", "backward", "reduce", "optimize", "zero", "evaluate", "checkpoint")
 OPS = {"reduce": "all_reduce", "evaluate": "all_reduce", "checkpoint": "all_gather"}
-RECORD = {"status": "completed", "weights_sha256": "w", "order_sha256": "o", "step": 4, "loss": 1.0}
+RECORD = record_json(weights_sha256="w", order_sha256="o", step=4, loss=1.0)
 ORACLE = Oracle(
-    RECORD,
+    convert(RECORD, Record),
     {1: 4.0, 2: 3.0},
     {0: 0, 1: 0},
     tuple(Place(r, s, p, 0, p in OPS, OPS.get(p)) for r in (0, 1) for s in (1, 2, 3, 4) for p in PHASES),
@@ -92,7 +95,7 @@ def test_a_campaign_refuses_what_it_would_not_heed(
     """A user's own run is not trained to its end to be a campaign's undisturbed one."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "own").mkdir(parents=True)
-    write_json(tmp_path / "runs" / "own" / "run.json", {"config": to_dict(load_run_config(DEMO))})
+    write_json(tmp_path / "runs" / "own" / "run.json", run_json(config=to_dict(load_run_config(DEMO))))
     assert main(["chaos", "--campaign", "1", *words]) == 2
     assert told in capsys.readouterr().err
     assert not (tmp_path / "runs" / "chaos-1-undisturbed").exists()
@@ -154,16 +157,17 @@ def folder_of(path: Path, events: list[dict[str, Any]], **record: Any) -> RunFol
     folder.events.mkdir(parents=True)
     folder.rank_events(0).write_text("".join(json.dumps(event) + "\n" for event in events))
     write_json(folder.record_json, {**RECORD, **record})
-    write_json(folder.run_json, {"segments": [{"world_size": 2}] * sum(e["event"] == "start" for e in events)})
+    segments = [segment(world_size=2)] * sum(e["event"] == "start" for e in events)
+    write_json(folder.run_json, run_json(segments=segments))
     return folder
 
 
 def start(step: int) -> dict[str, Any]:
-    return {"event": "start", "step": step}
+    return event("start", step=step)
 
 
 def commit(step: int) -> dict[str, Any]:
-    return {"event": "commit", "step": step}
+    return event("commit", step=step)
 
 
 KILL = Fault("kill", 1, 3, "reduce")
@@ -207,9 +211,9 @@ def test_what_a_run_came_to_is_checked(tmp_path: Path) -> None:
 
 def test_another_world_may_differ_by_rounding_alone(tmp_path: Path) -> None:
     def problems(name: str, loss: float) -> list[str]:
-        steps = [{"event": "step", "step": 1, "loss_mean": 4.0}, {"event": "step", "step": 2, "loss_mean": loss}]
+        steps = [event("step", step=1, loss_mean=4.0), event("step", step=2, loss_mean=loss)]
         folder = folder_of(tmp_path / name, [start(0), *steps], weights_sha256="other")
-        write_json(folder.run_json, {"segments": [{"world_size": 2}, {"world_size": 1}]})
+        write_json(folder.run_json, run_json(segments=[segment(world_size=2), segment(world_size=1)]))
         return recovery_problems(ORACLE, folder)
 
     assert problems("rounded", 3.00002) == []
@@ -285,13 +289,13 @@ def test_of_the_last_checkpoint_nobody_waits_any_more() -> None:
 def test_what_torch_does_inside_a_pass_cannot_be_altered(tmp_path: Path) -> None:
     """DDP's all-reduces in backward are told, but are not begun by an axis; nor is a message from rank to rank."""
     spans = {"forward": "send_recv", "backward": "all_reduce", "reduce": "all_reduce"}
-    events = [{"event": "start", "node_rank": 1, "step": 0, "mono_ns": 0}]
+    events = [event("start", node_rank=1)]
     for number, (phase, op) in enumerate(spans.items()):
         at = {"step": 1, "start_ns": 10 * number, "end_ns": 10 * number + 9}
-        events += [{"event": "collective", "op": op, **at}, {"event": "span", "phase": phase, "micro": 0, **at}]
+        events += [event("collective", op=op, **at), event("span", phase=phase, **at)]
     for implementation, expected in (("torch", [None, None, "all_reduce"]), ("frog", [None, *["all_reduce"] * 2])):
         folder = folder_of(tmp_path / implementation, events)
-        write_json(folder.run_json, {"config": {"strategy": {"implementation": implementation}}})
+        write_json(folder.run_json, run_json(config={"strategy": {"implementation": implementation}}))
         oracle = read_oracle(folder)
         assert [place.alterable for place in oracle.places] == expected
         assert all(place.communicates for place in oracle.places)

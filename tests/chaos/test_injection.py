@@ -26,6 +26,7 @@ from frog.comm.axis import NOTHING, Axis, Pending, Silent
 from frog.config.faults import FULL_DEVICE, Fault, dump_faults, marks_folder
 from frog.core.runfolder import RunFolder
 from frog.events import EventWriter
+from frog.events.schema import ErrorEvent
 from frog.train import inject
 from frog.train.inject import _Injector, _resized, arm_faults
 
@@ -312,7 +313,7 @@ def test_a_world_ends_and_says_who_failed_first(
         or kind == "raise"
     )
     if kind == "disk":  # rank 0 has met the loss of its peer, and does not wait for its part of the checkpoint
-        types = [told.of("error")[-1]["type"] for _, told in sorted(harness.events("end-disk").ranks.items())]
+        types = [told.of(ErrorEvent)[-1].type for _, told in sorted(harness.events("end-disk").ranks.items())]
         assert types == ["CommError", "CheckpointError"]
 
 

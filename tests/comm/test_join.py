@@ -8,6 +8,7 @@ import pytest
 from harness import Harness, kill_tree
 
 from frog.core.ports import free_port
+from frog.events.schema import StartEvent
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -30,7 +31,7 @@ def test_a_rank_that_hangs_ends_the_world_at_the_deadline(harness: Harness) -> N
     words = [word for text in settings for word in ("--set", text)]
     process = harness.start("frog", "run", "--nproc", "2", "--", "train", "run.toml", *words)
     harness.wait_for_step("hung", 2, process)
-    pid = harness.events("hung").ranks[1].of("start")[0]["pid"]
+    pid = harness.events("hung").ranks[1].of(StartEvent)[0].pid
     os.kill(pid, signal.SIGSTOP)
     try:
         _, err = process.communicate(timeout=90)

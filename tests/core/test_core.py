@@ -131,15 +131,20 @@ def test_run_folder_paths_and_steps(tmp_path: Path) -> None:
     assert folder.rank_log(2) == tmp_path / "run" / "logs" / "rank_2" / "train.log"
 
 
+def run_json(name: str) -> dict[str, object]:
+    empty = {"created": "", "argv": [], "config": {}, "num_parameters": 0, "data": None, "versions": {}, "segments": []}
+    return {"format": 2, "name": name, **empty}
+
+
 def test_find_run(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     with pytest.raises(RunError, match="no runs"):
         find_run("latest", runs)
     for age, name in enumerate(("old", "new")):
-        write_json(runs / name / "run.json", {"name": name})
+        write_json(runs / name / "run.json", run_json(name))
         os.utime(runs / name / "run.json", (age, age))
     assert find_run("latest", runs).path.name == "new"
-    assert find_run("old", runs).read_run() == {"name": "old"}
+    assert find_run("old", runs).read_run().name == "old"
     assert find_run(str(runs / "old"), runs).path.name == "old"
     with pytest.raises(RunError, match="absent"):
         find_run("absent", runs)
@@ -147,7 +152,7 @@ def test_find_run(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="not valid JSON"):
         find_run("old", runs).read_run()
     (runs / "old" / "run.json").write_text(json.dumps([]))
-    with pytest.raises(RunError, match="list"):
+    with pytest.raises(RunError, match="expected object"):
         find_run("old", runs).read_run()
 
 

@@ -9,13 +9,15 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from run_files import record_json, run_json
+
 from frog.core.errors import CommError, RunError, report_error
 from frog.core.facts import Cause, Damage, ErrorFacts
 from frog.core.files import sha256_file, write_json
 from frog.core.manifest import Manifest, manifest_hash
 from frog.core.runfolder import RunFolder
 from frog.events import EventWriter
-from frog.events.schema import LAUNCHER_FIELDS
+from frog.events.launcher_schema import LAUNCHER_FIELDS
 
 UNIX_NS = 1_750_000_000_000_000_000
 """Minus the monotonic clock."""
@@ -74,8 +76,8 @@ class FailedRun:
         self.now_ns = 1_000_000 * MS
         train = {"steps": 8, "grad_accum": 1, "global_batch_size": 16}
         config = {"train": train, "eval": {"every": 4}, "checkpoint": {"every": 2}}
-        run = {"format": 1, "name": path.name, "config": config, "num_parameters": PARAMETERS, "segments": []}
-        write_json(self.folder.run_json, run)
+        content = run_json(name=path.name, config=config, num_parameters=PARAMETERS)
+        write_json(self.folder.run_json, content)
         self.folder.events.mkdir(parents=True)
         if launcher:
             nodes = [{"node": n, "host": f"node{n}", "address": f"127.0.0.{n + 1}"} for n in range(num_nodes)]
@@ -237,7 +239,7 @@ class FailedRun:
             own.writer.emit("end", step=step, status=status)
             own.phase = None
             self.beat(rank, status)
-        write_json(self.folder.record_json, {"format": 1, "status": status, "step": step, "error": None})
+        write_json(self.folder.record_json, record_json(status=status, step=step))
 
     def beat(self, rank: int, status: str = "running") -> None:
         own = self.ranks[rank]
@@ -252,7 +254,7 @@ class FailedRun:
             "rank": own.rank, "pid": own.pid, "node_rank": own.node_rank, "host": f"node{own.node_rank}",
             "attempt": self.attempt, "world_size": self.num_ranks, "status": status, "step": own.step,
             "phase": own.phase, "micro": 0, "phase_ns": own.phase_ns, "num_collectives": own.seq, "open": own.open,
-            "beat_ns": own.now_ns, "unix_ns": UNIX_NS + own.now_ns,
+            "beat_ns": own.now_ns, "unix_ns": UNIX_NS + own.now_ns, "timeout_s": 0.0,
         }  # fmt: skip
 
     # ---- files -------------------------------------------------------------------------------------------------------

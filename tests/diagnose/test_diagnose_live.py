@@ -25,15 +25,15 @@ def test_a_run_that_is_stopped_and_then_killed(harness: Harness) -> None:
         beat = read_heartbeat(folder.heartbeat(1))
         assert beat is not None
 
-        os.kill(beat["pid"], signal.SIGSTOP)
+        os.kill(beat.pid, signal.SIGSTOP)
         wait_until(lambda: diagnose(folder).fault != "running", 60, "the diagnosis of a stopped rank", world)
         live = diagnose(folder)
         assert (live.fault, live.rank, live.outcome, live.certain) == ("stop", 1, "running", False)
         assert any("rank 0" in line and "waiting" in line for line in live.evidence)
 
-        os.kill(beat["pid"], signal.SIGCONT)
+        os.kill(beat.pid, signal.SIGCONT)
         wait_until(lambda: diagnose(folder).fault == "running", 60, "a run that goes on", world)
-        os.kill(beat["pid"], signal.SIGKILL)
+        os.kill(beat.pid, signal.SIGKILL)
         world.communicate(timeout=100)
         assert world.returncode == 128 + signal.SIGKILL
         found: dict[str, Any] = json.loads(harness.run("frog", "diagnose", NAME, "--json").stdout)

@@ -8,6 +8,7 @@ import pytest
 
 from frog.core.runfolder import RunFolder
 from frog.events import EventWriter, read_run
+from frog.events.schema import CollectiveEvent, EndEvent, SpanEvent
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
@@ -22,15 +23,14 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         writer.close()
     events = read_run(folder)
     assert list(events.ranks) == [0, 1]
-    kinds = [event["event"] for event in events.main.events]
-    assert kinds == ["collective", "span", "end"]
-    span = events.main.of("span")[0]
-    assert (span["phase"], span["micro"], span["step"]) == ("forward", 2, 1)
-    assert span["end_ns"] >= span["start_ns"] > 0
-    collective = events.main.of("collective")[0]
-    assert (collective["op"], collective["axis"], collective["payload_bytes"]) == ("all_reduce", "dp", 16)
-    assert (collective["seq"], collective["wait_ns"]) == (0, 20)
-    assert collective["end_ns"] - collective["start_ns"] == 30
+    assert [type(event) for event in events.main.events] == [CollectiveEvent, SpanEvent, EndEvent]
+    span = events.main.of(SpanEvent)[0]
+    assert (span.phase, span.micro, span.step) == ("forward", 2, 1)
+    assert span.end_ns >= span.start_ns > 0
+    collective = events.main.of(CollectiveEvent)[0]
+    assert (collective.op, collective.axis, collective.payload_bytes) == ("all_reduce", "dp", 16)
+    assert (collective.seq, collective.wait_ns) == (0, 20)
+    assert collective.end_ns - collective.start_ns == 30
 
 
 def test_a_collective_counts_from_where_it_began(tmp_path: Path) -> None:
@@ -42,7 +42,7 @@ def test_a_collective_counts_from_where_it_began(tmp_path: Path) -> None:
     second.done(second.start_ns + 1, wait_ns=1)
     writer.step = 5
     first.done(first.start_ns + 9, wait_ns=2)
-    reported = [(e["op"], e["seq"], e["step"]) for e in read_run(folder).main.of("collective")]
+    reported = [(e.op, e.seq, e.step) for e in read_run(folder).main.of(CollectiveEvent)]
     assert reported == [("reduce_scatter", 1, 4), ("all_gather", 0, 4)]
 
 
@@ -69,8 +69,8 @@ def test_a_torn_line_swallows_nothing(tmp_path: Path) -> None:
         file.write('{"event":"end","st')
     EventWriter(folder.rank_events(0)).emit("end", step=2, status="completed")
     events = read_run(folder).main
-    assert [event["step"] for event in events.events] == [1, 2]
-    assert events.num_torn_lines == 1
+    assert [event.step for event in events.events] == [1, 2]
+    assert events.num_bad == 1
 
 
 def test_a_disk_that_fills_is_reported_with_the_first_line_that_has_no_room(
@@ -95,9 +95,9 @@ def test_a_disk_that_fills_is_reported_with_the_first_line_that_has_no_room(
 def test_of_a_step_taken_twice_the_later_counts(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     writer = EventWriter(folder.rank_events(0))
-    for step, status in ((1, "first"), (2, "first"), (1, "second")):
+    for step, status in ((1, "failed"), (2, "failed"), (1, "completed")):
         writer.emit("end", step=step, status=status)
-    assert {step: event["status"] for step, event in read_run(folder).main.by_step("end").items()} == {
-        1: "second",
-        2: "first",
+    assert {step: event.status for step, event in read_run(folder).main.by_step(EndEvent).items()} == {
+        1: "completed",
+        2: "failed",
     }

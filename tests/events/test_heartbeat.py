@@ -14,7 +14,7 @@ from harness import wait_until
 from frog.events import EventWriter
 from frog.events.heartbeat import Heartbeat, read_heartbeat
 
-WHO = {"rank": 2, "pid": os.getpid(), "node_rank": 0, "host": "pond", "attempt": 0, "world_size": 4}
+WHO = {"rank": 2, "pid": os.getpid(), "node_rank": 0, "host": "pond", "attempt": 0, "world_size": 4, "timeout_s": 60.0}
 
 
 def test_it_says_what_has_begun_and_not_ended(tmp_path: Path) -> None:
@@ -27,14 +27,14 @@ def test_it_says_what_has_begun_and_not_ended(tmp_path: Path) -> None:
         first.done(1, 1)
         beat = read_heartbeat(path)
     assert beat is not None
-    assert {key: beat[key] for key in WHO} == WHO
-    assert (beat["step"], beat["phase"], beat["status"], beat["num_collectives"]) == (7, "reduce", "running", 2)
-    assert [(c["seq"], c["op"], c["axis"], c["payload_bytes"]) for c in beat["open"]] == [(1, "all_gather", "tp", 64)]
+    assert {key: getattr(beat, key) for key in WHO} == WHO
+    assert (beat.step, beat.phase, beat.status, beat.num_collectives) == (7, "reduce", "running", 2)
+    assert [(c.seq, c.op, c.axis, c.payload_bytes) for c in beat.open] == [(1, "all_gather", "tp", 64)]
     writer.emit("end", step=7, status="completed")
     after = read_heartbeat(path)
     assert after is not None
-    assert (after["phase"], after["status"]) == (None, "completed")
-    assert after["beat_ns"] > beat["beat_ns"]
+    assert (after.phase, after.status) == (None, "completed")
+    assert after.beat_ns > beat.beat_ns
 
 
 def test_a_killed_process_leaves_its_last_word(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_a_killed_process_leaves_its_last_word(tmp_path: Path) -> None:
 import signal, sys
 from pathlib import Path
 from frog.events.heartbeat import Heartbeat
-beat = Heartbeat(Path({str(path)!r}), {{"pid": 1}}, beat_s=0.05)
+beat = Heartbeat(Path({str(path)!r}), {WHO!r}, beat_s=0.05)
 beat.enter(3, "backward", 1)
 signal.pause()
 """
@@ -51,12 +51,13 @@ signal.pause()
     try:
 
         def phase() -> object:
-            return (read_heartbeat(path) or {}).get("phase")
+            beat = read_heartbeat(path)
+            return beat.phase if beat else None
 
         wait_until(lambda: phase() == "backward", 60, "the first beats")
         first = read_heartbeat(path)
         assert first is not None
-        wait_until(lambda: (read_heartbeat(path) or first)["beat_ns"] > first["beat_ns"], 60, "another beat")
+        wait_until(lambda: (read_heartbeat(path) or first).beat_ns > first.beat_ns, 60, "another beat")
         process.send_signal(signal.SIGSTOP)
         stopped = read_heartbeat(path)
     finally:
@@ -65,8 +66,8 @@ signal.pause()
     last = read_heartbeat(path)
     assert last is not None
     assert stopped is not None
-    assert (last["step"], last["phase"], last["micro"], last["status"]) == (3, "backward", 1, "running")
-    assert last["beat_ns"] - stopped["beat_ns"] <= 0.05e9 * 40
+    assert (last.step, last.phase, last.micro, last.status) == (3, "backward", 1, "running")
+    assert last.beat_ns - stopped.beat_ns <= 0.05e9 * 40
 
 
 def test_a_reader_never_meets_half_a_change(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from frog.core.errors import ConfigError, RunError, UsageError
 from frog.core.runfolder import RunFolder
 from frog.data.labelled import read_labelled
 from frog.data.labelled_batches import pad
+from frog.events.schema import EndEvent, EvalEvent, SpanEvent, StepEvent
 from frog.finetune.classify import task_of
 from frog.finetune.commands import add_finetune_arguments
 from frog.finetune.confusion import confusion, confusion_lines
@@ -62,12 +63,12 @@ def here(tuned: Harness, monkeypatch: pytest.MonkeyPatch) -> Harness:
 def test_a_run_like_any_other(here: Harness) -> None:
     folder, record = here.folder("who"), here.record("who")
     assert record["status"] == "completed"
-    assert record["step"] == here.folder("who").read_run()["config"]["train"]["steps"]
+    assert record["step"] == here.folder("who").read_run().config["train"]["steps"]
     events = here.events("who").main
-    assert len(events.by_step("step")) == record["step"]
-    assert events.by_step("eval")[record["step"]]["loss"] == record["eval"]["loss"]
-    assert {event["phase"] for event in events.of("span")} >= {"data", "forward", "backward", "optimize", "zero"}
-    assert events.of("end") == [{"event": "end", "step": record["step"], "status": "completed"}]
+    assert len(events.by_step(StepEvent)) == record["step"]
+    assert events.by_step(EvalEvent)[record["step"]].loss == record["eval"]["loss"]
+    assert {event.phase for event in events.of(SpanEvent)} >= {"data", "forward", "backward", "optimize", "zero"}
+    assert events.of(EndEvent) == [EndEvent(step=record["step"], status="completed")]
     assert sorted(entry.name for entry in (folder.path / "adapter").iterdir()) == [CONFIG_FILE, WEIGHTS_FILE]
     assert folder.checkpoint_steps() == []
     assert "who" in here.run("frog", "runs").stdout
@@ -86,7 +87,7 @@ def test_it_learns_what_a_word_tells(here: Harness) -> None:
 
 def test_only_the_adapter_is_kept_and_the_base_stays(here: Harness) -> None:
     base, _, _ = load_trained(here.folder("base"))
-    told = here.folder("who").read_run()["finetune"]
+    told = here.folder("who").read_run().finetune
     assert weights_sha256(base.named_parameters()) == told["base_sha256"] == here.record("base")["weights_sha256"]
     tensors = load_file(here.folder("who").path / "adapter" / WEIGHTS_FILE)
     assert sum(tensor.numel() for tensor in tensors.values()) == here.record("who")["num_trained_parameters"]
@@ -168,7 +169,7 @@ def test_a_stop_leaves_a_whole_adapter(here: Harness) -> None:
     record = here.record("stopped")
     assert record["status"] == "interrupted"
     assert 5 <= record["step"] < 4000
-    assert len(here.events("stopped").main.by_step("step")) == record["step"]
+    assert len(here.events("stopped").main.by_step(StepEvent)) == record["step"]
     load_finetuned(here.folder("stopped"))
 
 
@@ -259,7 +260,7 @@ def copied(here: Harness, name: str, tmp_path: Path) -> RunFolder:
 
 
 def rewrite_run(folder: RunFolder, **changes: Any) -> None:
-    content = folder.read_run()
+    content = json.loads(folder.run_json.read_text())
     content["finetune"] |= changes
     folder.run_json.write_text(json.dumps(content))
 

@@ -16,6 +16,7 @@ from frog.comm import World
 from frog.core.env import world_env
 from frog.core.runfolder import RunFolder
 from frog.events import read_run
+from frog.events.schema import CollectiveEvent, StepEvent
 from frog.model.adapter import WEIGHTS_FILE
 
 WORKER = Path(__file__).parent / "finetune_worker.py"
@@ -40,11 +41,11 @@ def spread(harness: Harness, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def losses(folder: Path) -> list[float]:
-    return [event["loss_mean"] for event in read_run(RunFolder(folder)).main.by_step("step").values()]
+    return [event.loss_mean for event in read_run(RunFolder(folder)).main.by_step(StepEvent).values()]
 
 
 def norms(folder: Path) -> list[float]:
-    return [event["grad_norm"] for event in read_run(RunFolder(folder)).main.by_step("step").values()]
+    return [event.grad_norm for event in read_run(RunFolder(folder)).main.by_step(StepEvent).values()]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -90,7 +91,7 @@ def test_mutants_are_seen(alone: tuple[Path, dict[str, Any]], spread: Path, muta
 def test_frozen_weights_cause_no_traffic(spread: Path) -> None:
     """Under ddp a step sends the gradients of what is trained, and a few numbers."""
     events = read_run(RunFolder(spread / "ddp" / "two projections")).main
-    sent = [e["payload_bytes"] for e in events.of("collective") if e["op"] == "all_reduce" and e["step"] == 2]
+    sent = [e.payload_bytes for e in events.of(CollectiveEvent) if e.op == "all_reduce" and e.step == 2]
     trained = sum(t.nbytes for t in load_file(spread / "ddp" / "two projections" / "adapter" / WEIGHTS_FILE).values())
     gradient = max(sent)
     assert trained <= gradient < trained + 1024

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import run_files
 import yaml
 from small_manifest import SMALL, read
 
@@ -154,8 +155,7 @@ def test_the_name_server_keeps_silent_on_what_is_no_question(message: bytes) -> 
 
 def beat(folder: RunFolder, rank: int, *, age_s: float = 0, **fields: Any) -> None:
     folder.heartbeats.mkdir(parents=True, exist_ok=True)
-    value = {"rank": rank, "host": "pod-0", "status": "running", "step": 1, "phase": "reduce"}
-    value |= {"unix_ns": time.time_ns() - int(age_s * 1e9), **fields}
+    value = run_files.beat(rank=rank, host="pod-0", step=1, unix_ns=time.time_ns() - int(age_s * 1e9)) | fields
     folder.heartbeat(rank).write_text(json.dumps(value).ljust(2048))
 
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 def rank_process(process: subprocess.Popen[str], beat: dict[str, Any]) -> psutil.Process:
     """The process of the rank that left this heartbeat in its pod, as this machine sees it."""
-    index = beat["host"].rpartition("-")[2]
+    index = beat.host.rpartition("-")[2]
     for found in tree(process):
         with contextlib.suppress(psutil.Error, OSError):
             in_pod = re.findall(r"^NSpid:.*\t(\d+)$", Path(f"/proc/{found.pid}/status").read_text(), re.MULTILINE)
@@ -50,7 +50,7 @@ def test_a_run_in_pods_survives_a_killed_rank(harness: Harness, may_make_pods: N
     for key in ("weights_sha256", "order_sha256"):
         assert harness.record("pods")[key] == harness.record("no-pods")[key]
     beats = [read_heartbeat(harness.folder("pods").heartbeat(rank)) for rank in range(4)]
-    hosts = {beat["host"] for beat in beats if beat}
+    hosts = {beat.host for beat in beats if beat}
     assert hosts == {"pods-0", "pods-1"}
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from run_files import beat
 
 from frog.core.runfolder import RunFolder
 from frog.launch.watch import find_hangs, keep_heartbeats
@@ -29,9 +30,12 @@ def living() -> Iterator[int]:
 
 def leave_beat(folder: RunFolder, pid: int, **changes: Any) -> None:
     now_ns = time.monotonic_ns()
-    beat = {"rank": 1, "pid": pid, "status": "running", "step": 3, "phase": "reduce", "open": [], "beat_ns": now_ns}
     folder.heartbeats.mkdir(exist_ok=True)
-    folder.heartbeat(1).write_text(json.dumps({**beat, **changes}))
+    folder.heartbeat(1).write_text(json.dumps(beat(pid=pid, beat_ns=now_ns) | changes))
+
+
+def opened(start_ns: int) -> dict[str, Any]:
+    return {"seq": 0, "op": "all_reduce", "axis": "dp", "payload_bytes": 4, "start_ns": start_ns}
 
 
 def test_heartbeats_of_the_attempt_that_has_begun_stay(tmp_path: Path) -> None:
@@ -56,11 +60,11 @@ def test_a_living_rank_is_found_silent_or_stuck(tmp_path: Path, living: int) -> 
     assert kinds(folder, living) == []
     leave_beat(folder, living, beat_ns=now_ns - 6 * S)
     assert kinds(folder, living) == ["silent"]
-    leave_beat(folder, living, open=[{"op": "all_reduce", "start_ns": now_ns - 50 * S}])
+    leave_beat(folder, living, open=[opened(now_ns - 50 * S)])
     assert kinds(folder, living) == []
-    leave_beat(folder, living, open=[{"op": "all_reduce", "start_ns": now_ns - 61 * S}])
+    leave_beat(folder, living, open=[opened(now_ns - 61 * S)])
     assert kinds(folder, living) == ["stuck"]
-    leave_beat(folder, living, open=[{"op": "all_reduce", "start_ns": now_ns - 61 * S}], timeout_s=40)
+    leave_beat(folder, living, open=[opened(now_ns - 61 * S)], timeout_s=40)
     assert kinds(folder, living) == [], "its own collectives may take so long"
 
 

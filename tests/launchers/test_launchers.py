@@ -19,6 +19,7 @@ import pytest
 from harness import Harness, all_gone, kill_tree, tree, wait_until
 
 from frog.core.ports import free_port
+from frog.events.schema import StartEvent
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "launchers.md").read_text()
@@ -117,10 +118,10 @@ def test_the_same_weights_under_every_launcher(floor: Harness, launcher: str, se
     processes = start(floor, launcher, name, *settings)
     for code, words in end(processes):
         assert code == 0, words
-    segment = floor.folder(name).read_run()["segments"][0]
+    segment = floor.folder(name).read_run().segments[0]
     nodes = len(LINES[launcher])
-    assert (segment["world_size"], segment["num_nodes"]) == (2, nodes)
-    assert [floor.events(name).ranks[rank].of("start")[0]["node_rank"] for rank in (0, 1)] == [0, nodes - 1]
+    assert (segment.world_size, segment.num_nodes) == (2, nodes)
+    assert [floor.events(name).ranks[rank].of(StartEvent)[0].node_rank for rank in (0, 1)] == [0, nodes - 1]
     held_against = "ours"
     if chosen := (*re.findall(r"--set (\S+)", LINES[launcher][0]), *settings):
         held_against = f"ours-as-{name}"
@@ -131,7 +132,7 @@ def test_the_same_weights_under_every_launcher(floor: Harness, launcher: str, se
 
 
 def rank_pid(floor: Harness, name: str, rank: int) -> int:
-    return int(floor.events(name).ranks[rank].of("start")[-1]["pid"])
+    return int(floor.events(name).ranks[rank].of(StartEvent)[-1].pid)
 
 
 CODES = {  # a rank killed, Ctrl-C; as the page's table has them, where a shell shows 130 for "ended by SIGINT"
@@ -181,14 +182,14 @@ def test_a_job_of_submitit_that_is_warned_goes_on_at_the_same_step(floor: Harnes
     ((code, words),) = end([process])
     assert code == 0, words
     assert "Requeued job" in words
-    first, second = floor.folder("warned").read_run()["segments"]
-    assert 3 <= second["from_step"] < 900
-    assert f"resumed at step {second['from_step']}" in words
+    first, second = floor.folder("warned").read_run().segments
+    assert 3 <= second.from_step < 900
+    assert f"resumed at step {second.from_step}" in words
     sets = [word for setting in ("name=calm", *settings) for word in ("--set", setting)]
     floor.run("frog", "run", "--nproc", "2", "--", "train", "config/demo.toml", *sets)
     for key in ("weights_sha256", "order_sha256", "step"):
         assert floor.record("warned")[key] == floor.record("calm")[key]
-    assert first["world_size"] == second["world_size"] == 2
+    assert first.world_size == second.world_size == 2
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from harness import Harness, set_words
 
-from frog.diagnose.evidence import read_launcher
 from frog.diagnose.rules import diagnose
 from frog.events.heartbeat import read_heartbeat
+from frog.events.schema import CollectiveEvent
 
 NAME, STEP, AFTER_S = "cut-inside", 2, 0.4
 
@@ -32,12 +33,12 @@ def test_every_rank_was_inside_the_all_reduce(harness: Harness, cut: str) -> Non
     """The cable was pulled while bytes of the gradient were under way, which takes longer than `AFTER_S`."""
     folder = harness.folder(NAME)
     for rank, told in harness.events(NAME).ranks.items():
-        gradients = [e for e in told.of("collective") if e["op"] == "all_reduce" and e["payload_bytes"] > 10_000]
-        assert all((e["end_ns"] - e["start_ns"]) / 1e9 > 2 * AFTER_S for e in gradients), "too short to be cut inside"
+        gradients = [e for e in told.of(CollectiveEvent) if e.op == "all_reduce" and e.payload_bytes > 10_000]
+        assert all((e.end_ns - e.start_ns) / 1e9 > 2 * AFTER_S for e in gradients), "too short to be cut inside"
         beat = read_heartbeat(folder.heartbeat(rank))
         assert beat is not None
-        assert (beat["step"], beat["phase"]) == (STEP, "reduce")
-        assert [call["op"] for call in beat["open"]] == ["all_reduce"]
+        assert (beat.step, beat.phase) == (STEP, "reduce")
+        assert [call.op for call in beat.open] == ["all_reduce"]
 
 
 def test_the_user_is_told_which_rank_and_collective(cut: str) -> None:
@@ -60,13 +61,18 @@ def test_a_short_cut_is_survived(harness: Harness, cut: str) -> None:
     fault = ("--fault", f"cut rank=2 step={STEP} phase=reduce for_s=3")
     world = ("--nodes", "3x1", "--network", "rate=20mbit", "--deadline", "60")
     harness.run("frog", "chaos", *fault, *world, "--", *words("cut-short"))
-    end = next(event for event in read_launcher(harness.folder("cut-short")) if event["event"] == "end")
+    end = launcher_events(harness, "cut-short")[-1]
+    assert end["event"] == "end"
     link = end["network"]["nodes"][2]
     assert link["cut_frames"] > 0
     assert not link["is_cut"]
-    told = harness.events("cut-short").ranks[2].of("collective")
-    assert max(e["end_ns"] - e["start_ns"] for e in told if e["step"] == STEP) > 0.5e9
+    told = harness.events("cut-short").ranks[2].of(CollectiveEvent)
+    assert max(e.end_ns - e.start_ns for e in told if e.step == STEP) > 0.5e9
     assert harness.record("cut-short")["status"] == "completed"
+
+
+def launcher_events(harness: Harness, name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in harness.folder(name).launcher_events.read_text().splitlines()]
 
 
 def test_it_goes_on_once_the_cable_is_back(harness: Harness, cut: str) -> None:
@@ -75,4 +81,4 @@ def test_it_goes_on_once_the_cable_is_back(harness: Harness, cut: str) -> None:
         harness.run("frog", "run", "--nproc", "3", "--", *words(name), "--continue")
     for name in (NAME, "cut-short"):
         assert harness.record(name)["weights_sha256"] == harness.record("cut-never")["weights_sha256"]
-    assert [e["event"] for e in read_launcher(harness.folder(NAME))].count("launch") == 2
+    assert [e["event"] for e in launcher_events(harness, NAME)].count("launch") == 2

@@ -8,6 +8,8 @@ import re
 import pytest
 from harness import Harness
 
+from frog.events.schema import CollectiveEvent
+
 
 @pytest.fixture(scope="module")
 def slow(harness: Harness, may_make_networks: None) -> str:
@@ -28,12 +30,12 @@ def test_the_weights_are_those_of_a_run_without(harness: Harness, slow: str) -> 
 
 def test_collectives_take_no_less_than_the_messages_must(harness: Harness, slow: str) -> None:
     """An all-reduce waits for two messages of half the gradient one after the other, whatever the machine does."""
-    told = [event for event in harness.events(slow).ranks[0].of("collective") if event["op"] == "all_reduce"]
-    gradients = [event for event in told if event["payload_bytes"] > 10_000]
+    told = [event for event in harness.events(slow).ranks[0].of(CollectiveEvent) if event.op == "all_reduce"]
+    gradients = [event for event in told if event.payload_bytes > 10_000]
     assert len(gradients) >= 4
     for event in gradients:
-        least_s = 0.01 + event["payload_bytes"] / 2 * 8 / 10e6
-        assert (event["end_ns"] - event["start_ns"]) / 1e9 > least_s
+        least_s = 0.01 + event.payload_bytes / 2 * 8 / 10e6
+        assert (event.end_ns - event.start_ns) / 1e9 > least_s
 
 
 def test_the_report_holds_them_against_the_formula(harness: Harness, slow: str) -> None:

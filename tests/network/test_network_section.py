@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from run_files import event
 
 from frog.core.runfolder import RunFolder
 from frog.events import EventWriter
-from frog.view.history import read_history
+from frog.events.history import read_history
 from frog.view.network import axis_groups, network_section
 
 MS = 1_000_000
@@ -42,13 +43,13 @@ def make_run(path: Path, ranks: list[Told], *, nodes: list[int], tp: int = 1, ne
 
 def launch(folder: RunFolder, network: Any, counted: Any = None) -> None:
     with open(folder.launcher_events, "a") as file:
-        file.write(json.dumps({"event": "launch", "network": network}) + "\n")
+        file.write(json.dumps(event("launch", network=network)) + "\n")
         if counted is not None:
-            file.write(json.dumps({"event": "end", "code": 0, "network": counted}) + "\n")
+            file.write(json.dumps({"event": "end", "unix_ns": 2, "code": 0, "network": counted}) + "\n")
 
 
 def rows_of(folder: RunFolder) -> list[dict[str, Any]]:
-    section = network_section(folder, read_history(folder))
+    section = network_section(read_history(folder))
     assert section is not None
     return list(section["rows"])
 
@@ -103,12 +104,12 @@ def test_a_collective_that_a_rank_never_ended_does_not_count(tmp_path: Path) -> 
 def test_without_a_network_there_is_no_section(tmp_path: Path) -> None:
     told: Told = [("all_reduce", "dp", 4096, 0.0, 1.0)]
     folder = make_run(tmp_path / "a", [told, told], nodes=[0, 1], network=None)
-    assert network_section(folder, read_history(folder)) is None
+    assert network_section(read_history(folder)) is None
     folder = make_run(tmp_path / "b", [told, told], nodes=[0, 1])
     folder.launcher_events.unlink()
-    assert network_section(folder, read_history(folder)) is None
+    assert network_section(read_history(folder)) is None
     folder = make_run(tmp_path / "c", [told, told], nodes=[0, 0])
-    assert network_section(folder, read_history(folder)) is None
+    assert network_section(read_history(folder)) is None
 
 
 def test_the_last_launch_counts(tmp_path: Path) -> None:
@@ -117,15 +118,15 @@ def test_the_last_launch_counts(tmp_path: Path) -> None:
     launch(folder, {**LINK, "delay_s": 0.01}, {"mean_late_s": 0.0002, "worst_late_s": 0.004})
     with open(folder.launcher_events, "a") as file:
         file.write('{"event": "laun\n')
-    section = network_section(folder, read_history(folder))
+    section = network_section(read_history(folder))
     assert section is not None
-    assert (section["delay_s"], section["counted"]["worst_late_s"]) == (0.01, 0.004)
+    assert (section["delay_s"], section["counted"].worst_late_s) == (0.01, 0.004)
     launch(folder, None)
-    assert network_section(folder, read_history(folder)) is None
+    assert network_section(read_history(folder)) is None
 
 
 def test_groups_of_an_axis() -> None:
-    places = {rank: {"place": {"pp": 0, "dp": rank // 2, "cp": 0, "tp": rank % 2}} for rank in range(4)}
+    places = {rank: {"pp": 0, "dp": rank // 2, "cp": 0, "tp": rank % 2} for rank in range(4)}
     assert axis_groups("tp", places) == [[0, 1], [2, 3]]
     assert axis_groups("dp", places) == axis_groups("data", places) == [[0, 2], [1, 3]]
     assert axis_groups("world", places) == [[0, 1, 2, 3]]

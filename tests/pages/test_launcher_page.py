@@ -16,6 +16,7 @@ from page_harness import SCRIPTS, PageHarness, finish, make_page_harness
 from frog.core.ports import free_port
 from frog.core.runfolder import RunFolder
 from frog.events import read_run
+from frog.events.schema import StartEvent
 
 PAGE = "fake_multi_node_launcher.py"
 HELLO = str(SCRIPTS / "say_hello.py")
@@ -177,13 +178,13 @@ def test_the_program_trains_across_the_nodes(pages: PageHarness) -> None:
     program = (str(SCRIPTS.parent / "train.py"), "run.toml", "--set", "name=across", "--set", "train.steps=4")
     pages.page(PAGE, "--", *program)
     folder = RunFolder(pages.root / "runs" / "across")
-    assert folder.read_run()["segments"][0]["num_nodes"] == 2
-    (starts,) = zip(*[read_run(folder).ranks[rank].of("start") for rank in range(4)], strict=True)
-    assert [start["host"] for start in starts] == ["node0", "node0", "node1", "node1"]
-    assert [start["node_rank"] for start in starts] == [0, 0, 1, 1]
+    assert folder.read_run().segments[0].num_nodes == 2
+    (starts,) = zip(*[read_run(folder).ranks[rank].of(StartEvent) for rank in range(4)], strict=True)
+    assert [start.host for start in starts] == ["node0", "node0", "node1", "node1"]
+    assert [start.node_rank for start in starts] == [0, 0, 1, 1]
     names = sorted(path.name for path in folder.checkpoint(4).iterdir())
     assert names == ["manifest.json", *(f"rank_{rank}.safetensors" for rank in range(4))]
     record = folder.read_record()
     pages.train(4, "local", "train.steps=4")
     assert record is not None
-    assert pages.record("local")["weights_sha256"] == record["weights_sha256"]
+    assert pages.record("local")["weights_sha256"] == record.weights_sha256

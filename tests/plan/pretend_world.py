@@ -17,9 +17,9 @@ from frog.comm.axis import NOTHING, Pending
 from frog.config import RunConfig
 from frog.core.env import WorldEnv
 from frog.data import Batch
+from frog.events.schema import CollectiveEvent
 from frog.model import TinyTransformer
 from frog.parallel.build import build_mesh, build_strategy
-from frog.plan.measure import Collective
 from frog.train.memory import measure_activations, memory_fields
 from frog.train.optimizer import build_optimizer
 
@@ -28,10 +28,14 @@ class Recorder:
     """Writes down every collective."""
 
     def __init__(self) -> None:
-        self.told: list[Collective] = []
+        self.told: list[CollectiveEvent] = []
 
     def __call__(self, op: str, axis: str, payload_bytes: int) -> Recorder:
-        self.told.append(Collective(op, axis, payload_bytes, 0, 0, 0))
+        self.told.append(
+            CollectiveEvent(
+                step=1, op=op, axis=axis, payload_bytes=payload_bytes, seq=0, start_ns=0, end_ns=0, wait_ns=0
+            )
+        )
         return self
 
     def done(self, end_ns: int, wait_ns: int) -> None:
@@ -85,7 +89,7 @@ class PretendWorld(World):
         return PretendAxis(name, own, self.rank, self.device, None, self._recorder)
 
 
-def take_step(config: RunConfig, world_size: int, rank: int) -> tuple[list[Collective], dict[str, int]]:
+def take_step(config: RunConfig, world_size: int, rank: int) -> tuple[list[CollectiveEvent], dict[str, int]]:
     """One optimizer step of one rank: its collectives, and the fields of a `memory` event."""
     torch.manual_seed(0)
     world, recorder = PretendWorld(rank, world_size), Recorder()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from frog.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, TrainConfig
 from frog.events import RankEvents
+from frog.events.schema import CollectiveEvent, Phase, SpanEvent
 from frog.plan.layout import Layout
 from frog.plan.measure import axis_sizes, compare_step, step_collectives, traffic_problems
 
@@ -18,13 +17,15 @@ CONFIG = RunConfig(
 P = 4 * CONFIG.model.num_parameters()
 
 
-def collective(op: str, payload_bytes: int, start_ns: int, axis: str = "dp", step: int = 3) -> dict[str, Any]:
-    event = {"event": "collective", "op": op, "axis": axis, "step": step, "payload_bytes": payload_bytes, "seq": 0}
-    return {**event, "start_ns": start_ns, "end_ns": start_ns + 5, "wait_ns": 2}
+def collective(op: str, payload_bytes: int, start_ns: int, axis: str = "dp", step: int = 3) -> CollectiveEvent:
+    end_ns = start_ns + 5
+    return CollectiveEvent(
+        step=step, op=op, axis=axis, payload_bytes=payload_bytes, seq=0, start_ns=start_ns, end_ns=end_ns, wait_ns=2
+    )
 
 
-def span(phase: str, start_ns: int, end_ns: int, step: int = 3) -> dict[str, Any]:
-    return {"event": "span", "step": step, "phase": phase, "micro": 0, "start_ns": start_ns, "end_ns": end_ns}
+def span(phase: Phase, start_ns: int, end_ns: int, step: int = 3) -> SpanEvent:
+    return SpanEvent(step=step, phase=phase, micro=0, start_ns=start_ns, end_ns=end_ns)
 
 
 STEP = [
@@ -40,8 +41,10 @@ STEP = [
 
 
 def test_a_step_of_zero1_is_as_planned() -> None:
-    assert traffic_problems(CONFIG, 4, RankEvents(1, STEP), 3) == []
-    compared = {(one.axis, one.op): one for one in compare_step(CONFIG, 4, 1, step_collectives(RankEvents(1, STEP), 3))}
+    assert traffic_problems(CONFIG, 4, RankEvents(STEP, rank=1), 3) == []
+    compared = {
+        (one.axis, one.op): one for one in compare_step(CONFIG, 4, 1, step_collectives(RankEvents(STEP, rank=1), 3))
+    }
     assert compared["dp", "all_gather"].ratio == 1.0
     assert compared["dp", "all_gather"].sent_bytes == 3 / 4 * P
     assert compared["dp", "all_reduce"].expected is None
@@ -55,24 +58,24 @@ def test_what_belongs_to_another_step_or_an_evaluation_does_not_count() -> None:
         collective("all_gather", P, 320),
         span("checkpoint", 400, 500),
     ]
-    assert traffic_problems(CONFIG, 4, RankEvents(1, STEP + more), 3) == []
-    assert step_collectives(RankEvents(1, STEP), 4) == []
+    assert traffic_problems(CONFIG, 4, RankEvents(STEP + more, rank=1), 3) == []
+    assert step_collectives(RankEvents(STEP, rank=1), 4) == []
 
 
 def test_more_and_less_than_planned_is_told_with_both_numbers() -> None:
     again = [*STEP, collective("all_gather", P, 270)]
-    assert traffic_problems(CONFIG, 4, RankEvents(1, again), 3) == [
+    assert traffic_problems(CONFIG, 4, RankEvents(again, rank=1), 3) == [
         f"all_gather over dp: {2 * P} bytes in 2 messages, {P} expected"
     ]
-    without = [event for event in STEP if event.get("op") != "reduce_scatter"]
-    assert traffic_problems(CONFIG, 4, RankEvents(1, without), 3) == [
+    without = [event for event in STEP if getattr(event, "op", "") != "reduce_scatter"]
+    assert traffic_problems(CONFIG, 4, RankEvents(without, rank=1), 3) == [
         f"reduce_scatter over dp: 0 bytes in 0 messages, {P} expected"
     ]
     stray = [*STEP, collective("broadcast", P, 270)]
-    assert traffic_problems(CONFIG, 4, RankEvents(1, stray), 3) == [
+    assert traffic_problems(CONFIG, 4, RankEvents(stray, rank=1), 3) == [
         f"broadcast over dp: {P} bytes in 1 messages, 0 expected"
     ]
-    assert traffic_problems(CONFIG, 4, RankEvents(1, []), 3), "no events at all are not as planned"
+    assert traffic_problems(CONFIG, 4, RankEvents([], rank=1), 3), "no events at all are not as planned"
 
 
 def test_every_axis_has_its_size() -> None:

@@ -11,6 +11,7 @@ import pytest
 from harness import Harness
 
 from frog.core.runfolder import RunFolder
+from frog.events.schema import CollectiveEvent, SpanEvent, StepEvent
 from frog.profile.numbers import OPERATORS, TRANSFER, WAITING, Profile, read_profile
 
 STEPS = 5
@@ -91,7 +92,7 @@ def test_the_numbers_add_up(profiled: tuple[str, RunFolder, str]) -> None:
         own_us = sum(call.self_us for call in rank.calls if call.is_work)
         assert own_us / STEPS == pytest.approx(rank.parts[OPERATORS])
         # The events time the same phases with a clock of their own, from just inside each mark.
-        events = profile.events.ranks[rank.rank]
+        events = profile.run.ranks[rank.rank]
         trace = json.loads(folder.trace(rank.rank).read_text())["traceEvents"]
         steps = [spans(trace, f"frog::step {number}")[0] for number in range(FIRST_RECORDED, FIRST_RECORDED + STEPS)]
         for phase in PHASES:
@@ -100,15 +101,15 @@ def test_the_numbers_add_up(profiled: tuple[str, RunFolder, str]) -> None:
                 for mark in sorted(spans(trace, f"frog::{phase}"), key=lambda mark: mark["ts"])
                 if any(step["ts"] <= mark["ts"] < step["ts"] + step["dur"] for step in steps)
             ]
-            reported = [span for span in events.of("span") if span["phase"] == phase and span["step"] >= FIRST_RECORDED]
-            reported_us = [(span["end_ns"] - span["start_ns"]) / 1e3 for span in reported]
+            reported = [span for span in events.of(SpanEvent) if span.phase == phase and span.step >= FIRST_RECORDED]
+            reported_us = [(span.end_ns - span.start_ns) / 1e3 for span in reported]
             assert sum(marks) / STEPS == pytest.approx(rank.phases[phase], abs=0.1)
             more = [mark - own for mark, own in zip(marks, reported_us, strict=True)]
             assert min(more) > -5
             assert min(more) < 200, "one may be interrupted at its edges, but not every one"
         assert rank.communication is not None
         if strategy != "torch":
-            waits = [one["wait_ns"] / 1e3 for one in events.of("collective") if one["step"] >= FIRST_RECORDED]
+            waits = [one.wait_ns / 1e3 for one in events.of(CollectiveEvent) if one.step >= FIRST_RECORDED]
             assert rank.parts[TRANSFER] + rank.parts[WAITING] <= sum(waits) / STEPS
             assert rank.parts[TRANSFER] + rank.parts[WAITING] == pytest.approx(rank.communication.blocked_us)
         assert rank.memory is not None
@@ -133,13 +134,13 @@ def test_a_profiled_run_is_a_real_run(profiled: tuple[str, RunFolder, str], harn
     num_steps = FIRST_RECORDED + STEPS - 1
     record = folder.read_record()
     assert record is not None
-    assert (record["status"], record["step"]) == ("completed", num_steps)
+    assert (record.status, record.step) == ("completed", num_steps)
     assert not folder.checkpoints.exists()
     harness.run("frog", "report", str(folder.path))
     if strategy == "zero3":
         harness.train(2, "not-profiled", f"train.steps={num_steps}", *SETTINGS[strategy])
-        plain, recorded = (harness.events(name).main.by_step("step") for name in ("not-profiled", folder.path.name))
-        assert [e["loss_mean"] for e in recorded.values()] == [e["loss_mean"] for e in plain.values()]
+        plain, recorded = (harness.events(name).main.by_step(StepEvent) for name in ("not-profiled", folder.path.name))
+        assert [e.loss_mean for e in recorded.values()] == [e.loss_mean for e in plain.values()]
 
 
 @pytest.mark.parametrize(

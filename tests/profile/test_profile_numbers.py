@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from frog.core.errors import RunError
-from frog.plan.measure import Collective
+from frog.events.schema import CollectiveEvent
 from frog.profile.numbers import ALONE, EXPOSED, IDLE, KERNELS, OPERATORS, PYTHON, _blocked, _parts
 from frog.profile.trace import common, length, read_trace_file, understand, union, without
 
@@ -111,8 +111,9 @@ def test_parts_of_a_gpu_are_its_kernels() -> None:
     assert _parts(trace, 100.0, (0.0, 0.0)) == {KERNELS: 50, ALONE: 20, IDLE: 30}
 
 
-def call(start: int, end: int, wait: int, op: str = "all_reduce", axis: str = "dp") -> Collective:
-    return Collective(op, axis, 4, start * 1000, end * 1000, wait * 1000)
+def call(start: int, end: int, wait: int, op: str = "all_reduce", axis: str = "dp") -> CollectiveEvent:
+    times = {"start_ns": start * 1000, "end_ns": end * 1000, "wait_ns": wait * 1000}
+    return CollectiveEvent(step=6, op=op, axis=axis, payload_bytes=4, seq=0, **times)
 
 
 def test_waiting_for_a_rank_is_kept_apart_from_transfer() -> None:

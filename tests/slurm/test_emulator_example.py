@@ -8,7 +8,9 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from harness import Harness, wait_until
 from slurm_harness import RealSlurm
@@ -53,8 +55,9 @@ def test_the_example_resumes_to_the_same_weights(harness: Harness, emulated: Rea
     hasty = submit()
     folder, log = harness.folder(f"frog-{hasty}"), harness.root / f"slurm-{hasty}.out"
 
-    def beat(rank: int) -> dict[str, int]:
-        return read_heartbeat(folder.heartbeat(rank)) or {"step": 0}
+    def beat(rank: int) -> dict[str, Any]:
+        found = read_heartbeat(folder.heartbeat(rank))
+        return msgspec.to_builtins(found) if found else {"step": 0}
 
     wait_until(lambda: beat(1)["step"] >= 20 or (log.exists() and "cleanup" in log.read_text()), 150, "20 steps")
     assert "cleanup" not in log.read_text(), log.read_text()
@@ -77,7 +80,7 @@ def test_the_example_resumes_to_the_same_weights(harness: Harness, emulated: Rea
     assert (
         output.index("limit is near") < output.index("cleanup: ") < output.index("requeue: ") < output.index("start 1,")
     )
-    begun = [segment["from_step"] for segment in folder.read_run()["segments"]]
+    begun = [segment.from_step for segment in folder.read_run().segments]
     assert begun[0] == 0
     assert 20 <= begun[1] < STEPS
     one, other = harness.record(f"frog-{calm}"), harness.record(f"frog-{hasty}")

@@ -15,6 +15,7 @@ from harness import Harness, set_words, wait_until
 from slurm_harness import RealSlurm
 
 from frog.events.heartbeat import read_heartbeat
+from frog.events.schema import StartEvent
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
@@ -40,7 +41,7 @@ def words(name: str) -> list[str]:
 def same_weights(floor: Harness, name: str) -> None:
     for key in ("weights_sha256", "order_sha256", "step"):
         assert floor.record(name)[key] == floor.record("slurm-calm")[key]
-    assert [floor.events(name).ranks[rank].of("start")[0]["node_rank"] for rank in (0, 1)] == [0, 1]
+    assert [floor.events(name).ranks[rank].of(StartEvent)[0].node_rank for rank in (0, 1)] == [0, 1]
 
 
 def test_tasks_of_srun_are_ranks(floor: Harness, real_slurm: RealSlurm) -> None:
@@ -71,8 +72,8 @@ def test_a_job_of_submitit_is_warned_and_handed_in_again(floor: Harness, real_sl
     def beat() -> Any:
         return read_heartbeat(folder.heartbeat(1))
 
-    wait_until(lambda: (found := beat()) is not None and found["step"] >= 3, 120, "step 3")
-    stopped = beat()["pid"]
+    wait_until(lambda: (found := beat()) is not None and found.step >= 3, 120, "step 3")
+    stopped = beat().pid
     os.kill(stopped, signal.SIGSTOP)  # the run must not be over before the signal comes
     try:
         real_slurm.ask("scancel", "--signal=USR2", job)  # as --signal=USR2@60 does a minute before the limit
@@ -80,6 +81,6 @@ def test_a_job_of_submitit_is_warned_and_handed_in_again(floor: Harness, real_sl
         os.kill(stopped, signal.SIGCONT)
     done = real_slurm.wait_for(job, "COMPLETED", "FAILED", "CANCELLED", timeout=170)
     assert (done["JobState"], done["Restarts"]) == ("COMPLETED", "1")
-    _, second = folder.read_run()["segments"]
-    assert 3 <= second["from_step"] < STEPS
+    _, second = folder.read_run().segments
+    assert 3 <= second.from_step < STEPS
     same_weights(floor, "by-submitit")

@@ -18,6 +18,7 @@ from frog.config import ModelConfig, RunConfig
 from frog.core.env import WorldEnv, world_env
 from frog.core.errors import UsageError
 from frog.data import Windows, load_tokenizer, open_prepared
+from frog.events.schema import EvalEvent
 from frog.model import TinyTransformer
 from frog.parallel.build import build_strategy
 from frog.parallel.mesh import Mesh
@@ -178,8 +179,8 @@ def test_trained_models_write_are_scored_and_travel(harness: Harness, tmp_path: 
     assert harness.run("frog", "sample", "returned", "--prompt", "3 frogs", "--tokens", "8").stdout == text
 
     harness.train(1, "onward", "train.steps=1", "model.init_from=runs/returned", "optimizer.learning_rate=1e-9")
-    first = harness.events("onward").main.by_step("eval")[0]["loss"]
-    assert first == pytest.approx(harness.events("traveller").main.by_step("eval")[4]["loss"], rel=1e-5)
+    first = harness.events("onward").main.by_step(EvalEvent)[0].loss
+    assert first == pytest.approx(harness.events("traveller").main.by_step(EvalEvent)[4].loss, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -209,6 +210,6 @@ def test_mistakes_are_told_without_a_traceback(harness: Harness, words: tuple[st
 def test_a_run_of_its_own_name_is_never_written_over(harness: Harness) -> None:
     for _ in range(2):
         harness.train(1, "twice", "train.steps=1")
-    assert harness.folder("twice").read_run()["name"] == "twice"
-    assert harness.folder("twice-2").read_run()["name"] == "twice-2"
+    assert harness.folder("twice").read_run().name == "twice"
+    assert harness.folder("twice-2").read_run().name == "twice-2"
     assert json.loads((harness.root / "logs" / ".." / "run.json").read_text())["name"] == "twice-2"

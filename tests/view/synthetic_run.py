@@ -16,6 +16,7 @@ from frog.config import RunConfig, StrategyConfig, TrainConfig, to_dict
 from frog.config.model import ModelConfig
 from frog.core.files import sha256_file, write_json
 from frog.core.manifest import Manifest, manifest_hash
+from frog.core.runfile import FORMAT as RUN_FORMAT
 from frog.core.runfolder import RunFolder
 from frog.events import EventWriter
 
@@ -75,7 +76,7 @@ def make_run(path: Path, kind: Synthetic | None = None) -> RunFolder:
     write_json(
         folder.run_json,
         {
-            "format": 1,
+            "format": RUN_FORMAT,
             "name": path.name,
             "created": "2026-11-21T04:12:00+00:00",
             "argv": ["frog", "train", "config/demo.toml"],
@@ -96,6 +97,7 @@ def make_run(path: Path, kind: Synthetic | None = None) -> RunFolder:
             "segments": [
                 {
                     "world_size": world,
+                    "mesh": _mesh(kind.strategy, world),
                     "num_nodes": 1,
                     "device": "cpu",
                     "threads": 1,
@@ -180,7 +182,7 @@ def _record(kind: Synthetic, last_step: int) -> dict[str, Any]:
     loss = mean_loss(last_step, kind)
     content = b"".join(value.tobytes() for value in weights(last_step, kind).values())
     return {
-        "format": 1,
+        "format": RUN_FORMAT,
         "status": kind.status,
         "step": last_step,
         "loss": loss,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from synthetic_run import START_MONO_NS, START_UNIX_NS, Synthetic, make_run
 
-from frog.view.history import read_history
+from frog.events.history import read_history
 from frog.view.timeline import phase_fractions, windows
 
 
@@ -44,7 +44,8 @@ def test_a_torn_last_line_is_counted_and_passed_over(tmp_path: Path) -> None:
     last_step = max(index for index, line in enumerate(whole) if json.loads(line)["event"] == "step")
     path.write_text("\n".join(whole[:last_step]) + "\n" + whole[last_step][:40])
     history = read_history(folder)
-    assert history.num_torn_lines == 1
+    assert len(history.run.problems) == 1
+    assert "1 damaged or torn lines" in history.run.problems[0]
     assert history.ranks[1].steps[-1] == 9
     assert history.ranks[0].steps[-1] == 10
 

@@ -10,9 +10,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
+from run_files import event
 
 from frog.cli import main
 from frog.core.errors import UsageError
@@ -46,8 +46,7 @@ def folder(tmp_path: Path) -> RunFolder:
         f"{DAY} 10:00:03.000 rank 1 | ends",
     )
     write(folder.node_log(1), f"{DAY} 10:00:00.900 rank 1 started", f"{DAY} 10:00:02.900 rank 1 failed")
-    start = {"rank": 1, "world_size": 2, "node_rank": 1, "pid": 1, "step": 0, "unix_ns": 1, "mono_ns": 1, "mesh": {}}
-    write(folder.rank_events(1), json.dumps({"event": "start", **start}))
+    write(folder.rank_events(1), json.dumps(event("start", rank=1, world_size=2, node_rank=1)))
     return folder
 
 
@@ -217,15 +216,14 @@ def test_no_run_and_no_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 def test_following_sees_new_lines_new_ranks_and_the_end(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     write(folder.run_json, "{}")
-    launcher: dict[str, Any] = {"event": "launch", "unix_ns": time.time_ns(), "pid": os.getpid()}
-    write(folder.launcher_events, json.dumps(launcher))
+    write(folder.launcher_events, json.dumps(event("launch", unix_ns=time.time_ns(), pid=os.getpid())))
     acts = iter(
         [
             lambda: write(folder.rank_log(0), f"{DAY} 10:00:01.000 rank 0 | one", f"{DAY} 10:00:02.000 rank 0 | two"),
             lambda: write(folder.rank_log(1), f"{DAY} 10:00:03.000 rank 1 | a new one", f"{DAY} 10:00:0", end=""),
             lambda: [
                 write(folder.rank_log(1), "4.000 rank 1 | in two pieces"),
-                write(folder.launcher_events, json.dumps({"event": "end", "unix_ns": 2, "code": 0})),
+                write(folder.launcher_events, json.dumps({"event": "end", "unix_ns": 2, "code": 0, "network": None})),
             ],
         ]
     )

@@ -15,9 +15,11 @@ from synthetic_run import Synthetic, make_run, mean_loss
 from frog.config import TrainConfig
 from frog.core.errors import RunError
 from frog.core.files import write_json
+from frog.core.runfile import FORMAT
 from frog.core.runfolder import RunFolder
+from frog.events import read_run
+from frog.events.history import Collectives, History, RankHistory, Segment, Spans, read_history
 from frog.view.charts import MAX_POINTS, charts, pick_steps
-from frog.view.history import History, RankHistory, Segment, Spans, read_history
 from frog.view.report import json_for_script, render_report, write_report
 
 
@@ -65,7 +67,8 @@ def test_the_report_says_how_the_run_went(tmp_path: Path) -> None:
     page = Page(path.read_text())
     record = folder.read_record()
     assert record is not None
-    for words in ("pond", "completed", f"{record['loss']:.3f}", f"{record['eval']['perplexity']:.2f}", "56.00 k"):
+    assert record.eval is not None
+    for words in ("pond", "completed", f"{record.loss:.3f}", f"{record.eval.perplexity:.2f}", "56.00 k"):
         assert words in page.text
     assert [chart["name"] for chart in page.data["charts"]] == [
         "loss",
@@ -87,7 +90,7 @@ def test_the_report_explains_the_effective_batch(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r", Synthetic(train=TrainConfig(global_batch_size=32, grad_accum=2)))
     words = "Global batch 32 sequences = dp 4 x grad_accum 2 x micro-batch 4; 2,048 tokens a step"
     assert words in page_of(folder).text
-    run = folder.read_run()
+    run = json.loads(folder.run_json.read_text())
     run["segments"][-1]["world_size"] = 3  # a world in which this batch cannot be shared out
     write_json(folder.run_json, run)
     assert "Global batch" not in page_of(folder).text
@@ -134,7 +137,7 @@ def test_a_failed_run_says_so_on_top(tmp_path: Path) -> None:
     error = {"type": "NonFiniteError", "message": "loss is NaN\n  try: a lower rate", "rank": 1, "step": 37}
     folder = make_run(tmp_path / "r", Synthetic(segments=[(2, 0, 37)], status="failed", error=error))
     # What the program writes of a failed run is less than of one that ended well.
-    write_json(folder.record_json, {"format": 1, "status": "failed", "step": 37, "error": error, "ended": ""})
+    write_json(folder.record_json, {"format": FORMAT, "status": "failed", "step": 37, "error": error, "ended": ""})
     text = page_of(folder).text
     assert "NonFiniteError on rank 1 at step 37" in text
     assert text.index("loss is NaN") < text.index("Train loss") < text.index("Learning")
@@ -143,11 +146,10 @@ def test_a_failed_run_says_so_on_top(tmp_path: Path) -> None:
 
 
 def test_a_killed_run_without_a_record_is_kept_apart_from_one_that_runs(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("frog.view.runs.host_name", lambda: "pond")
     text = page_of(make_run(tmp_path / "r", Synthetic(status=None))).text
     assert "died" in text
     assert "The run ended without a record" in text
-    monkeypatch.setattr("frog.view.runs.is_alive", lambda pid: True)
+    monkeypatch.setattr("frog.view.runs.is_under_way", lambda folder: True)
     text = page_of(make_run(tmp_path / "s", Synthetic(status=None))).text
     assert "running" in text
     assert "without a record" not in text
@@ -165,7 +167,7 @@ def test_the_smallest_run(tmp_path: Path) -> None:
 def test_a_run_that_never_took_a_step(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r", Synthetic(segments=[(1, 0, 0)]))
     error = {"type": "DataError", "message": "no data", "rank": 0, "step": 0}
-    write_json(folder.record_json, {"format": 1, "status": "failed", "step": 0, "error": error, "ended": ""})
+    write_json(folder.record_json, {"format": FORMAT, "status": "failed", "step": 0, "error": error, "ended": ""})
     assert "No step was finished" in page_of(folder).text
     for path in folder.events.iterdir():
         path.unlink()
@@ -175,7 +177,7 @@ def test_a_run_that_never_took_a_step(tmp_path: Path) -> None:
 
 def test_an_imported_model_has_a_report_too(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r", Synthetic(segments=[(1, 0, 20)], status=None))
-    run = {**folder.read_run(), "data": None, "segments": []}
+    run = {**json.loads(folder.run_json.read_text()), "data": None, "segments": []}
     write_json(folder.run_json, run)
     folder.rank_events(0).unlink()
     text = page_of(folder).text
@@ -194,7 +196,7 @@ def test_a_resumed_run_shows_its_two_worlds(tmp_path: Path) -> None:
     assert loss["steps"] == list(range(1, 121))
     assert sum(value is not None for value in lines["rank 3"]) == 50
     assert sum(value is not None for value in lines["rank 1"]) == 120
-    assert "1 torn line in the events" in page.text
+    assert "rank_2.jsonl: 1 damaged or torn lines passed over" in page.text
     assert " 50 2 1 pond cpu 1 25 " in page.text
 
 
@@ -232,17 +234,16 @@ def test_picked_steps_keep_ends_and_spikes() -> None:
 def _long_history(num_steps: int, num_ranks: int) -> History:
     """50,000 steps without writing gigabytes of events: what the reader would have made of them."""
     steps = np.arange(1, num_steps + 1)
-    none = Spans(*(np.zeros(0, np.int64) for _ in range(6)))
+    none = [np.zeros(0, np.int64) for _ in range(8)]
     names = ("loss", "loss_mean", "grad_norm", "learning_rate", "tokens_per_s", "memory_bytes")
-    history = History([Segment(0, None, num_ranks, ["pond"], "cpu", 1, 0)])
+    history = History(read_run(RunFolder(Path("absent"))), [Segment(0, None, num_ranks, ["pond"], "cpu", 0)])
     for rank in range(num_ranks):
         draw = np.random.default_rng(rank)
         scalars = {name: draw.normal(3, 1, num_steps) for name in names}
-        start = {"event": "start", "unix_ns": 0, "mono_ns": 0}
         ids: list[list[int]] = [[] for _ in steps]
         zeros = np.zeros(num_steps, np.int64)
         history.ranks[rank] = RankHistory(
-            rank, {0: start}, steps, scalars, ids, zeros, zeros, none, none, [], [], {}, {}, {}, {}, 0
+            rank, {}, steps, scalars, ids, zeros, zeros, Spans(*none[:6]), Collectives(*none), [], []
         )
     return history
 

@@ -10,7 +10,7 @@ import pytest
 from synthetic_run import START_UNIX_NS, Synthetic, make_run
 
 from frog.core.errors import UsageError
-from frog.view.history import read_history
+from frog.events.history import read_history
 from frog.view.tensorboard import export_tensorboard
 
 

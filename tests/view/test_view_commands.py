@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from run_files import beat
 from synthetic_run import Synthetic, make_run
 
 from frog.cli import main
 from frog.core.files import write_json
+from frog.core.runfolder import RunFolder
 from frog.view.runs import list_runs
 
 
@@ -50,10 +53,7 @@ def test_compare_says_it_and_exits_so(project: Path, capsys: pytest.CaptureFixtu
     assert main(["compare", "pond", "lake", "--rtol", "nan"]) == 2
 
 
-def test_runs_are_listed_with_what_is_known_of_each(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("frog.view.runs.host_name", lambda: "pond")
+def test_runs_are_listed_with_what_is_known_of_each(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (project / "runs" / "broken").mkdir()
     (project / "runs" / "broken" / "run.json").write_text("{")
     (project / "runs" / "strange").mkdir()
@@ -82,13 +82,12 @@ def test_no_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert "no runs under runs/" in capsys.readouterr().out
 
 
-def test_a_run_of_another_machine_is_judged_by_when_it_was_last_heard(
-    project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("frog.view.runs.host_name", lambda: "elsewhere")
-    statuses = [{row.name: row.status for row in list_runs(Path("runs"))}["killed"]]
-    monkeypatch.setattr("frog.view.runs._QUIET_S", -1.0)
-    statuses.append({row.name: row.status for row in list_runs(Path("runs"))}["killed"])
+def test_a_run_of_another_machine_is_judged_by_when_it_was_last_heard(project: Path) -> None:
+    statuses = []
+    for age_s in (1, 600):
+        folder = RunFolder(project / "runs" / "killed")
+        write_json(folder.heartbeat(0), beat(rank=0, host="elsewhere", unix_ns=time.time_ns() - int(age_s * 1e9)))
+        statuses.append({row.name: row.status for row in list_runs(Path("runs"))}["killed"])
     assert statuses == ["running", "died"]
 
 

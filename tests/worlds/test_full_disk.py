@@ -46,4 +46,4 @@ def test_a_full_disk_ends_the_run_with_its_last_good_checkpoint(harness: Harness
     assert passed_over == []
     assert f"step {checkpoint.step};" in last
     record = folder.read_record()
-    assert record is None or record["status"] == "failed"
+    assert record is None or record.status == "failed"

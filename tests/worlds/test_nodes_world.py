@@ -11,11 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 from harness import Harness, all_gone, set_words, tree, wait_until
 
 from frog.events.heartbeat import read_heartbeat
+from frog.events.schema import CommitEvent, StartEvent, StepEvent
 
 STEPS = 500
 """Enough for a run not to be over before it is harmed."""
@@ -42,12 +44,13 @@ def reach(harness: Harness, name: str, step: int, process: subprocess.Popen[str]
     """Wait until rank 1 takes a step; return where it is."""
 
     def step_of_1() -> int:
-        return int((read_heartbeat(harness.folder(name).heartbeat(1)) or {"step": 0})["step"])
+        beat = read_heartbeat(harness.folder(name).heartbeat(1))
+        return beat.step if beat else 0
 
     wait_until(lambda: step_of_1() >= step, 90, f"step {step} of {name}", process)
     found = read_heartbeat(harness.folder(name).heartbeat(1))
     assert found is not None
-    return found
+    return dict(msgspec.to_builtins(found))
 
 
 def disturb(
@@ -56,7 +59,7 @@ def disturb(
     """Start a world, harm it in its steps, and return its messages; it must end well and leave nothing."""
     process = harness.start("frog", "run", *options, "--", *words(name, *settings))
     found = reach(harness, name, 15, process)
-    wait_until(lambda: harness.events(name).main.of("commit") != [], 30, "the first checkpoint", process)
+    wait_until(lambda: harness.events(name).main.of(CommitEvent) != [], 30, "the first checkpoint", process)
     family = tree(process)
     harm(found)
     _, err = process.communicate(timeout=300)
@@ -80,8 +83,8 @@ def test_two_nodes_are_the_same_world_as_one(harness: Harness, undisturbed: dict
     assert lines[0].split() == ["node", "NODE_RANK", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
     assert [line.split()[:5] for line in lines[1:3]] == [["node0", "0", "0", "0", "2"], ["node1", "1", "1", "0", "2"]]
     assert all(line.startswith(("node0 | ", "node1 | ")) for line in lines[3:])
-    starts = [rank.of("start")[0] for rank in harness.events("nodes-two-nodes").ranks.values()]
-    assert [(start["host"], start["node_rank"], start["local_rank"]) for start in starts] == [
+    starts = [rank.of(StartEvent)[0] for rank in harness.events("nodes-two-nodes").ranks.values()]
+    assert [(start.host, start.node_rank, start.local_rank) for start in starts] == [
         ("node0", 0, 0),
         ("node1", 1, 0),
     ]
@@ -103,8 +106,8 @@ def test_a_killed_rank_is_told_and_the_world_starts_again_to_the_same_weights(
     assert "started again (attempt 1): a world of 2" in err
     assert harness.record("nodes-killed")["weights_sha256"] == undisturbed["weights_sha256"]
     assert harness.record("nodes-killed")["order_sha256"] == undisturbed["order_sha256"]
-    resumed = harness.events("nodes-killed").main.of("start")[1]
-    assert resumed["step"] >= 10, "it went on from a checkpoint"
+    resumed = harness.events("nodes-killed").main.of(StartEvent)[1]
+    assert resumed.step >= 10, "it went on from a checkpoint"
     told = {event["rank"]: event for event in launcher_events(harness, "nodes-killed", "exit")}
     assert told[1]["code"] == -signal.SIGKILL
 
@@ -145,10 +148,10 @@ def test_a_world_shrinks_and_grows(harness: Harness) -> None:
     )
     assert "started again (attempt 1): a world of 1" in err
     assert "started again (attempt 2): a world of 2" in err
-    worlds = [(start["world_size"], start["step"]) for start in harness.events("nodes-elastic").main.of("start")]
+    worlds = [(start.world_size, start.step) for start in harness.events("nodes-elastic").main.of(StartEvent)]
     assert [size for size, _ in worlds] == [2, 1, 2]
     assert worlds[2][1] > worlds[1][1], "the larger world went on where the smaller one stopped"
-    steps = harness.events("nodes-elastic").main.by_step("step")
+    steps = harness.events("nodes-elastic").main.by_step(StepEvent)
     assert list(steps) == list(range(1, 4001))
 
 
@@ -227,7 +230,7 @@ def test_continue_goes_on_where_the_run_of_that_name_is(harness: Harness, undist
     stopped = harness.record("nodes-again")["step"]
     assert 15 <= stopped < STEPS
     harness.run("frog", "run", "--nproc", "2", "--", *words("nodes-again"), "--continue")
-    assert harness.events("nodes-again").main.of("start")[1]["step"] == stopped
+    assert harness.events("nodes-again").main.of(StartEvent)[1].step == stopped
     assert harness.record("nodes-again")["weights_sha256"] == undisturbed["weights_sha256"]
 
 
@@ -245,7 +248,7 @@ def test_continue_begins_anew_when_no_checkpoint_can_be_trusted(harness: Harness
         path.write_bytes(path.read_bytes()[:-1])
     done = harness.run("frog", "run", "--nproc", "2", "--", *words("nodes-again"), "--continue")
     assert "no checkpoint can be trusted: the run begins anew" in done.stdout
-    assert harness.events("nodes-again").main.of("start")[2]["step"] == 0
+    assert harness.events("nodes-again").main.of(StartEvent)[2].step == 0
 
 
 def test_resume_and_continue_together_are_a_mistake(harness: Harness) -> None:

@@ -9,6 +9,7 @@ import pytest
 from harness import Harness
 
 from frog.checkpoint import find_good
+from frog.events.schema import EvalEvent, StepEvent
 
 HIGH = 2.0**24
 """The tiny model's gradients reach about 0.2: times this, that is far above 65504, the largest number of fp16."""
@@ -32,7 +33,7 @@ def runs(harness: Harness) -> Harness:
 
 
 def steps_of(runs: Harness, name: str, rank: int = 0) -> list[dict[str, Any]]:
-    return list(runs.events(name).ranks[rank].by_step("step").values())
+    return list(runs.events(name).ranks[rank].by_step(StepEvent).values())
 
 
 @pytest.mark.parametrize("name", OVERFLOWING)
@@ -58,9 +59,9 @@ def test_steps_that_overflow_are_left_out_and_halve_the_scale_on_every_rank(runs
 
 @pytest.mark.parametrize("name", OVERFLOWING)
 def test_a_step_that_is_left_out_changes_no_weight(runs: Harness, name: str) -> None:
-    scores = runs.events(name).main.by_step("eval")
-    assert scores[4]["loss"] == scores[0]["loss"]  # four steps, all left out
-    assert scores[12]["loss"] < scores[8]["loss"] < scores[4]["loss"]
+    scores = runs.events(name).main.by_step(EvalEvent)
+    assert scores[4].loss == scores[0].loss  # four steps, all left out
+    assert scores[12].loss < scores[8].loss < scores[4].loss
 
 
 @pytest.mark.parametrize("name", OVERFLOWING)

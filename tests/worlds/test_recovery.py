@@ -10,6 +10,7 @@ from harness import Harness
 
 from frog.chaos.oracle import Oracle, read_oracle, recovery_problems
 from frog.events.read import RankEvents
+from frog.events.schema import CommitEvent, StartEvent
 
 SETTINGS = ("train.steps=4", "checkpoint.every=1", "eval.every=2", "eval.sample_tokens=0", "train.timeout_s=15")
 
@@ -26,8 +27,8 @@ def program(name: str, *settings: str) -> list[str]:
 
 def committed_before(told: RankEvents, start: int) -> set[int]:
     """The checkpoints that were whole when the world began for the `start`-th time."""
-    numbers = [i for i, event in enumerate(told.events) if event["event"] == "start"]
-    return {event["step"] for event in told.events[: numbers[start]] if event["event"] == "commit"}
+    numbers = [i for i, event in enumerate(told.events) if isinstance(event, StartEvent)]
+    return {event.step for event in told.events[: numbers[start]] if isinstance(event, CommitEvent)}
 
 
 @pytest.mark.timeout(500)
@@ -45,7 +46,7 @@ def test_one_fault_after_another_leaves_the_same_weights(harness: Harness, undis
     assert recovery_problems(undisturbed, harness.folder("unlucky")) == []
     assert "never met" not in done.stderr
     assert done.stderr.count("started again") == len(faults)
-    starts = [event["step"] for event in harness.events("unlucky").main.of("start")]
+    starts = [event.step for event in harness.events("unlucky").main.of(StartEvent)]
     assert len(starts) == len(faults) + 1
     assert starts[1] == 0
     for number, (fault, from_step) in enumerate(zip(faults, starts[1:], strict=True), 1):
@@ -66,9 +67,9 @@ def test_a_node_that_goes_is_done_without(harness: Harness, undisturbed: Oracle)
     fault = "node rank=1 step=3 phase=backward"
     harness.run("frog", "chaos", "--fault", fault, *world, "--", *program("shrunk"), timeout=380)
     assert recovery_problems(undisturbed, harness.folder("shrunk")) == []
-    segments = harness.folder("shrunk").read_run()["segments"]
-    assert segments[0]["world_size"] == 2
-    assert any(segment["world_size"] == 1 for segment in segments[1:])
-    assert all(segment["from_step"] > 0 for segment in segments[1:])
+    segments = harness.folder("shrunk").read_run().segments
+    assert segments[0].world_size == 2
+    assert any(segment.world_size == 1 for segment in segments[1:])
+    assert all(segment.from_step > 0 for segment in segments[1:])
     events = [json.loads(line) for line in harness.folder("shrunk").launcher_events.read_text().splitlines()]
     assert any(event["event"] == "node" and event["code"] < 0 for event in events)

@@ -11,6 +11,7 @@ from harness import Harness
 
 from frog.config import from_dict
 from frog.config.strategies import DATA_STRATEGIES
+from frog.events.schema import MemoryEvent, SampleEvent, StartEvent, StepEvent
 from frog.plan.measure import traffic_problems
 from frog.prove.matrix import proofs
 
@@ -45,7 +46,7 @@ def test_a_run_under_any_strategy_has_the_same_losses(runs: Harness, name: str) 
     assert found["loss"] == pytest.approx(expected["loss"], rel=1e-4)
     assert found["eval"]["loss"] == pytest.approx(expected["eval"]["loss"], rel=1e-4)
     assert found["eval"]["tokens"] == expected["eval"]["tokens"]
-    samples = [runs.events(f"s-{run}").main.of("sample")[-1]["text"] for run in (name, "ddp-2")]
+    samples = [runs.events(f"s-{run}").main.of(SampleEvent)[-1].text for run in (name, "ddp-2")]
     assert samples[0][:40] == samples[1][:40]
 
 
@@ -56,7 +57,7 @@ def test_two_ranks_end_with_the_same_bits_however_they_share_the_state(runs: Har
 
 
 def test_every_rank_has_its_place_on_the_mesh(runs: Harness) -> None:
-    places = [rank.of("start")[0]["place"] for rank in runs.events("s-tp-pp-4").ranks.values()]
+    places = [rank.of(StartEvent)[0].place for rank in runs.events("s-tp-pp-4").ranks.values()]
     assert [(place["pp"], place["tp"]) for place in places] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     log = runs.folder("s-tp-pp-4").rank_log(0).read_text()
     assert "rank  pp  tp  pp group  tp group" in log
@@ -64,7 +65,7 @@ def test_every_rank_has_its_place_on_the_mesh(runs: Harness) -> None:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_bytes_of_a_step_equal_the_formula(runs: Harness, name: str) -> None:
-    config = from_dict(runs.folder(f"s-{name}").read_run()["config"])
+    config = from_dict(runs.folder(f"s-{name}").read_run().config)
     world_size, _ = RUNS[name]
     for rank in range(world_size):
         for step in (2, 7):
@@ -74,7 +75,7 @@ def test_bytes_of_a_step_equal_the_formula(runs: Harness, name: str) -> None:
 @pytest.mark.parametrize("name", RUNS)
 def test_memory_is_told(runs: Harness, name: str) -> None:
     for rank in runs.events(f"s-{name}").ranks.values():
-        (memory,) = rank.of("memory")
+        (memory,) = rank.of(MemoryEvent)
         assert all(memory[part] > 0 for part in ("parameters", "gradients", "optimizer", "activations"))
 
 
@@ -89,12 +90,12 @@ def test_a_run_goes_on_under_another_strategy(runs: Harness) -> None:
     ):
         words = [word for text in (f"train.steps={steps}", *settings) for word in ("--set", text)]
         runs.run("frog", "run", "--nproc", str(world_size), "--", "train", "--resume", "runs/moved", *words)
-    moved, calm = (runs.events(name).main.by_step("step") for name in ("moved", "stayed"))
+    moved, calm = (runs.events(name).main.by_step(StepEvent) for name in ("moved", "stayed"))
     assert runs.record("moved")["order_sha256"] == runs.record("stayed")["order_sha256"]
     for step, event in calm.items():
-        assert moved[step]["loss_mean"] == pytest.approx(event["loss_mean"], rel=1e-4)
-    segments = runs.folder("moved").read_run()["segments"]
-    assert [segment["mesh"]["pp"] for segment in segments] == [1, 2, 1]
+        assert moved[step].loss_mean == pytest.approx(event.loss_mean, rel=1e-4)
+    segments = runs.folder("moved").read_run().segments
+    assert [segment.mesh["pp"] for segment in segments] == [1, 2, 1]
 
 
 @pytest.mark.timeout(600)

@@ -14,6 +14,7 @@ import torch
 from harness import Harness, all_gone, kill_tree, tree, wait_until
 
 from frog.checkpoint import find_good
+from frog.events.schema import CollectiveEvent, SpanEvent, StartEvent, StepEvent
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def calm(harness: Harness) -> Harness:
 
 
 def losses(harness: Harness, name: str) -> list[float]:
-    return [event["loss_mean"] for event in harness.events(name).main.by_step("step").values()]
+    return [event.loss_mean for event in harness.events(name).main.by_step(StepEvent).values()]
 
 
 def weights(harness: Harness, name: str) -> dict[str, torch.Tensor]:
@@ -69,24 +70,24 @@ def test_the_same_world_twice_is_bitwise_the_same(calm: Harness) -> None:
 def test_ranks_share_the_batch_out(calm: Harness) -> None:
     events = calm.events("calm-4")
     for step in range(1, 9):
-        ids = [events.ranks[rank].by_step("step")[step]["sample_ids"] for rank in range(4)]
+        ids = [events.ranks[rank].by_step(StepEvent)[step].sample_ids for rank in range(4)]
         taken = [i for share in ids for i in share]
         assert len(set(taken)) == 8
-        assert taken == calm.events("calm-1").main.by_step("step")[step]["sample_ids"]
+        assert taken == calm.events("calm-1").main.by_step(StepEvent)[step].sample_ids
 
 
 def test_every_rank_tells_every_phase_and_collective(calm: Harness) -> None:
     events = calm.events("calm-4")
     num_elements = 0
     for rank in range(4):
-        spans = events.ranks[rank].of("span")
+        spans = events.ranks[rank].of(SpanEvent)
         for step in range(1, 9):
-            phases = [span["phase"] for span in spans if span["step"] == step]
+            phases = [span.phase for span in spans if span.step == step]
             assert phases[:6] == ["data", "forward", "backward", "reduce", "optimize", "zero"]
-        reduces = [event for event in events.ranks[rank].of("collective") if event["op"] == "all_reduce"]
-        num_elements = max(event["payload_bytes"] for event in reduces) // 4
+        reduces = [event for event in events.ranks[rank].of(CollectiveEvent) if event.op == "all_reduce"]
+        num_elements = max(event.payload_bytes for event in reduces) // 4
         assert (calm.folder("calm-4").rank_log(rank)).read_text().count("gradient norm") == 1
-    parameters = calm.folder("calm-4").read_run()["num_parameters"]
+    parameters = calm.folder("calm-4").read_run().num_parameters
     assert parameters <= num_elements <= 1.01 * parameters + 64 * 8
 
 
@@ -130,8 +131,8 @@ def test_resumed_in_another_world_takes_the_same_samples(calm: Harness, world_si
         folder.rmdir()
     calm.run("frog", "run", "--nproc", str(world_size), "--", "train", "--resume", f"runs/{name}")
     same_run(calm, name, "calm-2")
-    segments = calm.folder(name).read_run()["segments"]
-    assert [(entry["world_size"], entry["from_step"]) for entry in segments] == [(2, 0), (world_size, 4)]
+    segments = calm.folder(name).read_run().segments
+    assert [(entry.world_size, entry.from_step) for entry in segments] == [(2, 0), (world_size, 4)]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -159,7 +160,7 @@ def test_a_killed_rank_is_named_and_nobody_is_left(calm: Harness) -> None:
     process = calm.start("frog", "run", "--nproc", "2", "--", "train", "run.toml", *settings)
     calm.wait_for_step("lost", 2, process)
     family = tree(process)
-    pid = calm.events("lost").ranks[1].of("start")[0]["pid"]
+    pid = calm.events("lost").ranks[1].of(StartEvent)[0].pid
     psutil.Process(pid).kill()
     _, err = process.communicate(timeout=60)
     assert process.returncode == 137
@@ -187,7 +188,7 @@ def test_a_diverging_run_is_told_with_step_rank_and_samples(calm: Harness) -> No
     step = record["error"]["step"]
     assert record["status"] == "failed"
     assert f"step {step}: the loss or the gradient is not finite" in last
-    ids = calm.events("calm-2").ranks[1].by_step("step")[step]["sample_ids"]
+    ids = calm.events("calm-2").ranks[1].by_step(StepEvent)[step].sample_ids
     assert re.search(rf"rank 1: loss \S+, gradient norm (nan|inf), samples {re.escape(str(ids))}", last), last
     assert "Traceback" not in last
 
@@ -237,7 +238,7 @@ def test_mixed_precision_learns(calm: Harness, precision: str) -> None:
     values = losses(calm, precision)
     assert values[-1] < values[0]
     torch.testing.assert_close(values[0], losses(calm, "calm-2")[0], rtol=1e-2, atol=0)
-    scales = [event["loss_scale"] for event in calm.events(precision).main.of("step")]
+    scales = [event.loss_scale for event in calm.events(precision).main.of(StepEvent)]
     assert all((scale is not None) == (precision == "fp16") for scale in scales)
     run = json.loads(calm.folder(precision).run_json.read_text())
     assert run["config"]["train"]["precision"] == precision

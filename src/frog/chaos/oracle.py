@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 from frog.config.faults import KINDS, Fault
 from frog.core.errors import RunError
+from frog.core.runfile import Record
 from frog.core.runfolder import RunFolder
 from frog.diagnose.diagnosis import Diagnosis
-from frog.events import RunEvents, read_run
-from frog.events.read import Event, RankEvents
+from frog.events import RankEvents, RecordedRun, read_run
+from frog.events.schema import CollectiveEvent, CommitEvent, RankEvent, SpanEvent, StartEvent, StepEvent
 
 _RTOL = 1e-5
 """Between losses of worlds of different sizes."""
@@ -44,7 +45,7 @@ class Place(NamedTuple):
 class Oracle:
     """What the undisturbed run did and came to."""
 
-    record: dict[str, Any]
+    record: Record
     losses: dict[int, float]
     node_of: dict[int, int]
     """Each rank's node."""
@@ -118,44 +119,46 @@ def _fault(kind: str, place: Place) -> Fault:
 
 def read_oracle(folder: RunFolder) -> Oracle:
     """Read the undisturbed run. Raises RunError if it has not come to its end."""
-    record, events = folder.read_record(), read_run(folder)
-    if record is None or record["status"] != "completed":
+    run = read_run(folder)
+    record = run.record
+    if record is None or record.status != "completed":
         raise RunError(f"{folder.path}: the undisturbed run has not completed", "look at its logs")
-    native = folder.read_run()["config"]["strategy"]["implementation"] != "frog"
-    node_of = {rank: int(said.of("start")[-1]["node_rank"]) for rank, said in sorted(events.ranks.items())}
-    places = tuple(place for rank in node_of for place in _places(events.ranks[rank], native))
-    return Oracle(record, _losses(events), node_of, places, native)
+    native = run.setting("strategy", "implementation") != "frog"
+    node_of = {rank: int(said.of(StartEvent)[-1].node_rank) for rank, said in sorted(run.ranks.items())}
+    places = tuple(place for rank in node_of for place in _places(run.ranks[rank], native))
+    return Oracle(record, _losses(run), node_of, places, native)
 
 
 def _places(said: RankEvents, native: bool) -> list[Place]:
-    calls = sorted(said.of("collective"), key=lambda event: event["start_ns"])
-    spans = sorted(said.of("span"), key=lambda event: event["start_ns"])
+    calls = sorted(said.of(CollectiveEvent), key=lambda event: event.start_ns)
+    spans = sorted(said.of(SpanEvent), key=lambda event: event.start_ns)
     places = []
     for span, after in itertools.zip_longest(spans, spans[1:]):
-        begun = [call for call in calls if span["start_ns"] <= call["start_ns"]]
-        inside = [call for call in begun if call["start_ns"] <= span["end_ns"]]
-        reached = [call for call in begun if after is None or call["start_ns"] < after["start_ns"]]
-        torchs = native and span["phase"] in ("forward", "backward")
-        alterable = next((str(call["op"]) for call in reached if call["op"] in _ALTERABLE and not torchs), None)
-        places.append(Place(said.rank, span["step"], span["phase"], span["micro"], bool(inside), alterable))
+        begun = [call for call in calls if span.start_ns <= call.start_ns]
+        inside = [call for call in begun if call.start_ns <= span.end_ns]
+        reached = [call for call in begun if after is None or call.start_ns < after.start_ns]
+        torchs = native and span.phase in ("forward", "backward")
+        alterable = next((call.op for call in reached if call.op in _ALTERABLE and not torchs), None)
+        places.append(Place(said.rank, span.step, span.phase, span.micro, bool(inside), alterable))
     return places
 
 
-def _losses(events: RunEvents) -> dict[int, float]:
-    return {step: event["loss_mean"] for step, event in events.main.by_step("step").items()}
+def _losses(run: RecordedRun) -> dict[int, float]:
+    steps = run.main.by_step(StepEvent).items()
+    return {step: event.loss_mean for step, event in steps if event.loss_mean is not None}
 
 
 def recovery_problems(oracle: Oracle, folder: RunFolder) -> list[str]:
     """How a run that recovered differs from the undisturbed one; in another world rounding is allowed for."""
     record = folder.read_record()
-    if record is None or record["status"] != "completed":
-        return [f"did not complete: {record['status'] if record else 'no record'}"]
+    if record is None or record.status != "completed":
+        return [f"did not complete: {record.status if record else 'no record'}"]
     found = []
-    if record["order_sha256"] != oracle.record["order_sha256"]:
+    if record.order_sha256 != oracle.record.order_sha256:
         found.append("took other samples")
-    sizes = {segment["world_size"] for segment in folder.read_run()["segments"]}
+    sizes = {segment.world_size for segment in folder.read_run().segments}
     if sizes == {oracle.world_size}:
-        if record["weights_sha256"] != oracle.record["weights_sha256"]:
+        if record.weights_sha256 != oracle.record.weights_sha256:
             found.append("weights differ")
         return found
     losses = _losses(read_run(folder))
@@ -169,18 +172,18 @@ def _close(loss: float | None, expected: float) -> bool:
 
 def resumed_from(folder: RunFolder) -> int | None:
     """At which step the world began that came after the fault; None if none came."""
-    starts = read_run(folder).main.of("start")
-    return int(starts[1]["step"]) if len(starts) > 1 else None
+    starts = read_run(folder).main.of(StartEvent)
+    return starts[1].step if len(starts) > 1 else None
 
 
 def resume_problems(fault: Fault, folder: RunFolder) -> list[str]:
     """Whether it went on from the last checkpoint that was whole, and from none that had been damaged."""
     events = read_run(folder).main.events
-    first = next((i for i, event in enumerate(events) if event["event"] == "start"), 0)
-    second = next((i for i, event in enumerate(events) if event["event"] == "start" and i > first), None)
+    first = next((i for i, event in enumerate(events) if isinstance(event, StartEvent)), 0)
+    second = next((i for i, event in enumerate(events) if isinstance(event, StartEvent) and i > first), None)
     if second is None:
         return ["did not start again"]
-    from_step = int(events[second]["step"])
+    from_step = events[second].step
     damaged = fault.step if fault.kind in ("corrupt", "torn") else None
     whole = max((step for step in _committed(events[first:second]) if step != damaged), default=0)
     found = []
@@ -191,8 +194,8 @@ def resume_problems(fault: Fault, folder: RunFolder) -> list[str]:
     return found
 
 
-def _committed(events: Sequence[Event]) -> set[int]:
-    return {int(event["step"]) for event in events if event["event"] == "commit"}
+def _committed(events: Sequence[RankEvent]) -> set[int]:
+    return {event.step for event in events if isinstance(event, CommitEvent)}
 
 
 def diagnosis_problems(fault: Fault, found: Diagnosis, oracle: Oracle) -> list[str]:
@@ -203,7 +206,7 @@ def diagnosis_problems(fault: Fault, found: Diagnosis, oracle: Oracle) -> list[s
     A gradient spoiled as the reduction begins looks like one that the backward pass has spoiled. Who was slow in the
     last step alone may have been so by chance: that is reported too.
     """
-    if fault.kind == "slow" and fault.step == oracle.record["step"]:
+    if fault.kind == "slow" and fault.step == oracle.record.step:
         found = next((other for other in found.also if other.fault == "slow"), found)
     node = oracle.node_of[fault.rank]
     on_node = [rank for rank in oracle.node_of if oracle.node_of[rank] == node]

@@ -91,7 +91,7 @@ def read_sandbox(program: Sequence[str]) -> Sandbox:
     if args.resume is None:
         return Sandbox(tuple(words), load_run_config(args.run_file or DEFAULT_RUN_FILE, args.set))
     content = find_run(args.resume).read_run()
-    return Sandbox(tuple(words), from_dict(override_dict(content["config"], args.set)), resumes=True)
+    return Sandbox(tuple(words), from_dict(override_dict(content.config, args.set)), resumes=True)
 
 
 def tiny_program() -> list[str]:

@@ -14,7 +14,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from frog.chaos.oracle import Oracle, diagnosis_problems, recovery_problems, resume_problems, resumed_from
 from frog.chaos.sandbox import met_faults, write_faults
@@ -23,8 +22,9 @@ from frog.core.env import child_env
 from frog.core.processes import is_alive, kill_group
 from frog.core.runfolder import RunFolder
 from frog.diagnose.diagnosis import Diagnosis
-from frog.diagnose.evidence import read_launcher
 from frog.diagnose.rules import diagnose
+from frog.events.launcher_schema import AnyLauncherEvent, WorldEvent
+from frog.events.read import read_launcher
 
 _LAST_S = 10.0
 """How long processes, once their launcher has ended, may take to be gone."""
@@ -118,8 +118,8 @@ def _check_end(verdict: Verdict, setting: Setting, folder: RunFolder, launch: La
     if bool(verdict.code) != must_fail:
         verdict.problems.append(f"exit code {verdict.code}")
     if ends:
-        again = [e for e in read_launcher(folder) if e["event"] == "world" and e["attempt"] == 1]
-        end_s = again[0]["unix_ns"] / 1e9 if again else launch.end_s
+        again = [e for e in read_launcher(folder).of(WorldEvent) if e.attempt == 1]
+        end_s = again[0].unix_ns / 1e9 if again else launch.end_s
         verdict.left_s = end_s - met_s
         if verdict.left_s > setting.leave_s:
             verdict.problems.append(f"{verdict.left_s:.0f} s until all had left; at most {setting.leave_s:.0f} s")
@@ -163,7 +163,7 @@ class Launch:
     def run(self, folder: RunFolder) -> None:
         """Run it to its end, or to its deadline; note what is left of it."""
         self._temporary.mkdir(exist_ok=True)
-        before = len(read_launcher(folder))
+        before = len(read_launcher(folder).events)
         reading, writing = os.pipe()
         process = None
         try:
@@ -187,7 +187,7 @@ class Launch:
         finally:
             os.close(reading)
         self.output = self._log.read_text(errors="replace")
-        events = read_launcher(folder)[before:]
+        events = read_launcher(folder).events[before:]
         if not all_gone:
             alive = [str(pid) for pid in _pids(events) if is_alive(pid)]
             self.problems.append(f"processes left behind: {', '.join(alive) or 'of unknown number'}")
@@ -213,14 +213,14 @@ class Launch:
             process.wait()
 
 
-def _pids(events: Sequence[dict[str, Any]]) -> list[int]:
-    return [pid for event in events if event["event"] == "world" for pid in event["pids"]]
+def _pids(events: Sequence[AnyLauncherEvent]) -> list[int]:
+    return [pid for event in events if isinstance(event, WorldEvent) for pid in event.pids]
 
 
-def _ports_left(events: Sequence[dict[str, Any]]) -> list[str]:
+def _ports_left(events: Sequence[AnyLauncherEvent]) -> list[str]:
     """The worlds' rendezvous addresses that still cannot be had."""
     left = []
-    for address, port in {(e["master_addr"], int(e["master_port"])) for e in events if e["event"] == "world"}:
+    for address, port in {(e.master_addr, e.master_port) for e in events if isinstance(e, WorldEvent)}:
         if re.fullmatch(r"[\d.]+", address):
             with socket.socket() as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

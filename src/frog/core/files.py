@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 _BLOCK_BYTES = 1 << 20
 
 
@@ -43,8 +45,12 @@ def _link(staging: Path, path: Path) -> bool:
 
 
 def write_json(path: Path, value: Any, *, replace: bool = True) -> None:
-    """`write_atomic` of indented JSON; keys keep their order."""
-    write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n", replace=replace)
+    """`write_atomic` of indented JSON; keys keep their order. JSON has no NaN: what is not finite becomes null."""
+    try:
+        text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        text = msgspec.json.format(msgspec.json.encode(value).decode(), indent=2)
+    write_atomic(path, text + "\n", replace=replace)
 
 
 def sync_folder(folder: Path) -> None:

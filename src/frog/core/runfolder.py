@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from frog.core.errors import RunError
 from frog.core.files import link_folder
+from frog.core.runfile import Record, RunFile
+from frog.core.schema import read_typed
 
+_RESTORE = "restore the file from a copy, or run again"
 _STEP_FOLDER = re.compile(r"step_(\d{8})")
 
 
@@ -91,33 +92,34 @@ class RunFolder:
 
     def event_ranks(self) -> list[int]:
         """Ranks that left an events file, in order."""
-        if not self.events.is_dir():
-            return []
-        names = (re.fullmatch(r"rank_(\d+)\.jsonl", entry.name) for entry in self.events.iterdir())
-        return sorted(int(match[1]) for match in names if match)
+        return _ranks(self.events, r"rank_(\d+)\.jsonl")
+
+    def heartbeat_ranks(self) -> list[int]:
+        """Ranks that left a heartbeat, in order."""
+        return _ranks(self.heartbeats, r"rank_(\d+)\.json")
 
     def link_logs(self, root: Path = Path()) -> bool:
         """Make `logs` in `root` a link to this run's logs. False if a real folder stands there."""
         return link_folder(root / "logs", self.logs)
 
-    def read_run(self) -> dict[str, Any]:
-        """The content of run.json. Raises RunError if this is not a run folder."""
-        return self._read(self.run_json, "no run there: run.json is missing")
-
-    def read_record(self) -> dict[str, Any] | None:
-        """The content of record.json, or None while the run has not ended."""
-        return self._read(self.record_json, "") if self.record_json.exists() else None
-
-    def _read(self, path: Path, absent: str) -> dict[str, Any]:
+    def read_run(self) -> RunFile:
+        """The content of run.json. Raises RunError if this is not a run folder, or not of this format."""
         try:
-            value = json.loads(path.read_text())
+            return read_typed(self.run_json, RunFile, _RESTORE)
         except FileNotFoundError:
-            raise RunError(f"{self.path}: {absent}", "`frog runs` lists the runs") from None
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise RunError(f"{path}: not valid JSON: {error}", "restore the file, or run again") from None
-        if not isinstance(value, dict):
-            raise RunError(f"{path}: holds a {type(value).__name__}, not an object")
-        return value
+            raise RunError(f"{self.path}: no run there: run.json is missing", "`frog runs` lists the runs") from None
+
+    def read_record(self) -> Record | None:
+        """The content of record.json, or None while the run has not ended. Raises RunError if it is damaged."""
+        try:
+            return read_typed(self.record_json, Record, _RESTORE)
+        except FileNotFoundError:
+            return None
+
+
+def _ranks(folder: Path, pattern: str) -> list[int]:
+    names = (re.fullmatch(pattern, entry.name) for entry in folder.iterdir()) if folder.is_dir() else ()
+    return sorted(int(match[1]) for match in names if match)
 
 
 def free_name(name: str, runs: Path = Path("runs")) -> str:
@@ -142,3 +144,18 @@ def find_run(text: str, runs: Path = Path("runs")) -> RunFolder:
         if (candidate / "run.json").is_file():
             return RunFolder(candidate)
     raise RunError(f"{text}: no run folder there, nor under {runs}/", "`frog runs` lists the runs")
+
+
+def find_folder(text: str) -> RunFolder:
+    """The run that a user names, also one that failed before its run.json was written.
+
+    Raises:  RunError if there is none.
+    """
+    try:
+        return find_run(text)
+    except RunError:
+        for candidate in (Path(text), Path("runs") / text):
+            folder = RunFolder(candidate)
+            if any(part.is_dir() for part in (folder.events, folder.heartbeats, folder.logs)):
+                return folder
+        raise

@@ -1,4 +1,4 @@
-"""One world of a run as the rules of the diagnosis see it: where each rank was, what it said, how it ended."""
+"""One attempt of a run as the rules of the diagnosis see it: where each rank was, what it said, how it ended."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 
 from frog.core.exitcodes import describe_exit, signal_name
 from frog.diagnose.diagnosis import note
-from frog.diagnose.evidence import Evidence, Fields, Life, World
-from frog.diagnose.rank_error import RankError, read_error
-
-ORDER = ("data", "forward", "backward", "reduce", "optimize", "zero", "evaluate", "checkpoint")
+from frog.diagnose.rank_error import RankError, rank_error
+from frog.events import RecordedRun
+from frog.events.attempts import Attempt, Worker
+from frog.events.launcher_schema import ExitEvent, HangEvent
+from frog.events.schema import STEP_PHASES, Beat, CollectiveEvent, SpanEvent
 
 
 @dataclass(frozen=True)
@@ -33,33 +34,34 @@ class Position:
 
 
 class Case:
-    """A world, and what is asked of it again and again."""
+    """An attempt, and what is asked of it again and again."""
 
-    def __init__(self, evidence: Evidence, world: World) -> None:
-        self.evidence, self.world = evidence, world
-        self.ranks = world.ranks
+    def __init__(self, run: RecordedRun, attempt: Attempt) -> None:
+        self.run, self.attempt = run, attempt
+        self.ranks = attempt.ranks
 
     # ---- what a rank said --------------------------------------------------------------------------------------------
 
-    def exit(self, rank: int) -> Fields | None:
+    def exit(self, rank: int) -> ExitEvent | None:
         """How its agent saw it fail."""
-        return next((event for event in self.world.exits if event["rank"] == rank), None)
+        return next((event for event in self.attempt.exits if event.rank == rank), None)
 
-    def hang(self, rank: int) -> Fields | None:
+    def hang(self, rank: int) -> HangEvent | None:
         """How the watchdog found it."""
-        return next((event for event in self.world.hangs if event["rank"] == rank), None)
+        return next((event for event in self.attempt.hangs if event.rank == rank), None)
 
     def error(self, rank: int) -> RankError | None:
         """The error with which it ended, if it said one."""
-        life = self.world.lives.get(rank)
-        if life is not None and life.error is not None:
-            return read_error(life.error, self.events_file(rank))
-        return read_error((self.exit(rank) or {}).get("error"), "events/launcher.jsonl")
+        worker = self.attempt.workers.get(rank)
+        if worker is not None and worker.error is not None:
+            return rank_error(worker.error, self.events_file(rank))
+        event = self.exit(rank)
+        return rank_error(event.error, "events/launcher.jsonl") if event is not None and event.error else None
 
     def signal_of(self, rank: int) -> str | None:
         """The signal that killed it, by name."""
-        code = (self.exit(rank) or {}).get("code", 0)
-        return signal_name(-code) if code < 0 else None
+        event = self.exit(rank)
+        return signal_name(-event.code) if event is not None and event.code < 0 else None
 
     def lost_peers(self, rank: int) -> bool:
         """Whether it has no reason of its own: a collective failed under it, or it was ended with the others."""
@@ -88,76 +90,81 @@ class Case:
 
     def silent(self, rank: int) -> bool:
         """Whether it never said how it ended."""
-        life, beat = self.world.lives.get(rank), self.world.beats.get(rank)
-        if life is not None and (life.status or life.error):
+        worker, beat = self.attempt.workers.get(rank), self.attempt.beats.get(rank)
+        if worker is not None and (worker.status or worker.error):
             return False
-        return beat is None or beat["status"] == "running"
+        return beat is None or beat.status == "running"
 
     # ---- where it was ------------------------------------------------------------------------------------------------
 
     def position(self, rank: int) -> Position:
-        """Where a rank was last, by its heartbeat if that is of this world, else by its events."""
-        life = self.world.lives.get(rank)
+        """Where a rank was last, by its heartbeat if that is of this attempt, else by its events."""
+        worker = self.attempt.workers.get(rank)
         beat = self.beat(rank)
         file = self.events_file(rank)
-        if life is not None and (error := life.error) is not None and error["phase"]:
-            return Position(int(error["step"]), error["phase"], file)
-        if beat is not None and beat["phase"]:
-            return Position(int(beat["step"]), beat["phase"], self.beat_file(rank))
-        if life is not None and life.start is not None:
-            step, phase = next_position(life, self.evidence)
+        if worker is not None and (error := worker.error) is not None and error.phase:
+            return Position(error.step, error.phase, file)
+        if beat is not None and beat.phase:
+            return Position(beat.step, beat.phase, self.beat_file(rank))
+        if worker is not None and worker.start is not None:
+            step, phase = next_position(worker, self.run)
             return Position(step, phase, file, inferred=True)
-        if beat is not None and beat["step"]:
-            return Position(int(beat["step"]), None, self.beat_file(rank))
+        if beat is not None and beat.step:
+            return Position(beat.step, None, self.beat_file(rank))
         return Position(None, None, file)
 
-    def beat(self, rank: int) -> Fields | None:
-        """Its last heartbeat in this world: its own, or the one that the watchdog kept."""
+    def beat(self, rank: int) -> Beat | None:
+        """Its last heartbeat in this attempt: its own, or the one that the watchdog kept."""
         hang = self.hang(rank)
-        return self.world.beats.get(rank) or (hang or {}).get("heartbeat")
+        return self.attempt.beats.get(rank) or (hang.heartbeat if hang else None)
 
     def events_file(self, rank: int) -> str:
         return f"events/rank_{rank}.jsonl"
 
     def beat_file(self, rank: int) -> str:
-        beat = self.world.beats.get(rank)
-        return str(beat["file"]) if beat is not None else "events/launcher.jsonl"
+        return self.attempt.beat_files.get(rank, "events/launcher.jsonl")
 
     # ---- lines of evidence -------------------------------------------------------------------------------------------
 
     def report_position(self, rank: int) -> str:
         """Where a rank was last seen."""
-        position, at = self.position(rank), self.world.last_sign_ns(rank)
+        position, at = self.position(rank), self.attempt.last_sign_ns(rank)
         if position.inferred:
             what = f"its last event is {self._last_event(rank)}; next comes {position}"
         else:
             beat = self.beat(rank)
-            at = beat["unix_ns"] if beat is not None and position.source != self.events_file(rank) else at
+            at = beat.unix_ns if beat is not None and position.source != self.events_file(rank) else at
             what = f"was last in {position}" if position.step is not None else "never came to its first step"
             what += self._open_words(rank)
         return note(at, f"rank {rank}", what, position.source)
 
     def _open_words(self, rank: int) -> str:
-        under_way = (self.beat(rank) or {}).get("open") or []
-        if not under_way:
+        beat = self.beat(rank)
+        if beat is None or not beat.open:
             return ""
-        first = under_way[0]
-        return f", in {first['op']} of {first['payload_bytes']} bytes over {first['axis']} (its no. {first['seq']})"
+        first = beat.open[0]
+        return f", in {first.op} of {first.payload_bytes} bytes over {first.axis} (its no. {first.seq})"
 
     def _last_event(self, rank: int) -> str:
-        life = self.world.lives[rank]
-        last = life.events[-1]
-        kind = {"span": f"the end of {last.get('phase')}", "collective": f"{last.get('op')} over {last.get('axis')}"}
-        return f"{kind.get(last['event'], last['event'])} of step {last.get('step')}"
+        worker = self.attempt.workers[rank]
+        last = worker.events[-1]
+        match last:
+            case SpanEvent():
+                what = f"the end of {last.phase}"
+            case CollectiveEvent():
+                what = f"{last.op} over {last.axis}"
+            case _:
+                what = str(last.__struct_config__.tag)
+        return f"{what} of step {last.step}"
 
     def report_exit(self, rank: int) -> str | None:
         """How its agent saw it end."""
         event = self.exit(rank)
         if event is None:
             return None
-        silence = "" if event.get("error") else ", and left no words"
-        how = describe_exit(event["code"])
-        return note(event["unix_ns"], f"rank {rank}", f"(pid {event['pid']}) {how}{silence}", "events/launcher.jsonl")
+        silence = "" if event.error else ", and left no words"
+        how = describe_exit(event.code)
+        return note(event.unix_ns, f"rank {rank}", f"(pid {event.pid}) {how}{silence}", "events/launcher.jsonl")
 
     def report_error(self, rank: int) -> str | None:
         """What it said as it failed."""
@@ -167,24 +174,25 @@ class Case:
         return note(self.failed_ns(rank), f"rank {rank}", f"{error.kind}: {error.first_line}", error.file)
 
     def failed_ns(self, rank: int) -> int | None:
-        """When it failed, as time of day: its last heartbeat, where a later world has not written over it, or its
+        """When it failed, as time of day: its last heartbeat, if no later attempt has written over it, or its
         error; else when its agent, which may have been late, saw it.
         """
-        beat, error = self.world.beats.get(rank), self.error(rank)
-        if beat is not None and beat["status"] != "running":
-            return int(beat["unix_ns"])
-        if error is not None and error.unix_ns is not None:
+        beat, error = self.attempt.beats.get(rank), self.error(rank)
+        if beat is not None and beat.status != "running":
+            return beat.unix_ns
+        if error is not None:
             return error.unix_ns
-        return (self.exit(rank) or {}).get("unix_ns") or self.world.last_sign_ns(rank)
+        event = self.exit(rank)
+        return event.unix_ns if event is not None else self.attempt.last_sign_ns(rank)
 
     def report_hang(self, rank: int) -> str | None:
         """What the watchdog saw."""
         event = self.hang(rank)
         if event is None:
             return None
-        waited = f"{event['waited_s']:.0f} s"
-        how = f"gave no sign of life for {waited}" if event["kind"] == "silent" else f"was {waited} in one collective"
-        return note(event["unix_ns"], "launcher", f"rank {rank} {how}, and was killed", "events/launcher.jsonl")
+        waited = f"{event.waited_s:.0f} s"
+        how = f"gave no sign of life for {waited}" if event.kind == "silent" else f"was {waited} in one collective"
+        return note(event.unix_ns, "launcher", f"rank {rank} {how}, and was killed", "events/launcher.jsonl")
 
     def report_others(self, rank: int | None) -> list[str]:
         """What the other ranks said: that they lost one, or where they waited."""
@@ -194,7 +202,7 @@ class Case:
                 continue
             if self.lost_peers(other) and self.error(other):
                 lines.append(self.report_error(other))
-            elif self.silent(other) and (self.beat(other) or {}).get("open"):
+            elif self.silent(other) and (beat := self.beat(other)) and beat.open:
                 lines.append(self.report_position(other))
         said = [line for line in lines if line]
         return said[:4] + ([f"{'':12}  and {len(said) - 4} more ranks said alike"] if len(said) > 4 else [])
@@ -202,34 +210,34 @@ class Case:
     def about(self, rank: int) -> dict[str, Any]:
         """The fields of a diagnosis that say where."""
         position = self.position(rank)
-        return {"rank": rank, "node_rank": self.world.node_of(rank), "step": position.step, "phase": position.phase}
+        return {"rank": rank, "node_rank": self.attempt.node_of(rank), "step": position.step, "phase": position.phase}
 
 
-def next_position(life: Life, evidence: Evidence) -> tuple[int, str | None]:
+def next_position(worker: Worker, run: RecordedRun) -> tuple[int, str | None]:
     """The step and phase that come after the last thing that a rank finished."""
-    start = int(life.start["step"]) if life.start else 0
-    spans = life.of("span")
-    done = {(event["step"], event["phase"]) for event in spans}
+    start = worker.start.step if worker.start else 0
+    spans = worker.of(SpanEvent)
+    done = {(event.step, event.phase) for event in spans}
     last = spans[-1] if spans else None
-    taken = max(life.last_step, *(event["step"] for event in spans if event["phase"] == "zero"), 0)
-    if last is not None and last["step"] > taken and last["phase"] in ORDER[:6]:
-        return int(last["step"]), _phase_after(last, spans, evidence)
-    steps = evidence.setting("train", "steps")
+    taken = max(worker.last_step, *(event.step for event in spans if event.phase == "zero"), 0)
+    if last is not None and last.step > taken and last.phase in STEP_PHASES:
+        return last.step, _phase_after(last, spans, run)
+    steps = run.setting("train", "steps")
     for phase, section in (("evaluate", "eval"), ("checkpoint", "checkpoint")):
-        every = evidence.setting(section, "every")
+        every = run.setting(section, "every")
         due = taken == steps or bool(every and taken % every == 0)
         if (due if taken > start else taken == 0 and phase == "evaluate") and (taken, phase) not in done:
             return taken, phase
     return (taken, None) if taken == steps else (taken + 1, "data")
 
 
-def _phase_after(last: Fields, spans: list[Fields], evidence: Evidence) -> str | None:
+def _phase_after(last: SpanEvent, spans: list[SpanEvent], run: RecordedRun) -> str | None:
     """The phase that followed in an earlier step; else the loop's order."""
-    here = (last["phase"], last["micro"])
+    here = (last.phase, last.micro)
     for before, after in itertools.pairwise(spans):
-        if (before["phase"], before["micro"]) == here and before["step"] == after["step"] < last["step"]:
-            return str(after["phase"])
-    if last["phase"] == "backward" and last["micro"] < evidence.setting("train", "grad_accum", default=1) - 1:
+        if (before.phase, before.micro) == here and before.step == after.step < last.step:
+            return after.phase
+    if last.phase == "backward" and last.micro < run.setting("train", "grad_accum", default=1) - 1:
         return "forward"
-    after_last = ORDER.index(last["phase"]) + 1
-    return ORDER[after_last] if after_last < 6 else None
+    after_last = STEP_PHASES.index(last.phase) + 1
+    return STEP_PHASES[after_last] if after_last < len(STEP_PHASES) else None

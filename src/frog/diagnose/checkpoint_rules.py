@@ -9,8 +9,7 @@ from frog.core.errors import CheckpointError
 from frog.core.facts import Damage
 from frog.core.manifest import damage_of, read_manifest, verify_files
 from frog.diagnose.diagnosis import Diagnosis
-from frog.diagnose.evidence import Evidence
-from frog.diagnose.rank_error import decoded
+from frog.events import RecordedRun
 
 
 @dataclass(frozen=True)
@@ -23,26 +22,26 @@ class DamagedCheckpoint:
     """Where that is said; "the file itself" if it is on disk still."""
 
 
-def find_damage(evidence: Evidence) -> list[DamagedCheckpoint]:
+def find_damage(run: RecordedRun) -> list[DamagedCheckpoint]:
     """Checkpoints that are damaged now, and those that were passed over when the run was resumed."""
-    found = [*_on_disk(evidence), *_passed_over(evidence)]
+    found = [*_on_disk(run), *_passed_over(run)]
     first = {(one.step, one.damage.cause): one for one in reversed(found)}
     return sorted(first.values(), key=lambda one: one.step)
 
 
-def _on_disk(evidence: Evidence) -> Iterator[DamagedCheckpoint]:
-    for step in evidence.folder.checkpoint_steps():
-        folder = evidence.folder.checkpoint(step)
+def _on_disk(run: RecordedRun) -> Iterator[DamagedCheckpoint]:
+    for step in run.folder.checkpoint_steps():
+        folder = run.folder.checkpoint(step)
         try:
             verify_files(folder, read_manifest(folder))
         except (CheckpointError, OSError) as error:
             yield DamagedCheckpoint(step, damage_of(error, step), "the file itself, compared with manifest.json")
 
 
-def _passed_over(evidence: Evidence) -> Iterator[DamagedCheckpoint]:
-    starts = [(rank, life.start) for world in evidence.worlds for rank, life in world.lives.items() if life.start]
-    for rank, start in starts:
-        for damage in decoded(start.get("passed_over"), list[Damage]) or []:
+def _passed_over(run: RecordedRun) -> Iterator[DamagedCheckpoint]:
+    workers = [worker for attempt in run.attempts for worker in attempt.workers.values()]
+    for rank, start in ((worker.rank, worker.start) for worker in workers if worker.start):
+        for damage in start.passed_over:
             if damage.step is not None:
                 yield DamagedCheckpoint(damage.step, damage, f"events/rank_{rank}.jsonl, as the run was resumed")
 

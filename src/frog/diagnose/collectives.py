@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from frog.diagnose.case import ORDER, Case, Position
-from frog.diagnose.evidence import Fields
+from frog.diagnose.case import Case, Position
+from frog.events.schema import PHASES, Beat, CollectiveEvent, OpenCollective, SpanEvent
 
 _DIMS = {
     "pp": ("pp",), "dp": ("dp",), "cp": ("cp",), "tp": ("tp",), "data": ("dp", "cp"), "model": ("pp", "tp"),
@@ -48,9 +48,9 @@ class CollectiveCall:
     @property
     def position(self) -> tuple[int, int]:
         """Where in the loop: the step, and the place in it. Outside of the phases are the start and the end."""
-        if self.phase in ORDER:
-            return self.step or 0, ORDER.index(self.phase)
-        return (self.step, len(ORDER)) if self.step else (0, -1)
+        if self.phase in PHASES:
+            return self.step or 0, PHASES.index(self.phase)
+        return (self.step, len(PHASES)) if self.step else (0, -1)
 
     @property
     def form(self) -> tuple[object, ...]:
@@ -179,9 +179,9 @@ class CollectiveCalls:
         if call.phase == "evaluate":
             return call.op == "all_reduce" and call.payload_bytes == _SCORE_BYTES
         if call.phase == "checkpoint":
-            batch = self.case.evidence.run.get("config", {}).get("train", {}).get("global_batch_size") or 1
+            batch = self.case.run.setting("train", "global_batch_size", default=1)
             return call.op == "all_gather" and (call.payload_bytes or 0) % (_ID_BYTES * batch) == 0
-        riders = (call.payload_bytes or 0) - 4 * int(self.case.evidence.run.get("num_parameters") or 0)
+        riders = (call.payload_bytes or 0) - 4 * (file.num_parameters if (file := self.case.run.file) else 0)
         return call.op == "all_reduce" and 0 <= riders <= 4 * (len(self.case.ranks) + 1)
 
 
@@ -222,29 +222,29 @@ def _as_announced(calls: list[CollectiveCall], index: int) -> bool:
 
 def _calls_of(case: Case, rank: int) -> list[CollectiveCall]:
     """All calls of a rank, in the order in which it began them."""
-    life, beat, position = case.world.lives.get(rank), case.beat(rank), case.position(rank)
+    worker, beat, position = case.attempt.workers.get(rank), case.beat(rank), case.position(rank)
     found: dict[int, CollectiveCall] = {}
-    spans: dict[int, list[Fields]] = {}
-    for event in life.of("span") if life else []:
-        spans.setdefault(event["step"], []).append(event)
-    for event in life.of("collective") if life else []:
-        phase = _phase_of(event["step"], event, spans.get(event["step"], []), beat, position)
-        found[event["seq"]] = CollectiveCall(
-            event["step"], phase, event["op"], event["axis"], event["payload_bytes"], event["seq"], True,
-            event["end_ns"], case.events_file(rank),
+    spans: dict[int, list[SpanEvent]] = {}
+    for span in worker.of(SpanEvent) if worker else []:
+        spans.setdefault(span.step, []).append(span)
+    for event in worker.of(CollectiveEvent) if worker else []:
+        phase = _phase_of(event.step, event, spans.get(event.step, []), beat, position)
+        found[event.seq] = CollectiveCall(
+            event.step, phase, event.op, event.axis, event.payload_bytes, event.seq, True,
+            event.end_ns, case.events_file(rank),
         )  # fmt: skip
-    for call in (beat or {}).get("open") or []:
-        if call["seq"] not in found and beat is not None:
-            phase = _phase_of(beat["step"], call, spans.get(beat["step"], []), beat, position)
-            found[call["seq"]] = CollectiveCall(
-                beat["step"], phase, call["op"], call["axis"], call["payload_bytes"], call["seq"], False,
-                call["start_ns"], case.beat_file(rank),
+    for call in beat.open if beat else []:
+        if beat is not None and call.seq not in found:
+            phase = _phase_of(beat.step, call, spans.get(beat.step, []), beat, position)
+            found[call.seq] = CollectiveCall(
+                beat.step, phase, call.op, call.axis, call.payload_bytes, call.seq, False,
+                call.start_ns, case.beat_file(rank),
             )  # fmt: skip
     # One that began and left no trace is a hole in the numbers: what comes behind it cannot be compared.
     ordered = [found[seq] for number, seq in enumerate(sorted(found)) if seq == number]
     if len(ordered) < len(found) or not all(call.ended for call in ordered):
         return ordered
-    failed = failed_call(case, rank)  # where a later world has written over its heartbeat
+    failed = failed_call(case, rank)  # where a later attempt has written over its heartbeat
     return [*ordered, failed] if failed is not None and failed.seq in (None, len(ordered)) else ordered
 
 
@@ -261,29 +261,29 @@ def failed_call(case: Case, rank: int) -> CollectiveCall | None:
 
 
 def _phase_of(
-    step: int | None, call: Fields, spans: list[Fields], beat: Fields | None, position: Position
+    step: int, call: CollectiveEvent | OpenCollective, spans: list[SpanEvent], beat: Beat | None, position: Position
 ) -> str | None:
     """The phase of its step in which a collective began; of a message between two ranks also the one just before it.
 
     A pipeline passes on what a phase has made when that has ended.
     """
-    at = call["start_ns"]
-    inside = next((str(span["phase"]) for span in spans if span["start_ns"] <= at < span["end_ns"]), None)
+    at = call.start_ns
+    inside = next((span.phase for span in spans if span.start_ns <= at < span.end_ns), None)
     if inside is not None:
         return inside
-    if beat is not None and beat["step"] == step and beat["phase"] and beat.get("phase_ns", at) <= at:
-        return str(beat["phase"])
-    if call["op"] in _BETWEEN_TWO and (ended := [span for span in spans if span["end_ns"] <= at]):
-        return str(max(ended, key=lambda span: int(span["end_ns"]))["phase"])
+    if beat is not None and beat.step == step and beat.phase and beat.phase_ns <= at:
+        return beat.phase
+    if call.op in _BETWEEN_TWO and (ended := [span for span in spans if span.end_ns <= at]):
+        return max(ended, key=lambda span: span.end_ns).phase
     return position.phase if step == position.step else None
 
 
 def _places(case: Case) -> dict[int, dict[str, int]]:
     """Each rank's coordinates on the mesh; those of a rank that never said are counted out."""
-    starts = [life.start for life in case.world.lives.values() if life.start and life.start.get("mesh")]
+    starts = [worker.start for worker in case.attempt.workers.values() if worker.start]
     if not starts:
         return {}
-    mesh: dict[str, int] = starts[0]["mesh"]
+    mesh = starts[0].mesh
     places = {}
     for rank in case.ranks:
         rest, place = rank, {}

@@ -19,8 +19,8 @@ def add_diagnose_parser(subparsers: argparse._SubParsersAction[argparse.Argument
 
 
 def _diagnose(args: argparse.Namespace) -> int:
+    from frog.core.runfolder import find_folder
     from frog.diagnose.diagnosis import letter
-    from frog.diagnose.evidence import find_folder
     from frog.diagnose.rules import diagnose
 
     folder = find_folder(args.run)

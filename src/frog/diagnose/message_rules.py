@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from frog.diagnose.case import ORDER, Case
+from frog.diagnose.case import Case
 from frog.diagnose.collectives import CollectiveCall, CollectiveCalls
 from frog.diagnose.diagnosis import Diagnosis, note
+from frog.events.schema import PHASES
 
 _MESSAGES = ("send", "recv", "send_recv")
-_LAST_WITH_MESSAGES = ORDER.index("backward")
+_LAST_WITH_MESSAGES = PHASES.index("backward")
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def off_pattern(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
         "extra": f"rank {rank} began {first.found}, which it did not in the step before: a message too many",
     }
     lines = [
-        note(case.world.unix_ns(rank, one.mono_ns), f"rank {rank}", f"began {one} in step {one.step}", one.file)
+        note(case.attempt.unix_ns(rank, one.mono_ns), f"rank {rank}", f"began {one} in step {one.step}", one.file)
         for one in (first.expected, first.found)
         if one is not None
     ]
@@ -60,7 +61,7 @@ def off_pattern(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
         first.kind,
         f"{findings[first.kind]}, {where}",
         rank=rank,
-        node_rank=case.world.node_of(rank),
+        node_rank=case.attempt.node_of(rank),
         step=first.step,
         phase=call.phase,
         collective=str(call),

@@ -6,6 +6,7 @@ from frog.core.exitcodes import signal_name
 from frog.diagnose.case import Case
 from frog.diagnose.collectives import CollectiveCalls, failed_call
 from frog.diagnose.diagnosis import Diagnosis, note, span
+from frog.events.launcher_schema import NodeEvent
 
 _TOGETHER_NS = 2_000_000_000
 _FIRST_NS = 1_000_000_000
@@ -14,17 +15,17 @@ _AT_ONCE_NS = 100_000_000
 
 def never_met(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     """The world never came together."""
-    began = [rank for rank in case.ranks if (life := case.world.lives.get(rank)) and life.start]
+    began = [rank for rank in case.ranks if (worker := case.attempt.workers.get(rank)) and worker.start]
     refused = [rank for rank, error in case.comm_errors.items() if error.facts.op == "rendezvous"]
-    end, launch = case.world.end, case.world.launch
-    ended_badly = end is not None and end["code"] != 0
-    if began or case.own_errors or not (refused or (ended_badly and not case.world.launched)):
+    end, launch = case.attempt.end, case.attempt.launch
+    ended_badly = end is not None and end.code != 0
+    if began or case.own_errors or not (refused or (ended_badly and not case.attempt.worlds)):
         return None
     lines = [line for rank in refused if (line := case.report_error(rank))]
     if launch is not None:
-        wanted = len(launch.get("nodes") or [])
-        met = len({event["node_rank"] for event in case.world.launched})
-        lines.append(note(launch["unix_ns"], "launcher", f"{met} of {wanted} nodes met", "events/launcher.jsonl"))
+        wanted = len(launch.nodes)
+        met = len({event.node_rank for event in case.attempt.worlds})
+        lines.append(note(launch.unix_ns, "launcher", f"{met} of {wanted} nodes met", "events/launcher.jsonl"))
     return Diagnosis(
         "start",
         "the world never came together: not all ranks met at MASTER_ADDR:MASTER_PORT in time",
@@ -36,23 +37,23 @@ def never_met(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
 
 def node_gone(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     """All ranks of a node vanished together."""
-    for event in sorted(case.world.nodes, key=lambda event: event["unix_ns"]):
+    for event in sorted(case.attempt.nodes, key=lambda event: event.unix_ns):
         ranks = _ranks_of(case, event)
-        if event["code"] >= 0 or event["code"] == -15 or _failed_before(case, event["unix_ns"], ranks):
+        if event.code >= 0 or event.code == -15 or _failed_before(case, event.unix_ns, ranks):
             continue
         return _lost_node(
-            case, calls, ranks, f"{event['host']} (its agent was killed by {signal_name(-event['code'])})", [
-                note(event["unix_ns"], "launcher", f"the agent of {event['host']} ended with code {event['code']}",
+            case, calls, ranks, f"{event.host} (its agent was killed by {signal_name(-event.code)})", [
+                note(event.unix_ns, "launcher", f"the agent of {event.host} ended with code {event.code}",
                      "events/launcher.jsonl")
             ],
         )  # fmt: skip
     by_node: dict[int, list[int]] = {}
     for rank in case.ranks:
-        by_node.setdefault(case.world.node_of(rank) or 0, []).append(rank)
-    if len(by_node) < 2 or case.world.nodes or case.world.hangs:
+        by_node.setdefault(case.attempt.node_of(rank) or 0, []).append(rank)
+    if len(by_node) < 2 or case.attempt.nodes or case.attempt.hangs:
         return None
     for node, ranks in by_node.items():
-        signs = [case.world.last_sign_ns(rank) or 0 for rank in ranks]
+        signs = [case.attempt.last_sign_ns(rank) or 0 for rank in ranks]
         quiet = all(case.silent(rank) and case.exit(rank) is None for rank in ranks)
         others_spoke = any(case.error(rank) for rank in case.ranks if rank not in ranks)
         if quiet and others_spoke and max(signs) - min(signs) < _TOGETHER_NS:
@@ -75,15 +76,15 @@ def _lost_node(case: Case, calls: CollectiveCalls, ranks: list[int], what: str, 
         evidence=(*lines, *(case.report_position(rank) for rank in ranks[:4]), *others[:3]),
         advice="is the machine up? Power, a kernel panic, the scheduler taking it back (`sinfo -R`, `last -x`)\n"
         f"go on with the nodes that are left: `frog run --nodes 1:N ...`, or later: "
-        f"`frog train --resume {case.evidence.folder.path}`",
+        f"`frog train --resume {case.run.folder.path}`",
     )
 
 
-def _ranks_of(case: Case, event: dict[str, object]) -> list[int]:
+def _ranks_of(case: Case, event: NodeEvent) -> list[int]:
     """The ranks that the agent of a node had started."""
-    for world in case.world.launched:
-        if world.get("node", world["node_rank"]) == event.get("node", event.get("node_rank")):
-            return [int(rank) for rank in world["ranks"]]
+    for world in case.attempt.worlds:
+        if world.node == event.node:
+            return world.ranks
     return []
 
 
@@ -92,8 +93,8 @@ def _failed_before(case: Case, unix_ns: int, ranks: list[int]) -> bool:
     if any(rank in ranks for rank in case.own_errors):
         return True
     return any(
-        exit_["rank"] not in ranks and exit_["unix_ns"] < unix_ns - _TOGETHER_NS // 4 for exit_ in case.world.exits
-    ) or any(hang["unix_ns"] < unix_ns for hang in case.world.hangs)
+        exit_.rank not in ranks and exit_.unix_ns < unix_ns - _TOGETHER_NS // 4 for exit_ in case.attempt.exits
+    ) or any(hang.unix_ns < unix_ns for hang in case.attempt.hangs)
 
 
 def unlike(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
@@ -105,12 +106,12 @@ def unlike(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     others = span(list(found.others))
     call = theirs if found.kind == "missing" or mine is None else mine
     lines = [
-        note(case.world.unix_ns(rank, mine.mono_ns), f"rank {rank}", f"began {mine} in step {mine.step}"
+        note(case.attempt.unix_ns(rank, mine.mono_ns), f"rank {rank}", f"began {mine} in step {mine.step}"
              + (f", {mine.phase}" if mine.phase else ""), mine.file)
     ] if mine is not None else []  # fmt: skip
     for other, own in list(found.others.items())[:3]:
         where = f" in step {own.step}" + (f", {own.phase}" if own.phase else "")
-        lines.append(note(case.world.unix_ns(other, own.mono_ns), f"rank {other}", f"began {own}{where}", own.file))
+        lines.append(note(case.attempt.unix_ns(other, own.mono_ns), f"rank {other}", f"began {own}{where}", own.file))
     lines.append(f"{'':12}  both are the rank's call no. {found.index} over these connections: {found.why}")
     findings = {
         "shape": f"rank {rank} called {mine} where {others} called {theirs}: a tensor of the wrong size",
@@ -124,7 +125,7 @@ def unlike(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
         found.kind,
         f"{findings[found.kind]}, in step {call.step}" + (f", {call.phase}" if call.phase else "") + doubt,
         rank=rank,
-        node_rank=case.world.node_of(rank),
+        node_rank=case.attempt.node_of(rank),
         step=call.step,
         phase=call.phase,
         collective=str(call),
@@ -143,8 +144,8 @@ def connections(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     died = [rank for rank in case.ranks if case.signal_of(rank) not in (None, "SIGTERM") or case.silent(rank)]
     if [rank for rank in died if case.hang(rank) is None]:
         return None
-    nodes = {rank: case.world.node_of(rank) for rank in case.ranks}
-    closed = [rank for rank, error in case.comm_errors.items() if error.has_facts and rank not in case.timed_out]
+    nodes = {rank: case.attempt.node_of(rank) for rank in case.ranks}
+    closed = [rank for rank in case.comm_errors if rank not in case.timed_out]
     lines = tuple(line for rank in case.ranks if (line := case.report_error(rank)))[:8]
     if case.timed_out and len(set(nodes.values())) > 1:
         return _cut(case, calls, lines)
@@ -160,9 +161,9 @@ def _cut(case: Case, calls: CollectiveCalls, lines: tuple[str, ...]) -> Diagnosi
     position = case.position(first)
     node, reports = _cut_off(case)
     where = f"node {node} was cut off" if node is not None else "the network between the nodes was cut"
-    ranks = [rank for rank in case.ranks if case.world.node_of(rank) == node]
+    ranks = [rank for rank in case.ranks if case.attempt.node_of(rank) == node]
     doubt = ""
-    if node is not None and len({case.world.node_of(rank) for rank in case.ranks}) == 2:
+    if node is not None and len({case.attempt.node_of(rank) for rank in case.ranks}) == 2:
         doubt = " (or the other one: of two, each sees the other go)"
     return Diagnosis(
         "cut",
@@ -175,7 +176,7 @@ def _cut(case: Case, calls: CollectiveCalls, lines: tuple[str, ...]) -> Diagnosi
         certain=node is not None and not doubt,
         evidence=(*lines, *reports),
         advice="from each node: `ping` the others; look at the switch, the firewall, the interface's counters "
-        f"(`ip -s link`)\nwhen it is back: `frog train --resume {case.evidence.folder.path}`",
+        f"(`ip -s link`)\nwhen it is back: `frog train --resume {case.run.folder.path}`",
     )
 
 
@@ -184,9 +185,9 @@ def _cut_off(case: Case) -> tuple[int | None, list[str]]:
 
     The agents meet at a store on node 0. If that node is the one cut off, only its own agent reports.
     """
-    nodes = {event["node_rank"] for event in case.world.launched}
-    reported = {event["node_rank"] for event in case.world.exits}
-    failed = {case.world.node_of(rank) for rank in case.comm_errors}
+    nodes = {event.node_rank for event in case.attempt.worlds}
+    reported = {event.node_rank for event in case.attempt.exits}
+    failed = {case.attempt.node_of(rank) for rank in case.comm_errors}
     mute = sorted(node for node in nodes - reported if node in failed)
     lines = [
         f"{'':12}  node {node}    its ranks had failed, and its agent reported nothing  [events/launcher.jsonl]"
@@ -212,7 +213,7 @@ def _closed(case: Case, calls: CollectiveCalls, closed: list[int], lines: tuple[
         certain=False,
         evidence=(*lines, first),
         advice="a firewall that drops connections, an interface that was reset, too few file descriptors "
-        f"(`ulimit -n`)\n`frog train --resume {case.evidence.folder.path}`",
+        f"(`ulimit -n`)\n`frog train --resume {case.run.folder.path}`",
     )
 
 

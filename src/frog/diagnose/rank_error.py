@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
-
-import msgspec
 
 from frog.core.facts import ErrorFacts
-
-T = TypeVar("T")
+from frog.events.schema import ErrorEvent, ReportedError
 
 
 @dataclass(frozen=True)
@@ -22,9 +17,7 @@ class RankError:
     message: str
     hint: str | None
     facts: ErrorFacts
-    has_facts: bool
-    """False if an older Frog wrote it: then `facts` are empty because nobody noted any."""
-    unix_ns: int | None
+    unix_ns: int
     file: str
 
     @property
@@ -37,22 +30,6 @@ class RankError:
         return self.message.partition("\n")[0]
 
 
-def read_error(table: object, file: str) -> RankError | None:
-    """An error from an event's fields; None if there is none. Fields that an older Frog did not write are empty."""
-    if isinstance(table, str):
-        return RankError("Error", table, None, ErrorFacts(), False, None, file)
-    if not isinstance(table, Mapping):
-        return None
-    facts = decoded(table.get("facts"), ErrorFacts)
-    kind, message, hint, unix_ns = (table.get(key) for key in ("type", "message", "hint", "unix_ns"))
-    return RankError(
-        str(kind or "Error"), str(message or ""), hint, facts or ErrorFacts(), facts is not None, unix_ns, file
-    )
-
-
-def decoded(value: Any, kind: type[T]) -> T | None:
-    """Part of an event as an instance of `kind`; None if it is not of that form."""
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError:
-        return None
+def rank_error(error: ReportedError | ErrorEvent, file: str) -> RankError:
+    """An error from what says it."""
+    return RankError(error.type, error.message, error.hint, error.facts, error.unix_ns, file)

@@ -21,21 +21,21 @@ _SOON_S = 5.0
 
 def interrupted(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     """The launcher was asked to stop, and killed the ranks before they had left: Ctrl-C twice."""
-    world = case.world
-    if world.end is None or world.end["code"] not in _ASKED_TO_STOP or world.exits or world.hangs:
+    attempt = case.attempt
+    if attempt.end is None or attempt.end.code not in _ASKED_TO_STOP or attempt.exits or attempt.hangs:
         return None
     if any(case.error(rank) for rank in case.ranks):
         return None
-    steps = case.evidence.folder.checkpoint_steps()
+    steps = case.run.folder.checkpoint_steps()
     saved = f"; the last whole checkpoint is of step {steps[-1]}" if steps else ""
-    asked = f"ended with exit code {world.end['code']}: it had been asked to stop"
+    asked = f"ended with exit code {attempt.end.code}: it had been asked to stop"
     return Diagnosis(
         "interrupted",
         f"the run was asked to stop, and the launcher killed what had not left{saved}: no fault",
-        step=max((life.last_step for life in world.lives.values()), default=None),
+        step=max((worker.last_step for worker in attempt.workers.values()), default=None),
         outcome="interrupted",
         evidence=(
-            note(world.end["unix_ns"], "launcher", asked, "events/launcher.jsonl"),
+            note(attempt.end.unix_ns, "launcher", asked, "events/launcher.jsonl"),
             *(case.report_position(rank) for rank in case.ranks[:8]),
         ),
         advice=_again(case) if steps else "start it again",
@@ -67,7 +67,7 @@ def own_words(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
         )
     advice = error.hint or (
         f"its traceback is at the end of logs/rank_{rank}/train.log: `frog logs {_name(case)} --rank {rank}`\n"
-        f"the error is the program's own; once that is mended: `frog train --resume {case.evidence.folder.path}`"
+        f"the error is the program's own; once that is mended: `frog train --resume {case.run.folder.path}`"
     )
     return found.with_more(
         fault="raise",
@@ -97,7 +97,7 @@ def _is_usage(kind: str) -> bool:
 
 
 def _name(case: Case) -> str:
-    return case.evidence.folder.path.name
+    return case.run.folder.path.name
 
 
 def _not_finite(case: Case, calls: CollectiveCalls, rank: int, error: RankError) -> Diagnosis:
@@ -131,7 +131,7 @@ def _not_finite(case: Case, calls: CollectiveCalls, rank: int, error: RankError)
         finding=f"{what} of {whose} was not finite in step {position.step} (loss {first.loss}, gradient norm "
         f"{first.grad_norm}); it was made in {made}, and all ranks stopped before a weight was changed",
         advice="look at its samples: `frog data inspect`; lower optimizer.learning_rate\n"
-        f"checkpoints are from before it: `frog train --resume {case.evidence.folder.path}`",
+        f"checkpoints are from before it: `frog train --resume {case.run.folder.path}`",
     )
 
 
@@ -139,7 +139,7 @@ def _full_disk(case: Case, calls: CollectiveCalls, rank: int, error: RankError) 
     found, saved = _base(case, calls, rank), error.facts.step
     step, phase = (saved, "checkpoint") if saved is not None else (found.step, found.phase)
     doing = f"writing its part of the checkpoint of step {saved}" if saved is not None else f"in {case.position(rank)}"
-    steps = case.evidence.folder.checkpoint_steps()
+    steps = case.run.folder.checkpoint_steps()
     kept = f"the last whole checkpoint is of step {steps[-1]}" if steps else "there is no checkpoint yet"
     return found.with_more(
         fault="disk",
@@ -147,7 +147,7 @@ def _full_disk(case: Case, calls: CollectiveCalls, rank: int, error: RankError) 
         phase=phase,
         finding=f"the disk was full for rank {rank}, {doing}",
         advice=f"make room ({kept}; checkpoint.keep_last says how many are kept), then "
-        f"`frog train --resume {case.evidence.folder.path}`",
+        f"`frog train --resume {case.run.folder.path}`",
     )
 
 
@@ -166,11 +166,12 @@ def _no_trust(case: Case, calls: CollectiveCalls, rank: int, error: RankError) -
 
 def stopped(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     """A rank gave no sign of life although nothing had ended it: the watchdog says so, or its heartbeat's age."""
-    silent = [event["rank"] for event in case.world.hangs if event["kind"] == "silent"]
+    silent = [event.rank for event in case.attempt.hangs if event.kind == "silent"]
     silent = [rank for rank in silent if _noticed_ns(case, rank) is None]
     if silent:
         rank = silent[0]
-        waited = (case.hang(rank) or {})["waited_s"]
+        hang = case.hang(rank)
+        waited = hang.waited_s if hang else 0.0
         how = f"no heartbeat for {waited:.0f} s, until the watchdog killed it"
         certain = True
     else:
@@ -196,7 +197,7 @@ def _noticed_ns(case: Case, rank: int) -> int | None:
     if hang is None:
         return None
     closed_ns = _closed_ns(case)
-    return closed_ns if closed_ns is not None and closed_ns < hang["unix_ns"] else None
+    return closed_ns if closed_ns is not None and closed_ns < hang.unix_ns else None
 
 
 def _closed_ns(case: Case) -> int | None:
@@ -215,8 +216,8 @@ def _closed_ns(case: Case) -> int | None:
 
 def _fell_silent(case: Case) -> tuple[int, float] | None:
     """The rank whose heartbeat ended long before those of all others, which then failed waiting for it."""
-    signs = {rank: beat["unix_ns"] for rank in case.ranks if (beat := case.world.beats.get(rank))}
-    quiet = [rank for rank in signs if case.silent(rank) and not case.world.hangs]
+    signs = {rank: beat.unix_ns for rank in case.ranks if (beat := case.attempt.beats.get(rank))}
+    quiet = [rank for rank in signs if case.silent(rank) and not case.attempt.hangs]
     others = [ns for rank, ns in signs.items() if rank not in quiet]
     if len(quiet) != 1 or not others or not case.comm_errors or _closed_ns(case) is not None:
         return None
@@ -226,7 +227,7 @@ def _fell_silent(case: Case) -> tuple[int, float] | None:
 
 def stuck(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     """All beat on, but some waited for ever in a collective that another never came to."""
-    stuck_events = [event for event in case.world.hangs if event["kind"] == "stuck"]
+    stuck_events = [event for event in case.attempt.hangs if event.kind == "stuck"]
     absence = calls.absence
     if absence is None or not (stuck_events or case.timed_out) or len(absence.absent) != 1:
         return None
@@ -252,7 +253,7 @@ def killed(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
         return _ended_unseen(case, calls, noticed[0])
     if not dead:
         return None
-    rank = min(dead, key=lambda r: (case.exit(r) or {})["unix_ns"])
+    rank = min(dead, key=lambda r: event.unix_ns if (event := case.exit(r)) else 0)
     name = case.signal_of(rank)
     found = _base(case, calls, rank)
     if name == "SIGKILL":
@@ -301,7 +302,7 @@ def vanished(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
             advice="`dmesg | grep -i oom`, `last -x reboot`, the scheduler's log (`sacct -j JOB`) would decide\n"
             f"{_again(case)}",
         )
-    rank = min(gone, key=lambda r: case.world.last_sign_ns(r) or 0)
+    rank = min(gone, key=lambda r: case.attempt.last_sign_ns(r) or 0)
     return _base(case, calls, rank).with_more(
         fault="kill",
         certain=False,
@@ -322,6 +323,6 @@ def _awaited(calls: CollectiveCalls, rank: int) -> str | None:
 
 def _again(case: Case) -> str:
     return (
-        f"go on from the last checkpoint: `frog train --resume {case.evidence.folder.path}`; "
+        f"go on from the last checkpoint: `frog train --resume {case.run.folder.path}`; "
         "`frog run --restarts 2 ...` does that by itself"
     )

@@ -1,6 +1,6 @@
 """What went wrong in a run, from its folder alone.
 
-The evidence is cut into worlds, one for each start. The last that failed is looked at, by one rule after another: those
+The run is cut into attempts, one for each start. The last that failed is looked at, by one rule after another: those
 that name a cause of their own (a user's request, a node that went, an error's own words) before those that name what it
 looks like from outside (a rank that was missed, connections that closed).
 """
@@ -17,12 +17,12 @@ from frog.diagnose.case import Case
 from frog.diagnose.checkpoint_rules import find_damage, of_checkpoint, with_damage
 from frog.diagnose.collectives import CollectiveCalls
 from frog.diagnose.diagnosis import Diagnosis, span
-from frog.diagnose.evidence import Evidence, World, gather, is_under_way
 from frog.diagnose.message_rules import off_pattern
 from frog.diagnose.running import under_way
 from frog.diagnose.slow_rules import straggler
-
-_NO_FACTS = "an older Frog wrote this run: its errors have words but no facts, so less can be said of it"
+from frog.events import RecordedRun, read_run
+from frog.events.attempts import Attempt
+from frog.events.run import is_under_way
 
 Rule = Callable[[Case, CollectiveCalls], Diagnosis | None]
 
@@ -43,55 +43,47 @@ RULES: tuple[Rule, ...] = (
 
 def diagnose(folder: RunFolder) -> Diagnosis:
     """Say what went wrong in a run, or that nothing did."""
-    evidence = gather(folder)
-    if evidence.last is not None and is_under_way(folder):
-        case = Case(evidence, evidence.last)
+    run = read_run(folder)
+    if run.last is not None and is_under_way(folder):
+        case = Case(run, run.last)
         found = under_way(case, CollectiveCalls(case))
     else:
-        found = _of_ended(evidence)
-    problems = [*evidence.problems, *([_NO_FACTS] if _lacks_facts(evidence) else [])]
-    return found.with_more(*(f"{'':12}  {problem}" for problem in problems))
+        found = _of_ended(run)
+    return found.with_more(*(f"{'':12}  {problem}" for problem in run.problems))
 
 
-def _lacks_facts(evidence: Evidence) -> bool:
-    """Whether a rank's error was written by a Frog that noted nothing but words, which are not read here."""
-    errors = (
-        error for world in evidence.worlds for rank in world.ranks if (error := Case(evidence, world).error(rank))
-    )
-    return not all(error.has_facts for error in errors)
-
-
-def _of_ended(evidence: Evidence) -> Diagnosis:
-    damage = find_damage(evidence)
-    failed = [world for world in evidence.worlds if has_failed(evidence, world)]
+def _of_ended(run: RecordedRun) -> Diagnosis:
+    damage = find_damage(run)
+    failed = [attempt for attempt in run.attempts if has_failed(run, attempt)]
     if not failed:
-        found = _of_good(evidence)
+        found = _of_good(run)
         if damage and found.fault == "none":
             return replace(of_checkpoint(damage[-1]), outcome=found.outcome)
         return with_damage(found, damage)
-    found = with_damage(_of_world(evidence, failed[-1]), damage)
-    earlier = tuple(_of_world(evidence, world) for world in failed[:-1])
-    last = evidence.last
-    wrong = off_pattern(case := Case(evidence, last), CollectiveCalls(case)) if last and last not in failed else None
+    found = with_damage(_of_attempt(run, failed[-1]), damage)
+    earlier = tuple(_of_attempt(run, attempt) for attempt in failed[:-1])
+    last = run.last
+    wrong = off_pattern(case := Case(run, last), CollectiveCalls(case)) if last and last not in failed else None
     found = found.with_more(also=(*found.also, *earlier, *([wrong] if wrong is not None else [])))
-    return _with_outcome(found, evidence, failed[-1])
+    return _with_outcome(found, run, failed[-1])
 
 
-def has_failed(evidence: Evidence, world: World) -> bool:
-    """Whether a world did not end as it should: somebody failed, hung, vanished or never said how it ended."""
-    statuses = {life.status for life in world.lives.values()}
-    is_last = world is evidence.last
-    if is_last and evidence.record is not None and evidence.record.get("status") in ("completed", "interrupted"):
+def has_failed(run: RecordedRun, attempt: Attempt) -> bool:
+    """Whether an attempt did not end as it should: somebody failed, hung, vanished or never said how it ended."""
+    statuses = {worker.status for worker in attempt.workers.values()}
+    is_last = attempt is run.last
+    if is_last and run.record is not None and run.record.status in ("completed", "interrupted"):
         return False
-    if world.exits or world.hangs or "failed" in statuses or any(life.error for life in world.lives.values()):
+    errors = [worker.error for worker in attempt.workers.values() if worker.error]
+    if attempt.exits or attempt.hangs or errors or "failed" in statuses:
         return True
     if statuses & {"completed", "interrupted"} and None not in statuses:
         return False
-    return bool(world.lives or world.beats or (world.end is not None and world.end["code"] != 0))
+    return bool(attempt.workers or attempt.beats or (attempt.end is not None and attempt.end.code != 0))
 
 
-def _of_world(evidence: Evidence, world: World) -> Diagnosis:
-    case = Case(evidence, world)
+def _of_attempt(run: RecordedRun, attempt: Attempt) -> Diagnosis:
+    case = Case(run, attempt)
     calls = CollectiveCalls(case)
     for rule in RULES:
         found = rule(case, calls)
@@ -107,14 +99,14 @@ def _of_world(evidence: Evidence, world: World) -> Diagnosis:
     )
 
 
-def _with_outcome(found: Diagnosis, evidence: Evidence, world: World) -> Diagnosis:
+def _with_outcome(found: Diagnosis, run: RecordedRun, attempt: Attempt) -> Diagnosis:
     """What became of the run after its failure."""
-    status = (evidence.record or {}).get("status")
-    later = evidence.worlds[evidence.worlds.index(world) + 1 :]
+    status = run.record.status if run.record else None
+    later = run.attempts[run.attempts.index(attempt) + 1 :]
     if not later:
         return found
-    starts = [life.start for life in later[-1].lives.values() if life.start]
-    since = f"from step {starts[0]['step']} with {starts[0]['world_size']} ranks" if starts else "again"
+    starts = [worker.start for worker in later[-1].workers.values() if worker.start]
+    since = f"from step {starts[0].step} with {starts[0].world_size} ranks" if starts else "again"
     if status == "completed":
         again = f"; it was started again {since}, and completed"
         return found.with_more(
@@ -125,26 +117,26 @@ def _with_outcome(found: Diagnosis, evidence: Evidence, world: World) -> Diagnos
     return found
 
 
-def _of_good(evidence: Evidence) -> Diagnosis:
+def _of_good(run: RecordedRun) -> Diagnosis:
     """Of a run in which nothing failed: complete, interrupted, never trained; perhaps with a straggler."""
-    record, world = evidence.record or {}, evidence.last
-    if world is None:
+    record, attempt = run.record, run.last
+    if attempt is None:
         return Diagnosis(
-            "none" if evidence.run else "unknown",
-            "the run never trained: it has no events" if evidence.run else "there is nothing to be read here",
-            certain=bool(evidence.run),
+            "none" if run.file else "unknown",
+            "the run never trained: it has no events" if run.file else "there is nothing to be read here",
+            certain=run.file is not None,
             outcome="completed",
             advice="`frog train` it, if it is to be more",
         )
-    case = Case(evidence, world)
+    case = Case(run, attempt)
     if (wrong := off_pattern(case, CollectiveCalls(case))) is not None:  # a message of the wrong size fails nowhere
         return wrong.with_more(outcome="completed", finding=f"{wrong.finding}; the run went on with what was there")
     slow = straggler(case)
-    step, status = record.get("step"), str(record.get("status") or "completed")
+    step, status = (record.step, record.status) if record else (None, "completed")
     ends = f"{span(case.ranks)} ended as {status}" if case.ranks else "no rank is known"
     lines = [f"{'':12}  {ends}  [events/, record.json]"]
     if status == "interrupted":
-        steps = evidence.folder.checkpoint_steps()
+        steps = run.folder.checkpoint_steps()
         saved = f", saved at step {steps[-1]}" if steps else ""
         found = Diagnosis(
             "interrupted",
@@ -152,7 +144,7 @@ def _of_good(evidence: Evidence) -> Diagnosis:
             step=step,
             outcome=status,
             evidence=tuple(lines),
-            advice=f"go on: `frog train --resume {evidence.folder.path}`",
+            advice=f"go on: `frog train --resume {run.folder.path}`",
         )
         return found if slow is None else found.with_more(also=(slow,))
     if slow is not None and slow.step != step:

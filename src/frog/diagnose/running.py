@@ -8,7 +8,7 @@ from frog.core.units import format_seconds
 from frog.diagnose.case import Case
 from frog.diagnose.collectives import CollectiveCalls
 from frog.diagnose.diagnosis import Diagnosis, note, span
-from frog.diagnose.evidence import FRESH_S
+from frog.events.run import FRESH_S
 
 _LONG_S = 10.0
 """A rank that waits longer than this in one collective waits for somebody."""
@@ -17,7 +17,7 @@ _LONG_S = 10.0
 def under_way(case: Case, calls: CollectiveCalls, now_ns: int | None = None) -> Diagnosis:
     """Where a run is, and whether one of its ranks holds up the others."""
     now_ns = now_ns or time.time_ns()
-    ages = {rank: (now_ns - beat["unix_ns"]) / 1e9 for rank, beat in case.world.beats.items()}
+    ages = {rank: (now_ns - beat.unix_ns) / 1e9 for rank, beat in case.attempt.beats.items()}
     found = Diagnosis(
         "running",
         _position(case),
@@ -60,35 +60,35 @@ def under_way(case: Case, calls: CollectiveCalls, now_ns: int | None = None) -> 
 
 
 def _position(case: Case) -> str:
-    steps = case.evidence.setting("train", "steps")
-    taken = [life.last_step for life in case.world.lives.values()]
+    steps = case.run.setting("train", "steps")
+    taken = [worker.last_step for worker in case.attempt.workers.values()]
     return f"the run goes on: {max(taken, default=0)} of {steps or '?'} steps taken by {len(case.ranks)} ranks"
 
 
 def _line(case: Case, rank: int, age_s: float) -> str:
-    beat = case.world.beats[rank]
-    phase_s = max(0.0, (beat["beat_ns"] - beat["phase_ns"]) / 1e9)
+    beat = case.attempt.beats[rank]
+    phase_s = max(0.0, (beat.beat_ns - beat.phase_ns) / 1e9)
     what = f"{case.position(rank)} for {format_seconds(phase_s)}"
-    if beat["open"]:
-        first = beat["open"][0]
-        waited = format_seconds(max(0.0, (beat["beat_ns"] - first["start_ns"]) / 1e9))
-        what += f", waiting {waited} in {first['op']} of {first['payload_bytes']} bytes over {first['axis']}"
+    if beat.open:
+        first = beat.open[0]
+        waited = format_seconds(max(0.0, (beat.beat_ns - first.start_ns) / 1e9))
+        what += f", waiting {waited} in {first.op} of {first.payload_bytes} bytes over {first.axis}"
     what += f"; last heartbeat {format_seconds(age_s)} ago"
-    return note(beat["unix_ns"], f"rank {rank}", what, f"heartbeats/rank_{rank}.json")
+    return note(beat.unix_ns, f"rank {rank}", what, f"heartbeats/rank_{rank}.json")
 
 
 def _waited_s(case: Case, calls: CollectiveCalls) -> float:
     waiting = calls.absence.waiting if calls.absence is not None else {}
     return max(
         (
-            (case.world.beats[rank]["beat_ns"] - call.mono_ns) / 1e9
+            (case.attempt.beats[rank].beat_ns - call.mono_ns) / 1e9
             for rank, call in waiting.items()
-            if rank in case.world.beats and call.mono_ns is not None
+            if rank in case.attempt.beats and call.mono_ns is not None
         ),
         default=0.0,
     )
 
 
 def _process(case: Case, rank: int) -> str:
-    beat = case.world.beats[rank]
-    return f"on {beat['host']}: `ps -o pid,stat,wchan,etime -p {beat['pid']}`"
+    beat = case.attempt.beats[rank]
+    return f"on {beat.host}: `ps -o pid,stat,wchan,etime -p {beat.pid}`"

@@ -8,7 +8,8 @@ from statistics import median
 
 from frog.diagnose.case import Case
 from frog.diagnose.diagnosis import Diagnosis
-from frog.diagnose.evidence import Fields, Life
+from frog.events.attempts import Worker
+from frog.events.schema import CollectiveEvent, SpanEvent
 
 _LEAST_S = 0.05
 """Less than this is the unevenness of any machine."""
@@ -42,7 +43,7 @@ def straggler(case: Case) -> Diagnosis | None:
     if delay is None:
         return None
     rank, steps = delay.rank, delay.steps
-    waits = {other: _wait_s(life, set(steps)) for other, life in case.world.lives.items()}
+    waits = {other: _wait_s(worker, set(steps)) for other, worker in case.attempt.workers.items()}
     lines = [
         f"{'':12}  rank {rank}: {delay.phase} took {delay.usual_s + delay.extra_s:.3f} s without waiting, at each of "
         f"steps {steps[0]} to {steps[-1]}; the others' {delay.usual_s:.3f} s  [events/rank_{rank}.jsonl]"
@@ -51,7 +52,7 @@ def straggler(case: Case) -> Diagnosis | None:
         f"{'':12}  rank {other}: waited {wait_s:.2f} s in the collectives of those steps  [events/rank_{other}.jsonl]"
         for other, wait_s in sorted(waits.items())
     ]
-    later = [step for step in (life.last_step for life in case.world.lives.values()) if step >= steps[0]]
+    later = [step for step in (worker.last_step for worker in case.attempt.workers.values()) if step >= steps[0]]
     finding = (
         f"rank {rank} is a straggler: from step {steps[0]} on its {delay.phase} takes {delay.extra_s:.2f} s longer "
         f"than the others', who wait for it ({len(steps)} of {max(later, default=0) - steps[0] + 1} steps)"
@@ -64,7 +65,7 @@ def straggler(case: Case) -> Diagnosis | None:
         "slow",
         finding if len(steps) > 1 else once,
         rank=rank,
-        node_rank=case.world.node_of(rank),
+        node_rank=case.attempt.node_of(rank),
         step=steps[0],
         phase=delay.phase,
         certain=len(steps) >= _FEWEST_STEPS,
@@ -77,10 +78,10 @@ def straggler(case: Case) -> Diagnosis | None:
 def find_delay(case: Case) -> Delay | None:
     """The largest delay of a rank, if there is one. Ranks of different pipeline stages have different work to do."""
     stages: dict[int, dict[int, dict[Key, float]]] = {}
-    for rank, life in case.world.lives.items():
-        if life.start is not None:
-            stage = (life.start.get("place") or {}).get("pp", 0)
-            stages.setdefault(stage, {})[rank] = _own_times(life)
+    for rank, worker in case.attempt.workers.items():
+        if worker.start is not None:
+            stage = worker.start.place.get("pp", 0)
+            stages.setdefault(stage, {})[rank] = _own_times(worker)
     found = [
         delay
         for own in stages.values()
@@ -132,27 +133,27 @@ def _stands_out(own: Mapping[int, Mapping[Key, float]], rank: int, phase: str, l
     return extra_s > _STANDS_OUT * max(_LEAST_S, max(rest, default=0.0))
 
 
-def _own_times(life: Life) -> dict[Key, float]:
+def _own_times(worker: Worker) -> dict[Key, float]:
     """How long each phase of each step took, in seconds, without what was waited in collectives.
 
     Of evaluations and checkpoints only the time to the first collective: rank 0 has more to do behind it.
     """
-    calls: dict[int, list[Fields]] = {}
-    for call in life.of("collective"):
-        calls.setdefault(call["step"], []).append(call)
+    calls: dict[int, list[CollectiveEvent]] = {}
+    for call in worker.of(CollectiveEvent):
+        calls.setdefault(call.step, []).append(call)
     times: dict[Key, float] = {}
-    for span in life.of("span"):
-        start, end = span["start_ns"], span["end_ns"]
-        inside = [call for call in calls.get(span["step"], []) if start <= call["start_ns"] <= end]
-        if span["phase"] in ("evaluate", "checkpoint"):
-            took = min((call["start_ns"] for call in inside), default=start) - start
+    for span in worker.of(SpanEvent):
+        start, end = span.start_ns, span.end_ns
+        inside = [call for call in calls.get(span.step, []) if start <= call.start_ns <= end]
+        if span.phase in ("evaluate", "checkpoint"):
+            took = min((call.start_ns for call in inside), default=start) - start
         else:
-            took = end - start - sum(call.get("wait_ns", call["end_ns"] - call["start_ns"]) for call in inside)
-        key = (span["step"], span["phase"])
+            took = end - start - sum(call.wait_ns for call in inside)
+        key = (span.step, span.phase)
         times[key] = times.get(key, 0.0) + max(0, took) / 1e9
     return times
 
 
-def _wait_s(life: Life, steps: set[int]) -> float:
-    waits_ns: list[int] = [call.get("wait_ns", 0) for call in life.of("collective") if call["step"] in steps]
+def _wait_s(worker: Worker, steps: set[int]) -> float:
+    waits_ns = [call.wait_ns for call in worker.of(CollectiveEvent) if call.step in steps]
     return sum(waits_ns) / 1e9

@@ -14,7 +14,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from frog.events.schema import Phase
+from frog.core.errors import RunError
+from frog.core.schema import decode, read_bounded
+from frog.events.schema import Beat, Phase
 
 _SIZE = 2048
 """Bytes of the file: one page at most, so that a reader does not meet half a change."""
@@ -94,14 +96,13 @@ class Heartbeat:
                 continue
 
 
-def read_heartbeat(path: Path) -> dict[str, Any] | None:
+def read_heartbeat(path: Path) -> Beat | None:
     """A rank's last word; None if there is none that can be read."""
     for _ in range(3):  # a change may just be going on
         try:
-            value = json.loads(path.read_text())
+            return decode(read_bounded(path), Beat, str(path))
         except FileNotFoundError:
             return None
-        except (json.JSONDecodeError, UnicodeDecodeError):
+        except RunError:
             continue
-        return value if isinstance(value, dict) else None
     return None

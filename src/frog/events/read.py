@@ -1,61 +1,93 @@
-"""Events back from disk, with the steps that were taken twice kept apart."""
+"""Lines of events back from disk, each checked against its class. What is torn or of no known form is counted."""
 
 from __future__ import annotations
 
-import json
+import contextlib
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import msgspec
 
 from frog.core.runfolder import RunFolder
+from frog.events.launcher_schema import AnyLauncherEvent
+from frog.events.schema import Event, EventOfStep, RankEvent
 
-Event = dict[str, Any]
-
-
-@dataclass
-class RankEvents:
-    """What one rank said, in order."""
-
-    rank: int
-    events: list[Event] = field(default_factory=list)
-    num_torn_lines: int = 0
-    """Lines that are not whole JSON: what a kill cut off."""
-
-    def of(self, kind: str) -> list[Event]:
-        """All events of one kind, in the order in which they were written."""
-        return [event for event in self.events if event["event"] == kind]
-
-    def by_step(self, kind: str) -> dict[int, Event]:
-        """The events of one kind by step, in order of steps; of a step taken twice the later."""
-        return dict(sorted({event["step"]: event for event in self.of(kind)}.items()))
+T = TypeVar("T")
+E = TypeVar("E", bound=Event)
+S = TypeVar("S", bound=EventOfStep)
 
 
 @dataclass
-class RunEvents:
-    """What all ranks of a run said."""
+class EventList(Generic[T]):
+    """Events in the order in which they were written."""
 
-    ranks: dict[int, RankEvents]
+    events: list[T] = field(default_factory=list)
 
-    @property
-    def main(self) -> RankEvents:
-        """Rank 0, which speaks for all where all agree."""
-        return self.ranks.get(0, RankEvents(0))
+    def of(self, kind: type[E]) -> list[E]:
+        """All events of one class."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def last(self, kind: type[E]) -> E | None:
+        """The last event of a class."""
+        return next((event for event in reversed(self.events) if isinstance(event, kind)), None)
+
+    def by_step(self, kind: type[S]) -> dict[int, S]:
+        """The events of one class by step, in order of steps; of a step taken twice the later."""
+        found = {event.step: event for event in self.of(kind)}
+        return dict(sorted(found.items()))
+
+
+@dataclass
+class Lines(EventList[T]):
+    """The events of a file."""
+
+    num_bad: int = 0
+    """Lines that are no event: what a kill cut off, or what was changed since."""
+    problems: list[str] = field(default_factory=list)
+    """What could not be read, in words."""
+
+
+def read_lines(path: Path, kind: Any) -> Lines[Any]:
+    """The lines of a file that are of `kind`, a class or a union of classes; a file that is not there has none.
+
+    All lines are read at once; only where one is bad are they read one by one.
+    """
+    try:
+        data = path.read_bytes() if path.is_file() else b""
+    except OSError as error:
+        return Lines(problems=[f"{path}: cannot be read: {error.strerror}"])
+    decoder = _decoder(kind)
+    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return Lines(decoder.decode_lines(data))
+    found = Lines[Any]()
+    for line in data.split(b"\n"):
+        try:
+            if line.strip():
+                found.events.append(decoder.decode(line))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            found.num_bad += 1
+    return Lines(found.events, found.num_bad, [f"{path}: {found.num_bad} damaged or torn lines passed over"])
+
+
+@cache
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
+
+
+@dataclass
+class RankEvents(Lines[RankEvent]):
+    """What one rank said, in all attempts."""
+
+    rank: int = 0
 
 
 def read_rank(folder: RunFolder, rank: int) -> RankEvents:
-    """Read one rank's events; torn lines are counted and passed over."""
-    result = RankEvents(rank)
-    with open(folder.rank_events(rank), encoding="utf-8", errors="replace") as file:
-        for line in file:
-            try:
-                event = json.loads(line)
-            except json.JSONDecodeError:
-                result.num_torn_lines += bool(line.strip())
-                continue
-            if isinstance(event, dict) and "event" in event:
-                result.events.append(event)
-    return result
+    """One rank's events."""
+    return RankEvents(**vars(read_lines(folder.rank_events(rank), RankEvent)), rank=rank)
 
 
-def read_run(folder: RunFolder) -> RunEvents:
-    """Read the events of every rank that left any."""
-    return RunEvents({rank: read_rank(folder, rank) for rank in folder.event_ranks()})
+def read_launcher(folder: RunFolder) -> Lines[AnyLauncherEvent]:
+    """What `frog run` said of the run."""
+    return read_lines(folder.launcher_events, AnyLauncherEvent)

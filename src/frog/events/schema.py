@@ -1,85 +1,250 @@
-"""The events, with their fields. Times are `time.monotonic_ns()`, which all processes of one machine share.
+"""What a run's processes say while it runs, one JSON object a line: a class for each event, with its fields.
 
+Times that end in `_ns` are `time.monotonic_ns()`, which all processes of one machine share; `unix_ns` is time of day.
 Steps count from 1: the events of step 7 belong to the seventh optimizer step, and a checkpoint of step 7 holds the
 state after it. A run that was killed takes some steps again after it resumes; of a step taken twice the later counts.
+
+JSON has no NaN: a number that is not finite is written as null, and so is one that does not exist.
 """
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Annotated, Any, Final, Literal, get_args
+
+import msgspec
+
+from frog.core.facts import Damage, ErrorFacts
+from frog.core.schema import Typed
 
 Phase = Literal["data", "forward", "backward", "reduce", "optimize", "zero", "evaluate", "checkpoint"]
 
-PHASES: Final[tuple[Phase, ...]] = (
-    "data",
-    "forward",
-    "backward",
-    "reduce",
-    "optimize",
-    "zero",
-    "evaluate",
-    "checkpoint",
+PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
+"""In the order in which a step goes through them; the last two come after some steps."""
+
+STEP_PHASES: Final = PHASES[:6]
+ASIDE: Final = PHASES[6:]
+"""Phases that are not part of a training step."""
+
+Status = Literal["completed", "interrupted", "failed"]
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+"""Counts, bytes and times: differences of two fit in 64 bits."""
+Rank = Annotated[int, msgspec.Meta(ge=0, lt=2**20)]
+"""Of ranks, nodes, their numbers, and how often a run was restarted."""
+StepNumber = Annotated[int, msgspec.Meta(ge=0, lt=2**40)]
+ExitCode = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
+"""Of a process; negative if a signal killed it."""
+
+
+class Event(Typed, gc=False, tag_field="event", frozen=True, kw_only=True):
+    """A line of an events file; `event` names its class."""
+
+
+class EventOfStep(Event, frozen=True, kw_only=True):
+    """What a rank says; `step` is the step that it belongs to."""
+
+    step: StepNumber
+
+
+class StartEvent(EventOfStep, tag="start", frozen=True, kw_only=True):
+    """A rank begins, or begins again: all that follows belongs to this attempt. `step` steps were already taken."""
+
+    rank: Rank
+    world_size: Rank
+    local_rank: Rank
+    node_rank: Rank
+    host: str
+    pid: Count
+    device: str
+    threads: Count
+    unix_ns: Count
+    mono_ns: Count
+    mesh: dict[str, Rank]
+    """The size of each axis: {"pp": 1, "dp": 4, "cp": 1, "tp": 1}."""
+    place: dict[str, Rank]
+    """The rank's coordinate on each axis."""
+    passed_over: list[Damage]
+    """The checkpoints that could not be trusted as it resumed."""
+
+
+class SpanEvent(EventOfStep, tag="span", frozen=True, kw_only=True):
+    """A phase of a step ran."""
+
+    phase: Phase
+    micro: Count
+    """The micro-batch, from 0."""
+    start_ns: Count
+    end_ns: Count
+
+
+class CollectiveEvent(EventOfStep, tag="collective", frozen=True, kw_only=True):
+    """A collective ran."""
+
+    op: str
+    axis: str
+    """The mesh axis; "world" is all of it."""
+    payload_bytes: Count
+    """Of the tensor that is whole before or after (comm/axis.py says for each)."""
+    seq: Count
+    """Counts the rank's collectives from 0, in the order in which they began."""
+    start_ns: Count
+    end_ns: Count
+    wait_ns: Count
+    """How long the rank's own thread was blocked: less than end - start where it went on computing."""
+
+
+class StepEvent(EventOfStep, tag="step", frozen=True, kw_only=True):
+    """A step is done."""
+
+    loss: float | None
+    """This rank's own mean."""
+    loss_mean: float | None
+    """Of all ranks, before the update."""
+    grad_norm_local: float | None
+    """Of this rank's own gradient; null where it is reduced as it comes."""
+    grad_norm: float | None
+    """Of the reduced gradient, before clipping."""
+    learning_rate: float | None
+    tokens: Count
+    tokens_per_s: float | None
+    """Of all ranks."""
+    mfu: float | None
+    memory_bytes: Count
+    """The peak so far."""
+    loss_scale: float | None
+    skipped: bool
+    sample_ids: list[Count]
+    end_ns: Count
+
+
+class MemoryEvent(EventOfStep, tag="memory", frozen=True, kw_only=True):
+    """What a rank holds, in bytes: parameters, gradients and optimizer state as they lie between steps; activations at
+    their peak within step `step`: what autograd keeps for the backward pass, parameters and token ids left out.
+    """
+
+    parameters: Count
+    gradients: Count
+    optimizer: Count
+    activations: Count | None
+
+
+class EvalEvent(EventOfStep, tag="eval", frozen=True, kw_only=True):
+    """Held-out text was scored after `step` steps, over all ranks (rank 0 alone says it)."""
+
+    loss: float | None
+    perplexity: float | None
+    bits_per_byte: float | None
+    """Null for what classifies: it scores no bytes."""
+    tokens: Count
+
+
+class SampleEvent(EventOfStep, tag="sample", frozen=True, kw_only=True):
+    """Text was sampled after `step` steps (rank 0 alone)."""
+
+    prompt: str
+    text: str
+
+
+class CheckpointEvent(EventOfStep, tag="checkpoint", frozen=True, kw_only=True):
+    """A rank saved its part of a checkpoint."""
+
+    payload_bytes: Count
+    blocked_ns: Count
+    """How long the step loop was blocked."""
+
+
+class CommitEvent(EventOfStep, tag="commit", frozen=True, kw_only=True):
+    """A checkpoint is whole on disk (rank 0 alone)."""
+
+    payload_bytes: Count
+    write_ns: Count
+
+
+class ReportedError(Typed, frozen=True, kw_only=True):
+    """An error as the process that met it reports it."""
+
+    type: str
+    """Its class: CommError, KeyError."""
+    message: str
+    """For people; no program reads it."""
+    hint: str | None
+    facts: ErrorFacts
+    """What is known of it; of these those are left out that do not apply."""
+    unix_ns: Count
+
+
+class ErrorEvent(EventOfStep, tag="error", frozen=True, kw_only=True):
+    """Something went wrong: with the fields of a `ReportedError`, and where."""
+
+    phase: Phase | None
+    type: str
+    message: str
+    hint: str | None
+    facts: ErrorFacts
+    unix_ns: Count
+
+
+class EndEvent(EventOfStep, tag="end", frozen=True, kw_only=True):
+    """The rank's last word."""
+
+    status: Status
+
+
+RankEvent = (
+    StartEvent
+    | SpanEvent
+    | CollectiveEvent
+    | StepEvent
+    | MemoryEvent
+    | EvalEvent
+    | SampleEvent
+    | CheckpointEvent
+    | CommitEvent
+    | ErrorEvent
+    | EndEvent
 )
+"""A line of `events/rank_N.jsonl`."""
 
-FIELDS: Final[dict[str, tuple[str, ...]]] = {
-    # A rank begins, or begins again: all that follows belongs to this world. `step` steps were already taken.
-    # `mesh` is the size of each axis ({"pp": 1, "dp": 4, "cp": 1, "tp": 1}), `place` the rank's coordinate on each.
-    # `passed_over` are the checkpoints that could not be trusted as it resumed: [{"step", "cause", "rank", "what"}].
-    "start": (
-        "rank", "world_size", "local_rank", "node_rank", "host", "pid", "device", "threads", "step", "unix_ns",
-        "mono_ns", "mesh", "place", "passed_over",
-    ),
-    # A phase of a step ran. `micro` numbers the micro-batch, from 0.
-    "span": ("step", "phase", "micro", "start_ns", "end_ns"),
-    # A collective ran. `axis` names the mesh axis ("world" is all of it), `seq` counts the rank's collectives from 0,
-    # in the order in which they began. `wait_ns` is how long the rank's own thread was blocked: less than end - start
-    # where it went on computing. `payload_bytes`: of the tensor that is whole before or after (comm/axis.py says for
-    # each).
-    "collective": ("step", "op", "axis", "payload_bytes", "seq", "start_ns", "end_ns", "wait_ns"),
-    # A step is done. `loss` is this rank's own mean, `loss_mean` that of all ranks (before the update);
-    # `grad_norm_local` is of this rank's own gradient (null where it is reduced as it comes), `grad_norm` of the
-    # reduced one, before clipping; `tokens_per_s` counts all ranks; `memory_bytes` is the peak so far; `mfu` and
-    # `loss_scale` may be null.
-    "step": (
-        "step", "loss", "loss_mean", "grad_norm_local", "grad_norm", "learning_rate", "tokens",
-        "tokens_per_s", "mfu", "memory_bytes", "loss_scale", "skipped", "sample_ids", "end_ns",
-    ),
-    # What a rank holds, in bytes: parameters, gradients and optimizer state as they lie between steps; activations at
-    # their peak within step `step`: what autograd keeps for the backward pass, parameters and token ids left out.
-    "memory": ("step", "parameters", "gradients", "optimizer", "activations"),
-    # Held-out text was scored after `step` steps, over all ranks (rank 0 alone says it). `bits_per_byte` may be null:
-    # what classifies scores no bytes.
-    "eval": ("step", "loss", "perplexity", "bits_per_byte", "tokens"),
-    # Text was sampled after `step` steps (rank 0 alone).
-    "sample": ("step", "prompt", "text"),
-    # A checkpoint: `blocked_ns` is how long the step loop was blocked, `payload_bytes` this rank's part.
-    "checkpoint": ("step", "payload_bytes", "blocked_ns"),
-    # A checkpoint is whole on disk (rank 0 alone).
-    "commit": ("step", "payload_bytes", "write_ns"),
-    # Something went wrong. `type` is the error's class, `message` and `hint` are words for people, which no program
-    # reads; `facts` are what is known of it (core/facts.py), of which those are left out that do not apply.
-    "error": ("step", "phase", "type", "message", "hint", "facts", "unix_ns"),
-    # The rank's last word. `status` is "completed", "interrupted" or "failed".
-    "end": ("step", "status"),
-}  # fmt: skip
-"""The fields of each event besides `event` itself, in the order in which they are written."""
 
-LAUNCHER_FIELDS: Final[dict[str, tuple[str, ...]]] = {
-    # A `frog run` began. `nodes`: [{"node", "host", "address"}]; `network`: what was asked of their links, or null.
-    "launch": ("pid", "nodes", "ranks_per_node", "program", "restarts", "network"),
-    # A node's agent started its ranks. `attempt` counts the worlds of this launch from 0. `node` is the pretended
-    # machine; `node_rank` the number that it got in this world.
-    "world": ("attempt", "node", "node_rank", "ranks", "world_size", "master_addr", "master_port", "pids"),
-    # A rank failed, as its agent saw it. `code` is negative if a signal killed it. `error` is what it left of its
-    # error, null if nothing: {"type", "message", "hint", "facts", "unix_ns"}, as in its own `error` event.
-    "exit": ("attempt", "rank", "node", "node_rank", "pid", "code", "error", "traceback"),
-    # A rank was found hanging, and killed. `kind`: "silent" (no heartbeat) or "stuck" (in one collective).
-    "hang": ("attempt", "rank", "pid", "kind", "waited_s", "heartbeat"),
-    # A node's agent ended, with that exit code; negative if a signal killed it.
-    "node": ("node", "host", "code"),
-    # A node that had gone was started again.
-    "return": ("node", "host"),
-    # `frog run` ends. `network`: what went over the nodes' links, or null.
-    "end": ("code", "network"),
-}
-"""Of `events/launcher.jsonl`: the fields of each event besides `event` and `unix_ns`."""
+def fields_of(kinds: Any) -> dict[str, frozenset[str]]:
+    """Of each class of a union, by the name of its event, the fields besides `event`."""
+    classes: tuple[type[Event], ...] = get_args(kinds)
+    return {str(kind.__struct_config__.tag): frozenset(kind.__struct_fields__) for kind in classes}
+
+
+FIELDS: Final = fields_of(RankEvent)
+
+
+class OpenCollective(Typed, gc=False, frozen=True, kw_only=True):
+    """A collective that has begun and not ended."""
+
+    seq: Count
+    op: str
+    axis: str
+    payload_bytes: Count
+    start_ns: Count
+
+
+class Beat(Typed, gc=False, frozen=True, kw_only=True):
+    """A rank's heartbeat, `heartbeats/rank_N.json`: where it is, or was when it was killed."""
+
+    rank: Rank
+    pid: Count
+    node_rank: Rank
+    host: str
+    attempt: Rank
+    """How often the launcher had restarted the run."""
+    world_size: Rank
+    timeout_s: float
+    """How long its collectives may take."""
+    status: Literal["running", "completed", "interrupted", "failed"]
+    step: StepNumber
+    phase: Phase | None
+    micro: Count
+    phase_ns: Count
+    """When the phase began."""
+    num_collectives: Count
+    open: list[OpenCollective]
+    """The oldest first."""
+    beat_ns: Count
+    unix_ns: Count

@@ -11,6 +11,7 @@ from frog.comm.world import pick_device
 from frog.core.env import WorldEnv
 from frog.core.errors import UsageError
 from frog.core.files import write_json
+from frog.core.runfile import FORMAT
 from frog.core.runfolder import find_run
 from frog.data.labelled import read_labelled
 from frog.finetune.loop import FinetuneRun, finetune
@@ -19,7 +20,7 @@ from frog.model.lora import target_names
 from frog.parallel.build import build_mesh
 from frog.train.failure import FailureReporter, as_rank
 from frog.train.log import RankLog
-from frog.train.setup import FORMAT, new_folder, now_text, open_events, start_event
+from frog.train.setup import new_folder, now_text, open_events, start_event
 from frog.train.state import weights_sha256
 from frog.train.stop import StopRequest
 from frog.train.trained import load_trained, read_finetune

@@ -14,12 +14,13 @@ from frog.config.finetune import FinetuneConfig, finetune_dict, parse_lora
 from frog.config.load import override_dict
 from frog.core.errors import ConfigError, RunError, UsageError
 from frog.core.files import write_json
+from frog.core.runfile import FORMAT
 from frog.core.runfolder import RunFolder
 from frog.data import load_tokenizer
 from frog.data.labelled import LabelledSet
 from frog.finetune.loop import FinetuneRun
 from frog.finetune.task import Task
-from frog.train.setup import FORMAT, describe_segment, now_text, versions
+from frog.train.setup import describe_segment, now_text, versions
 
 _SETTABLE = ("train.", "strategy.", "optimizer.")
 
@@ -40,7 +41,7 @@ def run_config(args: argparse.Namespace, base: RunFolder, data: LabelledSet) -> 
                 "and its steps from --epochs",
                 "--set strategy.name=zero3",
             )
-    theirs = from_dict(base.read_run()["config"])
+    theirs = from_dict(base.read_run().config)
     length = args.max_length if args.max_length is not None else theirs.model.max_position_embeddings
     steps = args.epochs * -(-len(data.train) // args.batch_size)
     plain = RunConfig(

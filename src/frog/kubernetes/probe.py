@@ -28,18 +28,18 @@ def problem(
     """
     now_ns = time.time_ns()
     beats = [beat for rank in ranks if (beat := read_heartbeat(folder.heartbeat(rank)))]
-    here = [beat for beat in beats if beat["host"] == host]
+    here = [beat for beat in beats if beat.host == host]
     if fresh or training:
-        here = [beat for beat in here if beat["status"] == "running" and (now_ns - beat["unix_ns"]) / 1e9 <= within_s]
+        here = [beat for beat in here if beat.status == "running" and (now_ns - beat.unix_ns) / 1e9 <= within_s]
     if len(here) < len(ranks):
         return f"{len(here)} of {len(ranks)} ranks of {host} have a heartbeat in {folder.heartbeats}"
     for beat in here:
-        age_s = (now_ns - beat["unix_ns"]) / 1e9
-        if beat["status"] == "running" and age_s > within_s:
-            where = f"step {beat['step']}, {beat['phase'] or 'no phase'}"
-            return f"rank {beat['rank']} has not beaten for {age_s:.0f} s ({where})"
-        if training and beat["step"] < 1:
-            return f"rank {beat['rank']} has not begun its first step"
+        age_s = (now_ns - beat.unix_ns) / 1e9
+        if beat.status == "running" and age_s > within_s:
+            where = f"step {beat.step}, {beat.phase or 'no phase'}"
+            return f"rank {beat.rank} has not beaten for {age_s:.0f} s ({where})"
+        if training and beat.step < 1:
+            return f"rank {beat.rank} has not begun its first step"
     return None
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from frog.core.runfolder import RunFolder
-from frog.events.schema import LAUNCHER_FIELDS
+from frog.events.launcher_schema import LAUNCHER_FIELDS
 
 
 class Journal:

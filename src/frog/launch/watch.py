@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from frog.core.processes import is_alive
 from frog.core.runfolder import RunFolder
 from frog.events.heartbeat import read_heartbeat
+from frog.events.schema import Beat
 
 
 def keep_heartbeats(folder: RunFolder, attempt: int) -> None:
@@ -18,7 +18,7 @@ def keep_heartbeats(folder: RunFolder, attempt: int) -> None:
     aside.mkdir(parents=True, exist_ok=True)
     for path in folder.heartbeats.glob("rank_*.json"):
         beat = read_heartbeat(path)
-        if beat is not None and beat["attempt"] <= attempt:
+        if beat is not None and beat.attempt <= attempt:
             path.replace(aside / path.name)
 
 
@@ -31,15 +31,15 @@ class Hang:
     kind: str
     """"silent": no heartbeat, so the process is stopped or held; "stuck": it beats, but waits in one collective."""
     waited_s: float
-    heartbeat: dict[str, Any]
+    heartbeat: Beat
 
     def __str__(self) -> str:
         beat = self.heartbeat
-        place = f"step {beat['step']}" + (f", {beat['phase']}" if beat["phase"] else "")
+        place = f"step {beat.step}" + (f", {beat.phase}" if beat.phase else "")
         if self.kind == "silent":
             return f"rank {self.rank} (pid {self.pid}) gave no sign of life for {self.waited_s:.0f} s, after {place}"
-        op = beat["open"][0]
-        return f"rank {self.rank} (pid {self.pid}) has waited {self.waited_s:.0f} s in {op['op']} ({place})"
+        op = beat.open[0].op
+        return f"rank {self.rank} (pid {self.pid}) has waited {self.waited_s:.0f} s in {op} ({place})"
 
 
 def find_hangs(folder: RunFolder, pids: dict[int, int], deadline_s: float, stuck_s: float) -> Iterator[Hang]:
@@ -52,11 +52,11 @@ def find_hangs(folder: RunFolder, pids: dict[int, int], deadline_s: float, stuck
     now_ns = time.monotonic_ns()
     for rank, pid in pids.items():
         beat = read_heartbeat(folder.heartbeat(rank))
-        if beat is None or beat["pid"] != pid or not is_alive(pid):
+        if beat is None or beat.pid != pid or not is_alive(pid):
             continue
-        silent_s = (now_ns - beat["beat_ns"]) / 1e9
-        allowed_s = max(stuck_s, 2 * beat.get("timeout_s", 0))
-        if silent_s > (deadline_s if beat["status"] == "running" else allowed_s):
+        silent_s = (now_ns - beat.beat_ns) / 1e9
+        allowed_s = max(stuck_s, 2 * beat.timeout_s)
+        if silent_s > (deadline_s if beat.status == "running" else allowed_s):
             yield Hang(rank, pid, "silent", silent_s, beat)
-        elif beat["open"] and (now_ns - beat["open"][0]["start_ns"]) / 1e9 > allowed_s:
-            yield Hang(rank, pid, "stuck", (now_ns - beat["open"][0]["start_ns"]) / 1e9, beat)
+        elif beat.open and (now_ns - beat.open[0].start_ns) / 1e9 > allowed_s:
+            yield Hang(rank, pid, "stuck", (now_ns - beat.open[0].start_ns) / 1e9, beat)

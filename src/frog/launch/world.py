@@ -15,6 +15,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import msgspec
+
 from frog.core.env import check_start_method
 from frog.core.errors import LaunchError, UsageError
 from frog.core.processes import NOT_MET
@@ -230,7 +232,7 @@ class _Launch:
         self._next_look = time.monotonic() + _LOOK_S
         for agent in self._running():
             for hang in find_hangs(folder, dict(agent.watched), self.options.deadline_s, self.options.stuck_s):
-                attempt = hang.heartbeat["attempt"]
+                attempt = hang.heartbeat.attempt
                 print(f"{hang}; it is killed", file=sys.stderr, flush=True)
                 self.journal.record(
                     "hang",
@@ -239,7 +241,7 @@ class _Launch:
                     pid=hang.pid,
                     kind=hang.kind,
                     waited_s=round(hang.waited_s, 3),
-                    heartbeat=hang.heartbeat,
+                    heartbeat=msgspec.to_builtins(hang.heartbeat),
                 )
                 agent.watched.pop(hang.rank)
                 with contextlib.suppress(ProcessLookupError):
@@ -313,7 +315,7 @@ class _Launch:
         if self.journal.folder is None:  # a program that leaves no heartbeats
             return True
         beat = read_heartbeat(self.journal.folder.heartbeat(0))
-        return beat is not None and beat["attempt"] == max(self._shown, default=0)
+        return beat is not None and beat.attempt == max(self._shown, default=0)
 
     def _enforce_deadlines(self) -> None:
         """After a failure or a request to stop: ask those who stay, then make them."""

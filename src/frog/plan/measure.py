@@ -7,30 +7,15 @@ from dataclasses import dataclass
 
 from frog.config import RunConfig
 from frog.events import RankEvents
-from frog.events.read import Event
+from frog.events.schema import ASIDE, CollectiveEvent, SpanEvent
 from frog.plan.flow import Flow, wire_bytes
 from frog.plan.layout import FLOAT_BYTES, Layout
 from frog.plan.traffic import step_traffic
-
-ASIDE = ("evaluate", "checkpoint")
-"""Phases that are not part of a training step."""
 
 TOLERANCE = 0.01
 
 _AGREED_BYTES = 64
 """Beside a number for each rank (its loss), what a step's agreement takes: the norm, the request to stop."""
-
-
-@dataclass(frozen=True)
-class Collective:
-    """One collective event of a step."""
-
-    op: str
-    axis: str
-    payload_bytes: int
-    start_ns: int
-    end_ns: int
-    wait_ns: int
 
 
 @dataclass(frozen=True)
@@ -60,26 +45,20 @@ class Comparison:
         return self.payload_bytes / self.expected.payload_bytes if self.expected else None
 
 
-def step_collectives(events: RankEvents, step: int) -> list[Collective]:
+def step_collectives(events: RankEvents, step: int) -> list[CollectiveEvent]:
     """The collectives of a training step, without those of an evaluation or a checkpoint after it."""
-    spans = [span for span in events.of("span") if span["step"] == step and span["phase"] not in ASIDE]
+    spans = [span for span in events.of(SpanEvent) if span.step == step and span.phase not in ASIDE]
     if not spans:
         return []
-    start_ns, end_ns = min(span["start_ns"] for span in spans), max(span["end_ns"] for span in spans)
+    start_ns, end_ns = min(span.start_ns for span in spans), max(span.end_ns for span in spans)
     return [
-        as_collective(event)
-        for event in events.of("collective")
-        if event["step"] == step and start_ns <= event["start_ns"] <= end_ns
+        event for event in events.of(CollectiveEvent) if event.step == step and start_ns <= event.start_ns <= end_ns
     ]
 
 
-def as_collective(event: Event) -> Collective:
-    start_ns, end_ns = event["start_ns"], event["end_ns"]
-    wait_ns = event.get("wait_ns", end_ns - start_ns)
-    return Collective(event["op"], event["axis"], event["payload_bytes"], start_ns, end_ns, wait_ns)
-
-
-def compare_step(config: RunConfig, world_size: int, rank: int, collectives: Iterable[Collective]) -> list[Comparison]:
+def compare_step(
+    config: RunConfig, world_size: int, rank: int, collectives: Iterable[CollectiveEvent]
+) -> list[Comparison]:
     """A rank's collectives of one step, beside the formulas; in the formulas' order, then what they do not know.
 
     The axis `world` is left out: it carries the few numbers that all ranks agree on.

@@ -10,6 +10,7 @@ from typing import Any
 
 from frog.core.files import write_atomic
 from frog.core.runfolder import RunFolder
+from frog.events.schema import CollectiveEvent, SpanEvent, StartEvent
 from frog.profile.numbers import Profile, read_profile
 from frog.profile.page import profile_page
 from frog.profile.trace import TraceEvent
@@ -58,16 +59,16 @@ def _encode(about: dict[str, Any], events: list[TraceEvent]) -> bytes:
 def _rank_trace(profile: Profile, rank: int, base_ns: int) -> Iterator[TraceEvent]:
     """The rank is the process, so that several traces go together; its GPUs are processes next to it."""
     file = profile.files[rank]
-    start = profile.events.ranks[rank].of("start")[-1]
-    place = ", ".join(f"{axis} {at}" for axis, at in start["place"].items() if start["mesh"][axis] > 1)
-    name = f"rank {rank}{f' ({place})' if place else ''}, pid {start['pid']}"
+    start = profile.run.ranks[rank].of(StartEvent)[-1]
+    place = ", ".join(f"{axis} {at}" for axis, at in start.place.items() if start.mesh[axis] > 1)
+    name = f"rank {rank}{f' ({place})' if place else ''}, pid {start.pid}"
     for kind, args in (("process_name", {"name": name}), ("process_sort_index", {"sort_index": rank})):
         yield {"ph": "M", "name": kind, "pid": rank, "tid": 0, "args": args}
     for event in itertools.chain(file.events, _collectives(profile, rank)):
         pid = event.get("pid")
-        if not isinstance(pid, int) or (pid == start["pid"] and event["name"].startswith("process_")):
+        if not isinstance(pid, int) or (pid == start.pid and event["name"].startswith("process_")):
             continue
-        changed: dict[str, Any] = {**event, "pid": rank if pid == start["pid"] else _DEVICES * (rank + 1) + pid}
+        changed: dict[str, Any] = {**event, "pid": rank if pid == start.pid else _DEVICES * (rank + 1) + pid}
         if "ts" in event:
             changed["ts"] = event["ts"] + (file.base_ns - base_ns) / 1e3
         if event["ph"] in _FLOWS:
@@ -77,16 +78,16 @@ def _rank_trace(profile: Profile, rank: int, base_ns: int) -> Iterator[TraceEven
 
 def _collectives(profile: Profile, rank: int) -> Iterator[TraceEvent]:
     """A rank's collectives in the recorded steps, as its events have them, on the clock of its trace."""
-    trace, events = profile.traces[rank], profile.events.ranks[rank]
+    trace, events = profile.traces[rank], profile.run.ranks[rank]
     marks = [start for name, (start, _) in trace.phases if name == "data"]
-    spans = [span for span in events.of("span") if span["phase"] == "data" and span["step"] in trace.steps]
-    pid = events.of("start")[-1]["pid"]
+    spans = [span for span in events.of(SpanEvent) if span.phase == "data" and span.step in trace.steps]
+    pid = events.of(StartEvent)[-1].pid
     # A span starts just inside its mark. What interrupts a rank between the two can only make them differ by less.
-    offset_us = max(mark - span["start_ns"] / 1e3 for mark, span in zip(marks, spans, strict=True))
-    for event in events.of("collective"):
-        if event["step"] in trace.steps:
-            same = {"cat": "collective", "id2": {"local": hex(event["seq"])}, "pid": pid, "tid": 0}
-            same["name"] = f"{event['op']} over {event['axis']}"
-            args = {"payload_bytes": event["payload_bytes"], "seq": event["seq"], "blocked_us": event["wait_ns"] / 1e3}
-            yield {"ph": "b", **same, "ts": event["start_ns"] / 1e3 + offset_us, "args": args}
-            yield {"ph": "e", **same, "ts": event["end_ns"] / 1e3 + offset_us}
+    offset_us = max(mark - span.start_ns / 1e3 for mark, span in zip(marks, spans, strict=True))
+    for event in events.of(CollectiveEvent):
+        if event.step in trace.steps:
+            same = {"cat": "collective", "id2": {"local": hex(event.seq)}, "pid": pid, "tid": 0}
+            same["name"] = f"{event.op} over {event.axis}"
+            args = {"payload_bytes": event.payload_bytes, "seq": event.seq, "blocked_us": event.wait_ns / 1e3}
+            yield {"ph": "b", **same, "ts": event.start_ns / 1e3 + offset_us, "args": args}
+            yield {"ph": "e", **same, "ts": event.end_ns / 1e3 + offset_us}

@@ -21,15 +21,15 @@ from typing import Any
 
 from frog.core.errors import RunError
 from frog.core.runfolder import RunFolder
-from frog.events import RankEvents, RunEvents, read_run
-from frog.plan.measure import Collective, step_collectives
+from frog.events import RankEvents, RecordedRun, read_run
+from frog.events.schema import STEP_PHASES, CollectiveEvent, MemoryEvent, SpanEvent, StepEvent
+from frog.plan.measure import step_collectives
 from frog.profile.trace import OperatorCall, Trace, TraceFile, common, length, read_trace_file, understand, without
 
 OPERATORS, TRANSFER, WAITING, PYTHON = "operators", "transfer", "waiting for ranks", "Python"
 EXPOSED, KERNELS, ALONE, IDLE = "exposed communication", "kernels", "communication alone", "idle"
 
 _MESSAGES = ("send", "recv", "send_recv")
-_PHASES = ("data", "forward", "backward", "reduce", "optimize", "zero")
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,7 @@ class RankProfile:
     """None in a world of one."""
     calls: list[OperatorCall]
     num_steps: int
-    memory: dict[str, Any] | None
-    """The event `memory`."""
+    memory: MemoryEvent | None
     peak_bytes: int
     """Of the whole process (on a GPU of its tensors), before the profiler began."""
     profiler_bytes: int
@@ -75,11 +74,10 @@ class Profile:
     """All ranks."""
 
     folder: RunFolder
-    run: dict[str, Any]
     ranks: list[RankProfile]
     files: dict[int, TraceFile]
     traces: dict[int, Trace]
-    events: RunEvents
+    run: RecordedRun
 
 
 def read_profile(folder: RunFolder) -> Profile:
@@ -88,10 +86,10 @@ def read_profile(folder: RunFolder) -> Profile:
     abouts = {about["rank"]: about for about in map(_json, paths)}
     if not abouts:
         raise RunError(f"{folder.profile}: no traces there", "frog profile RUN.toml")
-    run, events = folder.read_run(), read_run(folder)
-    is_ours = run["config"]["strategy"]["implementation"] == "frog"
+    run = read_run(folder)
+    is_ours = run.setting("strategy", "implementation") == "frog"
     collectives = {
-        rank: {step: _collectives(events.ranks[rank], step) for step in about["recorded_steps"]}
+        rank: {step: _collectives(run.ranks[rank], step) for step in about["recorded_steps"]}
         for rank, about in abouts.items()
     }
     files = {rank: read_trace_file(folder.trace(rank)) for rank in sorted(abouts)}
@@ -100,8 +98,8 @@ def read_profile(folder: RunFolder) -> Profile:
     for rank, trace in traces.items():
         blocked = _blocked(rank, abouts[rank]["axes"], collectives) if is_ours else None
         reported = [one for step in collectives[rank].values() for one in step] if is_ours else []
-        ranks.append(_measure(abouts[rank], trace, events.ranks[rank], reported, blocked))
-    return Profile(folder, run, ranks, files, traces, events)
+        ranks.append(_measure(abouts[rank], trace, run.ranks[rank], reported, blocked))
+    return Profile(folder, ranks, files, traces, run)
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -109,13 +107,13 @@ def _json(path: Path) -> dict[str, Any]:
     return found
 
 
-def _collectives(events: RankEvents, step: int) -> list[Collective]:
+def _collectives(events: RankEvents, step: int) -> list[CollectiveEvent]:
     """Of one step, in the order in which they began."""
     return sorted(step_collectives(events, step), key=lambda one: one.start_ns)
 
 
 def _blocked(
-    rank: int, axes: Mapping[str, Sequence[int]], collectives: Mapping[int, Mapping[int, Sequence[Collective]]]
+    rank: int, axes: Mapping[str, Sequence[int]], collectives: Mapping[int, Mapping[int, Sequence[CollectiveEvent]]]
 ) -> tuple[float, float]:
     """Microseconds, over all recorded steps, that a rank was blocked, and what of it was waiting for another rank.
 
@@ -137,7 +135,7 @@ def _blocked(
     return blocked_ns / 1e3, late_ns / 1e3
 
 
-def _late_ns(own: Collective, last_ns: int) -> int:
+def _late_ns(own: CollectiveEvent, last_ns: int) -> int:
     """How long a rank stood in a collective before the last one came to it. It stood there at the end of it."""
     stood_from_ns = max(own.start_ns, own.end_ns - own.wait_ns)
     return min(own.wait_ns, max(0, last_ns - stood_from_ns))
@@ -147,15 +145,17 @@ def _measure(
     about: Mapping[str, Any],
     trace: Trace,
     events: RankEvents,
-    reported: Sequence[Collective],
+    reported: Sequence[CollectiveEvent],
     blocked: tuple[float, float] | None,
 ) -> RankProfile:
     num_steps = len(trace.steps)
     steps_us = sum(end - start for start, end in trace.steps.values())
     parts = _parts(trace, steps_us, blocked)
-    phases = {phase: sum(end - start for name, (start, end) in trace.phases if name == phase) for phase in _PHASES}
+    phases: dict[str, float] = {
+        phase: sum(end - start for name, (start, end) in trace.phases if name == phase) for phase in STEP_PHASES
+    }
     phases["other"] = steps_us - sum(phases.values())
-    memory = {step: event["memory_bytes"] for step, event in events.by_step("step").items()}
+    memory = {step: event.memory_bytes for step, event in events.by_step(StepEvent).items()}
     before, after = memory[about["plain_steps"][-1]], memory[about["recorded_steps"][-1]]
     return RankProfile(
         rank=about["rank"],
@@ -167,7 +167,7 @@ def _measure(
         communication=_communication(trace, parts, reported, num_steps) if len(about["axes"]) else None,
         calls=trace.calls,
         num_steps=num_steps,
-        memory=next(iter(events.of("memory")), None),
+        memory=next(iter(events.of(MemoryEvent)), None),
         peak_bytes=before,
         profiler_bytes=after - before,
     )
@@ -188,7 +188,7 @@ def _parts(trace: Trace, steps_us: float, blocked: tuple[float, float] | None) -
 
 
 def _communication(
-    trace: Trace, parts: Mapping[str, float], reported: Sequence[Collective], num_steps: int
+    trace: Trace, parts: Mapping[str, float], reported: Sequence[CollectiveEvent], num_steps: int
 ) -> Communication:
     blocked_us = sum(parts.get(name, 0.0) for name in (TRANSFER, WAITING, EXPOSED, ALONE))
     if reported and not trace.kernels:
@@ -206,6 +206,6 @@ def _communication(
 
 def _median_us(events: RankEvents, steps: Iterable[int]) -> float:
     """The median time of some steps, from the start of the data phase to the step's last word."""
-    starts = {span["step"]: span["start_ns"] for span in events.of("span") if span["phase"] == "data"}
-    ends = {step: event["end_ns"] for step, event in events.by_step("step").items()}
+    starts = {span.step: span.start_ns for span in events.of(SpanEvent) if span.phase == "data"}
+    ends = {step: event.end_ns for step, event in events.by_step(StepEvent).items()}
     return statistics.median([float(ends[step] - starts[step]) / 1e3 for step in steps])

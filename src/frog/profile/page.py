@@ -58,7 +58,7 @@ def profile_page(profile: Profile) -> str:
 
 
 def _head(profile: Profile) -> str:
-    config, ranks = from_dict(profile.run["config"]), profile.ranks
+    config, ranks = from_dict(profile.folder.read_run().config), profile.ranks
     strategy = config.strategy
     sizes = {"dp": strategy.dp_size(len(ranks)), "pp": strategy.pp, "cp": strategy.cp, "tp": strategy.tp}
     axes = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1)
@@ -83,7 +83,7 @@ def _findings(profile: Profile) -> list[str]:
     found = [f"The largest part of a step is {largest}: {fractions[largest]:.0%} of it, over all ranks."]
     if fractions.get(WAITING, 0.0) >= 0.1:
         among = (
-            _who_is_late(ranks) if profile.run["config"]["strategy"]["pp"] == 1 else ", the pipeline's bubble included"
+            _who_is_late(ranks) if profile.run.setting("strategy", "pp") == 1 else ", the pipeline's bubble included"
         )
         found.append(f"{fractions[WAITING]:.0%} is waiting for other ranks{among}.")
     if fractions.get(EXPOSED, 0.0) >= 0.2:
@@ -169,7 +169,7 @@ def _products(profile: Profile) -> str:
 def _memory(profile: Profile) -> str:
     rows = []
     for rank in profile.ranks:
-        sizes = [format_bytes(rank.memory[part]) if rank.memory else "-" for part in _MEMORY]
+        sizes = [format_bytes(getattr(rank.memory, part)) if rank.memory else "-" for part in _MEMORY]
         rows.append([str(rank.rank), *sizes, format_bytes(rank.peak_bytes)])
     peak = "peak of tensors" if IDLE in profile.ranks[0].parts else "peak of the process"
     return f"## Memory\n\n{_table(['rank', *_MEMORY, peak], rows)}"

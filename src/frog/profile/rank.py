@@ -27,11 +27,12 @@ from frog.config.arguments import add_profile_arguments
 from frog.core.env import quiet_profiler
 from frog.core.files import write_json
 from frog.core.processes import leave
+from frog.core.runfile import FORMAT
 from frog.events.schema import Phase
 from frog.parallel.mesh import Mesh
 from frog.train.loop import train
 from frog.train.main import run_rank
-from frog.train.setup import FORMAT, Run
+from frog.train.setup import Run
 
 WARM_UP_STEPS = 2
 

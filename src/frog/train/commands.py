@@ -19,6 +19,7 @@ from frog.config import DataConfig, RunConfig, from_dict, to_dict
 from frog.core.env import world_env
 from frog.core.errors import CheckpointError, RunError, UsageError
 from frog.core.files import write_json
+from frog.core.runfile import FORMAT
 from frog.core.runfolder import RunFolder, find_run
 from frog.core.units import format_bytes
 from frog.data import Windows, load_tokenizer, open_prepared
@@ -28,7 +29,7 @@ from frog.parallel.build import build_strategy
 from frog.parallel.mesh import Mesh
 from frog.train.evaluate import evaluate as score_windows
 from frog.train.sample import sample_text
-from frog.train.setup import FORMAT, now_text, versions
+from frog.train.setup import now_text, versions
 from frog.train.trained import export_merged, load_trained, read_finetune
 
 _BATCH_SIZE = 16
@@ -57,7 +58,7 @@ def sample(args: argparse.Namespace) -> int:
 def evaluate(args: argparse.Namespace) -> int:
     """`frog eval RUN`"""
     folder = find_run(args.run)
-    config = from_dict(folder.read_run()["config"])
+    config = from_dict(folder.read_run().config)
     model, _, step = load_trained(folder, args.step)
     data = open_prepared(config.data.name)
     env = world_env()

@@ -20,10 +20,11 @@ from frog.core.errors import CommError, FrogError, UsageError, report_error
 from frog.core.facts import ErrorFacts, system_cause
 from frog.core.files import write_json
 from frog.core.processes import leave_with_parent
+from frog.core.runfile import FORMAT
 from frog.core.runfolder import RunFolder
 from frog.events import EventWriter
 from frog.train.log import RankLog
-from frog.train.setup import FORMAT, now_text
+from frog.train.setup import now_text
 from frog.train.stop import StopRequest
 
 _FOLLOWS_S = 2.0

@@ -16,13 +16,13 @@ from frog.config.load import override_dict
 from frog.core.env import WorldEnv, attempt_number
 from frog.core.errors import UsageError
 from frog.core.files import write_json
+from frog.core.runfile import FORMAT
 from frog.core.runfolder import RunFolder, find_run
 from frog.parallel.build import build_mesh
 from frog.train.failure import FailureReporter, as_rank
 from frog.train.log import RankLog
 from frog.train.loop import train
 from frog.train.setup import (
-    FORMAT,
     Run,
     check_resume,
     choose_folder,
@@ -96,7 +96,7 @@ def _configuration(args: argparse.Namespace) -> tuple[RunConfig, RunFolder | Non
             "leave the run file out; --set still overrides single fields",
         )
     folder = find_run(args.resume)
-    return from_dict(override_dict(folder.read_run()["config"], args.set)), folder
+    return from_dict(override_dict(folder.read_run().config, args.set)), folder
 
 
 def _finish(run: Run, record: dict[str, Any]) -> None:

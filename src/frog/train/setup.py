@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -25,6 +26,7 @@ from frog.core.env import attempt_number, host_name, launch_dir
 from frog.core.errors import CheckpointError, ConfigError, RunError
 from frog.core.facts import Damage, ErrorFacts
 from frog.core.files import write_atomic, write_json
+from frog.core.runfile import FORMAT
 from frog.core.runfolder import RunFolder
 from frog.data import PreparedData, ensure_prepared, open_prepared
 from frog.events import EventWriter
@@ -32,9 +34,6 @@ from frog.events.heartbeat import Heartbeat
 from frog.parallel.mesh import Mesh
 from frog.train.log import RankLog
 from frog.train.stop import StopRequest
-
-FORMAT = 1
-"""Of run.json and record.json."""
 
 
 @dataclass
@@ -129,10 +128,10 @@ def check_resume(folder: RunFolder, data: PreparedData) -> None:
 
     Raises:  RunError if the data set of its name is not the one that it was begun with.
     """
-    begun = folder.read_run()["data"] if folder.run_json.exists() else None
-    if begun is not None and begun["data_sha256"] != data.data_sha256:
+    begun = folder.read_run().data if folder.run_json.exists() else None
+    if begun is not None and begun.data_sha256 != data.data_sha256:
         raise RunError(
-            f"{folder.path}: was begun on data set {begun['name']} ({begun['data_sha256'][:12]}), and would go on with "
+            f"{folder.path}: was begun on data set {begun.name} ({begun.data_sha256[:12]}), and would go on with "
             f"{data.name} ({data.data_sha256[:12]})",
             "prepare the same data again, or begin a run of another name: --set name=NAME",
         )
@@ -146,10 +145,10 @@ def is_complete(folder: RunFolder, world: World, steps: int) -> bool:
 
     def look() -> bool:
         record = folder.read_record()
-        if record is None or record["status"] != "completed" or record["step"] < steps:
+        if record is None or record.status != "completed" or record.step < steps:
             return False
         good = find_good(folder)[0]
-        return good is not None and good.step == record["step"]
+        return good is not None and good.step == record.step
 
     return bool(world.from_main(look() if world.is_main else None))
 
@@ -190,8 +189,8 @@ def write_run_json(run: Run, num_parameters: int, from_step: int) -> None:
     """Write run.json, or on resuming add to it the world that goes on."""
     segment = describe_segment(run.world, run.mesh, from_step)
     if run.folder.run_json.exists():
-        content = run.folder.read_run()
-        content["config"] = to_dict(run.config)
+        begun = run.folder.read_run()
+        content = {"format": FORMAT, **msgspec.to_builtins(begun), "config": to_dict(run.config)}
         content["segments"].append(segment)
     else:
         content = {

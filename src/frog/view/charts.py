@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from frog.view.history import Floats, History, Ints, RankHistory
+from frog.events.history import Floats, History, Ints, RankHistory
 
 MAX_POINTS = 2000
 """Steps drawn in one chart, at most (held-out scores come on top)."""
@@ -70,7 +70,7 @@ def _loss(history: History, main: RankHistory) -> Chart:
     ]
     lines.append(_line("mean", "mean", _at(steps, main.steps, main.scalars["loss_mean"])))
     if evals:
-        losses = np.array([float(event["loss"]) for event in evals.values()])
+        losses = np.array([float("nan") if event.loss is None else event.loss for event in evals.values()])
         lines.append(_line("held-out", "heldout", _at(steps, np.array(list(evals), np.int64), losses)))
     note = "Cross-entropy on each rank's own sequences" if len(history.ranks) > 1 else "Cross-entropy"
     return _chart("loss", "Loss", "nats/token", note, "exact", steps, lines, len(main.steps))

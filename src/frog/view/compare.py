@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from frog.core.errors import RunError
+from frog.core.runfile import Record, RunFile
 from frog.core.runfolder import RunFolder
 from frog.core.tables import leaves
+from frog.events.history import History, RankHistory, read_history
 from frog.view.checkpoints import open_checkpoints
-from frog.view.history import History, RankHistory, read_history
 from frog.view.weights import differences
 
 Outcome = Literal["equal", "close", "different", "not compared"]
@@ -62,8 +63,8 @@ class Comparison:
 @dataclass
 class _Side:
     folder: RunFolder
-    run: dict[str, Any]
-    record: dict[str, Any]
+    run: RunFile
+    record: Record | None
     history: History
 
 
@@ -94,14 +95,14 @@ def compare_runs(a: RunFolder, b: RunFolder, rtol: float) -> Comparison:
 
 
 def _read(folder: RunFolder) -> _Side:
-    return _Side(folder, folder.read_run(), folder.read_record() or {}, read_history(folder))
+    return _Side(folder, folder.read_run(), folder.read_record(), read_history(folder))
 
 
 def _title(side: _Side) -> str:
     steps = _num_steps(side)
     worlds = dict.fromkeys(segment.world_size for segment in side.history.segments)
     world = ", then ".join(map(str, worlds)) or "?"
-    return f"{side.folder.path}: {side.record.get('status', 'no record')}, {steps} steps, world {world}"
+    return f"{side.folder.path}: {side.record.status if side.record else 'no record'}, {steps} steps, world {world}"
 
 
 def _num_steps(side: _Side) -> int:
@@ -111,10 +112,10 @@ def _num_steps(side: _Side) -> int:
 
 def _notes(a: _Side, b: _Side) -> list[str]:
     """The settings that differ, and whether one run is longer."""
-    left, right = dict(leaves(a.run["config"])), dict(leaves(b.run["config"]))
+    left, right = dict(leaves(a.run.config)), dict(leaves(b.run.config))
     keys = [key for key in {**left, **right} if left.get(key) != right.get(key) and key != "name"]
     notes = [f"{key}: {left.get(key)} in A, {right.get(key)} in B" for key in keys]
-    if (a.run["data"] or {}).get("data_sha256") != (b.run["data"] or {}).get("data_sha256"):
+    if (a.run.data and a.run.data.data_sha256) != (b.run.data and b.run.data.data_sha256):
         notes.append("the prepared data differ")
     if _num_steps(a) != _num_steps(b):
         notes.append(f"A has {_num_steps(a)} steps, B has {_num_steps(b)}")
@@ -150,8 +151,8 @@ def _ids_by_step(history: History) -> dict[int, list[int]]:
 
 def _reads(rank: RankHistory, segment: int) -> bool:
     """Whether this rank is the first of those that take the same samples: at the beginning of all axes but dp."""
-    place = rank.starts.get(segment, {}).get("place") or {}
-    return all(at == 0 for axis, at in place.items() if axis != "dp")
+    start = rank.starts.get(segment)
+    return start is None or all(at == 0 for axis, at in start.place.items() if axis != "dp")
 
 
 def _losses(a: _Side, b: _Side, rtol: float) -> Finding:
@@ -167,8 +168,8 @@ def _worlds(side: _Side) -> list[tuple[int, Any]]:
     """Worlds with the step from which each was so; what a resume in the same world and mesh adds is left out."""
     changes: list[tuple[int, Any]] = []
     for number, segment in enumerate(side.history.segments):
-        starts = side.history.main.starts if side.history.main else {}
-        world = (segment.world_size, (starts.get(number) or {}).get("mesh"))
+        start = side.history.main.starts.get(number) if side.history.main else None
+        world = (segment.world_size, start.mesh if start else None)
         if not changes or changes[-1][1] != world:
             changes.append((segment.from_step, world))
     return changes
@@ -195,7 +196,7 @@ def _of_main(side: _Side, name: str) -> dict[_Key, float]:
 
 def _held_out(side: _Side) -> dict[_Key, float]:
     main = side.history.main
-    return {(step, None): float(event["loss"]) for step, event in main.evals.items()} if main else {}
+    return {(step, None): event.loss for step, event in main.evals.items() if event.loss is not None} if main else {}
 
 
 def _numbers(what: str, a: dict[_Key, float], b: dict[_Key, float], rtol: float) -> Finding:
@@ -261,13 +262,13 @@ def _checkpoints(a: RunFolder, b: RunFolder, rtol: float, notes: list[str]) -> F
 def _final_weights(a: _Side, b: _Side, others: Sequence[Finding]) -> Finding:
     """The hashes in the records. A hash knows no tolerance: unequal, it makes the runs no worse than the rest does."""
     what = "final weights"
-    hashes = a.record.get("weights_sha256"), b.record.get("weights_sha256")
-    if None in hashes:
+    left, right = a.record, b.record
+    if left is None or right is None or left.weights_sha256 is None or right.weights_sha256 is None:
         return Finding(what, "not compared", "a run has no hash of its final weights")
-    if a.record.get("step") != b.record.get("step"):
-        return Finding(what, "not compared", f"of step {a.record.get('step')} and of step {b.record.get('step')}")
-    if hashes[0] == hashes[1]:
-        return Finding(what, "equal", f"same hash, {str(hashes[0])[:12]}…")
+    if left.step != right.step:
+        return Finding(what, "not compared", f"of step {left.step} and of step {right.step}")
+    if left.weights_sha256 == right.weights_sha256:
+        return Finding(what, "equal", f"same hash, {left.weights_sha256[:12]}…")
     known = any(finding.outcome == "different" for finding in others)
-    detail = f"hashes {str(hashes[0])[:12]}… and {str(hashes[1])[:12]}…: not every bit is the same"
+    detail = f"hashes {left.weights_sha256[:12]}… and {right.weights_sha256[:12]}…: not every bit is the same"
     return Finding(what, "different" if known else "close", detail)

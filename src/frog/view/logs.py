@@ -17,7 +17,8 @@ from pathlib import Path
 
 from frog.core.errors import RunError, UsageError
 from frog.core.runfolder import RunFolder
-from frog.diagnose.evidence import gather, is_under_way
+from frog.events import read_run
+from frog.events.run import is_under_way
 
 POLL_S = 0.2
 
@@ -193,13 +194,13 @@ def sources(folder: RunFolder) -> list[Source]:
 
 
 def ranks_on(folder: RunFolder, nodes: list[int]) -> set[int]:
-    """The ranks that live on some nodes, or lived there in an earlier world of the run."""
+    """The ranks that live on some nodes, or lived there in an earlier attempt of the run."""
     found = set[int]()
-    for world in gather(folder).worlds:
-        if world.launched:  # by the launcher: its nodes keep their numbers when the world shrinks
-            found |= {rank for started in world.launched if started["node"] in nodes for rank in started["ranks"]}
+    for attempt in read_run(folder).attempts:
+        if attempt.worlds:  # by the launcher: its nodes keep their numbers when the world shrinks
+            found |= {rank for world in attempt.worlds if world.node in nodes for rank in world.ranks}
         else:
-            found |= {rank for rank in world.ranks if world.node_of(rank) in nodes}
+            found |= {rank for rank in attempt.ranks if attempt.node_of(rank) in nodes}
     return found
 
 

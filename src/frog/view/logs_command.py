@@ -34,7 +34,7 @@ def add_logs_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentPars
 
 
 def _logs(args: argparse.Namespace) -> int:
-    from frog.diagnose.evidence import find_folder
+    from frog.core.runfolder import find_folder
     from frog.view.logs import Logs, check_choice, follow
 
     folder, choice = find_folder(args.run), _choice(args)

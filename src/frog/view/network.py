@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from frog.core.runfolder import RunFolder
+from frog.events import RecordedRun
+from frog.events.history import History, RankHistory
+from frog.events.launcher_schema import LauncherEndEvent, LaunchEvent, LinkFigures, LinkSettings
 from frog.plan.network import Cost, collective_cost, payload_rate
-from frog.view.history import History, RankHistory
 
 _WHOLE = {"world": ("pp", "dp", "cp", "tp"), "data": ("dp", "cp"), "model": ("pp", "tp")}
 """Axes made of others."""
@@ -32,17 +32,18 @@ class MatchedCollective:
     """When the last rank had its result."""
 
 
-def network_section(folder: RunFolder, history: History) -> dict[str, Any] | None:
+def network_section(history: History) -> dict[str, Any] | None:
     """What the section shows; None of a run whose last launch had no network, or that has no collective over it."""
-    network, counted = _launch_network(folder)
+    network, counted = _launch_network(history.run)
     if network is None or not history.ranks:
         return None
     segment = len(history.segments) - 1
     ranks = {rank: own for rank, own in history.ranks.items() if segment in own.starts}
-    places = {rank: own.starts[segment] for rank, own in ranks.items()}
-    node_of = {rank: int(start["node_rank"]) for rank, start in places.items()}
-    alpha_s = float(network["delay_s"])
-    beta = payload_rate(network["rate_bits_per_s"], network["mtu"])
+    starts = {rank: own.starts[segment] for rank, own in ranks.items()}
+    places = {rank: start.place for rank, start in starts.items()}
+    node_of = {rank: start.node_rank for rank, start in starts.items()}
+    alpha_s = network.delay_s
+    beta = payload_rate(network.rate_bits_per_s, network.mtu)
     rows = []
     for kind, times_s in _times(ranks, segment, node_of, places).items():
         op, axis, payload_bytes = kind
@@ -52,9 +53,9 @@ def network_section(folder: RunFolder, history: History) -> dict[str, Any] | Non
     if not rows:
         return None
     return {
-        "rate_bits_per_s": network["rate_bits_per_s"],
+        "rate_bits_per_s": network.rate_bits_per_s,
         "delay_s": alpha_s,
-        "loss": network.get("loss") or 0.0,
+        "loss": network.loss,
         "beta_bytes_per_s": beta,
         "num_nodes": len(set(node_of.values())),
         "rows": sorted(rows, key=lambda row: -row["total_s"]),
@@ -62,31 +63,23 @@ def network_section(folder: RunFolder, history: History) -> dict[str, Any] | Non
     }
 
 
-def _launch_network(folder: RunFolder) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+def _launch_network(run: RecordedRun) -> tuple[LinkSettings | None, LinkFigures | None]:
     """The network of the last launch, and what it had carried at its end, as far as the launcher said."""
     network = counted = None
-    try:
-        lines = folder.launcher_events.read_text(encoding="utf-8", errors="replace").splitlines()
-    except FileNotFoundError:
-        return None, None
-    for line in lines:
-        try:
-            event = json.loads(line)
-        except json.JSONDecodeError:  # what a kill cut off
-            continue
-        if event.get("event") == "launch":
-            network, counted = event.get("network"), None
-        elif event.get("event") == "end":
-            counted = event.get("network")
+    for event in run.launcher:
+        if isinstance(event, LaunchEvent):
+            network, counted = event.network, None
+        elif isinstance(event, LauncherEndEvent):
+            counted = event.network
     return network, counted
 
 
-def axis_groups(axis: str, places: Mapping[int, Mapping[str, Any]]) -> list[list[int]]:
+def axis_groups(axis: str, places: Mapping[int, Mapping[str, int]]) -> list[list[int]]:
     """The ranks of the world, cut into the groups of an axis, each in order; nothing if the axis is not known."""
     along = _WHOLE.get(axis, (axis,))
     found: dict[tuple[tuple[str, int], ...], list[int]] = {}
     for rank in sorted(places):
-        place = places[rank].get("place") or {}
+        place = places[rank]
         if axis != "world" and not set(along) <= place.keys():
             return []
         found.setdefault(tuple((name, at) for name, at in place.items() if name not in along), []).append(rank)
@@ -97,7 +90,7 @@ def _times(
     ranks: Mapping[int, RankHistory],
     segment: int,
     node_of: Mapping[int, int],
-    places: Mapping[int, Mapping[str, Any]],
+    places: Mapping[int, Mapping[str, int]],
 ) -> dict[Kind, list[float]]:
     """Seconds of each collective that went between nodes, by kind.
 

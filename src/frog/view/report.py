@@ -8,18 +8,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from frog.config import from_dict
-from frog.core.errors import ConfigError
 from frog.core.files import write_atomic
+from frog.core.runfile import Record, RunFile
 from frog.core.runfolder import RunFolder
 from frog.core.units import format_bytes, format_count, format_seconds
+from frog.events.history import History, read_history
 from frog.view.charts import charts, marks
 from frog.view.checkpoints import CheckpointReader, open_checkpoints
-from frog.view.history import History, read_history
 from frog.view.network import network_section
 from frog.view.palette import PHASE_COLORS, RANK_COLORS
-from frog.view.runs import unrecorded_status, when
-from frog.view.strategy import strategy_section
+from frog.view.runs import status_of, when
+from frog.view.strategy import known_config, strategy_section
 from frog.view.timeline import phase_fractions, windows
 from frog.view.weights import Movement, weight_movement
 
@@ -65,7 +64,7 @@ def _context(folder: RunFolder) -> dict[str, Any]:
     history = read_history(folder)
     good, broken = open_checkpoints(folder)
     movement = weight_movement(good)
-    status = record["status"] if record else unrecorded_status(folder, run)
+    status = status_of(folder, run, record)
     drawn = {"charts": charts(history), "marks": marks(history)}
     return {
         "run": run,
@@ -77,7 +76,7 @@ def _context(folder: RunFolder) -> dict[str, Any]:
         "fractions": phase_fractions(history),
         "windows": windows(history),
         "strategy": strategy_section(run, history),
-        "network": network_section(folder, history),
+        "network": network_section(history),
         "segments": _segments(run, history),
         "ranks": [rank.starts[max(rank.starts)] for rank in history.ranks.values() if rank.starts],
         "checkpoints": _checkpoints(history, good),
@@ -85,7 +84,7 @@ def _context(folder: RunFolder) -> dict[str, Any]:
         "movement": movement,
         "heat": _heat(movement) if movement else [],
         "samples": _samples(history),
-        "num_torn_lines": history.num_torn_lines,
+        "problems": history.run.problems,
         "config": _config(run),
         "phase_colors": PHASE_COLORS,
         "rank_colors": RANK_COLORS,
@@ -106,39 +105,35 @@ def _asset(name: str) -> str:
     return (_ASSETS / name).read_text(encoding="utf-8")
 
 
-def _headline(run: dict[str, Any], record: dict[str, Any] | None, history: History) -> dict[str, Any]:
+def _headline(run: RunFile, record: Record | None, history: History) -> dict[str, Any]:
     """The numbers on top: from the record, or from the events while there is none."""
-    main, record = history.main, record or {}
+    main = history.main
     evals = [] if main is None else list(main.evals.values())
     has_steps = main is not None and len(main.steps) > 0
-    last = {name: float(values[-1]) for name, values in main.scalars.items()} if main and has_steps else {}
-    segments = run.get("segments") or []
+    last = {name: _finite(float(values[-1])) for name, values in main.scalars.items()} if main and has_steps else {}
+    loss, tokens_per_s = (record.loss, record.tokens_per_s) if record else (None, None)
     return {
-        "step": record.get("step", int(main.steps[-1]) if main and has_steps else 0),
-        "num_steps": run["config"]["train"]["steps"],
-        "loss": record.get("loss", last.get("loss_mean")),
-        "eval": record.get("eval") or (evals[-1] if evals else None),
-        "tokens_per_s": record.get("tokens_per_s", last.get("tokens_per_s")),
-        "tokens": record.get("tokens"),
-        "wall_s": record.get("wall_s", _span_s(history)),
-        "mfu": _finite(last.get("mfu")),
-        "world_size": segments[-1]["world_size"] if segments else len(history.ranks),
+        "step": record.step if record else int(main.steps[-1]) if main and has_steps else 0,
+        "num_steps": run.setting("train", "steps"),
+        "loss": loss if loss is not None else last.get("loss_mean"),
+        "eval": (record and record.eval) or (evals[-1] if evals else None),
+        "tokens_per_s": tokens_per_s if tokens_per_s is not None else last.get("tokens_per_s"),
+        "tokens": record and record.tokens,
+        "wall_s": record.wall_s if record and record.wall_s is not None else _span_s(history),
+        "mfu": last.get("mfu"),
+        "world_size": run.segments[-1].world_size if run.segments else len(history.ranks),
         "batch": _batch(run),
-        "weights_sha256": record.get("weights_sha256"),
-        "order_sha256": record.get("order_sha256"),
+        "weights_sha256": record and record.weights_sha256,
+        "order_sha256": record and record.order_sha256,
     }
 
 
-def _batch(run: dict[str, Any]) -> str | None:
+def _batch(run: RunFile) -> str | None:
     """The effective batch size in the last world; None of a run that was not trained, or of another version's."""
-    segments = run.get("segments") or []
-    try:
-        config = from_dict(run["config"])
-    except (ConfigError, KeyError, TypeError, ValueError):
+    config = known_config(run)
+    if config is None or not run.segments or config.world_problems(run.segments[-1].world_size):
         return None
-    if not segments or config.world_problems(segments[-1]["world_size"]):
-        return None
-    return config.explain_batch(segments[-1]["world_size"])
+    return config.explain_batch(run.segments[-1].world_size)
 
 
 def _finite(value: float | None) -> float | None:
@@ -150,38 +145,30 @@ def _span_s(history: History) -> float | None:
     return times[0].wall_ns / 1e9 if times else None
 
 
-def _error(folder: RunFolder, record: dict[str, Any] | None, history: History, status: str) -> dict[str, Any] | None:
+def _error(folder: RunFolder, record: Record | None, history: History, status: str) -> dict[str, Any] | None:
     """What went wrong, with what every rank said of it; None if nothing did."""
-    error = (record or {}).get("error")
-    said = [{"rank": rank.rank, **event} for rank in history.ranks.values() for event in rank.errors]
+    error = record.error if record else None
+    said = [(rank.rank, event) for rank in history.ranks.values() for event in rank.errors]
     if error is None and status not in ("failed", "died"):
         return None
-    if error is None and said:
-        error = said[-1]
-    rank = (error or {}).get("rank")
+    rank, first = (error.rank, error) if error else said[-1] if said else (None, None)
     return {
-        "type": (error or {}).get("type"),
-        "message": (error or {}).get("message"),
+        "type": first and first.type,
+        "message": first and first.message,
         "rank": rank,
-        "step": (error or {}).get("step"),
-        "others": [event for event in said if event["rank"] != rank],
-        "log": str(folder.rank_log(rank if rank is not None else 0).relative_to(folder.path)),
+        "step": first and first.step,
+        "others": [{"rank": other, "event": event} for other, event in said if other != rank],
+        "log": str(folder.rank_log(rank or 0).relative_to(folder.path)),
     }
 
 
-def _segments(run: dict[str, Any], history: History) -> list[dict[str, Any]]:
+def _segments(run: RunFile, history: History) -> list[dict[str, Any]]:
     """run.json's segments, with what the events add: all hosts, and the steps taken again."""
-    segments = run.get("segments") or []
     rows = []
-    for index, segment in enumerate(segments):
-        seen = history.segments[index] if len(segments) == len(history.segments) else None
-        rows.append(
-            {
-                **segment,
-                "hosts": seen.hosts if seen and seen.hosts else [segment.get("host")],
-                "num_retaken": seen.num_retaken if seen else None,
-            }
-        )
+    for index, segment in enumerate(run.segments):
+        seen = history.segments[index] if len(run.segments) == len(history.segments) else None
+        hosts = seen.hosts if seen and seen.hosts else [segment.host]
+        rows.append({"segment": segment, "hosts": hosts, "num_retaken": seen.num_retaken if seen else None})
     return rows
 
 
@@ -195,8 +182,8 @@ def _checkpoints(history: History, good: Sequence[CheckpointReader]) -> list[dic
             "world_size": checkpoint.world_size,
             "payload_bytes": checkpoint.payload_bytes,
             "num_tensors": len(checkpoint.names()),
-            "blocked_ms": saved[checkpoint.step]["blocked_ns"] / 1e6 if checkpoint.step in saved else None,
-            "write_s": commits[checkpoint.step]["write_ns"] / 1e9 if checkpoint.step in commits else None,
+            "blocked_ms": saved[checkpoint.step].blocked_ns / 1e6 if checkpoint.step in saved else None,
+            "write_s": commits[checkpoint.step].write_ns / 1e9 if checkpoint.step in commits else None,
         }
         for checkpoint in good
     ]
@@ -227,14 +214,13 @@ def _samples(history: History) -> list[dict[str, Any]]:
     if len(found) > _MAX_SAMPLES:
         found = [found[round(i * (len(found) - 1) / (_MAX_SAMPLES - 1))] for i in range(_MAX_SAMPLES)]
     return [
-        {"step": event["step"], "prompt": event["prompt"], "text": event["text"].removeprefix(event["prompt"])}
-        for event in found
+        {"step": event.step, "prompt": event.prompt, "text": event.text.removeprefix(event.prompt)} for event in found
     ]
 
 
-def _config(run: dict[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
+def _config(run: RunFile) -> list[tuple[str, list[tuple[str, str]]]]:
     """The configuration by section; what stands outside any section comes first."""
-    config = run["config"]
+    config = run.config
     sections = [("run", [(key, _plain(value)) for key, value in config.items() if not isinstance(value, dict)])]
     sections += [
         (name, [(key, _plain(value)) for key, value in content.items()])

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import datetime as dt
-import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from frog.core.env import host_name
 from frog.core.errors import RunError
-from frog.core.processes import is_alive
+from frog.core.runfile import Record, RunFile
 from frog.core.runfolder import RunFolder
 from frog.core.units import format_count
-from frog.events import RunEvents, read_rank
+from frog.events import read_rank
+from frog.events.run import is_under_way
+from frog.events.schema import EvalEvent, StepEvent
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-_QUIET_S = 120.0
-"""A run of which nothing was heard for longer, and whose processes cannot be asked, is taken for dead."""
 
-
-@dataclass
+@dataclass(frozen=True)
 class RunRow:
     """What `frog runs` says of one run; None where nothing is known."""
 
@@ -48,66 +45,44 @@ def list_runs(runs: Path) -> list[RunRow]:
 def _row(folder: RunFolder) -> RunRow:
     try:
         run, record = folder.read_run(), folder.read_record()
-        row = _row_without_record(folder, run) if record is None else _row_of_record(folder, run, record)
     except RunError as error:
-        row = _unreadable(folder, error.what)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        what = f"{folder.path}: run.json or record.json is not as Frog writes it: {error!r}"
-        row = _unreadable(folder, what)
-    return row
-
-
-def _unreadable(folder: RunFolder, problem: str) -> RunRow:
-    return RunRow(folder.path.name, "unreadable", None, None, None, None, None, None, None, problem)
-
-
-def _row_of_record(folder: RunFolder, run: dict[str, Any], record: dict[str, Any]) -> RunRow:
-    return RunRow(
+        return RunRow(folder.path.name, "unreadable", None, None, None, None, None, None, None, error.what)
+    row = RunRow(
         name=folder.path.name,
-        status=record["status"],
-        step=record.get("step"),
-        num_steps=run["config"]["train"]["steps"],
-        world_size=_world_size(run),
-        loss=record.get("loss"),
-        heldout_loss=(record.get("eval") or {}).get("loss"),
-        tokens_per_s=record.get("tokens_per_s"),
-        created=run.get("created"),
+        status=status_of(folder, run, record),
+        step=0,
+        num_steps=run.setting("train", "steps"),
+        world_size=run.segments[-1].world_size if run.segments else None,
+        loss=None,
+        heldout_loss=None,
+        tokens_per_s=None,
+        created=run.created,
     )
+    if record is not None:
+        heldout_loss = record.eval.loss if record.eval else None
+        return replace(
+            row, step=record.step, loss=record.loss, heldout_loss=heldout_loss, tokens_per_s=record.tokens_per_s
+        )
+    return _with_last_step(row, folder)
 
 
-def _row_without_record(folder: RunFolder, run: dict[str, Any]) -> RunRow:
+def _with_last_step(row: RunRow, folder: RunFolder) -> RunRow:
+    """What the events of the main rank say of a run that has no record."""
     ranks = folder.event_ranks()
-    events = read_rank(folder, ranks[0]) if ranks else RunEvents({}).main
-    steps, evals = events.of("step"), events.of("eval")
-    return RunRow(
-        name=folder.path.name,
-        status=unrecorded_status(folder, run),
-        step=steps[-1]["step"] if steps else 0,
-        num_steps=run["config"]["train"]["steps"],
-        world_size=_world_size(run),
-        loss=steps[-1]["loss_mean"] if steps else None,
-        heldout_loss=evals[-1]["loss"] if evals else None,
-        tokens_per_s=steps[-1]["tokens_per_s"] if steps else None,
-        created=run.get("created"),
-    )
+    events = read_rank(folder, ranks[0]) if ranks else None
+    step, score = (events.last(StepEvent), events.last(EvalEvent)) if events else (None, None)
+    if step is not None:
+        row = replace(row, step=step.step, loss=step.loss_mean, tokens_per_s=step.tokens_per_s)
+    return replace(row, heldout_loss=score.loss if score else None)
 
 
-def _world_size(run: dict[str, Any]) -> int | None:
-    segments = run.get("segments") or []
-    return segments[-1]["world_size"] if segments else None
-
-
-def unrecorded_status(folder: RunFolder, run: dict[str, Any]) -> str:
-    """What a run without a record is: `imported`, if it never trained; `running` or `died`, by its first rank's process
-    if that was on this machine, else by when it was last heard of."""
-    if not run.get("segments"):
+def status_of(folder: RunFolder, run: RunFile, record: Record | None) -> str:
+    """How a run ended by its record; without one it is `imported`, if it never trained, `running` or `died`."""
+    if record is not None:
+        return record.status
+    if not run.segments:
         return "imported"
-    ranks = folder.event_ranks()
-    starts = read_rank(folder, ranks[0]).of("start") if ranks else []
-    if starts and starts[-1]["host"] == host_name():
-        return "running" if is_alive(starts[-1]["pid"]) else "died"
-    said = [folder.rank_events(rank).stat().st_mtime for rank in ranks] or [folder.run_json.stat().st_mtime]
-    return "running" if time.time() - max(said) < _QUIET_S else "died"
+    return "running" if is_under_way(folder) else "died"
 
 
 def runs_table(rows: list[RunRow]) -> Table:

@@ -9,18 +9,19 @@ import numpy as np
 
 from frog.config import RunConfig, from_dict
 from frog.core.errors import ConfigError
-from frog.events.schema import PHASES
+from frog.core.runfile import RunFile
+from frog.events.history import Collectives, History, RankHistory, Spans
+from frog.events.schema import ASIDE, PHASES, CollectiveEvent, MemoryEvent
 from frog.plan.layout import Layout
-from frog.plan.measure import ASIDE, Collective, compare_step
+from frog.plan.measure import compare_step
 from frog.plan.memory import PARTS, step_memory
 from frog.plan.strategies import describe, expected_bubble
 from frog.view.charts import shown_ranks
-from frog.view.history import Collectives, History, RankHistory, Spans
 
 _NUM_STEPS = 50
 """Of how many of the last steps overlap is the mean, and the bubble the median."""
 
-_ASIDE = [PHASES.index(phase) for phase in PHASES if phase in ASIDE]
+_ASIDE = [PHASES.index(phase) for phase in ASIDE]
 _PASSES = [PHASES.index("forward"), PHASES.index("backward")]
 
 _MESSAGES = ("send", "recv")
@@ -65,7 +66,7 @@ class Seen:
     """Whether the configuration can be in this world at all."""
 
 
-def strategy_section(run: dict[str, Any], history: History) -> dict[str, Any] | None:
+def strategy_section(run: RunFile, history: History) -> dict[str, Any] | None:
     """What the section shows; None for a run without a step, or of another version's configuration."""
     seen = _look(run, history)
     if seen is None:
@@ -88,13 +89,20 @@ def strategy_section(run: dict[str, Any], history: History) -> dict[str, Any] | 
     }
 
 
-def _look(run: dict[str, Any], history: History) -> Seen | None:
+def known_config(run: RunFile) -> RunConfig | None:
+    """The run's configuration; None if it is another version's, or damaged."""
+    try:
+        return from_dict(run.config)
+    except (ConfigError, KeyError, TypeError, ValueError):
+        return None
+
+
+def _look(run: RunFile, history: History) -> Seen | None:
     main = history.main
     if main is None or not len(main.steps):
         return None
-    try:
-        config = from_dict(run["config"])
-    except (ConfigError, KeyError, TypeError, ValueError):
+    config = known_config(run)
+    if config is None:
         return None
     segment = int(main.segment[-1])
     world_size = history.segments[segment].world_size
@@ -127,21 +135,21 @@ def _recent(own: RankHistory, segment: int, place: dict[str, int]) -> Recent:
 def _mesh(seen: Seen) -> dict[str, Any] | None:
     """The axes of more than one rank, and each rank's place on them; None where there is one rank, or none is known."""
     starts = [recent.own.starts[seen.segment] for recent in seen.ranks]
-    axes = {name: size for name, size in (starts[0].get("mesh") or {}).items() if size > 1}
+    axes = {name: size for name, size in starts[0].mesh.items() if size > 1}
     if not axes:
         return None
     rows = [
         {
-            "rank": start["rank"],
-            "host": start["host"],
-            "places": [(start.get("place") or {}).get(name) for name in axes],
+            "rank": start.rank,
+            "host": start.host,
+            "places": [start.place.get(name) for name in axes],
         }
         for start in starts
     ]
     return {"axes": axes, "rows": rows}
 
 
-def step_collectives(recent: Recent, step: int) -> list[Collective]:
+def step_collectives(recent: Recent, step: int) -> list[CollectiveEvent]:
     """A rank's collectives of a training step, without those of an evaluation or a checkpoint after it."""
     spans, calls, own = recent.spans, recent.collectives, recent.own
     inside = spans.step == step
@@ -149,7 +157,9 @@ def step_collectives(recent: Recent, step: int) -> list[Collective]:
         return []
     after, before = calls.start_ns >= spans.start_ns[inside].min(), calls.start_ns <= spans.end_ns[inside].max()
     return [
-        Collective(
+        CollectiveEvent(
+            step=step,
+            seq=0,
             op=own.ops[calls.phase[i]],
             axis=own.axes[calls.axis[i]],
             payload_bytes=int(calls.micro[i]),
@@ -186,10 +196,10 @@ def _memory(seen: Seen) -> dict[str, Any] | None:
     return {"parts": PARTS, "rows": rows, "activations_have_formula": _activations_have_formula(seen)} if rows else None
 
 
-def _part(seen: Seen, recent: Recent, part: str, event: dict[str, Any]) -> dict[str, Any]:
+def _part(seen: Seen, recent: Recent, part: str, event: MemoryEvent) -> dict[str, Any]:
     known = seen.has_formula and (part != "activations" or _activations_have_formula(seen))
     expected = getattr(step_memory(seen.config, seen.world_size, recent.rank), part) if known else None
-    measured = event[part]
+    measured = getattr(event, part)
     return {
         "measured": measured,
         "expected": expected,

@@ -9,7 +9,7 @@ import numpy as np
 
 from frog.core.errors import UsageError
 from frog.core.runfolder import RunFolder
-from frog.view.history import SCALARS, History, RankHistory, read_history
+from frog.events.history import SCALARS, History, RankHistory, read_history
 
 _SUFFIX = ".frog"
 _OF_RANK = ("loss", "grad_norm_local", "memory_bytes")
@@ -63,10 +63,10 @@ def _write_held_out(folder: Path, history: History, main: RankHistory) -> None:
     with _Writer(folder) as writer:
         for step, event in main.evals.items():
             names = ("loss", "perplexity", "bits_per_byte")
-            values = {name: float(event[name]) for name in names if event[name] is not None}
+            values = {name: value for name in names if (value := getattr(event, name)) is not None}
             writer.scalars(step, times_s.get(step, begin_s), values)
-        for step, event in main.samples.items():
-            text = event["prompt"] + event["text"].removeprefix(event["prompt"])
+        for step, sample in main.samples.items():
+            text = sample.prompt + sample.text.removeprefix(sample.prompt)
             writer.text(step, times_s.get(step, begin_s), "sample", text)
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from frog.events.history import Floats, History, Ints, RankHistory, Spans
 from frog.events.schema import PHASES
 from frog.view.charts import shown_ranks
-from frog.view.history import Floats, History, Ints, RankHistory, Spans
 
 _MAX_SPANS = 1500
 _ASIDE = [PHASES.index("evaluate"), PHASES.index("checkpoint")]
