@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from frog.core.errors import LaunchError, UsageError
 from frog.core.processes import NOT_MET, is_alive
 from frog.launch.agent import Agent
+from frog.launch.lifecycle import Limits
 from frog.launch.nodes import Nodes, parse_nodes
 from frog.launch.start import Options, Starter
 from frog.launch.world import _Launch, run_world
@@ -39,6 +41,7 @@ UP = "until test -e $SCRATCH/up; do sleep 0.02; done"
 """Waits until another node is ready for signals."""
 
 RunNodes = Callable[..., int]
+QUICK = Limits(grace_s=2.0, patience_s=0.4)
 
 
 class ScriptedStarter(Starter):
@@ -63,20 +66,17 @@ class ScriptedStarter(Starter):
 
 
 @pytest.fixture
-def run_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunNodes:
+def run_nodes(tmp_path: Path) -> RunNodes:
     """Run a world of one script (or more, one for each start) a node; return its exit code."""
-    monkeypatch.setattr("frog.launch.world._PATIENCE_S", 0.4)
-    monkeypatch.setattr("frog.launch.world._GRACE_S", 2.0)
-
     launches = itertools.count()
 
-    def run(nodes: str, *scripts: str | list[str], restarts: int = 0) -> int:
+    def run(nodes: str, *scripts: str | list[str], restarts: int = 0, **limits: float) -> int:
         options = Options(restarts=restarts, repair_s=0.2)
         scratch = tmp_path / f"launch_{next(launches)}"
         scratch.mkdir()
         starter = ScriptedStarter(parse_nodes(nodes), [], options, scratch, None)
         starter.scripts = {node: [given] if isinstance(given, str) else given for node, given in enumerate(scripts)}
-        launch = _Launch(starter.nodes, options, scratch, starter)
+        launch = _Launch(starter.nodes, options, scratch, starter, replace(QUICK, **limits))
         try:
             return launch.run()
         finally:
@@ -85,7 +85,7 @@ def run_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunNodes:
     return run
 
 
-def error_of(run_nodes: RunNodes, *words: object, **options: int) -> LaunchError:
+def error_of(run_nodes: RunNodes, *words: object, **options: float) -> LaunchError:
     with pytest.raises(LaunchError) as caught:
         run_nodes(*words, **options)
     return caught.value
@@ -108,23 +108,24 @@ def test_who_does_not_leave_is_made_to(run_nodes: RunNodes) -> None:
     assert (error.exit_code, time.monotonic() - start_s < 15) == (3, True)
 
 
-def test_an_agent_without_ranks_is_not_given_as_long(run_nodes: RunNodes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_without_ranks_is_not_given_as_long(run_nodes: RunNodes) -> None:
     """It asks a node for news that it cannot reach, and hears nothing else."""
-    monkeypatch.setattr("frog.launch.world._GRACE_S", 60.0)
-    monkeypatch.setattr("frog.launch.world._LAST_WORDS_S", 0.3)
     start_s = time.monotonic()
-    error_of(run_nodes, "2x1", "exit 3", "rank 0; world 0 2 1 $!; trap '' TERM; sleep 30 & wait; wait")
+    error_of(
+        run_nodes,
+        "2x1",
+        "exit 3",
+        "rank 0; world 0 2 1 $!; trap '' TERM; sleep 30 & wait; wait",
+        grace_s=60.0,
+        last_words_s=0.3,
+    )
     assert time.monotonic() - start_s < 15
 
 
-def test_it_is_counted_from_the_end_of_its_ranks(
-    run_nodes: RunNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_counted_from_the_end_of_its_ranks(run_nodes: RunNodes, tmp_path: Path) -> None:
     """They save for a while; then it reports how they ended."""
-    monkeypatch.setattr("frog.launch.world._GRACE_S", 60.0)
-    monkeypatch.setattr("frog.launch.world._LAST_WORDS_S", 3.0)
     saves = "rank 5; world 0 2 1 $!; trap '' TERM; wait; sleep 0.3; touch $SCRATCH/reported; exit 1"
-    error_of(run_nodes, "2x1", "exit 3", saves)
+    error_of(run_nodes, "2x1", "exit 3", saves, grace_s=60.0, last_words_s=3.0)
     assert (tmp_path / "launch_0" / "reported").exists()
 
 
@@ -162,10 +163,14 @@ def test_also_one_that_ends_long_after_them(run_nodes: RunNodes) -> None:
     assert time.monotonic() - start_s < 15
 
 
-def test_or_if_they_have_not_for_a_long_time(run_nodes: RunNodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("frog.launch.world._REPAIR_AT_MOST_S", 0.3)
+def test_or_if_they_have_not_for_a_long_time(run_nodes: RunNodes) -> None:
     stays = "world 0 2 0 $nobody; until test -e $SCRATCH/back; do sleep 0.02; done"
-    assert run_nodes("1:2x1", stays, ["world 0 2 1 $nobody; kill -9 $$", "touch $SCRATCH/back"], restarts=1) == 0
+    assert (
+        run_nodes(
+            "1:2x1", stays, ["world 0 2 1 $nobody; kill -9 $$", "touch $SCRATCH/back"], restarts=1, repair_at_most_s=0.3
+        )
+        == 0
+    )
 
 
 def test_a_world_that_may_not_shrink_ends(run_nodes: RunNodes) -> None:
@@ -183,15 +188,12 @@ def test_a_failure_of_the_program_ends_a_world_that_may_shrink(run_nodes: RunNod
     assert error.what.endswith("nan")
 
 
-def test_a_node_that_is_slower_than_the_others_may_finish(
-    run_nodes: RunNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_that_is_slower_than_the_others_may_finish(run_nodes: RunNodes, tmp_path: Path) -> None:
     """Its rank works on; how it ends counts."""
-    monkeypatch.setattr("frog.launch.world._PATIENCE_S", 3.0)
     slow = "rank 5; world 0 2 1 $!; wait; touch $SCRATCH/finished"
-    assert run_nodes("2x1", "exit 0", slow) == 0
+    assert run_nodes("2x1", "exit 0", slow, patience_s=3.0) == 0
     assert (tmp_path / "launch_0" / "finished").exists()
-    assert error_of(run_nodes, "2x1", "exit 0", f"{slow}; exit 3").exit_code == 3
+    assert error_of(run_nodes, "2x1", "exit 0", f"{slow}; exit 3", patience_s=3.0).exit_code == 3
 
 
 def test_a_node_whose_ranks_have_left_is_not_waited_for(run_nodes: RunNodes) -> None:
@@ -203,11 +205,9 @@ def test_a_node_whose_ranks_have_left_is_not_waited_for(run_nodes: RunNodes) -> 
     assert time.monotonic() - start_s < 15
 
 
-def test_nor_is_one_that_has_not_come_to_start_any(run_nodes: RunNodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("frog.launch.world._PATIENCE_S", 60.0)
-    monkeypatch.setattr("frog.launch.world._LAST_WORDS_S", 0.3)
+def test_nor_is_one_that_has_not_come_to_start_any(run_nodes: RunNodes) -> None:
     start_s = time.monotonic()
-    assert run_nodes("2x1", "exit 0", "sleep 30") == 0
+    assert run_nodes("2x1", "exit 0", "sleep 30", patience_s=60.0, last_words_s=0.3) == 0
     assert time.monotonic() - start_s < 15
 
 

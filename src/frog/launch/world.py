@@ -24,22 +24,11 @@ from frog.events.heartbeat import read_heartbeat
 from frog.events.outcome import Failure, in_words, world_error
 from frog.launch.agent import Agent, Output
 from frog.launch.journal import Journal
+from frog.launch.lifecycle import Lifecycle, Limits, Repairs, State
 from frog.launch.nodes import Nodes, world_table
 from frog.launch.program import can_go_on, target
 from frog.launch.start import Options, Starter
 from frog.launch.watch import find_hangs, keep_heartbeats
-
-_GRACE_S = 45.0
-"""From asking a world to stop to killing it: time for a step and a checkpoint. torchrun itself waits 30 s."""
-
-_LAST_WORDS_S = 5.0
-"""The same for an agent that has no ranks any more: it looks for nodes that it cannot reach."""
-
-_PATIENCE_S = 20.0
-"""How long the other nodes may take to notice that one has failed, before they are asked to stop."""
-
-_REPAIR_AT_MOST_S = 30.0
-"""A node that has gone comes back after so long, also if the others have not gone on without it."""
 
 _LOOK_S = 0.5
 """Between two looks at the heartbeats."""
@@ -77,7 +66,9 @@ def run_world(nodes: Nodes | int, program: Sequence[str], options: Options | Non
 class _Launch:
     """One `frog run`, from the first agent's start to the last one's end."""
 
-    def __init__(self, nodes: Nodes, options: Options, scratch: Path, starter: Starter) -> None:
+    def __init__(
+        self, nodes: Nodes, options: Options, scratch: Path, starter: Starter, limits: Limits | None = None
+    ) -> None:
         self.nodes, self.options, self.scratch, self.starter = nodes, options, scratch, starter
         self.network = starter.network
         self.journal, self.output = Journal(scratch), Output()
@@ -87,15 +78,10 @@ class _Launch:
         self.lost: dict[str, int] = {}
         """Nodes that have gone and not come back, by host: the signal that killed the agent."""
         self._shown: dict[int, list[dict[str, Any]]] = {}
-        self._at_work = set(range(nodes.most))
-        """The nodes of the last world."""
-        self._begun_at: float | None = None
-        self._comes_back: dict[int, float] = {}
-        """Nodes that have gone for a while, and since when."""
-        self._asked_at: float | None = None
-        self._failed_at: float | None = None
-        self._finished_at: float | None = None
-        self._returns = 0
+        self.life = Lifecycle(limits or Limits())
+        self.repairs = Repairs(
+            nodes.elastic, options.repair_s, self.life.limits.repair_at_most_s, set(range(nodes.most))
+        )
         self._next_look = 0.0
         self._failed_by_itself = False
 
@@ -118,7 +104,7 @@ class _Launch:
             for node in every:
                 if not self.signals:
                     self._start(node)
-            while self._running() or self._comes_back:
+            while self._running() or self.repairs:
                 time.sleep(0.05)
                 self._tick()
         self._tick()
@@ -164,8 +150,8 @@ class _Launch:
         def forward(number: int, frame: FrameType | None) -> None:
             self._failed_by_itself = self._failed_by_itself or bool(self.failures and not self.signals)
             self.signals.append(number)
-            self._asked_at = self._asked_at or time.monotonic()
-            self._comes_back.clear()
+            self.life.stop(time.monotonic())
+            self.repairs.cancel()
             for agent in self._running():
                 agent.process.send_signal(signal.SIGTERM) if len(self.signals) == 1 else agent.kill()
 
@@ -219,7 +205,7 @@ class _Launch:
             return
         if sum(len(report["ranks"]) for report in worlds) < world["world_size"]:
             return
-        self._at_work, self._begun_at = {report["node"] for report in worlds}, None
+        self.repairs.start_world({report["node"] for report in worlds})
         if attempt:
             print(f"started again (attempt {attempt}): a world of {world['world_size']}", file=sys.stderr, flush=True)
         if self.nodes.several:
@@ -271,11 +257,11 @@ class _Launch:
         self.journal.record("node", unix_ns, node=agent.node, host=agent.host, code=code)
         if code:
             agent.kill_ranks()
-        if code == 0 or self._asked_at is not None:
+        if code == 0 or self.life.state is State.STOPPING:
             return
         if code < 0:
             self.lost[agent.host] = -code
-        comes_back = self.nodes.several and self._returns < self.options.restarts
+        comes_back = self.nodes.several and self.repairs.returns < self.options.restarts
         healthy = sum(other.process.poll() in (None, 0) for other in self.agents)
         goes_on_without = healthy >= self.nodes.least
         if (code < 0 and (comes_back or goes_on_without)) or (code == NOT_MET and goes_on_without):
@@ -283,32 +269,18 @@ class _Launch:
             how = f"gone ({signal.Signals(-code).name})" if code < 0 else "lost the others"
             print(f"{agent.host} has {how}", file=sys.stderr, flush=True)
             if comes_back:
-                self._returns += 1
-                self._comes_back[agent.node] = time.monotonic()
+                self.repairs.go(agent.node, time.monotonic())
         else:
-            self._failed_at = self._failed_at or time.monotonic()
+            self.life.node_failed(time.monotonic())
 
     def _bring_back(self) -> None:
-        for node, gone_at in list(self._comes_back.items()):
-            if not self._running() or self._asked_at is not None:  # nobody is left to come back to
-                self._comes_back.pop(node, None)
-            elif self._is_repaired(node, gone_at):
-                self._comes_back.pop(node, None)
-                self.lost.pop(self.nodes.host(node), None)
-                self.journal.record("return", node=node, host=self.nodes.host(node))
-                print(f"{self.nodes.host(node)} comes back", file=sys.stderr, flush=True)
-                self._start(node)
-
-    def _is_repaired(self, node: int, gone_at: float) -> bool:
-        """A world that can shrink first does so, and works for a while without the node."""
-        now = time.monotonic()
-        if not self.nodes.elastic or now - gone_at > _REPAIR_AT_MOST_S:
-            return True
-        if self._begun_at is None and self._has_begun():
-            self._begun_at = now
-        if self._begun_at is None or node in self._at_work:
-            return False
-        return now - max(self._begun_at, gone_at) > self.options.repair_s
+        if not self._running() or self.life.state is State.STOPPING:  # nobody is left to come back to
+            self.repairs.cancel()
+        for node in self.repairs.take_back(time.monotonic(), self._has_begun):
+            self.lost.pop(self.nodes.host(node), None)
+            self.journal.record("return", node=node, host=self.nodes.host(node))
+            print(f"{self.nodes.host(node)} comes back", file=sys.stderr, flush=True)
+            self._start(node)
 
     def _has_begun(self) -> bool:
         """Whether the ranks of the last world are at work: before that, they would not hear that they are to stop."""
@@ -320,21 +292,17 @@ class _Launch:
     def _enforce_deadlines(self) -> None:
         """After a failure or a request to stop: ask those who stay, then make them."""
         now = time.monotonic()
-        if self._asked_at is None and self._failed_at is not None and now - self._failed_at > _PATIENCE_S:
-            self._asked_at = now
+        if self.life.loses_patience(now):
             for agent in self._running():
                 agent.process.send_signal(signal.SIGTERM)
         if any(agent.process.poll() == 0 for agent in self.agents):
-            self._finished_at = self._finished_at or now
-            for agent in self._running():
-                # It came back when the others had already finished, or its network is cut and its ranks have left.
-                if agent.idle_s(self._finished_at) > (_PATIENCE_S if agent.pids else _LAST_WORDS_S):
-                    agent.excused = True
-                    agent.kill()
-        if self._asked_at is not None:
-            for agent in self._running():
-                if now - self._asked_at > _GRACE_S or agent.idle_s(self._asked_at) > _LAST_WORDS_S:
-                    agent.kill()
+            self.life.node_finished(now)
+        for agent in self._running():
+            if self.life.can_do_without(bool(agent.pids), agent.idle_s):
+                agent.excused = True
+                agent.kill()
+            elif self.life.must_go(now, agent.idle_s):
+                agent.kill()
 
     def _error(self) -> LaunchError | None:
         """What the world failed of, if the agents that count did not all end with 0."""
