@@ -41,6 +41,7 @@ UP = "until test -e $SCRATCH/up; do sleep 0.02; done"
 """Waits until another node is ready for signals."""
 
 RunNodes = Callable[..., int]
+pytestmark = pytest.mark.timeout(120)  # what is to be ended sleeps for ten minutes
 QUICK = Limits(grace_s=2.0, patience_s=0.4)
 
 
@@ -96,30 +97,27 @@ def test_all_ended_well(run_nodes: RunNodes) -> None:
 
 
 def test_after_a_failure_the_others_are_asked_to_leave(run_nodes: RunNodes, tmp_path: Path) -> None:
-    stays = "trap 'touch $SCRATCH/asked; exit 1' TERM; touch $SCRATCH/up; sleep 30 & wait"
+    stays = "trap 'touch $SCRATCH/asked; exit 1' TERM; touch $SCRATCH/up; sleep 600 & wait"
     error = error_of(run_nodes, "2x1", f"{UP}; failed 0 0 1 DataError 'torn'; exit 1", stays)
     assert error.what.endswith("torn")
     assert (tmp_path / "launch_0" / "asked").exists()
 
 
 def test_who_does_not_leave_is_made_to(run_nodes: RunNodes) -> None:
-    start_s = time.monotonic()
-    error = error_of(run_nodes, "2x1", "exit 3", "rank 30; world 0 2 1 $!; trap '' TERM; wait; wait")
-    assert (error.exit_code, time.monotonic() - start_s < 15) == (3, True)
+    error = error_of(run_nodes, "2x1", "exit 3", "rank 600; world 0 2 1 $!; trap '' TERM; wait; wait")
+    assert error.exit_code == 3
 
 
 def test_an_agent_without_ranks_is_not_given_as_long(run_nodes: RunNodes) -> None:
     """It asks a node for news that it cannot reach, and hears nothing else."""
-    start_s = time.monotonic()
     error_of(
         run_nodes,
         "2x1",
         "exit 3",
-        "rank 0; world 0 2 1 $!; trap '' TERM; sleep 30 & wait; wait",
+        "rank 0; world 0 2 1 $!; trap '' TERM; sleep 600 & wait; wait",
         grace_s=60.0,
         last_words_s=0.3,
     )
-    assert time.monotonic() - start_s < 15
 
 
 def test_it_is_counted_from_the_end_of_its_ranks(run_nodes: RunNodes, tmp_path: Path) -> None:
@@ -158,9 +156,7 @@ def test_also_one_that_ends_long_after_them(run_nodes: RunNodes) -> None:
     """Its network was cut: the others have been at work without it for a while."""
     stays = "world 0 2 0 $nobody; sleep 0.3; world 1 1 0 $nobody; until test -e $SCRATCH/back; do sleep 0.02; done"
     cut = f"world 0 2 1 $nobody; sleep 1; exit {NOT_MET}"
-    start_s = time.monotonic()
     assert run_nodes("1:2x1", stays, [cut, "touch $SCRATCH/back"], restarts=1) == 0
-    assert time.monotonic() - start_s < 15
 
 
 def test_or_if_they_have_not_for_a_long_time(run_nodes: RunNodes) -> None:
@@ -174,17 +170,17 @@ def test_or_if_they_have_not_for_a_long_time(run_nodes: RunNodes) -> None:
 
 
 def test_a_world_that_may_not_shrink_ends(run_nodes: RunNodes) -> None:
-    assert error_of(run_nodes, "2x1", f"exit {NOT_MET}", "trap 'exit 1' TERM; sleep 30 & wait").exit_code == NOT_MET
+    assert error_of(run_nodes, "2x1", f"exit {NOT_MET}", "trap 'exit 1' TERM; sleep 600 & wait").exit_code == NOT_MET
 
 
 def test_nor_does_it_go_on_with_too_few(run_nodes: RunNodes) -> None:
-    stays = "trap 'exit 1' TERM; sleep 30 & wait"
+    stays = "trap 'exit 1' TERM; sleep 600 & wait"
     assert error_of(run_nodes, "2:3x1", stays, "kill -9 $$", "kill -9 $$").what.startswith("node")
 
 
 def test_a_failure_of_the_program_ends_a_world_that_may_shrink(run_nodes: RunNodes) -> None:
     fails = "failed 0 0 1 NonFiniteError 'nan'; exit 1"
-    error = error_of(run_nodes, "1:2x1", fails, "trap 'exit 1' TERM; sleep 30 & wait")
+    error = error_of(run_nodes, "1:2x1", fails, "trap 'exit 1' TERM; sleep 600 & wait")
     assert error.what.endswith("nan")
 
 
@@ -198,24 +194,20 @@ def test_a_node_that_is_slower_than_the_others_may_finish(run_nodes: RunNodes, t
 
 def test_a_node_whose_ranks_have_left_is_not_waited_for(run_nodes: RunNodes) -> None:
     """Its network is cut: it looks for the others, which have finished, and has not noticed that its rank has left."""
-    start_s = time.monotonic()
     ended = "import subprocess, time; p = subprocess.Popen(['true']); print(p.pid, flush=True); time.sleep(30)"
-    script = f'exec 3< <(exec python3 -c "{ended}"); read pid <&3; world 0 2 1 $pid; sleep 30 & wait'
+    script = f'exec 3< <(exec python3 -c "{ended}"); read pid <&3; world 0 2 1 $pid; sleep 600 & wait'
     assert run_nodes("2x1", "sleep 0.5", script) == 0
-    assert time.monotonic() - start_s < 15
 
 
 def test_nor_is_one_that_has_not_come_to_start_any(run_nodes: RunNodes) -> None:
-    start_s = time.monotonic()
-    assert run_nodes("2x1", "exit 0", "sleep 30", patience_s=60.0, last_words_s=0.3) == 0
-    assert time.monotonic() - start_s < 15
+    assert run_nodes("2x1", "exit 0", "sleep 600", patience_s=60.0, last_words_s=0.3) == 0
 
 
 def test_ranks_of_an_agent_that_was_killed_are_ended(run_nodes: RunNodes, tmp_path: Path) -> None:
     gone = "rank 60; echo $! > $SCRATCH/pid; world 0 1 0 $!; sleep 0.3; kill -9 $$"
     assert error_of(run_nodes, "1x1", gone).exit_code == 128 + signal.SIGKILL
     pid = int((tmp_path / "launch_0" / "pid").read_text())
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while is_alive(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not is_alive(pid)
@@ -236,7 +228,7 @@ def test_nor_is_a_node_that_came_back(run_nodes: RunNodes) -> None:
 
 
 def test_ctrl_c_does_not_hide_what_had_failed(run_nodes: RunNodes, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = "trap 'trap \"\" TERM; kill -INT $PPID; sleep 0.3; exit 143' TERM; touch $SCRATCH/up; sleep 30 & wait"
+    asked = "trap 'trap \"\" TERM; kill -INT $PPID; sleep 0.3; exit 143' TERM; touch $SCRATCH/up; sleep 600 & wait"
     assert run_nodes("2x1", f"{UP}; failed 0 0 1 DataError 'torn'; exit 1", asked) == 130
     assert "error: rank 0 (pid 7) ended with exit code 1\ntorn" in capsys.readouterr().err
 
@@ -244,7 +236,7 @@ def test_ctrl_c_does_not_hide_what_had_failed(run_nodes: RunNodes, capsys: pytes
 def test_ctrl_c_is_told_by_the_exit_code_alone(run_nodes: RunNodes, capsys: pytest.CaptureFixture[str]) -> None:
     stops = "trap 'failed 0 0 143 null null; exit 143' TERM; touch $SCRATCH/up"
     presses = f"{UP}; kill -INT $PPID"
-    assert run_nodes("2x1", f"{stops}.0; {presses}; sleep 30 & wait", f"{stops}; sleep 30 & wait") == 130
+    assert run_nodes("2x1", f"{stops}.0; {presses}; sleep 600 & wait", f"{stops}; sleep 600 & wait") == 130
     assert "error" not in capsys.readouterr().err
 
 
