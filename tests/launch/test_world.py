@@ -204,7 +204,7 @@ def test_nor_is_one_that_has_not_come_to_start_any(run_nodes: RunNodes) -> None:
 
 
 def test_ranks_of_an_agent_that_was_killed_are_ended(run_nodes: RunNodes, tmp_path: Path) -> None:
-    gone = "rank 60; echo $! > $SCRATCH/pid; world 0 1 0 $!; sleep 0.3; kill -9 $$"
+    gone = "rank 600; echo $! > $SCRATCH/pid; world 0 1 0 $!; sleep 0.3; kill -9 $$"
     assert error_of(run_nodes, "1x1", gone).exit_code == 128 + signal.SIGKILL
     pid = int((tmp_path / "launch_0" / "pid").read_text())
     deadline = time.monotonic() + 60
