@@ -10,9 +10,10 @@ from harness import Harness, set_words
 from frog.diagnose.diagnosis import Diagnosis
 from frog.diagnose.rules import diagnose
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux", reason="needs Linux: its signals are those that are named here"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: its signals are those that are named here"),
+]
 
 PIPELINE = [
     "missing rank=0 step=3 phase=forward",  # then the other stage waits for what never comes

@@ -29,6 +29,7 @@ from frog.comm.error_file import read_error
 from frog.comm.forkserver import ForkServer, start_fork_server
 from frog.core.env import set_attempt, start_method
 from frog.core.errors import UsageError
+from frog.core.exitcodes import signal_code
 from frog.core.processes import NOT_MET, kill_group, leave, leave_with_parent
 
 
@@ -130,7 +131,7 @@ def main(arguments: list[str]) -> int:
         )
         return NOT_MET
     except SignalException as error:
-        return 128 + int(error.sigval)
+        return signal_code(int(error.sigval))
     return 0
 
 

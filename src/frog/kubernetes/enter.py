@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from frog.core.exitcodes import shell_code, signal_code
 from frog.kubernetes import namespaces
 from frog.kubernetes.rootfs import Mount, build_root
 
@@ -97,7 +98,9 @@ def _in_child(become: Callable[[], NoReturn], pid_file: Path | None) -> int:
     child = os.fork()
     if child == 0:
         try:
-            signal.signal(signal.SIGTERM, lambda number, frame: os._exit(128 + number))  # until the command is there
+            signal.signal(
+                signal.SIGTERM, lambda number, frame: os._exit(signal_code(number))
+            )  # until the command is there
             signal.pthread_sigmask(signal.SIG_SETMASK, early)
             become()
         except BaseException:
@@ -109,7 +112,7 @@ def _in_child(become: Callable[[], NoReturn], pid_file: Path | None) -> int:
     if pid_file is not None:
         pid_file.write_text(str(child))
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return code if code >= 0 else 128 - code
+    return shell_code(code)
 
 
 def main(arguments: Sequence[str]) -> int:

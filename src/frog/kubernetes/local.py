@@ -18,6 +18,7 @@ from types import FrameType
 
 from frog.core.env import child_env
 from frog.core.errors import LaunchError, UsageError
+from frog.core.exitcodes import signal_code
 from frog.kubernetes.controller import BACK_OFF_TEXT, MANIFEST, OUTCOME, count_gpus
 from frog.kubernetes.manifest import Manifest, read_manifest
 from frog.kubernetes.pods import hidden_by
@@ -96,7 +97,7 @@ def _run(extra: Sequence[str], manifest: Manifest, scratch: Path) -> int:
         process.kill()  # and with it all pods; nothing if it has ended
         process.wait()
     if received:
-        return 128 + received[0]
+        return signal_code(received[0])
     try:
         outcome = json.loads((scratch / OUTCOME).read_text())
     except FileNotFoundError:

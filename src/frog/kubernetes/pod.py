@@ -23,6 +23,7 @@ from typing import Any
 
 from frog.core.env import variable
 from frog.core.errors import CommError, FrogError, UsageError
+from frog.core.exitcodes import shell_code, signal_code
 from frog.events.outcome import first_failure, in_words, last_failures
 
 _NAME_TIMEOUT_S = 300.0
@@ -64,7 +65,7 @@ class _Pod:
             os.chdir(folder)
         name = rendezvous_host(words)
         if name is not None and not self._wait_for(name):
-            return 128 + (self._stop or signal.SIGTERM)
+            return signal_code(self._stop or signal.SIGTERM)
         with tempfile.TemporaryDirectory(prefix="frog-pod-") as scratch:
             reports = Path(scratch) / "torchrun.jsonl"
             self._agent = subprocess.Popen([sys.executable, "-u", "-m", "frog.comm.torchrun", str(reports), *words])
@@ -73,7 +74,7 @@ class _Pod:
             code = self._agent.wait()
             failures = last_failures(reports)
         if self._stop is not None:
-            return 128 + self._stop
+            return signal_code(self._stop)
         return exit_code(code, failures)
 
     def _wait_for(self, name: str) -> bool:
@@ -115,12 +116,12 @@ def rendezvous_host(words: Sequence[str]) -> str | None:
 def exit_code(agent_code: int, failures: Sequence[dict[str, Any]]) -> int:
     """The pod's exit code, of its agent's and its ranks'."""
     if not failures:
-        return agent_code if agent_code >= 0 else 128 - agent_code
+        return shell_code(agent_code)
     first = first_failure(failures)
     print(in_words(first), file=sys.stderr, flush=True)
     if any(failure["code"] == UsageError.exit_code for failure in failures):
         return UsageError.exit_code
-    return int(first["code"] if first["code"] > 0 else 128 - first["code"])
+    return shell_code(first["code"])
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from frog.core.env import child_env
+from frog.core.exitcodes import shell_code
 from frog.kubernetes.enter import PodSpec
 from frog.kubernetes.manifest import KubernetesJob, Manifest
 from frog.kubernetes.podspec import Probe, Variable, Volume, field_value
@@ -302,7 +303,7 @@ class Pod:
             self._part = b""
         for state in self._probes.values():
             state.stop()
-        return code if code >= 0 else 128 - code
+        return shell_code(code)
 
     def close(self) -> None:
         assert self._process.stdout is not None

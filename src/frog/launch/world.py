@@ -19,6 +19,7 @@ import msgspec
 
 from frog.core.env import check_start_method
 from frog.core.errors import LaunchError, UsageError
+from frog.core.exitcodes import signal_code, signal_name
 from frog.core.processes import NOT_MET
 from frog.events.heartbeat import read_heartbeat
 from frog.events.outcome import Failure, in_words, world_error
@@ -109,7 +110,7 @@ class _Launch:
                 self._tick()
         self._tick()
         error = self._error()
-        code = 0 if error is None else 128 + self.signals[0] if self.signals else error.exit_code
+        code = 0 if error is None else signal_code(self.signals[0]) if self.signals else error.exit_code
         self.journal.record("end", code=code, network=self._network_figures())
         if error and not self.signals:
             raise error
@@ -266,7 +267,7 @@ class _Launch:
         goes_on_without = healthy >= self.nodes.least
         if (code < 0 and (comes_back or goes_on_without)) or (code == NOT_MET and goes_on_without):
             agent.excused = True
-            how = f"gone ({signal.Signals(-code).name})" if code < 0 else "lost the others"
+            how = f"gone ({signal_name(-code)})" if code < 0 else "lost the others"
             print(f"{agent.host} has {how}", file=sys.stderr, flush=True)
             if comes_back:
                 self.repairs.go(agent.node, time.monotonic())

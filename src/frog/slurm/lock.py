@@ -12,6 +12,7 @@ from types import FrameType
 from typing import NoReturn
 
 from frog.core.errors import UsageError
+from frog.core.exitcodes import signal_code
 
 LOCK_FILE = "frog-slurm.lock"
 
@@ -66,4 +67,4 @@ def _lock(folder: Path, mode: int) -> int:
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)
+    raise SystemExit(signal_code(number))

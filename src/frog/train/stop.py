@@ -7,6 +7,8 @@ import signal
 import time
 from types import FrameType
 
+from frog.core.exitcodes import signal_code
+
 _SAME_PRESS_S = 2.0
 """A terminal and torchrun each pass one Ctrl-C on; what comes later than this is a second request."""
 
@@ -30,11 +32,11 @@ class StopRequest:
     @property
     def exit_code(self) -> int:
         """128 + the signal, as shells report it; SIGTERM's if only another rank was asked."""
-        return 128 + (self.signal_number or signal.SIGTERM)
+        return signal_code(self.signal_number or signal.SIGTERM)
 
     def _note(self, signal_number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         if self.signal_number is None:
             self.signal_number, self._since = signal_number, now
         elif signal_number == signal.SIGINT and now - self._since > _SAME_PRESS_S:
-            os._exit(128 + signal_number)
+            os._exit(signal_code(signal_number))

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from frog.core.exitcodes import signal_code
 from frog.slurm.emulator import RELEASE
 from frog.slurm.emulator.refusal import SlurmRefusal
 from frog.slurm.emulator.wire import Client, read_client
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
         return error.exit_code
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 128 + signal.SIGPIPE
+        return signal_code(signal.SIGPIPE)
     except KeyboardInterrupt:
         return 130
 

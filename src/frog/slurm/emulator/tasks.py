@@ -15,6 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from frog.core.exitcodes import shell_code, signal_code
 from frog.slurm.emulator.notation import compress_numbers
 from frog.slurm.emulator.processes import MARK, enter, kill_marked, signal_marked
 from frog.slurm.emulator.refusal import SlurmRefusal
@@ -74,7 +75,7 @@ class StepRun:
         for thread in self._pumps:  # something that a task left behind may still speak
             while thread.is_alive():
                 self._handle(self._next(timeout=0.05))
-        signals = {128 + signal.SIGTERM, 128 + signal.SIGKILL}
+        signals = {signal_code(signal.SIGTERM), signal_code(signal.SIGKILL)}
         if not self._aborted and signals & set(self._codes.values()):
             self._say(f"Force Terminated {self._name}")
         self._leave()
@@ -191,7 +192,7 @@ class StepRun:
                 later.append(event)
         for event in later:
             self._happened.put(event)
-        self._codes |= {rank: code if code >= 0 else 128 - code for rank, code in ended.items()}
+        self._codes |= {rank: shell_code(code) for rank, code in ended.items()}
         self._report_codes({rank: code for rank, code in ended.items() if code})
         if any(ended.values()) and self._kills_on_bad_exit() and len(self._codes) < len(self._tasks):
             self._say(f"launch/slurm: _step_signal: Terminating {self._name}")

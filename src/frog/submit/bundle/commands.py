@@ -9,6 +9,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from frog.core.errors import LaunchError, UsageError
+from frog.core.exitcodes import signal_code
 
 
 def add_bundle_parser(commands: argparse._SubParsersAction[Any]) -> None:
@@ -63,7 +64,7 @@ def run_bundle(args: argparse.Namespace) -> int:
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
     """End as by an error, so that what was begun is removed."""
-    raise SystemExit(128 + number)
+    raise SystemExit(signal_code(number))
 
 
 def _check(folder: Path) -> int:
