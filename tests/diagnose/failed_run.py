@@ -31,13 +31,13 @@ Call = tuple[str, str, str, int]
 PHASES = ("data", "forward", "backward", "reduce", "optimize", "zero")
 
 
-def lost(call: Call, rank: int, waited_s: float, cause: Cause = "closed") -> CommError:
+def lost(call: Call, rank: int, waited_s: float, cause: Cause = "closed", peer: int | None = None) -> CommError:
     """What a rank says under which a collective failed."""
     _, op, axis, size = call
     return CommError(
         f"{op} of {size} bytes failed after {waited_s:.1f} s [rank {rank}, {axis} {rank} of 4]: {cause}",
         "another rank has left",
-        ErrorFacts(cause=cause, op=op, axis=axis, payload_bytes=size, waited_s=waited_s),
+        ErrorFacts(cause=cause, op=op, axis=axis, payload_bytes=size, waited_s=waited_s, peer=peer),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from failed_run import PHASES, FailedRun
+from failed_run import PHASES, FailedRun, lost
 from test_diagnose import found, place
 
 SENT, RECEIVED, SHIFTED = ("", "send", "pp", 4096), ("", "recv", "pp", 4096), ("", "send_recv", "cp", 8192)
@@ -91,3 +91,15 @@ def test_a_ring_that_turns_once_too_few(tmp_path: Path) -> None:
         run.do(1, step, "reduce")
     run.lose(0, 1, cause="timed_out", after_s=10)
     assert place(found(run)) == ("missing", 1, 3, "forward")
+
+
+def test_without_a_step_before_the_rank_that_was_waited_for_is_named(tmp_path: Path) -> None:
+    """The other one lost its connection only as the first gave up."""
+    run = FailedRun(tmp_path / "run", 2, mesh={"pp": 2, "dp": 1})
+    run.start()
+    run.up_to(1, 1, "forward")
+    run.up_to(0, 1, "backward")
+    run.fail(1, lost(RECEIVED, 1, 10, "timed_out", peer=0), 10)
+    run.fail(0, lost(RECEIVED, 0, 10, peer=1), 10.1)
+    result = found(run)
+    assert (*place(result), result.certain) == ("stuck", 0, 1, "backward", False)

@@ -72,6 +72,29 @@ def off_pattern(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     )
 
 
+def unanswered(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
+    """A rank waited in vain for a message of another, which lived on; no step before says what it should have sent."""
+    first = case.first_lost
+    facts = case.comm_errors[first].facts if first is not None else None
+    if facts is None or facts.cause != "timed_out" or facts.peer is None or facts.op not in _MESSAGES:
+        return None
+    peer, nodes = facts.peer, {case.world.node_of(rank) for rank in case.ranks}
+    if len(nodes) > 1 or case.own_errors or case.silent(peer):
+        return None
+    call = f"{facts.op} of {facts.payload_bytes} bytes over {facts.axis}"
+    return Diagnosis(
+        "stuck",
+        f"rank {first} waited {facts.waited_s:.0f} s for rank {peer} in {call}; its message never came, or never was "
+        f"taken: its process beat on in {case.position(peer)}",
+        **case.about(peer),
+        collective=call,
+        certain=False,
+        evidence=tuple(line for rank in case.ranks if (line := case.report_error(rank)))[:8],
+        advice=f"what does rank {peer} do there instead? A message inside an `if rank == ...`, a schedule in which "
+        f"both wait for each other\n`frog train --resume {case.evidence.folder.path}`",
+    )
+
+
 def _first_deviation(rank: int, calls: Sequence[CollectiveCall]) -> Deviation | None:
     """Go through the steps, training and evaluation each by itself; the first step of each is taken as right."""
     messages: dict[tuple[int, bool], list[CollectiveCall]] = {}

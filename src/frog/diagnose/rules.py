@@ -17,7 +17,7 @@ from frog.diagnose.case import Case
 from frog.diagnose.checkpoint_rules import find_damage, of_checkpoint, with_damage
 from frog.diagnose.collectives import CollectiveCalls
 from frog.diagnose.diagnosis import Diagnosis, span
-from frog.diagnose.message_rules import off_pattern
+from frog.diagnose.message_rules import off_pattern, unanswered
 from frog.diagnose.running import under_way
 from frog.diagnose.slow_rules import straggler
 from frog.events import RecordedRun, read_run
@@ -36,6 +36,7 @@ RULES: tuple[Rule, ...] = (
     ranks.stopped,
     ranks.killed,
     ranks.stuck,
+    unanswered,
     network.connections,
     ranks.vanished,
 )
