@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import random
 import re
@@ -841,3 +842,22 @@ def test_a_run_of_an_older_frog_is_named(run: FailedRun) -> None:
     run.end(1)
     write_json(run.folder.run_json, run_json(format=1))
     assert "found 1, expected 2: a run's run.json of an older Frog" in diagnose(run.folder).evidence[-1]
+
+
+def test_of_a_run_of_an_older_frog_less_is_said(run: FailedRun) -> None:
+    """Its errors have words and no facts, and words are not read; that is said."""
+    run.fail(2, KeyError("pond"))
+    run.lose(*OTHERS)
+    run.end(1)
+    for path in run.folder.events.glob("*.jsonl"):
+        events = [json.loads(line) for line in path.read_text().splitlines()]
+        for event in events:
+            if event["event"] == "error":
+                for name in ("hint", "facts", "unix_ns"):
+                    del event[name]
+            elif event["event"] == "exit":
+                event["error"] = f"{event['error']['type']}: {event['error']['message']}"
+        path.write_text("".join(json.dumps(event) + "\n" for event in events))
+    result = diagnose(run.folder)
+    assert (result.fault, result.certain) == ("unknown", False)
+    assert sum("as another Frog writes them" in line for line in result.evidence) == 5

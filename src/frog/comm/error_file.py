@@ -25,20 +25,25 @@ def leave_error(error: Exception, report: dict[str, Any]) -> None:
         path.write_text(json.dumps(content))
 
 
-def read_error(path: str) -> tuple[dict[str, Any] | None, str | None]:
-    """A rank's report and its traceback, as far as it has left them; of a program not Frog's, what torch wrote."""
+def read_error(path: str, failed_s: float) -> tuple[dict[str, Any] | None, str | None]:
+    """A rank's report and its traceback, as far as it has left them; of a program not Frog's, what torch wrote.
+
+    failed_s: when it failed, as time of day, for a report that does not say.
+    """
     message: Any = None
-    with contextlib.suppress(OSError, ValueError, KeyError):  # killed before it could speak: the exit code tells
+    with contextlib.suppress(
+        OSError, ValueError, LookupError, TypeError
+    ):  # killed before it could speak: the exit code tells
         message = json.loads(Path(path).read_text())["message"]
     if not isinstance(message, dict):
-        return (_plain(message) if isinstance(message, str) else None), None
+        return (_plain(message, failed_s) if isinstance(message, str) else None), None
     traceback = (message.get("extraInfo") or {}).get("py_callstack")
-    return message.get(_OURS) or _plain(str(message.get("message"))), traceback
+    return message.get(_OURS) or _plain(str(message.get("message")), failed_s), traceback
 
 
-def _plain(text: str) -> dict[str, Any]:
+def _plain(text: str, failed_s: float) -> dict[str, Any]:
     """The report of an error of which only torch's line is known, `ValueError: no frogs`."""
     kind, colon, words = text.partition(": ")
-    known = bool(colon) and kind.isidentifier()
-    report = {"type": kind, "message": words} if known else {"type": None, "message": text}
-    return {**report, "hint": None, "facts": {}, "unix_ns": None}
+    if not colon or not kind.isidentifier():
+        kind, words = "Error", text
+    return {"type": kind, "message": words, "hint": None, "facts": {}, "unix_ns": int(failed_s * 1e9)}

@@ -142,7 +142,7 @@ def _kill_ranks() -> None:
 
 def _describe(rank: int, failure: ProcessFailure) -> dict[str, Any]:
     """One failed rank: its exit code (negative: the signal that killed it), when, and its own error if it left one."""
-    error, traceback = read_error(failure.error_file)
+    error, traceback = read_error(failure.error_file, failure.timestamp)
     return {
         "rank": rank,
         "pid": failure.pid,

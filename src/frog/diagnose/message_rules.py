@@ -78,7 +78,7 @@ def unanswered(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     facts = case.comm_errors[first].facts if first is not None else None
     if facts is None or facts.cause != "timed_out" or facts.peer is None or facts.op not in _MESSAGES:
         return None
-    peer, nodes = facts.peer, {case.world.node_of(rank) for rank in case.ranks}
+    peer, nodes = facts.peer, {case.attempt.node_of(rank) for rank in case.ranks}
     if len(nodes) > 1 or case.own_errors or case.silent(peer):
         return None
     call = f"{facts.op} of {facts.payload_bytes} bytes over {facts.axis}"
@@ -91,7 +91,7 @@ def unanswered(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
         certain=False,
         evidence=tuple(line for rank in case.ranks if (line := case.report_error(rank)))[:8],
         advice=f"what does rank {peer} do there instead? A message inside an `if rank == ...`, a schedule in which "
-        f"both wait for each other\n`frog train --resume {case.evidence.folder.path}`",
+        f"both wait for each other\n`frog train --resume {case.run.folder.path}`",
     )
 
 

@@ -68,7 +68,8 @@ def read_lines(path: Path, kind: Any) -> Lines[Any]:
                 found.events.append(decoder.decode(line))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             found.num_bad += 1
-    return Lines(found.events, found.num_bad, [f"{path}: {found.num_bad} damaged or torn lines passed over"])
+    problem = f"{path}: {found.num_bad} damaged or torn lines passed over, or lines as another Frog writes them"
+    return Lines(found.events, found.num_bad, [problem])
 
 
 @cache
