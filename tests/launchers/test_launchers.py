@@ -21,6 +21,8 @@ from harness import Harness, all_gone, kill_tree, tree, wait_until
 from frog.core.ports import free_port
 from frog.events.schema import StartEvent
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "launchers.md").read_text()
 MPICH = "mpiexec.mpich" if shutil.which("mpiexec.mpich") else "mpiexec"
@@ -32,7 +34,9 @@ LINES = {
 """The page's lines by the heading they stand under, one for each node."""
 
 SLOW = ("train.steps=5000", "checkpoint.every=1000", "eval.every=1000")
-_TOLD = re.compile(r"(NODE_|LOCAL_|GROUP_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_\w+|(SLURM|OMPI|PMI|PMIX|TORCHELASTIC)_\w+")
+_LAUNCHER_VARIABLES = re.compile(
+    r"(NODE_|LOCAL_|GROUP_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_\w+|(SLURM|OMPI|PMI|PMIX|TORCHELASTIC)_\w+"
+)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +51,7 @@ def floor(harness: Harness, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     run_file = (harness.root / "run.toml").read_text().replace('name = "tiny"', 'name = "demo"')
     (ours.root / "config" / "demo.toml").write_text(run_file)
     with pytest.MonkeyPatch.context() as patch:
-        for name in filter(_TOLD.fullmatch, list(os.environ)):
+        for name in filter(_LAUNCHER_VARIABLES.fullmatch, list(os.environ)):
             patch.delenv(name)
         for name in ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"):
             patch.setenv(name, "1")
@@ -87,7 +91,7 @@ def start(floor: Harness, launcher: str, name: str, *settings: str) -> list[subp
 
 def end(processes: list[subprocess.Popen[str]], timeout: float = 150) -> list[tuple[int, str]]:
     """Wait until all have ended; the exit code and the words of each."""
-    told = []
+    ends = []
     for process in processes:
         try:
             out, err = process.communicate(timeout=timeout)
@@ -97,8 +101,8 @@ def end(processes: list[subprocess.Popen[str]], timeout: float = 150) -> list[tu
                     kill_tree(other)
             out, err = process.communicate()
             pytest.fail(f"no end within {timeout} s\n{out}\n{err}")
-        told.append((process.returncode, out + err))
-    return told
+        ends.append((process.returncode, out + err))
+    return ends
 
 
 def test_the_page_has_its_lines() -> None:
@@ -122,12 +126,12 @@ def test_the_same_weights_under_every_launcher(floor: Harness, launcher: str, se
     nodes = len(LINES[launcher])
     assert (segment.world_size, segment.num_nodes) == (2, nodes)
     assert [floor.events(name).ranks[rank].of(StartEvent)[0].node_rank for rank in (0, 1)] == [0, nodes - 1]
-    held_against = "ours"
+    reference = "ours"
     if chosen := (*re.findall(r"--set (\S+)", LINES[launcher][0]), *settings):
-        held_against = f"ours-as-{name}"
-        words = [word for setting in (f"name={held_against}", *chosen) for word in ("--set", setting)]
+        reference = f"ours-as-{name}"
+        words = [word for setting in (f"name={reference}", *chosen) for word in ("--set", setting)]
         floor.run("frog", "run", "--nproc", "2", "--", "train", "config/demo.toml", *words)
-    assert floor.record(name)["weights_sha256"] == floor.record(held_against)["weights_sha256"]
+    assert floor.record(name)["weights_sha256"] == floor.record(reference)["weights_sha256"]
     assert floor.record(name)["order_sha256"] == floor.record("ours")["order_sha256"]
 
 
@@ -174,16 +178,19 @@ def test_ctrl_c_saves_and_leaves_nobody(floor: Harness, launcher: str) -> None:
 
 
 def test_a_job_of_submitit_that_is_warned_goes_on_at_the_same_step(floor: Harness) -> None:
-    settings = ("train.steps=900", "checkpoint.every=1000", "eval.every=1000")
+    settings = ("train.steps=200", "checkpoint.every=1000", "eval.every=1000")
     (process,) = start(floor, "submitit", "warned", *settings)
     floor.wait_for_step("warned", 3, process, timeout=120)
-    for rank in (0, 1):  # as Slurm does to every task some time before the limit
-        os.kill(rank_pid(floor, "warned", rank), signal.SIGUSR2)
+    pids = [rank_pid(floor, "warned", rank) for rank in (0, 1)]
+    os.kill(pids[1], signal.SIGSTOP)  # the run must not be over before the signal comes
+    for pid in pids:  # as Slurm does to every task some time before the limit
+        os.kill(pid, signal.SIGUSR2)
+    os.kill(pids[1], signal.SIGCONT)
     ((code, words),) = end([process])
     assert code == 0, words
     assert "Requeued job" in words
     first, second = floor.folder("warned").read_run().segments
-    assert 3 <= second.from_step < 900
+    assert 3 <= second.from_step < 200
     assert f"resumed at step {second.from_step}" in words
     sets = [word for setting in ("name=calm", *settings) for word in ("--set", setting)]
     floor.run("frog", "run", "--nproc", "2", "--", "train", "config/demo.toml", *sets)
@@ -193,18 +200,18 @@ def test_a_job_of_submitit_that_is_warned_goes_on_at_the_same_step(floor: Harnes
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ("", "no run file"),
         ("--nodes 2 config/demo.toml", "has one node, not 2"),
         ("absent.toml", "2 of 2 ranks failed"),
     ],
 )
-def test_the_submitit_page_refuses(floor: Harness, words: str, told: str) -> None:
+def test_the_submitit_page_refuses(floor: Harness, words: str, message: str) -> None:
     need("submitit")
     code = 1 if "absent" in words else 2
     done = floor.run("python", "scripts/submit_with_submitit.py", *words.split(), code=code)
-    assert told in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
