@@ -149,7 +149,7 @@ class RunConfig:
                 ("checkpoint", "every", self.checkpoint.every, 1),
                 ("checkpoint", "keep_last", self.checkpoint.keep_last, 1),
             )
-            if not least <= value <= _MOST
+            if value < least or (isinstance(value, int) and value > _MOST)  # a rate may be as large as one likes
         ]
         found += [
             f"optimizer.{name}={value}: must lie in [0, 1)"
