@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, Literal
 
 from frog.core.schema import Typed
-from frog.events.schema import Beat, Count, Event, ExitCode, Rank, ReportedError, fields_of
+from frog.events.schema import Beat, Count, Event, ExitCode, Rank, ReportedError, Size, fields_of
 
 
 class LaunchedNode(Typed, gc=False, frozen=True, kw_only=True):
@@ -59,7 +59,7 @@ class WorldEvent(LauncherEvent, tag="world", frozen=True, kw_only=True):
     node_rank: Rank
     """The number that the node got in this attempt."""
     ranks: list[Rank]
-    world_size: Rank
+    world_size: Size
     master_addr: str
     master_port: Count
     pids: list[Count]

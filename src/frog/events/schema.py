@@ -31,6 +31,8 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 """Counts, bytes and times: differences of two fit in 64 bits."""
 Rank = Annotated[int, msgspec.Meta(ge=0, lt=2**20)]
 """Of ranks, nodes, their numbers, and how often a run was restarted."""
+Size = Annotated[int, msgspec.Meta(ge=1, lt=2**20)]
+"""Of a world, and of an axis of its mesh."""
 StepNumber = Annotated[int, msgspec.Meta(ge=0, lt=2**40)]
 ExitCode = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 """Of a process; negative if a signal killed it."""
@@ -50,7 +52,7 @@ class StartEvent(EventOfStep, tag="start", frozen=True, kw_only=True):
     """A rank begins, or begins again: all that follows belongs to this attempt. `step` steps were already taken."""
 
     rank: Rank
-    world_size: Rank
+    world_size: Size
     local_rank: Rank
     node_rank: Rank
     host: str
@@ -59,7 +61,7 @@ class StartEvent(EventOfStep, tag="start", frozen=True, kw_only=True):
     threads: Count
     unix_ns: Count
     mono_ns: Count
-    mesh: dict[str, Rank]
+    mesh: dict[str, Size]
     """The size of each axis: {"pp": 1, "dp": 4, "cp": 1, "tp": 1}."""
     place: dict[str, Rank]
     """The rank's coordinate on each axis."""
@@ -234,7 +236,7 @@ class Beat(Typed, gc=False, frozen=True, kw_only=True):
     host: str
     attempt: Rank
     """How often the launcher had restarted the run."""
-    world_size: Rank
+    world_size: Size
     timeout_s: float
     """How long its collectives may take."""
     status: Literal["running", "completed", "interrupted", "failed"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from frog.core.files import write_atomic
 from frog.core.runfile import Record, RunFile
@@ -21,6 +22,9 @@ from frog.view.runs import status_of, when
 from frog.view.strategy import known_config, strategy_section
 from frog.view.timeline import phase_fractions, windows
 from frog.view.weights import Movement, weight_movement
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 _ASSETS = Path(__file__).parent / "assets"
 _MAX_SAMPLES = 12
@@ -38,6 +42,11 @@ def write_report(folder: RunFolder, output: Path | None = None) -> Path:
 
 def render_report(folder: RunFolder) -> str:
     """The report as HTML text."""
+    return _template().render(_context(folder))
+
+
+@cache
+def _template() -> Template:
     import jinja2
 
     environment = jinja2.Environment(
@@ -56,7 +65,7 @@ def render_report(folder: RunFolder) -> str:
         percent=_percent,
         ratio=_ratio,
     )
-    return environment.get_template("report.html.jinja").render(_context(folder))
+    return environment.get_template("report.html.jinja")
 
 
 def _context(folder: RunFolder) -> dict[str, Any]:
