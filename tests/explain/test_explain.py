@@ -78,7 +78,7 @@ def all_reduce_notes(**changes: Any) -> list[dict[str, Any]]:
 
 def test_the_story_of_an_all_reduce() -> None:
     told = write_story("all-reduce", all_reduce_notes())
-    assert "held until rank 2, the last, had come" in told
+    assert "blocked until rank 2, the last, had come" in told
     assert "Once all were there it took 10 ms." in told
     assert "2 (n - 1) / n x 1200 = 1600 bytes" in told
     assert "1650, 1650, 1650 bytes" in told

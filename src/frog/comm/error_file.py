@@ -30,10 +30,8 @@ def read_error(path: str, failed_s: float) -> tuple[dict[str, Any] | None, str |
 
     failed_s: when it failed, as time of day, for a report that does not say.
     """
-    message: Any = None
-    with contextlib.suppress(
-        OSError, ValueError, LookupError, TypeError
-    ):  # killed before it could speak: the exit code tells
+    message: Any = None  # if it was killed before it could speak
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
         message = json.loads(Path(path).read_text())["message"]
     if not isinstance(message, dict):
         return (_plain(message, failed_s) if isinstance(message, str) else None), None

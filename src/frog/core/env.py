@@ -14,7 +14,7 @@ from frog.core.launchers import in_torchrun_words, is_mpich
 
 @dataclass(frozen=True)
 class WorldEnv:
-    """Who this process is, as the launcher (torchrun, Slurm through torchrun, a person) told it."""
+    """Who this process is, as the launcher (torchrun, Slurm through torchrun, a person) set it."""
 
     rank: int
     world_size: int

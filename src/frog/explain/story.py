@@ -71,7 +71,7 @@ def _all_reduce(notes: Notes) -> str:
                 (".", note["came_ns"], min(last, note["left_ns"])),
                 ("=", min(last, note["left_ns"]), note["left_ns"]),
             ],
-            f"held {span_text(note['left_ns'] - note['came_ns'])}",
+            f"blocked {span_text(note['left_ns'] - note['came_ns'])}",
         )
         for note in notes
     ]
@@ -81,7 +81,7 @@ def _all_reduce(notes: Notes) -> str:
             _work(notes),
             "",
             chart(bars),
-            f"  # at work   . held until rank {came.index(last)}, the last, had come   = sums on their way",
+            f"  # at work   . blocked until rank {came.index(last)}, the last, had come   = sums on their way",
             "",
             waits(came),
             "",
@@ -93,7 +93,7 @@ def _all_reduce(notes: Notes) -> str:
 
 
 def _wire(notes: Notes, payload: int, size: int) -> list[str]:
-    """The bytes that each rank sent, beside what a ring sends."""
+    """The bytes that each rank sent, next to what a ring sends."""
     formula = 2 * (size - 1) * payload // size
     head = f"A ring sends 2 (n - 1) / n x {payload} = {formula} bytes from every rank."
     if not all(note["bytes_sent"] for note in notes):
