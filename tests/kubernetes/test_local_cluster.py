@@ -14,7 +14,6 @@ from small_manifest import SMALL, read
 from frog.cli import main
 from frog.kubernetes import controller as controllers
 from frog.kubernetes.controller import JobController, visible_gpus
-from frog.kubernetes.local import remove_left_behind, scratch_folder
 from frog.kubernetes.pods import ProbeState
 from frog.kubernetes.podspec import Probe
 
@@ -174,19 +173,3 @@ def test_names_come_from_a_service_that_selects_the_pods(
 def test_the_world_is_the_manifests(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--from", "k8s.yaml", *option.split()]) == 2
     assert f"{option.split()[0]}: --from takes the world from the manifest" in capsys.readouterr().err
-
-
-def test_what_killed_launchers_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """But nothing that has an owner, nor what only has such a name."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    dead, link, elsewhere = tmp_path / "frog-pods-dead", tmp_path / "frog-pods-link", tmp_path / "elsewhere"
-    (dead / "pods" / "x").mkdir(parents=True)
-    elsewhere.mkdir()
-    link.symlink_to(elsewhere)
-    (tmp_path / "frog-pods-file").touch()
-    with scratch_folder() as scratch:
-        (scratch / "file").touch()
-        remove_left_behind(tmp_path)
-        assert sorted(tmp_path.iterdir()) == sorted([elsewhere, tmp_path / "frog-pods-file", link, scratch])
-        assert (scratch / "file").exists()
-    assert not scratch.exists()

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
-import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,11 +14,10 @@ from types import FrameType
 from frog.core.env import child_env
 from frog.core.errors import LaunchError, UsageError
 from frog.core.exitcodes import signal_code
+from frog.core.scratch import scratch_folder
 from frog.kubernetes.controller import BACK_OFF_TEXT, MANIFEST, OUTCOME, count_gpus
 from frog.kubernetes.manifest import Manifest, read_manifest
 from frog.kubernetes.pods import hidden_by
-
-_PREFIX = "frog-pods-"
 
 
 def run_manifest(path: Path, *, extra: Sequence[str] = ()) -> int:
@@ -42,8 +36,7 @@ def run_manifest(path: Path, *, extra: Sequence[str] = ()) -> int:
     manifest = read_manifest(path, extra)
     check_volumes(manifest)
     print(_summary(path, manifest), file=sys.stderr, flush=True)
-    remove_left_behind(Path(tempfile.gettempdir()))
-    with scratch_folder() as scratch:
+    with scratch_folder("frog-pods-") as scratch:
         (scratch / MANIFEST).write_text(manifest.text)
         return _run(extra, manifest, scratch)
 
@@ -58,33 +51,6 @@ def check_volumes(manifest: Manifest) -> None:
                 f"the pods' volume {mount.volume} at {mount.path} hides this machine's Python ({hidden[0]})",
                 f"mount it elsewhere, or use an environment outside of {mount.path}",
             )
-
-
-@contextmanager
-def scratch_folder() -> Iterator[Path]:
-    """A folder for the files of pods, which goes with this block. While it is open it is locked: it has an owner."""
-    new = Path(tempfile.mkdtemp(prefix=f"new-{_PREFIX}"))
-    lock = os.open(new, os.O_RDONLY)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    folder = new.rename(new.with_name(new.name.removeprefix("new-")))  # by now it has an owner
-    try:
-        yield folder
-    finally:
-        _remove(folder)
-        os.close(lock)
-
-
-def remove_left_behind(parent: Path) -> None:
-    """Remove the scratch folders of launchers that were killed: those of this user which nobody holds locked."""
-    for folder in parent.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                if os.fstat(lock).st_uid == os.geteuid():
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    _remove(folder)
-            finally:
-                os.close(lock)
 
 
 def _run(extra: Sequence[str], manifest: Manifest, scratch: Path) -> int:
@@ -159,11 +125,3 @@ def _summary(path: Path, manifest: Manifest) -> str:
     lines.append(f"  after a failure {BACK_OFF_TEXT}")
     lines.append("  the pods have a network of their own, without a way out")
     return "\n".join(lines)
-
-
-def _remove(folder: Path) -> None:
-    """Remove a folder; what a pod made unreadable is made readable first."""
-    for path in sorted(folder.rglob("*")):
-        if path.is_dir() and not path.is_symlink():
-            path.chmod(0o700)
-    shutil.rmtree(folder)

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,6 +20,7 @@ from frog.core.env import check_start_method
 from frog.core.errors import LaunchError, UsageError
 from frog.core.exitcodes import signal_code, signal_name
 from frog.core.processes import NOT_MET
+from frog.core.scratch import scratch_folder
 from frog.events.heartbeat import read_heartbeat
 from frog.events.outcome import Failure, in_words, world_error
 from frog.launch.agent import Agent, Output
@@ -53,13 +53,13 @@ def run_world(nodes: Nodes | int, program: Sequence[str], options: Options | Non
         raise UsageError(
             f"{program[0]} begins anew each time: it has no checkpoints to go on from", "leave --restarts out"
         )
-    with tempfile.TemporaryDirectory(prefix="frog-world-") as scratch, ExitStack() as stack:
+    with scratch_folder("frog-run-") as scratch, ExitStack() as stack:
         network = None
         if options.network is not None:
             from frog.launch.network import Network
 
             network = stack.enter_context(Network(nodes.most, options.network))
-        launch = _Launch(nodes, options, Path(scratch), Starter(nodes, words, options, Path(scratch), network))
+        launch = _Launch(nodes, options, scratch, Starter(nodes, words, options, scratch, network))
         stack.callback(launch.clean_up)
         return launch.run()
 
