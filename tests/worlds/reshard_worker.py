@@ -4,6 +4,7 @@ Arguments: a folder with runs in it, and where to write down what came out. Unde
 checkpoint of its own, for the others to read.
 """
 
+import functools
 import json
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import Tensor
 from frog.checkpoint import Saver
 from frog.checkpoint.load import open_checkpoint, verify
 from frog.comm import join_world
-from frog.comm.local_shard import assemble
+from frog.comm.local_shard import assemble, target_of
 from frog.core.env import world_env
 from frog.core.processes import leave
 from frog.core.runfolder import RunFolder
@@ -42,6 +43,7 @@ def state_of(strategy: Strategy) -> dict[str, Tensor]:
     return found | {f"optimizer/{name}": tensor for name, tensor in assemble(shapes, shards, world.axis)}
 
 
+@functools.cache
 def written(run: str) -> dict[str, Tensor]:
     """The same, from the files."""
     checkpoint = open_checkpoint(RunFolder(folder / run).checkpoint(3))
@@ -49,6 +51,19 @@ def written(run: str) -> dict[str, Tensor]:
     whole = {name: torch.empty(entry.shape) for name, entry in checkpoint.manifest.tensors.items()}
     checkpoint.load_into(whole)
     return whole
+
+
+def local_differences(state: TrainState, expected: dict[str, Tensor]) -> list[str]:
+    """What this rank holds in another way than the files have it, bit for bit; every copy of it."""
+    shards = state.shards()
+    return [one.name for one in shards if not torch.equal(one.tensor, target_of(expected[one.name], one))]
+
+
+def everywhere(differ: list[str]) -> list[str]:
+    """The same, known to every rank: rank 0 writes the results."""
+    num = torch.tensor(len(differ))
+    world.axis.all_reduce(num)
+    return differ or ["another rank's"] * int(num)
 
 
 results = {}
@@ -74,8 +89,10 @@ for implementation in ("frog", "torch"):
         for run in [*READ, own.path.name]:
             checkpoint = open_checkpoint(RunFolder(folder / run).checkpoint(3))
             state.load(checkpoint, world.rank)
-            found, expected = state_of(strategy), written(run)
-            differ = [name for name in expected if not torch.equal(found[name], expected[name])]
+            differ = everywhere(local_differences(state, written(run)))
+            if run == own.path.name:  # once for each strategy: its shards together are the whole
+                found, expected = state_of(strategy), written(run)
+                differ += [name for name in expected if not torch.equal(found[name], expected[name])]
             steps = {int(count) for count in strategy.step_counts()}
             results[f"{run} -> {label}"] = differ + ([] if steps == {3} else [f"steps {steps}"])
         del strategy, state, saver

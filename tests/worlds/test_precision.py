@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from harness import Harness
+from many_runs import train_many
 
 from frog.checkpoint import find_good
 from frog.events.schema import EvalEvent, StepEvent
@@ -27,8 +28,7 @@ OVERFLOWING = [name for name in RUNS if name.startswith("fp16")]
 
 @pytest.fixture(scope="module")
 def runs(harness: Harness) -> Harness:
-    for name, settings in RUNS.items():
-        harness.train(2, name, *settings)
+    train_many(harness, 2, RUNS)
     return harness
 
 

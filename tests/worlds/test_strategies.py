@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from harness import Harness
+from many_runs import train_many
 
-from frog.config import from_dict
+from frog.config import from_dict, load_run_config
 from frog.config.strategies import DATA_STRATEGIES
+from frog.core.errors import ConfigError
 from frog.events.schema import MemoryEvent, SampleEvent, StartEvent, StepEvent
 from frog.plan.measure import traffic_problems
 from frog.prove.matrix import proofs
@@ -31,10 +32,18 @@ RUNS = {
 }
 
 
+FLAT_RATE = ("optimizer.min_learning_rate=3e-3",)
+"""Else the end of the schedule would move with train.steps."""
+
+
 @pytest.fixture(scope="module")
 def runs(harness: Harness) -> Harness:
-    for name, (world_size, settings) in RUNS.items():
-        harness.train(world_size, f"s-{name}", *MODEL, *BATCH, *settings)
+    for world_size, further in (
+        (2, {"stayed": (*MODEL, *BATCH, *FLAT_RATE)}),
+        (4, {"moved": (*MODEL, *BATCH, *FLAT_RATE, "train.steps=3")}),
+    ):
+        wanted = {f"s-{name}": (*MODEL, *BATCH, *more) for name, (size, more) in RUNS.items() if size == world_size}
+        train_many(harness, world_size, {**wanted, **further})
     return harness
 
 
@@ -81,9 +90,6 @@ def test_memory_is_told(runs: Harness, name: str) -> None:
 
 def test_a_run_goes_on_under_another_strategy(runs: Harness) -> None:
     """dp 4, then tp 2 x pp 2, then zero3 on 2: the losses of the run that never changed."""
-    flat_rate = ("optimizer.min_learning_rate=3e-3",)  # else the end of the schedule would move with train.steps
-    runs.train(2, "stayed", *MODEL, *BATCH, *flat_rate)
-    runs.train(4, "moved", *MODEL, *BATCH, *flat_rate, "train.steps=3")
     for world_size, steps, settings in (
         (4, 5, ("strategy.tp=2", "strategy.pp=2")),
         (2, 8, ("strategy.tp=1", "strategy.pp=1", "strategy.name=zero3")),
@@ -125,21 +131,28 @@ def test_checkpoints_go_from_any_strategy_to_any(harness: Harness, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("world_size", "settings", "words"),
+    ("settings", "words"),
     [
-        (2, ("strategy.tp=3",), ("tp 3", "world of 2")),
-        (2, ("strategy.tp=2", "model.num_key_value_heads=1"), ("num_key_value_heads=1", "strategy.tp=2")),
-        (2, ("strategy.pp=2", "model.num_hidden_layers=1"), ("num_hidden_layers=1", "2 stages")),
-        (2, ("strategy.pp=2",), ("train.grad_accum=1", "strategy.pp=2")),
-        (2, ("strategy.name=zorro",), ("strategy.name='zorro'", "'zero1'")),
-        (2, ("strategy.cp=2", "data.sequence_length=15"), ("data.sequence_length=15", "4")),
-        (2, ("strategy.shard=2",), ("strategy.shard=2", "ddp")),
-        (2, ("strategy.name=zero3", "train.compile=true"), ("train.compile=true", "zero3")),
+        (("strategy.tp=3",), ("tp 3", "world of 2")),
+        (("strategy.tp=2", "model.num_key_value_heads=1"), ("num_key_value_heads=1", "strategy.tp=2")),
+        (("strategy.pp=2", "model.num_hidden_layers=1"), ("num_hidden_layers=1", "2 stages")),
+        (("strategy.pp=2",), ("train.grad_accum=1", "strategy.pp=2")),
+        (("strategy.name=zorro",), ("strategy.name='zorro'", "'zero1'")),
+        (("strategy.cp=2", "data.sequence_length=15"), ("data.sequence_length=15", "4")),
+        (("strategy.shard=2",), ("strategy.shard=2", "ddp")),
+        (("strategy.name=zero3", "train.compile=true"), ("train.compile=true", "zero3")),
     ],
 )
-def test_what_cannot_be_is_told_once(harness: Harness, world_size: int, settings: tuple[str, ...], words: Any) -> None:
-    done = harness.train(world_size, "never", *settings, code=2)
-    assert all(word in done.stderr for word in words), done.stderr
+def test_what_cannot_be_says_why(harness: Harness, settings: tuple[str, ...], words: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_run_config(harness.root / "run.toml", settings).check_world(2)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_what_cannot_be_is_reported_once(harness: Harness) -> None:
+    done = harness.train(2, "never", "strategy.tp=3", code=2)
+    assert "tp 3" in done.stderr
+    assert "world of 2" in done.stderr
     assert done.stderr.count("error:") == 1
     assert "Traceback" not in done.stderr
     assert not harness.folder("never").path.exists()

@@ -27,7 +27,6 @@ Shapes:  B batch, t = T/n positions of one rank, H heads, K key/value heads, G =
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -36,7 +35,7 @@ from torch.autograd.function import once_differentiable
 
 from frog.comm import Axis, Pending
 from frog.core.errors import ShapeError
-from frog.model.transformer import Attention, causal_attention
+from frog.model.transformer import Attention
 from frog.parallel.blockwise import add_gradients, attend, merge, wide
 
 
@@ -73,20 +72,6 @@ def use_context(model: nn.Module, cp: Axis) -> None:
     for module in model.modules():
         if isinstance(module, Attention):
             module.attend = RingAttention(cp)
-
-
-@contextmanager
-def whole_sequences(model: nn.Module) -> Iterator[None]:
-    """Within this context a rank takes whole sequences, and needs no other: to let one of them sample text."""
-    attentions = [module for module in model.modules() if isinstance(module, Attention)]
-    own = [module.attend for module in attentions]
-    for module in attentions:
-        module.attend = causal_attention
-    try:
-        yield
-    finally:
-        for module, attend in zip(attentions, own, strict=True):
-            module.attend = attend
 
 
 class RingAttention:

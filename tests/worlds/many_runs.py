@@ -1,0 +1,20 @@
+"""Many runs of the tiny model in one world: starting a world takes longer than such a run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from harness import Harness, set_words
+
+WORKER = Path(__file__).parent / "many_runs_worker.py"
+
+
+def train_many(harness: Harness, world_size: int, runs: Mapping[str, Sequence[str]]) -> None:
+    """Train each of `runs`, by name with its settings, one after the other."""
+    command_lines = [["run.toml", *set_words(f"name={name}", *settings)] for name, settings in runs.items()]
+    path = harness.root / f"{next(iter(runs))}.json"
+    path.write_text(json.dumps(command_lines))
+    words = ("frog", "run", "--nproc", str(world_size), "--threads", "1", "--", str(WORKER), str(path))
+    harness.run(*words, timeout=60 * len(runs))

@@ -1,0 +1,31 @@
+"""A rank that trains run after run, as `frog train` does each, in one world: `many_runs_worker.py RUNS.json`.
+
+Starting a world takes longer than such a run. RUNS.json holds the words of each run's command line.
+"""
+
+import json
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+
+from frog.comm import join_world
+from frog.core.env import world_env
+from frog.core.processes import leave
+from frog.train import main as program
+from frog.train import setup
+
+world = join_world(world_env(), torch.device("cpu"), timeout_s=60)
+for words in json.loads(Path(sys.argv[1]).read_text()):
+    with ExitStack() as kept:
+        kept.enter_context(patch.object(program, "join_world", lambda *args, **kwargs: world))
+        kept.enter_context(patch.object(world, "leave"))
+        kept.enter_context(patch.object(setup, "launch_dir", lambda: None))  # where a launch keeps the name of its run
+        code = program.main(words)
+    world.forget_axes()
+    if code:
+        leave(code)
+world.leave()
+leave(0)
