@@ -29,8 +29,19 @@ folder, out = Path(sys.argv[1]), Path(sys.argv[2])
 env = world_env()
 world = join_world(env, torch.device("cpu"), timeout_s=60)
 scaler = torch.amp.GradScaler("cpu", enabled=False)
-READ = sorted(path.name for path in folder.iterdir() if not path.name.startswith(f"{world.size}_"))
-"""What a world of another size wrote."""
+
+
+def layout_of(run: str) -> str:
+    """Which pieces of which tensors its files hold: all that a reader meets."""
+    tensors = open_checkpoint(RunFolder(folder / run).checkpoint(3)).manifest.tensors
+    return repr(
+        [(name, sorted((piece.offset, piece.shape) for piece in tensors[name].pieces)) for name in sorted(tensors)]
+    )
+
+
+WRITTEN = sorted(path.name for path in folder.iterdir() if not path.name.startswith(f"{world.size}_"))
+READ = list({layout_of(run): run for run in WRITTEN}.values())
+"""What a world of another size wrote; of those that are laid out alike, one."""
 
 
 def state_of(strategy: Strategy) -> dict[str, Tensor]:
