@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from frog.core import errors
 from frog.core.errors import CommError, FrogError, LaunchError, UsageError
 from frog.core.exitcodes import describe_exit, shell_code, signal_code
 from frog.core.runfolder import RunFolder
+from frog.events.read import read_lines
 
 _TOGETHER_S = 10
 """Failures this close belong together. torchrun kills ranks that hang 30 s after the failure that they caused."""
@@ -22,8 +22,7 @@ Failure = dict[str, Any]
 
 def last_failures(path: Path) -> list[Failure]:
     """What an agent that has ended had reported of its last attempt; nothing if that did not fail."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    events = [json.loads(line) for line in lines]
+    events = read_lines(path, dict[str, Any]).events
     last = max((event["attempt"] for event in events), default=0)
     return [event for event in events if event["event"] == "exit" and event["attempt"] == last]
 

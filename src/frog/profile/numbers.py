@@ -12,15 +12,15 @@ parts are its kernels, communication while no kernel runs, and idle, when neithe
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 from frog.core.errors import RunError
+from frog.core.runfile import FORMAT
 from frog.core.runfolder import RunFolder
+from frog.core.schema import Typed, read_typed
 from frog.events import RankEvents, RecordedRun, read_run
 from frog.events.schema import STEP_PHASES, CollectiveEvent, MemoryEvent, SpanEvent, StepEvent
 from frog.plan.measure import step_collectives
@@ -30,6 +30,20 @@ OPERATORS, TRANSFER, WAITING, PYTHON = "operators", "transfer", "waiting for ran
 EXPOSED, KERNELS, ALONE, IDLE = "exposed communication", "kernels", "communication alone", "idle"
 
 _MESSAGES = ("send", "recv", "send_recv")
+
+
+class TracedRank(Typed, frozen=True, kw_only=True):
+    """profile/rank_N.json: what a reader of a rank's trace must know of it."""
+
+    KIND: ClassVar[str] = "what is known of a trace"
+    FORMAT: ClassVar[int | None] = FORMAT
+
+    rank: int
+    plain_steps: list[int]
+    """Taken without the profiler."""
+    recorded_steps: list[int]
+    axes: dict[str, list[int]]
+    """The ranks that this rank shares each axis with, by the names that collectives go by."""
 
 
 @dataclass(frozen=True)
@@ -83,28 +97,23 @@ class Profile:
 def read_profile(folder: RunFolder) -> Profile:
     """Measure a profiled run. Raises RunError if it left no traces."""
     paths = [path for path in folder.profile.glob("rank_*.json") if path.suffixes == [".json"]]
-    abouts = {about["rank"]: about for about in map(_json, paths)}
+    abouts = {about.rank: about for about in (read_typed(path, TracedRank) for path in sorted(paths))}
     if not abouts:
         raise RunError(f"{folder.profile}: no traces there", "frog profile RUN.toml")
     run = read_run(folder)
     is_ours = run.setting("strategy", "implementation") == "frog"
     collectives = {
-        rank: {step: _collectives(run.ranks[rank], step) for step in about["recorded_steps"]}
+        rank: {step: _collectives(run.ranks[rank], step) for step in about.recorded_steps}
         for rank, about in abouts.items()
     }
     files = {rank: read_trace_file(folder.trace(rank)) for rank in sorted(abouts)}
     traces = {rank: understand(file.events) for rank, file in files.items()}
     ranks = []
     for rank, trace in traces.items():
-        blocked = _blocked(rank, abouts[rank]["axes"], collectives) if is_ours else None
+        blocked = _blocked(rank, abouts[rank].axes, collectives) if is_ours else None
         reported = [one for step in collectives[rank].values() for one in step] if is_ours else []
         ranks.append(_measure(abouts[rank], trace, run.ranks[rank], reported, blocked))
     return Profile(folder, ranks, files, traces, run)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
 
 
 def _collectives(events: RankEvents, step: int) -> list[CollectiveEvent]:
@@ -142,7 +151,7 @@ def _late_ns(own: CollectiveEvent, last_ns: int) -> int:
 
 
 def _measure(
-    about: Mapping[str, Any],
+    about: TracedRank,
     trace: Trace,
     events: RankEvents,
     reported: Sequence[CollectiveEvent],
@@ -156,15 +165,15 @@ def _measure(
     }
     phases["other"] = steps_us - sum(phases.values())
     memory = {step: event.memory_bytes for step, event in events.by_step(StepEvent).items()}
-    before, after = memory[about["plain_steps"][-1]], memory[about["recorded_steps"][-1]]
+    before, after = memory[about.plain_steps[-1]], memory[about.recorded_steps[-1]]
     return RankProfile(
-        rank=about["rank"],
+        rank=about.rank,
         step_us=steps_us / num_steps,
-        plain_us=_median_us(events, about["plain_steps"]),
-        slow_us=_median_us(events, about["recorded_steps"]),
+        plain_us=_median_us(events, about.plain_steps),
+        slow_us=_median_us(events, about.recorded_steps),
         parts={name: us / num_steps for name, us in parts.items()},
         phases={name: us / num_steps for name, us in phases.items()},
-        communication=_communication(trace, parts, reported, num_steps) if len(about["axes"]) else None,
+        communication=_communication(trace, parts, reported, num_steps) if len(about.axes) else None,
         calls=trace.calls,
         num_steps=num_steps,
         memory=next(iter(events.of(MemoryEvent)), None),
