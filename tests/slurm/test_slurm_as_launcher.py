@@ -8,14 +8,13 @@ import re
 import shutil
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 from harness import Harness, set_words, wait_until
 from slurm_harness import RealSlurm
 
 from frog.events.heartbeat import read_heartbeat
-from frog.events.schema import StartEvent
+from frog.events.schema import Beat, StartEvent
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
@@ -69,11 +68,14 @@ def test_a_job_of_submitit_is_warned_and_handed_in_again(floor: Harness, real_sl
     job = re.findall(r"^job (\d+): 2 ranks", output, re.MULTILINE)[0]
     folder = floor.folder("by-submitit")
 
-    def beat() -> Any:
-        return read_heartbeat(folder.heartbeat(1))
+    beats: list[Beat] = []
 
-    wait_until(lambda: (found := beat()) is not None and found.step >= 3, 120, "step 3")
-    stopped = beat().pid
+    def has_begun() -> bool:
+        beats[:] = [beat] if (beat := read_heartbeat(folder.heartbeat(1))) else []
+        return bool(beats) and beats[0].step >= 3
+
+    wait_until(has_begun, 120, "step 3")
+    stopped = beats[0].pid
     os.kill(stopped, signal.SIGSTOP)  # the run must not be over before the signal comes
     try:
         real_slurm.ask("scancel", "--signal=USR2", job)  # as --signal=USR2@60 does a minute before the limit
