@@ -6,24 +6,24 @@ import contextlib
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 from harness import Harness, tree
 
 from frog.events.heartbeat import read_heartbeat
+from frog.events.schema import Beat
 
 pytestmark = pytest.mark.slow
 
 
-def rank_process(process: subprocess.Popen[str], beat: dict[str, Any]) -> psutil.Process:
+def rank_process(process: subprocess.Popen[str], beat: Beat) -> psutil.Process:
     """The process of the rank that left this heartbeat in its pod, as this machine sees it."""
     index = beat.host.rpartition("-")[2]
     for found in tree(process):
         with contextlib.suppress(psutil.Error, OSError):
             in_pod = re.findall(r"^NSpid:.*\t(\d+)$", Path(f"/proc/{found.pid}/status").read_text(), re.MULTILINE)
-            if in_pod == [str(beat["pid"])] and found.environ().get("JOB_COMPLETION_INDEX") == index:
+            if in_pod == [str(beat.pid)] and found.environ().get("JOB_COMPLETION_INDEX") == index:
                 return found
     raise AssertionError(f"no process of {beat}")
 
