@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from mutations import held_to_its_schema
 
 from frog.comm.error_file import leave_error, read_error
 from frog.core.errors import CommError, report_error
@@ -49,3 +50,11 @@ def test_who_was_killed_has_left_nothing(content: str | None, tmp_path: Path) ->
     if content is not None:
         path.write_text(content)
     assert read_error(str(path), 1.0) == (None, None)
+
+
+def test_a_file_with_every_key_wrong_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    frog = {"type": "ValueError"}
+    own = {"message": "ValueError: no frogs", "extraInfo": {"py_callstack": "Traceback"}, "frog": frog}
+    path.write_text(json.dumps({"message": own}))
+    held_to_its_schema(path, lambda: read_error(str(path), 1.0))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mutations import held_to_its_schema
 
 from frog.core.errors import RunError
 from frog.events.schema import CollectiveEvent
@@ -172,3 +173,32 @@ def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
     zipped.write_bytes(gzip.compress(json.dumps({"traceEvents": STEP, "baseTimeNanoseconds": 5}).encode()))
     assert read_trace_file(zipped).events == STEP
     assert read_trace_file(zipped).base_ns == 5
+
+
+def test_traces_with_every_key_wrong(tmp_path: Path) -> None:
+    """An event that cannot be read is refused, one that means nothing is left out."""
+    call = event("aten::mm", 10, 30) | {"args": {"Input Dims": [[2, 3], [3, 4]], "Input type": ["float"]}}
+    plain, zipped = tmp_path / "rank_0.trace.json", tmp_path / "rank_1.trace.json.gz"
+    plain.write_text(json.dumps({"traceEvents": [STEP[0], call], "baseTimeNanoseconds": 5}))
+
+    def read() -> None:
+        file = read_trace_file(plain)
+        try:
+            trace = understand(file.events)
+        except RunError:  # no step is marked in it
+            return
+        assert sum(call.flops for call in trace.calls if call.is_product) >= 0
+        assert file.base_ns >= 0
+
+    held_to_its_schema(plain, read)
+    zipped.write_bytes(gzip.compress(plain.read_bytes())[:-9])
+    with pytest.raises(RunError, match="ends early"):
+        read_trace_file(zipped)
+
+
+def test_a_small_file_that_holds_a_large_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("frog.profile.trace._MOST_BYTES", 1 << 20)
+    path = tmp_path / "rank_0.trace.json.gz"
+    path.write_bytes(gzip.compress(b" " * (1 << 24)))
+    with pytest.raises(RunError, match="holds more than 1048576 bytes"):
+        read_trace_file(path)

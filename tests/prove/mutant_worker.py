@@ -28,7 +28,7 @@ for mutant in (*(mutant for mutant in MUTANTS if mutant.world_size == world.size
     variant = Variant("accumulated", accumulate=True) if mutant.accumulate else DEFAULT_VARIANTS[0]
     (cell,) = cells(SMALL_MODEL, [world.size], ["frog"], [variant], [mutant.strategy])
     assert isinstance(cell, Cell), cell
-    case = Case.read(cell.table(0))
+    case = Case.of(cell.fields(0), Path("cases.json"))
     with mutant.plant():
         trace = spread(case, world)
     world.forget_axes()

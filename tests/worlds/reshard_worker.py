@@ -82,7 +82,7 @@ for implementation in ("frog", "torch"):
     names = [name for name in proofs(implementation) if not name.endswith("ep")]
     for cell in cells(SMALL_MODEL, [world.size], [implementation], DEFAULT_VARIANTS[:1], names):
         assert isinstance(cell, Cell), cell
-        case = Case.read(cell.table(0))
+        case = Case.of(cell.fields(0), Path("cases.json"))
         mesh = build_mesh(case.config, world)
         strategy = build_strategy(case.config, mesh, make_model(case, seed=7), make_optimizer)
         for _ in range(3):  # makes torch's optimizer state; what it holds is replaced by every load

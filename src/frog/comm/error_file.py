@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,26 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from frog.core.env import variable
+from frog.core.errors import CommError
+from frog.core.schema import Typed, read_typed
 
 _OURS = "frog"
 """Where our report is, next to torch's `message` and `extraInfo`."""
+
+
+class _Extra(Typed, frozen=True):
+    py_callstack: str | None = None
+
+
+class _OwnError(Typed, frozen=True):
+    message: str | None = None
+    extraInfo: _Extra | None = None
+    frog: dict[str, Any] | None = None
+    """As `_OURS` says."""
+
+
+class _ErrorFile(Typed, frozen=True):
+    message: _OwnError | str
 
 
 def leave_error(error: Exception, report: dict[str, Any]) -> None:
@@ -30,13 +46,14 @@ def read_error(path: str, failed_s: float) -> tuple[dict[str, Any] | None, str |
 
     failed_s: when it failed, as time of day, for a report that does not say.
     """
-    message: Any = None  # if it was killed before it could speak
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
-        message = json.loads(Path(path).read_text())["message"]
-    if not isinstance(message, dict):
-        return (_plain(message, failed_s) if isinstance(message, str) else None), None
-    traceback = (message.get("extraInfo") or {}).get("py_callstack")
-    return message.get(_OURS) or _plain(str(message.get("message")), failed_s), traceback
+    try:
+        own = read_typed(Path(path), _ErrorFile, error=CommError).message
+    except (FileNotFoundError, CommError):  # killed before it could speak, or while it spoke: the exit code tells
+        return None, None
+    if isinstance(own, str):
+        return _plain(own, failed_s), None
+    traceback = own.extraInfo.py_callstack if own.extraInfo is not None else None
+    return own.frog or _plain(str(own.message), failed_s), traceback
 
 
 def _plain(text: str, failed_s: float) -> dict[str, Any]:

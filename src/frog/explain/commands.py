@@ -56,10 +56,10 @@ def read_nodes(nproc: int | None, nodes: str | None) -> Nodes:
 
 def run_notes(what: str, nodes: Nodes) -> tuple[int, list[dict[str, Any]]]:
     """Run the world; its exit code, and what every rank has noted, by rank."""
-    import json
     import tempfile
     from pathlib import Path
 
+    from frog.explain.notes import read_notes
     from frog.launch.world import run_world
 
     with tempfile.TemporaryDirectory(prefix="frog-explain-") as folder:
@@ -70,4 +70,4 @@ def run_notes(what: str, nodes: Nodes) -> tuple[int, list[dict[str, Any]]]:
         missing = [path.name for path in paths if not path.exists()]
         if missing:
             raise LaunchError(f"the world ended well, but left no {', '.join(missing)}")
-        return 0, [json.loads(path.read_text()) for path in paths]
+        return 0, [read_notes(path, what) for path in paths]

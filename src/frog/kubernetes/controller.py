@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import ClassVar
 
-from frog.core.files import write_json
+from frog.core.schema import Typed, write_typed
 from frog.kubernetes import namespaces
 from frog.kubernetes.dns import NameServer
 from frog.kubernetes.manifest import Manifest, read_manifest
@@ -34,6 +35,18 @@ MANIFEST, OUTCOME = "manifest.yaml", "outcome.json"
 """Names in the scratch folder: what to run, and what came of it."""
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Outcome(Typed, frozen=True):
+    """outcome.json"""
+
+    KIND: ClassVar[str] = "what came of a Job"
+
+    entered: bool
+    """Whether this system lets one make namespaces."""
+    reason: tuple[str, str] | None = None
+    """Why the Job failed: Kubernetes' word, and what happened."""
+    error: str | None = None
 
 
 @dataclass
@@ -233,19 +246,18 @@ def _forward_and_reap(child: int) -> int:
 def main(arguments: Sequence[str]) -> int:
     """Run SCRATCH/manifest.yaml; write what came of it to SCRATCH/outcome.json."""
     scratch, extra = Path(arguments[0]), arguments[1:]
-    outcome: dict[str, object] = {"entered": False}
+    entered, reason, error_text = False, None, None
     try:
         code = _enter_cluster()
         if code is not None:
             return code
-        outcome["entered"] = True
+        entered = True
         controller = JobController(read_manifest(scratch / MANIFEST, extra), scratch)
         controller.run()
-        outcome["reason"] = controller.reason
-        outcome["failures"] = controller.failures
+        reason = controller.reason
     except OSError as error:
-        outcome["error"] = str(error)
-    write_json(scratch / OUTCOME, outcome)
+        error_text = str(error)
+    write_typed(scratch / OUTCOME, Outcome(entered=entered, reason=reason, error=error_text))
     return 0
 
 

@@ -18,7 +18,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from frog.core.errors import LaunchError
 from frog.core.exitcodes import shell_code, signal_code
+from frog.core.schema import read_typed
 from frog.kubernetes import namespaces
 from frog.kubernetes.rootfs import Mount, build_root
 
@@ -47,8 +49,8 @@ class PodSpec:
 
     @classmethod
     def read(cls, path: Path) -> PodSpec:
-        value = json.loads(path.read_text())
-        return cls(**{**value, "mounts": [Mount(**mount) for mount in value["mounts"]]})
+        """What `write` wrote. Raises LaunchError if the file is none of it."""
+        return read_typed(path, cls, error=LaunchError)
 
 
 def start(spec: PodSpec) -> int:
@@ -117,10 +119,13 @@ def _in_child(become: Callable[[], NoReturn], pid_file: Path | None) -> int:
 
 def main(arguments: Sequence[str]) -> int:
     """`start SPEC.json`, or `join PID SPEC.json COMMAND...`"""
-    if arguments[0] == "start":
-        return start(PodSpec.read(Path(arguments[1])))
-    spec = PodSpec.read(Path(arguments[2]))
-    return join(int(arguments[1]), arguments[3:], spec.env, spec.folder)
+    is_start = arguments[0] == "start"
+    try:
+        spec = PodSpec.read(Path(arguments[1 if is_start else 2]))
+    except (LaunchError, FileNotFoundError) as error:
+        print(error, file=sys.stderr, flush=True)
+        return _NOT_STARTED
+    return start(spec) if is_start else join(int(arguments[1]), arguments[3:], spec.env, spec.folder)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -14,8 +13,9 @@ from types import FrameType
 from frog.core.env import child_env
 from frog.core.errors import LaunchError, UsageError
 from frog.core.exitcodes import signal_code
+from frog.core.schema import read_typed
 from frog.core.scratch import scratch_folder
-from frog.kubernetes.controller import BACK_OFF_TEXT, MANIFEST, OUTCOME, count_gpus
+from frog.kubernetes.controller import BACK_OFF_TEXT, MANIFEST, OUTCOME, Outcome, count_gpus
 from frog.kubernetes.manifest import Manifest, read_manifest
 from frog.kubernetes.pods import hidden_by
 
@@ -65,23 +65,23 @@ def _run(extra: Sequence[str], manifest: Manifest, scratch: Path) -> int:
     if received:
         return signal_code(received[0])
     try:
-        outcome = json.loads((scratch / OUTCOME).read_text())
+        outcome = read_typed(scratch / OUTCOME, Outcome, error=LaunchError)
     except FileNotFoundError:
         raise LaunchError(f"the local cluster ended with exit code {code}", "its own message is above") from None
-    if "error" in outcome:
-        raise UsageError(*_refusal(outcome))
-    if outcome["reason"] is not None:
-        word, what = outcome["reason"]
+    if outcome.error is not None:
+        raise UsageError(*_refusal(outcome.entered, outcome.error))
+    if outcome.reason is not None:
+        word, what = outcome.reason
         raise LaunchError(f"Job {manifest.job.name} failed ({word}): {what}", "what its pods said is above")
     print(f"Job {manifest.job.name} is complete", file=sys.stderr, flush=True)
     return 0
 
 
-def _refusal(outcome: dict[str, object]) -> tuple[str, str]:
-    if outcome["entered"]:
-        return f"the local cluster: {outcome['error']}", "is another program in the way?"
+def _refusal(entered: bool, error: str) -> tuple[str, str]:
+    if entered:
+        return f"the local cluster: {error}", "is another program in the way?"
     return (
-        f"this system does not let you make namespaces, which pods on one machine need: {outcome['error']}",
+        f"this system does not let you make namespaces, which pods on one machine need: {error}",
         "containers and some distributions forbid it (kernel.unprivileged_userns_clone, AppArmor); run it outside of "
         "the container, or as root. `frog run --nodes 2x4` needs none",
     )

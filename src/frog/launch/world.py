@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -19,7 +18,9 @@ import msgspec
 from frog.core.env import check_start_method
 from frog.core.errors import LaunchError, UsageError
 from frog.core.exitcodes import signal_code, signal_name
+from frog.core.launch_request import LaunchRequest
 from frog.core.processes import NOT_MET
+from frog.core.schema import read_typed
 from frog.core.scratch import scratch_folder
 from frog.events.heartbeat import read_heartbeat
 from frog.events.outcome import Failure, in_words, world_error
@@ -240,13 +241,13 @@ class _Launch:
             done = path.with_suffix(".done")
             if done.exists():
                 continue
-            request = json.loads(path.read_text())
-            if request["act"] == "kill_node":
+            request = read_typed(path, LaunchRequest, error=LaunchError)
+            if request.act == "kill_node":
                 for agent in self._running():
-                    if agent.node == request["node"]:
+                    if agent.node == request.node:
                         agent.kill()
             elif self.network is not None:
-                {"cut": self.network.cut, "heal": self.network.heal}[request["act"]](request["node"])
+                {"cut": self.network.cut, "heal": self.network.heal}[request.act](request.node)
             done.touch()
 
     # ---- ending ------------------------------------------------------------------------------------------------------

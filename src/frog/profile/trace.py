@@ -5,16 +5,19 @@ Units: microseconds on the trace's own clock, which the ranks of one machine sha
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from frog.core.errors import RunError
+from frog.core.schema import Amount, Natural, Typed, convert, read_bounded
 
 Interval = tuple[float, float]
 TraceEvent = dict[str, Any]
@@ -29,6 +32,31 @@ _COMPILED = "## Call CompiledFxGraph"
 _COMMUNICATION = ("c10d::", "_c10d_functional::")
 _NO_WORK = ("autograd", "torch", "c10d", "_c10d_functional")
 """Namespaces of operators whose own time is not arithmetic: the engine, which runs Python's hooks; communication."""
+
+
+_MOST_BYTES = 1 << 31
+"""Of a trace, inflated. Those of a few steps have some megabytes, those of large models hundreds."""
+
+
+class _Arguments(Typed, frozen=True):
+    input_dims: list[Any] = msgspec.field(name="Input Dims", default_factory=list)
+    input_type: list[str] = msgspec.field(name="Input type", default_factory=list)
+
+
+class _Span(Typed, frozen=True):
+    """An event that lasted, as far as it is looked at."""
+
+    name: str
+    ts: float
+    tid: int | str
+    dur: Amount = 0.0
+    cat: str | None = None
+    args: _Arguments = msgspec.field(default_factory=_Arguments)
+
+
+class _About(Typed, frozen=True):
+    traceEvents: list[dict[str, Any]]
+    baseTimeNanoseconds: Natural = 0
 
 
 class TraceFile(NamedTuple):
@@ -107,12 +135,28 @@ class Trace:
 
 def read_trace_file(path: Path) -> TraceFile:
     """Read a trace, plain or gzipped. Raises RunError if the file is not one."""
+    origin, hint = f"{path}: not a trace of torch.profiler", "profile again"
     try:
-        data = path.read_bytes()
-        content = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
-        return TraceFile(content.pop("traceEvents"), content)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{path}: not a trace of torch.profiler: {error}", "profile again") from None
+        data = read_bounded(path, RunError, hint, _MOST_BYTES)
+        # Not msgspec's parser: torch may write NaN.
+        content = json.loads(_inflated(data) if path.suffix == ".gz" else data)
+    except (FileNotFoundError, ValueError, RecursionError, zlib.error) as error:
+        raise RunError(f"{origin}: {error}", hint) from None
+    table = convert(content, dict[str, Any], origin, hint)
+    about = convert(table, _About, origin, hint)
+    for number, event in enumerate(about.traceEvents):
+        if event.get("ph") == "X":
+            convert(event, _Span, f"{origin}: event {number}", hint)
+    return TraceFile(about.traceEvents, {key: value for key, value in table.items() if key != "traceEvents"})
+
+
+def _inflated(data: bytes) -> bytes:
+    """What a gzip file holds. Raises ValueError if that is more than a trace can be: a small file can hold anything."""
+    stream = zlib.decompressobj(wbits=31)
+    inflated = stream.decompress(data, _MOST_BYTES)
+    if not stream.eof:
+        raise ValueError(f"it ends early, or holds more than {_MOST_BYTES} bytes")
+    return inflated
 
 
 def understand(events: Sequence[TraceEvent]) -> Trace:
@@ -188,7 +232,8 @@ def _calls(events: Sequence[TraceEvent]) -> Iterator[OperatorCall]:
 
 def _call(name: str, event: TraceEvent, own: tuple[Interval, ...], communicates: bool) -> OperatorCall:
     args = event.get("args", {})
-    shapes = tuple(tuple(dims) for dims in args.get("Input Dims", ()) if dims and isinstance(dims[0], int))
+    dims = (one for one in args.get("Input Dims", ()) if isinstance(one, list) and one)
+    shapes = tuple(tuple(one) for one in dims if all(isinstance(size, int) and size >= 0 for size in one))
     dtype = next(iter(args.get("Input type", ())), "")
     return OperatorCall(name, event.get("dur", 0.0), own, shapes, dtype, communicates)
 

@@ -10,23 +10,26 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from frog.config import ModelConfig, load_model_config
 from frog.core.errors import UsageError
 from frog.core.files import write_json
 from frog.launch.start import Options
 from frog.launch.world import run_world
+from frog.prove.exchange import ProofResult, read_results
 from frog.prove.matrix import ALL_VARIANTS, DEFAULT_VARIANTS, IMPLEMENTATIONS, SMALL_MODEL, Cell, cells, proofs
 
 
-def prove(chosen: Sequence[Cell]) -> Iterator[tuple[Cell, dict[str, Any]]]:
+def prove(chosen: Sequence[Cell]) -> Iterator[tuple[Cell, ProofResult]]:
     """Prove cells, world by world; give each with its result. Raises LaunchError if a world fails."""
     for world_size in sorted({cell.world_size for cell in chosen}):
         here = [cell for cell in chosen if cell.world_size == world_size]
         with tempfile.TemporaryDirectory(prefix="frog-proof-") as scratch:
             cases, results = Path(scratch) / "cases.json", Path(scratch) / "results.json"
-            write_json(cases, [cell.table(number) for number, cell in enumerate(here)])
+            write_json(cases, [msgspec.structs.asdict(cell.fields(number)) for number, cell in enumerate(here)])
             run_world(world_size, ["prove", str(cases), str(results)], Options(threads=1))
-            found = {int(result["name"]): result for result in json.loads(results.read_text())}
+            found = {int(result.name): result for result in read_results(results)}
         yield from ((cell, found[number]) for number, cell in enumerate(here))
 
 
@@ -63,16 +66,17 @@ def _report(model: ModelConfig, wanted: Sequence[Cell | str], chosen: Sequence[C
         rows.append(
             {"strategy": cell.strategy, "implementation": cell.implementation, "world": cell.world_size}
             | {"variant": cell.variant.name}
-            | result
+            | msgspec.structs.asdict(result)
         )
         if not as_json:
-            numbers = [f"{result[key]:.0e}" if key in result else "-" for key in ("loss", "gradient", "weight")]
-            verdict = "bitwise" if result.get("bitwise") else "equal" if result["equal"] else "DIFFERS"
+            differences = (result.loss, result.gradient, result.weight)
+            numbers = ["-" if difference is None else f"{difference:.0e}" for difference in differences]
+            verdict = "bitwise" if result.bitwise else "equal" if result.equal else "DIFFERS"
             print(
                 _line([str(cell.world_size), cell.strategy, cell.implementation, *numbers, verdict, cell.variant.name])
             )
-            if not result["equal"]:
-                print(f"      {result['first']}")
+            if not result.equal:
+                print(f"      {result.first}")
     equal = sum(row["equal"] for row in rows)
     if as_json:
         print(json.dumps(rows, indent=2))

@@ -9,6 +9,7 @@ from typing import Any
 from frog.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, TrainConfig, to_dict
 from frog.config.strategies import AXES, DATA_STRATEGIES, PROOF_BUCKET_MB, WHOLE_WORLD
 from frog.config.strategy import implementation_problems
+from frog.prove.exchange import CaseFields
 
 SMALL_MODEL = ModelConfig(
     vocab_size=96,
@@ -108,14 +109,11 @@ class Cell:
     variant: Variant
     config: RunConfig
 
-    def table(self, number: int) -> dict[str, Any]:
+    def fields(self, number: int) -> CaseFields:
         """What `frog.prove.rank` reads."""
-        return {
-            "name": str(number),
-            "config": to_dict(self.config),
-            "frozen": self.variant.frozen,
-            "uneven": self.variant.uneven,
-        }
+        return CaseFields(
+            name=str(number), config=to_dict(self.config), frozen=self.variant.frozen, uneven=self.variant.uneven
+        )
 
 
 def cells(

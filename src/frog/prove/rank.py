@@ -13,9 +13,8 @@ an epsilon of 1e-3 in place of 1e-8 keeps the noise in proportion. bf16 rounds t
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ from frog.data import Batch
 from frog.model import TinyTransformer
 from frog.parallel.build import build_mesh, build_strategy
 from frog.parallel.mesh import Mesh
+from frog.prove.exchange import CaseFields, read_cases
 from frog.train.hardware import autocast
 
 NUM_STEPS = 5
@@ -57,8 +57,9 @@ class Case:
     """Whether the last rank's last sequence is padding, so that ranks hold different numbers of labels."""
 
     @classmethod
-    def read(cls, table: Mapping[str, Any]) -> Case:
-        return cls(table["name"], from_dict(table["config"]), table["frozen"], table["uneven"])
+    def of(cls, fields: CaseFields, path: Path) -> Case:
+        """A case as a file has it; errors name the file."""
+        return cls(fields.name, from_dict(fields.config, path), fields.frozen, fields.uneven)
 
 
 @dataclass
@@ -242,17 +243,22 @@ def _oracle_key(case: Case, world_size: int) -> str:
     return repr((config.model, config.data.sequence_length, numbers, cut))
 
 
+def _finite(result: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no infinity: such a difference is null, and the result says in words where it lies."""
+    return {key: None if value == float("inf") else value for key, value in result.items()}
+
+
 def main(arguments: list[str]) -> int:
     """Read the cases, run them in this world, write the results."""
     cases_path, results_path = map(Path, arguments[:2])
     env = world_env()
     world = join_world(env, _CPU, timeout_s=60)
-    cases = [Case.read(table) for table in json.loads(cases_path.read_text())]
+    cases = [Case.of(fields, cases_path) for fields in read_cases(cases_path)]
 
     try:
         results = prove(cases, world, {})
         if world.is_main:
-            write_json(results_path, results)
+            write_json(results_path, [_finite(result) for result in results])
         world.barrier()
     finally:
         world.leave()

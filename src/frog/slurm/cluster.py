@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import secrets
 import shutil
@@ -13,20 +12,22 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
+
+import msgspec
 
 from frog.core.env import child_env, variable
 from frog.core.errors import LaunchError, UsageError
-from frog.core.files import write_json
 from frog.core.ports import free_port
+from frog.core.schema import write_typed
+from frog.slurm.cluster_file import CLUSTER_FILE, ClusterKind, ShapeFields, SlurmFile, read_cluster_file
 from frog.slurm.configuration import Shape, Site, write_configuration
 from frog.slurm.host import choose_host, own_name
 from frog.slurm.lock import LOCK_FILE, locked
 from frog.slurm.processes import end_processes, find_processes, start_daemon
 from frog.slurm.programs import find_program, need_programs, path_without_emulators
 
-KIND = "slurm"
-_FORMAT = 1
+KIND: Literal["slurm"] = "slurm"
 _UP_S = 60.0
 _JOBS_S = 40.0
 """For jobs to save and end: Slurm itself kills them 30 s after it has asked."""
@@ -111,16 +112,13 @@ def down(folder: Path, *, keep_logs: bool = False) -> None:
 def read_cluster(folder: Path) -> Cluster:
     """The cluster of a folder. Raises UsageError if there is none."""
     try:
-        table: dict[str, Any] = json.loads((folder / "cluster.json").read_text())
-        if table["kind"] != KIND:
-            raise UsageError(
-                f"{folder}: a cluster of another kind ({table['kind']}) is there", "frog slurm down ends it"
-            )
-        return Cluster(Site.from_dict(table["site"]), Shape(**table["shape"]))
+        kind = read_cluster_file(folder, ClusterKind).kind
+        if kind != KIND:
+            raise UsageError(f"{folder}: a cluster of another kind ({kind}) is there", "frog slurm down ends it")
+        found = read_cluster_file(folder, SlurmFile)
     except FileNotFoundError:
         raise UsageError(f"{folder}: no cluster there", "frog slurm up, or name its --folder") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{folder}/cluster.json cannot be read: {error}", "remove the folder") from None
+    return Cluster(Site.of(found.site), Shape(**msgspec.structs.asdict(found.shape)))
 
 
 def daemons(cluster: Cluster) -> dict[str, int | None]:
@@ -148,7 +146,7 @@ def _daemon_name(command: str) -> str:
 
 def _make_room(folder: Path, report: Callable[[str], None]) -> None:
     """Refuse a live cluster, clear a dead one, refuse a folder that holds anything else."""
-    if not (folder / "cluster.json").exists():
+    if not (folder / CLUSTER_FILE).exists():
         logs = folder / "logs"
         own = {folder / LOCK_FILE} | ({logs} if logs.is_dir() else set())
         foreign = [entry.name for entry in _entries(folder) if entry not in own]
@@ -171,10 +169,8 @@ def _start(folder: Path, shape: Shape) -> Cluster:
     cluster = Cluster(_choose_site(folder, shape), shape)
     site = cluster.site
     try:
-        write_json(
-            folder / "cluster.json",
-            {"format": _FORMAT, "kind": KIND, "site": site.as_dict(), "shape": shape.as_dict()},
-        )
+        own = SlurmFile(kind=KIND, site=site.fields(), shape=ShapeFields(**shape.as_dict()))
+        write_typed(folder / CLUSTER_FILE, own)
         _remove_logs(site.logs)
         site.logs.mkdir(exist_ok=True)
         write_configuration(site, shape)
@@ -267,7 +263,7 @@ def _clear(site: Site, *, keep_logs: bool) -> None:
         names = ", ".join(f"{process.command} (pid {process.pid})" for process in left)
         raise LaunchError(f"processes of the cluster are still there: {names}", f"kill them, then remove {site.folder}")
     shutil.rmtree(site.scratch, ignore_errors=True)
-    for name in ("slurm.conf", "gres.conf", "cluster.json"):
+    for name in ("slurm.conf", "gres.conf", CLUSTER_FILE):
         (site.folder / name).unlink(missing_ok=True)
     if not keep_logs:
         _remove_logs(site.logs)

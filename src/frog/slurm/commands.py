@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 from pathlib import Path
 
@@ -105,13 +104,12 @@ def _env(args: argparse.Namespace) -> int:
 
 def _is_emulator(folder: Path) -> bool:
     """Which kind of cluster the folder holds. Raises UsageError if it holds none."""
+    from frog.slurm.cluster_file import ClusterKind, read_cluster_file
+
     try:
-        kind = json.loads((folder / "cluster.json").read_text()).get("kind")
-    except (OSError, ValueError, AttributeError):
-        kind = None
-    if kind not in ("slurm", "emulator"):
-        raise UsageError(f"{folder}/: no cluster there", f"frog slurm up{_option(folder)}")
-    return bool(kind == "emulator")
+        return read_cluster_file(folder, ClusterKind).kind == "emulator"
+    except FileNotFoundError:
+        raise UsageError(f"{folder}/: no cluster there", f"frog slurm up{_option(folder)}") from None
 
 
 def _option(folder: Path) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from frog.core.errors import UsageError
 from frog.core.files import write_atomic
+from frog.slurm.cluster_file import SiteFields
 
 _MEMORY_MB = 512_000
 """Of each node, pretended like its CPUs, so that a job file which asks for much memory is not turned away."""
@@ -74,13 +76,16 @@ class Site:
     def munge_key(self) -> Path:
         return self.scratch / "munge.key"
 
-    def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "folder": str(self.folder), "scratch": str(self.scratch), "ports": list(self.ports)}
+    def fields(self) -> SiteFields:
+        """As cluster.json has it."""
+        paths = {"folder": str(self.folder), "scratch": str(self.scratch)}
+        return SiteFields(**{**asdict(self), **paths, "ports": list(self.ports)})
 
     @classmethod
-    def from_dict(cls, table: dict[str, Any]) -> Site:
-        paths = {name: Path(table[name]) for name in ("folder", "scratch")}
-        return cls(**{**table, **paths, "ports": tuple(table["ports"])})
+    def of(cls, fields: SiteFields) -> Site:
+        """The inverse of `fields`."""
+        paths = {"folder": Path(fields.folder), "scratch": Path(fields.scratch)}
+        return cls(**{**msgspec.structs.asdict(fields), **paths, "ports": tuple(fields.ports)})
 
 
 def write_configuration(site: Site, shape: Shape) -> None:

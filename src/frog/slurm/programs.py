@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from pathlib import Path
 
 from frog.core.env import variable
 from frog.core.errors import UsageError
+from frog.slurm.cluster_file import ClusterKind, read_cluster_file
 
 SYSTEM_FOLDERS = ("/usr/sbin", "/sbin")
 """Where daemons lie that an ordinary user's PATH does not name."""
@@ -32,10 +32,9 @@ def _is_emulators(folder: Path) -> bool:
     if folder.name != "bin":
         return False
     try:
-        table = json.loads((folder.parent / "cluster.json").read_text())
-    except (OSError, ValueError):
+        return read_cluster_file(folder.parent, ClusterKind).kind == "emulator"
+    except (FileNotFoundError, UsageError):
         return False
-    return isinstance(table, dict) and table.get("kind") == "emulator"
 
 
 def missing_programs() -> list[str]:

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -28,7 +28,8 @@ from frog.comm.axis import NOTHING, Axis, Pending
 from frog.config.faults import FULL_DEVICE, Fault, load_faults, marks_folder
 from frog.core.env import faults_file, host_name, launch_dir
 from frog.core.errors import CheckpointError, UsageError
-from frog.core.files import write_json
+from frog.core.launch_request import LaunchRequest
+from frog.core.schema import write_typed
 from frog.events.schema import Phase
 from frog.parallel.strategy import Strategy
 from frog.train.setup import Run
@@ -205,7 +206,7 @@ class _Injector:
         timer.daemon = True
         timer.start()
 
-    def _request(self, act: str, number: int) -> None:
+    def _request(self, act: Literal["kill_node", "cut", "heal"], number: int) -> None:
         """Ask the launcher for what a rank cannot bring about alone; return when it is done."""
         launch = launch_dir()
         if launch is None:
@@ -213,7 +214,7 @@ class _Injector:
                 f"no launcher here that could {act.replace('_', ' a ')}", "start the world with frog chaos"
             )
         path = launch / "requests" / f"{act}_{number}_{os.getpid()}.json"
-        write_json(path, {"act": act, "node": self._node()})
+        write_typed(path, LaunchRequest(act=act, node=self._node()))
         deadline = time.monotonic() + _REQUEST_S
         while not path.with_suffix(".done").exists():
             if time.monotonic() > deadline:

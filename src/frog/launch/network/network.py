@@ -14,9 +14,12 @@ from typing import Any
 
 from frog.core.env import child_env
 from frog.core.errors import LaunchError, UsageError
+from frog.core.schema import convert, decode
 from frog.launch.network.link import Link
+from frog.launch.network.messages import SwitchReady
 
 _MAX_NODES = 64
+_SWITCH = "an answer of the network's switch"
 _ANSWER_S = 60.0
 """The switch answers at once; only a machine that is far too busy takes longer."""
 
@@ -40,7 +43,7 @@ class Network:
             raise UsageError(f"--network: {num_nodes} nodes; it connects 1 to {_MAX_NODES}")
         self.num_nodes, self.link = num_nodes, link
         self._switch: subprocess.Popen[bytes] | None = None
-        self._made: dict[str, Any] = {}
+        self._made = SwitchReady()
         self._lock = threading.Lock()
 
     def __enter__(self) -> Network:
@@ -56,9 +59,9 @@ class Network:
             start_new_session=True,
         )
         try:
-            self._made = self._read_answer()
-            if "error" in self._made:
-                raise _refusal(self._made["error"])
+            self._made = convert(self._read_answer(), SwitchReady, _SWITCH, error=LaunchError)
+            if self._made.error is not None:
+                raise _refusal(self._made.error)
         except BaseException:
             self._end()
             raise
@@ -77,7 +80,7 @@ class Network:
 
     def enter(self, node_rank: int, command: list[str]) -> list[str]:
         """The command line that runs `command` inside a node, as the same process and user."""
-        namespaces = [f"{self._made['descriptors']}/{descriptor}" for descriptor in self._made["nodes"][node_rank]]
+        namespaces = [f"{self._made.descriptors}/{descriptor}" for descriptor in self._made.nodes[node_rank]]
         return [sys.executable, "-m", "frog.launch.network.enter", *namespaces, "--", *command]
 
     def cut(self, node_rank: int) -> None:
@@ -121,8 +124,7 @@ class Network:
             if not part:
                 raise LaunchError("the network's switch has ended", _NO_NETWORK)
             line += part
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        return decode(line, dict[str, Any], _SWITCH, error=LaunchError)
 
     def _end(self) -> None:
         """The switch ends with its input, and with it all that it holds."""

@@ -15,8 +15,10 @@ import sys
 import time
 from typing import Any
 
+from frog.core.errors import LaunchError
+from frog.core.schema import decode
 from frog.launch.network.fabric import Fabric
-from frog.launch.network.link import Link
+from frog.launch.network.messages import SwitchRequest, SwitchSettings
 from frog.launch.network.namespaces import Namespaces, make_node, make_shared
 
 _INPUT, _OUTPUT = 0, 1
@@ -26,8 +28,8 @@ _AT_ONCE = 32
 
 def main() -> int:
     """Make the nodes, tell how to enter them, and serve until the input ends."""
-    settings = json.loads(sys.argv[1])
-    num_nodes, link = settings["num_nodes"], Link(**settings["link"])
+    settings = decode(sys.argv[1], SwitchSettings, "the switch's settings", error=LaunchError)
+    num_nodes, link = settings.num_nodes, settings.link
     try:
         shared = make_shared(num_nodes)
         nodes = [make_node(node_rank, num_nodes, link.mtu) for node_rank in range(num_nodes)]
@@ -84,11 +86,11 @@ class Switch:
         found = os.read(_INPUT, 65536)
         *lines, self._requests = (self._requests + found).split(b"\n")
         for line in lines:
-            request = json.loads(line)
-            if request["act"] == "cut":
-                self._fabric.cut(request["node_rank"])
-            elif request["act"] == "heal":
-                self._fabric.heal(request["node_rank"])
+            request = decode(line, SwitchRequest, "a request to the switch", error=LaunchError)
+            if request.act == "cut" and request.node_rank is not None:
+                self._fabric.cut(request.node_rank)
+            elif request.act == "heal" and request.node_rank is not None:
+                self._fabric.heal(request.node_rank)
             _say(self._fabric.describe())
         return bool(found)
 

@@ -18,11 +18,12 @@ from typing import Any
 from frog.core.env import child_env, variable
 from frog.core.errors import LaunchError, UsageError
 from frog.core.processes import is_alive
+from frog.slurm.cluster_file import CLUSTER_FILE, ClusterKind, EmulatorFile, read_cluster_file
 from frog.slurm.configuration import Shape
 from frog.slurm.emulator.command import NAMES
 from frog.slurm.emulator.processes import MARK, kill_marked, signal_one
 from frog.slurm.emulator.refusal import SlurmRefusal
-from frog.slurm.emulator.wire import CLUSTER_FILE, read_client
+from frog.slurm.emulator.wire import read_client
 from frog.slurm.lock import LOCK_FILE, locked
 
 KILL_WAIT_S = 30.0
@@ -69,13 +70,11 @@ def _start(folder: Path, shape: dict[str, Any]) -> None:
 
 
 def _make_room(folder: Path) -> None:
-    table = _read(folder)
-    if table is not None and table.get("kind") != "emulator":
-        raise UsageError(f"{folder}/: another cluster is there", "frog slurm down")
-    if table is not None and _look(folder) is not None:
+    found = _read(folder)
+    if found is not None and _look(folder) is not None:
         raise UsageError(f"{folder}/: an emulator of Slurm is up there already", "frog slurm down")
-    if table is not None:
-        _clear(folder, table)
+    if found is not None:
+        _clear(folder, found)
     own = {LOCK_FILE, _LOG, "bin", *(f"bin/{name}" for name in NAMES)}  # of an up that was killed
     if any(str(entry.relative_to(folder)) not in own for entry in folder.rglob("*")):
         raise UsageError(f"{folder}/ holds something else", "another --folder")
@@ -91,22 +90,22 @@ def _write_shim(folder: Path, name: str) -> None:
 def down(folder: Path) -> None:
     """End all jobs and the daemon, remove what they made. Raises UsageError if there is no emulator."""
     folder = folder.resolve()
-    table = _read(folder)
-    if table is None:
+    found = _read(folder)
+    if found is None:
         raise UsageError(f"{folder}: no emulator of Slurm is there", "frog slurm up --emulator")
     with locked(folder):
-        _clear(folder, table)
+        _clear(folder, found)
 
 
-def _clear(folder: Path, table: dict[str, Any]) -> None:
+def _clear(folder: Path, own: EmulatorFile) -> None:
     """Ask the daemon to end; kill what is left of it and of its jobs, if it was killed before or does not answer."""
-    pid = int(table["pid"])
+    pid = own.pid
     if _look(folder) is not None:
         signal_one(pid, signal.SIGTERM)
         deadline = time.monotonic() + _DOWN_S
         while is_alive(pid) and time.monotonic() < deadline:
             time.sleep(0.02)
-    left = kill_marked(f"{table['cluster']}/")
+    left = kill_marked(f"{own.cluster}/")
     _remove_files(folder)
     if left:
         raise LaunchError(f"processes of the emulator's jobs cannot be killed: {', '.join(map(str, left))}")
@@ -131,11 +130,13 @@ def _look(folder: Path) -> dict[str, Any] | None:
         return None
 
 
-def _read(folder: Path) -> dict[str, Any] | None:
+def _read(folder: Path) -> EmulatorFile | None:
+    """The emulator of a folder, None if nothing is there. Raises UsageError if another cluster is."""
     try:
-        table = json.loads((folder / CLUSTER_FILE).read_text())
-        return table if isinstance(table, dict) else None
-    except (OSError, ValueError):
+        if read_cluster_file(folder, ClusterKind).kind != "emulator":
+            raise UsageError(f"{folder}/: another cluster is there", "frog slurm down")
+        return read_cluster_file(folder, EmulatorFile)
+    except FileNotFoundError:
         return None
 
 
@@ -151,15 +152,15 @@ def status_text(folder: Path) -> str:
     """Daemon, nodes and jobs as tables. Raises UsageError if there is no emulator."""
     from frog.slurm.status import format_table
 
-    table = _read(folder)
-    if table is None:
+    own = _read(folder)
+    if own is None:
         raise UsageError(f"{folder}: no emulator of Slurm is there", "frog slurm up --emulator")
-    place = f"127.0.0.1:{table['port']}"
+    place = f"127.0.0.1:{own.port}"
     found = _look(folder)
     if found is None:
         dead = format_table([["DAEMON", "PID", "LISTENS AT", "STATE"], ["emulator", "-", place, "dead"]])
         return f"{dead}\n\nthe emulator does not answer: `frog slurm down` clears what is left"
-    daemon = [["DAEMON", "PID", "LISTENS AT", "STATE"], ["emulator", str(table["pid"]), place, "runs"]]
+    daemon = [["DAEMON", "PID", "LISTENS AT", "STATE"], ["emulator", str(own.pid), place, "runs"]]
     nodes = [["NODE", "STATE", "GPUS USED", "CPUS USED"]]
     for node in found["nodes"]:
         used = [f"{node[kind + '_used']} of {node[kind]}" for kind in ("gpus", "cpus")]

@@ -16,19 +16,18 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from frog.core.files import write_json
 from frog.core.processes import is_alive
+from frog.core.schema import decode, write_typed
+from frog.slurm.cluster_file import CLUSTER_FILE, EmulatorFile
 from frog.slurm.emulator import view
 from frog.slurm.emulator.controller import SlurmController
 from frog.slurm.emulator.job import CANCELLED, PENDING, RUNNING, EmulatedJob, JobRequest, Node
 from frog.slurm.emulator.layout import StepRequest
 from frog.slurm.emulator.notation import parse_moment, parse_time_limit
 from frog.slurm.emulator.refusal import SlurmRefusal, unknown
-from frog.slurm.emulator.wire import CLUSTER_FILE
 
 _UP_S = 30.0
 _ASKER_S = 2.0
@@ -54,12 +53,13 @@ class _Handler(socketserver.StreamRequestHandler):
     def handle(self) -> None:
         try:
             line = self.rfile.readline()
-            request = json.loads(line) if line else {}
-            if not hmac.compare_digest(str(request.get("token", "")), self.server.token):
+            request = decode(line or b"{}", dict[str, Any], "the request", error=SlurmRefusal)
+            if not hmac.compare_digest(str(request.get("token", "")).encode(), self.server.token.encode()):
                 return
-            act: Callable[[dict[str, Any]], dict[str, Any] | None] | None = getattr(self, f"_do_{request['act']}", None)
+            name = str(request.get("act"))
+            act: Callable[[dict[str, Any]], dict[str, Any] | None] | None = getattr(self, f"_do_{name}", None)
             if act is None:
-                raise SlurmRefusal(f"the emulator's daemon does not know {request['act']}")
+                raise SlurmRefusal(f"the emulator's daemon does not know {name}")
             answer = act(request)
             if answer is not None:
                 self._send(**answer)
@@ -227,7 +227,7 @@ class _Handler(socketserver.StreamRequestHandler):
             line = self.rfile.readline()
         except OSError:
             line = b""
-        return dict(json.loads(line)) if line else {}
+        return decode(line, dict[str, Any], "what srun says", error=SlurmRefusal) if line else {}
 
 
 def _moment(text: str) -> float:
@@ -280,8 +280,9 @@ def _run(folder: Path, shape: dict[str, Any]) -> None:
     with _Server(controller, token) as server:
         threading.Thread(target=server.serve_forever, args=(0.05,), name="server", daemon=True).start()
         threading.Thread(target=controller.run, name="scheduler", daemon=True).start()
-        table = {"kind": "emulator", "port": server.server_address[1], "token": token, "pid": os.getpid()}
-        write_json(folder / CLUSTER_FILE, {**table, "cluster": cluster, "nodes": [asdict(node) for node in nodes]})
+        port = int(server.server_address[1])
+        own = EmulatorFile(kind="emulator", port=port, token=token, pid=os.getpid(), cluster=cluster)
+        write_typed(folder / CLUSTER_FILE, own)
         while folder.is_dir():  # else somebody has removed the cluster: end what it runs
             with contextlib.suppress(queue.Empty):
                 stop.get(timeout=1.0)

@@ -8,7 +8,7 @@ from frog.core.errors import FrogError
 class SlurmRefusal(FrogError):
     """A command that cannot be carried out: Slurm's words, and Slurm's exit code."""
 
-    def __init__(self, what: str, *, exit_code: int = 1, hint: str | None = None, plain: bool = False) -> None:
+    def __init__(self, what: str, hint: str | None = None, *, exit_code: int = 1, plain: bool = False) -> None:
         super().__init__(what, hint)
         self.exit_code = exit_code
         self.plain = plain

@@ -13,11 +13,20 @@ from pathlib import Path
 from typing import IO, Any
 
 from frog.core.env import variable
+from frog.core.schema import Typed, convert, decode
+from frog.slurm.cluster_file import EmulatorFile, read_cluster_file
 from frog.slurm.emulator.processes import MARK
 from frog.slurm.emulator.refusal import SlurmRefusal
 
-CLUSTER_FILE = "cluster.json"
 _ANSWER_S = 10.0
+_DAEMON = "the answer of the emulator's daemon"
+
+
+class _Refused(Typed, frozen=True):
+    """What an answer says if there is none."""
+
+    error: str | None = None
+    code: int = 1
 
 
 @dataclass(frozen=True)
@@ -76,9 +85,10 @@ class Conversation:
             line = ""
         if not line:
             raise SlurmRefusal("Unable to contact slurm controller: the emulator's daemon has ended")
-        answer: dict[str, Any] = json.loads(line)
-        if "error" in answer:
-            raise SlurmRefusal(answer["error"], exit_code=answer.get("code", 1))
+        answer = decode(line, dict[str, Any], _DAEMON, error=SlurmRefusal)
+        refused = convert(answer, _Refused, _DAEMON, error=SlurmRefusal)
+        if refused.error is not None:
+            raise SlurmRefusal(refused.error, exit_code=refused.code)
         return answer
 
     def close(self) -> None:
@@ -89,7 +99,7 @@ class Conversation:
 def read_client(folder: Path) -> Client:
     """The daemon of a folder. Raises SlurmRefusal if there is none."""
     try:
-        table = json.loads((folder / CLUSTER_FILE).read_text())
-        return Client(int(table["port"]), str(table["token"]), folder)
-    except (OSError, ValueError, KeyError):
-        raise SlurmRefusal(f"{folder}: no emulator of Slurm is up there", hint="frog slurm up --emulator") from None
+        found = read_cluster_file(folder, EmulatorFile, SlurmRefusal)
+    except FileNotFoundError:
+        raise SlurmRefusal(f"{folder}: no emulator of Slurm is up there", "frog slurm up --emulator") from None
+    return Client(found.port, found.token, folder)

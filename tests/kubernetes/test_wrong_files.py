@@ -1,0 +1,30 @@
+"""What the local cluster's processes leave for each other, with every key wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mutations import held_to_its_schema
+
+from frog.core.errors import LaunchError
+from frog.core.schema import read_typed, write_typed
+from frog.kubernetes import enter
+from frog.kubernetes.controller import Outcome
+from frog.kubernetes.enter import PodSpec
+from frog.kubernetes.rootfs import Mount
+
+
+def test_what_a_pod_is_made_of(tmp_path: Path) -> None:
+    path = tmp_path / "spec.json"
+    spec = PodSpec("h", 0, 0, "/r", "/", ["sleep"], {"A": "b"}, [Mount("/m", None, size_bytes=4)], "/r/pid")
+    spec.write(path)
+    assert PodSpec.read(path) == spec
+    held_to_its_schema(path, lambda: PodSpec.read(path))
+    path.write_text("{}")
+    assert enter.main(["start", str(path)]) == 128
+
+
+def test_what_came_of_a_job(tmp_path: Path) -> None:
+    path = tmp_path / "outcome.json"
+    write_typed(path, Outcome(entered=True, reason=("BackoffLimitExceeded", "too often")))
+    held_to_its_schema(path, lambda: read_typed(path, Outcome, error=LaunchError))

@@ -1,0 +1,70 @@
+"""cluster.json of both kinds of cluster with every key wrong; what the emulator's daemon answers."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+from pathlib import Path
+
+import pytest
+from mutations import held_to_its_schema
+
+from frog.core.errors import UsageError
+from frog.core.schema import write_typed
+from frog.slurm import cluster, programs
+from frog.slurm.cluster_file import EmulatorFile, ShapeFields, SlurmFile
+from frog.slurm.configuration import Shape, Site
+from frog.slurm.emulator import cluster as emulator
+from frog.slurm.emulator.refusal import SlurmRefusal
+from frog.slurm.emulator.wire import Conversation, read_client
+
+SITE = Site("frog-0123abcd", Path("/x"), Path("/tmp/frog-slurm-a"), "h", "127.0.0.1", "me", (30_001, 30_002), 100_000)
+
+
+@pytest.fixture
+def real(tmp_path: Path) -> Path:
+    shape = ShapeFields(nodes=1, gpus_per_node=0, cpus_per_node=8)
+    write_typed(tmp_path / "cluster.json", SlurmFile(kind="slurm", site=SITE.fields(), shape=shape))
+    return tmp_path / "cluster.json"
+
+
+@pytest.fixture
+def emulated(tmp_path: Path) -> Path:
+    own = EmulatorFile(kind="emulator", port=30_001, token="t", pid=4_194_304, cluster="frog0123abcd")
+    write_typed(tmp_path / "cluster.json", own)
+    return tmp_path / "cluster.json"
+
+
+def test_of_a_real_slurm(real: Path) -> None:
+    found = cluster.read_cluster(real.parent)
+    assert (found.site, found.shape) == (SITE, Shape(1, 0, 8))
+    held_to_its_schema(real, lambda: cluster.read_cluster(real.parent), names=str(real.parent))
+
+
+@pytest.mark.parametrize("scratch", ["/", "/etc", "../frog-slurm-a", "/tmp/frog-slurm-a/../..", "/tmp/frog-slurm-"])
+def test_a_folder_that_is_not_a_clusters_own_would_not_be_removed(real: Path, scratch: str) -> None:
+    table = json.loads(real.read_text())
+    table["site"]["scratch"] = scratch
+    real.write_text(json.dumps(table))
+    with pytest.raises(UsageError, match=r"\$\.site\.scratch"):
+        cluster.read_cluster(real.parent)
+
+
+def test_of_the_emulator(emulated: Path) -> None:
+    held_to_its_schema(emulated, lambda: read_client(emulated.parent))
+    held_to_its_schema(emulated, lambda: emulator._read(emulated.parent), names=str(emulated.parent))
+    held_to_its_schema(emulated, lambda: programs._is_emulators(emulated.parent / "bin"))
+
+
+def test_answers_of_the_daemon() -> None:
+    def hear(answer: object) -> None:
+        here, there = socket.socketpair()
+        with here, there:
+            Conversation(here, io.StringIO(json.dumps(answer) + "\n")).hear()
+
+    with pytest.raises(SlurmRefusal, match="no such job"):
+        hear({"error": "no such job"})
+    for wrong in ({"code": "x"}, {"error": 3}, [], None, "x"):
+        with pytest.raises(SlurmRefusal, match="the answer of the emulator's daemon: "):
+            hear(wrong)
