@@ -40,5 +40,8 @@ def read_cases(path: Path) -> list[CaseFields]:
 
 
 def read_results(path: Path) -> list[ProofResult]:
-    """Results. Raises LaunchError if the file holds none."""
-    return read_typed(path, list[ProofResult], _AGAIN, LaunchError)
+    """Results. Raises LaunchError if the file holds none, or the world ended before it wrote any."""
+    try:
+        return read_typed(path, list[ProofResult], _AGAIN, LaunchError)
+    except FileNotFoundError:
+        raise LaunchError(f"{path}: missing: the world ended before it wrote its results", _AGAIN) from None
