@@ -93,6 +93,7 @@ class FrogLoop:
     """A step as `frog.train.loop` takes it, without its events, under any strategy."""
 
     def __init__(self, model: TinyTransformer, world: World, strategy: StrategyConfig | None = None) -> None:
+        self.model = model
         config = RunConfig(model.config, strategy=strategy or StrategyConfig())
         make_optimizer = functools.partial(build_optimizer, OPTIMIZER)
         self.strategy = build_strategy(config, build_mesh(config, world), model, make_optimizer)

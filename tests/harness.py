@@ -94,7 +94,10 @@ class Harness:
         return RunFolder(self.root / "runs" / name)
 
     def record(self, name: str) -> dict[str, Any]:
-        record: dict[str, Any] = json.loads(self.folder(name).record_json.read_text())
+        """How the last start of a run ended."""
+        folder = self.folder(name)
+        path = folder.attempt_json if folder.attempt_json.exists() else folder.record_json
+        record: dict[str, Any] = json.loads(path.read_text())
         return record
 
     def events(self, name: str) -> RecordedRun:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,13 @@ from frog.core.runfolder import RunFolder
 from frog.data.labelled import Example, LabelledSet
 from frog.data.tokenizer import train_tokenizer
 from frog.events import EventWriter
-from frog.finetune.loop import FinetuneRun, finetune
+from frog.finetune.main import finetune
+from frog.finetune.setup import Preparation
 from frog.finetune.task import Task
 from frog.model import TinyTransformer
 from frog.parallel.build import build_mesh
 from frog.train.log import RankLog
+from frog.train.setup import Run
 from frog.train.stop import StopRequest
 
 EPOCHS = 3
@@ -75,18 +78,8 @@ def run_case(world: World, folder: Path, case: str, strategy: StrategyConfig) ->
     folder.mkdir(parents=True, exist_ok=True)
     events = EventWriter(run_folder.rank_events(world.rank))
     world.report_to(events.collective)
-    with RankLog(None, world.rank, show=False) as log:
-        run = FinetuneRun(
-            config=config,
-            finetune=tuning,
-            world=world,
-            mesh=build_mesh(config, world),
-            folder=run_folder,
-            base=base,
-            data=LabelledSet(Path("odd.jsonl"), "", examples[:13], examples[13:], ("even", "odd")),
-            task=Task(tuning.head, tuning.labels, tokenizer, 32),
-            events=events,
-            log=log,
-            stop=StopRequest(),
-        )
-        return finetune(run)
+    data = LabelledSet(Path("odd.jsonl"), "", examples[:13], examples[13:], ("even", "odd"))
+    asked = Preparation(config, tuning, base, data, Task(tuning.head, tuning.labels, tokenizer, 32), Path("none"))
+    with RankLog(None, world.rank, show=False) as log, contextlib.chdir(folder):
+        run = Run(config, world, build_mesh(config, world), run_folder, events, log, StopRequest(), None, "0")
+        return finetune(run, asked)

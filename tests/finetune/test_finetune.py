@@ -20,8 +20,8 @@ from frog.core.runfolder import RunFolder
 from frog.data.labelled import read_labelled
 from frog.data.labelled_batches import pad
 from frog.events.schema import EndEvent, EvalEvent, SpanEvent, StepEvent
+from frog.finetune.arguments import add_finetune_arguments, with_defaults
 from frog.finetune.classify import task_of
-from frog.finetune.commands import add_finetune_arguments
 from frog.finetune.confusion import confusion, confusion_lines
 from frog.finetune.setup import finetune_config, run_config, spread_problems
 from frog.model.adapter import CONFIG_FILE, WEIGHTS_FILE
@@ -70,7 +70,7 @@ def test_a_run_like_any_other(here: Harness) -> None:
     assert {event.phase for event in events.of(SpanEvent)} >= {"data", "forward", "backward", "optimize", "zero"}
     assert events.of(EndEvent) == [EndEvent(step=record["step"], status="completed")]
     assert sorted(entry.name for entry in (folder.path / "adapter").iterdir()) == [CONFIG_FILE, WEIGHTS_FILE]
-    assert folder.checkpoint_steps() == []
+    assert folder.checkpoint_steps()[-1] == record["step"]
     assert "who" in here.run("frog", "runs").stdout
     here.run("frog", "report", "who")
 
@@ -201,7 +201,7 @@ def test_what_a_base_cannot_be(here: Harness) -> None:
 def arguments(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     add_finetune_arguments(parser)
-    return parser.parse_args(["base", *words])
+    return with_defaults(parser.parse_args(["base", *words]))
 
 
 def test_the_configuration(here: Harness) -> None:
@@ -222,7 +222,7 @@ def test_the_configuration(here: Harness) -> None:
         (["--batch-size", "0"], "--batch-size 0: must be at least 1"),
         (["--max-length", "33"], "data.sequence_length=33 is more than max_position_embeddings=32"),
         (["--set", "train.steps=4"], "its steps from --epochs"),
-        (["--set", "model.hidden_size=8"], "fine-tuning takes the fields of train, strategy, optimizer"),
+        (["--set", "model.hidden_size=8"], "fine-tuning takes the fields of train, strategy, optimizer, checkpoint"),
         (["--set", "optimizer.momentum=1"], "optimizer.momentum: unknown key"),
         (["--learning-rate", "-1"], "optimizer.learning_rate=-1.0"),
         (["--name", "a b"], "name='a b'"),

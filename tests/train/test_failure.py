@@ -108,9 +108,9 @@ def test_without_one_there_is_nothing_to_resume(tmp_path: Path, capsys: pytest.C
     assert "try: make room, then start again" in capsys.readouterr().err
 
 
-def test_the_record_is_of_the_rank_that_has_a_reason_of_its_own(tmp_path: Path) -> None:
+def test_a_failure_is_of_the_rank_that_has_a_reason_of_its_own(tmp_path: Path) -> None:
     def recorded() -> int:
-        return int(json.loads((tmp_path / "record.json").read_text())["error"]["rank"])
+        return int(json.loads((tmp_path / "attempt.json").read_text())["error"]["rank"])
 
     reporter_of(0, folder=tmp_path).report(CommError("closed"))
     assert recorded() == 0

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
+from in_process import write_run
 
 from frog.core.errors import RunError
 from frog.core.runfolder import RunFolder
-from frog.data import PreparedData
 from frog.train import failure
 from frog.train.setup import check_resume
 
 
-def data(sha256: str) -> PreparedData:
-    return cast("PreparedData", SimpleNamespace(name="rhymes", data_sha256=sha256))
-
-
 def test_a_run_goes_on_with_the_data_that_it_was_begun_with(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    check_resume(folder, data("a" * 64))
-    folder.run_json.write_text(json.dumps({"data": {"name": "rhymes", "data_sha256": "a" * 64}}))
-    check_resume(folder, data("a" * 64))
+    check_resume(folder, "rhymes", "a" * 64)
+    write_run(folder, 1, "a" * 64)
+    check_resume(folder, "rhymes", "a" * 64)
     with pytest.raises(RunError, match=r"begun on data set rhymes \(aaaaaaaaaaaa\).*rhymes \(bbbbbbbbbbbb\)"):
-        check_resume(folder, data("b" * 64))
+        check_resume(folder, "rhymes", "b" * 64)
 
 
 @pytest.mark.parametrize(

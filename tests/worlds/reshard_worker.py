@@ -90,7 +90,7 @@ for implementation in ("frog", "torch"):
             strategy.reduce(loss, stop=False)
             strategy.step(scaler)
             strategy.zero()
-        state = TrainState(strategy, scaler)
+        state = TrainState(strategy, scaler, strategy.shapes)
         label = f"{world.size} {implementation} {cell.strategy}"
         own = RunFolder(folder / label.replace(" ", "_"))
         saver = Saver(own, world.rank, world.size, state.shards(), generators(), attempt="x", keep_last=1, timeout_s=60)

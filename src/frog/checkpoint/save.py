@@ -244,7 +244,7 @@ def after_no_room(folder: RunFolder) -> str:
     """What to do about a run whose files could not be written."""
     good = folder.checkpoint_steps()
     kept = f"the last whole checkpoint is of step {good[-1]}" if good else "no checkpoint was written yet"
-    return f"{kept}; make room there, then `frog train --resume {folder.path}`"
+    return f"{kept}; make room there, then `{folder.resume_command}`"
 
 
 def remove_unfinished(folder: RunFolder) -> None:

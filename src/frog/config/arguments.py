@@ -11,6 +11,11 @@ DEFAULT_RUN_FILE = Path("config/demo.toml")
 def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `frog.train.main.run_rank` reads."""
     _add_run_file(parser)
+    add_resume_arguments(parser)
+
+
+def add_resume_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add --resume and --continue."""
     parser.add_argument("--resume", metavar="RUN", help="go on with a run (a name, a folder, or latest)")
     parser.add_argument(
         "--continue",

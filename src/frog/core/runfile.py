@@ -87,7 +87,10 @@ class RecordedError(Typed, frozen=True, kw_only=True):
 
 
 class Record(Typed, frozen=True, kw_only=True):
-    """record.json: written as a run ends. A run that failed has no more than its error."""
+    """record.json: what a run has achieved. And attempt.json: how its last start ended, if that is no achievement.
+
+    A start that failed has no more than its error.
+    """
 
     KIND: ClassVar[str] = "a run's record.json"
     FORMAT: ClassVar[int | None] = FORMAT
@@ -97,6 +100,8 @@ class Record(Typed, frozen=True, kw_only=True):
     error: RecordedError | None
     ended: str
     """Time of day, UTC."""
+    starts: Count | None = None
+    """How many starts the run had then, this one included."""
     loss: float | None = None
     eval: Score | None = None
     weights_sha256: str | None = None

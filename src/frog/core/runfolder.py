@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 from dataclasses import dataclass
@@ -31,6 +32,10 @@ class RunFolder:
         return self.path / "record.json"
 
     @property
+    def attempt_json(self) -> Path:
+        return self.path / "attempt.json"
+
+    @property
     def tokenizer_json(self) -> Path:
         return self.path / "tokenizer.json"
 
@@ -45,6 +50,11 @@ class RunFolder:
     @property
     def events(self) -> Path:
         return self.path / "events"
+
+    @property
+    def adapter(self) -> Path:
+        """What a fine-tuning leaves."""
+        return self.path / "adapter"
 
     @property
     def checkpoints(self) -> Path:
@@ -109,12 +119,29 @@ class RunFolder:
         except FileNotFoundError:
             raise RunError(f"{self.path}: no run there: run.json is missing", "`frog runs` lists the runs") from None
 
-    def read_record(self) -> Record | None:
-        """The content of record.json, or None while the run has not ended. Raises RunError if it is damaged."""
+    def read_achieved(self) -> Record | None:
+        """What the run has achieved, whatever became of later starts. Raises RunError if the file is damaged."""
         try:
             return read_typed(self.record_json, Record, _RESTORE)
         except FileNotFoundError:
             return None
+
+    def read_record(self) -> Record | None:
+        """How the last start ended, be it a failure; None while it runs, or if it was killed. Raises as above."""
+        with contextlib.suppress(FileNotFoundError):
+            return read_typed(self.attempt_json, Record, _RESTORE)
+        record = self.read_achieved()
+        if record is None or record.starts is None or not self.run_json.exists():
+            return record
+        return record if record.starts >= len(self.read_run().segments) else None
+
+    @property
+    def resume_command(self) -> str:
+        """What goes on with this run."""
+        with contextlib.suppress(RunError):
+            if self.read_run().finetune is not None:
+                return f"frog finetune --resume {self.path}"
+        return f"frog train --resume {self.path}"
 
 
 def _ranks(folder: Path, pattern: str) -> list[int]:

@@ -38,7 +38,7 @@ class LabelledSet:
     """The lines of one file, cut into two parts by their groups."""
 
     path: Path
-    sha256: str
+    data_sha256: str
     train: list[Example]
     heldout: list[Example]
     labels: tuple[str, ...]

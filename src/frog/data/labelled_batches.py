@@ -5,7 +5,8 @@ Shapes: A micro-batches, B rows a micro-batch, T time (sequence), N = A*B rows o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -113,6 +114,12 @@ class LabelledBatches:
     @property
     def steps_per_epoch(self) -> int:
         return -(-len(self._rows) // self._size)
+
+    def after(self, start_step: int) -> Generator[Batch]:
+        """The batches of the steps start_step + 1, start_step + 2, ... without end."""
+        first, num_taken = divmod(start_step, self.steps_per_epoch)
+        for number in itertools.count(first):
+            yield from itertools.islice(self.epoch(number), num_taken if number == first else 0, None)
 
     def epoch(self, number: int) -> Iterator[Batch]:
         """The batches of the epoch `number`, counted from 0. Steps are counted from 1, over all epochs."""

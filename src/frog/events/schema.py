@@ -33,6 +33,8 @@ Rank = Annotated[int, msgspec.Meta(ge=0, lt=2**20)]
 """Of ranks, nodes, their numbers, and how often a run was restarted."""
 Size = Annotated[int, msgspec.Meta(ge=1, lt=2**20)]
 """Of a world, and of an axis of its mesh."""
+SampleId = Annotated[int, msgspec.Meta(ge=-1, le=2**62)]
+"""-1 stands for a row that fills a batch of labelled texts, and counts nothing."""
 StepNumber = Annotated[int, msgspec.Meta(ge=0, lt=2**40)]
 ExitCode = Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)]
 """Of a process; negative if a signal killed it."""
@@ -115,7 +117,7 @@ class StepEvent(EventOfStep, tag="step", frozen=True, kw_only=True):
     """The peak so far."""
     loss_scale: float | None
     skipped: bool
-    sample_ids: list[Count]
+    sample_ids: list[SampleId]
     end_ns: Count
 
 

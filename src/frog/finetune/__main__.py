@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from frog.core.processes import leave
-from frog.finetune.commands import add_finetune_arguments
+from frog.finetune.arguments import add_finetune_arguments
 from frog.finetune.main import run_rank
 
 

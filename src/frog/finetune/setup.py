@@ -1,28 +1,92 @@
-"""What must stand before the first step of a fine-tuning: its configuration, its task, its run.json."""
+"""What must stand before the ranks of a fine-tuning meet: its configuration, its base, its data, its task."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import re
-import shutil
-import sys
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
 
-from frog.config import DataConfig, ModelSource, OptimizerConfig, RunConfig, TrainConfig, from_dict, to_dict
-from frog.config.finetune import FinetuneConfig, finetune_dict, parse_lora
+from frog.config import (
+    CheckpointConfig,
+    DataConfig,
+    ModelSource,
+    OptimizerConfig,
+    RunConfig,
+    TrainConfig,
+    from_dict,
+    to_dict,
+)
+from frog.config.finetune import FinetuneConfig, parse_lora
 from frog.config.load import override_dict
 from frog.core.errors import ConfigError, RunError, UsageError
-from frog.core.files import write_json
-from frog.core.runfile import FORMAT
-from frog.core.runfolder import RunFolder
+from frog.core.runfolder import RunFolder, find_run
 from frog.data import load_tokenizer
-from frog.data.labelled import LabelledSet
-from frog.finetune.loop import FinetuneRun
+from frog.data.labelled import LabelledSet, read_labelled
+from frog.finetune.arguments import DEFAULTS, with_defaults
 from frog.finetune.task import Task
-from frog.train.setup import describe_segment, now_text, versions
+from frog.model import TinyTransformer
+from frog.model.lora import target_names
+from frog.train.state import weights_sha256
+from frog.train.trained import load_base, load_trained, read_finetune
 
-_SETTABLE = ("train.", "strategy.", "optimizer.")
+_SETTABLE = ("train.", "strategy.", "optimizer.", "checkpoint.")
+_MAY_CHANGE = ("epochs",)
+"""The options, --set apart, that a resumed fine-tuning takes anew."""
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What a fine-tuning needs before its ranks meet."""
+
+    config: RunConfig
+    tuning: FinetuneConfig
+    base: TinyTransformer
+    data: LabelledSet
+    task: Task
+    tokenizer_json: Path
+    resume: RunFolder | None = None
+    """The run to go on with."""
+
+
+def prepare(args: argparse.Namespace) -> Preparation:
+    """As the arguments say: of a new fine-tuning, or of one that is resumed."""
+    if args.resume is not None:
+        return _prepare_resumed(args)
+    if args.run is None:
+        raise UsageError("nothing to fine-tune", "name the base, a trained or imported run: frog finetune RUN")
+    args, base = with_defaults(args), find_run(args.run)
+    if read_finetune(base) is not None:
+        raise UsageError(f"{base.path}: is itself fine-tuned", "name its base, or export it merged and import that")
+    data = read_labelled(args.data, args.heldout)
+    config = run_config(args, base, data)
+    model, _, step = load_trained(base, args.step)
+    tuning = finetune_config(args, base, step, weights_sha256(model.named_parameters()), data)
+    target_names(model, tuning.lora)  # what cannot be is refused before there is a run folder
+    task = read_task(base, tuning, config.data.sequence_length)
+    return Preparation(config, tuning, model, data, task, base.tokenizer_json)
+
+
+def _prepare_resumed(args: argparse.Namespace) -> Preparation:
+    given = [name for name in ("run", "step", "max_length", "name", *DEFAULTS) if getattr(args, name) is not None]
+    if extra := [name for name in given if name not in _MAY_CHANGE]:
+        raise UsageError(
+            f"--resume {args.resume}, and {', '.join(extra)}: a resumed fine-tuning has its own",
+            "leave those out; --epochs and --set still override what they name",
+        )
+    if args.go_on:
+        raise UsageError("both --resume and --continue", "--resume RUN names the run; --continue takes --name")
+    folder = find_run(args.resume)
+    tuning = read_finetune(folder)
+    if tuning is None:
+        raise UsageError(f"{folder.path}: is no fine-tuning", f"go on with: {folder.resume_command}")
+    tuning = dataclasses.replace(tuning, epochs=args.epochs or tuning.epochs)
+    data = read_labelled(tuning.data, tuning.heldout)
+    check_settings(args.set)
+    config = with_epochs(from_dict(override_dict(folder.read_run().config, args.set)), tuning.epochs, data)
+    task = read_task(folder, tuning, config.data.sequence_length)
+    return Preparation(config, tuning, load_base(folder, tuning), data, task, folder.tokenizer_json, folder)
 
 
 def run_config(args: argparse.Namespace, base: RunFolder, data: LabelledSet) -> RunConfig:
@@ -34,13 +98,7 @@ def run_config(args: argparse.Namespace, base: RunFolder, data: LabelledSet) -> 
         raise ConfigError(f"--epochs {args.epochs}: must be at least 1")
     if args.batch_size < 1:
         raise ConfigError(f"--batch-size {args.batch_size}: must be at least 1")
-    for text in args.set:
-        if not text.startswith(_SETTABLE) or text.startswith("train.steps"):
-            raise ConfigError(
-                f"--set {text}: fine-tuning takes the fields of {', '.join(part.rstrip('.') for part in _SETTABLE)}, "
-                "and its steps from --epochs",
-                "--set strategy.name=zero3",
-            )
+    check_settings(args.set)
     theirs = from_dict(base.read_run().config)
     length = args.max_length if args.max_length is not None else theirs.model.max_position_embeddings
     steps = args.epochs * -(-len(data.train) // args.batch_size)
@@ -58,11 +116,31 @@ def run_config(args: argparse.Namespace, base: RunFolder, data: LabelledSet) -> 
             beta2=0.999,
             weight_decay=0.0,
         ),
-        eval=dataclasses.replace(theirs.eval, every=max(1, steps // args.epochs), sample_tokens=0),
+        eval=dataclasses.replace(theirs.eval, sample_tokens=0),
+        checkpoint=CheckpointConfig(every=steps // args.epochs),
     )
-    config = from_dict(override_dict(to_dict(plain), args.set))
-    steps = args.epochs * -(-len(data.train) // config.train.global_batch_size)
-    return dataclasses.replace(config, train=dataclasses.replace(config.train, steps=steps))
+    return with_epochs(from_dict(override_dict(to_dict(plain), args.set)), args.epochs, data)
+
+
+def check_settings(settings: list[str]) -> None:
+    """Raise ConfigError if --set names what a fine-tuning has no choice in."""
+    for text in settings:
+        if not text.startswith(_SETTABLE) or text.startswith("train.steps"):
+            raise ConfigError(
+                f"--set {text}: fine-tuning takes the fields of {', '.join(part.rstrip('.') for part in _SETTABLE)}, "
+                "and its steps from --epochs",
+                "--set strategy.name=zero3",
+            )
+
+
+def with_epochs(config: RunConfig, epochs: int, data: LabelledSet) -> RunConfig:
+    """The configuration with the steps of that many epochs, scored after each."""
+    per_epoch = -(-len(data.train) // config.train.global_batch_size)
+    return dataclasses.replace(
+        config,
+        train=dataclasses.replace(config.train, steps=epochs * per_epoch),
+        eval=dataclasses.replace(config.eval, every=per_epoch),
+    )
 
 
 def spread_problems(config: RunConfig) -> list[str]:
@@ -92,7 +170,7 @@ def finetune_config(
         base_step=step,
         base_sha256=sha256,
         data=args.data,
-        data_sha256=data.sha256,
+        data_sha256=data.data_sha256,
         head=args.head,
         labels=data.labels,
         epochs=args.epochs,
@@ -106,30 +184,3 @@ def read_task(base: RunFolder, tuning: FinetuneConfig, max_length: int) -> Task:
     if not base.tokenizer_json.exists():
         raise RunError(f"{base.path}: no tokenizer.json, so texts cannot be read", "import it with its tokenizer")
     return Task(tuning.head, tuning.labels, load_tokenizer(base.tokenizer_json), max_length)
-
-
-def write_run_json(run: FinetuneRun, base: RunFolder) -> None:
-    """Write run.json, and the base's tokenizer beside it."""
-    task = run.task
-    rows = [[len(task.row(example).tokens) for example in part] for part in (run.data.train, run.data.heldout)]
-    content: dict[str, Any] = {
-        "format": FORMAT,
-        "name": run.folder.path.name,
-        "created": now_text(),
-        "argv": sys.argv,
-        "config": to_dict(run.config),
-        "finetune": finetune_dict(run.finetune),
-        "num_parameters": sum(parameter.numel() for parameter in run.base.parameters()),
-        "data": {
-            "name": run.data.name,
-            "data_sha256": run.data.sha256,
-            "vocab_size": task.tokenizer.get_vocab_size(),
-            "train_tokens": sum(rows[0]),
-            "heldout_tokens": sum(rows[1]),
-        },
-        "versions": versions(),
-        "segments": [describe_segment(run.world, run.mesh, from_step=0)],
-    }
-    shutil.copyfile(base.tokenizer_json, run.folder.tokenizer_json)
-    write_json(run.folder.run_json, content)
-    run.folder.link_logs()

@@ -17,7 +17,7 @@ _PROGRAMS = {
 """Frog's own programs that run on every rank."""
 
 
-_GO_ON = frozenset({"train"})
+_GO_ON = frozenset({"train", "finetune"})
 """Those that go on from their last checkpoint when they are started again."""
 
 

@@ -60,27 +60,32 @@ class _PeftConfig(Typed, frozen=True):
     modules_to_save: list[Name] | None = None
 
 
-def save_adapter(model: TinyTransformer, config: LoraConfig, folder: Path, *, base: str, labels: Sequence[str]) -> None:
-    """Write what was trained into `folder`, which is whole or absent: written beside, then renamed.
+def save_adapter(
+    model: TinyTransformer, config: LoraConfig, folder: Path, *, base: str, labels: Sequence[str], replace: bool = False
+) -> None:
+    """Write what was trained into `folder`, which is whole or absent: written to a staging folder, then renamed.
 
-    Raises:  RunError if the folder exists.
+    Raises:  RunError if the folder exists, unless it may `replace`.
     """
-    if folder.exists():
+    if folder.exists() and not replace:
         raise RunError(f"{folder}: exists already", "name a new folder")
-    beside = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir(parents=True)
+    staging, before = (folder.with_name(f".{folder.name}.{os.getpid()}.{end}") for end in ("tmp", "before"))
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir(parents=True)
     try:
         weights = {_peft_name(name): p.detach().cpu().contiguous() for name, p in trained_parameters(model).items()}
         # The classes have no place in peft's configuration, and the file must say what its rows mean.
-        save_file(weights, beside / WEIGHTS_FILE, metadata={"format": "pt", "labels": json.dumps(list(labels))})
-        with open(beside / WEIGHTS_FILE, "rb") as file:
+        save_file(weights, staging / WEIGHTS_FILE, metadata={"format": "pt", "labels": json.dumps(list(labels))})
+        with open(staging / WEIGHTS_FILE, "rb") as file:
             os.fsync(file.fileno())
-        write_json(beside / CONFIG_FILE, _peft_config(model, config, base))
-        os.rename(beside, folder)
+        write_json(staging / CONFIG_FILE, _peft_config(model, config, base))
+        if folder.exists():
+            os.rename(folder, before)
+        os.rename(staging, folder)
     except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(staging, ignore_errors=True)
         raise
+    shutil.rmtree(before, ignore_errors=True)
     sync_folder(folder.parent)
 
 

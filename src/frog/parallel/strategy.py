@@ -49,6 +49,8 @@ class Agreement:
     """Of this rank's own gradient, where it was still there to be looked at."""
     stop: bool
     """Whether some rank was asked to stop."""
+    alone: bool = False
+    """Whether nothing was reduced: then the numbers are this rank's own, and no other knows them."""
 
 
 class Strategy(ABC):
@@ -89,6 +91,14 @@ class Strategy(ABC):
         *losses, stops = slots.tolist()
         mean = math.fsum(losses) / len(losses)
         return Agreement(losses[self.mesh.data.rank], mean, grad_norm_local, stop=stops > 0)
+
+    def reduces(self, step: int) -> bool:
+        """Whether the ranks average and agree in this step. In others each goes on by itself: `alone` for `reduce`."""
+        return True
+
+    def alone(self, loss: Tensor) -> Agreement:
+        """What this rank knows of a step in which nothing is reduced. Nobody stops there: ranks must stop together."""
+        return Agreement(loss.item(), loss.item(), None, stop=False, alone=True)
 
     @abstractmethod
     def norm(self) -> float:

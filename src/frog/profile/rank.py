@@ -33,6 +33,7 @@ from frog.parallel.mesh import Mesh
 from frog.train.loop import train
 from frog.train.main import run_rank
 from frog.train.setup import Run
+from frog.train.workload import Workload
 
 WARM_UP_STEPS = 2
 
@@ -62,12 +63,12 @@ def _short(num_recorded: int) -> list[str]:
     return [f"train.steps={num_steps}", *aside]
 
 
-def profiled(run: Run, num_recorded: int) -> dict[str, Any]:
+def profiled(run: Run, workload: Workload, num_recorded: int) -> dict[str, Any]:
     """The training loop with its last steps recorded; return the run's record, as `train` does. A collective call."""
     start_time = time.monotonic()
     watch = Watch(run, num_recorded)
     try:
-        return train(run)  # only if it was asked to stop before the recorded steps were done
+        return train(run, workload)  # only if it was asked to stop before the recorded steps were done
     except _Done:
         pass
     wall_s = time.monotonic() - start_time

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,11 +14,10 @@ from frog.checkpoint.load import open_checkpoint
 from frog.comm import World
 from frog.comm.local_shard import whole_copy
 from frog.comm.world import pick_device
-from frog.config import DataConfig, RunConfig, from_dict, to_dict
+from frog.config import DataConfig, RunConfig, from_dict
 from frog.core.env import world_env
 from frog.core.errors import CheckpointError, RunError, UsageError
 from frog.core.files import write_json
-from frog.core.runfile import FORMAT
 from frog.core.runfolder import RunFolder, find_run
 from frog.core.units import format_bytes
 from frog.data import Windows, load_tokenizer, open_prepared
@@ -28,8 +26,8 @@ from frog.model.hf import load_hf, save_hf
 from frog.parallel.build import build_strategy
 from frog.parallel.mesh import Mesh
 from frog.train.evaluate import evaluate as score_windows
+from frog.train.runfile import new_run_json
 from frog.train.sample import sample_text
-from frog.train.setup import now_text, versions
 from frog.train.trained import export_merged, load_trained, read_finetune
 
 _BATCH_SIZE = 16
@@ -138,22 +136,10 @@ def import_model(args: argparse.Namespace) -> int:
     model = TinyTransformer(model_config)
     model.load_state_dict(weights)
     folder.path.mkdir(parents=True)
-    write_json(
-        folder.run_json,
-        {
-            "format": FORMAT,
-            "name": args.name,
-            "created": now_text(),
-            "argv": ["frog", "import", str(source), "--from", "hf", "--name", args.name],
-            "config": to_dict(config),
-            "num_parameters": sum(p.numel() for p in model.parameters()),
-            "data": None,
-            "versions": versions(),
-            "segments": [],
-        },
-    )
-    if (source / "tokenizer.json").is_file():
-        shutil.copyfile(source / "tokenizer.json", folder.tokenizer_json)
+    argv = ["frog", "import", str(source), "--from", "hf", "--name", args.name]
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    content = new_run_json(folder, config, argv, num_parameters, None, source / "tokenizer.json")
+    write_json(folder.run_json, content)
     alone = World(world_env(), torch.device("cpu"), timeout_s=60).axis
     shards = [whole_copy(f"model/{name}", parameter.detach(), alone) for name, parameter in model.named_parameters()]
     saver = Saver(folder, 0, 1, shards, {}, attempt="import", keep_last=1, timeout_s=60)

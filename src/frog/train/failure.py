@@ -18,13 +18,11 @@ from frog.comm.error_file import leave_error
 from frog.core.env import WorldEnv, launcher_pid, under_mpich, world_env
 from frog.core.errors import CommError, FrogError, UsageError, report_error
 from frog.core.facts import ErrorFacts, system_cause
-from frog.core.files import write_json
 from frog.core.processes import leave_with_parent
-from frog.core.runfile import FORMAT
 from frog.core.runfolder import RunFolder
 from frog.events import EventWriter
 from frog.train.log import RankLog
-from frog.train.setup import now_text
+from frog.train.runfile import write_failure
 from frog.train.stop import StopRequest
 
 _FOLLOWS_S = 2.0
@@ -109,9 +107,8 @@ class FailureReporter:
             return
         step = self.events.step if self.events else 0
         short = {"type": report["type"], "message": str(error), "rank": self.rank, "step": step}
-        record = {"format": FORMAT, "status": "failed", "step": step, "error": short, "ended": now_text()}
-        # A rank that only lost its peers leaves the record to the one that has a reason of its own.
-        write_json(self.folder.record_json, record, replace=not isinstance(error, CommError))
+        # A rank that only lost its peers leaves the last word to the one that has a reason of its own.
+        write_failure(self.folder, step, short, replace=not isinstance(error, CommError))
         if self.events is not None:
             self.events.emit("error", step=step, phase=self.events.phase, **report)
             self.events.emit("end", step=step, status="failed")

@@ -8,39 +8,27 @@ import torch
 
 from frog.core.errors import NonFiniteError
 from frog.core.facts import ErrorFacts, NotFinite
-from frog.data import Windows, sample_ids
+from frog.data import Batch
 from frog.parallel.strategy import Agreement
 from frog.train.setup import Run
 
 
-def overflowed(run: Run, step: int, agreed: Agreement, grad_norm: float, scale: float | None) -> bool:
+def overflowed(run: Run, batch: Batch, agreed: Agreement, grad_norm: float, scale: float | None) -> bool:
     """Whether fp16 overflowed (`scale` is its loss scale, None for other precisions), so that the step is left out.
 
     Every rank has the same mean loss and norm here, since both come out of the same all-reduce: all say the same.
+    In a step that each takes alone, each says its own.
 
-    Comm:    none while all is well; else one all-gather of two numbers a rank.
+    Comm:    none while all is well, or each is alone; else two all-gathers: two numbers, and a rank's sample ids.
     Raises:  NonFiniteError, on every rank, naming the ranks and their samples.
     """
-    mean_loss = agreed.loss_mean
+    step, mean_loss = batch.step, agreed.loss_mean
     if math.isfinite(mean_loss) and math.isfinite(grad_norm):
         return False
     if scale is not None and scale > 1 and math.isfinite(mean_loss):
         run.log.say(f"step {step}: the gradient overflowed at loss scale {scale:,.0f}: left out, the scale is halved")
         return True
-    norm = 0.0 if agreed.grad_norm_local is None else agreed.grad_norm_local
-    rows = run.world.gather_rows(torch.tensor([agreed.loss, norm])).tolist()
-    ids = sample_ids_of_ranks(run, step)
-    culprits = [
-        NotFinite(
-            rank=rank,
-            loss=f"{loss:g}",
-            grad_norm=f"{norm:g}",
-            of_loss=not math.isfinite(loss),
-            sample_ids=tuple(ids[run.mesh.readers.index(rank)]),
-        )
-        for rank, (loss, norm) in enumerate(rows)
-        if rank in run.mesh.readers and not (math.isfinite(loss) and math.isfinite(norm))
-    ]
+    culprits = _culprits(run, batch, agreed, grad_norm)
     listing = [
         f"  rank {found.rank}: loss {found.loss}, gradient norm {found.grad_norm}, samples {list(found.sample_ids)}"
         for found in culprits
@@ -51,6 +39,28 @@ def overflowed(run: Run, step: int, agreed: Agreement, grad_norm: float, scale: 
         "lower optimizer.learning_rate, or look at those samples: `frog data inspect`; checkpoints are from before",
         ErrorFacts(cause="not_finite", not_finite=tuple(culprits)),
     )
+
+
+def _culprits(run: Run, batch: Batch, agreed: Agreement, grad_norm: float) -> list[NotFinite]:
+    """The ranks whose own loss or gradient is not finite, with their samples."""
+    norm = grad_norm if agreed.alone else agreed.grad_norm_local or 0.0
+    own, ids_N = torch.tensor([agreed.loss, norm]), torch.from_numpy(batch.ids_N)
+    if agreed.alone:
+        rows = {run.world.rank: (own.tolist(), ids_N.tolist())}
+    else:
+        gathered = run.world.gather_rows(own).tolist(), run.world.gather_rows(ids_N).tolist()
+        rows = dict(enumerate(zip(*gathered, strict=True)))
+    return [
+        NotFinite(
+            rank=rank,
+            loss=f"{loss:g}",
+            grad_norm=f"{norm:g}",
+            of_loss=not math.isfinite(loss),
+            sample_ids=tuple(ids),
+        )
+        for rank, ((loss, norm), ids) in rows.items()
+        if rank in run.mesh.readers and not (math.isfinite(loss) and math.isfinite(norm))
+    ]
 
 
 def update_scale(scaler: torch.amp.GradScaler, skipped: bool) -> None:
@@ -66,11 +76,3 @@ def update_scale(scaler: torch.amp.GradScaler, skipped: bool) -> None:
         return
     scaler.update(scaler.get_scale() * scaler.get_backoff_factor())
     scaler.load_state_dict({**scaler.state_dict(), "_growth_tracker": 0})
-
-
-def sample_ids_of_ranks(run: Run, step: int) -> list[list[int]]:
-    """Which samples each dp coordinate took in a step: a function of seed and step, so nobody needs to be asked."""
-    windows = Windows(run.data.split("train"), run.config.data.sequence_length)
-    ids = sample_ids(run.config.seed, step, run.config.train.global_batch_size, len(windows))
-    rank_batch_size = len(ids) // run.mesh.dp.size
-    return [ids[rank * rank_batch_size :][:rank_batch_size].tolist() for rank in range(run.mesh.dp.size)]

@@ -3,38 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import secrets
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-from frog.comm import join_world
-from frog.comm.world import pick_device
 from frog.config import RunConfig, from_dict, load_run_config
 from frog.config.arguments import DEFAULT_RUN_FILE, add_train_arguments
 from frog.config.load import override_dict
-from frog.core.env import WorldEnv, attempt_number
+from frog.core.env import WorldEnv
 from frog.core.errors import UsageError
-from frog.core.files import write_json
-from frog.core.runfile import FORMAT
 from frog.core.runfolder import RunFolder, find_run
-from frog.parallel.build import build_mesh
 from frog.train.failure import FailureReporter, as_rank
-from frog.train.log import RankLog
 from frog.train.loop import train
-from frog.train.setup import (
-    Run,
-    check_resume,
-    choose_folder,
-    find_resume,
-    get_data,
-    is_complete,
-    now_text,
-    open_events,
-)
+from frog.train.pretraining import Pretraining
+from frog.train.setup import Run, get_data
+from frog.train.start import Start, run_start
 from frog.train.stop import StopRequest
+from frog.train.trained import read_finetune
+from frog.train.workload import Workload
 
-Loop = Callable[[Run], dict[str, Any]]
+Loop = Callable[[Run, Workload], dict[str, Any]]
 """The training loop, or something around it: takes a run's steps and returns its record."""
 
 
@@ -52,34 +39,15 @@ def run_rank(args: argparse.Namespace, loop: Loop = train) -> int:
 
 def _run(args: argparse.Namespace, env: WorldEnv, stop: StopRequest, reporter: FailureReporter, loop: Loop) -> int:
     config, folder = _configuration(args)
-    go_on = args.go_on or attempt_number() > 0
     config.check_world(env.world_size)
-    device = pick_device(config.train.device, env)
-    world = join_world(env, device, config.train.timeout_s, config.comm.backend)
-    try:
-        mesh = build_mesh(config, world)
-        data = get_data(config, world)
-        if folder is None:
-            folder = choose_folder(world, Path("runs"), config.name, args.go_on)
-        if args.resume or go_on:
-            check_resume(folder, data)
-            if is_complete(folder, world, config.train.steps):
-                if env.is_main:
-                    print(f"{folder.path}: has taken its {config.train.steps} steps already", flush=True)
-                return 0
-        reporter.folder = folder
-        attempt = world.from_main(secrets.token_hex(4))
-        events = reporter.events = open_events(folder, world)
-        with RankLog(folder.rank_log(env.rank), env.rank, show=env.is_main) as log:
-            again = args.resume or go_on
-            resume_from, passed_over = find_resume(folder, world, log, or_anew=go_on) if again else (None, ())
-            run = Run(config, world, mesh, folder, data, events, log, stop, resume_from, attempt, passed_over)
-            record = loop(run)
-            _finish(run, record)
-            events.emit("end", step=record["step"], status=record["status"])
-        return stop.exit_code if record["status"] == "interrupted" else 0
-    finally:
-        world.leave()
+    return run_start(
+        Start(config, folder, args.go_on),
+        env,
+        stop,
+        reporter,
+        lambda world: get_data(config, world),
+        lambda run, data: loop(run, Pretraining(run, data)),
+    )
 
 
 def _configuration(args: argparse.Namespace) -> tuple[RunConfig, RunFolder | None]:
@@ -96,23 +64,6 @@ def _configuration(args: argparse.Namespace) -> tuple[RunConfig, RunFolder | Non
             "leave the run file out; --set still overrides single fields",
         )
     folder = find_run(args.resume)
+    if read_finetune(folder) is not None:
+        raise UsageError(f"{folder.path}: is a fine-tuning", f"go on with: {folder.resume_command}")
     return from_dict(override_dict(folder.read_run().config, args.set)), folder
-
-
-def _finish(run: Run, record: dict[str, Any]) -> None:
-    if not run.world.is_main:
-        return
-    record = {"format": FORMAT, **record, "error": None, "ended": now_text()}
-    write_json(run.folder.record_json, record)
-    if record["status"] == "interrupted":
-        kept = run.folder.checkpoint_steps()
-        run.log.say(
-            f"stopped at step {record['step']}"
-            + (f", saved at step {kept[-1]}" if kept else "")
-            + f"; go on with: frog train --resume {run.folder.path}"
-        )
-        return
-    last = record["eval"]
-    held_out = f", held-out loss {last['loss']:.4f}" if last else ""
-    loss = f", loss {record['loss']:.4f}" if record["loss"] is not None else ""
-    run.log.say(f"done: {record['step']} steps in {record['wall_s']:.1f} s{loss}{held_out}")

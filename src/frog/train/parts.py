@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from tokenizers import Tokenizer
 
 from frog.checkpoint import Saver
 from frog.core.seeds import derive_seed
 from frog.core.units import format_bytes
-from frog.data import Loader, Windows, load_tokenizer
-from frog.model import TinyTransformer
 from frog.parallel.build import build_strategy
 from frog.parallel.strategy import Strategy
-from frog.train.evaluate import Score, evaluate
 from frog.train.hardware import autocast
 from frog.train.inject import arm_faults
 from frog.train.optimizer import build_optimizer
 from frog.train.order import OrderProof
-from frog.train.sample import sample_text
-from frog.train.setup import Run, start_event, write_run_json
-from frog.train.state import TrainState, generators, take_whole
-from frog.train.trained import initial_weights
+from frog.train.runfile import start_event, write_run_json
+from frog.train.setup import Run
+from frog.train.state import TrainState, generators
+from frog.train.workload import Batches, Workload
 
 
 @dataclass
@@ -31,54 +28,37 @@ class Parts:
     """The loop's tools."""
 
     strategy: Strategy
-    num_parameters: int
-    """Of the whole model."""
     scaler: torch.amp.GradScaler
     state: TrainState
     order: OrderProof
     saver: Saver
-    loader: Loader
-    heldout: Windows
-    tokenizer: Tokenizer
+    batches: Batches
 
 
-def build_parts(run: Run) -> Parts:
-    """Make everything, load the checkpoint that is resumed, and write run.json and the start event."""
+def build_parts(run: Run, workload: Workload) -> Parts:
+    """Spread the model, load the checkpoint that is resumed, write run.json and the start event. A collective call."""
     config, world = run.config, run.world
-    # Rank 0's weights count; the same seed everywhere makes the others' the same before they are sent.
-    torch.manual_seed(derive_seed(config.seed, "init"))
-    model = TinyTransformer(config.model, config.train.activation_checkpointing).to(world.device)
-    initial_weights(model, config.source.init_from)
-    num_parameters = sum(p.numel() for p in model.parameters())
+    trained = {name for name, parameter in workload.model.named_parameters() if parameter.requires_grad}
+    precision = autocast(config.train.precision, world.device)
     make_optimizer = functools.partial(build_optimizer, config.optimizer)
-    strategy = build_strategy(config, run.mesh, model, make_optimizer, autocast(config.train.precision, world.device))
+    strategy = build_strategy(config, run.mesh, workload.model, make_optimizer, precision)
     scaler = torch.amp.GradScaler(
         world.device.type, config.train.initial_loss_scale, enabled=config.train.precision == "fp16"
     )
     torch.manual_seed(derive_seed(config.seed, "rank", world.rank))
 
-    state = TrainState(strategy, scaler)
+    state = TrainState(strategy, scaler, trained)
     order_link = state.load(run.resume_from, world.rank) if run.resume_from is not None else ""
     if world.is_main:
-        write_run_json(run, num_parameters, state.step)
-    run.events.emit("start", **start_event(world, run.mesh, state.step, run.passed_over))
+        write_run_json(run, workload, state.step)
+    run.events.emit("start", **start_event(run, state.step))
     saver = _saver(run, state)
     arm_faults(run, strategy, saver)
-    return Parts(
-        strategy=strategy,
-        num_parameters=num_parameters,
-        scaler=scaler,
-        state=state,
-        order=OrderProof(order_link),
-        saver=saver,
-        loader=_loader(run, state.step),
-        heldout=Windows(run.data.split("heldout"), config.data.sequence_length),
-        tokenizer=load_tokenizer(run.data.tokenizer_json),
-    )
+    return Parts(strategy, scaler, state, OrderProof(order_link), saver, workload.batches(state.step))
 
 
 def save(run: Run, parts: Parts) -> None:
-    """Begin a checkpoint; training is held up for one copy of the state."""
+    """Begin a checkpoint; training is blocked for one copy of the state."""
     step = parts.state.step
     with run.events.span("checkpoint"):
         scalars = parts.state.scalars(parts.order.link(run.world, run.mesh.readers))
@@ -86,37 +66,13 @@ def save(run: Run, parts: Parts) -> None:
     run.events.emit("checkpoint", step=step, payload_bytes=parts.saver.payload_bytes, blocked_ns=blocked_ns)
 
 
-def score(run: Run, parts: Parts) -> Score:
-    """Score the held-out text over all ranks, and let rank 0 write a little text."""
-    config, step = run.config, parts.state.step
+def score(run: Run, parts: Parts, workload: Workload) -> dict[str, Any]:
+    """Score what was held out over all ranks; return what the record says of it."""
     with run.events.span("evaluate"):
-        result = evaluate(
-            parts.strategy,
-            parts.heldout,
-            run.data.token_bytes,
-            max_tokens=config.eval.tokens,
-            batch_size=config.micro_batch_size(run.mesh.dp.size),
-        )
+        scores = workload.score(parts.strategy, parts.state)
         if run.world.is_main:
-            run.events.emit("eval", step=step, **vars(result))
-            run.log.say(
-                f"step {step}: held-out loss {result.loss:.4f}, perplexity {result.perplexity:.1f}, "
-                f"{result.bits_per_byte:.3f} bits per byte"
-            )
-        if config.eval.sample_tokens:
-            _sample(run, parts)
-    return result
-
-
-def _sample(run: Run, parts: Parts) -> None:
-    """Rank 0 puts the whole model together and writes a little text."""
-    config, step = run.config, parts.state.step
-    model = TinyTransformer(config.model) if run.world.is_main else None
-    take_whole(parts.strategy, model)
-    if model is not None:
-        prompt, seed = config.eval.prompt, derive_seed(config.seed, "sample", step)
-        text = sample_text(model.eval(), parts.tokenizer, prompt, config.eval.sample_tokens, seed=seed)
-        run.events.emit("sample", step=step, prompt=prompt, text=text)
+            run.events.emit("eval", step=parts.state.step, **scores["eval"])
+    return scores
 
 
 def _saver(run: Run, state: TrainState) -> Saver:
@@ -134,18 +90,4 @@ def _saver(run: Run, state: TrainState) -> Saver:
         keep_last=run.config.checkpoint.keep_last,
         timeout_s=run.config.train.timeout_s,
         on_commit=committed,
-    )
-
-
-def _loader(run: Run, start_step: int) -> Loader:
-    config = run.config
-    return Loader(
-        Windows(run.data.split("train"), config.data.sequence_length),
-        seed=config.seed,
-        global_batch_size=config.train.global_batch_size,
-        dp_rank=run.mesh.dp.rank,
-        dp_size=run.mesh.dp.size,
-        grad_accum=config.train.grad_accum,
-        start_step=start_step,
-        device=run.world.device,
     )

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import datetime
 import os
-import platform
-import shutil
-import sys
-import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import msgspec
-import numpy as np
-import torch
-
-import frog
 from frog.checkpoint import Checkpoint, find_good
 from frog.checkpoint.save import remove_unfinished
 from frog.comm import World
-from frog.config import RunConfig, to_dict
+from frog.config import RunConfig
 from frog.core.env import attempt_number, host_name, launch_dir
 from frog.core.errors import CheckpointError, ConfigError, RunError
 from frog.core.facts import Damage, ErrorFacts
-from frog.core.files import write_atomic, write_json
-from frog.core.runfile import FORMAT
+from frog.core.files import write_atomic
 from frog.core.runfolder import RunFolder
 from frog.data import PreparedData, ensure_prepared, open_prepared
 from frog.events import EventWriter
@@ -44,7 +32,6 @@ class Run:
     world: World
     mesh: Mesh
     folder: RunFolder
-    data: PreparedData
     events: EventWriter
     log: RankLog
     stop: StopRequest
@@ -123,16 +110,16 @@ def get_data(config: RunConfig, world: World) -> PreparedData:
     return data
 
 
-def check_resume(folder: RunFolder, data: PreparedData) -> None:
+def check_resume(folder: RunFolder, data_name: str, data_sha256: str) -> None:
     """What a run goes on with must be what it began with.
 
     Raises:  RunError if the data set of its name is not the one that it was begun with.
     """
     begun = folder.read_run().data if folder.run_json.exists() else None
-    if begun is not None and begun.data_sha256 != data.data_sha256:
+    if begun is not None and begun.data_sha256 != data_sha256:
         raise RunError(
             f"{folder.path}: was begun on data set {begun.name} ({begun.data_sha256[:12]}), and would go on with "
-            f"{data.name} ({data.data_sha256[:12]})",
+            f"{data_name} ({data_sha256[:12]})",
             "prepare the same data again, or begin a run of another name: --set name=NAME",
         )
 
@@ -144,7 +131,7 @@ def is_complete(folder: RunFolder, world: World, steps: int) -> bool:
     """
 
     def look() -> bool:
-        record = folder.read_record()
+        record = folder.read_achieved()
         if record is None or record.status != "completed" or record.step < steps:
             return False
         good = find_good(folder)[0]
@@ -183,84 +170,3 @@ def find_resume(
             ErrorFacts(cause=passed_over[0].cause, damage=tuple(passed_over)),
         )
     return find_good(folder, at_step=step)[0] if step is not None else None, passed_over
-
-
-def write_run_json(run: Run, num_parameters: int, from_step: int) -> None:
-    """Write run.json, or on resuming add to it the world that goes on."""
-    segment = describe_segment(run.world, run.mesh, from_step)
-    if run.folder.run_json.exists():
-        begun = run.folder.read_run()
-        content = {"format": FORMAT, **msgspec.to_builtins(begun), "config": to_dict(run.config)}
-        content["segments"].append(segment)
-    else:
-        content = {
-            "format": FORMAT,
-            "name": run.folder.path.name,
-            "created": now_text(),
-            "argv": sys.argv,
-            "config": to_dict(run.config),
-            "num_parameters": num_parameters,
-            "data": {
-                "name": run.data.name,
-                "data_sha256": run.data.data_sha256,
-                "vocab_size": run.data.vocab_size,
-                "train_tokens": run.data.split("train").num_tokens,
-                "heldout_tokens": run.data.split("heldout").num_tokens,
-            },
-            "versions": versions(),
-            "segments": [segment],
-        }
-        shutil.copyfile(run.data.tokenizer_json, run.folder.tokenizer_json)
-    write_json(run.folder.run_json, content)
-    run.folder.record_json.unlink(missing_ok=True)
-    run.folder.link_logs()
-
-
-def describe_segment(world: World, mesh: Mesh, from_step: int) -> dict[str, Any]:
-    """What run.json keeps of one start of a run."""
-    return {
-        "world_size": world.size,
-        "mesh": mesh.sizes,
-        "num_nodes": world.env.num_nodes,
-        "device": str(world.device.type),
-        "threads": torch.get_num_threads(),
-        "from_step": from_step,
-        "host": host_name(),
-        "started": now_text(),
-    }
-
-
-def versions() -> dict[str, str]:
-    """What a run was made with."""
-    return {
-        "frog": frog.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-    }
-
-
-def start_event(world: World, mesh: Mesh, from_step: int, passed_over: Sequence[Damage] = ()) -> dict[str, Any]:
-    """The fields of a rank's `start` event."""
-    env = world.env
-    return {
-        "rank": env.rank,
-        "world_size": env.world_size,
-        "local_rank": env.local_rank,
-        "node_rank": env.node_rank,
-        "host": host_name(),
-        "pid": os.getpid(),
-        "device": str(world.device),
-        "threads": torch.get_num_threads(),
-        "step": from_step,
-        "unix_ns": time.time_ns(),
-        "mono_ns": time.monotonic_ns(),
-        "mesh": mesh.sizes,
-        "place": mesh.place,
-        "passed_over": [asdict(damage) for damage in passed_over],
-    }
-
-
-def now_text() -> str:
-    """The time of day, UTC, to the second."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

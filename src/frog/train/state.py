@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import time
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -19,21 +20,28 @@ from frog.parallel.strategy import Strategy
 class TrainState:
     """The state of a run: tensors (weights, optimizer), scalars (steps, tokens, order, loss scale), random generators.
 
-    The position in the data is the step itself.
+    The position in the data is the step itself. Of the weights only those called `trained` change, and so are kept.
     """
 
-    def __init__(self, strategy: Strategy, scaler: torch.amp.GradScaler) -> None:
-        self._strategy = strategy
+    def __init__(self, strategy: Strategy, scaler: torch.amp.GradScaler, trained: Collection[str]) -> None:
+        self._strategy, self._trained = strategy, trained
         self._step_counts = strategy.step_counts()
         self._scaler = scaler
         self.step = 0
         self.tokens = 0
         self.loss_mean: float | None = None
         """Of the last step, over all ranks."""
+        self._wall_s_before, self._since_s = 0.0, time.monotonic()
+
+    @property
+    def wall_s(self) -> float:
+        """How long the run has taken for its steps, over all starts: those that were lost with a rank left out."""
+        return self._wall_s_before + time.monotonic() - self._since_s
 
     def shards(self) -> list[LocalShard]:
         """What this rank holds of the weights and of the optimizer's state."""
-        parameters = [replace(shard, name=f"model/{shard.name}") for shard in self._strategy.parameter_shards()]
+        weights = [shard for shard in self._strategy.parameter_shards() if shard.name in self._trained]
+        parameters = [replace(shard, name=f"model/{shard.name}") for shard in weights]
         moments = [replace(shard, name=f"optimizer/{shard.name}") for shard in self._strategy.moment_shards()]
         return [*parameters, *moments]
 
@@ -43,6 +51,7 @@ class TrainState:
             "step": self.step,
             "tokens": self.tokens,
             "loss_mean": self.loss_mean,
+            "wall_s": self.wall_s,
             "order_sha256": order_link,
             "scaler": self._scaler.state_dict(),
             "optimizer_steps": int(self._step_counts[0]) if self._step_counts else 0,
@@ -59,6 +68,7 @@ class TrainState:
         state = checkpoint.state
         self.step, self.tokens = int(state["step"]), int(state["tokens"])
         self.loss_mean = state.get("loss_mean")  # older checkpoints have none
+        self._wall_s_before = state.get("wall_s", 0.0)
         for count in self._step_counts:
             count.fill_(state["optimizer_steps"])
         if self._scaler.is_enabled() and state["scaler"]:

@@ -89,9 +89,18 @@ def load_finetuned(folder: RunFolder) -> Finetuned:
     config = read_finetune(folder)
     if config is None:
         raise RunError(f"{folder.path}: is not fine-tuned, it has no adapter", "`frog finetune` makes such a run")
-    adapter = folder.path / "adapter"
+    adapter = folder.adapter
     if not adapter.is_dir():
-        raise RunError(f"{folder.path}: has no adapter: its fine-tuning did not end", "fine-tune again")
+        raise RunError(f"{folder.path}: has no adapter: its fine-tuning did not end", folder.resume_command)
+    base = load_base(folder, config)
+    model = Classifier.from_base(base, len(config.labels)) if config.head == "classification" else base
+    load_adapter(model, adapter)
+    record = folder.read_achieved()
+    return Finetuned(folder, config, model.eval(), record.step if record else 0)
+
+
+def load_base(folder: RunFolder, config: FinetuneConfig) -> TinyTransformer:
+    """The weights that a run is fine-tuned from. Raises RunError if they are gone, or are others now."""
     base, _, _ = load_trained(_base_folder(folder, config), config.base_step)
     if (found := weights_sha256(base.named_parameters())) != config.base_sha256:
         raise RunError(
@@ -99,10 +108,7 @@ def load_finetuned(folder: RunFolder) -> Finetuned:
             f"{config.base_sha256[:12]}…",
             "an adapter fits only the weights that it was trained beside: fine-tune again",
         )
-    model = Classifier.from_base(base, len(config.labels)) if config.head == "classification" else base
-    load_adapter(model, adapter)
-    record = folder.read_record()
-    return Finetuned(folder, config, model.eval(), record.step if record else 0)
+    return base
 
 
 def _base_folder(folder: RunFolder, config: FinetuneConfig) -> RunFolder:

@@ -18,7 +18,7 @@ from frog.view.charts import charts, marks
 from frog.view.checkpoints import CheckpointReader, open_checkpoints
 from frog.view.network import network_section
 from frog.view.palette import PHASE_COLORS, RANK_COLORS
-from frog.view.runs import status_of, when
+from frog.view.runs import numbers_of, status_of, when
 from frog.view.strategy import known_config, strategy_section
 from frog.view.timeline import phase_fractions, windows
 from frog.view.weights import Movement, weight_movement
@@ -78,7 +78,7 @@ def _context(folder: RunFolder) -> dict[str, Any]:
     return {
         "run": run,
         "status": status,
-        "headline": _headline(run, record, history),
+        "headline": _headline(run, numbers_of(folder, record) if record else None, history),
         "error": _error(folder, record, history, status),
         "charts": drawn["charts"],
         "chart_json": json_for_script(drawn),

@@ -59,11 +59,18 @@ def _row(folder: RunFolder) -> RunRow:
         created=run.created,
     )
     if record is not None:
+        record = numbers_of(folder, record)
         heldout_loss = record.eval.loss if record.eval else None
         return replace(
             row, step=record.step, loss=record.loss, heldout_loss=heldout_loss, tokens_per_s=record.tokens_per_s
         )
     return _with_last_step(row, folder)
+
+
+def numbers_of(folder: RunFolder, record: Record) -> Record:
+    """The record to take a run's numbers from: what it has achieved, unless its last start failed farther on."""
+    achieved = folder.read_achieved()
+    return record if achieved is None or achieved.step < record.step else achieved
 
 
 def _with_last_step(row: RunRow, folder: RunFolder) -> RunRow:

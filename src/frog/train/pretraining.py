@@ -1,0 +1,93 @@
+"""The workload of `frog train`: a model's every weight, on windows of prepared text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from frog.core.seeds import derive_seed
+from frog.core.units import format_count
+from frog.data import Loader, PreparedData, Windows, load_tokenizer
+from frog.model import TinyTransformer
+from frog.parallel.strategy import Strategy
+from frog.train.evaluate import evaluate
+from frog.train.sample import sample_text
+from frog.train.setup import Run
+from frog.train.state import TrainState, take_whole
+from frog.train.trained import initial_weights
+from frog.train.workload import Workload
+
+
+class Pretraining(Workload):
+    """A model from random weights, or from a trained one's, that learns to predict the next token."""
+
+    def __init__(self, run: Run, data: PreparedData) -> None:
+        config = run.config
+        self._run, self._prepared = run, data
+        self._heldout = Windows(data.split("heldout"), config.data.sequence_length)
+        self._tokenizer = load_tokenizer(data.tokenizer_json)
+        # Rank 0's weights count; the same seed everywhere makes the others' the same before they are sent.
+        torch.manual_seed(derive_seed(config.seed, "init"))
+        self.model = TinyTransformer(config.model, config.train.activation_checkpointing).to(run.world.device)
+        initial_weights(self.model, config.source.init_from)
+        self.num_parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        self.flops_per_token = config.model.flops_per_token(config.data.sequence_length)
+        self.tokenizer_json = data.tokenizer_json
+        self.data = {
+            "name": data.name,
+            "data_sha256": data.data_sha256,
+            "vocab_size": data.vocab_size,
+            "train_tokens": data.split("train").num_tokens,
+            "heldout_tokens": data.split("heldout").num_tokens,
+        }
+
+    def batches(self, start_step: int) -> Loader:
+        run, config = self._run, self._run.config
+        return Loader(
+            Windows(self._prepared.split("train"), config.data.sequence_length),
+            seed=config.seed,
+            global_batch_size=config.train.global_batch_size,
+            dp_rank=run.mesh.dp.rank,
+            dp_size=run.mesh.dp.size,
+            grad_accum=config.train.grad_accum,
+            start_step=start_step,
+            device=run.world.device,
+        )
+
+    def describe(self) -> list[str]:
+        config, world = self._run.config, self._run.world
+        where = f"{world.size} rank{'s' if world.size > 1 else ''} on {world.device.type} in {config.train.precision}"
+        headline = (
+            f"{self._run.folder.path}: {format_count(self.num_parameters)} parameters, {where}, {config.train.steps} "
+            f"steps on {self._prepared.name}, {config.data.sequence_length} tokens a sequence"
+        )
+        return [headline, config.explain_batch(world.size)]
+
+    def score(self, strategy: Strategy, state: TrainState) -> dict[str, Any]:
+        run, config = self._run, self._run.config
+        found = evaluate(
+            strategy,
+            self._heldout,
+            self._prepared.token_bytes,
+            max_tokens=config.eval.tokens,
+            batch_size=config.micro_batch_size(run.mesh.dp.size),
+        )
+        if run.world.is_main:
+            run.log.say(
+                f"step {state.step}: held-out loss {found.loss:.4f}, perplexity {found.perplexity:.1f}, "
+                f"{found.bits_per_byte:.3f} bits per byte"
+            )
+        if config.eval.sample_tokens:
+            self._sample(strategy, state.step)
+        return {"eval": vars(found)}
+
+    def _sample(self, strategy: Strategy, step: int) -> None:
+        """Rank 0 puts the whole model together and writes a little text."""
+        run, config = self._run, self._run.config
+        model = TinyTransformer(config.model) if run.world.is_main else None
+        take_whole(strategy, model)
+        if model is not None:
+            prompt, seed = config.eval.prompt, derive_seed(config.seed, "sample", step)
+            text = sample_text(model.eval(), self._tokenizer, prompt, config.eval.sample_tokens, seed=seed)
+            run.events.emit("sample", step=step, prompt=prompt, text=text)

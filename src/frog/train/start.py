@@ -1,0 +1,98 @@
+"""One start of a run on one rank: into the world, to the run folder, to the last good checkpoint, through the loop."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from frog.comm import World, join_world
+from frog.comm.world import pick_device
+from frog.config import RunConfig
+from frog.core.env import WorldEnv, attempt_number
+from frog.core.runfolder import RunFolder
+from frog.parallel.build import build_mesh
+from frog.train.failure import FailureReporter
+from frog.train.log import RankLog
+from frog.train.runfile import write_end
+from frog.train.setup import Run, check_resume, choose_folder, find_resume, is_complete, open_events
+from frog.train.stop import StopRequest
+
+
+class Data(Protocol):
+    """A data set, prepared or labelled."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def data_sha256(self) -> str: ...
+
+
+D = TypeVar("D", bound=Data)
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a rank was asked to start."""
+
+    config: RunConfig
+    resume: RunFolder | None
+    """The run to go on with; one of its checkpoints must be good."""
+    go_on: bool
+    """Go on with what is there of the run, or else begin it."""
+
+
+def run_start(
+    start: Start,
+    env: WorldEnv,
+    stop: StopRequest,
+    reporter: FailureReporter,
+    get_data: Callable[[World], D],
+    train: Callable[[Run, D], dict[str, Any]],
+) -> int:
+    """Join the world and train; return the exit code. `train` returns the run's record, the same on every rank."""
+    config, go_on = start.config, start.go_on or attempt_number() > 0
+    world = join_world(env, pick_device(config.train.device, env), config.train.timeout_s, config.comm.backend)
+    try:
+        mesh = build_mesh(config, world)
+        data = get_data(world)
+        folder = start.resume or choose_folder(world, Path("runs"), config.name, start.go_on)
+        may_resume = go_on or start.resume is not None
+        if may_resume:
+            check_resume(folder, data.name, data.data_sha256)
+        if world.is_main:  # from here on it is of this start
+            folder.attempt_json.unlink(missing_ok=True)
+        if may_resume and is_complete(folder, world, config.train.steps):
+            if world.is_main:
+                print(f"{folder.path}: has taken its {config.train.steps} steps already", flush=True)
+            return 0
+        attempt = world.from_main(secrets.token_hex(4))
+        reporter.folder = folder
+        events = reporter.events = open_events(folder, world)
+        with RankLog(folder.rank_log(env.rank), env.rank, show=env.is_main) as log:
+            resume_from, passed_over = find_resume(folder, world, log, or_anew=go_on) if may_resume else (None, ())
+            run = Run(config, world, mesh, folder, events, log, stop, resume_from, attempt, passed_over)
+            record = train(run, data)
+            if world.is_main:
+                write_end(folder, record)
+                log.say(_farewell(folder, record))
+            events.emit("end", step=record["step"], status=record["status"])
+        return stop.exit_code if record["status"] == "interrupted" else 0
+    finally:
+        world.leave()
+
+
+def _farewell(folder: RunFolder, record: dict[str, Any]) -> str:
+    """The last line of a start, for people."""
+    if record["status"] == "interrupted":
+        kept = folder.checkpoint_steps()
+        saved = f", saved at step {kept[-1]}" if kept else ""
+        return f"stopped at step {record['step']}{saved}; go on with: {folder.resume_command}"
+    done = f"done: {record['step']} steps in {record['wall_s']:.1f} s"
+    if found := record.get("classification"):
+        return f"{done}, accuracy {found['accuracy']:.3f}, always the commonest class {found['baseline']:.3f}"
+    loss = f", loss {record['loss']:.4f}" if record["loss"] is not None else ""
+    return done + loss + (f", held-out loss {record['eval']['loss']:.4f}" if record["eval"] else "")

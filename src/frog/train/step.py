@@ -1,0 +1,77 @@
+"""What a rank reports of one step: the fields of its `step` event, and a line of its log."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from frog.core.units import format_count
+from frog.data import Batch
+from frog.parallel.strategy import Agreement
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One step of one rank, after it."""
+
+    batch: Batch
+    agreed: Agreement
+    grad_norm: float
+    """Of the whole model's gradient, before it was clipped."""
+    learning_rate: float
+    loss_scale: float | None
+    """Of fp16, during the step."""
+    skipped: bool
+    """Whether no weight was changed, since fp16 overflowed."""
+    step_tokens: int
+    """Of all ranks."""
+    total_tokens: int
+    """Of all ranks and steps up to this one."""
+    start_ns: int
+    end_ns: int = field(default_factory=time.monotonic_ns)
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.step_tokens / ((self.end_ns - self.start_ns) / 1e9)
+
+    @property
+    def grad_norm_local(self) -> float | None:
+        """Of this rank's own gradient, without the loss scale."""
+        norm = self.agreed.grad_norm_local
+        return norm / self.loss_scale if norm is not None and self.loss_scale else norm
+
+    def event(self, *, full_tokens_per_s: float | None, memory_bytes: int) -> dict[str, Any]:
+        """The fields of a `step` event; `full_tokens_per_s` is what the devices would do at their highest rate."""
+        return {
+            "step": self.batch.step,
+            "loss": self.agreed.loss,
+            "loss_mean": self.agreed.loss_mean,
+            "grad_norm_local": self.grad_norm_local,
+            "grad_norm": self.grad_norm,
+            "learning_rate": self.learning_rate,
+            "tokens": self.total_tokens,
+            "tokens_per_s": self.tokens_per_s,
+            "mfu": self.tokens_per_s / full_tokens_per_s if full_tokens_per_s else None,
+            "memory_bytes": memory_bytes,
+            "loss_scale": self.loss_scale,
+            "skipped": self.skipped,
+            "sample_ids": self.batch.ids_N.tolist(),
+            "end_ns": self.end_ns,
+        }
+
+    @property
+    def brief(self) -> str:
+        """For the progress bar."""
+        return f"loss {self.agreed.loss_mean:.3f}, {format_count(self.tokens_per_s)} tokens/s"
+
+    @property
+    def line(self) -> str:
+        """For the log."""
+        own = f"gradient norm {self.grad_norm:.4f}"
+        if self.grad_norm_local is not None:
+            own = f"gradient norm {self.grad_norm_local:.4f} (reduced {self.grad_norm:.4f})"
+        return (
+            f"step {self.batch.step} | loss {self.agreed.loss:.4f} (mean of ranks {self.agreed.loss_mean:.4f}) | {own} "
+            f"| learning rate {self.learning_rate:.2e} | {format_count(self.tokens_per_s)} tokens/s"
+        )

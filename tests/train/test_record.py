@@ -1,0 +1,132 @@
+"""What a run has achieved stays on record, whatever becomes of later starts."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import Harness, set_words
+from in_process import train, write_faults, write_run
+
+from frog.core.runfolder import RunFolder
+from frog.diagnose.rules import diagnose
+from frog.train.runfile import write_end, write_failure
+from frog.view.report import render_report
+from frog.view.runs import RunRow, list_runs
+
+
+@pytest.fixture(scope="module")
+def one(harness: Harness) -> Harness:
+    """The harness with a run of 8 steps."""
+    assert train(harness, "run.toml", "--set", "name=one") == 0
+    return harness
+
+
+LONGER = ("--resume", "one", *set_words("train.steps=12"))
+
+
+def row(one: Harness) -> RunRow:
+    return next(row for row in list_runs(one.root / "runs") if row.name == "one")
+
+
+def test_a_record_outlives_starts_that_fail_or_are_killed(
+    one: Harness, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """All on one run, one after the other: each start finds the record, and leaves it as it was."""
+    folder = one.folder("one")
+    record, run = folder.record_json.read_bytes(), folder.run_json.read_bytes()
+    assert row(one).status == "completed"
+
+    # A start that fails before its first step: it is not even on the list of starts.
+    assert train(one, *LONGER, *set_words("model.hidden_size=64")) == 1
+    assert "does not fit this model" in capfd.readouterr().err
+    assert folder.record_json.read_bytes() == record
+    assert folder.run_json.read_bytes() == run
+    attempt = one.record("one")
+    assert (attempt["status"], attempt["step"], attempt["error"]["type"]) == ("failed", 0, "CheckpointError")
+    assert (row(one).status, row(one).loss) == ("failed", json.loads(record)["loss"])
+    assert "does not fit this model" in diagnose(folder).finding
+    assert json.loads(record)["weights_sha256"][:12] in render_report(folder)
+
+    # It has taken its steps, so there is nothing to be done; and nothing has failed.
+    assert train(one, "--resume", "one") == 0
+    assert "has taken its 8 steps already" in capfd.readouterr().out
+    assert row(one).status == "completed"
+
+    # A start that fails, and starts that are killed, in a step and between steps.
+    with monkeypatch.context() as patch:
+        patch.setenv("FROG_FAULTS", str(faults(one, "nan", "backward", 9)))
+        assert train(one, *LONGER) == 1
+    assert "not finite" in capfd.readouterr().err
+    assert folder.record_json.read_bytes() == record
+    assert (one.record("one")["status"], one.record("one")["step"]) == ("failed", 9)
+    for phase, step in (("data", 9), ("checkpoint", 10), ("evaluate", 12)):
+        env = {"FROG_FAULTS": str(faults(one, "kill", phase, step))}
+        one.run("frog", "train", *LONGER, env=env, code=-signal.SIGKILL)
+        assert folder.record_json.read_bytes() == record
+        assert folder.read_record() is None
+        assert row(one).status == "died"
+
+    # The one that comes to its end has achieved more.
+    assert train(one, *LONGER) == 0
+    assert (one.record("one")["step"], one.record("one")["starts"]) == (12, 6)
+    assert one.record("one")["wall_s"] > json.loads(record)["wall_s"]
+    assert row(one).status == "completed"
+
+
+def faults(one: Harness, kind: str, phase: str, step: int) -> Path:
+    return write_faults(
+        one.root / f"{kind}-{phase}-{step}.toml", {"kind": kind, "rank": 0, "step": step, "phase": phase}
+    )
+
+
+def test_of_a_run_that_fails_before_it_achieves_anything_there_is_no_record(
+    one: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FROG_FAULTS", str(faults(one, "nan", "backward", 1)))
+    assert train(one, "run.toml", "--set", "name=spoiled") == 1
+    assert one.folder("spoiled").read_achieved() is None
+    assert one.record("spoiled")["status"] == "failed"
+
+
+def test_an_imported_run_has_none(one: Harness) -> None:
+    one.run("frog", "export", "one", "--to", "hf", "hf")
+    one.run("frog", "import", "hf", "--from", "hf", "--name", "imported")
+    assert one.folder("imported").read_record() is None
+    assert one.folder("imported").read_run().segments == []
+
+
+# ---- the files ----------------------------------------------------------------------------------------------------
+
+
+def statuses(folder: RunFolder) -> tuple[Any, Any]:
+    """Of what was achieved and of the last start: the status and the step."""
+    return tuple(found and (found.status, found.step) for found in (folder.read_achieved(), folder.read_record()))
+
+
+def test_only_who_comes_as_far_takes_the_record(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    write_run(folder, 1)
+    write_end(folder, {"status": "completed", "step": 8})
+    write_run(folder, 2)
+    assert statuses(folder) == (("completed", 8), None)
+    write_end(folder, {"status": "interrupted", "step": 6})
+    assert statuses(folder) == (("completed", 8), ("interrupted", 6))
+    folder.attempt_json.unlink()
+    write_run(folder, 3)
+    write_end(folder, {"status": "interrupted", "step": 8})
+    assert statuses(folder) == (("interrupted", 8), ("interrupted", 8))
+
+
+def test_a_failure_does_not_take_the_record(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    write_run(folder, 1)
+    write_end(folder, {"status": "interrupted", "step": 3})
+    mine, theirs = ({"type": "E", "message": text, "rank": 0, "step": 5} for text in ("mine", "a peer's"))
+    write_failure(folder, 5, mine, replace=True)
+    write_failure(folder, 4, theirs, replace=False)
+    assert statuses(folder) == (("interrupted", 3), ("failed", 5))
+    assert "mine" in folder.attempt_json.read_text()
