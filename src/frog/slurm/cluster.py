@@ -38,12 +38,12 @@ _ATTEMPTS = 3
 
 
 def _silent(text: str) -> None:
-    """Tell nobody."""
+    """Report nothing."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster that was started, as its folder tells."""
+    """A cluster that was started, as its folder records it."""
 
     site: Site
     shape: Shape

@@ -8,17 +8,17 @@ from typing import Any
 
 from frog.core.env import variable
 from frog.slurm.emulator import RELEASE
+from frog.slurm.emulator.commandline import parse_command_line
 from frog.slurm.emulator.job import is_called
 from frog.slurm.emulator.layout import MEMORY_MB
 from frog.slurm.emulator.notation import compress_hosts, expand_hosts, signal_number, write_elapsed, write_moment
-from frog.slurm.emulator.plain import parse_plain
 from frog.slurm.emulator.refusal import SlurmRefusal, unknown
 from frog.slurm.emulator.wire import Client
 
 
 def scancel(client: Client, words: Sequence[str]) -> int:
     """Cancel jobs, or send them a signal."""
-    given = parse_plain(
+    given = parse_command_line(
         "scancel",
         words,
         {
@@ -72,7 +72,7 @@ def _is_chosen(job: Mapping[str, Any], options: Mapping[str, str | None], names:
 
 def scontrol(client: Client, words: Sequence[str]) -> int:
     """show, requeue, hold, release, ping; update JobId=... with EndTime=... or TimeLimit=..."""
-    given = parse_plain("scontrol", words, {"oneliner": "o-"})
+    given = parse_command_line("scontrol", words, {"oneliner": "o-"})
     acts: dict[str, Callable[[Client, list[str]], None]] = {
         "requeue": lambda client, rest: _each(client, rest, "requeue"),
         "hold": lambda client, rest: _each(client, rest, "hold", held=True),

@@ -46,7 +46,7 @@ _YEAR_MIN = 365 * 24 * 60
 
 
 class SlurmController:
-    """The cluster."""
+    """One emulated cluster: its queue, its nodes, its jobs."""
 
     def __init__(self, folder: Path, cluster: str, nodes: Sequence[Node], first_job: int, kill_wait_s: float) -> None:
         self.folder = folder

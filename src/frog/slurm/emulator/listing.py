@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from frog.slurm.emulator.commandline import CommandLine, parse_command_line
 from frog.slurm.emulator.job import CANCELLED, COMPLETED, FAILED, SHORT_STATES, TIMEOUT, is_called
 from frog.slurm.emulator.notation import compress_hosts, compress_numbers, write_elapsed, write_moment
-from frog.slurm.emulator.plain import Plain, parse_plain
 from frog.slurm.emulator.refusal import SlurmRefusal, unknown
 from frog.slurm.emulator.wire import Client
 
@@ -60,7 +60,7 @@ _JOB_COLUMNS: dict[str, Column] = {
 
 def squeue(client: Client, words: Sequence[str]) -> int:
     """List the jobs that have not ended; with --states also others."""
-    given = parse_plain(
+    given = parse_command_line(
         "squeue",
         words,
         {"noheader": "h-", "array": "r-", "all": "a-", "me": ".-", "jobs": "j=", "name": "n=", "states": "t=",
@@ -79,7 +79,7 @@ def squeue(client: Client, words: Sequence[str]) -> int:
     return 0
 
 
-def _check_names(given: Plain, jobs: Sequence[Row]) -> None:
+def _check_names(given: CommandLine, jobs: Sequence[Row]) -> None:
     """One job that there is not is a mistake; of several those are shown that there are."""
     names = (given.options["jobs"] or "").split(",") if "jobs" in given.options else []
     for name in names:
@@ -89,7 +89,7 @@ def _check_names(given: Plain, jobs: Sequence[Row]) -> None:
         raise SlurmRefusal("slurm_load_jobs error: Invalid job id specified", plain=True)
 
 
-def _is_wanted(job: Row, given: Plain) -> bool:
+def _is_wanted(job: Row, given: CommandLine) -> bool:
     options = given.options
     if "jobs" in options and not any(_is_called(job, name) for name in (options["jobs"] or "").split(",")):
         return False
@@ -177,7 +177,7 @@ _SINFO, _SINFO_NODES = "%9P %.5a %.10l %.6D %.6t %N", "%N %.6D %.9P %6t"
 
 def sinfo(client: Client, words: Sequence[str]) -> int:
     """List the nodes: together by state, or with --Node each by itself."""
-    given = parse_plain("sinfo", words, {"noheader": "h-", "Node": "N-", "format": "o="})
+    given = parse_command_line("sinfo", words, {"noheader": "h-", "Node": "N-", "format": "o="})
     if given.words:
         raise unknown(f"{given.words[0]!r} after sinfo")
     found = client.ask("look")

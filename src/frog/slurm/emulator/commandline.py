@@ -10,14 +10,14 @@ from frog.slurm.emulator.refusal import SlurmRefusal
 
 
 @dataclass(frozen=True)
-class Plain:
+class CommandLine:
     """What a command line says."""
 
     options: dict[str, str | None]
     words: list[str]
 
 
-def parse_plain(program: str, words: Sequence[str], known: Mapping[str, str]) -> Plain:
+def parse_command_line(program: str, words: Sequence[str], known: Mapping[str, str]) -> CommandLine:
     """Read a command line. `known` maps an option to its letter (or a point) and `=` if it takes a value, else `-`.
 
     Raises:  SlurmRefusal that names an option which is not known.
@@ -37,4 +37,4 @@ def parse_plain(program: str, words: Sequence[str], known: Mapping[str, str]) ->
     for word, value in found:
         name = by_letter[word] if word in by_letter else word[2:]
         options[name] = value if known[name][1] == "=" else None
-    return Plain(options, rest)
+    return CommandLine(options, rest)
