@@ -111,8 +111,8 @@ def test_peft_computes_the_same_outputs_and_gradients(base: TinyTransformer, lor
 
 def test_frog_reads_what_peft_saved(base: TinyTransformer, lora: LoraConfig, tmp_path: Path) -> None:
     targets = list(ALL) if lora.targets == ("all",) else list(lora.targets)
-    wish = PeftConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, task_type="CAUSAL_LM")
-    theirs = get_peft_model(in_transformers(base, tmp_path / "base"), wish)
+    peft_config = PeftConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, task_type="CAUSAL_LM")
+    theirs = get_peft_model(in_transformers(base, tmp_path / "base"), peft_config)
     with torch.no_grad():
         for parameter in theirs.parameters():
             if parameter.requires_grad:

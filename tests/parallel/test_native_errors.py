@@ -1,4 +1,4 @@
-"""What the native strategies refuse before anything starts, and how they tell a failure inside torch."""
+"""What the native strategies refuse before anything starts, and how they report a failure inside torch."""
 
 from __future__ import annotations
 

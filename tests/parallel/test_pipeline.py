@@ -64,8 +64,8 @@ def gradients_of_one(model: TinyTransformer, batch: Batch) -> tuple[Tensor, dict
     return total, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-class Told:
-    """Stands for a data-parallel strategy: writes down what it is told, and which gradients came in between."""
+class CallRecorder:
+    """Stands for a data-parallel strategy: writes down which calls it gets, and which gradients came in between."""
 
     def __init__(self, model: nn.Module) -> None:
         self.calls: list[Any] = []
@@ -104,17 +104,17 @@ def test_data_parallelism_hears_each_gradient_once(schedule: str) -> None:
     """What comes after `last` is the parameter's last gradient; a deferred weight's hook runs in W alone."""
     axis = axis_of_one()
     model = build_stages(small_model(), axis)
-    told = Told(model)
+    recorder = CallRecorder(model)
     line = Pipeline(Stages(model, axis), axis, make_schedule(schedule, 1, 3))
-    line.run(batch_of(3), lambda loss: loss, data=cast(DataParallel, told))
+    line.run(batch_of(3), lambda loss: loss, data=cast(DataParallel, recorder))
     names = {name for name, _ in model.named_parameters()}
     for name in names:
-        heard = [last for last, came in told.calls for other in came if other == name]
+        heard = [last for last, came in recorder.calls for other in came if other == name]
         assert heard == [False, False, True], name
     if schedule == "zero_bubble":
-        assert [last for last, _ in told.calls] == [False, False, False, False, True, True]
+        assert [last for last, _ in recorder.calls] == [False, False, False, False, True, True]
         projections = {name for name in names if "_proj" in name}
-        assert all(set(came) == projections for _, came in told.calls[1::2])
+        assert all(set(came) == projections for _, came in recorder.calls[1::2])
 
 
 class Sentinel:

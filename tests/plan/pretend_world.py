@@ -1,4 +1,4 @@
-"""A world of which only one rank is there: its collectives move nothing, but are told to the recorder as ever.
+"""A world of which only one rank is there: its collectives move nothing, but are recorded as ever.
 
 Each gives back what the real one would if all ranks held the same, so that shapes, sizes and finite numbers are right.
 """
@@ -28,10 +28,10 @@ class Recorder:
     """Writes down every collective."""
 
     def __init__(self) -> None:
-        self.told: list[CollectiveEvent] = []
+        self.recorded: list[CollectiveEvent] = []
 
     def __call__(self, op: str, axis: str, payload_bytes: int) -> Recorder:
-        self.told.append(
+        self.recorded.append(
             CollectiveEvent(
                 step=1, op=op, axis=axis, payload_bytes=payload_bytes, seq=0, start_ns=0, end_ns=0, wait_ns=0
             )
@@ -103,7 +103,7 @@ def take_step(config: RunConfig, world_size: int, rank: int) -> tuple[list[Colle
     strategy.norm()
     strategy.step(torch.amp.GradScaler("cpu", enabled=False))
     strategy.zero()
-    return recorder.told, memory_fields(strategy, meter.peak_bytes)
+    return recorder.recorded, memory_fields(strategy, meter.peak_bytes)
 
 
 def _span(phase: Any, micro: int = 0, /) -> AbstractContextManager[None]:

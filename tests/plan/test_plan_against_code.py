@@ -63,8 +63,8 @@ def test_experts_that_are_shared_out(name: str) -> None:
 
 def hold_against_formulas(run: RunConfig, world: int) -> None:
     for rank in (0, world - 1):
-        told, held = take_step(run, world, rank)
-        found = compare_step(run, world, rank, told)
+        recorded, held = take_step(run, world, rank)
+        found = compare_step(run, world, rank, recorded)
         assert problems(found, world) == []
         for one in found:
             if one.expected and one.op != "all_reduce":  # all-reduces also carry numbers that ranks agree on
@@ -95,9 +95,9 @@ def test_memory_of_one_process(model: ModelConfig, checkpointing: bool) -> None:
 
 def test_a_forgotten_collective_is_told() -> None:
     run = config(False, MODEL, name="zero3")
-    told, _ = take_step(run, 4, 1)
-    found = problems(compare_step(run, 4, 1, [one for one in told if one.op != "reduce_scatter"]), 4)
+    recorded, _ = take_step(run, 4, 1)
+    found = problems(compare_step(run, 4, 1, [one for one in recorded if one.op != "reduce_scatter"]), 4)
     assert len(found) == 1
     assert found[0].startswith("reduce_scatter over dp: 0 bytes in 0 messages")
-    twice = problems(compare_step(run, 4, 1, [*told, *told]), 4)
+    twice = problems(compare_step(run, 4, 1, [*recorded, *recorded]), 4)
     assert {text.split(":")[0] for text in twice} == {"all_gather over dp", "reduce_scatter over dp"}

@@ -106,12 +106,12 @@ def test_the_command_prints_the_comparison(tmp_path: Path, capsys: pytest.Captur
 
 def test_the_command_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(tmp_path, "--world", "2", "--json", "--global-batch", "6", "--sequence-length", "32") == 0
-    told: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert (told["world_size"], told["global_batch_size"], told["sequence_length"]) == (2, 6, 32)
-    first = told["strategies"][0]
+    printed: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert (printed["world_size"], printed["global_batch_size"], printed["sequence_length"]) == (2, 6, 32)
+    first = printed["strategies"][0]
     assert first["name"] == "ddp"
-    assert first["sent_bytes"] == 4 * told["num_parameters"]
-    assert first["memory"]["optimizer"] == 8 * told["num_parameters"]
+    assert first["sent_bytes"] == 4 * printed["num_parameters"]
+    assert first["memory"]["optimizer"] == 8 * printed["num_parameters"]
 
 
 def test_a_run_file_brings_its_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

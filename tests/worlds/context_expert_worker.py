@@ -73,7 +73,7 @@ def error(actual: Tensor, expected: Tensor, rtol: float = 1e-5) -> float:
 
 
 class Recorder:
-    """Adds up what is told of collectives."""
+    """Adds up what is reported of collectives."""
 
     def __init__(self) -> None:
         self.payload_bytes: Counter[str] = Counter()

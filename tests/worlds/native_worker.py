@@ -149,11 +149,11 @@ OPTIMIZER = OptimizerConfig(
 
 
 def hooks(world: World) -> dict[str, Any]:
-    """Twelve steps on one batch under each communication hook, with what it told the events."""
+    """Twelve steps on one batch under each communication hook, with what it reported to the events."""
     found: dict[str, Any] = {}
     for compression in ("off", "fp16", "bf16", "powersgd"):
-        told: list[Note] = []
-        world.report_to(lambda op, axis, payload_bytes, told=told: Note(told, op, axis, payload_bytes))
+        reported: list[Note] = []
+        world.report_to(lambda op, axis, payload_bytes, reported=reported: Note(reported, op, axis, payload_bytes))
         one = case(compression, bucket_mb=0.02, compression=compression)
         strategy = build(one, world)
         assert isinstance(strategy, torch_ddp.TorchDDP)
@@ -161,9 +161,9 @@ def hooks(world: World) -> dict[str, Any]:
         losses: list[float] = []
         spans: list[Any] = []
         for _ in range(12):
-            before = len(told)
+            before = len(reported)
             losses.append(take_step(strategy, one, 1, partial(spanned, spans)))
-        last = [note for note in told[before:] if note.axis == "dp" and note.op == "all_reduce"]
+        last = [note for note in reported[before:] if note.axis == "dp" and note.op == "all_reduce"]
         memory = getattr(strategy.hook.state, "error_dict", {})
         found[compression] = {
             "losses": losses,
@@ -187,10 +187,10 @@ def spanned(spans: list[Any], phase: str, micro: int = 0) -> Iterator[None]:
 class Note:
     """A collective, written down."""
 
-    def __init__(self, told: list[Note], op: str, axis: str, payload_bytes: int) -> None:
+    def __init__(self, reported: list[Note], op: str, axis: str, payload_bytes: int) -> None:
         self.op, self.axis, self.payload_bytes, self.wait_ns = op, axis, payload_bytes, -1
         self.start_ns, self.end_ns = time.monotonic_ns(), -1
-        told.append(self)
+        reported.append(self)
 
     def done(self, end_ns: int, wait_ns: int) -> None:
         self.end_ns, self.wait_ns = end_ns, wait_ns

@@ -1,4 +1,4 @@
-"""The native implementations equal one process, hand their state on, and tell what they send."""
+"""The native implementations equal one process, hand their state on, and report what they send."""
 
 from __future__ import annotations
 

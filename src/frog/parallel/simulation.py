@@ -65,10 +65,10 @@ def simulate(
 
 def _peak(schedule: Schedule, rank: int) -> int:
     change = Counter({"F": 1, "W" if schedule.splits_backward else "B": -1})
-    held = peak = 0
+    in_flight = peak = 0
     for action in schedule.ranks[rank]:
-        held += change[action.kind]
-        peak = max(peak, held)
+        in_flight += change[action.kind]
+        peak = max(peak, in_flight)
     return peak
 
 

@@ -30,9 +30,9 @@ def build_stages(model: TinyTransformer, pp: Axis, virtual_stages: int = 1) -> T
     Raises:  ConfigError if there are fewer layers than stages.
     """
     shares = stage_layers(model.config.num_hidden_layers, pp.size * virtual_stages)
-    held = [layer for share in shares[pp.rank :: pp.size] for layer in share]
+    own = [layer for share in shares[pp.rank :: pp.size] for layer in share]
     is_first, is_last = pp.rank == 0, pp.rank == pp.size - 1
-    model.layers = nn.ModuleDict({str(layer): model.layers[layer] for layer in held})  # type: ignore[assignment]
+    model.layers = nn.ModuleDict({str(layer): model.layers[layer] for layer in own})  # type: ignore[assignment]
     if not is_first and not (is_last and model.config.tie_word_embeddings):
         del model.embed_tokens
     if not is_last:
