@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from mutations import held_to_its_schema
+from small_manifest import SMALL
 
 from frog.core.errors import LaunchError
 from frog.core.schema import read_typed, write_typed
 from frog.kubernetes import enter
 from frog.kubernetes.controller import Outcome
 from frog.kubernetes.enter import PodSpec
+from frog.kubernetes.manifest import read_manifest
 from frog.kubernetes.rootfs import Mount
+from frog.kubernetes.yamltext import load_documents
 
 
 def test_what_a_pod_is_made_of(tmp_path: Path) -> None:
@@ -22,6 +26,13 @@ def test_what_a_pod_is_made_of(tmp_path: Path) -> None:
     held_to_its_schema(path, lambda: PodSpec.read(path))
     path.write_text("{}")
     assert enter.main(["start", str(path)]) == 128
+
+
+def test_manifests(tmp_path: Path) -> None:
+    """JSON is YAML too."""
+    path = tmp_path / "k8s.yaml"
+    path.write_text(json.dumps(*load_documents(SMALL)))
+    held_to_its_schema(path, lambda: read_manifest(path))
 
 
 def test_what_came_of_a_job(tmp_path: Path) -> None:

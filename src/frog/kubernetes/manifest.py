@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from frog.core.schema import read_bounded, shortened
 from frog.kubernetes.fields import Fields, ManifestError
 from frog.kubernetes.names import is_key
 from frog.kubernetes.podspec import PodTemplate, read_template
@@ -91,7 +92,7 @@ def read_manifest(path: Path, extra: Sequence[str] = ()) -> Manifest:
     Raises:  ManifestError with every mistake of the file.
     """
     try:
-        text = path.read_text()
+        text = read_bounded(path, ManifestError).decode()
         documents = load_documents(text)
     except (OSError, UnicodeDecodeError) as error:
         raise ManifestError(f"{path}: cannot be read: {error}") from None
@@ -104,7 +105,7 @@ def read_manifest(path: Path, extra: Sequence[str] = ()) -> Manifest:
     if problems:
         count = f"{len(problems)} mistakes" if len(problems) > 1 else "a mistake"
         raise ManifestError(
-            f"{path}: {count}\n" + "\n".join(f"  - {problem}" for problem in problems),
+            f"{path}: {count}\n" + "\n".join(f"  - {shortened(problem, 500)}" for problem in problems),
             "correct the lines above; nothing was started",
         )
     manifest.text = text

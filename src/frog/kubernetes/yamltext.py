@@ -37,6 +37,8 @@ def load_documents(text: str) -> list[Any]:
         return [document for document in yaml.load_all(text, Loader=StrictLoader) if document is not None]
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from None
+    except RecursionError:
+        raise ValueError("nested too deep to be read") from None
 
 
 def scalar(value: object) -> str:
