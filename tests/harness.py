@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-import pytest
-
 from frog.core.runfolder import RunFolder
 from frog.events import RecordedRun, read_run
 from frog.events.schema import StepEvent
+from frog.launch.harness import all_gone, kill_tree, run_to_end, tree, wait_until
+
+__all__ = ["MODEL", "RUN_FILE", "Harness", "all_gone", "kill_tree", "run_to_end", "set_words", "tree", "wait_until"]
 
 BIN = Path(sys.executable).parent
 MODEL = {
@@ -73,12 +70,7 @@ class Harness:
     def run(self, *words: str, code: int = 0, timeout: float = 120, **options: Any) -> subprocess.CompletedProcess[str]:
         """Run a command to its end, which must have the exit code `code`, within a deadline that ends its world too."""
         process = self.start(*words, **options)
-        try:
-            out, err = process.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            kill_tree(process)
-            out, err = process.communicate()
-            pytest.fail(f"{' '.join(words)}: no end within {timeout} s\n{out}\n{err}")
+        out, err = run_to_end(process, timeout)
         done = subprocess.CompletedProcess(words, process.returncode, out, err)
         assert done.returncode == code, f"{' '.join(words)}: exit code {done.returncode}\n{out}\n{err}"
         return done
@@ -111,43 +103,3 @@ class Harness:
             return folder.event_ranks() != [] and step in read_run(folder).main.by_step(StepEvent)
 
         wait_until(taken, timeout, f"step {step} of {name}", process)
-
-
-def wait_until(
-    true: Callable[[], bool], timeout: float, what: str, process: subprocess.Popen[str] | None = None
-) -> None:
-    """Poll until something is true; fail at the deadline, or if the process that should bring it about has ended."""
-    deadline = time.monotonic() + timeout
-    while not true():
-        if process is not None and process.poll() is not None and not true():
-            pytest.fail(f"waiting for {what}: the process ended with {process.returncode}\n{process.communicate()}")
-        if time.monotonic() > deadline:
-            pytest.fail(f"waiting for {what}: not within {timeout} s")
-        time.sleep(0.02)
-
-
-def tree(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    """The process and all that it has started."""
-    root = psutil.Process(process.pid)
-    return [root, *root.children(recursive=True)]
-
-
-def kill_tree(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    """SIGKILL a whole world at once."""
-    family = tree(process)
-    for member in family:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            member.kill()
-    return family
-
-
-def all_gone(family: list[psutil.Process]) -> bool:
-    """Whether none of these processes runs any more."""
-    return not any(map(_runs, family))
-
-
-def _runs(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:  # it was waited for between the two questions
-        return False

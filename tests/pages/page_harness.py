@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from harness import Harness
+from harness import Harness, run_to_end
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 TINY = ("--data", "rhymes", "--config", "config.json", "--sequence-length", "16")
@@ -35,12 +35,7 @@ class PageHarness(Harness):
 
 def finish(process: subprocess.Popen[str], code: int, timeout: float = 60) -> tuple[str, str]:
     """Wait for a process, which must end with this exit code in time; what it wrote."""
-    try:
-        out, err = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        out, err = process.communicate()
-        raise AssertionError(f"no end within {timeout} s\n{out}\n{err}") from None
+    out, err = run_to_end(process, timeout)
     assert process.returncode == code, f"exit code {process.returncode}, not {code}\n{out}\n{err}"
     return out, err
 

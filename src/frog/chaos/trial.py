@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
-import select
 import shutil
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,19 +15,16 @@ from pathlib import Path
 from frog.chaos.oracle import Oracle, diagnosis_problems, recovery_problems, resume_problems, resumed_from
 from frog.chaos.sandbox import met_faults, write_faults
 from frog.config.faults import KINDS, Fault
-from frog.core.env import child_env
-from frog.core.processes import is_alive, kill_group
+from frog.core.processes import is_alive
 from frog.core.runfolder import RunFolder
 from frog.diagnose.diagnosis import Diagnosis
 from frog.diagnose.rules import diagnose
 from frog.events.launcher_schema import AnyLauncherEvent, WorldEvent
 from frog.events.read import read_launcher
+from frog.launch.harness import Program
 
 _LAST_S = 10.0
 """How long processes, once their launcher has ended, may take to be gone."""
-
-_TORCHS_CACHE = "torchinductor_"
-"""In the temporary folder torch keeps what it has compiled, for all processes and for ever."""
 
 _STOP_S = 60.0
 """How long a trial that is interrupted may take to end by itself."""
@@ -154,63 +148,33 @@ class Launch:
         self._setting, self._changes = setting, changes
         world = [*setting.world, "--deadline", f"{setting.deadline_s:g}", "--restarts", str(restarts)]
         self._command = [sys.executable, "-m", "frog.cli", "run", *world, "--", *words]
-        self._temporary = scratch / "tmp"
-        self._log = scratch / "output.txt"
+        self._scratch = scratch
         self.code: int | None = None
         self.output, self.end_s = "", 0.0
         self.problems: list[str] = []
 
     def run(self, folder: RunFolder) -> None:
         """Run it to its end, or to its deadline; note what is left of it."""
-        self._temporary.mkdir(exist_ok=True)
         before = len(read_launcher(folder).events)
-        reading, writing = os.pipe()
-        process = None
-        try:
-            with open(self._log, "wb") as log:
-                process = subprocess.Popen(
-                    self._command,
-                    env=child_env(TMPDIR=str(self._temporary), **self._changes),
-                    stdin=writing,  # agents and ranks inherit it, so it closes when the last of them has gone
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
-            os.close(writing)
-            self._wait(process)
+        with Program(self._command, self._scratch, self._changes) as program:
+            try:
+                self.code = program.wait(self._setting.end_s)
+            except KeyboardInterrupt:
+                program.end(_STOP_S)
+                raise
+            if self.code is None:
+                self.problems.append(f"no end within {self._setting.end_s:.0f} s")
+                program.end()
             self.end_s = time.time()
-            all_gone = bool(select.select([reading], [], [], _LAST_S)[0])
-        except KeyboardInterrupt:
-            if process is not None:
-                self._end(process, _STOP_S)
-            raise
-        finally:
-            os.close(reading)
-        self.output = self._log.read_text(errors="replace")
+            all_gone = program.all_gone(_LAST_S)
+        self.output = program.output
         events = read_launcher(folder).events[before:]
         if not all_gone:
             alive = [str(pid) for pid in _pids(events) if is_alive(pid)]
             self.problems.append(f"processes left behind: {', '.join(alive) or 'of unknown number'}")
-        left = (path.name for path in self._temporary.iterdir() if not path.name.startswith(_TORCHS_CACHE))
-        self.problems += [f"left behind: {name}" for name in left]
+        self.problems += [f"left behind: {name}" for name in program.left_files()]
         if "network" not in " ".join(self._setting.world):
             self.problems += _ports_left(events)
-
-    def _wait(self, process: subprocess.Popen[bytes]) -> None:
-        try:
-            self.code = process.wait(timeout=self._setting.end_s)
-        except subprocess.TimeoutExpired:
-            self.problems.append(f"no end within {self._setting.end_s:.0f} s")
-            self._end(process, 0)
-
-    def _end(self, process: subprocess.Popen[bytes], grace_s: float) -> None:
-        """Ask it to stop, then kill it: its ranks end when it is gone."""
-        process.terminate()
-        try:
-            process.wait(timeout=grace_s)
-        except subprocess.TimeoutExpired:
-            kill_group(process.pid)
-            process.wait()
 
 
 def _pids(events: Sequence[AnyLauncherEvent]) -> list[int]:
