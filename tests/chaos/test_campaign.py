@@ -307,6 +307,21 @@ def test_what_torch_does_inside_a_pass_cannot_be_altered(tmp_path: Path) -> None
         assert phases == ({"backward"} if implementation == "torch" else {"backward", "reduce"})
 
 
+def test_faults_are_aimed_at_messages_where_they_can_be_found(tmp_path: Path) -> None:
+    """Not in a rank's first step; nor at the size of what is sent, since gloo takes a message that is too short."""
+    events = [event("start", node_rank=0)]
+    for step in (1, 2):
+        for number, (phase, op) in enumerate({"forward": "send", "backward": "recv"}.items()):
+            at = {"step": step, "start_ns": 100 * step + 10 * number, "end_ns": 100 * step + 10 * number + 3}
+            behind = {**at, "start_ns": at["end_ns"] + 1, "end_ns": at["end_ns"] + 2}
+            events += [event("span", phase=phase, **at), event("collective", op=op, **behind)]
+    folder = folder_of(tmp_path / "run", events)
+    write_json(folder.run_json, run_json(config={"strategy": {"implementation": "frog"}}))
+    oracle = read_oracle(folder)
+    aimed = {name: {(f.step, f.phase) for f in oracle.everywhere([name], 1)} for name in ("missing", "shape")}
+    assert aimed == {"missing": {(2, "forward"), (2, "backward")}, "shape": {(2, "backward")}}
+
+
 @pytest.mark.parametrize(
     ("fault", "told", "words"),
     [

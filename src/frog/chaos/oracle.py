@@ -22,7 +22,8 @@ _RTOL = 1e-5
 _SLOW_S = 2.0
 """What a campaign's slow phase takes longer. Of one or two late steps the diagnosis asks three times all else."""
 
-_ALTERABLE = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send", "recv", "send_recv")
+_MESSAGES = ("send", "recv", "send_recv")
+_ALTERABLE = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", *_MESSAGES)
 """Operations that a rank can leave out or do with another tensor: those that `Axis.alter` is asked about."""
 
 
@@ -89,12 +90,22 @@ class Oracle:
         """Where a fault of that kind can be."""
         places = [place for place in self.places if place.phase in KINDS[name].phases]
         if name in ("shape", "missing"):
-            places = [place for place in places if place.alterable is not None]
+            places = [place for place in places if place.alterable is not None and self._shows(name, place)]
         if name == "nan" and self.native:
             places = [place for place in places if place.phase == "backward"]
         if not places:
             raise RunError(f"{name}: the undisturbed run has no place for it", "--kinds leaves it out")
         return places
+
+    def _shows(self, name: str, place: Place) -> bool:
+        """Whether a fault there can be found.
+
+        Of a rank's first messages nobody knows how they should have been; one that is too short gloo takes as it is.
+        """
+        if place.alterable not in _MESSAGES:
+            return True
+        first = min(other.step for other in self.places if (other.rank, other.phase) == (place.rank, place.phase))
+        return place.step > first and (name, place.alterable) != ("shape", "send")
 
     def next_collective(self, fault: Fault) -> Place | None:
         """Where the rank next speaks to others: from the fault on, or, of a checkpoint, from when it is whole."""

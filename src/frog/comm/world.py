@@ -29,15 +29,16 @@ class World:
     env: WorldEnv
     device: torch.device
     timeout_s: float
-    backend: Backend = field(kw_only=True, default=None)  # type: ignore[assignment]
-    """What carries the collectives; if none is given, what fits the device."""
+    requested_backend: str = field(kw_only=True, default="auto")
     _recorder: list[Recorder] = field(default_factory=lambda: [Silent()])
     """One place that all axes look at, so that the events can take it over at any time."""
     _groups: list[Any] = field(default_factory=list)
     """torch's groups behind the axes of this rank."""
 
-    def __post_init__(self) -> None:
-        self.backend = self.backend or choose_backend("auto", self.device)
+    @functools.cached_property
+    def backend(self) -> Backend:
+        """What carries the collectives. Raises UsageError if the one that was asked for does not fit the device."""
+        return choose_backend(self.requested_backend, self.device)
 
     @property
     def rank(self) -> int:
@@ -164,11 +165,12 @@ def join_world(env: WorldEnv, device: torch.device, timeout_s: float, backend: s
 
     Raises:  CommError if the world does not come together in time; UsageError if the backend does not fit the device.
     """
-    chosen = choose_backend(backend, device)
+    world = World(env, device, timeout_s, requested_backend=backend)
+    chosen = world.backend  # one that does not fit is refused also where nothing is started
     if env.world_size > 1:
         with explained_rendezvous(chosen, env):
             chosen.start(env, device, timeout_s)
-    return World(env, device, timeout_s, backend=chosen)
+    return world
 
 
 @contextmanager

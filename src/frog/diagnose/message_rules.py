@@ -1,7 +1,7 @@
 """Rules about messages between two ranks, or round a ring: sends, receives and shifts, the same ones in every step.
 
 What two ranks say to each other nobody else sees, and a message of the wrong size need not fail anywhere. But a rank
-begins the same ones in the same order in every step, so each is compared with what it did itself in the step before.
+begins the same ones in the same order in every step, so each step is compared with the rank's own first one.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _LAST_WITH_MESSAGES = PHASES.index("backward")
 
 @dataclass(frozen=True)
 class Deviation:
-    """Where a rank's messages in a step first differ from those of its step before."""
+    """Where a rank's messages in a step first differ from those of its first step."""
 
     rank: int
     kind: str
     """shape, extra or missing."""
     step: int
     expected: CollectiveCall | None
-    """What it did there in the step before."""
+    """What it did there in its first step."""
     found: CollectiveCall | None
     """What it did here."""
 
@@ -40,16 +40,16 @@ class Deviation:
 
 
 def off_pattern(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
-    """A rank sent or received otherwise than in its step before."""
+    """A rank sent or received otherwise than in its first step."""
     found = [one for rank in case.ranks if (one := _first_deviation(rank, calls.of(rank))) is not None]
     if not found:
         return None
     first = min(found, key=lambda one: one.step)
     rank, call = first.rank, first.call
     findings = {
-        "shape": f"rank {rank} began {first.found}, in every other step {first.expected}: a tensor of the wrong size",
-        "missing": f"rank {rank} left out {first.expected}, which it began in the step before: a message too few",
-        "extra": f"rank {rank} began {first.found}, which it did not in the step before: a message too many",
+        "shape": f"rank {rank} began {first.found}, in the steps before {first.expected}: a tensor of the wrong size",
+        "missing": f"rank {rank} left out {first.expected}, which it began in the steps before: a message too few",
+        "extra": f"rank {rank} began {first.found}, which it did not in the steps before: a message too many",
     }
     lines = [
         note(case.attempt.unix_ns(rank, one.mono_ns), f"rank {rank}", f"began {one} in step {one.step}", one.file)
