@@ -5,18 +5,25 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
 import pytest
-from two_halves import ENTRY
+import torch
+from two_halves import ENTRY, TwoHalves
 
+from frog.comm import join_world
 from frog.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, TrainConfig
 from frog.config.strategies import AXES, DATA_STRATEGIES, DataStrategyEntry, StrategyEntry, find_strategy
+from frog.core.env import world_env
+from frog.model import TinyTransformer
+from frog.parallel.build import build_mesh, build_strategy
 from frog.plan.memory import step_memory
 from frog.plan.strategies import compare_strategies, describe
 from frog.plan.traffic import step_traffic
 from frog.prove.matrix import DEFAULT_VARIANTS, IMPLEMENTATIONS, SMALL_MODEL, Cell, cells, proofs
+from frog.prove.rank import make_optimizer
 
 PAGE = Path(__file__).parents[2] / "docs" / "strategies.md"
 CONFIG = Path(__file__).parents[2] / "config"
@@ -122,6 +129,14 @@ def test_the_proof_has_it_in_every_world(added: RunConfig) -> None:
     found = list(cells(SMALL_MODEL, [1, 2, 4], ["frog"], DEFAULT_VARIANTS, [ENTRY.name]))
     assert [cell.world_size for cell in found if isinstance(cell, Cell)] == [1, 1, 2, 2, 4, 4]
     assert unproved(ENTRY) == []
+
+
+def test_it_may_leave_the_ranks_to_themselves_in_some_steps(added: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TwoHalves, "reduces", lambda self, step: step % 3 == 0)
+    run = replace(added, model=SMALL_MODEL)
+    world = join_world(world_env(), torch.device("cpu"), timeout_s=1)
+    strategy = build_strategy(run, build_mesh(run, world), TinyTransformer(run.model), make_optimizer)
+    assert [strategy.reduces(step) for step in range(1, 7)] == [False, False, True, False, False, True]
 
 
 def test_what_is_missing_is_named(added: RunConfig) -> None:

@@ -61,6 +61,10 @@ class DataParallel(ABC):
     def after_backward(self) -> None:
         """It has ended."""
 
+    def reduces(self, step: int) -> bool:
+        """Whether `finish` is for this step; in others each rank goes on by itself."""
+        return True
+
     @abstractmethod
     def finish(self, tail: Tensor | None = None) -> bool:
         """Finish averaging. `tail`, a few numbers, is summed along if that costs nothing: return whether it was."""

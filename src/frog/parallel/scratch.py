@@ -90,6 +90,9 @@ class FromScratch(Strategy):
         for group in self.groups:
             group.data.after_backward()
 
+    def reduces(self, step: int) -> bool:
+        return all(group.data.reduces(step) for group in self.groups)
+
     def reduce(self, loss: Tensor, stop: bool) -> Agreement:
         dense, grads = self.groups[0].data, [group.data.local_gradient() for group in self.groups]
         own = [grad for grad in grads if grad is not None]
