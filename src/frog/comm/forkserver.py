@@ -14,7 +14,8 @@ What makes this safe, and where it is not done:
   started as a new program, as torchrun does it.
 - A script may change its environment before it imports torch. So scripts are new programs too; Frog's own do not, and
   are forked. FROG_START=spawn or =fork decides for both.
-- `os.fork` in a process that has loaded torch is known to work on Linux; nothing is forked elsewhere.
+- `os.fork` in a process that has loaded torch is known to work on Linux; nothing is forked elsewhere, nor where torch
+  was built for GPUs: a driver that was asked for anything does not survive a fork, and here is none to try it with.
 
 A rank is to find itself as it would otherwise: a child of the agent, leading a session of its own, with its arguments,
 its environment and nothing open but stdin, stdout and stderr. It becomes the agent's child by being forked twice: the

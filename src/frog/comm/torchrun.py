@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed.elastic.multiprocessing.api as multiprocessing_api
 import torch.distributed.launcher.api as launcher_api
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
@@ -104,7 +105,8 @@ def _fork_ranks(args: argparse.Namespace) -> None:
     """Have ranks forked, if they may be. Nothing in this process may have started a thread yet."""
     method = start_method()
     own = args.module and args.training_script.startswith("frog.")
-    if method == "spawn" or args.no_python or not (own or method == "fork"):
+    for_gpus = torch.version.cuda or torch.version.hip  # a forked process has no GPU if its parent ever asked for one
+    if method == "spawn" or args.no_python or not (method == "fork" or (own and not for_gpus)):
         return
     server = start_fork_server(args.training_script if args.module else None)
     if server is not None:
