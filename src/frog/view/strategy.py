@@ -64,6 +64,8 @@ class Seen:
     """The last one that all of them took."""
     has_formula: bool
     """Whether the configuration can be in this world at all."""
+    trains_all: bool
+    """Not so in a fine-tuning, of whose memory no formula knows."""
 
 
 def strategy_section(run: RunFile, history: History) -> dict[str, Any] | None:
@@ -116,7 +118,7 @@ def _look(run: RunFile, history: History) -> Seen | None:
     if not ranks:
         return None
     step = min(recent.steps[-1] for recent in ranks)
-    return Seen(history, config, world_size, segment, ranks, step, has_formula)
+    return Seen(history, config, world_size, segment, ranks, step, has_formula, run.finetune is None)
 
 
 def _recent(own: RankHistory, segment: int, place: dict[str, int]) -> Recent:
@@ -197,7 +199,7 @@ def _memory(seen: Seen) -> dict[str, Any] | None:
 
 
 def _part(seen: Seen, recent: Recent, part: str, event: MemoryEvent) -> dict[str, Any]:
-    known = seen.has_formula and (part != "activations" or _activations_have_formula(seen))
+    known = seen.has_formula and seen.trains_all and (part != "activations" or _activations_have_formula(seen))
     expected = getattr(step_memory(seen.config, seen.world_size, recent.rank), part) if known else None
     measured = getattr(event, part)
     return {
