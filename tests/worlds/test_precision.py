@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 import pytest
 from harness import Harness
 from many_runs import train_many
@@ -32,28 +29,28 @@ def runs(harness: Harness) -> Harness:
     return harness
 
 
-def steps_of(runs: Harness, name: str, rank: int = 0) -> list[dict[str, Any]]:
+def steps_of(runs: Harness, name: str, rank: int = 0) -> list[StepEvent]:
     return list(runs.events(name).ranks[rank].by_step(StepEvent).values())
 
 
 @pytest.mark.parametrize("name", OVERFLOWING)
 def test_steps_that_overflow_are_left_out_and_halve_the_scale_on_every_rank(runs: Harness, name: str) -> None:
     steps = steps_of(runs, name)
-    assert [(step["loss_scale"], step["skipped"]) for step in steps] == [
-        (step["loss_scale"], step["skipped"]) for step in steps_of(runs, name, rank=1)
+    assert [(step.loss_scale, step.skipped) for step in steps] == [
+        (step.loss_scale, step.skipped) for step in steps_of(runs, name, rank=1)
     ]
     scale = HIGH
     for step in steps:
-        assert step["loss_scale"] == scale
-        assert step["skipped"] == (not math.isfinite(step["grad_norm"]))
-        assert math.isfinite(step["loss_mean"])
-        scale = scale / 2 if step["skipped"] else scale
-    assert [step["skipped"] for step in steps[:4]] == [True] * 4
-    assert [step["skipped"] for step in steps[-3:]] == [False] * 3
+        assert step.loss_scale == scale
+        assert step.skipped == (step.grad_norm is None), "JSON has no number that is not finite"
+        assert step.loss_mean is not None
+        scale = scale / 2 if step.skipped else scale
+    assert [step.skipped for step in steps[:4]] == [True] * 4
+    assert [step.skipped for step in steps[-3:]] == [False] * 3
     checkpoint, _ = find_good(runs.folder(name))
     assert checkpoint is not None
     assert checkpoint.state["scaler"]["scale"] == scale
-    last = max(step["step"] for step in steps if step["skipped"])
+    last = max(step.step for step in steps if step.skipped)
     assert checkpoint.state["scaler"]["_growth_tracker"] == len(steps) - last
 
 
@@ -69,34 +66,34 @@ def test_people_are_told(runs: Harness, name: str) -> None:
     for rank in (0, 1):
         log = runs.folder(name).rank_log(rank).read_text()
         assert "step 1: the gradient overflowed at loss scale 16,777,216" in log
-        assert log.count("overflowed") == sum(step["skipped"] for step in steps_of(runs, name, rank))
+        assert log.count("overflowed") == sum(step.skipped for step in steps_of(runs, name, rank))
     page = runs.folder(name).report_html
     runs.run("frog", "report", f"runs/{name}")
-    num_skipped = sum(step["skipped"] for step in steps_of(runs, name))
+    num_skipped = sum(step.skipped for step in steps_of(runs, name))
     assert f"{num_skipped} of 12 steps overflowed and were left out" in page.read_text()
 
 
 def test_one_rank_alone_may_see_the_overflow(runs: Harness) -> None:
     """Of a tensor that is split, one rank's part overflows and the other's does not: both leave the step out."""
     alone = [
-        first["step"]
+        first.step
         for first, other in zip(*(steps_of(runs, "fp16-tp", rank) for rank in (0, 1)), strict=True)
-        if math.isfinite(first["grad_norm_local"]) != math.isfinite(other["grad_norm_local"])
+        if (first.grad_norm_local is None) != (other.grad_norm_local is None)
     ]
     assert alone
-    assert all(steps_of(runs, "fp16-tp")[step - 1]["skipped"] for step in alone)
+    assert all(steps_of(runs, "fp16-tp")[step - 1].skipped for step in alone)
 
 
 def test_strategies_agree_on_what_they_learn_in_fp16(runs: Harness) -> None:
     """To fp16's rounding: 11 bits of each product."""
-    losses = [[step["loss_mean"] for step in steps_of(runs, name)] for name in OVERFLOWING]
+    losses = [[step.loss_mean for step in steps_of(runs, name)] for name in OVERFLOWING]
     for other in losses[1:]:
         assert other == pytest.approx(losses[0], rel=1e-3)
 
 
 def test_bf16_reaches_the_loss_of_float32(runs: Harness) -> None:
-    exact, rounded = ([step["loss_mean"] for step in steps_of(runs, name)] for name in ("fp32", "bf16"))
+    exact, rounded = ([step.loss_mean for step in steps_of(runs, name)] for name in ("fp32", "bf16"))
     assert rounded != exact
     assert rounded == pytest.approx(exact, rel=1e-2)
     assert exact[-1] < 0.85 * exact[0]
-    assert all(step["loss_scale"] is None for step in steps_of(runs, "bf16"))
+    assert all(step.loss_scale is None for step in steps_of(runs, "bf16"))

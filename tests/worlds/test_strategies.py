@@ -85,7 +85,7 @@ def test_bytes_of_a_step_equal_the_formula(runs: Harness, name: str) -> None:
 def test_memory_is_told(runs: Harness, name: str) -> None:
     for rank in runs.events(f"s-{name}").ranks.values():
         (memory,) = rank.of(MemoryEvent)
-        assert all(memory[part] > 0 for part in ("parameters", "gradients", "optimizer", "activations"))
+        assert all(getattr(memory, part) > 0 for part in ("parameters", "gradients", "optimizer", "activations"))
 
 
 def test_a_run_goes_on_under_another_strategy(runs: Harness) -> None:
