@@ -12,7 +12,7 @@ from frog.explain.notes import read_notes
 
 WHO = {
     "rank": 0, "world_size": 2, "local_rank": 0, "ranks_per_node": 2, "node_rank": 0, "host": "h", "pid": 4,
-    "rendezvous_address": "127.0.0.1:3", "listener": "rank 0", "began_ns": 1, "num_products": 0,
+    "rendezvous_address": "127.0.0.1:3", "listener": "rank 0", "began_ns": 2**60, "num_products": 0,
 }  # fmt: skip
 NOTES = {
     "barrier": {"came_ns": 2, "left_ns": 3},

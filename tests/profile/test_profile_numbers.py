@@ -179,7 +179,7 @@ def test_traces_with_every_key_wrong(tmp_path: Path) -> None:
     """An event that cannot be read is refused, one that means nothing is left out."""
     call = event("aten::mm", 10, 30) | {"args": {"Input Dims": [[2, 3], [3, 4]], "Input type": ["float"]}}
     plain, zipped = tmp_path / "rank_0.trace.json", tmp_path / "rank_1.trace.json.gz"
-    plain.write_text(json.dumps({"traceEvents": [STEP[0], call], "baseTimeNanoseconds": 5}))
+    plain.write_text(json.dumps({"traceEvents": [STEP[0], call], "baseTimeNanoseconds": 1790857026000000000}))
 
     def read() -> None:
         file = read_trace_file(plain)

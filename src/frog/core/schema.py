@@ -41,9 +41,9 @@ class Typed(msgspec.Struct, kw_only=True, frozen=True):
     """The version of the file's field `format`; None: this kind has no such field."""
 
 
-Natural = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
-"""0, 1, 2 … as far as every reader of JSON counts exactly."""
-Positive = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+Natural = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+"""0, 1, 2 … as far as 64 bits count: nanoseconds since 1970 need 61."""
+Positive = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1e300)]
 """A finite number that is not negative; JSON knows no others that are not finite, TOML does."""
 
