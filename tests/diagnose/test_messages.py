@@ -72,7 +72,7 @@ def test_a_step_that_was_broken_off_is_no_deviation(run: FailedRun) -> None:
 def test_evaluation_has_messages_of_its_own(run: FailedRun) -> None:
     for step in (3, 4):
         take(run, step, STEP)
-        run.do(0, step, "evaluate", SENT)
+        run.do(0, step, "evaluate", SENT, SENT)
     run.enter(0, 5, "evaluate")
     run.call(0, SENT)
     run.fail(0, KeyError("pond"))

@@ -15,7 +15,8 @@ from frog.diagnose.diagnosis import Diagnosis, note
 from frog.events.schema import PHASES
 
 _MESSAGES = ("send", "recv", "send_recv")
-_LAST_WITH_MESSAGES = PHASES.index("backward")
+_LAST = {False: PHASES.index("backward"), True: PHASES.index("evaluate")}
+"""The last phase of a step that has messages: of training, and of scoring."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def _first_deviation(rank: int, calls: Sequence[CollectiveCall]) -> Deviation | 
     pattern: dict[bool, list[CollectiveCall]] = {}
     for (step, scoring), own in sorted(messages.items()):
         before = pattern.setdefault(scoring, own)
-        number = _differs_at(before, own, ended=last > (step, _LAST_WITH_MESSAGES))
+        number = _differs_at(before, own, ended=last > (step, _LAST[scoring]))
         if number is not None:
             return Deviation(rank, _kind(before, own, number), step, _at(before, number), _at(own, number))
     return None
