@@ -152,12 +152,15 @@ def test_events(run: RunFolder, capsys: pytest.CaptureFixture[str], name: str, k
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), [("run.json", RunFile), ("record.json", Record), ("heartbeats/rank_1.json", Beat)]
+    ("name", "kind"),
+    [("run.json", RunFile), ("record.json", Record), ("attempt.json", Record), ("heartbeats/rank_1.json", Beat)],
 )
 def test_files(run: RunFolder, capsys: pytest.CaptureFixture[str], name: str, kind: Any) -> None:
     """A damaged file is named, in one form of error; a good run next to it is listed all the same."""
     path, wrong = run.path / name, list[str]()
     make_run(run.path.with_name("good"), Synthetic([(1, 0, 1)], eval_every=None, checkpoint_every=None))
+    if name == "attempt.json":  # how a later start ended
+        path.write_bytes(run.record_json.read_bytes())
     table = json.loads(path.read_text())
     if kind is not Beat:
         held_to_its_schema(path, run.read_run if kind is RunFile else run.read_record)
