@@ -245,5 +245,5 @@ def test_a_signal_that_finds_nothing_to_stop_changes_nothing(run_nodes: RunNodes
 
 
 def test_what_cannot_go_on_is_not_started_again() -> None:
-    with pytest.raises(UsageError, match="finetune begins anew each time"):
-        run_world(Nodes(1, 1, 2), ["finetune", "runs/demo"], Options(restarts=1))
+    with pytest.raises(UsageError, match="prove begins anew each time"):
+        run_world(Nodes(1, 1, 2), ["prove", "cases.json"], Options(restarts=1))
