@@ -77,11 +77,11 @@ def test_what_failed_goes_on(here: Harness, phase: str, monkeypatch: pytest.Monk
 def test_what_was_stopped_goes_on(
     here: Harness, number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The signal comes in the middle of step 4."""
+    """The signal comes in the middle of step 6, and that in the middle of an epoch."""
     name, make = f"stopped-{number.name}", LabelledBatches._batch
 
     def make_and_signal(self: LabelledBatches, step: int, ids: Any) -> Any:
-        if step == 4:
+        if step == 6:
             signal.raise_signal(number)
         return make(self, step, ids)
 
@@ -89,10 +89,10 @@ def test_what_was_stopped_goes_on(
         patch.setattr(LabelledBatches, "_batch", make_and_signal)
         assert tune(here, *WORDS, "--name", name) == 128 + number
     out = capfd.readouterr().out
-    assert f"stopped at step 4, saved at step 4; go on with: frog finetune --resume runs/{name}" in out
+    assert f"stopped at step 6, saved at step 6; go on with: frog finetune --resume runs/{name}" in out
     assert here.record(name)["status"] == "interrupted"
     assert tune(here, "--resume", name) == 0
-    assert "resumed at step 4" in capfd.readouterr().out
+    assert "resumed at step 6" in capfd.readouterr().out
     same(here, name, "tuned")
 
 
