@@ -15,12 +15,12 @@ from frog.comm import join_world
 from frog.core.env import world_env
 from frog.core.processes import leave
 from frog.train import main as program
-from frog.train import setup
+from frog.train import setup, start
 
 world = join_world(world_env(), torch.device("cpu"), timeout_s=60)
 for words in json.loads(Path(sys.argv[1]).read_text()):
     with ExitStack() as kept:
-        kept.enter_context(patch.object(program, "join_world", lambda *args, **kwargs: world))
+        kept.enter_context(patch.object(start, "join_world", lambda *args, **kwargs: world))
         kept.enter_context(patch.object(world, "leave"))
         kept.enter_context(patch.object(setup, "launch_dir", lambda: None))  # where a launch keeps the name of its run
         code = program.main(words)
