@@ -68,6 +68,7 @@ class FailedRun:
         num_nodes: int = 1,
         launcher: bool = True,
         mesh: dict[str, int] | None = None,
+        config: dict[str, dict[str, Any]] | None = None,
     ) -> None:
         self.mesh = mesh
         self.folder, self.num_ranks, self.num_nodes, self.launcher = RunFolder(path), num_ranks, num_nodes, launcher
@@ -75,8 +76,8 @@ class FailedRun:
         self.attempt = -1
         self.now_ns = 1_000_000 * MS
         train = {"steps": 8, "grad_accum": 1, "global_batch_size": 16}
-        config = {"train": train, "eval": {"every": 4}, "checkpoint": {"every": 2}}
-        content = run_json(name=path.name, config=config, num_parameters=PARAMETERS)
+        default = {"train": train, "eval": {"every": 4}, "checkpoint": {"every": 2}}
+        content = run_json(name=path.name, config=default | (config or {}), num_parameters=PARAMETERS)
         write_json(self.folder.run_json, content)
         self.folder.events.mkdir(parents=True)
         if launcher:

@@ -374,6 +374,76 @@ def test_missing_collective_before_one_that_is_due_too(tmp_path: Path) -> None:
     assert place(found(run)) == ("missing", 1, 8, "reduce")
 
 
+TIED = ("reduce", "all_reduce", "tied", 4 * 10 * 8)
+AGREED = ("reduce", "all_reduce", "world", 4 * 2)
+NORM = ("optimize", "all_reduce", "pp", 8)
+
+
+def pipeline(path: Path, steps: int, pp: int = 2, **strategy: str) -> FailedRun:
+    """Ranks of a pipeline, all in the reduction of the step after so many."""
+    config = {"model": {"vocab_size": 10, "hidden_size": 8}, "strategy": strategy}
+    run = FailedRun(path, pp, mesh={"pp": pp, "dp": 1}, config=config)
+    run.start()
+    for step in range(1, steps + 1):
+        for rank in run.ranks:
+            run.do(rank, step, "reduce", *([TIED] if rank in (0, pp - 1) else []), AGREED)
+            run.do(rank, step, "optimize", NORM)
+            run.do(rank, step, "zero")
+    for rank in run.ranks:
+        run.do(rank, steps + 1, "backward")
+        run.enter(rank, steps + 1, "reduce")
+    return run
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+@pytest.mark.parametrize("odd", [0, 1])
+def test_wrong_shape_of_a_tied_embedding(tmp_path: Path, steps: int, odd: int) -> None:
+    run = pipeline(tmp_path / "run", steps)
+    result = unlike(run, odd, ("reduce", "all_reduce", "tied", TIED[3] // 2), TIED)
+    assert place(result) == ("shape", odd, steps + 1, "reduce")
+    assert result.certain
+    assert result.collective == "all_reduce of 160 bytes over tied"
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+@pytest.mark.parametrize("odd", [0, 1])
+def test_a_tied_embedding_left_out(tmp_path: Path, steps: int, odd: int) -> None:
+    """Also in the first step: what comes behind it in the reduction is known."""
+    result = unlike(pipeline(tmp_path / "run", steps), odd, AGREED, TIED)
+    assert place(result) == ("missing", odd, steps + 1, "reduce")
+    assert result.certain
+    assert result.collective == "all_reduce of 320 bytes over tied"
+
+
+def test_a_tied_embedding_comes_last_where_gradients_go_early(tmp_path: Path) -> None:
+    result = unlike(pipeline(tmp_path / "run", 0, name="ddp", reduction="overlapped"), 1, TIED, AGREED)
+    assert place(result) == ("missing", 1, 1, "reduce")
+    assert result.collective == "all_reduce of 8 bytes over world"
+
+
+def test_a_collective_left_out_before_one_as_large_over_another_axis(tmp_path: Path) -> None:
+    """The norm's eight bytes over the pipeline, where the other rank's losses go over the world."""
+    run = pipeline(tmp_path / "run", 0)
+    for rank in run.ranks:
+        run.call(rank, TIED)
+    run.do(1, 1, "reduce")
+    run.enter(1, 1, "optimize")
+    assert place(unlike(run, 1, NORM, AGREED)) == ("missing", 1, 1, "reduce")
+
+
+@pytest.mark.parametrize("odd", [0, 3])
+def test_only_the_ends_of_a_pipeline_have_the_tied_embedding(tmp_path: Path, odd: int) -> None:
+    run = pipeline(tmp_path / "run", 2, pp=4)
+    half = ("reduce", "all_reduce", "tied", TIED[3] // 2)
+    for rank in run.ranks:
+        run.begin(rank, AGREED if rank in (1, 2) else half if rank == odd else TIED)
+    for rank in run.ranks:
+        if rank != odd:
+            run.fail(rank, lost(AGREED if rank in (1, 2) else TIED, rank, 0.2), 0.2)
+    run.exit(odd, -6)
+    assert place(found(run)) == ("shape", odd, 3, "reduce")
+
+
 def test_sizes_of_an_all_to_all_may_differ(run: FailedRun) -> None:
     for rank in run.ranks:
         run.call(rank, ("", "all_to_all", "dp", 100 + rank))

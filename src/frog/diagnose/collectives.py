@@ -18,6 +18,7 @@ from frog.events.schema import PHASES, Beat, CollectiveEvent, OpenCollective, Sp
 
 _DIMS = {
     "pp": ("pp",), "dp": ("dp",), "cp": ("cp",), "tp": ("tp",), "data": ("dp", "cp"), "model": ("pp", "tp"),
+    "tied": ("pp",),
 }  # fmt: skip
 """The axes whose groups follow from the mesh; on others (made for experts, hybrid shards) nothing is compared."""
 
@@ -43,7 +44,7 @@ class CollectiveCall:
     @property
     def key(self) -> tuple[object, ...]:
         # The sizes of an all-to-all may differ from rank to rank: experts get as many tokens as come.
-        return self.step, self.op, None if self.op == "all_to_all" else self.payload_bytes
+        return self.step, self.op, self.axis, None if self.op == "all_to_all" else self.payload_bytes
 
     @property
     def position(self) -> tuple[int, int]:
@@ -111,7 +112,7 @@ class CollectiveCalls:
         """For each set of ranks that calls collectives together, what each of them called."""
         axes = sorted({call.axis for calls in self._by_rank.values() for call in calls})
         sets = {axis: self._sets_of(axis) for axis in axes}
-        world = [axis for axis in axes if len(sets[axis]) == 1]
+        world = [axis for axis in axes if sets[axis] == [self.case.ranks]]
         found = [(world, self.case.ranks)] if world else []
         found += [([axis], ranks) for axis in axes if axis not in world for ranks in sets[axis]]
         return [{rank: self._called(rank, over) for rank in ranks} for over, ranks in found if len(ranks) > 1]
@@ -127,7 +128,8 @@ class CollectiveCalls:
         sets: dict[tuple[int, ...], list[int]] = {}
         for rank, place in places.items() if dims is not None else ():
             sets.setdefault(tuple(at for name, at in place.items() if name not in (dims or ())), []).append(rank)
-        return list(sets.values())
+        # Of a pipeline, only the first and the last rank have the tied embedding.
+        return [[ranks[0], ranks[-1]] if axis == "tied" else ranks for ranks in sets.values()]
 
     @cached_property
     def mismatch(self) -> Mismatch | None:
@@ -160,11 +162,12 @@ class CollectiveCalls:
         """Which rank is the odd one, and what it did."""
         counts = Counter(call.key for call in here.values())
         expected = {c.key for rank, c in here.items() if _as_announced(calls[rank], index) or self._is_of_the_loop(c)}
-        first = {call.key: call.position for call in here.values()}
+        first = {call.key: (call.position, self._turn(call)) for call in here.values()}
         right = min(counts, key=lambda key: (-counts[key], key not in expected, first[key]))
         odd = next(rank for rank, call in here.items() if call.key != right)
         others = {rank: call for rank, call in here.items() if call.key == right}
-        kind, why = _kind(calls[odd], calls[next(iter(others))], index)
+        comes_after = 0 <= self._turn(next(iter(others.values()))) < self._turn(here[odd])
+        kind, why = _kind(calls[odd], calls[next(iter(others))], index, comes_after)
         wrong = here[odd].key
         distinct = right in expected and (wrong not in expected or first[right] < first[wrong])
         certain = counts[right] > counts[wrong] or distinct
@@ -182,10 +185,30 @@ class CollectiveCalls:
             batch = self.case.run.setting("train", "global_batch_size", default=1)
             return call.op == "all_gather" and (call.payload_bytes or 0) % (_ID_BYTES * batch) == 0
         riders = (call.payload_bytes or 0) - 4 * (file.num_parameters if (file := self.case.run.file) else 0)
-        return call.op == "all_reduce" and 0 <= riders <= 4 * (len(self.case.ranks) + 1)
+        return self._turn(call) >= 0 or (call.op == "all_reduce" and 0 <= riders <= 4 * (len(self.case.ranks) + 1))
+
+    def _turn(self, call: CollectiveCall) -> int:
+        """The number of a call among those of a pipeline's reduction; -1 of any other."""
+        form = (call.op, call.axis, call.payload_bytes)
+        return self._reduction.index(form) if call.phase == "reduce" and form in self._reduction else -1
+
+    @cached_property
+    def _reduction(self) -> list[tuple[object, ...]]:
+        """What a pipeline sums, in its order: the tied embedding's gradient, then what all ranks must agree on.
+
+        It is the other way round where the data ranks' reduction overlaps with the backward pass.
+        """
+        mesh, setting = _mesh(self.case), self.case.run.setting
+        if mesh.get("pp", 1) == 1:
+            return []
+        embedding = setting("model", "vocab_size", default=0) * setting("model", "hidden_size", default=0)
+        tied = ("all_reduce", "tied", 4 * embedding // mesh.get("tp", 1))
+        agreed = ("all_reduce", "world", 4 * (mesh.get("dp", 1) * mesh.get("cp", 1) + 1))
+        overlaps = (setting("strategy", "name"), setting("strategy", "reduction")) == ("ddp", "overlapped")
+        return [agreed, tied] if overlaps else [tied, agreed]
 
 
-def _kind(odd: list[CollectiveCall], other: list[CollectiveCall], index: int) -> tuple[str, str]:
+def _kind(odd: list[CollectiveCall], other: list[CollectiveCall], index: int, comes_after: bool) -> tuple[str, str]:
     x, y = odd[index], other[index]
     if x.step != y.step and x.step is not None and y.step is not None:
         if x.step > y.step:
@@ -195,6 +218,8 @@ def _kind(odd: list[CollectiveCall], other: list[CollectiveCall], index: int) ->
         return "missing", f"it had already come to {x.phase or 'the end'}"
     if x.position[1] < y.position[1]:
         return "extra", f"it was still in {x.phase or 'its start'}"
+    if comes_after:
+        return "missing", "what it did here comes after that in every step"
     after_x, after_y = odd[index + 1 : index + 2], other[index + 1 : index + 2]
     if after_x and after_x[0].key == y.key:
         return "extra", "its next one is what the others did here"
@@ -278,14 +303,17 @@ def _phase_of(
     return position.phase if step == position.step else None
 
 
+def _mesh(case: Case) -> dict[str, int]:
+    """The sizes of the mesh's dimensions; empty if no rank said them."""
+    starts = [worker.start for worker in case.attempt.workers.values() if worker.start]
+    return starts[0].mesh if starts else {}
+
+
 def _places(case: Case) -> dict[int, dict[str, int]]:
     """Each rank's coordinates on the mesh; those of a rank that never said are counted out."""
-    starts = [worker.start for worker in case.attempt.workers.values() if worker.start]
-    if not starts:
-        return {}
-    mesh = starts[0].mesh
+    mesh = _mesh(case)
     places = {}
-    for rank in case.ranks:
+    for rank in case.ranks if mesh else ():
         rest, place = rank, {}
         for name, size in reversed(list(mesh.items())):
             rest, place[name] = divmod(rest, size)
