@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from peft import PeftModel
+from safetensors import safe_open
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForSequenceClassification
@@ -16,7 +18,7 @@ from frog.config import ModelConfig
 from frog.config.finetune import NO_LABEL, LoraConfig
 from frog.core.errors import ConfigError
 from frog.model import TinyTransformer
-from frog.model.adapter import load_adapter, read_labels, save_adapter
+from frog.model.adapter import WEIGHTS_FILE, load_adapter, save_adapter
 from frog.model.classifier import Classifier
 from frog.model.classifier_hf import save_hf_classifier
 from frog.model.labelled_loss import labelled_loss
@@ -112,7 +114,8 @@ def test_a_saved_classifier_gives_the_same_under_peft(ours: Classifier, tmp_path
         again.load_state_dict(plain.state_dict() | {"score.weight": again.score.weight})
         load_adapter(again, tmp_path / "adapter")
         assert torch.equal(again.classify(tokens, last), expected)
-    assert read_labels(tmp_path / "adapter") == labels
+    with safe_open(tmp_path / "adapter" / WEIGHTS_FILE, framework="pt") as file:
+        assert json.loads(file.metadata()["labels"]) == labels
 
 
 def test_a_merged_classifier_for_transformers(ours: Classifier, tmp_path: Path) -> None:

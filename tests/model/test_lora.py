@@ -20,7 +20,7 @@ from frog.config import ModelConfig
 from frog.config.finetune import LoraConfig, parse_lora
 from frog.core.errors import ConfigError, FrogError, RunError, ShapeError
 from frog.model import TinyTransformer
-from frog.model.adapter import CONFIG_FILE, WEIGHTS_FILE, load_adapter, read_labels, save_adapter
+from frog.model.adapter import CONFIG_FILE, WEIGHTS_FILE, load_adapter, save_adapter
 from frog.model.hf import load_hf, save_hf
 from frog.model.lora import (
     LoraLinear,
@@ -138,7 +138,6 @@ def test_the_saved_adapter_is_all_that_was_trained(base: TinyTransformer, tmp_pa
     load_adapter(again, folder)
     with torch.no_grad():
         assert torch.equal(again(TOKENS), ours(TOKENS))
-    assert read_labels(folder) == []
 
 
 def test_a_save_that_fails_leaves_nothing(

@@ -7,14 +7,13 @@ import os
 from pathlib import Path
 
 import pytest
-from mutations import held_to_its_schema, table_held_to_its_schema
-from safetensors.torch import load_file, save_file
+from mutations import held_to_its_schema
 
 from frog.config import ModelConfig
 from frog.config.finetune import LoraConfig
 from frog.core.errors import RunError
 from frog.model import TinyTransformer
-from frog.model.adapter import CONFIG_FILE, WEIGHTS_FILE, load_adapter, read_config, read_labels, save_adapter
+from frog.model.adapter import CONFIG_FILE, WEIGHTS_FILE, load_adapter, read_config, save_adapter
 from frog.model.hf import load_hf, save_hf
 from frog.model.lora import add_lora
 
@@ -38,16 +37,6 @@ def saved(tmp_path: Path) -> Path:
 
 def test_configurations_of_adapters(adapter: Path) -> None:
     held_to_its_schema(adapter / CONFIG_FILE, lambda: read_config(adapter))
-
-
-def test_labels_in_the_weights_file(adapter: Path) -> None:
-    weights = load_file(adapter / WEIGHTS_FILE)
-
-    def read(labels: object) -> None:
-        save_file(weights, adapter / WEIGHTS_FILE, metadata={"labels": json.dumps(labels)})
-        read_labels(adapter)
-
-    table_held_to_its_schema(["a", "b"], read, WEIGHTS_FILE)
 
 
 def test_sizes_in_a_folder_of_hugging_face(saved: Path) -> None:
@@ -82,7 +71,7 @@ def test_weights_that_are_none(adapter: Path, saved: Path, content: bytes) -> No
 
 
 def test_pipes_are_not_waited_for(adapter: Path, saved: Path) -> None:
-    for path, read in ((adapter / WEIGHTS_FILE, lambda: read_labels(adapter)),
+    for path, read in ((adapter / WEIGHTS_FILE, lambda: load_adapter(TinyTransformer(SIZES), adapter)),
                        (saved / "model.safetensors", lambda: load_hf(saved))):  # fmt: skip
         path.unlink()
         os.mkfifo(path)

@@ -21,7 +21,7 @@ from torch import Tensor
 from frog.config.finetune import ALL_TARGETS, LoraConfig
 from frog.core.errors import ConfigError, RunError, ShapeError
 from frog.core.files import sync_folder, write_json
-from frog.core.schema import Amount, Name, Positive, Typed, convert, decode, read_typed, shortened
+from frog.core.schema import Amount, Name, Positive, Typed, convert, read_typed, shortened
 from frog.model.classifier import Classifier
 from frog.model.lora import add_lora, lora_layers, trained_parameters
 from frog.model.transformer import TinyTransformer
@@ -149,13 +149,6 @@ def read_config(folder: Path) -> LoraConfig:
 
 def _targets(names: list[str] | str) -> tuple[str, ...]:
     return (ALL_TARGETS,) if isinstance(names, str) else tuple(name.removeprefix("model.") for name in sorted(names))
-
-
-def read_labels(folder: Path) -> list[str]:
-    """The classes that an adapter's head was trained for; empty if it has none, or was not saved by Frog."""
-    with _opened(folder) as file:
-        text = (file.metadata() or {}).get("labels", "[]")
-    return decode(text, list[Name], f"{folder / WEIGHTS_FILE}: labels", _COPIED, RunError)
 
 
 def _peft_config(model: TinyTransformer, config: LoraConfig, base: str) -> dict[str, Any]:
