@@ -11,6 +11,7 @@ from harness import Harness
 from mutants import MUTANTS, Mutant
 
 from frog.prove.commands import prove
+from frog.prove.exchange import ProofResult
 from frog.prove.matrix import ALL_VARIANTS, DEFAULT_VARIANTS, SMALL_MODEL, Cell, cells, proofs
 
 WORKER = Path(__file__).parent / "mutant_worker.py"
@@ -22,15 +23,15 @@ CELLS = [cell for cell in WANTED if isinstance(cell, Cell)]
 
 
 @pytest.fixture(scope="module")
-def proved() -> dict[int, dict[str, Any]]:
+def proved() -> dict[int, ProofResult]:
     return {id(cell): result for cell, result in prove(CELLS)}
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: f"{cell.world_size} {cell.strategy}, {cell.variant.name}")
-def test_equals_one_process(proved: dict[int, dict[str, Any]], cell: Cell) -> None:
+def test_equals_one_process(proved: dict[int, ProofResult], cell: Cell) -> None:
     result = proved[id(cell)]
-    assert result["equal"], result["first"]
+    assert result.equal, result.first
 
 
 def test_every_strategy_is_in_the_matrix() -> None:
@@ -68,4 +69,4 @@ def test_a_world_of_eight() -> None:
         if isinstance(cell, Cell)
     )
     ((_, result),) = prove([cell])
-    assert result["equal"], result["first"]
+    assert result.equal, result.first

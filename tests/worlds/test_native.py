@@ -12,6 +12,7 @@ import pytest
 from harness import Harness
 
 from frog.prove.commands import prove
+from frog.prove.exchange import ProofResult
 from frog.prove.matrix import ALL_VARIANTS, DEFAULT_VARIANTS, SMALL_MODEL, Cell, cells, proofs
 
 WORKER = Path(__file__).parent / "native_worker.py"
@@ -25,7 +26,7 @@ CELLS = [cell for cell in WANTED if isinstance(cell, Cell)]
 
 
 @pytest.fixture(scope="module")
-def proved() -> dict[int, dict[str, Any]]:
+def proved() -> dict[int, ProofResult]:
     return {id(cell): result for cell, result in prove(CELLS)}
 
 
@@ -33,9 +34,9 @@ def proved() -> dict[int, dict[str, Any]]:
 @pytest.mark.parametrize(
     "cell", CELLS, ids=lambda cell: f"{cell.world_size} {cell.implementation} {cell.strategy}, {cell.variant.name}"
 )
-def test_equals_one_process(proved: dict[int, dict[str, Any]], cell: Cell) -> None:
+def test_equals_one_process(proved: dict[int, ProofResult], cell: Cell) -> None:
     result = proved[id(cell)]
-    assert result["equal"], result["first"]
+    assert result.equal, result.first
 
 
 def test_nothing_was_left_out() -> None:
