@@ -68,8 +68,10 @@ class DeepSpeed(Native):
                 "does the trainer",
                 "--set train.precision=bf16 needs no scaling",
             )
-        deepspeed = import_deepspeed(mesh.world)
-        super().__init__(config, mesh, model)
+        super().__init__(config, mesh, model, make_optimizer)
+
+    def _set_up(self, config: RunConfig, make_optimizer: MakeOptimizer) -> None:
+        deepspeed, model = import_deepspeed(self.mesh.world), self.model
         self._fragments = importlib.import_module("deepspeed.utils")
         self.parameters = dict(model.named_parameters())
         given = self._given(config, make_optimizer)

@@ -8,6 +8,7 @@ axes. The rest of the communication happens inside torch: what of it is in the e
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -40,6 +41,7 @@ class Native(Strategy):
         config: RunConfig,
         mesh: Mesh,
         model: TinyTransformer,
+        make_optimizer: MakeOptimizer,
         autocast: AbstractContextManager[Any] | None = None,
     ) -> None:
         if config.train.compile:
@@ -53,6 +55,11 @@ class Native(Strategy):
         if config.train.compile:
             for layer in model.layers:
                 layer.compile()
+        self._set_up(config, make_optimizer)
+
+    @abstractmethod
+    def _set_up(self, config: RunConfig, make_optimizer: MakeOptimizer) -> None:
+        """Lay the model out over the mesh, and begin the optimizer of what is then this rank's."""
 
     def _begin_optimizer(self, parameters: Mapping[str, nn.Parameter], make_optimizer: MakeOptimizer) -> None:
         self.parameters = parameters

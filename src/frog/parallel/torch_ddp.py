@@ -38,8 +38,6 @@ from frog.comm import Axis
 from frog.comm.axis import Note, Silent
 from frog.comm.local_shard import LocalShard
 from frog.config import RunConfig
-from frog.model.transformer import TinyTransformer
-from frog.parallel.mesh import Mesh
 from frog.parallel.native import Native, begin_states
 from frog.parallel.strategy import Agreement, MakeOptimizer
 
@@ -55,21 +53,13 @@ Hook = Callable[[Any, Bucket], torch.futures.Future[Tensor]]
 class TorchDDP(Native):
     """DistributedDataParallel over the data ranks."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        mesh: Mesh,
-        model: TinyTransformer,
-        make_optimizer: MakeOptimizer,
-        autocast: AbstractContextManager[Any] | None = None,
-    ) -> None:
-        super().__init__(config, mesh, model, autocast)
-        self.parameters = dict(model.named_parameters())
+    def _set_up(self, config: RunConfig, make_optimizer: MakeOptimizer) -> None:
+        self.parameters = dict(self.model.named_parameters())
         self.hook: RecordedHook | None = None
         self._ddp: DistributedDataParallel | None = None
-        if mesh.data.size > 1:
+        if self.mesh.data.size > 1:
             self._wrap()
-        if config.strategy.name == "zero1" and mesh.shard.size > 1:
+        if config.strategy.name == "zero1" and self.mesh.shard.size > 1:
             self._shard_optimizer(make_optimizer)
         else:
             self._begin_optimizer(self.parameters, make_optimizer)

@@ -28,9 +28,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from frog.config import RunConfig
 from frog.data import Batch
-from frog.model.transformer import TinyTransformer
 from frog.parallel.grid import Grid
-from frog.parallel.mesh import Mesh
 from frog.parallel.native import Native
 from frog.parallel.strategy import MakeOptimizer, Span, no_span
 from frog.parallel.torch_tensor import loss_parallel_over, settle_gradients, split_model
@@ -39,15 +37,8 @@ from frog.parallel.torch_tensor import loss_parallel_over, settle_gradients, spl
 class TorchFSDP(Native):
     """`fully_shard` or `replicate` over the data ranks, DTensor over `tp`."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        mesh: Mesh,
-        model: TinyTransformer,
-        make_optimizer: MakeOptimizer,
-        autocast: AbstractContextManager[Any] | None = None,
-    ) -> None:
-        super().__init__(config, mesh, model, autocast)
+    def _set_up(self, config: RunConfig, make_optimizer: MakeOptimizer) -> None:
+        mesh, model = self.mesh, self.model
         grid = Grid(mesh, {"replicate": mesh.replicate, "shard": mesh.shard, "tp": mesh.tp})
         if (along_tp := grid.submesh("tp")) is not None:
             split_model(model, along_tp, self.config.sequence_parallel)

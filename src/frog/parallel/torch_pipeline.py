@@ -29,7 +29,6 @@ from frog.config import RunConfig
 from frog.data import Batch
 from frog.model.transformer import TinyTransformer
 from frog.parallel.grid import Grid
-from frog.parallel.mesh import Mesh
 from frog.parallel.native import Native, explained, local
 from frog.parallel.schedules import stage_layers
 from frog.parallel.stages import TIED, build_stages, make_tied_axis
@@ -102,15 +101,8 @@ class SpannedStage(PipelineStage):
 class TorchPipeline(Native):
     """torch's schedules over `pp`, `replicate` over the data ranks, DTensor over `tp`."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        mesh: Mesh,
-        model: TinyTransformer,
-        make_optimizer: MakeOptimizer,
-        autocast: AbstractContextManager[Any] | None = None,
-    ) -> None:
-        super().__init__(config, mesh, model, autocast)
+    def _set_up(self, config: RunConfig, make_optimizer: MakeOptimizer) -> None:
+        mesh, model = self.mesh, self.model
         grid = Grid(mesh, {"dp": mesh.data, "tp": mesh.tp})
         if (along_tp := grid.submesh("tp")) is not None:
             split_model(model, along_tp, self.config.sequence_parallel)
