@@ -9,6 +9,8 @@ from pathlib import PurePosixPath
 
 import pytest
 from harness import MODEL, RUN_FILE, Harness
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 
 def pytest_configure() -> None:
@@ -17,13 +19,21 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+class _Scheduling(LoadScopeScheduling):
+    """A file's tests run in one worker, since they share worlds; each page of commands is a world of its own."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return nodeid if "e2e/" in nodeid else nodeid.partition("::")[0]
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    return _Scheduling(config, log)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests of one file run in one worker, since they share worlds, unless they name groups of their own."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
-    items.sort(key=lambda item: "e2e/" not in item.nodeid)  # the longest first, so that no worker waits for the other
+    """The longest first, so that no worker waits for the other at the end."""
+    items.sort(key=lambda item: "e2e/" not in item.nodeid)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -386,6 +386,7 @@ def test_the_table_holds_all_that_was_done(tmp_path: Path) -> None:
 # ---- real campaigns --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("seed", "count", "words"),
@@ -410,6 +411,7 @@ def test_a_small_campaign(harness: Harness, seed: int, count: int, words: list[s
     assert not list((harness.root / "runs").glob(f"chaos-{seed}-0*"))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_campaign_that_is_stopped_keeps_what_was_done(harness: Harness) -> None:
     out = harness.root / "stopped.txt"

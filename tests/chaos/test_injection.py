@@ -286,7 +286,13 @@ ENDS = [
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux: its signals are those that are named here")
-@pytest.mark.parametrize(("fault", "code", "words"), ENDS, ids=[fault.split()[0] for fault, _, _ in ENDS])
+@pytest.mark.parametrize(
+    ("fault", "code", "words"),
+    [
+        pytest.param(*end, id=end[0].split()[0], marks=[pytest.mark.slow] if number else [])
+        for number, end in enumerate(ENDS)
+    ],
+)
 def test_a_world_ends_and_says_who_failed_first(
     harness: Harness, fault: str, code: int | None, words: tuple[str, ...]
 ) -> None:
@@ -317,6 +323,7 @@ def test_a_world_ends_and_says_who_failed_first(
         assert types == ["CommError", "CheckpointError"]
 
 
+@pytest.mark.slow
 def test_a_fault_that_is_never_met_is_told(harness: Harness) -> None:
     program = ["train", "run.toml", "--set", "train.steps=2", "--set", "name=unmet"]
     fault = "missing rank=0 step=1 phase=forward"  # under ddp there is nothing to leave out

@@ -10,6 +10,8 @@ from harness import Harness, kill_tree
 from frog.core.ports import free_port
 from frog.events.schema import StartEvent
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_whose_peers_never_come_gives_up_at_its_deadline(harness: Harness, rank: int) -> None:

@@ -233,6 +233,7 @@ def test_interrupted_midway_nothing_is_left(stuck: subprocess.Popen[str], tmp_pa
     assert [entry.name for entry in tmp_path.iterdir()] == [".stuck.lock"]
 
 
+@pytest.mark.slow
 def test_ensure_prepares_the_embedded_corpus_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match="no prepared data set 'other'"):
         ensure_prepared("other", tmp_path)
@@ -246,6 +247,7 @@ def test_ensure_prepares_the_embedded_corpus_alone(tmp_path: Path, monkeypatch: 
     assert ensure_prepared(DEFAULT_NAME, tmp_path).data_sha256 == first.data_sha256
 
 
+@pytest.mark.slow
 def test_two_processes_that_ensure_at_once_prepare_once(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from frog.data import ensure_prepared; seen = []\n"
@@ -274,6 +276,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
     """With small samples and batches, 24 MB of text take hardly more than 4 MB of it."""
     memory_bytes = []

@@ -7,6 +7,7 @@ import os
 import signal
 from typing import Any
 
+import pytest
 from harness import Harness, kill_tree, wait_until
 
 from frog.diagnose.rules import diagnose
@@ -15,6 +16,7 @@ from frog.events.heartbeat import read_heartbeat
 NAME = "live-diagnosis"
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_and_then_killed(harness: Harness) -> None:
     settings = ["--set", f"name={NAME}", "--set", "train.steps=5000", "--set", "eval.every=5000"]
     world = harness.start("frog", "run", "--nproc", "2", "--", "train", "run.toml", *settings)

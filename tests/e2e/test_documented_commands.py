@@ -11,7 +11,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -58,15 +57,6 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "data"
 
 
-def page_tests() -> Iterator[object]:
-    """Each page that shows commands, in a group of its own; the one with a real Slurm beside the tests of that."""
-    for page in PAGES:
-        if commands_of(page):
-            name = str(page.relative_to(ROOT))
-            group = "slurm" if name == "docs/slurm.md" else name
-            yield pytest.param(page, id=name, marks=pytest.mark.xdist_group(group))
-
-
 def test_the_documentation_shows_commands() -> None:
     assert commands_of(ROOT / "README.md")
     assert all(commands_of(ROOT / "docs" / "labs" / f"lab{number}.md") for number in (1, 2, 3))
@@ -74,7 +64,9 @@ def test_the_documentation_shows_commands() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("page", list(page_tests()))
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if commands_of(page)], ids=lambda page: str(page.relative_to(ROOT))
+)
 def test_every_command_of_a_page_runs(page: Path, prepared: Path, tmp_path: Path) -> None:
     if absent := absent_needs(page):
         pytest.skip(f"not on this machine: {', '.join(absent)}")

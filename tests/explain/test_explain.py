@@ -131,6 +131,7 @@ def test_a_real_all_reduce_sends_what_the_ring_does() -> None:
     assert all(ring <= note["bytes_sent"] < 1.01 * ring for note in notes)
 
 
+@pytest.mark.slow
 def test_a_real_rendezvous_of_two_nodes(harness: Harness) -> None:
     out = harness.run("frog", "explain", "rendezvous", "--nodes", "2x1").stdout
     assert re.search(r"^rank 0 on node0 [ #o.=]+ opened the store, waited", out, re.MULTILINE)
@@ -139,6 +140,7 @@ def test_a_real_rendezvous_of_two_nodes(harness: Harness) -> None:
     assert re.search(r"in this order: rank (0, 1|1, 0)\.$", out, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_the_command_tells_the_story(harness: Harness) -> None:
     out = harness.run("frog", "explain", "barrier", "--nproc", "2").stdout
     assert re.search(r"^rank 0 [ #.]+ waited [\d.]+ m?s$", out, re.MULTILINE)

@@ -17,6 +17,8 @@ from frog.data.labelled_batches import LabelledBatches
 from frog.events.schema import StartEvent, StepEvent
 from frog.model.adapter import WEIGHTS_FILE
 
+pytestmark = pytest.mark.slow
+
 LINES = [(f"{n} frogs sang of the pond", "sang") for n in range(18)] + [
     (f"{n} sat, {n} jumped", "sat") for n in range(18)
 ]

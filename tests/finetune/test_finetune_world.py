@@ -19,6 +19,8 @@ from frog.events import read_run
 from frog.events.schema import CollectiveEvent, StepEvent
 from frog.model.adapter import WEIGHTS_FILE
 
+pytestmark = pytest.mark.slow
+
 WORKER = Path(__file__).parent / "finetune_worker.py"
 
 

@@ -11,7 +11,8 @@ SCRIPT = """
 import os
 from pathlib import Path
 forked = "torchrun" in Path("/proc/self/cmdline").read_text()
-print(os.environ["RANK"], "is forked" if forked else "is a new program")
+words = "is forked" if forked else "is a new program"
+os.write(1, f"{os.environ['RANK']} {words}\\n".encode())  # in one piece: both ranks write here
 """
 
 

@@ -120,6 +120,7 @@ def test_an_agent_without_ranks_is_not_given_as_long(run_nodes: RunNodes) -> Non
     )
 
 
+@pytest.mark.slow
 def test_it_is_counted_from_the_end_of_its_ranks(run_nodes: RunNodes, tmp_path: Path) -> None:
     """They save for a while; then it reports how they ended."""
     saves = "rank 5; world 0 2 1 $!; trap '' TERM; wait; sleep 0.3; touch $SCRATCH/reported; exit 1"
@@ -184,6 +185,7 @@ def test_a_failure_of_the_program_ends_a_world_that_may_shrink(run_nodes: RunNod
     assert error.what.endswith("nan")
 
 
+@pytest.mark.slow
 def test_a_node_that_is_slower_than_the_others_may_finish(run_nodes: RunNodes, tmp_path: Path) -> None:
     """Its rank works on; how it ends counts."""
     slow = "rank 5; world 0 2 1 $!; wait; touch $SCRATCH/finished"

@@ -12,6 +12,8 @@ from frog.diagnose.rules import diagnose
 from frog.events.heartbeat import read_heartbeat
 from frog.events.schema import CollectiveEvent
 
+pytestmark = pytest.mark.slow
+
 NAME, STEP, AFTER_S = "cut-inside", 2, 0.4
 
 SETTINGS = ("train.steps=4", "train.global_batch_size=6", "train.timeout_s=10")

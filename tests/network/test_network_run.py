@@ -10,6 +10,8 @@ from harness import Harness
 
 from frog.events.schema import CollectiveEvent
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def slow(harness: Harness, may_make_networks: None) -> str:

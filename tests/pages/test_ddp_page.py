@@ -83,6 +83,7 @@ def compare_with_one_process(pages: PageHarness, logs: list[Log]) -> None:
         assert log.numbers[0][2] == pytest.approx(averaged, abs=2e-4)
 
 
+@pytest.mark.slow
 def test_padding_is_told(pages: PageHarness) -> None:
     out, _ = pages.page(PAGE, "--samples", "13", "--batch-size", "2", "--epochs", "1", *TINY, nproc=3)
     counts = Counter(sample for log in logs_of(pages, 3) for ids in log.ids for sample in ids)
@@ -93,6 +94,7 @@ def test_padding_is_told(pages: PageHarness) -> None:
     assert "5 for each of 3 ranks, 2 of them padding" in out
 
 
+@pytest.mark.slow
 def test_plain_python_is_a_world_of_one(pages: PageHarness) -> None:
     pages.page(PAGE, "--samples", "6", "--batch-size", "2", "--forget", "set_epoch", *TINY)
     (log,) = logs_of(pages, 1)
@@ -100,11 +102,13 @@ def test_plain_python_is_a_world_of_one(pages: PageHarness) -> None:
     assert log.ids[:3] == log.ids[3:], "without set_epoch every epoch has the same order"
 
 
+@pytest.mark.slow
 def test_a_forgotten_sampler_is_found_out(pages: PageHarness) -> None:
     _, err = pages.page(PAGE, "--samples", "12", "--forget", "sampler", *TINY, nproc=2, code=1)
     assert "went to ranks [0, 1] in one step" in err
 
 
+@pytest.mark.slow
 def test_a_failing_rank_ends_the_world(pages: PageHarness) -> None:
     process = pages.start_page(PAGE, "--samples", "60", "--fail-rank", "2", "--fail-step", "3", *TINY, nproc=3)
     log = pages.root / "logs" / "rank_2" / "train.log"
@@ -122,6 +126,7 @@ def test_a_failing_rank_ends_the_world(pages: PageHarness) -> None:
         assert "rank 2 fails" not in text
 
 
+@pytest.mark.slow
 def test_mistakes_are_told_once(pages: PageHarness) -> None:
     _, err = pages.page(PAGE, "--fail-rank", "2", *TINY, code=2)
     assert "the ranks are 0 to 0" in err

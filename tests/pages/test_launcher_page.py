@@ -73,6 +73,7 @@ def test_one_call_is_a_cluster(pages: PageHarness) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_two_terminals_are_a_cluster(pages: PageHarness) -> None:
     port = free_port()
     options = ("--nproc-per-node", "1")
@@ -92,6 +93,7 @@ def test_two_terminals_are_a_cluster(pages: PageHarness) -> None:
     assert "rank 1 on node1" in there
 
 
+@pytest.mark.slow
 def test_a_node_that_never_comes(pages: PageHarness) -> None:
     port = free_port()
     alone = [pages.start_page(PAGE, "--timeout-s", "1", env=by_hand(free_port(), 1))]
@@ -145,6 +147,7 @@ def test_bad_variables_are_told(pages: PageHarness, env: dict[str, str], words: 
     assert out == ""
 
 
+@pytest.mark.slow
 def test_the_exit_code_of_the_first_failure(pages: PageHarness) -> None:
     (pages.root / "fail.py").write_text(
         "import os, sys, time\nfrom pathlib import Path\n"
@@ -174,6 +177,7 @@ def test_nothing_is_left_behind(pages: PageHarness, how: signal.Signals) -> None
     wait_until(lambda: all_gone(family), 60, f"the end of all after {time.monotonic() - began:.0f} s")
 
 
+@pytest.mark.slow
 def test_the_program_trains_across_the_nodes(pages: PageHarness) -> None:
     program = (str(SCRIPTS.parent / "train.py"), "run.toml", "--set", "name=across", "--set", "train.steps=4")
     pages.page(PAGE, "--", *program)

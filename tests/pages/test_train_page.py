@@ -50,6 +50,7 @@ def checkpoints(pages: PageHarness, run: str = "train_tiny_transformer") -> list
     return sorted((pages.root / "runs" / run / "checkpoints").glob("*.safetensors"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_class_is_the_library_s(page: ModuleType, name: str) -> None:
     torch.manual_seed(1)
@@ -81,6 +82,7 @@ def test_it_learns_and_leaves_a_run(pages: PageHarness) -> None:
     assert (pages.root / "logs").is_symlink()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=lambda how: how.name)
 def test_resume_is_exact(pages: PageHarness, how: signal.Signals) -> None:
     steps = ("--epochs", "3", "--steps-per-epoch", "250", "--checkpoint-every", "20", "--log-every", "10", *TINY)
@@ -102,6 +104,7 @@ def test_resume_is_exact(pages: PageHarness, how: signal.Signals) -> None:
     assert curves[0] == curves[1]
 
 
+@pytest.mark.slow
 def test_torn_checkpoints_are_passed_over(pages: PageHarness) -> None:
     pages.page(PAGE, "--epochs", "1", "--steps-per-epoch", "6", "--checkpoint-every", "2", *TINY)
     good, flipped, torn = checkpoints(pages)
@@ -124,6 +127,7 @@ def test_torn_checkpoints_are_passed_over(pages: PageHarness) -> None:
     assert good.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -148,6 +152,7 @@ def test_mistakes_are_told_before_anything_starts(
     assert not (pages.root / "runs").exists()
 
 
+@pytest.mark.slow
 def test_the_model_file_is_read(pages: PageHarness) -> None:
     path = pages.root / "config.json"
     sizes = json.loads(path.read_text())

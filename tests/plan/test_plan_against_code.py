@@ -49,13 +49,21 @@ RECOMPUTED = ("ddp", "zero3", "tp", "tp, whole stream", "cp", "pp, 1f1b")
 
 
 @pytest.mark.parametrize(
-    ("case", "checkpointing"), [*((case, False) for case in CASES), *((case, True) for case in RECOMPUTED)]
+    ("case", "checkpointing"),
+    [
+        *(
+            pytest.param(case, False, marks=[pytest.mark.slow] if number % 4 else [])
+            for number, case in enumerate(CASES)
+        ),
+        *(pytest.param(case, True, marks=pytest.mark.slow) for case in RECOMPUTED),
+    ],
 )
 def test_a_step_sends_and_holds_what_the_formulas_say(case: str, checkpointing: bool) -> None:
     world, strategy = CASES[case]
     hold_against_formulas(config(checkpointing, MODEL, **strategy), world)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DATA_STRATEGIES)
 def test_experts_that_are_shared_out(name: str) -> None:
     hold_against_formulas(config(False, replace(MODEL, num_local_experts=4), name=name, ep=2), 4)

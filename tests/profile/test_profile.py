@@ -26,7 +26,9 @@ SETTINGS = {
 }
 
 
-@pytest.fixture(scope="module", params=SETTINGS)
+@pytest.fixture(
+    scope="module", params=["zero3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ddp", "torch"))]
+)
 def profiled(request: pytest.FixtureRequest, harness: Harness) -> tuple[str, RunFolder, str]:
     """The strategy, the run folder, and what was printed."""
     words = [word for text in SETTINGS[request.param] for word in ("--set", text)]
@@ -79,6 +81,8 @@ def test_all_ranks_lie_on_one_clock_in_one_trace(profiled: tuple[str, RunFolder,
             assert any(event["ts"] <= start <= ends[event["id2"]["local"]] for event in ours) or start < ours[0]["ts"]
 
 
+@pytest.mark.slow
+@pytest.mark.alone
 def test_the_numbers_add_up(profiled: tuple[str, RunFolder, str]) -> None:
     strategy, folder, _ = profiled
     profile: Profile = read_profile(folder)

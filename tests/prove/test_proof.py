@@ -23,12 +23,25 @@ CELLS = [cell for cell in WANTED if isinstance(cell, Cell)]
 
 
 @pytest.fixture(scope="module")
-def proved() -> dict[int, ProofResult]:
-    return {id(cell): result for cell, result in prove(CELLS)}
+def proved(request: pytest.FixtureRequest) -> dict[int, ProofResult]:
+    """Of the cells that are asked for: `make test` leaves most to `make test-all`."""
+    params = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+    wanted = {id(found["cell"]) for found in params if "cell" in found}
+    return {id(cell): result for cell, result in prove([cell for cell in CELLS if id(cell) in wanted])}
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: f"{cell.world_size} {cell.strategy}, {cell.variant.name}")
+@pytest.mark.parametrize(
+    "cell",
+    [
+        pytest.param(
+            cell,
+            id=f"{cell.world_size} {cell.strategy}, {cell.variant.name}",
+            marks=[] if (cell.world_size, cell.variant.name) == (2, "plain") else [pytest.mark.slow],
+        )
+        for cell in CELLS
+    ],
+)
 def test_equals_one_process(proved: dict[int, ProofResult], cell: Cell) -> None:
     result = proved[id(cell)]
     assert result.equal, result.first
@@ -50,18 +63,21 @@ def seen(harness: Harness, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(700)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.strategy}: {mutant.name}")
 def test_every_planted_mistake_is_seen(seen: dict[str, dict[str, Any]], mutant: Mutant) -> None:
     assert not seen[f"{mutant.strategy}: {mutant.name}, {mutant.world_size}"]["equal"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_a_new_strategy_is_proved_by_its_entry_alone(seen: dict[str, dict[str, Any]], world_size: int) -> None:
     result = seen[f"two-halves: nothing planted, {world_size}"]
     assert result["equal"], result["first"]
 
 
+@pytest.mark.slow
 def test_a_world_of_eight() -> None:
     (cell,) = (
         cell

@@ -32,6 +32,7 @@ def row(one: Harness) -> RunRow:
     return next(row for row in list_runs(one.root / "runs") if row.name == "one")
 
 
+@pytest.mark.slow
 def test_a_record_outlives_starts_that_fail_or_are_killed(
     one: Harness, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -83,6 +84,7 @@ def faults(one: Harness, kind: str, phase: str, step: int) -> Path:
     )
 
 
+@pytest.mark.slow
 def test_of_a_run_that_fails_before_it_achieves_anything_there_is_no_record(
     one: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,6 +94,7 @@ def test_of_a_run_that_fails_before_it_achieves_anything_there_is_no_record(
     assert one.record("spoiled")["status"] == "failed"
 
 
+@pytest.mark.slow
 def test_an_imported_run_has_none(one: Harness) -> None:
     one.run("frog", "export", "one", "--to", "hf", "hf")
     one.run("frog", "import", "hf", "--from", "hf", "--name", "imported")

@@ -124,6 +124,7 @@ def fits(table: Any, kind: Any) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), [("rank_0", RankEvent), ("launcher", AnyLauncherEvent)])
 def test_events(run: RunFolder, capsys: pytest.CaptureFixture[str], name: str, kind: Any) -> None:
     """What the schema refuses is counted as a torn line is; what it lets in hurts nobody."""
@@ -153,7 +154,12 @@ def test_events(run: RunFolder, capsys: pytest.CaptureFixture[str], name: str, k
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("run.json", RunFile), ("record.json", Record), ("attempt.json", Record), ("heartbeats/rank_1.json", Beat)],
+    [
+        pytest.param("run.json", RunFile, marks=pytest.mark.slow),
+        ("record.json", Record),
+        pytest.param("attempt.json", Record, marks=pytest.mark.slow),
+        pytest.param("heartbeats/rank_1.json", Beat, marks=pytest.mark.slow),
+    ],
 )
 def test_files(run: RunFolder, capsys: pytest.CaptureFixture[str], name: str, kind: Any) -> None:
     """A damaged file is named, in one form of error; a good run next to it is listed all the same."""

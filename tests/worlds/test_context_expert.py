@@ -10,6 +10,8 @@ import pytest
 from context_expert_worker import DENSE, MIXTURE, MUTANTS
 from harness import Harness
 
+pytestmark = pytest.mark.slow
+
 WORKER = Path(__file__).parent / "context_expert_worker.py"
 LIMITS = {
     "attention, bf16": 2e-2,  # y is rounded to bf16, and the gradients are made from it

@@ -15,6 +15,8 @@ from frog.prove.commands import prove
 from frog.prove.exchange import ProofResult
 from frog.prove.matrix import ALL_VARIANTS, DEFAULT_VARIANTS, SMALL_MODEL, Cell, cells, proofs
 
+pytestmark = pytest.mark.slow
+
 WORKER = Path(__file__).parent / "native_worker.py"
 KINDS = [kind for kind in ("torch", "deepspeed") if kind != "deepspeed" or find_spec("deepspeed") is not None]
 WITH_PRECISION = [*DEFAULT_VARIANTS, *(one for one in ALL_VARIANTS if one.recompute or one.precision != "fp32")]

@@ -93,6 +93,7 @@ def test_two_nodes_are_the_same_world_as_one(harness: Harness, undisturbed: dict
     assert [event["code"] for event in launcher_events(harness, "nodes-two-nodes", "node")] == [0, 0]
 
 
+@pytest.mark.slow
 def test_a_killed_rank_is_told_and_the_world_starts_again_to_the_same_weights(
     harness: Harness, undisturbed: dict[str, Any]
 ) -> None:
@@ -112,6 +113,7 @@ def test_a_killed_rank_is_told_and_the_world_starts_again_to_the_same_weights(
     assert told[1]["code"] == -signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_a_stopped_rank_is_found_by_the_watchdog(harness: Harness, undisturbed: dict[str, Any]) -> None:
     err = disturb(
         harness,
@@ -127,6 +129,7 @@ def test_a_stopped_rank_is_found_by_the_watchdog(harness: Harness, undisturbed: 
     assert harness.record("nodes-stopped")["weights_sha256"] == undisturbed["weights_sha256"]
 
 
+@pytest.mark.slow
 def test_a_node_that_goes_comes_back(harness: Harness, undisturbed: dict[str, Any]) -> None:
     err = disturb(
         harness,
@@ -139,6 +142,7 @@ def test_a_node_that_goes_comes_back(harness: Harness, undisturbed: dict[str, An
     assert harness.record("nodes-gone")["weights_sha256"] == undisturbed["weights_sha256"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_world_shrinks_and_grows(harness: Harness) -> None:
     """Enough steps for the node to come back in the middle. Campaigns compare samples and losses of such worlds."""
@@ -155,6 +159,7 @@ def test_a_world_shrinks_and_grows(harness: Harness) -> None:
     assert list(steps) == list(range(1, 4001))
 
 
+@pytest.mark.slow
 def test_without_restarts_a_failure_stays_one(harness: Harness) -> None:
     process = harness.start("frog", "run", "--nodes", "2x1", "--", *words("nodes-lost", "train.steps=4000"))
     reach(harness, "nodes-lost", 5, process)
@@ -168,6 +173,7 @@ def test_without_restarts_a_failure_stays_one(harness: Harness) -> None:
     wait_until(lambda: all_gone(family), 20, "the world to go")
 
 
+@pytest.mark.slow
 def test_a_users_mistake_is_not_tried_again(harness: Harness) -> None:
     done = harness.run(
         "frog",
@@ -184,6 +190,7 @@ def test_a_users_mistake_is_not_tried_again(harness: Harness) -> None:
     assert "started again" not in done.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_two_nodes_with_a_checkpoint(harness: Harness) -> None:
     process = harness.start("frog", "run", "--nodes", "2x1", "--", *words("nodes-stopped-nodes", "train.steps=4000"))
     reach(harness, "nodes-stopped-nodes", 5, process)
@@ -196,6 +203,7 @@ def test_ctrl_c_ends_two_nodes_with_a_checkpoint(harness: Harness) -> None:
     wait_until(lambda: all_gone(family), 20, "the world to go")
 
 
+@pytest.mark.slow
 def test_nothing_is_left_when_the_launcher_is_killed(harness: Harness) -> None:
     process = harness.start(
         "frog", "run", "--nodes", "2x1", "--restarts", "5", "--", *words("nodes-no-launcher", "train.steps=4000")
@@ -207,6 +215,7 @@ def test_nothing_is_left_when_the_launcher_is_killed(harness: Harness) -> None:
     wait_until(lambda: all_gone(family), 30, "agents, ranks and the store to notice")
 
 
+@pytest.mark.slow
 def test_nor_of_a_script_that_knows_nothing_of_frog(harness: Harness) -> None:
     (harness.root / "sleeper.py").write_text(
         "import os, time\nopen(f'sleeper-{os.environ[\"RANK\"]}', 'w').close()\ntime.sleep(600)\n"
@@ -220,6 +229,7 @@ def test_nor_of_a_script_that_knows_nothing_of_frog(harness: Harness) -> None:
     wait_until(lambda: all_gone(family), 20, "agent and ranks to notice")
 
 
+@pytest.mark.slow
 def test_continue_goes_on_where_the_run_of_that_name_is(harness: Harness, undisturbed: dict[str, Any]) -> None:
     """What a job that is started again by its scheduler types."""
     process = harness.start("frog", "run", "--nproc", "2", "--", *words("nodes-again"), "--continue")
@@ -234,6 +244,7 @@ def test_continue_goes_on_where_the_run_of_that_name_is(harness: Harness, undist
     assert harness.record("nodes-again")["weights_sha256"] == undisturbed["weights_sha256"]
 
 
+@pytest.mark.slow
 def test_what_has_ended_is_left_as_it_is(harness: Harness) -> None:
     record = harness.folder("nodes-again").record_json.read_bytes()
     done = harness.run("frog", *words("nodes-again"), "--continue")
@@ -241,6 +252,7 @@ def test_what_has_ended_is_left_as_it_is(harness: Harness) -> None:
     assert harness.folder("nodes-again").record_json.read_bytes() == record
 
 
+@pytest.mark.slow
 def test_continue_begins_anew_when_no_checkpoint_can_be_trusted(harness: Harness) -> None:
     folder = harness.folder("nodes-again")
     damaged: list[Path] = sorted(folder.checkpoints.glob("step_*/rank_0.safetensors"))

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from harness import Harness
 
+pytestmark = pytest.mark.slow
+
 WORKER = Path(__file__).parent / "pipeline_worker.py"
 MODEL = {
     "vocab_size": 96,

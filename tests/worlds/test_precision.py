@@ -9,6 +9,8 @@ from many_runs import train_many
 from frog.checkpoint import find_good
 from frog.events.schema import EvalEvent, StepEvent
 
+pytestmark = pytest.mark.slow
+
 HIGH = 2.0**24
 """The tiny model's gradients reach about 0.2: times this, that is far above 65504, the largest number of fp16."""
 

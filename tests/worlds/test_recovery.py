@@ -12,6 +12,8 @@ from frog.chaos.oracle import Oracle, read_oracle, recovery_problems
 from frog.events.read import RankEvents
 from frog.events.schema import CommitEvent, StartEvent
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = ("train.steps=4", "checkpoint.every=1", "eval.every=2", "eval.sample_tokens=0", "train.timeout_s=15")
 
 

@@ -16,6 +16,8 @@ from frog.events.schema import MemoryEvent, SampleEvent, StartEvent, StepEvent
 from frog.plan.measure import traffic_problems
 from frog.prove.matrix import proofs
 
+pytestmark = pytest.mark.slow
+
 RESHARD = Path(__file__).parent / "reshard_worker.py"
 MODEL = ("model.num_hidden_layers=4", "model.num_key_value_heads=4")
 BATCH = ("train.grad_accum=2", "train.global_batch_size=16")

@@ -62,6 +62,7 @@ def test_accumulation_is_a_world_in_turns(calm: Harness) -> None:
     same_run(calm, "turns", "calm-4")
 
 
+@pytest.mark.slow
 def test_the_same_world_twice_is_bitwise_the_same(calm: Harness) -> None:
     calm.train(2, "again")
     assert calm.record("again")["weights_sha256"] == calm.record("calm-2")["weights_sha256"]
@@ -96,7 +97,7 @@ def test_ranked_checkpoints(calm: Harness) -> None:
     assert names == ["manifest.json", *(f"rank_{rank}.safetensors" for rank in range(4))]
 
 
-@pytest.mark.parametrize("step", [1, 3, 6])
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(6, marks=pytest.mark.slow)])
 def test_killed_and_resumed_is_bitwise_the_undisturbed_run(calm: Harness, step: int) -> None:
     name = f"killed-{step}"
     words = ("--set", f"name={name}")
@@ -112,6 +113,7 @@ def test_killed_and_resumed_is_bitwise_the_undisturbed_run(calm: Harness, step: 
     assert not list(calm.folder(name).checkpoints.glob(".step_*"))
 
 
+@pytest.mark.slow
 def test_a_run_that_ended_between_its_last_checkpoint_and_its_record_gets_one(calm: Harness) -> None:
     calm.train(2, "no-record")
     calm.folder("no-record").record_json.unlink()
@@ -120,7 +122,7 @@ def test_a_run_that_ended_between_its_last_checkpoint_and_its_record_gets_one(ca
     assert [calm.record("no-record")[key] for key in same] == [calm.record("calm-2")[key] for key in same]
 
 
-@pytest.mark.parametrize("world_size", [1, 4])
+@pytest.mark.parametrize("world_size", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_resumed_in_another_world_takes_the_same_samples(calm: Harness, world_size: int) -> None:
     name = f"moved-{world_size}"
     calm.train(2, name, "train.steps=8")
@@ -135,7 +137,9 @@ def test_resumed_in_another_world_takes_the_same_samples(calm: Harness, world_si
     assert [(entry.world_size, entry.from_step) for entry in segments] == [(2, 0), (world_size, 4)]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
 def test_a_polite_stop_saves_and_leaves(calm: Harness, number: signal.Signals, code: int) -> None:
     name = f"stopped-{code}"
     settings = [
@@ -155,6 +159,7 @@ def test_a_polite_stop_saves_and_leaves(calm: Harness, number: signal.Signals, c
     assert "Traceback" not in out + err
 
 
+@pytest.mark.slow
 def test_a_killed_rank_is_named_and_nobody_is_left(calm: Harness) -> None:
     settings = [word for text in ("name=lost", "train.steps=5000", "checkpoint.every=1000") for word in ("--set", text)]
     process = calm.start("frog", "run", "--nproc", "2", "--", "train", "run.toml", *settings)
@@ -168,6 +173,7 @@ def test_a_killed_rank_is_named_and_nobody_is_left(calm: Harness) -> None:
     wait_until(lambda: all_gone(family), 10, "the world to go")
 
 
+@pytest.mark.slow
 def test_no_rank_outlives_its_launcher(calm: Harness) -> None:
     settings = [
         word for text in ("name=orphan", "train.steps=5000", "checkpoint.every=1000") for word in ("--set", text)
@@ -180,6 +186,7 @@ def test_no_rank_outlives_its_launcher(calm: Harness) -> None:
     wait_until(lambda: all_gone(family), 20, "the ranks to notice")
 
 
+@pytest.mark.slow
 def test_a_diverging_run_is_told_with_step_rank_and_samples(calm: Harness) -> None:
     done = calm.train(2, "nan", "optimizer.learning_rate=1e30", "optimizer.grad_clip=off", code=1)
     last = done.stderr[done.stderr.rindex("error:") :]
@@ -193,6 +200,7 @@ def test_a_diverging_run_is_told_with_step_rank_and_samples(calm: Harness) -> No
     assert "Traceback" not in last
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_passed_over(calm: Harness) -> None:
     calm.train(2, "damaged")
     path = calm.folder("damaged").checkpoint(8) / "rank_1.safetensors"
@@ -206,6 +214,7 @@ def test_a_damaged_checkpoint_is_passed_over(calm: Harness) -> None:
     assert calm.record("damaged")["weights_sha256"] == calm.record("calm-2")["weights_sha256"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("nproc", "settings", "words"),
     [
@@ -225,6 +234,7 @@ def test_bad_input_is_one_error_from_rank_0(
     assert not calm.folder("bad").path.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [("train.activation_checkpointing=true",), ("train.grad_accum=1",)])
 def test_what_must_not_change_the_numbers_does_not(calm: Harness, settings: Sequence[str]) -> None:
     name = "same-" + settings[0].split("=")[0].replace(".", "-")
@@ -232,6 +242,7 @@ def test_what_must_not_change_the_numbers_does_not(calm: Harness, settings: Sequ
     assert calm.record(name)["weights_sha256"] == calm.record("calm-1")["weights_sha256"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_mixed_precision_learns(calm: Harness, precision: str) -> None:
     calm.train(2, precision, f"train.precision={precision}", "train.steps=12")
@@ -244,6 +255,7 @@ def test_mixed_precision_learns(calm: Harness, precision: str) -> None:
     assert run["config"]["train"]["precision"] == precision
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(420)
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here, and torch.compile on a CPU needs it")
 def test_a_compiled_model_trains_to_the_same_losses(calm: Harness) -> None:
