@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections import Counter
 from pathlib import PurePosixPath
@@ -14,9 +15,14 @@ from xdist.scheduler import LoadScopeScheduling
 
 
 def pytest_configure() -> None:
-    """A shell that starts the tests in the background makes them, and all they start, deaf to Ctrl-C: hear again."""
+    """What the tests, and all they start, have of their surroundings: they hear Ctrl-C, and share the cores.
+
+    A shell that starts the tests in the background makes them deaf to it.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if "PYTEST_XDIST_WORKER" in os.environ:  # else threads wait for each other's cores, ten times as long
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 class _Scheduling(LoadScopeScheduling):

@@ -86,7 +86,7 @@ def test_every_command_of_a_page_runs(page: Path, prepared: Path, tmp_path: Path
         done = subprocess.run(
             ["bash", "-c", command],
             cwd=tmp_path,
-            env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1"},  # two pages run side by side
+            env={**os.environ, "PATH": path},
             capture_output=True,
             text=True,
             timeout=400,
