@@ -63,7 +63,7 @@ def test_the_documentation_shows_commands() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if commands_of(page)], ids=lambda page: str(page.relative_to(ROOT))
 )
@@ -89,6 +89,6 @@ def test_every_command_of_a_page_runs(page: Path, prepared: Path, tmp_path: Path
             env={**os.environ, "PATH": path},
             capture_output=True,
             text=True,
-            timeout=400,
+            timeout=240,
         )
         assert (done.returncode != 0) == command.endswith("# fails"), f"$ {command}\n{done.stdout}\n{done.stderr}"
