@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections import Counter
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 import pytest
 from harness import MODEL, RUN_FILE, Harness
@@ -54,15 +55,23 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"{total:8.1f}  {folder}")
 
 
+@pytest.fixture(scope="module")
+def harness(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Harness:
+    """A file's own folder: what the tests of another file have left there would be met as a run of the same name."""
+    root = tmp_path_factory.mktemp("harness") / "here"
+    shutil.copytree(prepared, root)
+    return Harness(root)
+
+
 @pytest.fixture(scope="session")
-def harness(tmp_path_factory: pytest.TempPathFactory) -> Harness:
-    root = tmp_path_factory.mktemp("harness")
-    made = Harness(root)
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the harness of every file of tests begins with."""
+    root = tmp_path_factory.mktemp("prepared")
     (root / "config.json").write_text(json.dumps(MODEL))
     (root / "run.toml").write_text(RUN_FILE)
     lines = "".join(
         f"{n} frogs sat on a log; {n % 7} jumped, and {n % 5} sang of the {n % 11}th pond.\n\n" for n in range(4000)
     )
     (root / "rhymes.txt").write_text(lines)
-    made.run("frog", "data", "prepare", "--corpus", "rhymes.txt", "--name", "rhymes", "--vocab-size", "300")
-    return made
+    Harness(root).run("frog", "data", "prepare", "--corpus", "rhymes.txt", "--name", "rhymes", "--vocab-size", "300")
+    return root
