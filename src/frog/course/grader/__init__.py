@@ -1,0 +1,1 @@
+"""Run what a learner wrote, in processes of its own under limits, and judge what it did."""
