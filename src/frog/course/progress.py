@@ -1,0 +1,215 @@
+"""progress.json: what a learner has done, in one readable file in the learner's folder.
+
+Whatever changes it is a function from the old to the new, which runs under a lock on the file as it is by then: two
+`frog learn` at once lose nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import math
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import msgspec
+from msgspec.structs import replace
+
+from frog import __version__
+from frog.core.errors import UsageError
+from frog.core.schema import Digest, FileName, Name, Natural, Typed, read_typed, write_typed
+from frog.core.units import time_text
+from frog.course.verdict import Verdict
+
+NAME = "progress.json"
+
+_LOCK = ".progress.lock"
+_HINT = f"restore {NAME} from a copy, or move it away and begin again with `frog learn init .`"
+
+
+class Passed(Typed, kw_only=True, frozen=True):
+    """The first check that an exercise passed."""
+
+    at: Name
+    """UTC, as all times here."""
+    by: Name
+    """Who judged: a version of Frog."""
+    seed: int
+    """`frog learn check EXERCISE --seed` repeats it."""
+
+
+class Rejected(Typed, kw_only=True, frozen=True):
+    """How often checks found one misconception."""
+
+    times: Natural
+    last: Name
+
+
+class Work(Typed, kw_only=True, frozen=True):
+    """What a learner has done on one exercise."""
+
+    shipped: dict[FileName, Digest] = msgspec.field(default_factory=dict)
+    """The course's files as the learner's folder got them, by SHA-256."""
+    checks: Natural = 0
+    passed: Passed | None = None
+    rejected: dict[Name, Rejected] = msgspec.field(default_factory=dict)
+    """By the id of the misconception."""
+    hints: Annotated[int, msgspec.Meta(ge=0, le=3)] = 0
+    """How many of the three were taken."""
+    gave_up: Name | None = None
+    """When the solution was taken before a pass."""
+
+
+class Guess(Typed, kw_only=True, frozen=True):
+    """A prediction, and what was measured after it."""
+
+    exercise: Name
+    id: Name
+    value: float
+    """In the unit of the exercise's manifest."""
+    unit: Name
+    text: Name
+    """As the learner typed it."""
+    at: Name
+    measured: float | None = None
+    measured_at: Name | None = None
+
+
+class QuizResult(Typed, kw_only=True, frozen=True):
+    """One round of `frog quiz`."""
+
+    lab: Natural | None
+    """None: mixed from all labs."""
+    at: Name
+    seed: int
+    asked: Natural
+    right: Natural
+    beliefs: tuple[str, ...] = ()
+    """Of the wrong answers."""
+
+
+class Progress(Typed, kw_only=True, frozen=True):
+    """Everything that is known of a learner."""
+
+    KIND: ClassVar[str] = "a learner's progress"
+    FORMAT: ClassVar[int | None] = 1
+
+    learner: Name
+    began: Name
+    current: Name | None = None
+    """The exercise that was worked on last."""
+    exercises: dict[Name, Work] = msgspec.field(default_factory=dict)
+    predictions: tuple[Guess, ...] = ()
+    """In the order of time."""
+    quizzes: tuple[QuizResult, ...] = ()
+
+    def work(self, exercise: str) -> Work:
+        return self.exercises.get(exercise, Work())
+
+    def with_work(self, exercise: str, work: Work) -> Progress:
+        return replace(self, exercises={**self.exercises, exercise: work})
+
+    def last_guess(self, exercise: str, prediction: str) -> Guess | None:
+        matching = (g for g in reversed(self.predictions) if (g.exercise, g.id) == (exercise, prediction))
+        return next(matching, None)
+
+
+def find_folder(start: Path) -> Path | None:
+    """The learner's folder that holds `start`, if one does."""
+    return next((folder for folder in (start, *start.parents) if is_folder(folder)), None)
+
+
+def is_folder(folder: Path) -> bool:
+    """Whether this is a learner's folder."""
+    return (folder / NAME).is_file() and (folder / "exercises").is_dir()
+
+
+def read_progress(folder: Path) -> Progress:
+    """Raises:  UsageError that names the place in the file that cannot be."""
+    try:
+        return read_typed(folder / NAME, Progress, _HINT, UsageError)
+    except FileNotFoundError:
+        raise UsageError(f"{folder / NAME}: is missing", _HINT) from None
+
+
+def update_progress(folder: Path, change: Callable[[Progress], Progress]) -> Progress:
+    """Replace what progress.json holds by what `change` makes of it; nobody else writes meanwhile."""
+    with _locked(folder):
+        before = read_progress(folder)
+        after = change(before)
+        if after != before:
+            write_typed(folder / NAME, after)
+        return after
+
+
+def begin_progress(folder: Path, learner: str) -> Progress:
+    """Write the first progress.json of a folder, unless another process just did."""
+    with _locked(folder):
+        if not (folder / NAME).exists():
+            write_typed(folder / NAME, Progress(learner=learner, began=time_text()))
+        return read_progress(folder)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    try:
+        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+    except OSError as problem:
+        raise UsageError(
+            f"{folder / NAME}: cannot be written: {problem.strerror}",
+            "free some space there, or take the folder's files into your hands (chown)",
+        ) from None
+
+
+def with_verdict(progress: Progress, verdict: Verdict) -> Progress:
+    """A check was made. What it measured closes the predictions that were made before it."""
+    if verdict.status == "broken":
+        return progress
+    now, work = time_text(), progress.work(verdict.exercise)
+    work = replace(work, checks=work.checks + 1)
+    if verdict.status == "passed" and work.passed is None:
+        work = replace(work, passed=Passed(at=now, by=f"frog {__version__}", seed=verdict.seed))
+    if verdict.status == "rejected":
+        name = verdict.misconception or "unknown"
+        times = work.rejected[name].times if name in work.rejected else 0
+        work = replace(work, rejected={**work.rejected, name: Rejected(times=times + 1, last=now)})
+    guesses = tuple(_measured(guess, verdict, now) for guess in progress.predictions)
+    return replace(progress.with_work(verdict.exercise, work), predictions=guesses, current=verdict.exercise)
+
+
+def _measured(guess: Guess, verdict: Verdict, now: str) -> Guess:
+    if guess.exercise != verdict.exercise or guess.measured is not None or guess.id not in verdict.predicted:
+        return guess
+    if not math.isfinite(verdict.predicted[guess.id]):
+        return guess
+    return replace(guess, measured=verdict.predicted[guess.id], measured_at=now)
+
+
+def with_hint(progress: Progress, exercise: str) -> Progress:
+    """One more hint was taken."""
+    work = progress.work(exercise)
+    return replace(progress.with_work(exercise, replace(work, hints=min(work.hints + 1, 3))), current=exercise)
+
+
+def with_solution(progress: Progress, exercise: str) -> Progress:
+    """The solution was taken; before a pass that is noted."""
+    work = progress.work(exercise)
+    if work.passed or work.gave_up:
+        return progress
+    return progress.with_work(exercise, replace(work, gave_up=time_text()))
+
+
+def with_guess(progress: Progress, guess: Guess) -> Progress:
+    return replace(progress, predictions=(*progress.predictions, guess), current=guess.exercise)
+
+
+def with_quiz(progress: Progress, result: QuizResult) -> Progress:
+    """For `frog quiz`: a round was taken."""
+    return replace(progress, quizzes=(*progress.quizzes, result))
