@@ -1,0 +1,267 @@
+"""`frog doctor`: each probe sees what is wrong, and what it saw becomes the right advice for each lab."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import socket
+from collections import namedtuple
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from harness import Harness, run_to_end
+
+from frog.cli import main
+from frog.course.doctor import machine, probes, tools
+from frog.course.doctor.needs import LABS, NEEDS
+from frog.course.doctor.screen import as_json, as_text
+from frog.course.doctor.seen import Seen, attempt, read_told
+from frog.course.doctor.verdict import judge
+
+WELL = {need.name: Seen(name=need.name, ok=True, text="right") for need in NEEDS}
+BY_NAME = {need.name: need for need in NEEDS}
+ALL = sorted(LABS)
+
+
+def lacking(*names: str, text: str = "not found") -> dict[str, Seen]:
+    return WELL | {name: Seen(name=name, ok=False, text=text) for name in names}
+
+
+def told(capfd: pytest.CaptureFixture[str]) -> dict[str, Seen]:
+    return {seen.name: seen for seen in read_told(capfd.readouterr().out)}
+
+
+def test_a_machine_that_has_everything_runs_every_lab() -> None:
+    assert all(judge(WELL, lab).runs and not judge(WELL, lab).instead for lab in ALL)
+    text = as_text(WELL, ALL)
+    assert [line for line in text.splitlines() if line.startswith("lab ")] == [
+        f"lab {lab}, {name}: runs" for lab, name in LABS.items()
+    ]
+    assert "for later" not in text
+
+
+@pytest.mark.parametrize("need", NEEDS, ids=lambda need: need.name.replace(" ", "-"))
+def test_whatever_is_missing_is_told_where_it_is_needed(need: object) -> None:
+    name = need.name  # type: ignore[attr-defined]
+    this, seen = BY_NAME[name], lacking(name)
+    for lab in ALL:
+        verdict = judge(seen, lab)
+        needed = lab in this.labs
+        assert verdict.runs == (not needed or this.without is not None)
+        assert verdict.instead == ((this,) if needed and this.without else ())
+    text = as_text(seen, ALL)
+    assert all(len(line) <= 80 for line in text.splitlines()), text
+    if not this.labs:
+        assert f"  optional  {name}" in text
+    assert this.without is not None or (this.macos and this.debian), "there must be something to do"
+    shown = " ".join(text.split())
+    for advice in (this.without, None if this.without and this.labs else this.macos):
+        assert advice is None or " ".join(advice.split()) in shown
+
+
+def test_names_are_unique_and_every_need_is_probed() -> None:
+    assert len(BY_NAME) == len(NEEDS)
+    in_processes = {name for probe in machine.PROBES.values() for name in probe} | tools.PROBES.keys()
+    of_ranks = {"torch", "cpu", "gpu", "fork with torch", "transformers", "accelerate", "datasets"}
+    gloo = {name for name in BY_NAME if name.startswith("gloo ")}
+    assert BY_NAME.keys() == in_processes | of_ranks | gloo | {"torchrun", "temporary folder"}
+
+
+def test_json_says_the_same() -> None:
+    data = as_json(lacking("ports", "slurm", "rust"), ALL)
+    assert json.loads(json.dumps(data))["labs"]["3"] == {
+        "runs": False,
+        "instead": {"slurm": BY_NAME["slurm"].without},
+        "install": {"ports": {"macos": BY_NAME["ports"].macos, "debian": BY_NAME["ports"].debian}},
+    }
+    states = {name: data["findings"][name]["state"] for name in ("ports", "slurm", "rust", "git")}
+    assert states == {"ports": "missing", "slurm": "instead", "rust": "optional", "git": "ok"}
+
+
+@pytest.mark.parametrize(
+    ("missing", "words", "code"),
+    [("slurm", "", 0), ("transformers", "", 1), ("transformers", "--lab 2", 0), ("transformers", "--lab 1 --json", 1)],
+)
+def test_the_exit_code_is_1_if_a_lab_does_not_run(
+    missing: str, words: str, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probes, "probe_machine", lambda deadline_s: lacking(missing))
+    assert main(["doctor", *words.split()]) == code
+
+
+def test_a_probe_that_raises_tells_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    def fails() -> str:
+        raise KeyError("first line\nsecond line")
+
+    attempt("ports", fails)
+    assert told(capfd)["ports"] == Seen(name="ports", ok=False, text="'first line\\nsecond line'")
+    assert read_told('frog-doctor: {"name": "cut sho') == []
+
+
+def test_without_tools_on_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(tools, "find_program", lambda name: name)
+    monkeypatch.setattr(tools, "_VS_CODE", tmp_path / "no app")
+    monkeypatch.setenv("TERM_PROGRAM", "")
+    for name in ("git", "shell", "make", "ssh", "jupyter", "vs code", "docker", "rust", "torchrun command"):
+        attempt(name, tools.PROBES[name])
+    seen = told(capfd)
+    assert len(seen) == 9
+    assert not any(one.ok for one in seen.values())
+    assert seen["git"].text == "not found"
+    assert seen["shell"].text == "not found: bash, grep, cat, tail, head, chmod"
+
+
+def program(folder: Path, name: str, lines: str) -> None:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{lines}\n")
+    path.chmod(0o755)
+
+
+def test_tools_that_fail_lie_or_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tools, "_PATIENCE_S", 0.5)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    program(tmp_path, "docker", "echo 'cannot connect to the engine' >&2; exit 1")
+    program(tmp_path, "git", "echo 'xcode-select: note: no developer tools were found' >&2; exit 1")
+    program(tmp_path, "grep", "echo three")
+    program(tmp_path, "rustc", "exec sleep 60")
+    program(tmp_path, "torchrun", "exit 0")
+    for name in ("docker", "git", "git identity", "shell", "rust", "torchrun command"):
+        attempt(name, tools.PROBES[name])
+    seen = {name: one.text for name, one in told(capfd).items() if not one.ok}
+    assert seen["docker"] == "cannot connect to the engine"
+    assert seen["git"].startswith("xcode-select")
+    assert seen["git identity"] == "git does not know who commits"
+    assert seen["shell"].endswith("printed 'three', where 'two' is right")
+    assert seen["rust"] == "rustc: no answer within 0.5 s"
+    assert seen["torchrun command"].startswith(f"{tmp_path}/torchrun is not this Python's")
+
+
+def test_a_host_name_that_does_not_resolve_or_only_here(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def unknown(*_: object) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setenv("FROG_NODE_NAME", "pond")
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    attempt("host name", machine.PROBES["name"]["host name"])
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [(0, 0, 0, "", ("127.0.1.1", 0))])
+    attempt("host address", machine.PROBES["name"]["host address"])
+    seen = told(capfd)
+    assert seen["host name"].text == "pond does not resolve: Name or service not known"
+    assert seen["host address"].text == "pond is 127.0.1.1, which on another machine is that machine"
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [(0, 0, 0, "", (a, 0)) for a in ("127.0.1.1", "10.0.0.7")])
+    attempt("host address", machine.PROBES["name"]["host address"])
+    assert told(capfd)["host address"].ok
+
+
+def test_a_small_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    usage, memory = namedtuple("Usage", "free"), namedtuple("Memory", "available")
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: usage(1 << 20))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory(1 << 30))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
+    monkeypatch.setattr(machine.watchfiles, "watch", lambda *_, **__: iter([set()] * 40))
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    monkeypatch.setattr(socket, "create_server", refused)
+    monkeypatch.chdir(tmp_path)
+    for name, look in (machine.PROBES["here"] | machine.PROBES["files"]).items():
+        if name not in ("fork", "spawn"):
+            attempt(name, look)
+    seen = {name: one.text for name, one in told(capfd).items() if not one.ok}
+    assert seen == {
+        "cores": "0.5 for up to 4 ranks",
+        "threads": "OMP_NUM_THREADS=8: 4 ranks x 8 threads on 0.5 cores",
+        "memory": "1.0 GiB free, where 2.0 GiB are needed",
+        "shared memory": "1.0 MiB free, where 128.0 MiB are needed",
+        "open files": "a process may open 256, where 512 are needed",
+        "ports": "[Errno 1] Operation not permitted",
+        "disk": "1.0 MiB free, where 1.0 GiB are needed",
+        "file watching": "a save in this folder was not noticed for 3 s",
+    }
+    with pytest.raises(ValueError, match="nothing can be written: No such file"):
+        machine._disk(tmp_path / "absent")
+
+
+WRONG_AVG = """
+import os, sys
+import torch.distributed as dist
+right = dist.all_reduce
+def all_reduce(x, op, group):
+    right(x, dist.ReduceOp.SUM if op == dist.ReduceOp.AVG else op, group)
+def fails(*_, **__):
+    raise RuntimeError("reduce_scatter: not for you\\nand a second line")
+dist.all_reduce, dist.reduce_scatter = all_reduce, fails
+dist.scatter = lambda *_, **__: os._exit(3)
+from frog.course.doctor.rank import main
+main(int(sys.argv[1]), sys.argv[2])
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_gloo_that_averages_wrongly_and_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """AVG that only adds, as in some releases; an operation that is refused; a rank that crashes."""
+    monkeypatch.chdir(tmp_path)
+    seen = probes.probe_machine(60, ["-c", WRONG_AVG])
+    assert seen["gloo all_reduce SUM"].text == "right"
+    found, right = "[5.0, 9.0, 6.0, 7.0]", "[2.5, 4.5, 3, 3.5]"
+    assert seen["gloo all_reduce AVG"].text == f"wrong: {found} in float32, where {right} is right"
+    assert seen["gloo reduce_scatter"].text == "reduce_scatter: not for you"
+    assert seen["gloo gather"].ok
+    for name in ("gloo barrier", "transformers"):
+        assert seen[name].text.startswith("its probe (rank 0) ended with 3"), seen[name]
+    assert seen["torchrun"].ok
+    assert not any(tmp_path.iterdir())
+    assert [need.name for need in judge(seen, 2).instead if need.name.startswith("gloo")] == [
+        "gloo all_reduce AVG",
+        "gloo reduce_scatter",
+        "gloo scatter",
+        "gloo all_to_all",
+    ]
+
+
+def test_the_barrier_is_held_to_its_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    from frog.course.doctor import rank
+
+    monkeypatch.setattr(rank, "dist", SimpleNamespace(barrier=lambda group: None))
+    for others_came in (True, False):
+        store = SimpleNamespace(check=lambda names, came=others_came: came)
+        with contextlib.nullcontext() if others_came else pytest.raises(ValueError, match="before rank 1 had come"):
+            rank._barrier(store, 0, None)
+
+
+@pytest.mark.timeout(120)
+def test_the_command_ends_at_its_deadline_and_leaves_nothing(tmp_path: Path) -> None:
+    here = Harness(tmp_path)
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    started = here.start("frog", "doctor", "--deadline", "0.2", env={"TMPDIR": str(temporary)})
+    out, err = run_to_end(started, 60)
+    assert started.returncode == 1, err
+    assert "Traceback" not in out + err
+    assert "no answer within 0.2 s" in " ".join(out.split())
+    assert list(temporary.iterdir()) == []
+    assert [process.pid for process in psutil.process_iter(["cmdline"]) if str(temporary) in str(process.info)] == []
+
+
+@pytest.mark.timeout(180)
+def test_this_machine_runs_lab_2(tmp_path: Path) -> None:
+    data = json.loads(Harness(tmp_path).run("frog", "doctor", "--lab", "2", "--json", "--deadline", "90").stdout)
+    wrong = {name: one for name, one in data["findings"].items() if one["state"] == "missing" and 2 in one["labs"]}
+    assert wrong == {}
+    gloo = {name: one["found"] for name, one in data["findings"].items() if name.startswith("gloo ")}
+    assert len(gloo) == 14
+    assert list(tmp_path.iterdir()) == []
