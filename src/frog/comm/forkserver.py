@@ -88,8 +88,8 @@ class ForkedRank:
 class ForkServer:
     """The agent's end of a fork server."""
 
-    def __init__(self, requests: socket.socket) -> None:
-        self._requests = requests
+    def __init__(self, requests: socket.socket, pid: int) -> None:
+        self._requests, self.pid = requests, pid
         self._loaded_with = child_env()
         self._number = 0
 
@@ -123,11 +123,11 @@ def start_fork_server(module: str | None) -> ForkServer | None:
         return None
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     agent = os.getpid()
-    if os.fork() == 0:
+    if (pid := os.fork()) == 0:
         ours.close()
         _serve(theirs, module, agent)
     theirs.close()
-    return ForkServer(ours)
+    return ForkServer(ours, pid)
 
 
 def _has_one_thread() -> bool:

@@ -1,0 +1,84 @@
+"""Frames between the judge and the processes of a learner: values as bytes, never as pickles.
+
+What comes from a learner's process is data of a stranger. It becomes plain values and tensors, and nothing in it is
+ever run.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+MOST_BYTES = 256 << 20
+"""Of a frame."""
+
+_LENGTH = struct.Struct("<Q")
+_TENSOR = 1
+_DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+
+
+class NotPlain(Exception):
+    """A value that is neither plain data nor a tensor; or bytes that are no frame."""
+
+
+def pack(value: Any) -> bytes:
+    """A frame: its length, then the value. Raises NotPlain."""
+    try:
+        body = msgspec.msgpack.encode(value, enc_hook=_plain)
+    except (TypeError, OverflowError, ValueError, RecursionError) as problem:
+        raise NotPlain(str(problem)) from None
+    return _LENGTH.pack(len(body)) + body
+
+
+class Frames:
+    """Frames out of a stream of bytes that come in pieces."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Any]:
+        """The values that are whole with these bytes. Raises NotPlain."""
+        self._rest += data
+        while len(self._rest) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._rest)
+            if length > MOST_BYTES:
+                raise NotPlain(f"a frame of {length} bytes")
+            if len(self._rest) < _LENGTH.size + length:
+                return
+            body = bytes(self._rest[_LENGTH.size : _LENGTH.size + length])
+            del self._rest[: _LENGTH.size + length]
+            yield unpack(body)
+
+
+def unpack(body: bytes) -> Any:
+    """The value of a frame without its length. Raises NotPlain."""
+    try:
+        return msgspec.msgpack.decode(body, ext_hook=_tensor)
+    except (msgspec.DecodeError, TypeError, ValueError, KeyError, RuntimeError, RecursionError) as problem:
+        raise NotPlain(str(problem)) from None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        value = torch.from_numpy(np.ascontiguousarray(value))
+    if isinstance(value, torch.Tensor):
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        data = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+        return msgspec.msgpack.Ext(_TENSOR, msgspec.msgpack.encode([str(value.dtype), list(value.shape), data]))
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} is no plain value")
+
+
+def _tensor(code: int, data: memoryview) -> torch.Tensor:
+    if code != _TENSOR:
+        raise ValueError(f"an extension {code}")
+    dtype, shape, raw = msgspec.msgpack.decode(data, type=tuple[str, list[int], bytes])
+    if not raw:
+        return torch.empty(shape, dtype=_DTYPES[dtype])
+    return torch.frombuffer(bytearray(raw), dtype=_DTYPES[dtype]).reshape(shape)

@@ -1,0 +1,156 @@
+"""Bounds of a learner's process: what it may touch, and whether it has changed what it must not.
+
+An audit hook of the interpreter hears of each file that is opened, each program that is started, each fork, and more.
+It cannot be taken away again, and no Python code runs around it. What goes out of bounds is reported to the judge at
+once, and refused: to catch the error does not help.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+_STARTS = {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "pty.spawn", "os.startfile"}
+_FORKS = {"os.fork", "os.forkpty"}
+_SIGNALS = {"os.kill", "os.killpg", "signal.pthread_kill"}
+_LOOKS_INSIDE = {
+    "gc.get_objects",
+    "gc.get_referrers",
+    "gc.get_referents",
+    "ctypes.dlopen",
+    "ctypes.dlsym",
+    "ctypes.dlsym/handle",
+    "ctypes.call_function",
+    "ctypes.string_at",
+    "ctypes.wstring_at",
+}
+_CHANGES = {
+    "os.remove": 1,
+    "os.rename": 2,
+    "os.rmdir": 1,
+    "os.mkdir": 1,
+    "os.truncate": 1,
+    "os.chmod": 1,
+    "os.chown": 1,
+    "os.link": 2,
+    "os.symlink": 2,
+    "os.utime": 1,
+    "shutil.rmtree": 1,
+    "shutil.move": 2,
+    "sqlite3.connect": 1,
+}
+"""Events that change files, and how many of their first arguments are paths."""
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_LISTS = {"os.listdir", "os.scandir", "glob.glob"}
+_LOOPBACK = ("127.", "::1", "localhost", "::ffff:127.")
+_ANYONES = ("/dev/null", "/dev/shm", "/dev/tty")
+
+Report = Callable[[str, str], None]
+"""Takes an id (`looked-it-up`) and what was seen."""
+
+
+def set_bounds(report: Report, labs: Path, scratch: Path) -> None:
+    """From now on and for good, this process may not leave `scratch`, nor look into `labs`."""
+    sys.addaudithook(_Bounds(report, os.path.realpath(labs), os.path.realpath(scratch)))
+
+
+class _Bounds:
+    """What is refused, by event."""
+
+    def __init__(self, report: Report, labs: str, scratch: str) -> None:
+        self._report, self._labs, self._scratch = report, labs, scratch
+        self._checks: dict[str, Callable[[str, tuple[Any, ...]], None]] = {
+            "open": self._open,
+            "import": self._import,
+            "socket.connect": self._connect,
+            **dict.fromkeys(_LISTS, self._list),
+            **dict.fromkeys(_FORKS, self._fork),
+            **dict.fromkeys(_STARTS, self._start),
+            **dict.fromkeys(_SIGNALS, self._signal),
+            **dict.fromkeys(_CHANGES, self._change),
+            **dict.fromkeys(_LOOKS_INSIDE, self._look),
+        }
+
+    def __call__(self, event: str, args: tuple[Any, ...]) -> None:
+        if (check := self._checks.get(event)) is not None:
+            check(event, args)
+
+    def _refuse(self, what: str, seen: str) -> None:
+        self._report(what, seen)
+        raise PermissionError(f"{seen} The course does not let an exercise do that.")
+
+    def _is_own(self, path: str) -> bool:
+        return _is_in(path, self._scratch) or path.startswith(_ANYONES)
+
+    def _open(self, event: str, args: tuple[Any, ...]) -> None:
+        path, flags = _place(args[0]), args[2]
+        if not path:
+            return
+        if _is_in(path, self._labs):
+            self._refuse("looked-it-up", f"It opened {os.path.basename(path)}, which belongs to the course.")
+        writes = isinstance(flags, int) and flags & _WRITES
+        if (writes or os.path.isdir(path)) and not self._is_own(path):
+            self._refuse("outside", f"It opened {path}{' for writing' if writes else ''}.")
+
+    def _list(self, event: str, args: tuple[Any, ...]) -> None:
+        if _is_in(_place(args[0]), self._labs):
+            self._refuse("looked-it-up", "It listed the folders of the course.")
+
+    def _import(self, event: str, args: tuple[Any, ...]) -> None:
+        if str(args[0]).startswith("frog.course"):
+            self._refuse("looked-it-up", f"It imported {args[0]}.")
+
+    def _connect(self, event: str, args: tuple[Any, ...]) -> None:
+        address = args[1]
+        if isinstance(address, tuple) and not str(address[0]).startswith(_LOOPBACK):
+            self._refuse("outside", f"It connected to {address[0]}.")
+
+    def _fork(self, event: str, args: tuple[Any, ...]) -> None:
+        self._refuse("too-many-processes", "It forked a process.")
+
+    def _start(self, event: str, args: tuple[Any, ...]) -> None:
+        self._refuse("outside", f"It started a program ({event}: {str(args[0])[:60]}).")
+
+    def _signal(self, event: str, args: tuple[Any, ...]) -> None:
+        if event == "os.killpg" or args[0] != os.getpid():
+            self._refuse("outside", f"It sent a signal to another process ({event}).")
+
+    def _change(self, event: str, args: tuple[Any, ...]) -> None:
+        for path in map(_place, args[: _CHANGES[event]]):
+            if path and not self._is_own(path):
+                self._refuse("outside", f"It changed {path} ({event}).")
+
+    def _look(self, event: str, args: tuple[Any, ...]) -> None:
+        self._refuse("patched", f"It reached into the interpreter ({event}).")
+
+
+def _place(path: Any) -> str:
+    """Where a path leads; "" for what is none, such as the number of an open file."""
+    return os.path.realpath(os.fsdecode(path)) if isinstance(path, (str, bytes, os.PathLike)) and path else ""
+
+
+def _is_in(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(f"{folder}{os.sep}")
+
+
+class Snapshot:
+    """Functions and classes as they were before the learner's code came."""
+
+    def __init__(self, modules: list[ModuleType | type]) -> None:
+        self._before = [
+            (place, {k: v for k, v in vars(place).items() if callable(v)}) for place in [*modules, builtins]
+        ]
+
+    def changed(self) -> str | None:
+        """The first that is another now: `torch.equal`."""
+        for place, before in self._before:
+            now = vars(place)
+            for name, value in before.items():
+                if now.get(name) is not value:
+                    return f"{place.__name__}.{name}"
+        return None

@@ -1,0 +1,105 @@
+"""One check: the exercise's `check.py` judges what the learner's code does in processes of its own."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+from frog.comm.forkserver import start_fork_server
+from frog.core.schema import Typed
+from frog.course.exercise import Exercise
+from frog.course.grader.general import general
+from frog.course.grader.grade import Grade, Rejected
+from frog.course.grader.world import Failure
+from frog.course.verdict import Verdict
+
+_KEPT_OUTPUT = 4000
+
+
+class Request(Typed, kw_only=True, frozen=True):
+    """What is to be checked."""
+
+    exercise: str
+    """Its folder."""
+    files: dict[str, bytes]
+    seed: int
+
+
+def judge(request: Request) -> Verdict:
+    """Check a learner's files. Never raises: what goes wrong in the grader itself is a verdict too."""
+    start = time.monotonic()
+    exercise = Exercise(Path(request.exercise))
+    server = start_fork_server("frog.course.grader.rank")
+    scratch = Path(tempfile.mkdtemp(prefix="frog-check-"))
+    folder = scratch / "files"
+    folder.mkdir()
+    for name, data in request.files.items():
+        (folder / name).write_bytes(data)
+    grade = Grade(exercise, folder, request.seed, server, scratch)
+    failure: Failure | None = None
+    try:
+        _parse(grade, request.files)
+        sys.path.insert(0, str(exercise.folder))
+        sys.dont_write_bytecode = True
+        _load(exercise.folder / "check.py").check(grade)
+    except Rejected as rejected:
+        failure = rejected.failure
+    except Exception:
+        failure = Failure("broken", f"The check itself failed: {traceback.format_exc(limit=-4)}", 0)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return _verdict(grade, failure, dict(request.files) == exercise.stub(), time.monotonic() - start)
+
+
+def _parse(grade: Grade, files: dict[str, bytes]) -> None:
+    """Reject what is no Python, before anything runs."""
+    for name in files:
+        if name.endswith(".py"):
+            try:
+                ast.parse(grade.text(name), name)
+            except (SyntaxError, ValueError, RecursionError, MemoryError) as problem:
+                line = getattr(problem, "lineno", None)
+                where = f"{name}:{line}" if line else name
+                grade.reject("not-python", f"{where}: {getattr(problem, 'msg', problem)}.", where=where)
+
+
+def _load(path: Path) -> Any:
+    module = ModuleType(path.stem)
+    module.__file__ = str(path)
+    exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
+    return module
+
+
+def _verdict(grade: Grade, failure: Failure | None, is_stub: bool, seconds: float) -> Verdict:
+    about: dict[str, Any] = {
+        "exercise": grade.exercise.id,
+        "seed": grade.seed,
+        "seconds": round(seconds, 3),
+        "worlds": tuple(dict.fromkeys(grade.worlds)),
+        "output": grade.output[-_KEPT_OUTPUT:],
+    }
+    if failure is None:
+        about |= {"measured": tuple(grade.lines), "predicted": grade.predictions, "notes": tuple(grade.notes)}
+        return Verdict(status="passed", **about)
+    unsolved = failure.is_unsolved or is_stub
+    status: Literal["broken", "unsolved", "rejected"] = (
+        "broken" if failure.id == "broken" else "unsolved" if unsolved else "rejected"
+    )
+    known = grade.exercise.misconception(failure.id) or general().get(failure.id)
+    return Verdict(
+        status=status,
+        misconception=failure.id,
+        observed=failure.observed,
+        belief=known.belief if known else None,
+        question=known.question if known else None,
+        drawing=failure.drawing,
+        where=failure.where or None,
+        **about,
+    )

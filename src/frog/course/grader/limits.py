@@ -1,0 +1,111 @@
+"""What the processes of a learner use, looked at from outside: computing, memory, processes, files."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+MOST_BYTES = 2 << 30
+"""Of memory, beyond what a process has that has torch loaded."""
+MOST_PROCESSES = 32
+MOST_SCRATCH_BYTES = 256 << 20
+MOST_OUTPUT_BYTES = 4 << 20
+IDLE_S = 3.0
+"""How long all may sleep, without a frame and without computing, until that counts as for ever."""
+MOST_WALL_S = 90.0
+"""Of anything, however loaded the machine is."""
+
+
+@dataclass
+class Breach:
+    """A limit that was met."""
+
+    id: str
+    observed: str
+    rank: int
+
+
+@dataclass
+class Watch:
+    """Looks at processes now and then. `seconds`: of computing that each may need from when it was ready."""
+
+    pids: Sequence[int]
+    seconds: float
+    scratch: Path
+    began: dict[int, float] = field(default_factory=dict)
+    """Seconds of computing of each when it was ready."""
+    stirred: float = field(default_factory=time.monotonic)
+    """When something was last seen to happen."""
+    _used: dict[int, float] = field(default_factory=dict)
+    _memory: dict[int, int] = field(default_factory=dict)
+    _start: float = field(default_factory=time.monotonic)
+
+    def look(self, ended: set[int]) -> Breach | None:
+        """The first limit that one of those that still run has met."""
+        sleeping = True
+        for rank, pid in enumerate(self.pids):
+            if rank in ended:
+                continue
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                process = psutil.Process(pid)
+                if (breach := self._process(rank, process)) is not None:
+                    return breach
+                sleeping = sleeping and process.status() in (psutil.STATUS_SLEEPING, psutil.STATUS_STOPPED)
+        if not sleeping:
+            self.stirred = time.monotonic()
+        return self._world(min(set(range(len(self.pids))) - ended, default=0))
+
+    def _process(self, rank: int, process: psutil.Process) -> Breach | None:
+        times, memory = process.cpu_times(), process.memory_info().rss
+        used = times.user + times.system
+        if used > self._used.get(rank, 0.0) + 0.005:
+            self._used[rank], self.stirred = used, time.monotonic()
+        if rank not in self.began:
+            self._memory[rank] = memory
+        elif memory > self._memory.get(rank, 0) + MOST_BYTES:
+            return Breach("too-much-memory", f"rank {rank} took more than {MOST_BYTES >> 30} GiB of memory.", rank)
+        elif used - self.began[rank] > self.seconds:
+            text = f"rank {rank} had computed for {self.seconds:g} s and had not come to an end."
+            return Breach("never-ends", text, rank)
+        if (count := len(process.children(recursive=True))) > MOST_PROCESSES:
+            return Breach("too-many-processes", f"rank {rank} had {count} processes.", rank)
+        return None
+
+    def _world(self, rank: int) -> Breach | None:
+        now = time.monotonic()
+        if now - self.stirred > IDLE_S:
+            text = f"For {IDLE_S:g} s nobody computed and nobody sent anything: it waits for what does not come."
+            return Breach("never-ends", text, rank)
+        if now - self._start > MOST_WALL_S:
+            return Breach("never-ends", f"After {MOST_WALL_S:g} s it had not come to an end.", rank)
+        if (size := folder_bytes(self.scratch)) > MOST_SCRATCH_BYTES:
+            return Breach("too-many-files", f"It wrote {size >> 20} MiB of files.", rank)
+        return None
+
+
+def folder_bytes(folder: Path) -> int:
+    """Bytes of all files under a folder that may be changing."""
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            total += path.lstat().st_size
+    return total
+
+
+def end_descendants(keep: Sequence[int] = ()) -> None:
+    """Kill all that this process has started, and what those have, but for some, until none is left."""
+    me = psutil.Process()
+    for _ in range(100):
+        family = [process for process in me.children(recursive=True) if process.pid not in keep]
+        alive = [process for process in family if process.status() != psutil.STATUS_ZOMBIE]
+        for process in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        if not alive:
+            return
+        psutil.wait_procs(alive, timeout=1)

@@ -1,0 +1,90 @@
+"""A process that has torch loaded and waits: `python -m frog.course.grader.reserve FD`. Each check is a fork of it."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import signal
+import sys
+from multiprocessing.connection import Connection, wait
+
+import msgspec
+import torch
+
+from frog.course.grader import rank
+from frog.course.grader.judge import Request, judge
+from frog.course.verdict import Verdict
+
+_DIE_WITH_PARENT = 1
+"""PR_SET_PDEATHSIG of <sys/prctl.h>."""
+
+MOST_S = 300.0
+"""Of one check."""
+
+
+def main(descriptor: int) -> None:
+    """Answer each request with a verdict, until the other end closes."""
+    torch.set_num_threads(1)
+    _load()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.freeze()
+    with Connection(descriptor) as client:
+        client.send_bytes(b"ready")
+        while True:
+            try:
+                request = msgspec.msgpack.decode(client.recv_bytes(), type=Request)
+            except (EOFError, OSError):
+                return
+            client.send_bytes(msgspec.json.encode(_checked(request, client)))
+
+
+def _load() -> None:
+    """What ranks need, and what torch itself loads late: an optimizer's first step imports a compiler."""
+    assert rank.main is not None
+    layer = torch.nn.Linear(1, 1)
+    for kind in (torch.optim.SGD, torch.optim.AdamW):
+        layer(torch.ones(1)).backward()
+        kind(layer.parameters(), lr=0.1).step()
+
+
+def _checked(request: Request, client: Connection) -> Verdict:
+    """The verdict of a judge that is forked, if that is safe here; it is ended if the client goes away."""
+    if not sys.platform.startswith("linux"):
+        return judge(request)
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reading)
+        client.close()
+        _be_judge(request, writing)
+    os.close(writing)
+    try:
+        with Connection(reading, writable=False) as answer:
+            if answer in wait([answer, client], MOST_S):
+                return msgspec.json.decode(answer.recv_bytes(), type=Verdict)
+    except EOFError:
+        return _broken(request, "The grader's own process ended.")
+    finally:
+        os.killpg(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    return _broken(request, f"The check did not end within {MOST_S:g} s.")
+
+
+def _be_judge(request: Request, writing: int) -> None:
+    try:
+        os.setsid()
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        Connection(writing, readable=False).send_bytes(msgspec.json.encode(judge(request)))
+    finally:
+        os._exit(0)
+
+
+def _broken(request: Request, why: str) -> Verdict:
+    name = "/".join(request.exercise.split("/")[-2:])
+    return Verdict(exercise=name, status="broken", misconception="broken", observed=why, seed=request.seed, seconds=0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,396 @@
+"""A world of processes that run what a learner wrote: started, matched, watched, ended. The judge's side."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import secrets
+import selectors
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from frog.comm.forkserver import ForkedRank, ForkServer
+from frog.core.env import child_env
+from frog.course.grader.codec import Frames, NotPlain, pack
+from frog.course.grader.drawing import draw
+from frog.course.grader.gate import Gate, Operation
+from frog.course.grader.limits import MOST_OUTPUT_BYTES, Breach, Watch, end_descendants
+
+_KINDS = {"SystemExit": "exited", "MemoryError": "too-much-memory", "SyntaxError": "not-python"}
+"""What errors are called that are more than an error."""
+
+_LOOK_S = 0.05
+_GRACE_S = 1.0
+_KEPT_OUTPUT = 16 << 10
+_MOST_SENDING_S = 20.0
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a world is to run."""
+
+    size: int
+    case: Any
+    work: str
+    held: int | None
+    env: Sequence[Mapping[str, str]]
+    """For each rank."""
+    join: bool
+    seconds: float
+    folder: Path
+    """With the learner's files."""
+    files: Mapping[str, bytes]
+    functions: Sequence[str]
+    ranks: bytes
+    """The exercise's ranks.py."""
+    labs: Path
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a world did not come to its end."""
+
+    id: str
+    observed: str
+    rank: int
+    where: str = ""
+    drawing: str | None = None
+    is_unsolved: bool = False
+    """A stub said that it is to be filled in."""
+
+
+@dataclass(frozen=True)
+class Call(Operation):
+    """An operation that a rank came to; whether it waited for it, if it was asynchronous."""
+
+    waited: bool = True
+
+
+@dataclass
+class World:
+    """What came of a world."""
+
+    size: int
+    folder: Path
+    """What the ranks have left."""
+    values: list[Any]
+    """What `work` returned on each rank; None where it did not."""
+    output: list[str]
+    calls: list[list[Call]]
+    failure: Failure | None = None
+    picture: str = ""
+
+    def count(self, op: str, rank: int = 0) -> int:
+        """How many operations of that name a rank came to."""
+        return sum(call.op == op for call in self.calls[rank])
+
+    def drawing(self) -> str:
+        """Who waited for whom, in lines of text."""
+        return self.picture
+
+
+@dataclass
+class _Rank:
+    """One process, as the judge sees it."""
+
+    process: ForkedRank | subprocess.Popen[bytes]
+    line: socket.socket | None = None
+    frames: Frames = field(default_factory=Frames)
+    output: bytearray = field(default_factory=bytearray)
+    num_output_bytes: int = 0
+    is_ready: bool = False
+    value: Any = None
+    ended: str = ""
+    waited: set[int] = field(default_factory=set)
+
+
+def run_world(task: Task, server: ForkServer | None, scratch: Path) -> World:
+    """Run a task in `task.size` processes, until all have returned or it is certain that they won't."""
+    return _Running(task, server, scratch).run()
+
+
+class _Running:
+    """A world that runs."""
+
+    def __init__(self, task: Task, server: ForkServer | None, scratch: Path) -> None:
+        self._task, self._server, self._scratch = task, server, scratch
+        self._gate = Gate(task.size)
+        self._ranks: list[_Rank] = []
+        self._failure: Failure | None = None
+        self._doomed = math.inf
+        """Since when it is certain that a rank waits in vain; the others are let run to where they stand."""
+        self._selector = selectors.DefaultSelector()
+        self._token = secrets.token_hex(16)
+        self._meeting = Path(tempfile.mkdtemp(prefix="frog-learn-"))
+
+    def run(self) -> World:
+        try:
+            with socket.socket(socket.AF_UNIX) as door:
+                door.bind(str(self._meeting / "door"))
+                door.listen()
+                self._selector.register(door, selectors.EVENT_READ, self._welcome)
+                self._start(str(self._meeting / "door"))
+                self._watch()
+        finally:
+            self._end()
+        return self._world()
+
+    # ---- start and end -----------------------------------------------------------------------------------------------
+
+    def _start(self, address: str) -> None:
+        for rank in range(self._task.size):
+            words = ["-m", "frog.course.grader.rank", address, str(rank), self._token]
+            command = [sys.executable, "-u", *words]
+            env = child_env()
+            forked = self._server.fork(command, env) if self._server is not None else None
+            self._ranks.append(_Rank(forked or subprocess.Popen(command, env=env, start_new_session=True)))
+        self._limits = Watch([rank.process.pid for rank in self._ranks], self._task.seconds, self._scratch)
+
+    def _end(self) -> None:
+        for rank in self._ranks:
+            if rank.process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(rank.process.pid, 9)
+                rank.process.wait()
+            if rank.line is not None:
+                rank.line.close()
+        for _ in range(64):  # what they had printed
+            if not [key.data(key.fileobj) for key, _ in self._selector.select(0)]:
+                break
+        end_descendants(keep=[self._server.pid] if self._server is not None else [])
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.fileobj, socket.socket):
+                key.fileobj.close()
+        self._selector.close()
+        shutil.rmtree(self._meeting, ignore_errors=True)
+
+    def _world(self) -> World:
+        calls = [
+            [
+                Call(**{**vars(operation), "waited": not operation.is_async or number in rank.waited})
+                for number, operation in enumerate(state.operations)
+            ]
+            for rank, state in zip(self._ranks, self._gate.ranks, strict=True)
+        ]
+        output = [bytes(rank.output).decode(errors="replace") for rank in self._ranks]
+        values = [rank.value for rank in self._ranks]
+        return World(self._task.size, self._scratch, values, output, calls, self._failure, draw(self._gate))
+
+    # ---- events ------------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        while self._failure is None and not all(rank.ended for rank in self._ranks):
+            for key, _ in self._selector.select(_LOOK_S):
+                key.data(key.fileobj)
+                if self._failure is not None:
+                    return
+            for number, rank in enumerate(self._ranks):
+                if not rank.ended and rank.process.poll() is not None:
+                    self._drain(number)
+                    if not rank.ended and self._failure is None:
+                        self._gone(number)
+            if self._doomed < math.inf:
+                self._go_on()
+            if self._failure is None:
+                ended = {number for number, rank in enumerate(self._ranks) if rank.ended}
+                breach = self._limits.look(ended)
+                if breach is not None:
+                    self._breach(breach)
+
+    def _drain(self, number: int) -> None:
+        """Read what an ended process had still sent."""
+        line = self._ranks[number].line
+        while line is not None and not self._ranks[number].ended and self._failure is None:
+            try:
+                if not (data := line.recv(1 << 20)):
+                    return
+            except OSError:
+                return
+            self._feed(number, data)
+
+    def _welcome(self, door: socket.socket) -> None:
+        """Take a connection; its first frame says whose it is."""
+        connection, _ = door.accept()
+        connection.setblocking(False)
+        frames = Frames()
+
+        def first(_: Any) -> None:
+            with contextlib.suppress(BlockingIOError):
+                data = connection.recv(1 << 16)
+                said = next(iter(frames.feed(data)), None) if data else None
+                if isinstance(said, dict) and said.get("token") == self._token:
+                    self._selector.unregister(connection)
+                    self._recognize(connection, int(said["rank"]), said["type"])
+                elif not data:
+                    self._selector.unregister(connection)
+                    connection.close()
+
+        self._selector.register(connection, selectors.EVENT_READ, first)
+
+    def _recognize(self, connection: socket.socket, number: int, kind: str) -> None:
+        rank = self._ranks[number]
+        if kind == "output":
+            self._selector.register(connection, selectors.EVENT_READ, lambda _: self._print(number, connection))
+            return
+        rank.line = connection
+        task = self._task
+        self._say(
+            number,
+            {
+                "scratch": str(self._scratch),
+                "folder": str(task.folder),
+                "files": dict(task.files),
+                "functions": list(task.functions),
+                "join": task.join,
+                "meeting": str(self._meeting / "store"),
+                "size": task.size,
+                "held": task.held,
+                "ranks": task.ranks,
+                "work": task.work,
+                "env": dict(task.env[number]),
+                "case": task.case,
+                "bounds": [str(task.labs), str(self._scratch)],
+            },
+        )
+        self._selector.register(connection, selectors.EVENT_READ, lambda _: self._read(number))
+
+    def _print(self, number: int, connection: socket.socket) -> None:
+        rank = self._ranks[number]
+        try:
+            data = connection.recv(1 << 16)
+        except OSError:
+            data = b""
+        if not data:
+            self._selector.unregister(connection)
+            connection.close()
+            return
+        rank.num_output_bytes += len(data)
+        rank.output = (rank.output + data)[-_KEPT_OUTPUT:]
+        if rank.num_output_bytes > MOST_OUTPUT_BYTES:
+            self._breach(
+                Breach("too-much-output", f"rank {number} printed more than {MOST_OUTPUT_BYTES >> 20} MiB.", number)
+            )
+
+    def _read(self, number: int) -> None:
+        line = self._ranks[number].line
+        assert line is not None
+        try:
+            data = line.recv(1 << 20)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._selector.unregister(line)
+            return
+        self._feed(number, data)
+
+    def _feed(self, number: int, data: bytes) -> None:
+        self._limits.stirred = time.monotonic()
+        try:
+            for said in self._ranks[number].frames.feed(data):
+                if self._failure is None:
+                    self._hear(number, said)
+        except (NotPlain, KeyError, TypeError, ValueError, AttributeError):
+            self._fail("patched", f"rank {number} sent the grader what the grader did not ask for.", number)
+
+    def _say(self, number: int, message: dict[str, Any]) -> None:
+        line = self._ranks[number].line
+        assert line is not None
+        line.settimeout(_MOST_SENDING_S)
+        with contextlib.suppress(OSError):  # it is gone, or does not listen: both are met elsewhere
+            line.sendall(pack(message))
+        line.setblocking(False)
+
+    # ---- what ranks say ----------------------------------------------------------------------------------------------
+
+    def _hear(self, number: int, said: dict[str, Any]) -> None:
+        rank, kind = self._ranks[number], said["type"]
+        if kind == "ready":
+            rank.is_ready = True
+            self._limits.began[number] = float(said["seconds"])
+        elif kind == "enter":
+            about = said["operation"]
+            self._gate.enter(
+                number, Operation(**{**about, "group": tuple(about["group"]), "sizes": tuple(about["sizes"])})
+            )
+        elif kind == "wait":
+            rank.waited.add(int(said["number"]))
+            self._gate.wait(number, int(said["number"]))
+        elif kind == "violation":
+            self._fail(str(said["id"]), f"On rank {number}: {said['seen']}", number)
+        elif kind == "error":
+            self._error(number, said)
+        elif kind == "result":
+            rank.value, rank.ended = said["value"], "returned"
+            self._gate.finish(number, "returned")
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Let those go on whose partners have come, the one that is held back last; see what can't come together."""
+        if self._failure is not None:
+            return
+        free = [] if self._gate.clash else self._gate.release()
+        for number, sender in sorted(free, key=lambda one: one[0] == self._task.held):
+            self._say(number, {"from": sender})
+        problem = self._gate.problem()
+        self._doomed = min(self._doomed, time.monotonic()) if problem else math.inf
+        if problem and (self._gate.clash or self._gate.all_stand or time.monotonic() > self._doomed + _GRACE_S):
+            self._fail(problem.id, problem.observed, problem.ranks[0], drawing=draw(self._gate))
+
+    def _error(self, number: int, said: dict[str, Any]) -> None:
+        rank = self._ranks[number]
+        name, text, where = str(said["name"]), str(said["text"]), str(said["where"])
+        rank.ended = "failed"
+        self._gate.finish(number, f"failed with {name}")
+        kind = "too-many-files" if said.get("errno") in (errno.EMFILE, errno.EFBIG) else _KINDS.get(name, "raised")
+        place = f" at {where}" if where else ""
+        trace = "".join(f"\n    {line}" for line in said["trace"]) if len(said["trace"]) > 1 else ""
+        self._fail(
+            kind,
+            f"rank {number} raised {name}{place}: {text.strip() or 'no text'}{trace}",
+            number,
+            where=where,
+            is_unsolved=name == "NotImplementedError" and "fill in" in text,
+        )
+
+    def _gone(self, number: int) -> None:
+        """A process has ended and has not said that it returned."""
+        rank = self._ranks[number]
+        code = rank.process.poll()
+        rank.ended = "gone"
+        self._gate.finish(number, "ended")
+        if not rank.is_ready:
+            self._fail(
+                "broken",
+                f"rank {number} ended with {code} before it was ready:\n{rank.output.decode(errors='replace')}",
+                number,
+            )
+        elif code is not None and code < 0:
+            self._fail("crashed", f"rank {number}'s interpreter was ended by signal {-code}.", number)
+        else:
+            self._fail(
+                "exited", f"rank {number}'s process ended with exit code {code} before the function returned.", number
+            )
+
+    def _breach(self, breach: Breach) -> None:
+        self._fail(breach.id, breach.observed, breach.rank, drawing=draw(self._gate) if self._task.size > 1 else None)
+
+    def _fail(self, kind: str, observed: str, rank: int, **more: Any) -> None:
+        if self._failure is None:
+            self._failure = Failure(kind, observed, rank, **more)
+
+
+def _operation(about: dict[str, Any]) -> Operation:
+    """What a rank says that it comes to. Raises TypeError, KeyError or ValueError if it is something else."""
+    return Operation(**{**about, "group": tuple(map(int, about["group"])), "sizes": tuple(map(str, about["sizes"]))})

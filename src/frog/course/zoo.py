@@ -1,0 +1,154 @@
+"""The grader graded: a stub is unsolved, a reference passes, each wrong solution fails for its own reason."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from frog.core.errors import UsageError
+from frog.core.files import write_atomic
+from frog.course.client import Grader
+from frog.course.exercise import LABS, Exercise, find_exercise, find_exercises
+from frog.course.verdict import Verdict
+
+ZOO = "labs/ZOO.md"
+_TEMPLATE = LABS / "template"
+_HEAD = """# The zoo: what each exercise passes and rejects
+
+Written by `frog learn dev check --write`. The stub of each exercise is unsolved, the reference and other right
+solutions pass, and each wrong one is rejected for its own reason. A test proves it.
+"""
+
+
+@dataclass(frozen=True)
+class Specimen:
+    """One solution of an exercise, and what a check must say of it."""
+
+    exercise: Exercise
+    kind: str
+    """stub, reference, right or wrong."""
+    name: str
+    files: dict[str, bytes]
+    misconception: str | None = None
+
+    @property
+    def title(self) -> str:
+        return f"{self.exercise.id} {self.kind}{'/' + self.name if self.name else ''}"
+
+    def problem(self, verdict: Verdict) -> str | None:
+        """How a verdict is not what it must be."""
+        expected = {"stub": "unsolved", "wrong": "rejected"}.get(self.kind, "passed")
+        reason = verdict.misconception if self.kind == "wrong" else None
+        if (verdict.status, reason) == (expected, self.misconception):
+            return None
+        wanted = f"{expected}{f' for {self.misconception}' if self.misconception else ''}"
+        found = f"{verdict.status}{f' for {verdict.misconception}' if verdict.misconception else ''}"
+        return f"{self.title}: expected {wanted}, found {found} (seed {verdict.seed}): {verdict.observed or ''}"
+
+
+def specimens(exercise: Exercise) -> list[Specimen]:
+    """All solutions that an exercise ships."""
+    found = [Specimen(exercise, "stub", "", exercise.stub())]
+    found.append(Specimen(exercise, "reference", "", exercise.reference().files()))
+    found += [Specimen(exercise, "right", one.name, one.files()) for one in exercise.solutions("right")]
+    wrong = exercise.solutions("wrong")
+    return [*found, *(Specimen(exercise, "wrong", one.name, one.files(), one.misconception) for one in wrong)]
+
+
+def prove(found: Sequence[Specimen], workers: int = 2, seed: int | None = None) -> Iterator[tuple[Specimen, Verdict]]:
+    """Check them all, so many at a time."""
+    graders = [Grader() for _ in range(min(workers, len(found)))]
+    idle = list(graders)
+
+    def check(one: Specimen) -> tuple[Specimen, Verdict]:
+        grader = idle.pop()
+        try:
+            return one, grader.check(one.exercise, one.files, seed)
+        finally:
+            idle.append(grader)
+
+    try:
+        with ThreadPoolExecutor(len(graders)) as pool:
+            yield from pool.map(check, found)
+    finally:
+        for grader in graders:
+            grader.close()
+
+
+def table(exercises: Sequence[Exercise]) -> str:
+    """The text of labs/ZOO.md."""
+    lines = [_HEAD]
+    total = sum(len(exercise.solutions("wrong")) for exercise in exercises)
+    lines.append(f"{len(exercises)} exercises, {total} wrong solutions.\n")
+    for exercise in exercises:
+        right = [one.name for one in exercise.solutions("right")]
+        also = f" Also right: {', '.join(right)}." if right else ""
+        lines += [f"## {exercise.number} {exercise.manifest.title}\n", f"`{exercise.id}`.{also}\n"]
+        lines += ["| wrong solution | what somebody believes who writes it |", "|---|---|"]
+        for one in exercise.solutions("wrong"):
+            known = exercise.misconception(one.misconception)
+            lines.append(f"| {one.name} | {known.belief if known else 'found in any exercise'} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+# ---- frog learn dev --------------------------------------------------------------------------------------------------
+
+
+def add_dev_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """`frog learn dev new|check`: for those who add exercises."""
+    dev = commands.add_parser("dev", help="for those who add exercises (docs/exercises.md)")
+    actions = dev.add_subparsers(metavar="ACTION", required=True)
+    new = actions.add_parser("new", help="make the folder of an exercise")
+    new.add_argument("exercise", help="such as lab2/09_my_idea")
+    new.set_defaults(handler=_new)
+    check = actions.add_parser("check", help="prove exercises: the stub, the reference, each wrong solution")
+    check.add_argument("exercise", nargs="*", help="an id, a number or a name (default: all, and labs/ZOO.md)")
+    check.add_argument("--write", action="store_true", help=f"write {ZOO} in the current folder")
+    check.add_argument("--times", type=int, default=1, metavar="N", help="check each so many times (default: 1)")
+    check.add_argument("--only", default="", metavar="WORD", help="those with that word in their name, such as wrong/")
+    check.add_argument("--workers", type=int, default=2, metavar="N", help="so many at a time (default: 2)")
+    check.set_defaults(handler=_check)
+
+
+def _new(args: argparse.Namespace) -> int:
+    folder = LABS / args.exercise
+    if re.fullmatch(r"lab\d+/\d\d_[a-z0-9_]+", args.exercise) is None:
+        raise UsageError(f"{args.exercise}: expected a name like lab2/09_my_idea")
+    if folder.exists():
+        raise UsageError(f"{folder}: exists already", "choose another name")
+    shutil.copytree(_TEMPLATE, folder)
+    print(f"made {folder}\nnext: frog learn dev check {args.exercise}, which is red until you have filled it in")
+    return 0
+
+
+def _check(args: argparse.Namespace) -> int:
+    exercises = [find_exercise(name) for name in args.exercise] or find_exercises()
+    found = [one for exercise in exercises for one in specimens(exercise)] * args.times
+    found = [one for one in found if args.only in f"{one.exercise.id} {one.kind}/{one.name}"]
+    start, problems = time.monotonic(), []
+    for one, verdict in prove(found, args.workers):
+        problem = one.problem(verdict)
+        print(f"{'ok ' if problem is None else 'NOT'} {verdict.seconds:5.1f} s  {one.title}", flush=True)
+        if problem is not None:
+            problems.append(problem)
+            print(f"    {problem}", flush=True)
+    print(f"{len(found) - len(problems)} of {len(found)} as they must be, in {time.monotonic() - start:.0f} s")
+    return _table_is_true(exercises, args.write) if not args.exercise and not problems else int(bool(problems))
+
+
+def _table_is_true(exercises: Sequence[Exercise], write: bool) -> int:
+    path, text = Path(ZOO), table(exercises)
+    if write:
+        path.parent.mkdir(exist_ok=True)
+        write_atomic(path, text)
+    elif path.exists() and path.read_text() != text:
+        print(f"{path} is not what is there now\n  try: frog learn dev check --write")
+        return 1
+    return 0
