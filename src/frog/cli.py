@@ -11,6 +11,7 @@ from frog.chaos.commands import add_chaos_parser
 from frog.config.arguments import add_train_arguments
 from frog.core.errors import FrogError
 from frog.course.doctor.commands import add_doctor_parser
+from frog.course.quiz.commands import add_quiz_parser
 from frog.data.commands import add_data_parser
 from frog.diagnose.commands import add_diagnose_parser
 from frog.explain.commands import add_explain_parser
@@ -48,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"frog {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     add_doctor_parser(commands)
+    add_quiz_parser(commands)
     add_data_parser(commands)
     _add_train(commands)
     add_run_parser(commands)
