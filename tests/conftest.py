@@ -27,10 +27,10 @@ def pytest_configure() -> None:
 
 
 class _Scheduling(LoadScopeScheduling):
-    """A file's tests run in one worker, since they share worlds; each page of commands is a world of its own."""
+    """A file's tests run in one worker, since they share worlds; pages of commands and exercises have theirs each."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return nodeid if "e2e/" in nodeid else nodeid.partition("::")[0]
+        return nodeid if "e2e/" in nodeid or "test_zoo" in nodeid else nodeid.partition("::")[0]
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:

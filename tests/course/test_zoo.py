@@ -1,0 +1,60 @@
+"""The grader graded: what every exercise ships does what it is there for."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from frog.course.client import Grader
+from frog.course.exercise import LABS, Exercise, find_exercises
+from frog.course.grader.general import general
+from frog.course.verdict import Verdict
+from frog.course.zoo import ZOO, Specimen, specimens, table
+
+EXERCISES = find_exercises()
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
+def test_each_solution_gets_its_verdict(exercise: Exercise, grader: Grader) -> None:
+    found = [(one, grader.check(one.exercise, one.files)) for one in specimens(exercise)]
+    assert [problem for one, verdict in found if (problem := one.problem(verdict))] == []
+
+
+def test_a_wrong_verdict_is_met() -> None:
+    """The proof itself can fail."""
+    one = Specimen(EXERCISES[0], "wrong", "a", {}, "a")
+    for status, reason, is_right in (("rejected", "a", True), ("rejected", "b", False), ("passed", None, False)):
+        verdict = Verdict(exercise="", status=status, misconception=reason, seed=1, seconds=0)  # type: ignore[arg-type]
+        assert (one.problem(verdict) is None) is is_right
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
+def test_an_exercise_is_whole(exercise: Exercise) -> None:
+    manifest = exercise.manifest
+    wrong = exercise.solutions("wrong")
+    assert len(wrong) >= 4
+    known = {known.id for known in manifest.misconceptions}
+    assert {one.misconception for one in wrong} <= known | general().keys()
+    assert known <= {one.misconception for one in wrong}, "a misconception that no wrong solution shows"
+    assert len({one.files()[manifest.files[0]] for one in wrong}) == len(wrong) or len(manifest.files) > 1
+    assert exercise.stub() != exercise.reference().files()
+    assert "You will be able to" in exercise.readme
+    first = manifest.files[0]
+    if first.endswith(".py"):
+        names = {getattr(node, "name", None) for node in ast.parse(exercise.stub()[first]).body}
+        assert set(manifest.functions) <= names
+
+
+def test_numbers_and_names_tell_exercises_apart() -> None:
+    assert len({exercise.number for exercise in EXERCISES}) == len(EXERCISES)
+    folders = [path for path in LABS.glob("lab*/*/") if path.name[0] not in "._"]
+    assert sorted(folders) == [exercise.folder for exercise in EXERCISES]
+
+
+def test_the_table_is_what_is_there() -> None:
+    assert (ROOT / ZOO).read_text() == table(EXERCISES), "try: frog learn dev check --write"
