@@ -1,0 +1,17 @@
+"""One step of gradient descent."""
+
+from torch import Tensor
+
+
+def descend(weights: list[Tensor], gradients: list[Tensor | None], learning_rate: float) -> list[Tensor]:
+    """Return the new weights, in the order of the old ones. Neither the old weights nor the gradients are changed.
+
+    Shapes:  a gradient has the shape of its weight, or is None: that weight stays as it is.
+    """
+    new_weights = []
+    for weight, gradient in zip(weights, gradients, strict=True):
+        if gradient is None:
+            new_weights.append(weight.clone())
+        else:
+            new_weights.append(weight - gradient.mul_(learning_rate))
+    return new_weights
