@@ -64,7 +64,7 @@ def check_losses_kept(grade: Grade, run: dict[str, Any], number: int) -> None:
 def check_by_other_means(grade: Grade, found: list[dict[str, Any]], number: int) -> None:
     """No backward pass was seen: gradients may have come from torch.autograd.grad, but not from nowhere."""
     if all(step[key] is None for step in found for key in TRAINED):
-        text = f"The optimizer stepped {len(found)} times in {number} batches; each time .grad was None: backward never ran."
+        text = f"The optimizer stepped {len(found)} times in {number} batches; .grad was None: backward never ran."
         grade.reject("no-backward", text)
 
 

@@ -21,5 +21,5 @@ def train(
     losses: list[float] = []
     for batch in data:
         output = model(batch)
-        raise NotImplementedError("fill in the other lines of train")
+        raise NotImplementedError("fill in the lines that follow, in train")
     return losses

@@ -62,7 +62,7 @@ def check_end(grade: Grade, received: list[Any], messages: list[bytes]) -> None:
     """After the last message the sender closes."""
     end = received[len(messages)]
     if end == b"":
-        text = f"{len(messages)} messages came, the sender closed, and receive_message returned b'', as for an empty message."
+        text = f"{len(messages)} messages came, the sender closed, and receive_message returned b'': an empty message."
         grade.reject("closed-is-empty", text)
     if isinstance(end, list):
         grade.reject("end-is-an-error", f"{len(messages)} messages came and the sender closed. Then: {end[1]}.")

@@ -1,4 +1,4 @@
-"""Two processes and real TCP connections between them, one for each case; the sockets take and give few bytes at a time."""
+"""Two processes, and a real TCP connection between them for each case."""
 
 import random
 import socket
@@ -12,27 +12,32 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 class Narrow(socket.socket):
-    """A real socket that a busy network stands behind: it takes and gives at most so many bytes a call."""
+    """A real socket as on a busy network: it takes, or gives, a byte in the first call and at most 7 in each later one."""
 
-    most_given: random.Random | None = None
-    most_taken: random.Random | None = None
-    widest = 7
+    gives: Iterator[int] | None = None
+    takes: Iterator[int] | None = None
 
     def recv(self, bufsize: int, flags: int = 0) -> bytes:
-        if self.most_given is None or flags & socket.MSG_WAITALL:
-            return super().recv(bufsize, flags)
-        return super().recv(min(bufsize, self.most_given.randint(1, self.widest)), flags)
+        return super().recv(self.narrowed(bufsize, flags), flags)
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
-        size = nbytes or memoryview(buffer).nbytes
-        if self.most_given is not None and not flags & socket.MSG_WAITALL:
-            size = min(size, self.most_given.randint(1, self.widest))
-        return super().recv_into(buffer, size, flags)
+        return super().recv_into(buffer, self.narrowed(nbytes or memoryview(buffer).nbytes, flags), flags)
 
     def send(self, data: Any, flags: int = 0) -> int:
-        if self.most_taken is None:
+        if self.takes is None:
             return super().send(data, flags)
-        return super().send(memoryview(data).cast("B")[: self.most_taken.randint(1, self.widest)], flags)
+        return super().send(memoryview(data).cast("B")[: next(self.takes)], flags)
+
+    def narrowed(self, size: int, flags: int) -> int:
+        wide = self.gives is None or flags & socket.MSG_WAITALL
+        return size if wide else min(size, next(self.gives))
+
+
+def few(seed: int) -> Iterator[int]:
+    numbers = random.Random(seed)
+    yield 1
+    while True:
+        yield numbers.randint(1, 7)
 
 
 def make_messages(seed: int) -> dict[str, list[bytes]]:
@@ -91,9 +96,9 @@ def exchange(
     """What the sender says of each message, or what the receiver got, until it was None, an error, or one too many."""
     with connect(listener, address) as sock:
         if name == "slow receiver":
-            sock.most_given = random.Random(seed)
+            sock.gives = few(seed)
         if name == "slow sender":
-            sock.most_taken = random.Random(seed)
+            sock.takes = few(seed)
         if listener is None:
             if name == "waiting":
                 dist.barrier()  # by now all of it waits in this end's buffer
