@@ -12,7 +12,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 class Narrow(socket.socket):
-    """A real socket as on a busy network: it takes, or gives, a byte in the first call and at most 7 in each later one."""
+    """A real socket as on a busy network: its first call takes, or gives, one byte, later ones at most 7."""
 
     gives: Iterator[int] | None = None
     takes: Iterator[int] | None = None
