@@ -15,7 +15,8 @@ def check(grade: Grade) -> None:
     curve = f" The loss of a model trained with them went to {value['curve'][-1]:.2f}; " if value["curve"] else " "
     for found, tokens in zip(value["pairs"], make_batches(grade.seed), strict=True):
         check_pairs(grade, found, tokens, f"{curve}the text is made by dice, and who knows the dice loses {best:.2f}.")
-    text = f"{value['curve'][0]:.3f} at first, {value['curve'][-1]:.3f} after 60 steps; who knows the dice loses {best:.3f}"
+    first, last = value["curve"][0], value["curve"][-1]
+    text = f"{first:.3f} at first, {last:.3f} after 60 steps; who knows the dice loses {best:.3f}"
     grade.measured("loss on a text made by dice", text)
     grade.predicted("blind-guess", math.log(2048))
 

@@ -35,8 +35,9 @@ def make_text(seed: int) -> tuple[Tensor, float]:
 def work(learner: ModuleType, case: dict[str, Any]) -> Any:
     pairs = [learner.inputs_and_labels(tokens) for tokens in make_batches(case["seed"])]
     found = [list(pair) if isinstance(pair, tuple) else pair for pair in pairs]
-    inputs, labels = learner.inputs_and_labels(make_text(case["seed"])[0])
-    return {"pairs": found, "curve": train(inputs, labels) if inputs.shape == labels.shape else []}
+    pair = learner.inputs_and_labels(make_text(case["seed"])[0])
+    fit = isinstance(pair, tuple) and len(pair) == 2 and pair[0].shape == pair[1].shape
+    return {"pairs": found, "curve": train(*pair) if fit else []}
 
 
 def train(inputs: Tensor, labels: Tensor) -> list[float]:

@@ -1,0 +1,7 @@
+import torch
+from torch.nn import functional as F
+
+
+def token_loss(logits, labels):
+    labels = labels.clamp(min=0)
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten())

@@ -1,0 +1,7 @@
+import torch
+from torch.nn import functional as F
+
+
+def token_loss(logits, labels):
+    total = F.cross_entropy(logits.softmax(-1).flatten(0, 1), labels.flatten(), reduction="sum")
+    return total / (labels != -100).sum().clamp(min=1)
