@@ -1,9 +1,10 @@
 """New weights against arithmetic, by element."""
 
 import torch
-from frog.course.grader.grade import Grade
 from ranks import make_cases
 from torch import Tensor
+
+from frog.course.grader.grade import Grade
 
 
 def check(grade: Grade) -> None:

@@ -3,9 +3,10 @@
 from typing import Any
 
 import torch
-from frog.course.grader.grade import Grade
 from ranks import OPTIMIZERS, Model, make_batches
 from torch import Tensor
+
+from frog.course.grader.grade import Grade
 
 TRAINED = ("first", "second")
 

@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from frog.course.grader.grade import Grade
 from ranks import make_messages
+
+from frog.course.grader.grade import Grade
 
 
 def check(grade: Grade) -> None:

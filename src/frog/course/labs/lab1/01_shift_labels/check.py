@@ -4,9 +4,10 @@ import math
 from typing import Any
 
 import torch
-from frog.course.grader.grade import Grade
 from ranks import make_batches, make_text
 from torch import Tensor
+
+from frog.course.grader.grade import Grade
 
 
 def check(grade: Grade) -> None:

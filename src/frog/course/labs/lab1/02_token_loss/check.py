@@ -3,10 +3,11 @@
 from typing import Any
 
 import torch
-from frog.course.grader.grade import Grade
 from ranks import IGNORE, make_batches
 from torch import Tensor
 from torch.nn import functional as F
+
+from frog.course.grader.grade import Grade
 
 
 def check(grade: Grade) -> None:
