@@ -1,0 +1,171 @@
+"""Numbers against the mean, computed here; buckets against the rules, by the sizes of the all-reduces."""
+
+import math
+import random
+
+import torch
+from ranks import MARK, gradients
+
+from frog.course.grader.grade import Grade
+
+BYTES = {"float32": 4, "float16": 2}
+PREDICTED = [[1000, 32], [64, 32], [64], [32, 64], [32]]
+
+
+def draw_cases(seed):
+    draw = random.Random(seed)
+    one_type = [([draw.randint(2, 9), draw.randint(10, 40)], "float32") for _ in range(draw.randint(7, 10))]
+    mixed = [([draw.randint(11, 90)], draw.choice(["float32", "float16"])) for _ in range(8)]
+    mixed[2:5] = [([51], "float16"), ([67], "float32"), ([23], "float16")]
+    predicted = [(shape, "float32") for shape in PREDICTED]
+    cases = [
+        {"parameters": predicted, "bucket_bytes": 10_000, "tied": True},
+        {"parameters": one_type, "bucket_bytes": draw.randint(1500, 2500), "frozen": [1]},
+        {"parameters": one_type, "bucket_bytes": draw.randint(1500, 2500), "unused": [3]},
+        {"parameters": one_type, "bucket_bytes": 1},
+        {"parameters": one_type, "bucket_bytes": 1 << 30},
+        {"parameters": mixed, "bucket_bytes": draw.randint(300, 500)},
+        {"parameters": [([], "float32"), ([0, 3], "float32"), ([5], "float32")], "bucket_bytes": 24},
+    ]
+    empty = {"frozen": [], "unused": [], "tied": False}
+    return [empty | case | {"seed": seed + number} for number, case in enumerate(cases)]
+
+
+def fill(sizes, limit, size_of=lambda numel, dtype: numel * BYTES[dtype], ask_before=True):
+    """The buckets for (numel, dtype) in the order of `sizes`, as (numel, dtype)."""
+    buckets, used = [], 0
+    for numel, dtype in sizes:
+        more = size_of(numel, dtype) if ask_before else 0
+        if not buckets or buckets[-1][1] != dtype or used + more > limit:
+            buckets.append([0, dtype])
+            used = 0
+        buckets[-1][0] += numel
+        used += size_of(numel, dtype)
+    return [tuple(bucket) for bucket in buckets]
+
+
+def as_the_rules_say(calls, sizes, limit):
+    """A bucket ends where the type changes, or each type has an open bucket of its own: both are right."""
+    by_type = all(
+        [call for call in calls if call[1] == dtype] == fill([size for size in sizes if size[1] == dtype], limit)
+        for dtype in BYTES
+    )
+    return by_type or calls == fill(sizes, limit)
+
+
+def check(grade: Grade) -> None:
+    cases = draw_cases(grade.seed)
+    world = grade.world(2, {"cases": cases})
+    calls = split(world.calls[0])
+    for number, case in enumerate(cases):
+        check_case(grade, case, calls[number], [rank[number] for rank in world.values])
+    check_buckets(grade, cases, calls)
+    three = grade.world(3, {"cases": cases[1:3]})
+    for number, case in enumerate(cases[1:3]):
+        check_case(grade, case, split(three.calls[0])[number], [rank[number] for rank in three.values])
+    grade.measured("buckets of the model that you made a prediction for", f"{listed(calls[0])} bytes")
+    grade.predicted("buckets", len(calls[0]))
+    grade.predicted("bucket-bytes", bytes_of(calls[0]))
+    grade.note("PyTorch's DDP has buckets of 25 MiB, and a first one of 1 MiB so that it is full soon.")
+
+
+def split(calls):
+    """The all-reduces of each case, as (numel, dtype)."""
+    cases = [[]]
+    for call in calls:
+        if call.op == "all_reduce" and call.numel == MARK and "int8" in call.dtype:
+            cases.append([])
+        elif call.op != "barrier":
+            cases[-1].append((call.numel, call.dtype.removeprefix("torch.")))
+    return cases
+
+
+def sizes_of(case):
+    """(numel, dtype) of each gradient, the last parameter first."""
+    trained = [n for n in range(len(case["parameters"])) if n not in case["frozen"]]
+    return [(math.prod(case["parameters"][n][0]), case["parameters"][n][1]) for n in reversed(trained)]
+
+
+def bytes_of(buckets):
+    return sum(numel * BYTES.get(dtype, 8) for numel, dtype in buckets)
+
+
+def listed(buckets):
+    return ", ".join(f"{bytes_of([bucket]):,}" for bucket in buckets)
+
+
+def check_case(grade, case, calls, found):
+    trained = [n for n in range(len(case["parameters"])) if n not in case["frozen"]]
+    own = [gradients(case, rank) for rank in range(len(found))]
+    for n in case["unused"]:
+        own[1][n] = torch.zeros_like(own[1][n])
+    mean = [torch.stack([rank[n].float() for rank in own]).mean(0) for n in trained]
+    whole = bytes_of(sizes_of(case))
+    if calls and bytes_of(calls) < whole:
+        grade.reject(
+            "last-bucket-lost",
+            f"The gradients have {whole:,} bytes, your {len(calls)} all-reduces had {bytes_of(calls):,}: "
+            f"{whole - bytes_of(calls):,} bytes of gradient were in no bucket.",
+        )
+    for rank, all_gradients in enumerate(found):
+        check_values(grade, rank, [all_gradients[n] for n in trained], [own[rank][n] for n in trained], mean, calls)
+
+
+def close(a, b):
+    """As close as float16 can be."""
+    return torch.allclose(a, b, rtol=3e-3, atol=3e-3)
+
+
+def check_values(grade, rank, found, own, mean, calls):
+    if any(not isinstance(g, torch.Tensor) or g.shape != m.shape for g, m in zip(found, mean, strict=True)):
+        shapes = [list(g.shape) if isinstance(g, torch.Tensor) else g for g in found]
+        grade.reject("unknown", f"The gradients of rank {rank} have the shapes {shapes} afterwards.")
+    flat, flat_own, flat_mean = (torch.cat([g.float().flatten() for g in part]) for part in (found, own, mean))
+    if close(flat, flat_mean):
+        return grade.compare(
+            [g for g in found if g.dtype == torch.float32],
+            [m for g, m in zip(found, mean, strict=True) if g.dtype == torch.float32],
+            f"the mean gradient on rank {rank}",
+            atol=1e-6,
+        )
+    if not calls:
+        grade.reject("unknown", f"No all-reduce ran, and the gradients of rank {rank} are not the mean.")
+    if torch.equal(flat, flat_own):
+        grade.reject("result-dropped", f"{len(calls)} all-reduces ran, and not one gradient of rank {rank} changed.")
+    ratio = (flat.norm() / flat_mean.norm()).item()
+    if ratio > 1.5 and close(flat, flat_mean * round(ratio)):
+        grade.reject("sum-is-average", f"The gradients on rank {rank} are {ratio:.3f} times the mean.")
+    if close(flat.sort().values, flat_mean.sort().values):
+        wrong = [n for n, (g, m) in enumerate(zip(found, mean, strict=True)) if not close(g.float(), m)]
+        grade.reject(
+            "unpacked-elsewhere",
+            f"Every number of the mean is there on rank {rank}, but gradients {wrong} (in the model's order) hold "
+            "numbers that belong to others.",
+        )
+    return grade.compare(found, mean, f"the mean gradient on rank {rank}", rtol=3e-3, atol=3e-3)
+
+
+RULES = {
+    "forward-order": lambda sizes, limit: fill(sizes[::-1], limit),
+    "one-a-gradient": lambda sizes, limit: sizes,
+    "limit-is-elements": lambda sizes, limit: fill(sizes, limit, size_of=lambda numel, dtype: numel),
+    "over-the-limit": lambda sizes, limit: fill(sizes, limit, ask_before=False),
+}
+"""What a belief makes of gradients and a limit. It has to explain every case."""
+
+
+def check_buckets(grade, cases, calls):
+    wrong = [n for n, case in enumerate(cases) if not as_the_rules_say(calls[n], sizes_of(case), case["bucket_bytes"])]
+    if not wrong:
+        return
+    one = max(wrong, key=lambda n: len(cases[n]["parameters"]))
+    sizes, limit = sizes_of(cases[one]), cases[one]["bucket_bytes"]
+    says = f"{len(sizes)} gradients, buckets of at most {limit:,} bytes: you reduced {listed(calls[one])} bytes."
+    rules = f"The docstring's rules give {listed(fill(sizes, limit))}, in this order."
+    if bytes_of(calls[one]) > bytes_of(sizes) and len({dtype for _, dtype in sizes}) > 1:
+        more = f"That is {bytes_of(calls[one]):,} in all; the gradients have {bytes_of(sizes):,}."
+        grade.reject("types-mixed", f"{says} {more} float16 gradients were sent as something wider.")
+    for id, rule in RULES.items():
+        if all(calls[n] == rule(sizes_of(case), case["bucket_bytes"]) for n, case in enumerate(cases)):
+            grade.reject(id, f"{says} {rules}")
+    grade.reject("unknown", f"{says} {rules}")

@@ -1,0 +1,148 @@
+"""Gradients against one process; the list of calls says what had begun before backward ended."""
+
+import random
+
+import torch
+from ranks import BACKWARD, LR, STEP, batch, loss_of, make_model
+
+from frog.course.grader.grade import Grade
+
+DRAWING = """\
+time  →
+rank 0  backward ████████████████ all_reduce of all buckets ░░░░░░░░░ step █
+                    ↑ the first bucket was complete here, and nobody sent it"""
+
+
+def check(grade: Grade) -> None:
+    draw = random.Random(grade.seed)
+    fixed = {"seed": grade.seed, "num_layers": 6, "width": 7, "buckets": [4, 4, 4], "rank 0 first": True}
+    num_layers = draw.randint(4, 6)
+    sizes = []
+    while sum(sizes) < 2 * num_layers:
+        sizes.append(min(draw.randint(1, 3), 2 * num_layers - sum(sizes)))
+    drawn = fixed | {"seed": grade.seed + 1, "num_layers": num_layers, "buckets": sizes, "rank 0 first": False}
+
+    first = grade.world(2, fixed, may_fail=("one-rank-waits",))
+    if first.failure:
+        judge_wait(grade, first)
+    check_numbers(grade, first, fixed)
+    third = grade.world(3, drawn)
+    check_numbers(grade, third, drawn)
+    started = check_calls(grade, first, fixed)
+    check_calls(grade, third, drawn)
+    grade.measured("all-reduces that began before backward ended", f"{started} of 3 in each step")
+    grade.predicted("started", started)
+
+
+def judge_wait(grade, world):
+    sends = world.count("send", 0)
+    steps = sum(call.numel == STEP for call in world.calls[0])
+    if sends == steps:  # rank 0 did not come out of the backward of this step
+        num = sum(call.op == "all_reduce" and call.numel != STEP for call in world.calls[0])
+        grade.reject(
+            "waits-in-the-hook",
+            f"Rank 1 begins its backward when rank 0 has ended its own. Rank 0 never did: inside backward it waited "
+            f"for rank 1, in all-reduce number {num}.",
+            world.drawing(),
+        )
+    grade.reject(world.failure.id, world.failure.observed, world.failure.drawing)
+
+
+def oracle(case, size):
+    """For each step: every rank's own gradients, and the mean, at the weights that one process has there."""
+    model = make_model(case)
+    steps = []
+    for step in range(3):
+        own = []
+        for rank in range(size):
+            model.zero_grad()
+            loss_of(model, batch(case, rank, step)).backward()
+            own.append([p.grad.clone() for p in model.parameters()])
+        mean = [torch.stack(parts).mean(0) for parts in zip(*own, strict=True)]
+        for p, gradient in zip(model.parameters(), mean, strict=True):
+            p.data -= LR * gradient
+        steps.append((own, mean))
+    return steps
+
+
+def close(a, b):
+    return torch.allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def check_numbers(grade, world, case):
+    for step, (own, mean) in enumerate(oracle(case, world.size)):
+        for rank, value in enumerate(world.values):
+            found = value["gradients"][step]
+            wrong = [n for n, (g, m) in enumerate(zip(found, mean, strict=True)) if not close(g, m)]
+            if wrong:
+                explain(grade, world, rank, step, found, own[rank], mean, wrong)
+    for rank, value in enumerate(world.values):
+        same = all(torch.equal(a, b) for a, b in zip(value["weights"], world.values[0]["weights"], strict=True))
+        if not same:
+            grade.reject("unknown", f"After three steps the weights of rank {rank} are not, bit for bit, rank 0's.")
+
+
+def explain(grade, world, rank, step, found, own, mean, wrong):
+    size, num = world.size, len(found)
+    if step > 0:
+        grade.reject(
+            "not-reset",
+            f"World of {size}: step 1 was right. In step {step + 1}, {len(wrong)} of {num} gradients on rank {rank} "
+            "are not the mean over the ranks.",
+        )
+    stale = [n for n in wrong if close(found[n], own[n]) or close(found[n], own[n] / size)]
+    works = [c for c in steps_of(world.calls[rank])[0] if c.op == "all_reduce" and c.numel != BACKWARD and c.is_async]
+    waited = sum(call.waited for call in works)
+    if stale and works and waited < len(works):
+        grade.reject(
+            "waits-for-the-last" if waited else "not-waited",
+            f"World of {size}: {len(works)} all-reduces were started and {waited} waited for. {len(stale)} of {num} "
+            f"gradients on rank {rank} were used before the other ranks' share had arrived. A fast machine hides this.",
+        )
+    empty = [n for n in wrong if not found[n].any()]
+    if empty:
+        grade.reject(
+            "hook-too-early",
+            f"World of {size}, step 1: {len(empty)} of {num} gradients on rank {rank} are zero, those of parameters "
+            f"{empty}. Each of them is the last of its bucket to come.",
+        )
+    if all(close(found[n], mean[n] * size) for n in wrong):
+        grade.reject(
+            "sum-is-average", f"{len(wrong)} of {num} gradients are {size}.000 times the mean of {size} ranks."
+        )
+    grade.compare(found, mean, f"the mean gradient in step 1 on rank {rank} of {size}", rtol=1e-4, atol=1e-6)
+
+
+def steps_of(calls):
+    steps = [[]]
+    for call in calls:
+        if call.numel == STEP:
+            steps.append([])
+        else:
+            steps[-1].append(call)
+    return steps[:3]
+
+
+def check_calls(grade, world, case):
+    """How many all-reduces had begun when backward ended, in the step that had the fewest."""
+    num_buckets = least = first = len(case["buckets"])
+    for step, calls in enumerate(steps_of(world.calls[0])):
+        end = next(n for n, call in enumerate(calls) if call.op == "send" or call.numel == BACKWARD)
+        inside = sum(call.op == "all_reduce" for call in calls[:end])
+        total = sum(call.op == "all_reduce" and call.numel != BACKWARD for call in calls)
+        least, first = min(least, inside), total if step == 0 else first
+        if inside < num_buckets - 1:
+            grade.reject(
+                "reduced-after-backward",
+                f"{total} all-reduces in a step, and {inside} of them had begun when backward ended.",
+                DRAWING,
+            )
+        if step > 0 and total > first:
+            grade.reject("not-reset", f"{total} all-reduces in step {step + 1}, for {num_buckets} buckets.")
+        if total == 2 * case["num_layers"] != num_buckets:
+            grade.reject(
+                "one-a-gradient", f"{total} all-reduces in a step for {total} gradients in {num_buckets} buckets."
+            )
+        if total != num_buckets:
+            grade.reject("unknown", f"{total} all-reduces in a step for {num_buckets} buckets.")
+    return least
