@@ -1,0 +1,113 @@
+"""Every rank of uneven nodes must be found where it is."""
+
+import random
+from collections.abc import Callable
+from itertools import accumulate
+from typing import Any
+
+from frog.course.grader.grade import Grade
+from ranks import outside
+
+Sizes = list[int]
+Place = list[int]
+
+
+def right(sizes: Sizes, rank: int) -> Place:
+    """The place of a rank, by listing all of them."""
+    return [[node, local] for node, size in enumerate(sizes) for local in range(size)][rank]
+
+
+def _edge(sizes: Sizes, rank: int) -> Place:
+    ends = list(accumulate(sizes))
+    node = next(n for n, end in enumerate(ends) if rank <= end)
+    return [node, rank - (ends[node] - sizes[node])]
+
+
+BELIEFS: dict[str, list[Callable[[Sizes, int], Place]]] = {
+    "turned-round": [lambda s, r: right(s, r)[::-1]],
+    "local-rank-is-rank": [lambda s, r: [right(s, r)[0], r], lambda s, r: [0, r]],
+    "nodes-are-equal": [
+        lambda s, r: list(divmod(r, s[0])),
+        lambda s, r: list(divmod(r, s[-1])),
+        lambda s, r: list(divmod(r, max(s))),
+        lambda s, r: list(divmod(r, min(s))),
+        lambda s, r: list(divmod(r, sum(s) // len(s))),
+    ],
+    "dealt-like-cards": [lambda s, r: [r % len(s), r // len(s)]],
+    "counts-from-one": [
+        lambda s, r: [right(s, r)[0] + 1, right(s, r)[1]],
+        lambda s, r: [right(s, r)[0] + 1, right(s, r)[1] + 1],
+        lambda s, r: [right(s, r)[0], right(s, r)[1] + 1],
+        lambda s, r: right(s, r - 1) if r else [0, -1],
+    ],
+    "edge-of-a-node": [_edge],
+}
+
+
+def check(grade: Grade) -> None:
+    """The layouts are new on each check; all but one are uneven."""
+    layouts = make_layouts(random.Random(grade.seed))
+    found = grade.call({"layouts": layouts}).values[0]
+    for sizes, answers in zip(layouts, found, strict=True):
+        check_given(grade, sizes, answers)
+    places = [answers["places"] for answers in found]
+    asked = [(s, rank, there) for s, a in zip(layouts, places, strict=True) for rank, there in enumerate(a)]
+    check_places(grade, asked)
+    for sizes, answers in zip(layouts, found, strict=True):
+        check_outside(grade, sizes, answers["outside"])
+    grade.measured("ranks found on their nodes", f"{len(asked)}, in {len(layouts)} worlds")
+    grade.predicted("first-rank", found[0]["ranks"][3 * 8])
+    grade.predicted("last-rank", found[0]["ranks"][3 * 8 + 7])
+
+
+def make_layouts(draw: random.Random) -> list[Sizes]:
+    """The brief's four nodes of eight first; then one rank, one node, and uneven ones."""
+    uneven = [[draw.randint(1, 9) for _ in range(draw.randint(2, 6))] for _ in range(6)]
+    return [[8] * 4, [1], [draw.randint(2, 8)], [2, 1, 3], [1, 4], [4, 1], *uneven]
+
+
+def check_given(grade: Grade, sizes: Sizes, answers: dict[str, Any]) -> None:
+    """The functions that were there."""
+    grade.compare(answers["world"], sum(sizes), f"world_size({sizes})")
+    grade.compare(answers["ranks"], list(range(sum(sizes))), f"global_rank of every place of {sizes}")
+
+
+def check_places(grade: Grade, asked: list[tuple[Sizes, int, Any]]) -> None:
+    """Reject what differs, by what would give all of it."""
+    wrong = [(sizes, rank, there) for sizes, rank, there in asked if there != right(sizes, rank)]
+    fractions = [each for each in asked if any(type(number) is float for number in numbers(each[2]))]
+    if not wrong and not fractions:
+        return
+    sizes, rank, there = (wrong or fractions)[0]
+    expected = tuple(right(sizes, rank))
+    observed = f"nodes of {sizes} ranks: place of rank {rank} gave {said(there)}, and it is {expected}."
+    if fractions:
+        grade.reject("not-whole", f"{observed} These are no whole numbers.")
+    for belief, ways in BELIEFS.items():
+        if any(all(there == way(sizes, rank) for sizes, rank, there in asked) for way in ways):
+            grade.reject(belief, f"{observed} {len(wrong)} of {len(asked)} places differ.")
+    even = [each for each in wrong if len(set(each[0])) == 1]
+    if not even:
+        grade.reject("nodes-are-equal", f"{observed} Where all nodes have as many ranks, every place is right.")
+    grade.reject("unknown", f"{observed} {len(wrong)} of {len(asked)} places differ.")
+
+
+def check_outside(grade: Grade, sizes: Sizes, answers: dict[str, Any]) -> None:
+    """A rank that is not there is a ValueError."""
+    for rank in outside(sizes):
+        if answers[str(rank)] != "ValueError":
+            last = sum(sizes) - 1
+            grade.reject(
+                "no-such-rank",
+                f"nodes of {sizes} ranks: ranks count from 0 to {last}, and place of rank {rank} gave "
+                f"{said(answers[str(rank)])} where a ValueError should be.",
+            )
+
+
+def numbers(found: Any) -> list[Any]:
+    return found if isinstance(found, list) else []
+
+
+def said(found: Any) -> str:
+    """As the learner wrote it."""
+    return f"{tuple(found)}" if isinstance(found, list) else f"{found}"
