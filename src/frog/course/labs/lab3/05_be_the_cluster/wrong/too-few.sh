@@ -1,0 +1,23 @@
+#!/bin/bash
+# Start NNODES pretended nodes with NPROC ranks each, on this machine, and end as a launcher ends.
+#
+#   bash launch.sh NNODES NPROC PORT
+
+NNODES=$1 NPROC=$2 PORT=$3
+
+export WORLD_SIZE=4 MASTER_ADDR=127.0.0.1 MASTER_PORT=$PORT
+workers=()
+for node in 0 1; do
+  for local in 0 1; do
+    NODE_RANK=$node LOCAL_RANK=$local RANK=$((node * 2 + local)) python3 worker.py &
+    workers+=($!)
+  done
+done
+
+for _ in "${workers[@]}"; do
+  if ! wait -n; then
+    kill "${workers[@]}" 2> /dev/null
+    wait
+    exit 1
+  fi
+done
