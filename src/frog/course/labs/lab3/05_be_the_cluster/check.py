@@ -68,13 +68,16 @@ def check_world(grade: Grade, nodes: int, procs: int, ended: dict[str, int], wor
     missing = sorted({name for each in variables for name, value in each.items() if value is None})
     if missing:
         grade.reject("not-exported", f"{call}: a worker has no {', '.join(missing)} in its environment.")
+    ranks = sorted(each["RANK"] for each in variables)
+    if len(set(ranks)) < len(ranks):
+        grade.reject("ranks-twice", f"{call}: {len(workers)} workers have RANK {', '.join(ranks)}.")
     alone = [worker["alone at"] for worker in workers if "alone" in worker]
     late = [worker for worker in workers if alone and worker["started at"] > min(alone)]
     if late or (alone and len(workers) == 1 < size):
         grade.reject(
             "one-after-the-other",
-            f"{call}: {len(workers) - len(late)} of {size} workers were started, and waited for the others until they lost "
-            f"patience. Only then came {len(late)} more.",
+            f"{call}: {len(workers) - len(late)} of {size} workers were started, and waited for the others until they "
+            f"lost patience. Only then came {len(late)} more.",
         )
     if len(workers) != size:
         grade.reject("too-few", f"{call}: {len(workers)} workers were started, and {size} make this world.")
@@ -103,8 +106,6 @@ def check_variables(grade: Grade, call: str, nodes: int, procs: int, variables: 
     if worlds != [str(size)]:
         grade.reject("world-is-a-node", f"{call}: workers were told WORLD_SIZE={', '.join(worlds)}; they are {size}.")
     ranks = sorted(each["RANK"] for each in variables)
-    if len(set(ranks)) < size:
-        grade.reject("ranks-twice", f"{call}: the {size} workers have RANK {', '.join(ranks)}.")
     if sorted(map(int, ranks)) != list(range(size)):
         grade.reject("unknown", f"{call}: the workers have RANK {', '.join(ranks)}; ranks are 0 to {size - 1}.")
     for each in sorted(variables, key=lambda each: int(each["RANK"])):
