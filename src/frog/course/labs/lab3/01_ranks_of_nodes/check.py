@@ -5,8 +5,9 @@ from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
 
-from frog.course.grader.grade import Grade
 from ranks import outside
+
+from frog.course.grader.grade import Grade
 
 Sizes = list[int]
 Place = list[int]

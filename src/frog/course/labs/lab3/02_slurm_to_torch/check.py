@@ -2,16 +2,14 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from frog.course.grader.grade import Grade
 
 NAMES = ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """Tasks on hosts: where each is, in the order of SLURM_PROCID."""
 
     id: int
