@@ -65,7 +65,7 @@ class Grade:
         held: int | None = None,
         env: Mapping[str, str] | Sequence[Mapping[str, str]] = (),
         join: bool = True,
-        seconds: float = 4.0,
+        seconds: float = 2.0,
         may_fail: Collection[str] = (),
     ) -> World:
         """Run the exercise's function `work` with what the learner wrote, in `size` processes.
@@ -98,7 +98,7 @@ class Grade:
         return world
 
     def call(
-        self, case: Any = None, *, work: str = "work", seconds: float = 4.0, may_fail: Collection[str] = ()
+        self, case: Any = None, *, work: str = "work", seconds: float = 2.0, may_fail: Collection[str] = ()
     ) -> World:
         """Run `work` in one process, without a world of torch.distributed."""
         return self.world(1, case, work=work, join=False, seconds=seconds, may_fail=may_fail)
@@ -110,7 +110,7 @@ class Grade:
         env: Mapping[str, str] | None = None,
         files: Mapping[str, str] | None = None,
         stdin: str = "",
-        seconds: float = 4.0,
+        seconds: float = 2.0,
         wall_s: float = 60.0,
     ) -> Ended:
         """Run a program in a scratch folder that holds the learner's files, under the same limits."""

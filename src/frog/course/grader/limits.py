@@ -10,13 +10,15 @@ from pathlib import Path
 
 import psutil
 
-MOST_BYTES = 2 << 30
+MOST_BYTES = 1 << 30
 """Of memory, beyond what a process has that has torch loaded."""
 MOST_PROCESSES = 32
 MOST_SCRATCH_BYTES = 256 << 20
 MOST_OUTPUT_BYTES = 4 << 20
 IDLE_S = 3.0
 """How long all may sleep, without a frame and without computing, until that counts as for ever."""
+_STIR_S = 0.1
+"""Of computing. Threads that wait use a little too."""
 MOST_WALL_S = 90.0
 """Of anything, however loaded the machine is."""
 
@@ -41,13 +43,14 @@ class Watch:
     """Seconds of computing of each when it was ready."""
     stirred: float = field(default_factory=time.monotonic)
     """When something was last seen to happen."""
+    _ran: bool = False
     _used: dict[int, float] = field(default_factory=dict)
     _memory: dict[int, int] = field(default_factory=dict)
     _start: float = field(default_factory=time.monotonic)
 
     def look(self, ended: set[int]) -> Breach | None:
         """The first limit that one of those that still run has met."""
-        sleeping = True
+        running = False
         for rank, pid in enumerate(self.pids):
             if rank in ended:
                 continue
@@ -55,15 +58,16 @@ class Watch:
                 process = psutil.Process(pid)
                 if (breach := self._process(rank, process)) is not None:
                     return breach
-                sleeping = sleeping and process.status() in (psutil.STATUS_SLEEPING, psutil.STATUS_STOPPED)
-        if not sleeping:
+                running = running or process.status() not in (psutil.STATUS_SLEEPING, psutil.STATUS_STOPPED)
+        if running and self._ran:  # twice in a row: it is not just a thread that looked around
             self.stirred = time.monotonic()
+        self._ran = running
         return self._world(min(set(range(len(self.pids))) - ended, default=0))
 
     def _process(self, rank: int, process: psutil.Process) -> Breach | None:
         times, memory = process.cpu_times(), process.memory_info().rss
         used = times.user + times.system
-        if used > self._used.get(rank, 0.0) + 0.005:
+        if used > self._used.get(rank, 0.0) + _STIR_S:
             self._used[rank], self.stirred = used, time.monotonic()
         if rank not in self.began:
             self._memory[rank] = memory

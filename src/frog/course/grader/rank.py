@@ -57,6 +57,7 @@ def _connect(address: str) -> socket.socket:
 
 def _run(task: dict[str, Any], rank: int, line: Line) -> None:
     """Prepare everything, then load the learner's files and call the exercise's function."""
+    guard.hide(Path(task["bounds"][0]))
     os.chdir(task["scratch"])
     replace_env(child_env(**task["env"]))
     bind_loopback("127.0.0.1")
