@@ -26,7 +26,7 @@ WITH_TORCH = {"data", "model", "comm", "parallel", "checkpoint", "train", "finet
 """Rooms that may import torch. Elsewhere only `rank.py` may, the side that runs on every rank, and `course/grader/`."""
 
 MOST_LINES = 5000
-"""Of a room."""
+"""Of a room; `course/grader/` counts as one."""
 
 
 def module_of(path: Path) -> str:
@@ -117,7 +117,8 @@ def test_every_room_says_what_it_is_for() -> None:
 def test_no_room_is_too_large() -> None:
     sizes: dict[str, int] = {}
     for path in FILES:
-        sizes[room_of(path)] = sizes.get(room_of(path), 0) + len(path.read_text().splitlines())
+        room = "course/grader" if path.parent.name == "grader" else room_of(path)
+        sizes[room] = sizes.get(room, 0) + len(path.read_text().splitlines())
     assert {room: size for room, size in sizes.items() if size > MOST_LINES} == {}
 
 
@@ -126,7 +127,9 @@ def test_only_env_reads_the_environment() -> None:
     assert [path.relative_to(SOURCE).as_posix() for path in readers] == ["core/env.py"]
 
 
-@pytest.mark.parametrize("command", ["--help", "train --help", "data --help", "report --help", "runs"])
+@pytest.mark.parametrize(
+    "command", ["--help", "train --help", "data --help", "report --help", "runs", "learn", "doctor --help"]
+)
 def test_light_commands_do_not_load_torch(command: str, tmp_path: Path) -> None:
     code = (
         "import sys\nfrom frog.cli import main\n"

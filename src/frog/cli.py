@@ -10,6 +10,7 @@ from frog import __version__
 from frog.chaos.commands import add_chaos_parser
 from frog.config.arguments import add_train_arguments
 from frog.core.errors import FrogError
+from frog.course.commands import add_learn_parser
 from frog.course.doctor.commands import add_doctor_parser
 from frog.course.quiz.commands import add_quiz_parser
 from frog.data.commands import add_data_parser
@@ -67,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     add_explain_parser(commands)
     add_submit_parser(commands)
     add_bundle_parser(commands)
+    add_learn_parser(commands)
     return parser
 
 

@@ -101,23 +101,8 @@ def table(exercises: Sequence[Exercise]) -> str:
 # ---- frog learn dev --------------------------------------------------------------------------------------------------
 
 
-def add_dev_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """`frog learn dev new|check`: for those who add exercises."""
-    dev = commands.add_parser("dev", help="for those who add exercises (docs/exercises.md)")
-    actions = dev.add_subparsers(metavar="ACTION", required=True)
-    new = actions.add_parser("new", help="make the folder of an exercise")
-    new.add_argument("exercise", help="such as lab2/09_my_idea")
-    new.set_defaults(handler=_new)
-    check = actions.add_parser("check", help="prove exercises: the stub, the reference, each wrong solution")
-    check.add_argument("exercise", nargs="*", help="an id, a number or a name (default: all, and labs/ZOO.md)")
-    check.add_argument("--write", action="store_true", help=f"write {ZOO} in the current folder")
-    check.add_argument("--times", type=int, default=1, metavar="N", help="check each so many times (default: 1)")
-    check.add_argument("--only", default="", metavar="WORD", help="those with that word in their name, such as wrong/")
-    check.add_argument("--workers", type=int, default=2, metavar="N", help="so many at a time (default: 2)")
-    check.set_defaults(handler=_check)
-
-
-def _new(args: argparse.Namespace) -> int:
+def new(args: argparse.Namespace) -> int:
+    """`frog learn dev new`: the folder of an exercise, to be filled in."""
     folder = LABS / args.exercise
     if re.fullmatch(r"lab\d+/\d\d_[a-z0-9_]+", args.exercise) is None:
         raise UsageError(f"{args.exercise}: expected a name like lab2/09_my_idea")
@@ -128,7 +113,8 @@ def _new(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check(args: argparse.Namespace) -> int:
+def check(args: argparse.Namespace) -> int:
+    """`frog learn dev check`: prove exercises, and hold the table against them."""
     exercises = [find_exercise(name) for name in args.exercise] or find_exercises()
     found = [one for exercise in exercises for one in specimens(exercise)] * args.times
     found = [one for one in found if args.only in f"{one.exercise.id} {one.kind}/{one.name}"]

@@ -1,0 +1,61 @@
+"""`frog learn check` and `watch`: what needs a grader."""
+
+from __future__ import annotations
+
+import argparse
+
+import msgspec
+
+from frog.course.actions import chosen_exercise, learner_here, print_lines
+from frog.course.client import Grader
+from frog.course.progress import update_progress, with_verdict
+from frog.course.standing import Standing, standing_in, summary_lines
+from frog.course.text import style_of_output
+from frog.course.verdict import Verdict
+from frog.course.verdict_text import verdict_lines
+
+
+def check(args: argparse.Namespace) -> int:
+    """Check once. Exit code 0: passed; 1: not."""
+    folder, standing = learner_here()
+    with Grader() as grader:
+        exercise = chosen_exercise(args, folder, standing)
+        verdict = grader.check(exercise, folder.files(exercise), args.seed)
+    progress = standing.progress
+    if args.seed is None:
+        progress = update_progress(folder.path, lambda progress: with_verdict(progress, verdict))
+    standing = Standing(standing.exercises, progress)
+    if args.json:
+        print(msgspec.json.format(msgspec.json.encode(_shown(verdict, standing))).decode())
+    else:
+        print_lines(
+            [*verdict_lines(verdict, exercise, progress, style_of_output()), *_next_lines(verdict, args, standing)]
+        )
+    return 0 if verdict.status == "passed" else 1
+
+
+def _shown(verdict: Verdict, standing: Standing) -> Verdict:
+    """Without numbers that the learner has not predicted yet."""
+    known = {g.id for g in standing.progress.predictions if g.exercise == verdict.exercise}
+    predicted = {name: value for name, value in verdict.predicted.items() if name in known}
+    return msgspec.structs.replace(verdict, predicted=predicted)
+
+
+def _next_lines(verdict: Verdict, args: argparse.Namespace, standing: Standing) -> list[str]:
+    if verdict.status != "passed":
+        return []
+    if args.seed is not None:
+        return ["  A check with a seed of yours is not noted. Without --seed a new one is drawn."]
+    if (then := standing.next) is None:
+        return ["  Every exercise is passed: frog learn progress"]
+    return [f"  next: {then.number}  {then.manifest.title}: exercises/{then.id}/README.md"]
+
+
+def watch(args: argparse.Namespace) -> int:
+    """Check on every save, until q."""
+    from frog.course.watch import watch_exercises
+
+    folder, standing = learner_here()
+    watch_exercises(folder, chosen_exercise(args, folder, standing), Grader)
+    print_lines(summary_lines(standing_in(folder), folder, style_of_output()))
+    return 0

@@ -1,0 +1,81 @@
+"""One file for an instructor: what was passed when and who judged, what help was taken, predictions, quizzes, work."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import ClassVar
+
+from frog import __version__
+from frog.core.errors import UsageError
+from frog.core.schema import Name, Positive, Typed, write_typed
+from frog.core.units import time_text
+from frog.course.exercise import Exercise
+from frog.course.folder import LearnerFolder
+from frog.course.progress import Guess, QuizResult, Work
+from frog.course.standing import Standing
+
+
+class ExerciseRecord(Typed, kw_only=True, frozen=True):
+    """One exercise that was begun."""
+
+    id: Name
+    number: Name
+    title: str
+    minutes: Positive
+    work: Work
+    files: dict[str, str]
+    """What the learner wrote, as it is now: `frog learn check` judges it again."""
+
+
+class Export(Typed, kw_only=True, frozen=True):
+    """What `frog learn export` writes."""
+
+    KIND: ClassVar[str] = "a learner's exported progress"
+    FORMAT: ClassVar[int | None] = 1
+
+    learner: Name
+    began: Name
+    exported: Name
+    frog: Name
+    passed: int
+    of: int
+    exercises: tuple[ExerciseRecord, ...]
+    predictions: tuple[Guess, ...]
+    quizzes: tuple[QuizResult, ...]
+
+
+def write_export(folder: LearnerFolder, standing: Standing, path: Path | None) -> Path:
+    """Write the file; by default one with the learner's name, in the current folder."""
+    progress = standing.progress
+    path = path or Path(f"frog-learn-{re.sub(r'[^a-z0-9]+', '-', progress.learner.lower()).strip('-') or 'me'}.json")
+    begun = [e for e in standing.exercises if (work := standing.work(e)).checks or work.hints or work.gave_up]
+    found = Export(
+        learner=progress.learner,
+        began=progress.began,
+        exported=time_text(),
+        frog=__version__,
+        passed=standing.passed(),
+        of=len(standing.exercises),
+        exercises=tuple(_record(exercise, folder, standing) for exercise in begun),
+        predictions=progress.predictions,
+        quizzes=progress.quizzes,
+    )
+    try:
+        write_typed(path, found)
+    except OSError as problem:
+        raise UsageError(f"{path}: cannot be written: {problem.strerror}", "name another file") from None
+    return path
+
+
+def _record(exercise: Exercise, folder: LearnerFolder, standing: Standing) -> ExerciseRecord:
+    manifest, place = exercise.manifest, folder.place(exercise)
+    there = [name for name in manifest.files if (place / name).is_file()]
+    return ExerciseRecord(
+        id=exercise.id,
+        number=exercise.number,
+        title=manifest.title,
+        minutes=manifest.minutes,
+        work=standing.work(exercise),
+        files={name: (place / name).read_text(errors="replace") for name in there},
+    )

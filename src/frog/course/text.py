@@ -1,0 +1,62 @@
+"""Text for a terminal: wrapped to its width, with colour where there is any. Colour alone never says anything."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+from dataclasses import dataclass
+
+from frog.core.env import variable
+
+MOST_COLUMNS = 100
+"""Wider lines are hard to read."""
+
+_CODES = {"good": "32", "bad": "31", "strong": "1", "quiet": "2"}
+
+
+@dataclass(frozen=True)
+class Style:
+    """How text is to be shown."""
+
+    columns: int = 80
+    colour: bool = False
+
+    def paint(self, text: str, *names: str) -> str:
+        if not self.colour or not text:
+            return text
+        return f"\x1b[{';'.join(_CODES[name] for name in names)}m{text}\x1b[0m"
+
+    def wrap(self, text: str, indent: int = 2, first: str = "") -> list[str]:
+        """Lines of a text; `first` stands before it, and its further lines are indented as far."""
+        margin = " " * indent
+        found: list[str] = []
+        for paragraph in text.splitlines() or [""]:
+            found += textwrap.wrap(
+                printable(paragraph),
+                self.columns,
+                initial_indent=margin + (" " * len(first) if found else first),
+                subsequent_indent=margin + " " * len(first),
+                break_on_hyphens=False,
+            )
+        return found
+
+    def apart(self, left: str, right: str) -> str:
+        """Two texts at the two ends of a line, or the left alone where there is no room."""
+        space = self.columns - len(left) - len(right)
+        return left + " " * space + right if space >= 2 else left
+
+    def bar(self, done: int, of: int, width: int = 20) -> str:
+        full = done * width // of if of else 0
+        return f"[{'#' * full}{'-' * (width - full)}] {done}/{of}"
+
+
+def style_of_output() -> Style:
+    """As standard output is: its width; no colour in a file or pipe, nor where NO_COLOR is set."""
+    columns = min(shutil.get_terminal_size().columns, MOST_COLUMNS)
+    return Style(columns, sys.stdout.isatty() and not variable("NO_COLOR") and variable("TERM") != "dumb")
+
+
+def printable(line: str) -> str:
+    """A line without what would steer the terminal."""
+    return "".join(char if char.isprintable() else "?" for char in line.expandtabs(4))

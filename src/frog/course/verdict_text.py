@@ -1,0 +1,123 @@
+"""A verdict, and hints, as the learner reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from frog.course.exercise import Exercise
+from frog.course.predictions import compared
+from frog.course.progress import Progress
+from frog.course.text import Style, printable
+from frog.course.verdict import Verdict
+
+_MARKS = {"passed": "✓", "rejected": "✗", "unsolved": "·", "broken": "!"}
+_WORDS = {
+    "passed": "passed",
+    "rejected": "not passed",
+    "unsolved": "not solved yet",
+    "broken": "the check itself failed",
+}
+_COLOURS = {"passed": "good", "rejected": "bad", "unsolved": "strong", "broken": "bad"}
+_MOST_OUTPUT = 12
+"""Lines of what the learner's code printed."""
+
+
+def verdict_lines(verdict: Verdict, exercise: Exercise, progress: Progress, style: Style) -> list[str]:
+    """What was found, belief and question, a drawing, where, and what to do next."""
+    body = {"passed": _passed, "rejected": _rejected, "unsolved": _unsolved, "broken": _broken}[verdict.status]
+    return [_head(verdict, exercise, style), *body(verdict, exercise, progress, style), *_output(verdict, style)]
+
+
+def _head(verdict: Verdict, exercise: Exercise, style: Style) -> str:
+    left = f"{_MARKS[verdict.status]} lab {exercise.number}  {exercise.manifest.title}: {_WORDS[verdict.status]}"
+    return style.paint(style.apart(left, _ran(verdict)), "strong", _COLOURS[verdict.status])
+
+
+def _ran(verdict: Verdict) -> str:
+    """`world 2 and 4, 1.4 s`."""
+    sizes = [str(size) for size in sorted(set(verdict.worlds))]
+    worlds = f"world {' and '.join([', '.join(sizes[:-1]), sizes[-1]] if len(sizes) > 1 else sizes)}, " if sizes else ""
+    return f"{worlds}{verdict.seconds:.1f} s"
+
+
+def _passed(verdict: Verdict, exercise: Exercise, progress: Progress, style: Style) -> Iterator[str]:
+    rows = [(measured.what, measured.value) for measured in verdict.measured]
+    rows += list(_predictions(verdict, exercise, progress))
+    width = min(max((len(what) for what, _ in rows), default=0), style.columns // 2 - 4)
+    for what, value in rows:
+        yield from style.wrap(value, first=f"{what:<{width}}  ")
+    for note in verdict.notes:
+        yield from style.wrap(note)
+    yield from style.wrap(f"seed {verdict.seed}; solutions: frog learn solution {exercise.number}")
+
+
+def _predictions(verdict: Verdict, exercise: Exercise, progress: Progress) -> Iterator[tuple[str, str]]:
+    """Each number that was to be predicted. What was not is not shown."""
+    for asked in exercise.manifest.predict:
+        guess = progress.last_guess(exercise.id, asked.id)
+        if guess is None:
+            yield asked.id, f"predict it first: {asked.question} Then: frog learn predict {asked.id} VALUE"
+        elif asked.id in verdict.predicted:
+            yield asked.id, compared(guess, verdict.predicted[asked.id], asked.tolerance)
+
+
+def _rejected(verdict: Verdict, exercise: Exercise, progress: Progress, style: Style) -> Iterator[str]:
+    yield ""
+    yield from style.wrap(verdict.observed or "What it computes is not what was asked for.")
+    if verdict.belief or verdict.question:
+        yield ""
+    if verdict.belief:
+        yield from style.wrap(verdict.belief, first="A belief that gives just that: ")
+    if verdict.question:
+        yield from style.wrap(verdict.question)
+    if verdict.drawing:
+        yield ""
+        yield from (f"  {line}" for line in verdict.drawing.splitlines())
+    yield ""
+    yield from _pointers(verdict, exercise, progress)
+
+
+def _pointers(verdict: Verdict, exercise: Exercise, progress: Progress) -> Iterator[str]:
+    if verdict.where:
+        yield f"  where  exercises/{exercise.id}/{verdict.where}"
+    yield f"  hint   frog learn hint ({progress.work(exercise.id).hints} of 3 taken)"
+    if exercise.manifest.read:
+        yield f"  read   {exercise.manifest.read}"
+    yield f"  again  frog learn check {exercise.number} --seed {verdict.seed}"
+
+
+def _unsolved(verdict: Verdict, exercise: Exercise, progress: Progress, style: Style) -> Iterator[str]:
+    folder = f"exercises/{exercise.id}"
+    yield from style.wrap(f"You will be able to {exercise.manifest.able}.")
+    if verdict.observed:
+        yield from style.wrap(verdict.observed)
+    yield f"  read   {folder}/README.md"
+    yield f"  edit   {', '.join(f'{folder}/{name}' for name in exercise.manifest.files)}"
+    for asked in exercise.manifest.predict:
+        if progress.last_guess(exercise.id, asked.id) is None:
+            yield f"  first  frog learn predict {asked.id} VALUE"
+
+
+def _broken(verdict: Verdict, exercise: Exercise, progress: Progress, style: Style) -> Iterator[str]:
+    yield from style.wrap("This says nothing about what you wrote, and is not noted.")
+    yield from style.wrap(verdict.observed or "")
+    yield f"  again  frog learn check {exercise.number} --seed {verdict.seed}"
+
+
+def _output(verdict: Verdict, style: Style) -> Iterator[str]:
+    lines = verdict.output.rstrip().splitlines()
+    if lines:
+        yield ""
+        yield style.paint("  Your code printed:", "quiet")
+        yield from (f"  | {printable(line)[: style.columns - 4]}" for line in lines[:_MOST_OUTPUT])
+    if len(lines) > _MOST_OUTPUT:
+        yield f"  | ... {len(lines) - _MOST_OUTPUT} lines more"
+
+
+def hint_lines(exercise: Exercise, taken: int, style: Style) -> list[str]:
+    """The hints that were taken, the newest last."""
+    return [
+        line
+        for number, text in enumerate(exercise.manifest.hints[:taken], 1)
+        for line in style.wrap(text, indent=0, first=f"hint {number} of 3: ")
+    ]

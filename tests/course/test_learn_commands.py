@@ -1,0 +1,204 @@
+"""`frog learn` and its commands, as typed, on a course of three exercises with a grader whose verdict is chosen."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from small_course import SOLUTION, STUB, FakeGrader, write_course
+
+from frog.cli import main
+from frog.course import actions
+from frog.course.export import Export
+from frog.course.folder import create_folder, open_folder
+from frog.course.progress import QuizResult, read_progress, update_progress, with_quiz
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, which is the current one; the course is the small one."""
+    labs, here = write_course(tmp_path / "labs"), tmp_path / "mine"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(actions, "open_folder", partial(open_folder, labs=labs))
+    monkeypatch.setattr(actions, "create_folder", partial(create_folder, labs=labs))
+    monkeypatch.setitem(sys.modules, "frog.course.client", SimpleNamespace(Grader=FakeGrader))
+    return here
+
+
+@pytest.fixture
+def frog(here: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Run `frog learn` with words; what it printed, on either stream."""
+
+    def run(*words: str, code: int = 0) -> str:
+        assert main(["learn", *words]) == code
+        captured = capsys.readouterr()
+        return captured.out + captured.err
+
+    return run
+
+
+def step(here: Path, name: str = "lab1/01_first") -> Path:
+    return here / "exercises" / name / "step.py"
+
+
+def test_the_first_minute(frog: Any, here: Path) -> None:
+    first = frog()
+    assert f"will be {here}:" in first
+    assert "3 exercises" in first
+    assert "next: frog doctor\n" in first
+    lines = frog().splitlines()
+    assert len(lines) == 5
+    assert "0/3 exercises passed" in lines[0]
+    assert "1.1: the first (5 min)" in lines[2]
+    assert lines[4] == "next: frog learn watch"
+
+
+def test_a_folder_with_other_things_is_left_alone(frog: Any, here: Path) -> None:
+    (here / "thesis.tex").touch()
+    assert "try: frog learn init ~/frog-course" in frog(code=2)
+    assert "is in no folder of the course" in frog("list", code=2)
+    assert [path.name for path in here.iterdir()] == ["thesis.tex"]
+
+
+def test_init_elsewhere_names_the_way_there(frog: Any, here: Path) -> None:
+    assert "next: cd sub && frog doctor" in frog("init", "sub")
+    assert (here / "sub" / "exercises").is_dir()
+
+
+def test_from_a_check_to_the_next_exercise(frog: Any, here: Path) -> None:
+    frog()
+    assert "lab 1.1  the first: not solved yet" in frog("check", code=1)
+    step(here).write_text("def step(): return 2\n")
+    assert "lab 1.1  the first: not passed" in frog("check", code=1)
+    step(here).write_text(SOLUTION)
+    passed = frog("check")
+    assert "lab 1.1  the first: passed" in passed
+    assert "next: 1.2  the second: exercises/lab1/02_second/README.md" in passed
+    assert "✓ 1.1" in frog("list")
+    assert "> 1.2" in frog("list")
+    assert "lab 1.2  the second: not solved yet" in frog("check", code=1)
+
+
+def test_the_exercise_is_named_in_many_ways(frog: Any, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    frog()
+    for name in ("2.1", "third", "lab2/01_third", "exercises/lab2/01_third", "exercises/lab2/01_third/step.py"):
+        assert "lab 2.1" in frog("check", name, code=1)
+    monkeypatch.chdir(step(here, "lab1/02_second").parent)
+    assert "lab 1.2" in frog("check", code=1)
+    assert "one of: lab1/01_first" in frog("check", "2.9", code=2)
+
+
+def test_a_check_with_a_seed_repeats_and_is_not_noted(frog: Any, here: Path) -> None:
+    frog()
+    step(here).write_text(SOLUTION)
+    assert "seed 99" in frog("check", "--seed", "99")
+    assert read_progress(here).work("lab1/01_first").passed is None
+
+
+def test_a_number_is_shown_only_to_who_predicted_it(frog: Any, here: Path) -> None:
+    frog()
+    step(here, "lab1/02_second").write_text(SOLUTION + '# {"predicted": {"bytes-sent": 3985152}}')
+    before = frog("check", "1.2") + frog("check", "1.2", "--json")
+    assert "3.99" not in before
+    assert "3985152" not in before
+    assert "predict it first: How many bytes does a rank send?" in before
+    assert read_progress(here).predictions == ()
+    assert "predicted 5.3 MB; the next check that passes" in frog("predict", "bytes-sent", "5.3", "MB")
+    assert "predicted 5.3 MB, measured 3.99 MB (33 % off)" in frog("check", "1.2")
+    assert frog("predict", "bytes-sent", "3.9e6").count("predicted 3.9 MB") == 1
+    assert "(2.1 % off, near enough)" in frog("check", "1.2")
+    assert json.loads(frog("check", "1.2", "--json"))["predicted"] == {"bytes-sent": 3985152}
+    assert [guess.measured for guess in read_progress(here).predictions] == [3985152, 3985152]
+
+
+def test_what_can_be_predicted(frog: Any, here: Path) -> None:
+    frog()
+    assert "1.1 asks for none" in frog("predict")
+    assert "no exercise asks for a prediction of that name\n  try: 1.1, where" in frog("predict", "bits", "3", code=2)
+    assert "found the unit Mb, expected B" in frog("predict", "bytes-sent", "3Mb", code=2)
+    assert "not predicted yet: frog learn predict bytes-sent VALUE" in frog("predict", "bytes-sent")
+
+
+def test_hints_come_one_by_one(frog: Any) -> None:
+    frog()
+    assert frog("hint") == "hint 1 of 3: a question\n"
+    assert frog("hint") == "hint 1 of 3: a question\nhint 2 of 3: a place\n"
+    assert frog("hint", "1.2") == "hint 1 of 3: a question\n"
+
+
+def test_a_solution_is_shown_after_a_pass_or_is_noted(frog: Any, here: Path) -> None:
+    frog()
+    assert "try: frog learn hint 1.1; or frog learn solution 1.1 --give-up" in frog("solution", code=2)
+    assert SOLUTION in frog("solution", "--give-up")
+    assert read_progress(here).work("lab1/01_first").gave_up is not None
+    step(here, "lab2/01_third").write_text(SOLUTION)
+    frog("check", "2.1")
+    assert SOLUTION in frog("solution")
+    assert read_progress(here).work("lab2/01_third").gave_up is None
+
+
+def test_reset_says_where_the_work_went(frog: Any, here: Path) -> None:
+    frog()
+    step(here).write_text("mine\n")
+    kept = frog("reset").split("what was there is in ")[1].strip()
+    assert (here / kept / "step.py").read_text() == "mine\n"
+    assert step(here).read_text() == STUB
+    assert "what was there" not in frog("reset")
+
+
+def test_a_learner_whose_course_is_newer_is_informed_on_any_command(frog: Any, here: Path) -> None:
+    frog()
+    labs = here.parent / "labs"
+    (labs / "lab1" / "01_first" / "README.md").write_text("newer\n")
+    assert "exercises/lab1/01_first/README.md: the course has a newer one; it is updated" in frog("list")
+    assert "newer" not in frog("list")
+
+
+def test_all_that_was_done_is_on_the_page_and_in_the_export(frog: Any, here: Path) -> None:
+    frog()
+    second = step(here, "lab1/02_second")
+    second.write_text('# {"misconception": "sum-is-average"}')
+    frog("check", "1.2", code=1)
+    second.write_text(SOLUTION + '# {"predicted": {"bytes-sent": 100}}')
+    frog("predict", "bytes-sent", "400")
+    frog("hint", "1.2")
+    frog("check", "1.2")
+    frog("solution", "1.1", "--give-up")
+    quiz = QuizResult(lab=1, at="2026-01-01 10:00:00.000", seed=1, asked=3, right=2)
+    update_progress(here, lambda progress: with_quiz(progress, quiz))
+    text = frog("progress")
+    page = (here / "progress.html").read_text()
+    for said in ("4 times as much", "the sum over the ranks is the mean"):
+        assert said in text
+        assert said in page
+    assert "lab 1: 2 of 3" in text
+    assert page.count("<circle") == 1
+    assert "http" not in page
+    assert str(here / "export.json") not in frog("export", "export.json")
+    found = msgspec.json.decode((here / "export.json").read_bytes(), type=Export)
+    by_id = {record.id: record for record in found.exercises}
+    assert by_id.keys() == {"lab1/01_first", "lab1/02_second"}
+    work = by_id["lab1/02_second"].work
+    assert (work.checks, work.hints, work.rejected["sum-is-average"].times) == (2, 1, 1)
+    assert work.passed is not None
+    assert work.passed.by.startswith("frog ")
+    assert by_id["lab1/02_second"].files["step.py"].startswith(SOLUTION)
+    assert found.predictions[0].measured == 100
+    assert found.quizzes == (quiz,)
+    assert (found.passed, found.of) == (1, 3)
+
+
+def test_when_all_is_passed(frog: Any, here: Path) -> None:
+    frog()
+    for name in ("lab1/01_first", "lab1/02_second", "lab2/01_third"):
+        step(here, name).write_text(SOLUTION)
+        last = frog("check", name)
+    assert "Every exercise is passed" in last
+    assert "Every exercise is passed." in frog()

@@ -1,0 +1,84 @@
+"""A verdict as the learner reads it, at 80 columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_course import verdict, write_course
+
+from frog.course.exercise import Exercise, find_exercise
+from frog.course.progress import Progress
+from frog.course.text import Style
+from frog.course.verdict import Measured
+from frog.course.verdict_text import verdict_lines
+
+NOBODY = Progress(learner="me", began="")
+
+
+@pytest.fixture
+def exercise(tmp_path: Path) -> Exercise:
+    return find_exercise("1.2", write_course(tmp_path))
+
+
+def shown(exercise: Exercise, status: str, style: Style | None = None, **fields: Any) -> str:
+    return "\n".join(verdict_lines(verdict(exercise.id, status, **fields), exercise, NOBODY, style or Style(80)))
+
+
+def test_a_pass_says_what_was_measured(exercise: Exercise) -> None:
+    measured = (Measured(what="largest difference", value="1.2e-7"), Measured(what="weights", value="equal " * 20))
+    text = shown(exercise, "passed", measured=measured, worlds=(2, 4, 2), notes=("38 collectives a step.",))
+    first, *rest = text.splitlines()
+    assert first.startswith("✓ lab 1.2  the second: passed")
+    assert first.endswith("world 2 and 4, 1.4 s")
+    assert rest[0] == "  largest difference  1.2e-7"
+    assert "  38 collectives a step." in rest
+    assert "seed 7" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_failure_names_observation_belief_question_place_and_hint(exercise: Exercise) -> None:
+    text = shown(
+        exercise,
+        "rejected",
+        observed="Your gradients are 2.000 times the whole batch's at world 2.",
+        belief="the sum over the ranks is the mean",
+        question="What turns a sum into a mean?",
+        drawing="rank 0 ██ all_reduce 1 ░░░░\nrank 1 ██ step",
+        where="step.py:12",
+        output="\x1b[31mhello\n" * 20,
+    )
+    order = [
+        "✗ lab 1.2  the second: not passed",
+        "2.000 times",
+        "A belief that gives just that: the sum over the ranks is the mean",
+        "What turns",
+        "  rank 0 ██ all_reduce 1 ░░░░",
+        "where  exercises/lab1/02_second/step.py:12",
+        "frog learn hint (0 of 3 taken)",
+        "frog learn check 1.2 --seed 7",
+        "| ?[31mhello",
+        "8 lines more",
+    ]
+    places = [text.index(part) for part in order]
+    assert places == sorted(places)
+    assert "\x1b" not in text
+
+
+def test_an_unsolved_one_says_where_to_begin(exercise: Exercise) -> None:
+    text = shown(exercise, "unsolved")
+    assert "edit   exercises/lab1/02_second/step.py" in text
+    assert "first  frog learn predict bytes-sent VALUE" in text
+
+
+def test_a_broken_check_is_not_blamed_on_the_learner(exercise: Exercise) -> None:
+    assert "says nothing about what you wrote" in shown(exercise, "broken", observed="OSError: no space")
+
+
+def test_colour_says_nothing_that_words_do_not(exercise: Exercise) -> None:
+    for status in ("passed", "rejected", "unsolved", "broken"):
+        plain, coloured = (shown(exercise, status, Style(80, colour)) for colour in (False, True))
+        assert "\x1b[" in coloured
+        assert "\x1b[" not in plain
+        assert len({shown(exercise, other).splitlines()[0] for other in ("passed", "rejected", "unsolved")}) == 3

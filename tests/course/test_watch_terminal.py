@@ -1,0 +1,136 @@
+"""`frog learn watch` in a real terminal: a save changes the verdict, keys work, and the terminal is given back."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from small_course import SOLUTION, write_course
+
+from frog.course.folder import LearnerFolder, create_folder
+
+LIMIT_S = 60
+
+
+class Shell:
+    """A terminal of 80 x 24 in which the watch runs."""
+
+    def __init__(self, folder: LearnerFolder) -> None:
+        self.keyboard, screen = pty.openpty()
+        termios.tcsetwinsize(self.keyboard, (24, 80))
+        self.before = termios.tcgetattr(self.keyboard)
+        self.seen = ""
+        words = [sys.executable, str(Path(__file__).parent / "watched.py"), str(folder.path), str(folder.labs)]
+        env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+        self.process = subprocess.Popen(
+            words, stdin=screen, stdout=screen, stderr=screen, env={**env, "TERM": "xterm"}, start_new_session=True
+        )
+        self.screen = screen  # stays open, so that what was written last can be read after the end
+
+    def wait_for(self, text: str) -> None:
+        """Return when the screen has said this since the last time that was asked."""
+        self.wait_until(lambda: text in self.seen, text)
+        self.seen = self.seen.partition(text)[2]
+
+    def wait_until(self, is_true: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + LIMIT_S
+        while not is_true():
+            assert time.monotonic() < deadline, f"not seen within {LIMIT_S} s: {what}\n{self.seen}"
+            if select.select([self.keyboard], [], [], 0.2)[0]:
+                self.seen += os.read(self.keyboard, 65536).decode(errors="replace")
+
+    def press(self, keys: str) -> None:
+        os.write(self.keyboard, keys.encode())
+
+    def end(self) -> int:
+        """Its exit code, once it ended; the terminal is as it was."""
+        self.wait_until(lambda: self.process.poll() is not None, "its end")
+        self.wait_for("\x1b[?1049l")
+        assert termios.tcgetattr(self.keyboard) == self.before
+        return self.process.returncode
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self.keyboard)
+        os.close(self.screen)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> LearnerFolder:
+    return create_folder(tmp_path / "mine", write_course(tmp_path / "labs"))
+
+
+@pytest.fixture
+def shell(folder: LearnerFolder) -> Iterator[Shell]:
+    found = Shell(folder)
+    yield found
+    found.close()
+
+
+def test_save_keys_and_quit(shell: Shell, folder: LearnerFolder) -> None:
+    shell.wait_for("not solved yet")
+    step = folder.path / "exercises" / "lab1" / "01_first" / "step.py"
+    step.with_name(".step.py.new").write_text(SOLUTION)
+    step.with_name(".step.py.new").rename(step)  # as editors save
+    shell.wait_for("passed")
+    shell.press("h")
+    shell.wait_for("hint 1 of 3")
+    shell.press("l")
+    shell.wait_for("> 1.2")
+    shell.press("n")
+    shell.wait_for("lab 1.2")
+    shell.wait_for("not solved yet")
+    shell.press("\x1b[A")  # an arrow means nothing
+    shell.press("rn")
+    shell.wait_for("nothing was reset")
+    os.kill(shell.process.pid, signal.SIGWINCH)
+    shell.wait_for("q quit")
+    shell.press("q")
+    assert shell.end() == 0
+
+
+@pytest.mark.parametrize(
+    ("number", "codes"), [(signal.SIGINT, (1, 130, -2)), (signal.SIGTERM, (143,)), (signal.SIGHUP, (129,))]
+)
+def test_the_terminal_is_given_back_on_any_way_out(
+    shell: Shell, number: signal.Signals, codes: tuple[int, ...]
+) -> None:
+    shell.wait_for("not solved yet")
+    os.kill(shell.process.pid, number)
+    assert shell.end() in codes
+
+
+def test_ctrl_z_gives_the_terminal_back_for_as_long(shell: Shell) -> None:
+    shell.wait_for("not solved yet")
+    os.kill(shell.process.pid, signal.SIGTSTP)
+    shell.wait_for("\x1b[?1049l")
+    shell.wait_until(lambda: psutil.Process(shell.process.pid).status() == psutil.STATUS_STOPPED, "the stop")
+    os.kill(shell.process.pid, signal.SIGCONT)
+    shell.wait_for("not solved yet")
+    shell.press("q")
+    assert shell.end() == 0
+
+
+def test_without_a_terminal_verdicts_follow_each_other(folder: LearnerFolder) -> None:
+    words = [sys.executable, str(Path(__file__).parent / "watched.py"), str(folder.path), str(folder.labs)]
+    options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(words, **options) as process:
+        assert process.stdout is not None
+        seen = next(line for line in process.stdout if "lab 1.1" in line)
+        assert "not solved yet" in seen
+        assert "\x1b" not in seen
+        (folder.path / "exercises" / "lab1" / "01_first" / "step.py").write_text(SOLUTION)
+        assert "passed" in next(line for line in process.stdout if "lab 1.1" in line)
+        process.kill()
