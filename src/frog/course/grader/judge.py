@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from frog.comm.forkserver import start_fork_server
+from frog.core.env import start_method
 from frog.core.schema import Typed
 from frog.course.exercise import Exercise
 from frog.course.grader.general import general
@@ -36,7 +37,7 @@ def judge(request: Request) -> Verdict:
     """Check a learner's files. Never raises: what goes wrong in the grader itself is a verdict too."""
     start = time.monotonic()
     exercise = Exercise(Path(request.exercise))
-    server = start_fork_server("frog.course.grader.rank")
+    server = None if start_method() == "spawn" else start_fork_server("frog.course.grader.rank")
     scratch = Path(tempfile.mkdtemp(prefix="frog-check-"))
     folder = scratch / "files"
     folder.mkdir()

@@ -12,8 +12,8 @@ from multiprocessing.connection import Connection, wait
 import msgspec
 import torch
 
-from frog.course.grader import rank
 from frog.course.grader.judge import Request, judge
+from frog.course.grader.rank import load_all
 from frog.course.verdict import Verdict
 
 _DIE_WITH_PARENT = 1
@@ -26,7 +26,7 @@ MOST_S = 300.0
 def main(descriptor: int) -> None:
     """Answer each request with a verdict, until the other end closes."""
     torch.set_num_threads(1)
-    _load()
+    load_all()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.freeze()
     with Connection(descriptor) as client:
@@ -37,15 +37,6 @@ def main(descriptor: int) -> None:
             except (EOFError, OSError):
                 return
             client.send_bytes(msgspec.json.encode(_checked(request, client)))
-
-
-def _load() -> None:
-    """What ranks need, and what torch itself loads late: an optimizer's first step imports a compiler."""
-    assert rank.main is not None
-    layer = torch.nn.Linear(1, 1)
-    for kind in (torch.optim.SGD, torch.optim.AdamW):
-        layer(torch.ones(1)).backward()
-        kind(layer.parameters(), lr=0.1).step()
 
 
 def _checked(request: Request, client: Connection) -> Verdict:
