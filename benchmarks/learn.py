@@ -1,0 +1,95 @@
+"""How long a learner waits: from a saved file to the verdict, and until the grader is ready.
+
+    python benchmarks/learn.py [--rounds 5] [--zoo] [--out benchmarks/results/learn.txt]
+
+Round after round each exercise's reference solution is checked, in turn, by a grader that has torch loaded and waits,
+as in `frog learn watch`; the reference takes the longest of all solutions but those that never end. Then `frog learn
+check` is run once a round, a command that has to load torch first. Printed are medians with the fastest and slowest.
+With --zoo every solution of every exercise is checked once, two at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from frog.core.files import write_atomic
+from frog.course.client import Grader
+from frog.course.exercise import Exercise, find_exercises
+from frog.course.zoo import prove, specimens
+
+FIRST_WITH_A_WORLD = "lab2/01_average_gradients"
+
+
+def line(name: str, seconds: Sequence[float], note: str = "") -> str:
+    return f"{name:44} {statistics.median(seconds):6.2f} s  ({min(seconds):.2f} to {max(seconds):.2f}){note}"
+
+
+def watched(exercises: Sequence[Exercise], rounds: int) -> list[str]:
+    """From a saved file to its verdict, with a grader in reserve."""
+    start = time.perf_counter()
+    with Grader() as grader:
+        grader.wait()
+        lines = [line("grader ready (once)", [time.perf_counter() - start])]
+        seconds: dict[str, list[float]] = {exercise.id: [] for exercise in exercises}
+        worlds: dict[str, tuple[int, ...]] = {}
+        for _ in range(rounds):
+            for exercise in exercises:
+                start = time.perf_counter()
+                verdict = grader.check(exercise, exercise.reference().files())
+                if verdict.status != "passed":
+                    raise SystemExit(f"{exercise.id}: {verdict.status}: {verdict.observed}")
+                seconds[exercise.id].append(time.perf_counter() - start)
+                worlds[exercise.id] = verdict.worlds
+    return [*lines, *(line(name, found, f"  worlds {worlds[name]}") for name, found in seconds.items())]
+
+
+def cold(rounds: int) -> list[str]:
+    """`frog learn check` from Enter to its end, torch not loaded."""
+    seconds = []
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "frog.cli", "learn"]
+        subprocess.run([*command, "init", "course"], cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        for _ in range(rounds):
+            start = time.perf_counter()
+            check = [*command, "check", FIRST_WITH_A_WORLD]
+            subprocess.run(check, cwd=Path(folder) / "course", stdout=subprocess.DEVNULL, timeout=120)
+            seconds.append(time.perf_counter() - start)
+    return [line(f"frog learn check {FIRST_WITH_A_WORLD}", seconds, "  the stub")]
+
+
+def zoo(exercises: Sequence[Exercise]) -> list[str]:
+    """Every solution of every exercise, two at a time."""
+    found = [one for exercise in exercises for one in specimens(exercise)]
+    start = time.perf_counter()
+    wrong = [problem for one, verdict in prove(found) if (problem := one.problem(verdict))]
+    seconds = time.perf_counter() - start
+    return [f"the zoo: {len(found)} solutions, {len(wrong)} with another verdict, {seconds:.0f} s", *wrong]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--zoo", action="store_true")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    exercises = find_exercises()
+    load = f"load {os.getloadavg()[0]:.1f}"
+    lines = [f"{platform.system()}, {os.cpu_count()} cores, {load} before, medians of {args.rounds} rounds"]
+    lines += watched(exercises, args.rounds) + cold(args.rounds) + (zoo(exercises) if args.zoo else [])
+    text = "\n".join(lines) + "\n"
+    print(text, end="")
+    if args.out:
+        write_atomic(args.out, text)
+
+
+if __name__ == "__main__":
+    main()
