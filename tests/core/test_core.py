@@ -144,16 +144,16 @@ def test_find_run(tmp_path: Path) -> None:
         write_json(runs / name / "run.json", run_json(name))
         os.utime(runs / name / "run.json", (age, age))
     assert find_run("latest", runs).path.name == "new"
-    assert find_run("old", runs).read_run().name == "old"
+    assert find_run("old", runs).read_run_json().name == "old"
     assert find_run(str(runs / "old"), runs).path.name == "old"
     with pytest.raises(RunError, match="absent"):
         find_run("absent", runs)
     (runs / "old" / "run.json").write_text("{")
     with pytest.raises(RunError, match="not valid JSON"):
-        find_run("old", runs).read_run()
+        find_run("old", runs).read_run_json()
     (runs / "old" / "run.json").write_text(json.dumps([]))
     with pytest.raises(RunError, match="expected object"):
-        find_run("old", runs).read_run()
+        find_run("old", runs).read_run_json()
 
 
 def test_units() -> None:

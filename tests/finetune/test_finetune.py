@@ -63,7 +63,7 @@ def here(tuned: Harness, monkeypatch: pytest.MonkeyPatch) -> Harness:
 def test_a_run_like_any_other(here: Harness) -> None:
     folder, record = here.folder("who"), here.record("who")
     assert record["status"] == "completed"
-    assert record["step"] == here.folder("who").read_run().config["train"]["steps"]
+    assert record["step"] == here.folder("who").read_run_json().config["train"]["steps"]
     events = here.events("who").main
     assert len(events.by_step(StepEvent)) == record["step"]
     assert events.by_step(EvalEvent)[record["step"]].loss == record["eval"]["loss"]
@@ -87,7 +87,7 @@ def test_it_learns_what_a_word_tells(here: Harness) -> None:
 
 def test_only_the_adapter_is_kept_and_the_base_stays(here: Harness) -> None:
     base, _, _ = load_trained(here.folder("base"))
-    told = here.folder("who").read_run().finetune
+    told = here.folder("who").read_run_json().finetune
     assert weights_sha256(base.named_parameters()) == told["base_sha256"] == here.record("base")["weights_sha256"]
     tensors = load_file(here.folder("who").path / "adapter" / WEIGHTS_FILE)
     assert sum(tensor.numel() for tensor in tensors.values()) == here.record("who")["num_trained_parameters"]

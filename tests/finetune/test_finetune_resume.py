@@ -110,7 +110,7 @@ def test_more_epochs(here: Harness) -> None:
     assert tune(here, "--resume", "longer", "--epochs", "4") == 0
     record = here.record("longer")
     assert (record["status"], record["step"]) == ("completed", here.record("tuned")["step"] // 3 * 4)
-    assert here.folder("longer").read_run().finetune["epochs"] == 4  # type: ignore[index]
+    assert here.folder("longer").read_run_json().finetune["epochs"] == 4  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_a_world_that_meets_a_nan_and_a_kill_ends_as_the_one_that_met_nothing(he
     assert f"gradient norm nan, samples {ids}" in told
     assert "rank 1: loss" in told
     assert "rank 0: loss" not in told
-    starts = [segment.from_step for segment in here.folder("unlucky").read_run().segments]
+    starts = [segment.from_step for segment in here.folder("unlucky").read_run_json().segments]
     assert len(starts) == 3
     assert all(start <= most for start, most in zip(starts, (0, 3, 5), strict=True))  # a checkpoint may come too late
     same(here, "unlucky", "tuned-by-two")

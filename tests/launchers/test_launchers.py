@@ -122,7 +122,7 @@ def test_the_same_weights_under_every_launcher(floor: Harness, launcher: str, se
     processes = start(floor, launcher, name, *settings)
     for code, words in end(processes):
         assert code == 0, words
-    segment = floor.folder(name).read_run().segments[0]
+    segment = floor.folder(name).read_run_json().segments[0]
     nodes = len(LINES[launcher])
     assert (segment.world_size, segment.num_nodes) == (2, nodes)
     assert [floor.events(name).ranks[rank].of(StartEvent)[0].node_rank for rank in (0, 1)] == [0, nodes - 1]
@@ -189,7 +189,7 @@ def test_a_job_of_submitit_that_is_warned_goes_on_at_the_same_step(floor: Harnes
     ((code, words),) = end([process])
     assert code == 0, words
     assert "Requeued job" in words
-    first, second = floor.folder("warned").read_run().segments
+    first, second = floor.folder("warned").read_run_json().segments
     assert 3 <= second.from_step < 200
     assert f"resumed at step {second.from_step}" in words
     sets = [word for setting in ("name=calm", *settings) for word in ("--set", setting)]

@@ -182,7 +182,7 @@ def test_the_program_trains_across_the_nodes(pages: PageHarness) -> None:
     program = (str(SCRIPTS.parent / "train.py"), "run.toml", "--set", "name=across", "--set", "train.steps=4")
     pages.page(PAGE, "--", *program)
     folder = RunFolder(pages.root / "runs" / "across")
-    assert folder.read_run().segments[0].num_nodes == 2
+    assert folder.read_run_json().segments[0].num_nodes == 2
     (starts,) = zip(*[read_run(folder).ranks[rank].of(StartEvent) for rank in range(4)], strict=True)
     assert [start.host for start in starts] == ["node0", "node0", "node1", "node1"]
     assert [start.node_rank for start in starts] == [0, 0, 1, 1]

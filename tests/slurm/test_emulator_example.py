@@ -80,7 +80,7 @@ def test_the_example_resumes_to_the_same_weights(harness: Harness, emulated: Rea
     assert (
         output.index("limit is near") < output.index("cleanup: ") < output.index("requeue: ") < output.index("start 1,")
     )
-    begun = [segment.from_step for segment in folder.read_run().segments]
+    begun = [segment.from_step for segment in folder.read_run_json().segments]
     assert begun[0] == 0
     assert 20 <= begun[1] < STEPS
     one, other = harness.record(f"frog-{calm}"), harness.record(f"frog-{hasty}")

@@ -141,7 +141,7 @@ def test_a_job_at_its_time_limit_saves_is_requeued_and_ends_with_the_same_weight
     assert log.index("signal: the time limit is near") < log.index("cleanup: ") < log.index("requeue: ")
     assert log.index("requeue: ") < log.index("start 1,")
     stops = [int(step) for step in re.findall(r"stopped at step (\d+), saved at step \1;", bench.log(hasty, 0))]
-    begun = [segment.from_step for segment in bench.folder(hasty).read_run().segments]
+    begun = [segment.from_step for segment in bench.folder(hasty).read_run_json().segments]
     assert any(0 < step < STEPS for step in stops), bench.log(hasty, 0)
     assert begun[: len(stops) + 1] == [0, *stops], "each start goes on at the step in which the one before it stopped"
     assert all(step == STEPS for step in begun[len(stops) + 1 :]), "a signal that came after the last step"
@@ -174,7 +174,7 @@ def test_a_cancelled_job_and_one_that_loses_a_rank(bench: Bench) -> None:
     run = f"frog-{cancelled}"
     bench.harness.run("frog", "train", "--resume", run, "--set", f"train.steps={stopped['step'] + 2}")
     assert bench.record(cancelled)["step"] == stopped["step"] + 2
-    assert bench.folder(cancelled).read_run().segments[-1].from_step == stopped["step"]
+    assert bench.folder(cancelled).read_run_json().segments[-1].from_step == stopped["step"]
 
     # The lost rank: the job fails with torchrun's code, is not requeued, and the other node's ranks end too.
     job = bench.slurm.wait_for(broken, "FAILED")

@@ -83,6 +83,6 @@ def test_a_job_of_submitit_is_warned_and_handed_in_again(floor: Harness, real_sl
         os.kill(stopped, signal.SIGCONT)
     done = real_slurm.wait_for(job, "COMPLETED", "FAILED", "CANCELLED", timeout=170)
     assert (done["JobState"], done["Restarts"]) == ("COMPLETED", "1")
-    _, second = folder.read_run().segments
+    _, second = folder.read_run_json().segments
     assert 3 <= second.from_step < STEPS
     same_weights(floor, "by-submitit")

@@ -210,6 +210,6 @@ def test_mistakes_are_told_without_a_traceback(harness: Harness, words: tuple[st
 def test_a_run_of_its_own_name_is_never_written_over(harness: Harness) -> None:
     for _ in range(2):
         harness.train(1, "twice", "train.steps=1")
-    assert harness.folder("twice").read_run().name == "twice"
-    assert harness.folder("twice-2").read_run().name == "twice-2"
+    assert harness.folder("twice").read_run_json().name == "twice"
+    assert harness.folder("twice-2").read_run_json().name == "twice-2"
     assert json.loads((harness.root / "logs" / ".." / "run.json").read_text())["name"] == "twice-2"

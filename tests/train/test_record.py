@@ -99,7 +99,7 @@ def test_an_imported_run_has_none(one: Harness) -> None:
     one.run("frog", "export", "one", "--to", "hf", "hf")
     one.run("frog", "import", "hf", "--from", "hf", "--name", "imported")
     assert one.folder("imported").read_record() is None
-    assert one.folder("imported").read_run().segments == []
+    assert one.folder("imported").read_run_json().segments == []
 
 
 # ---- the files ----------------------------------------------------------------------------------------------------

@@ -169,7 +169,7 @@ def test_files(run: RunFolder, capsys: pytest.CaptureFixture[str], name: str, ki
         path.write_bytes(run.record_json.read_bytes())
     table = json.loads(path.read_text())
     if kind is not Beat:
-        held_to_its_schema(path, run.read_run if kind is RunFile else run.read_record)
+        held_to_its_schema(path, run.read_run_json if kind is RunFile else run.read_record)
     for what, (changed,) in spoilt([table], kind):
         write_json(path, changed)
         read_by_all(what, capsys, wrong)

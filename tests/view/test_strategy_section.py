@@ -20,7 +20,7 @@ from frog.view.strategy import strategy_section
 
 
 def section_of(folder: RunFolder) -> dict[str, Any]:
-    section = strategy_section(folder.read_run(), read_history(folder))
+    section = strategy_section(folder.read_run_json(), read_history(folder))
     assert section is not None
     return section
 

@@ -69,7 +69,7 @@ def test_a_node_that_goes_is_done_without(harness: Harness, undisturbed: Oracle)
     fault = "node rank=1 step=3 phase=backward"
     harness.run("frog", "chaos", "--fault", fault, *world, "--", *program("shrunk"), timeout=380)
     assert recovery_problems(undisturbed, harness.folder("shrunk")) == []
-    segments = harness.folder("shrunk").read_run().segments
+    segments = harness.folder("shrunk").read_run_json().segments
     assert segments[0].world_size == 2
     assert any(segment.world_size == 1 for segment in segments[1:])
     assert all(segment.from_step > 0 for segment in segments[1:])

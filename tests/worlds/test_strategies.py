@@ -76,7 +76,7 @@ def test_every_rank_has_its_place_on_the_mesh(runs: Harness) -> None:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_bytes_of_a_step_equal_the_formula(runs: Harness, name: str) -> None:
-    config = from_dict(runs.folder(f"s-{name}").read_run().config)
+    config = from_dict(runs.folder(f"s-{name}").read_run_json().config)
     world_size, _ = RUNS[name]
     for rank in range(world_size):
         for step in (2, 7):
@@ -102,7 +102,7 @@ def test_a_run_goes_on_under_another_strategy(runs: Harness) -> None:
     assert runs.record("moved")["order_sha256"] == runs.record("stayed")["order_sha256"]
     for step, event in calm.items():
         assert moved[step].loss_mean == pytest.approx(event.loss_mean, rel=1e-4)
-    segments = runs.folder("moved").read_run().segments
+    segments = runs.folder("moved").read_run_json().segments
     assert [segment.mesh["pp"] for segment in segments] == [1, 2, 1]
 
 

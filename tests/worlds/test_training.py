@@ -88,7 +88,7 @@ def test_every_rank_tells_every_phase_and_collective(calm: Harness) -> None:
         reduces = [event for event in events.ranks[rank].of(CollectiveEvent) if event.op == "all_reduce"]
         num_elements = max(event.payload_bytes for event in reduces) // 4
         assert (calm.folder("calm-4").rank_log(rank)).read_text().count("gradient norm") == 1
-    parameters = calm.folder("calm-4").read_run().num_parameters
+    parameters = calm.folder("calm-4").read_run_json().num_parameters
     assert parameters <= num_elements <= 1.01 * parameters + 64 * 8
 
 
@@ -133,7 +133,7 @@ def test_resumed_in_another_world_takes_the_same_samples(calm: Harness, world_si
         folder.rmdir()
     calm.run("frog", "run", "--nproc", str(world_size), "--", "train", "--resume", f"runs/{name}")
     same_run(calm, name, "calm-2")
-    segments = calm.folder(name).read_run().segments
+    segments = calm.folder(name).read_run_json().segments
     assert [(entry.world_size, entry.from_step) for entry in segments] == [(2, 0), (world_size, 4)]
 
 

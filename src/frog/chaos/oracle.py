@@ -167,7 +167,7 @@ def recovery_problems(oracle: Oracle, folder: RunFolder) -> list[str]:
     found = []
     if record.order_sha256 != oracle.record.order_sha256:
         found.append("took other samples")
-    sizes = {segment.world_size for segment in folder.read_run().segments}
+    sizes = {segment.world_size for segment in folder.read_run_json().segments}
     if sizes == {oracle.world_size}:
         if record.weights_sha256 != oracle.record.weights_sha256:
             found.append("weights differ")

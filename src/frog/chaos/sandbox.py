@@ -90,7 +90,7 @@ def read_sandbox(program: Sequence[str]) -> Sandbox:
     args = parser.parse_args(words[1:])
     if args.resume is None:
         return Sandbox(tuple(words), load_run_config(args.run_file or DEFAULT_RUN_FILE, args.set))
-    content = find_run(args.resume).read_run()
+    content = find_run(args.resume).read_run_json()
     return Sandbox(tuple(words), from_dict(override_dict(content.config, args.set)), resumes=True)
 
 

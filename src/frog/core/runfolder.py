@@ -112,7 +112,7 @@ class RunFolder:
         """Make `logs` in `root` a link to this run's logs. False if a real folder stands there."""
         return link_folder(root / "logs", self.logs)
 
-    def read_run(self) -> RunFile:
+    def read_run_json(self) -> RunFile:
         """The content of run.json. Raises RunError if this is not a run folder, or not of this format."""
         try:
             return read_typed(self.run_json, RunFile, _RESTORE)
@@ -133,13 +133,13 @@ class RunFolder:
         record = self.read_achieved()
         if record is None or record.starts is None or not self.run_json.exists():
             return record
-        return record if record.starts >= len(self.read_run().segments) else None
+        return record if record.starts >= len(self.read_run_json().segments) else None
 
     @property
     def resume_command(self) -> str:
         """What goes on with this run."""
         with contextlib.suppress(RunError):
-            if self.read_run().finetune is not None:
+            if self.read_run_json().finetune is not None:
                 return f"frog finetune --resume {self.path}"
         return f"frog train --resume {self.path}"
 

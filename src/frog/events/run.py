@@ -85,7 +85,7 @@ def assemble(folder: RunFolder, workers: list[Worker], problems: list[str]) -> R
         run.problems.append(f"{folder.run_json}: missing, so the run never came to its first step")
         return run
     try:
-        run.file = folder.read_run()
+        run.file = folder.read_run_json()
     except RunError as error:
         run.problems.append(error.what)
     try:

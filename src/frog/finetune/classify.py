@@ -36,7 +36,7 @@ def classify(args: argparse.Namespace) -> int:
 
 def task_of(tuned: Finetuned) -> Task:
     """What a fine-tuned run is asked, with the tokenizer and the sequence length of its own folder."""
-    sequence_length = from_dict(tuned.folder.read_run().config).data.sequence_length
+    sequence_length = from_dict(tuned.folder.read_run_json().config).data.sequence_length
     return Task(tuned.config.head, tuned.config.labels, load_tokenizer(tuned.folder.tokenizer_json), sequence_length)
 
 

@@ -84,7 +84,7 @@ def _prepare_resumed(args: argparse.Namespace) -> Preparation:
     tuning = dataclasses.replace(tuning, epochs=args.epochs or tuning.epochs)
     data = read_labelled(tuning.data, tuning.heldout)
     check_settings(args.set)
-    config = with_epochs(from_dict(override_dict(folder.read_run().config, args.set)), tuning.epochs, data)
+    config = with_epochs(from_dict(override_dict(folder.read_run_json().config, args.set)), tuning.epochs, data)
     task = read_task(folder, tuning, config.data.sequence_length)
     return Preparation(config, tuning, load_base(folder, tuning), data, task, folder.tokenizer_json, folder)
 
@@ -99,7 +99,7 @@ def run_config(args: argparse.Namespace, base: RunFolder, data: LabelledSet) -> 
     if args.batch_size < 1:
         raise ConfigError(f"--batch-size {args.batch_size}: must be at least 1")
     check_settings(args.set)
-    theirs = from_dict(base.read_run().config)
+    theirs = from_dict(base.read_run_json().config)
     length = args.max_length if args.max_length is not None else theirs.model.max_position_embeddings
     steps = args.epochs * -(-len(data.train) // args.batch_size)
     plain = RunConfig(

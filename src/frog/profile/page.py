@@ -58,7 +58,7 @@ def profile_page(profile: Profile) -> str:
 
 
 def _head(profile: Profile) -> str:
-    config, ranks = from_dict(profile.folder.read_run().config), profile.ranks
+    config, ranks = from_dict(profile.folder.read_run_json().config), profile.ranks
     strategy = config.strategy
     sizes = {"dp": strategy.dp_size(len(ranks)), "pp": strategy.pp, "cp": strategy.cp, "tp": strategy.tp}
     axes = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size > 1)

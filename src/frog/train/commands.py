@@ -56,7 +56,7 @@ def sample(args: argparse.Namespace) -> int:
 def evaluate(args: argparse.Namespace) -> int:
     """`frog eval RUN`"""
     folder = find_run(args.run)
-    config = from_dict(folder.read_run().config)
+    config = from_dict(folder.read_run_json().config)
     model, _, step = load_trained(folder, args.step)
     data = open_prepared(config.data.name)
     env = world_env()

@@ -66,4 +66,4 @@ def _configuration(args: argparse.Namespace) -> tuple[RunConfig, RunFolder | Non
     folder = find_run(args.resume)
     if read_finetune(folder) is not None:
         raise UsageError(f"{folder.path}: is a fine-tuning", f"go on with: {folder.resume_command}")
-    return from_dict(override_dict(folder.read_run().config, args.set)), folder
+    return from_dict(override_dict(folder.read_run_json().config, args.set)), folder

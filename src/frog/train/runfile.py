@@ -37,7 +37,7 @@ from frog.train.workload import Workload
 def write_run_json(run: Run, workload: Workload, from_step: int) -> None:
     """Write run.json, or on resuming add to it the world that goes on."""
     if run.folder.run_json.exists():
-        content = {"format": FORMAT, **msgspec.to_builtins(run.folder.read_run()), "config": to_dict(run.config)}
+        content = {"format": FORMAT, **msgspec.to_builtins(run.folder.read_run_json()), "config": to_dict(run.config)}
     else:
         content = new_run_json(
             run.folder, run.config, sys.argv, workload.num_parameters, workload.data, workload.tokenizer_json
@@ -83,7 +83,7 @@ def write_end(folder: RunFolder, record: dict[str, Any]) -> None:
     record = {
         "format": FORMAT,
         **record,
-        "starts": len(folder.read_run().segments),
+        "starts": len(folder.read_run_json().segments),
         "error": None,
         "ended": now_text(),
     }

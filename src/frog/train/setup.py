@@ -115,7 +115,7 @@ def check_resume(folder: RunFolder, data_name: str, data_sha256: str) -> None:
 
     Raises:  RunError if the data set of its name is not the one that it was begun with.
     """
-    begun = folder.read_run().data if folder.run_json.exists() else None
+    begun = folder.read_run_json().data if folder.run_json.exists() else None
     if begun is not None and begun.data_sha256 != data_sha256:
         raise RunError(
             f"{folder.path}: was begun on data set {begun.name} ({begun.data_sha256[:12]}), and would go on with "

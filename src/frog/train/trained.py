@@ -54,9 +54,9 @@ def trusted_checkpoint(folder: RunFolder, step: int | None = None) -> Checkpoint
 
 def load_trained(folder: RunFolder, step: int | None = None) -> tuple[TinyTransformer, ModelConfig, int]:
     """The model of a run with the weights of a checkpoint (the last good one), and that checkpoint's step."""
-    if folder.read_run().finetune is not None:
+    if folder.read_run_json().finetune is not None:
         return load_merged(folder)
-    config = from_dict(folder.read_run().config).model
+    config = from_dict(folder.read_run_json().config).model
     checkpoint = trusted_checkpoint(folder, step)
     model = TinyTransformer(config)
     checkpoint.load_into({f"model/{name}": parameter for name, parameter in model.named_parameters()})
@@ -77,7 +77,7 @@ class Finetuned:
 
 def read_finetune(folder: RunFolder) -> FinetuneConfig | None:
     """What a run's fine-tuning was; None if the run is no fine-tuning."""
-    table = folder.read_run().finetune
+    table = folder.read_run_json().finetune
     return None if table is None else finetune_from_dict(table)
 
 

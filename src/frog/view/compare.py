@@ -95,7 +95,7 @@ def compare_runs(a: RunFolder, b: RunFolder, rtol: float) -> Comparison:
 
 
 def _read(folder: RunFolder) -> _Side:
-    return _Side(folder, folder.read_run(), folder.read_achieved(), read_history(folder))
+    return _Side(folder, folder.read_run_json(), folder.read_achieved(), read_history(folder))
 
 
 def _title(side: _Side) -> str:

@@ -69,7 +69,7 @@ def _template() -> Template:
 
 
 def _context(folder: RunFolder) -> dict[str, Any]:
-    run, record = folder.read_run(), folder.read_record()
+    run, record = folder.read_run_json(), folder.read_record()
     history = read_history(folder)
     good, broken = open_checkpoints(folder)
     movement = weight_movement(good)

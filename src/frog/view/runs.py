@@ -44,7 +44,7 @@ def list_runs(runs: Path) -> list[RunRow]:
 
 def _row(folder: RunFolder) -> RunRow:
     try:
-        run, record = folder.read_run(), folder.read_record()
+        run, record = folder.read_run_json(), folder.read_record()
     except RunError as error:
         return RunRow(folder.path.name, "unreadable", None, None, None, None, None, None, None, error.what)
     row = RunRow(

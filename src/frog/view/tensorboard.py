@@ -30,7 +30,7 @@ def export_tensorboard(folder: RunFolder, target: Path | None = None) -> Path:
         raise UsageError(
             "the package tensorboard is not installed", "python -m pip install 'frog[tensorboard]'"
         ) from None
-    folder.read_run()
+    folder.read_run_json()
     target = target or folder.path / "tensorboard"
     for old in target.glob(f"*/events.out.tfevents.*{_SUFFIX}"):
         old.unlink()
