@@ -651,6 +651,13 @@ def test_damaged_checkpoint_of_before(run: FailedRun) -> None:
     assert place(beside) == ("torn", 1, 2, "checkpoint")
 
 
+def test_a_fine_tuning_is_resumed_as_one(run: FailedRun) -> None:
+    run.lose(*OTHERS)
+    run.exit(2, -9)
+    write_json(run.folder.run_json, json.loads(run.folder.run_json.read_text()) | {"finetune": {"epochs": 1}})
+    assert f"`frog finetune --resume {run.folder.path}`" in found(run).advice
+
+
 def test_damage_that_was_passed_over_and_replaced(tmp_path: Path) -> None:
     run = FailedRun(tmp_path / "run")
     run.start()

@@ -92,7 +92,7 @@ def unanswered(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
         certain=False,
         evidence=tuple(line for rank in case.ranks if (line := case.report_error(rank)))[:8],
         advice=f"what does rank {peer} do there instead? A message inside an `if rank == ...`, a schedule in which "
-        f"both wait for each other\n`frog train --resume {case.run.folder.path}`",
+        f"both wait for each other\n`{case.run.folder.resume_command}`",
     )
 
 

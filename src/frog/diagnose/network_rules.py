@@ -76,7 +76,7 @@ def _lost_node(case: Case, calls: CollectiveCalls, ranks: list[int], what: str, 
         evidence=(*lines, *(case.report_position(rank) for rank in ranks[:4]), *others[:3]),
         advice="is the machine up? Power, a kernel panic, the scheduler taking it back (`sinfo -R`, `last -x`)\n"
         f"go on with the nodes that are left: `frog run --nodes 1:N ...`, or later: "
-        f"`frog train --resume {case.run.folder.path}`",
+        f"`{case.run.folder.resume_command}`",
     )
 
 
@@ -176,7 +176,7 @@ def _cut(case: Case, calls: CollectiveCalls, lines: tuple[str, ...]) -> Diagnosi
         certain=node is not None and not doubt,
         evidence=(*lines, *reports),
         advice="from each node: `ping` the others; look at the switch, the firewall, the interface's counters "
-        f"(`ip -s link`)\nwhen it is back: `frog train --resume {case.run.folder.path}`",
+        f"(`ip -s link`)\nwhen it is back: `{case.run.folder.resume_command}`",
     )
 
 
@@ -213,7 +213,7 @@ def _closed(case: Case, calls: CollectiveCalls, closed: list[int], lines: tuple[
         certain=False,
         evidence=(*lines, first),
         advice="a firewall that drops connections, an interface that was reset, too few file descriptors "
-        f"(`ulimit -n`)\n`frog train --resume {case.run.folder.path}`",
+        f"(`ulimit -n`)\n`{case.run.folder.resume_command}`",
     )
 
 

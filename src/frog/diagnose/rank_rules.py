@@ -67,7 +67,7 @@ def own_words(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
         )
     advice = error.hint or (
         f"its traceback is at the end of logs/rank_{rank}/train.log: `frog logs {_name(case)} --rank {rank}`\n"
-        f"the error is the program's own; once that is mended: `frog train --resume {case.run.folder.path}`"
+        f"the error is the program's own; once that is mended: `{case.run.folder.resume_command}`"
     )
     return found.with_more(
         fault="raise",
@@ -131,7 +131,7 @@ def _not_finite(case: Case, calls: CollectiveCalls, rank: int, error: RankError)
         finding=f"{what} of {whose} was not finite in step {position.step} (loss {first.loss}, gradient norm "
         f"{first.grad_norm}); it was made in {made}, and all ranks stopped before a weight was changed",
         advice="look at its samples: `frog data inspect`; lower optimizer.learning_rate\n"
-        f"checkpoints are from before it: `frog train --resume {case.run.folder.path}`",
+        f"checkpoints are from before it: `{case.run.folder.resume_command}`",
     )
 
 
@@ -147,7 +147,7 @@ def _full_disk(case: Case, calls: CollectiveCalls, rank: int, error: RankError) 
         phase=phase,
         finding=f"the disk was full for rank {rank}, {doing}",
         advice=f"make room ({kept}; checkpoint.keep_last says how many are kept), then "
-        f"`frog train --resume {case.run.folder.path}`",
+        f"`{case.run.folder.resume_command}`",
     )
 
 
@@ -323,6 +323,6 @@ def _awaited(calls: CollectiveCalls, rank: int) -> str | None:
 
 def _again(case: Case) -> str:
     return (
-        f"go on from the last checkpoint: `frog train --resume {case.run.folder.path}`; "
+        f"go on from the last checkpoint: `{case.run.folder.resume_command}`; "
         "`frog run --restarts 2 ...` does that by itself"
     )

@@ -145,7 +145,7 @@ def _of_good(run: RecordedRun) -> Diagnosis:
             step=step,
             outcome=status,
             evidence=tuple(lines),
-            advice=f"go on: `frog train --resume {run.folder.path}`",
+            advice=f"go on: `{run.folder.resume_command}`",
         )
         return found if slow is None else found.with_more(also=(slow,))
     if slow is not None and slow.step != step:
