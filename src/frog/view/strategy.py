@@ -151,7 +151,7 @@ def _mesh(seen: Seen) -> dict[str, Any] | None:
     return {"axes": axes, "rows": rows}
 
 
-def step_collectives(recent: Recent, step: int) -> list[CollectiveEvent]:
+def _collectives_of(recent: Recent, step: int) -> list[CollectiveEvent]:
     """A rank's collectives of a training step, without those of an evaluation or a checkpoint after it."""
     spans, calls, own = recent.spans, recent.collectives, recent.own
     inside = spans.step == step
@@ -175,7 +175,7 @@ def step_collectives(recent: Recent, step: int) -> list[CollectiveEvent]:
 
 def _traffic(seen: Seen, recent: Recent) -> dict[str, Any]:
     """One rank's bytes of one step, by axis and operation, and in all. What is received another rank has sent."""
-    reported = step_collectives(recent, seen.step)
+    reported = _collectives_of(recent, seen.step)
     found = [one for one in compare_step(seen.config, seen.world_size, recent.rank, reported) if one.op != "recv"]
     sent, expected = sum(one.sent_bytes for one in found), sum(one.expected_bytes for one in found)
     return {
@@ -224,7 +224,7 @@ def _overlap(seen: Seen) -> list[dict[str, Any]]:
     """
     rows = []
     for recent in seen.ranks:
-        reported = [one for step in recent.steps for one in step_collectives(recent, step) if one.op not in _MESSAGES]
+        reported = [one for step in recent.steps for one in _collectives_of(recent, step) if one.op not in BETWEEN_TWO]
         under_way_ns = sum(one.end_ns - one.start_ns for one in reported)
         # A thread takes a moment to wake up after the end; that is none of the collective's time.
         wait_ns = sum(min(one.wait_ns, one.end_ns - one.start_ns) for one in reported)
