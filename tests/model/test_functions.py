@@ -83,6 +83,15 @@ def test_products_by_onednn_are_chosen_and_can_be_switched_off() -> None:
         assert "_Linear" not in type(linear(x, weight).grad_fn).__name__
 
 
+def test_without_onednn_leaves_the_switch_as_it_was() -> None:
+    before = torch.backends.mkldnn.enabled
+    with matmul.without_onednn():
+        with matmul.without_onednn():
+            pass
+        assert not torch.backends.mkldnn.enabled
+    assert torch.backends.mkldnn.enabled == before
+
+
 def test_both_libraries_agree_on_transposed_views() -> None:
     a, b = torch.randn(96, 200).t(), torch.randn(96, 130).t()
     with matmul.without_onednn():

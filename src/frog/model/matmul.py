@@ -43,11 +43,11 @@ def uses_onednn(a_MK: Tensor, b_NK: Tensor) -> bool:
 @contextmanager
 def without_onednn() -> Iterator[None]:
     """Within this context torch leaves oneDNN alone and every product goes to MKL: to compare the two."""
-    torch.backends.mkldnn.set_flags(_enabled=False)  # type: ignore[no-untyped-call]
+    before, *_ = torch.backends.mkldnn.set_flags(_enabled=False)  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
-        torch.backends.mkldnn.set_flags(_enabled=True)  # type: ignore[no-untyped-call]
+        torch.backends.mkldnn.set_flags(_enabled=before)  # type: ignore[no-untyped-call]
 
 
 def product(a_MK: Tensor, b_NK: Tensor) -> Tensor:
