@@ -28,11 +28,11 @@ from frog.core.errors import LaunchError, UsageError
 from frog.core.files import write_json
 from frog.core.runfile import Record
 from frog.core.runfolder import RunFolder
+from frog.core.vocabulary import PHASES
 from frog.diagnose.diagnosis import Diagnosis
 from frog.launch.nodes import Nodes
 
 DEMO = Path(__file__).parents[2] / "config" / "demo.toml"
-PHASES = ("data", "forward", "backward", "reduce", "optimize", "zero", "evaluate", "checkpoint")
 OPS = {"reduce": "all_reduce", "evaluate": "all_reduce", "checkpoint": "all_gather"}
 RECORD = record_json(weights_sha256="w", order_sha256="o", step=4, loss=1.0)
 ORACLE = Oracle(

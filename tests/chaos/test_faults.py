@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from frog.config.faults import KINDS, PHASES, Fault, Scene, dump_faults, load_faults, parse_faults
+from frog.config.faults import KINDS, Fault, Scene, dump_faults, load_faults, parse_faults
 from frog.core.errors import ConfigError
-from frog.events.schema import PHASES as EVENT_PHASES
+from frog.core.vocabulary import PHASES
 
 SCENE = Scene(world_size=2, steps=4, checkpoint_every=2, eval_every=3, grad_accum=2)
 
@@ -22,8 +22,7 @@ def mistakes(*texts: str, scene: Scene | None = SCENE) -> str:
     return str(caught.value)
 
 
-def test_the_phases_are_those_of_the_events() -> None:
-    assert PHASES == EVENT_PHASES
+def test_every_kind_happens_in_phases_of_a_step() -> None:
     assert all(set(kind.phases) <= set(PHASES) and kind.default in kind.phases for kind in KINDS.values())
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from frog.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, TrainConfig
+from frog.core.vocabulary import Phase
 from frog.events import RankEvents
-from frog.events.schema import CollectiveEvent, Phase, SpanEvent
+from frog.events.schema import CollectiveEvent, SpanEvent
 from frog.plan.layout import Layout
 from frog.plan.measure import axis_sizes, compare_step, step_collectives, traffic_problems
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from frog.core.vocabulary import PHASES
 from frog.launch.commands import add_world_arguments, read_world
 
 _EXAMPLE = 'frog chaos --fault "kill rank=1 step=3 phase=reduce" --nproc 2 -- train RUN.toml'
@@ -56,7 +57,7 @@ def _chaos(args: argparse.Namespace) -> int:
 
 def _list() -> int:
     """Every kind, with where it can happen and what it does."""
-    from frog.config.faults import KINDS, PHASES
+    from frog.config.faults import KINDS
 
     print("what can happen to a rank, as it begins a phase of a step:\n")
     for kind in KINDS.values():

@@ -12,6 +12,7 @@ from frog.config.faults import KINDS, Fault
 from frog.core.errors import RunError
 from frog.core.runfile import Record
 from frog.core.runfolder import RunFolder
+from frog.core.vocabulary import MESSAGES
 from frog.diagnose.diagnosis import Diagnosis
 from frog.events import RankEvents, RecordedRun, read_run
 from frog.events.schema import CollectiveEvent, CommitEvent, RankEvent, SpanEvent, StartEvent, StepEvent
@@ -22,8 +23,7 @@ _RTOL = 1e-5
 _SLOW_S = 2.0
 """What a campaign's slow phase takes longer. Of one or two late steps the diagnosis asks three times all else."""
 
-_MESSAGES = ("send", "recv", "send_recv")
-_ALTERABLE = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", *_MESSAGES)
+_ALTERABLE = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", *MESSAGES)
 """Operations that a rank can leave out or do with another tensor: those that `Axis.alter` is asked about."""
 
 
@@ -102,7 +102,7 @@ class Oracle:
 
         Of a rank's first messages nobody knows how they should have been; one that is too short gloo takes as it is.
         """
-        if place.alterable not in _MESSAGES:
+        if place.alterable not in MESSAGES:
             return True
         first = min(other.step for other in self.places if (other.rank, other.phase) == (place.rank, place.phase))
         return place.step > first and (name, place.alterable) != ("shape", "send")

@@ -18,6 +18,7 @@ from torch import Tensor
 from frog.comm.backend import Backend, choose_backend
 from frog.core.errors import CommError
 from frog.core.facts import ErrorFacts
+from frog.core.vocabulary import MESSAGES
 
 
 class Note(Protocol):
@@ -29,9 +30,6 @@ class Note(Protocol):
     def done(self, end_ns: int, wait_ns: int) -> None:
         """It ended at `end_ns`; the rank's own thread was blocked for `wait_ns` by it."""
 
-
-POINT_TO_POINT = ("send", "recv", "send_recv")
-"""Operations between two ranks, or round a ring."""
 
 Recorder = Callable[[str, str, int], Note]
 """Called as every collective begins: operation, axis, bytes of the payload."""
@@ -65,7 +63,7 @@ class Pending:
             raise self._explain(error) from error
         self._wait_ns = time.monotonic_ns() - self._start_ns
         # The last byte may be there long before anybody asks; of sends and receives nobody says when.
-        if self._works and axis.backend.stamps_end and op not in POINT_TO_POINT:
+        if self._works and axis.backend.stamps_end and op not in MESSAGES:
             self._works[-1].get_future().add_done_callback(self._ended)
 
     def _ended(self, future: object) -> None:

@@ -21,9 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from frog.core.errors import ConfigError
-
-PHASES = ("data", "forward", "backward", "reduce", "optimize", "zero", "evaluate", "checkpoint")
-"""The phases of a step, as the events name them."""
+from frog.core.vocabulary import PHASES
 
 FULL_DEVICE = Path("/dev/full")
 """Linux's own: to write there is ENOSPC."""

@@ -8,12 +8,13 @@ from functools import cached_property
 from typing import Any
 
 from frog.core.exitcodes import describe_exit, signal_name
+from frog.core.vocabulary import STEP_PHASES
 from frog.diagnose.diagnosis import note
 from frog.diagnose.rank_error import RankError, rank_error
 from frog.events import RecordedRun
 from frog.events.attempts import Attempt, Worker
 from frog.events.launcher_schema import ExitEvent, HangEvent
-from frog.events.schema import STEP_PHASES, Beat, CollectiveEvent, SpanEvent
+from frog.events.schema import Beat, CollectiveEvent, SpanEvent
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from frog.core.vocabulary import BETWEEN_TWO, PHASES
 from frog.diagnose.case import Case, Position
-from frog.events.schema import PHASES, Beat, CollectiveEvent, OpenCollective, SpanEvent
+from frog.events.schema import Beat, CollectiveEvent, OpenCollective, SpanEvent
 
 _DIMS = {
     "pp": ("pp",), "dp": ("dp",), "cp": ("cp",), "tp": ("tp",), "data": ("dp", "cp"), "model": ("pp", "tp"),
@@ -24,7 +25,6 @@ _DIMS = {
 
 _SCORE_BYTES = 24
 _ID_BYTES = 8
-_BETWEEN_TWO = ("send", "recv")
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class CollectiveCalls:
         return [{rank: self._called(rank, over) for rank in ranks} for over, ranks in found if len(ranks) > 1]
 
     def _called(self, rank: int, axes: list[str]) -> list[CollectiveCall]:
-        return [call for call in self._by_rank[rank] if call.axis in axes and call.op not in _BETWEEN_TWO]
+        return [call for call in self._by_rank[rank] if call.axis in axes and call.op not in BETWEEN_TWO]
 
     def _sets_of(self, axis: str) -> list[list[int]]:
         """The sets of ranks that an axis cuts the world into; none if that does not follow from the mesh."""
@@ -298,7 +298,7 @@ def _phase_of(
         return inside
     if beat is not None and beat.step == step and beat.phase and beat.phase_ns <= at:
         return beat.phase
-    if call.op in _BETWEEN_TWO and (ended := [span for span in spans if span.end_ns <= at]):
+    if call.op in BETWEEN_TWO and (ended := [span for span in spans if span.end_ns <= at]):
         return max(ended, key=lambda span: span.end_ns).phase
     return position.phase if step == position.step else None
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from frog.core.vocabulary import MESSAGES, PHASES
 from frog.diagnose.case import Case
 from frog.diagnose.collectives import CollectiveCall, CollectiveCalls
 from frog.diagnose.diagnosis import Diagnosis, note
-from frog.events.schema import PHASES
 
-_MESSAGES = ("send", "recv", "send_recv")
 _LAST = {False: PHASES.index("backward"), True: PHASES.index("evaluate")}
 """The last phase of a step that has messages: of training, and of scoring."""
 
@@ -77,7 +76,7 @@ def unanswered(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     """A rank waited in vain for a message of another, which lived on; no step before says what it should have sent."""
     first = case.first_lost
     facts = case.comm_errors[first].facts if first is not None else None
-    if facts is None or facts.cause != "timed_out" or facts.peer is None or facts.op not in _MESSAGES:
+    if facts is None or facts.cause != "timed_out" or facts.peer is None or facts.op not in MESSAGES:
         return None
     peer, nodes = facts.peer, {case.attempt.node_of(rank) for rank in case.ranks}
     if len(nodes) > 1 or case.own_errors or case.silent(peer):
@@ -100,7 +99,7 @@ def _first_deviation(rank: int, calls: Sequence[CollectiveCall]) -> Deviation | 
     """Go through the steps, training and evaluation each by itself; the first step of each is taken as right."""
     messages: dict[tuple[int, bool], list[CollectiveCall]] = {}
     for call in calls:
-        if call.op in _MESSAGES and call.step is not None:
+        if call.op in MESSAGES and call.step is not None:
             messages.setdefault((call.step, call.phase == "evaluate"), []).append(call)
     last = max((call.position for call in calls), default=(0, 0))
     pattern: dict[bool, list[CollectiveCall]] = {}

@@ -16,7 +16,8 @@ from typing import Any
 
 from frog.core.errors import RunError
 from frog.core.schema import decode, read_bounded
-from frog.events.schema import Beat, Phase
+from frog.core.vocabulary import Phase
+from frog.events.schema import Beat
 
 _SIZE = 2048
 """Bytes of the file: one page at most, so that a reader does not meet half a change."""

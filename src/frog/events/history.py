@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from frog.core.runfolder import RunFolder
+from frog.core.vocabulary import PHASES
 from frog.events.attempts import Attempt, Worker, cut
 from frog.events.read import EventList, read_rank
 from frog.events.run import RecordedRun, assemble
 from frog.events.schema import (
-    PHASES,
     CheckpointEvent,
     CollectiveEvent,
     CommitEvent,

@@ -15,15 +15,7 @@ import msgspec
 
 from frog.core.facts import Damage, ErrorFacts
 from frog.core.schema import Typed
-
-Phase = Literal["data", "forward", "backward", "reduce", "optimize", "zero", "evaluate", "checkpoint"]
-
-PHASES: Final[tuple[Phase, ...]] = get_args(Phase)
-"""In the order in which a step goes through them; the last two come after some steps."""
-
-STEP_PHASES: Final = PHASES[:6]
-ASIDE: Final = PHASES[6:]
-"""Phases that are not part of a training step."""
+from frog.core.vocabulary import Phase
 
 Status = Literal["completed", "interrupted", "failed"]
 

@@ -15,8 +15,9 @@ from typing import Any
 
 import msgspec
 
+from frog.core.vocabulary import Phase
 from frog.events.heartbeat import Heartbeat
-from frog.events.schema import FIELDS, Phase
+from frog.events.schema import FIELDS
 
 
 def _plain(value: Any) -> Any:

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from frog.config import RunConfig
+from frog.core.vocabulary import ASIDE
 from frog.events import RankEvents
-from frog.events.schema import ASIDE, CollectiveEvent, SpanEvent
+from frog.events.schema import CollectiveEvent, SpanEvent
 from frog.plan.flow import Flow, wire_bytes
 from frog.plan.layout import FLOAT_BYTES, Layout
 from frog.plan.traffic import step_traffic

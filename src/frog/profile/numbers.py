@@ -21,15 +21,14 @@ from frog.core.errors import RunError
 from frog.core.runfile import FORMAT
 from frog.core.runfolder import RunFolder
 from frog.core.schema import Typed, read_typed
+from frog.core.vocabulary import MESSAGES, STEP_PHASES
 from frog.events import RankEvents, RecordedRun, read_run
-from frog.events.schema import STEP_PHASES, CollectiveEvent, MemoryEvent, SpanEvent, StepEvent
+from frog.events.schema import CollectiveEvent, MemoryEvent, SpanEvent, StepEvent
 from frog.plan.measure import step_collectives
 from frog.profile.trace import OperatorCall, Trace, TraceFile, common, length, read_trace_file, understand, without
 
 OPERATORS, TRANSFER, WAITING, PYTHON = "operators", "transfer", "waiting for ranks", "Python"
 EXPOSED, KERNELS, ALONE, IDLE = "exposed communication", "kernels", "communication alone", "idle"
-
-_MESSAGES = ("send", "recv", "send_recv")
 
 
 class TracedRank(Typed, frozen=True, kw_only=True):
@@ -132,10 +131,10 @@ def _blocked(
     blocked_ns = late_ns = 0
     for step, own in collectives[rank].items():
         blocked_ns += sum(one.wait_ns for one in own)
-        late_ns += sum(one.wait_ns for one in own if one.op in _MESSAGES)
+        late_ns += sum(one.wait_ns for one in own if one.op in MESSAGES)
         for axis, ranks in axes.items():
             rows = [
-                [one for one in collectives[other][step] if one.axis == axis and one.op not in _MESSAGES]
+                [one for one in collectives[other][step] if one.axis == axis and one.op not in MESSAGES]
                 for other in ranks
             ]
             if len({len(row) for row in rows}) == 1:
@@ -201,7 +200,7 @@ def _communication(
 ) -> Communication:
     blocked_us = sum(parts.get(name, 0.0) for name in (TRANSFER, WAITING, EXPOSED, ALONE))
     if reported and not trace.kernels:
-        whole = [one for one in reported if one.op not in _MESSAGES]
+        whole = [one for one in reported if one.op not in MESSAGES]
         num, under_way_us = len(reported), sum(one.end_ns - one.start_ns for one in reported) / 1e3
         hidden_us = sum(max(0, one.end_ns - one.start_ns - one.wait_ns) for one in whole) / 1e3
         counted_us = sum(one.end_ns - one.start_ns for one in whole) / 1e3

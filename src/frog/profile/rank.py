@@ -28,7 +28,7 @@ from frog.core.env import quiet_profiler
 from frog.core.files import write_json
 from frog.core.processes import leave
 from frog.core.runfile import FORMAT
-from frog.events.schema import Phase
+from frog.core.vocabulary import Phase
 from frog.parallel.mesh import Mesh
 from frog.train.loop import train
 from frog.train.main import run_rank

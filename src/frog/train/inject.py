@@ -30,7 +30,7 @@ from frog.core.env import faults_file, host_name, launch_dir
 from frog.core.errors import CheckpointError, UsageError
 from frog.core.launch_request import LaunchRequest
 from frog.core.schema import write_typed
-from frog.events.schema import Phase
+from frog.core.vocabulary import Phase
 from frog.parallel.strategy import Strategy
 from frog.train.setup import Run
 

@@ -10,8 +10,9 @@ import numpy as np
 from frog.config import RunConfig, from_dict
 from frog.core.errors import ConfigError
 from frog.core.runfile import RunFile
+from frog.core.vocabulary import ASIDE, BETWEEN_TWO, PHASES
 from frog.events.history import Collectives, History, RankHistory, Spans
-from frog.events.schema import ASIDE, PHASES, CollectiveEvent, MemoryEvent
+from frog.events.schema import CollectiveEvent, MemoryEvent
 from frog.plan.layout import Layout
 from frog.plan.measure import compare_step
 from frog.plan.memory import PARTS, step_memory
@@ -24,7 +25,6 @@ _NUM_STEPS = 50
 _ASIDE = [PHASES.index(phase) for phase in ASIDE]
 _PASSES = [PHASES.index("forward"), PHASES.index("backward")]
 
-_MESSAGES = ("send", "recv")
 
 _BUBBLES = {
     "gpipe": "(p-1)/(m+p-1)",
