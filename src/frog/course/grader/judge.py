@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ast
-import shutil
 import sys
-import tempfile
 import time
 import traceback
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any, Literal
 from frog.comm.forkserver import start_fork_server
 from frog.core.env import start_method
 from frog.core.schema import Typed
+from frog.core.scratch import scratch_folder
 from frog.course.exercise import Exercise
 from frog.course.grader.general import general
 from frog.course.grader.grade import Grade, Rejected
@@ -38,25 +37,28 @@ def judge(request: Request) -> Verdict:
     start = time.monotonic()
     exercise = Exercise(Path(request.exercise))
     server = None if start_method() == "spawn" else start_fork_server("frog.course.grader.rank")
-    scratch = Path(tempfile.mkdtemp(prefix="frog-check-"))
-    folder = scratch / "files"
-    folder.mkdir()
-    for name, data in request.files.items():
-        (folder / name).write_bytes(data)
-    grade = Grade(exercise, folder, request.seed, server, scratch)
-    failure: Failure | None = None
-    try:
-        _parse(grade, request.files)
-        sys.path.insert(0, str(exercise.folder))
-        sys.dont_write_bytecode = True
-        _load(exercise.folder / "check.py").check(grade)
-    except Rejected as rejected:
-        failure = rejected.failure
-    except Exception:
-        failure = Failure("broken", f"The check itself failed: {traceback.format_exc(limit=-4)}", 0)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    with scratch_folder("frog-check-") as scratch:
+        folder = scratch / "files"
+        folder.mkdir()
+        for name, data in request.files.items():
+            (folder / name).write_bytes(data)
+        grade = Grade(exercise, folder, request.seed, server, scratch)
+        failure = _failure(grade, request.files)
     return _verdict(grade, failure, dict(request.files) == exercise.stub(), time.monotonic() - start)
+
+
+def _failure(grade: Grade, files: dict[str, bytes]) -> Failure | None:
+    """Why the learner's files are not accepted, if they are not."""
+    try:
+        _parse(grade, files)
+        sys.path.insert(0, str(grade.exercise.folder))
+        sys.dont_write_bytecode = True
+        _load(grade.exercise.folder / "check.py").check(grade)
+    except Rejected as rejected:
+        return rejected.failure
+    except Exception:
+        return Failure("broken", f"The check itself failed: {traceback.format_exc(limit=-4)}", 0)
+    return None
 
 
 def _parse(grade: Grade, files: dict[str, bytes]) -> None:
@@ -74,6 +76,7 @@ def _parse(grade: Grade, files: dict[str, bytes]) -> None:
 def _load(path: Path) -> Any:
     module = ModuleType(path.stem)
     module.__file__ = str(path)
+    sys.modules[module.__name__] = module
     exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
     return module
 

@@ -28,6 +28,7 @@ from frog.course.grader import codec, collectives, guard, message
 from frog.course.grader.collectives import Layer
 from frog.course.grader.guard import Snapshot, set_bounds
 from frog.course.grader.message import Line
+from frog.kubernetes.namespaces import die_with_parent
 
 _MOST_FILES = 256
 _MOST_FILE_BYTES = 64 << 20
@@ -68,6 +69,8 @@ def _connect(address: str) -> socket.socket:
 def _run(task: dict[str, Any], rank: int, line: Line) -> None:
     """Prepare everything, then load the learner's files and call the exercise's function."""
     guard.hide(Path(task["bounds"][0]))
+    if sys.platform.startswith("linux"):
+        die_with_parent()
     os.chdir(task["scratch"])
     replace_env(child_env(**task["env"]))
     bind_loopback("127.0.0.1")

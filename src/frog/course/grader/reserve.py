@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import os
@@ -34,9 +35,9 @@ def main(descriptor: int) -> None:
         while True:
             try:
                 request = msgspec.msgpack.decode(client.recv_bytes(), type=Request)
-            except (EOFError, OSError):
+                client.send_bytes(msgspec.json.encode(_checked(request, client)))
+            except (EOFError, OSError):  # the client is gone
                 return
-            client.send_bytes(msgspec.json.encode(_checked(request, client)))
 
 
 def _checked(request: Request, client: Connection) -> Verdict:
@@ -57,7 +58,10 @@ def _checked(request: Request, client: Connection) -> Verdict:
     except EOFError:
         return _broken(request, "The grader's own process ended.")
     finally:
-        os.killpg(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it leads no group yet, or has ended
+            os.killpg(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     return _broken(request, f"The check did not end within {MOST_S:g} s.")
 

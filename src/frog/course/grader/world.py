@@ -12,7 +12,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -131,9 +130,10 @@ class _Running:
         """Since when it is certain that a rank waits in vain; the others are let run to where they stand."""
         self._selector = selectors.DefaultSelector()
         self._token = secrets.token_hex(16)
-        self._meeting = Path(tempfile.mkdtemp(prefix="frog-learn-"))
+        self._meeting = scratch.with_name(f"{scratch.name}-door")
 
     def run(self) -> World:
+        self._meeting.mkdir()
         try:
             with socket.socket(socket.AF_UNIX) as door:
                 door.bind(str(self._meeting / "door"))
