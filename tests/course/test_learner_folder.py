@@ -6,11 +6,13 @@ import json
 import shutil
 import subprocess
 import threading
+import tomllib
 from pathlib import Path
 
 import pytest
 from small_course import SOLUTION, STUB, verdict, write_course
 
+import frog
 from frog.core.errors import UsageError
 from frog.course.exercise import find_exercise
 from frog.course.folder import LearnerFolder, create_folder, open_folder
@@ -148,6 +150,17 @@ def test_what_is_noted_of_a_check(folder: LearnerFolder) -> None:
     assert work.passed is not None
     assert work.passed.seed == 12
     assert work.rejected["sum-is-average"].times == 1
+
+
+def test_a_wheel_has_all_of_the_course() -> None:
+    """What is no package of Python lies in a wheel only if pyproject.toml says so."""
+    source = Path(frog.__file__).parent
+    project = tomllib.loads((source.parents[1] / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["frog"]
+    packed = {path for pattern in patterns for path in source.glob(pattern)}
+    files = {path for path in (source / "course").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    packages = {path for path in files if path.suffix == ".py" and (path.parent / "__init__.py").exists()}
+    assert files - packages - packed == set()
 
 
 def test_hints_end_at_three(folder: LearnerFolder) -> None:

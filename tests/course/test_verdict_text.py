@@ -52,10 +52,10 @@ def test_a_failure_names_observation_belief_question_place_and_hint(exercise: Ex
     order = [
         "✗ lab 1.2  the second: not passed",
         "2.000 times",
+        "at exercises/lab1/02_second/step.py:12",
         "A belief that gives just that: the sum over the ranks is the mean",
         "What turns",
         "  rank 0 ██ all_reduce 1 ░░░░",
-        "where  exercises/lab1/02_second/step.py:12",
         "frog learn hint (0 of 3 taken)",
         "frog learn check 1.2 --seed 7",
         "| ?[31mhello",

@@ -1,7 +1,8 @@
 """Every command that the documentation shows is run, in order, in a copy of the project, as a reader would type it.
 
 A block fenced as `console` holds commands after `$ ` and, under each, some of what is seen. Commands of one page run in
-one folder, so that a later one finds what an earlier one left. One that ends in `# fails` must fail.
+one folder, so that a later one finds what an earlier one left; after `cd FOLDER` they go on there. One that ends in
+`# fails` must fail.
 """
 
 from __future__ import annotations
@@ -80,12 +81,16 @@ def test_every_command_of_a_page_runs(page: Path, prepared: Path, tmp_path: Path
     (tmp_path / ".venv").symlink_to(prefix)
     (prefix / ".ready").touch()  # the environment stands: these tests run in it
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    here = tmp_path
     for command in commands_of(page):
         if command.startswith(NOT_HERE):
             continue
+        if command.startswith("cd ") and "&" not in command:
+            here = here / command.removeprefix("cd ")
+            continue
         done = subprocess.run(
             ["bash", "-c", command],
-            cwd=tmp_path,
+            cwd=here,
             env={**os.environ, "PATH": path},
             capture_output=True,
             text=True,

@@ -120,17 +120,22 @@ def predict(args: argparse.Namespace) -> int:
     here = exercise_at(Path.cwd(), folder, standing.exercises) or standing.next or standing.current
     if args.id is None:
         asked = asked_by(here)
-        print_lines(
-            [line for one in asked for line in one.lines(standing.progress)] or [f"{here.number} asks for none"]
-        )
+        _print_wrapped(line for one in asked for line in one.lines(standing.progress))
+        if not asked:
+            print(f"{here.number} asks for none")
         return 0
     one = find_prediction(args.id, here, folder.exercises())
     progress = standing.progress
     if args.value:
         guess = one.guess(" ".join(args.value))
         progress = update_progress(folder.path, lambda progress: with_guess(progress, guess))
-    print_lines(one.lines(progress))
+    _print_wrapped(one.lines(progress))
     return 0
+
+
+def _print_wrapped(lines: Iterable[str]) -> None:
+    style = style_of_output()
+    print_lines(part for line in lines for part in style.wrap(line, indent=0))
 
 
 def show_progress(args: argparse.Namespace) -> int:

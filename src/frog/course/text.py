@@ -44,7 +44,7 @@ class Style:
     def apart(self, left: str, right: str) -> str:
         """Two texts at the two ends of a line, or the left alone where there is no room."""
         space = self.columns - len(left) - len(right)
-        return left + " " * space + right if space >= 2 else left
+        return left + " " * space + right if right and space >= 2 else left
 
     def bar(self, done: int, of: int, width: int = 20) -> str:
         full = done * width // of if of else 0

@@ -64,10 +64,12 @@ def _predictions(verdict: Verdict, exercise: Exercise, progress: Progress) -> It
 def _rejected(verdict: Verdict, exercise: Exercise, progress: Progress, style: Style) -> Iterator[str]:
     yield ""
     yield from style.wrap(verdict.observed or "What it computes is not what was asked for.")
+    if verdict.where:
+        yield f"  at exercises/{exercise.id}/{verdict.where}"
     if verdict.belief or verdict.question:
         yield ""
     if verdict.belief:
-        yield from style.wrap(verdict.belief, first="A belief that gives just that: ")
+        yield from style.wrap(f"A belief that gives just that: {verdict.belief}")
     if verdict.question:
         yield from style.wrap(verdict.question)
     if verdict.drawing:
@@ -78,8 +80,6 @@ def _rejected(verdict: Verdict, exercise: Exercise, progress: Progress, style: S
 
 
 def _pointers(verdict: Verdict, exercise: Exercise, progress: Progress) -> Iterator[str]:
-    if verdict.where:
-        yield f"  where  exercises/{exercise.id}/{verdict.where}"
     yield f"  hint   frog learn hint ({progress.work(exercise.id).hints} of 3 taken)"
     if exercise.manifest.read:
         yield f"  read   {exercise.manifest.read}"
