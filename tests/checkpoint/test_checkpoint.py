@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from frog.checkpoint import Saver, find_good, verify
 from frog.checkpoint.load import open_checkpoint
-from frog.checkpoint.save import _read_report, remove_unfinished
+from frog.checkpoint.save import _read_report, clean_up, put_in_place
 from frog.checkpoint.staging import StagedFile, partition
 from frog.comm.local_shard import LocalShard, rectangles, slice_shards
 from frog.core.errors import CheckpointError
@@ -225,8 +226,52 @@ def test_a_crash_before_the_manifest_leaves_no_checkpoint(tmp_path: Path) -> Non
         first.wait()
     assert folder.checkpoint_steps() == []
     (folder.checkpoints / ".step_00000010.y").mkdir(parents=True)
-    remove_unfinished(folder)
+    clean_up(folder)
     assert list(folder.checkpoints.iterdir()) == []
+
+
+class Killed(BaseException):
+    """Nothing comes after it."""
+
+
+@pytest.mark.parametrize("moment", range(5))
+def test_a_crash_at_any_moment_leaves_the_old_or_the_new_one_of_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: int
+) -> None:
+    """Killed as the first, second, ... change to the disk is due; all that is on the disk is what was done before."""
+    folder, other = RunFolder(tmp_path / "here"), RunFolder(tmp_path / "other")
+    old, new = some_tensors(1), some_tensors(2)
+    save(folder, 2, old)
+    save(other, 2, new)
+    staging = folder.staged_checkpoint(10, "x")
+    other.checkpoint(10).rename(staging)
+    changes = 0
+
+    def or_killed(act: Callable[..., None]) -> Callable[..., None]:
+        def due(*args: Any, **options: Any) -> None:
+            nonlocal changes
+            changes += 1
+            if changes > moment:
+                raise Killed
+            act(*args, **options)
+
+        return due
+
+    with monkeypatch.context() as patch, contextlib.suppress(Killed):
+        patch.setattr(Path, "rename", or_killed(Path.rename))
+        for module, name in ((os, "fsync"), (os, "rmdir"), (os, "unlink")):
+            patch.setattr(module, name, or_killed(getattr(module, name)))
+        put_in_place(staging, folder.checkpoint(10))
+    assert changes > moment, "it was killed"
+    clean_up(folder)
+    checkpoint, passed_over = find_good(folder)
+    assert checkpoint is not None
+    assert passed_over == []
+    found = {name: torch.zeros_like(tensor) for name, tensor in old.items()}
+    checkpoint.load_into(found)
+    expected = old if moment < 2 else new
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert folder.unfinished_checkpoints() == []
 
 
 def test_rank_0_is_not_held_up_by_another_rank(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def run_trial(setting: Setting, fault: Fault, restarts: int, name: str, oracle: 
     if met:
         verdict.found = verdict.found or diagnose(folder)
         verdict.problems += diagnosis_problems(fault, verdict.found, oracle)
-    wrong += [f"left behind: {path.name}" for path in folder.checkpoints.glob(".step_*")]
+    wrong += [f"left behind: {path.name}" for path in folder.unfinished_checkpoints()]
     verdict.seconds = time.monotonic() - start_s
     verdict.problems += wrong
     return verdict

@@ -14,7 +14,7 @@ from torch import Tensor
 from frog.comm.local_shard import LocalShard
 from frog.core.errors import CheckpointError
 from frog.core.facts import Damage
-from frog.core.manifest import Manifest, Piece, TensorEntry, damage_of, read_manifest, verify_files
+from frog.core.manifest import Manifest, Piece, TensorEntry, damage_of, part_file, read_manifest, verify_files
 from frog.core.runfolder import RunFolder
 
 
@@ -76,8 +76,8 @@ class Checkpoint:
             return None
         prefix = f"rank_{rank}/"
         with _Files(self.path) as files:
-            keys = files.keys(f"rank_{rank}.safetensors")
-            return {k.removeprefix(prefix): files.get(f"rank_{rank}.safetensors", k) for k in keys if prefix in k}
+            name = part_file(rank)
+            return {key.removeprefix(prefix): files.get(name, key) for key in files.keys(name) if prefix in key}
 
 
 class _Files:

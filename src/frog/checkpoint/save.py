@@ -4,7 +4,7 @@ How a checkpoint comes to be, with no communication but the shared file system:
   every rank   copies its partition of the tensors aside, then (thread) writes rank_N.safetensors and rank_N.json, with
                the file's size and SHA-256, into a folder whose name starts with a dot
   rank 0       (thread) waits for every rank_N.json, writes manifest.json, renames the folder to step_NNNNNNNN
-So a folder called step_NNNNNNNN is whole; what a crash leaves has another name and is removed by the next run.
+So a folder called step_NNNNNNNN is whole; what a crash leaves has another name and is cleaned up by the next start.
 """
 
 from __future__ import annotations
@@ -25,11 +25,22 @@ from frog.comm.local_shard import LocalShard
 from frog.core.errors import CheckpointError
 from frog.core.facts import ErrorFacts, system_cause
 from frog.core.files import sync_folder
-from frog.core.manifest import FileEntry, Manifest, PartReport, Piece, TensorEntry, write_manifest
+from frog.core.manifest import (
+    FileEntry,
+    Manifest,
+    PartReport,
+    Piece,
+    TensorEntry,
+    part_file,
+    report_file,
+    write_manifest,
+)
 from frog.core.runfolder import RunFolder
 from frog.core.schema import read_typed, write_typed
 
 _POLL_S = 0.01
+_ASIDE = ".replaced"
+"""How a checkpoint's folder is called while a new one of its step takes its place: .step_NNNNNNNN.replaced."""
 _PARTS_S = 2.0
 """The least that rank 0 of a run that has failed waits for the others' parts."""
 
@@ -122,7 +133,7 @@ class Saver:
     def _run(
         self, step: int, state: dict[str, Any], part_done: threading.Event, before: threading.Thread | None
     ) -> None:
-        staging = self._folder.checkpoints / f".step_{step:08d}.{self._attempt}"
+        staging = self._folder.staged_checkpoint(step, self._attempt)
         try:
             start_ns = time.monotonic_ns()
             self._write_part(staging)
@@ -149,12 +160,12 @@ class Saver:
     def _remove_part(self, staging: Path) -> None:
         """Remove this rank's part of what is not to be; the others meet the end of the run by themselves."""
         with contextlib.suppress(OSError):
-            for suffix in (".safetensors", ".json"):
-                (staging / f"rank_{self._rank}{suffix}").unlink(missing_ok=True)
+            for name in (part_file(self._rank), report_file(self._rank)):
+                (staging / name).unlink(missing_ok=True)
 
     def _write_part(self, staging: Path) -> None:
         staging.mkdir(parents=True, exist_ok=True)
-        path = staging / f"rank_{self._rank}.safetensors"
+        path = staging / part_file(self._rank)
         digest = self._staged.write(path)
         tensors: dict[str, TensorEntry] = {}
         for key, shard in self._mine.items():
@@ -163,11 +174,11 @@ class Saver:
             at = {"offset": list(shard.offset), "shape": list(shard.tensor.shape)}
             entry.pieces.append(Piece(file=path.name, key=key, **at))
         file = FileEntry(bytes=path.stat().st_size, sha256=digest)
-        write_typed(staging / f"rank_{self._rank}.json", PartReport(file=file, tensors=tensors))
+        write_typed(staging / report_file(self._rank), PartReport(file=file, tensors=tensors))
 
     def _commit(self, staging: Path, step: int, state: dict[str, Any]) -> int:
-        parts = self._parts(staging)
-        reports = {part.with_suffix(".safetensors").name: _read_report(part) for part in parts}
+        paths = self._reports(staging)
+        reports = {part_file(rank): _read_report(path) for rank, path in enumerate(paths)}
         manifest = Manifest(
             step=step,
             world_size=self._world_size,
@@ -176,19 +187,15 @@ class Saver:
             files={name: report.file for name, report in reports.items()},
         )
         write_manifest(staging, manifest)
-        for part in parts:
-            part.unlink()
-        target = self._folder.checkpoint(step)
-        if target.exists():  # of a run that was killed, or torn: this one replaces it
-            shutil.rmtree(target)
-        staging.rename(target)
-        sync_folder(target.parent)
+        for path in paths:
+            path.unlink()
+        put_in_place(staging, self._folder.checkpoint(step))
         self._prune()
         return manifest.payload_bytes
 
-    def _parts(self, staging: Path) -> list[Path]:
+    def _reports(self, staging: Path) -> list[Path]:
         """What each rank says of its part, once that is written."""
-        return [staging / f"rank_{rank}.json" for rank in range(self._world_size)]
+        return [staging / report_file(rank) for rank in range(self._world_size)]
 
     def _await_parts(self, staging: Path, own_s: float) -> None:
         """Wait for the other ranks' parts.
@@ -196,8 +203,8 @@ class Saver:
         A run that has failed has often lost a rank, whose part never comes; the others' take about as long as this
         rank's own took, `own_s`.
         """
-        parts, deadline = self._parts(staging), time.monotonic() + self._timeout_s
-        while absent := [path for path in parts if not path.exists()]:
+        reports, deadline = self._reports(staging), time.monotonic() + self._timeout_s
+        while absent := [path for path in reports if not path.exists()]:
             if self._abandoned_s is not None:
                 deadline = min(deadline, self._abandoned_s + max(own_s, _PARTS_S))
             if time.monotonic() > deadline:
@@ -212,6 +219,25 @@ class Saver:
     def _prune(self) -> None:
         for step in self._folder.checkpoint_steps()[: -self._keep_last]:
             shutil.rmtree(self._folder.checkpoint(step))
+
+
+def put_in_place(staging: Path, target: Path) -> None:
+    """Give a whole checkpoint its name; an earlier attempt's of the same step makes room for it.
+
+    The old one is put aside first, so that a crash at any moment leaves the old or the new one whole; `clean_up` puts
+    the old one back if the new one has not come.
+    """
+    aside = _aside(target)
+    if target.exists():
+        target.rename(aside)
+    staging.rename(target)
+    sync_folder(target.parent)
+    if aside.exists():
+        shutil.rmtree(aside)
+
+
+def _aside(target: Path) -> Path:
+    return target.with_name(f".{target.name}{_ASIDE}")
 
 
 def choose(shards: Sequence[LocalShard]) -> dict[str, LocalShard]:
@@ -247,10 +273,13 @@ def after_no_room(folder: RunFolder) -> str:
     return f"{kept}; make room there, then `{folder.resume_command}`"
 
 
-def remove_unfinished(folder: RunFolder) -> None:
-    """Remove what checkpoints that never came to be have left. For one rank, before any saves."""
-    for staging in folder.checkpoints.glob(".step_*"):
-        shutil.rmtree(staging, ignore_errors=True)
+def clean_up(folder: RunFolder) -> None:
+    """Put back what was put aside in vain, remove what is unfinished. For one rank, before any saves."""
+    for path in folder.unfinished_checkpoints():
+        if path.name.endswith(_ASIDE) and not (target := path.with_name(path.name[1 : -len(_ASIDE)])).exists():
+            path.rename(target)
+        else:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _own_names(own: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:

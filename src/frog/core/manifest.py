@@ -19,6 +19,16 @@ from frog.core.files import sha256_file, write_json
 from frog.core.schema import Digest, FileName, Name, Natural, Positive, Typed, convert, read_typed
 
 
+def part_file(rank: int) -> str:
+    """The name of the file that a rank writes."""
+    return f"rank_{rank}.safetensors"
+
+
+def report_file(rank: int) -> str:
+    """The name of the file in which a rank says what it has written; the manifest takes the place of all of them."""
+    return f"rank_{rank}.json"
+
+
 class FileEntry(Typed, frozen=True):
     """One file of a checkpoint."""
 

@@ -93,6 +93,14 @@ class RunFolder:
     def checkpoint(self, step: int) -> Path:
         return self.checkpoints / f"step_{step:08d}"
 
+    def staged_checkpoint(self, step: int, attempt: str) -> Path:
+        """Where an attempt writes a step's checkpoint until it is whole."""
+        return self.checkpoints / f".step_{step:08d}.{attempt}"
+
+    def unfinished_checkpoints(self) -> list[Path]:
+        """Staging folders, and checkpoints put aside for new ones of their step."""
+        return sorted(self.checkpoints.glob(".step_*"))
+
     def checkpoint_steps(self) -> list[int]:
         """Steps that have a checkpoint folder, in order; whether each can be trusted is `frog.checkpoint`'s to say."""
         if not self.checkpoints.is_dir():

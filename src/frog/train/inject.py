@@ -29,6 +29,7 @@ from frog.config.faults import FULL_DEVICE, Fault, load_faults, marks_folder
 from frog.core.env import faults_file, host_name, launch_dir
 from frog.core.errors import CheckpointError, UsageError
 from frog.core.launch_request import LaunchRequest
+from frog.core.manifest import part_file
 from frog.core.schema import write_typed
 from frog.core.vocabulary import Phase
 from frog.parallel.strategy import Strategy
@@ -159,7 +160,7 @@ class _Injector:
             if time.monotonic() > deadline:
                 raise CheckpointError(f"{folder}: not there, so it cannot be damaged")
             time.sleep(_POLL_S)
-        path = folder / f"rank_{self._run.world.rank}.safetensors"
+        path = folder / part_file(self._run.world.rank)
         size = path.stat().st_size
         if kind == "torn":
             os.truncate(path, size // 2)
@@ -173,9 +174,9 @@ class _Injector:
 
     def _fill_disk(self, number: int, fault: Fault) -> None:
         """Put this rank's part of the coming checkpoint on the device that is always full: writing there is ENOSPC."""
-        staging = self._run.folder.checkpoints / f".step_{fault.step:08d}.{self._run.attempt}"
+        staging = self._run.folder.staged_checkpoint(fault.step, self._run.attempt)
         staging.mkdir(parents=True, exist_ok=True)
-        part = staging / f"rank_{self._run.world.rank}.safetensors"
+        part = staging / part_file(self._run.world.rank)
         part.symlink_to(FULL_DEVICE)
         atexit.register(part.unlink, missing_ok=True)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from frog.checkpoint import Checkpoint, find_good
-from frog.checkpoint.save import remove_unfinished
+from frog.checkpoint.save import clean_up
 from frog.comm import World
 from frog.config import RunConfig
 from frog.core.env import attempt_number, host_name, launch_dir
@@ -152,7 +152,7 @@ def find_resume(
     Raises:  CheckpointError if there are checkpoints and none can be trusted.
     """
     if world.is_main:
-        remove_unfinished(folder)
+        clean_up(folder)
         good, passed_over = find_good(folder)
         for damage in passed_over:
             log.say(f"passed over: {damage}")
