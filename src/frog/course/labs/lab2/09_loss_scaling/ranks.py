@@ -1,0 +1,70 @@
+"""A layer whose backward goes through float16, as under autocast, and steps that overflow on purpose."""
+
+import random
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+RATE, MAX_NORM, WIDTH, OUT = 100.0, 5e-3, 5, 4
+SMALL = 2e-8  # gradients of this size are lost in float16
+LARGE = 3e3  # ... and of this size overflow once they are scaled
+
+
+class Half(torch.autograd.Function):
+    """The identity, with a gradient in float16."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient.half().float()
+
+
+def make_model(case: dict[str, Any]) -> torch.nn.Linear:
+    generator = torch.Generator().manual_seed(case["seed"])
+    model = torch.nn.Linear(WIDTH, OUT)
+    for p in model.parameters():
+        p.data = torch.randn(p.shape, generator=generator)
+    return model
+
+
+def loss_of(model: torch.nn.Linear, case: dict[str, Any], step: int, rank: int) -> torch.Tensor:
+    """case["overflows"][step]: for each rank 0, or the sign with which its gradient overflows."""
+    generator = torch.Generator().manual_seed(case["seed"] * 97 + 13 * step + rank)
+    x_BD = 1e5 * torch.rand(3, WIDTH, generator=generator)
+    slope_BV = torch.randn(3, OUT, generator=generator) * SMALL
+    if sign := case["overflows"][step][rank]:
+        slope_BV = torch.full((3, OUT), sign * LARGE)
+    return (Half.apply(model(x_BD)) * slope_BV).sum()
+
+
+def draw_case(seed: int, size: int) -> dict[str, Any]:
+    """Overflows on one rank, on another, on both with two signs; between them rows of good steps."""
+    draw = random.Random(seed)
+    none, interval = [0] * size, draw.randint(3, 4)
+    one, other = draw.sample(range(size), 2)
+    alone = [1 if rank == one else 0 for rank in range(size)]
+    opposed = [1 if rank == one else -1 if rank == other else 0 for rank in range(size)]
+    last = [-1 if rank == other else 0 for rank in range(size)]
+    rows = [interval + 1, draw.randint(1, interval - 1), interval - 1, 2]
+    ends = [alone, opposed, last, none]
+    overflows = [case for row, end in zip(rows, ends, strict=True) for case in [none] * row + [end]]
+    return {"seed": seed, "overflows": overflows, "interval": interval, "scale": float(2 ** draw.randint(9, 12))}
+
+
+def work(learner: ModuleType, cases: dict[str, Any]) -> Any:
+    found = []
+    for case in cases["cases"]:
+        model, scaler = make_model(case), learner.LossScaler(case["scale"], case["interval"])
+        steps = []
+        for step in range(len(case["overflows"])):
+            loss = loss_of(model, case, step, dist.get_rank())
+            moved = learner.train_step(model, scaler, loss, MAX_NORM, RATE)
+            weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+            steps.append({"moved": bool(moved), "scale": float(scaler.scale), "weights": weights})
+        found.append(steps)
+    return found

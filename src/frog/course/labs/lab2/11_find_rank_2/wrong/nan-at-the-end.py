@@ -1,0 +1,21 @@
+"""The first failure of a run, from the logs of its ranks."""
+
+import re
+
+
+def find_first_failure(logs: list[str]) -> dict[str, int | str]:
+    """Which rank brought the run down."""
+    last_step = [int(re.findall(r"step (\d+) begins", log)[-1]) for log in logs]
+
+    lost = [rank for rank, log in enumerate(logs) if "the loss is nan" in log]
+    if lost:
+        return {"rank": lost[0], "step": last_step[lost[0]], "what": "nan"}
+
+    for rank, log in enumerate(logs):
+        is_waiting = log.count("all-reduce begins") > log.count("all-reduce ends")
+        if " FAILED " in log and not is_waiting:
+            return {"rank": rank, "step": last_step[rank], "what": "error"}
+
+    silent = next(rank for rank, log in enumerate(logs) if " FAILED " not in log)
+    hung = any("Timed out" in log for log in logs)
+    return {"rank": silent, "step": last_step[silent], "what": "hung" if hung else "killed"}
