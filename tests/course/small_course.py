@@ -47,6 +47,7 @@ def write_course(labs: Path) -> Path:
         (folder / "README.md").write_text(f"# {title}\n")
         (folder / "step.py").write_text(STUB)
         (folder / "reference" / "step.py").write_text(SOLUTION)
+    (labs / "lab1" / "page.md").write_text("# Lab 1\n")
     return labs
 
 

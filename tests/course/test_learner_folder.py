@@ -14,7 +14,7 @@ from small_course import SOLUTION, STUB, verdict, write_course
 
 import frog
 from frog.core.errors import UsageError
-from frog.course.exercise import find_exercise
+from frog.course.exercise import find_exercise, find_exercises
 from frog.course.folder import LearnerFolder, create_folder, open_folder
 from frog.course.progress import Progress, find_folder, read_progress, update_progress, with_hint, with_verdict
 
@@ -37,6 +37,7 @@ def test_a_folder_has_what_the_learner_needs_and_nothing_that_gives_it_away(fold
     place = folder.path / "exercises" / "lab1" / "01_first"
     assert sorted(path.name for path in place.iterdir()) == ["README.md", "step.py"]
     assert (folder.path / "README.md").exists()
+    assert (folder.path / "docs" / "labs" / "lab1.md").read_text() == "# Lab 1\n"
     assert folder.progress().exercises.keys() == {"lab1/01_first", "lab1/02_second", "lab2/01_third"}
 
 
@@ -86,7 +87,9 @@ def test_a_newer_course_updates_what_is_untouched_and_says_what_it_leaves_alone(
     for name in ("lab1/01_first", "lab1/02_second"):
         (folder.labs / name / "step.py").write_text("# newer\n" + STUB)
     shutil.copytree(folder.labs / "lab2" / "01_third", folder.labs / "lab2" / "02_fourth")
-    updated, left = folder.keep_up()
+    (folder.labs / "lab1" / "page.md").write_text("# Newer\n")
+    updated, left, page = folder.keep_up()
+    assert page == "docs/labs/lab1.md: the course has a newer one; it is updated"
     assert "01_first/step.py" in updated
     assert "02_second/step.py" in left
     assert "left as it is" in left
@@ -161,6 +164,12 @@ def test_a_wheel_has_all_of_the_course() -> None:
     files = {path for path in (source / "course").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
     packages = {path for path in files if path.suffix == ".py" and (path.parent / "__init__.py").exists()}
     assert files - packages - packed == set()
+
+
+def test_every_lab_ships_its_page() -> None:
+    labs = {exercise.folder.parent for exercise in find_exercises()}
+    pages = Path(frog.__file__).parents[2] / "docs" / "labs"
+    assert {lab: (lab / "page.md").resolve() for lab in labs} == {lab: pages / f"{lab.name}.md" for lab in labs}
 
 
 def test_hints_end_at_three(folder: LearnerFolder) -> None:

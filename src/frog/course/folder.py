@@ -20,7 +20,6 @@ from frog.core.units import time_text
 from frog.course.exercise import LABS, Exercise, find_exercises
 from frog.course.progress import (
     Progress,
-    Work,
     begin_progress,
     find_folder,
     is_folder,
@@ -35,7 +34,8 @@ _README = """\
 # My course in distributed training
 
 `frog learn` says where you stand and what to do next; the exercises lie under `exercises/`, in the order in which they
-are taken. Read an exercise's README.md, edit the files next to it, and let Frog check them:
+are taken, and what there is to know about each lab in `docs/labs/`. Read an exercise's README.md, edit the files next
+to it, and let Frog check them:
 
     frog learn watch       checks again whenever you save
     frog learn check       checks once
@@ -127,32 +127,36 @@ class LearnerFolder:
         def change(progress: Progress) -> Progress:
             for exercise in self.exercises():
                 work = progress.work(exercise.id)
-                progress = progress.with_work(exercise.id, self._keep_up(exercise, work, said))
-            return progress
+                hint = f" (`frog learn reset {exercise.number}` takes the new one and keeps a copy of yours)"
+                said.extend(self._bring_in(self.place(exercise), shipped_files(exercise), work.shipped, hint))
+                progress = progress.with_work(exercise.id, replace(work, shipped=_digests(shipped_files(exercise))))
+            said.extend(self._bring_in(self.path / "docs" / "labs", self._pages(), progress.pages, ""))
+            return replace(progress, pages=_digests(self._pages()))
 
         update_progress(self.path, change)
         return said
 
     def _is_current(self, progress: Progress) -> bool:
-        return all(progress.work(e.id).shipped == _digests(e) for e in self.exercises())
+        exercises = ((progress.work(one.id).shipped, shipped_files(one)) for one in self.exercises())
+        return all(known == _digests(files) for known, files in (*exercises, (progress.pages, self._pages())))
 
-    def _keep_up(self, exercise: Exercise, work: Work, said: list[str]) -> Work:
-        shipped = shipped_files(exercise)
-        for name, data in shipped.items():
-            before, path = work.shipped.get(name), self.place(exercise) / name
-            if before == _digest(data):
-                continue
+    def _pages(self) -> dict[str, bytes]:
+        """What there is to read about each lab."""
+        return {f"{page.parent.name}.md": page.read_bytes() for page in sorted(self.labs.glob("lab*/page.md"))}
+
+    def _bring_in(self, place: Path, files: dict[str, bytes], before: dict[str, str], hint: str) -> Iterator[str]:
+        """Write the files that are newer than they were, and say so; those that the learner has changed stay."""
+        for name, data in files.items():
+            path = place / name
             found = _digest(_bytes(path)) if path.exists() else None
-            if found in (None, before):
+            if _digest(data) in (found, before.get(name)):
+                continue
+            if found in (None, before.get(name)):
                 write_atomic(path, data)
-                if before:
-                    said.append(f"{self.shown(path)}: the course has a newer one; it is updated")
-            elif found != _digest(data):
-                said.append(
-                    f"{self.shown(path)}: the course has a newer one; yours is left as it is "
-                    f"(`frog learn reset {exercise.number}` takes the new one and keeps a copy of yours)"
-                )
-        return replace(work, shipped=_digests(exercise))
+                if name in before:
+                    yield f"{self.shown(path)}: the course has a newer one; it is updated"
+            else:
+                yield f"{self.shown(path)}: the course has a newer one; yours is left as it is{hint}"
 
 
 def shipped_files(exercise: Exercise) -> dict[str, bytes]:
@@ -160,8 +164,8 @@ def shipped_files(exercise: Exercise) -> dict[str, bytes]:
     return {"README.md": exercise.readme.encode(), **exercise.stub()}
 
 
-def _digests(exercise: Exercise) -> dict[str, str]:
-    return {name: _digest(data) for name, data in shipped_files(exercise).items()}
+def _digests(files: dict[str, bytes]) -> dict[str, str]:
+    return {name: _digest(data) for name, data in files.items()}
 
 
 def _digest(data: bytes) -> str:

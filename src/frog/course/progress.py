@@ -101,6 +101,8 @@ class Progress(Typed, kw_only=True, frozen=True):
     current: Name | None = None
     """The exercise that was worked on last."""
     exercises: dict[Name, Work] = msgspec.field(default_factory=dict)
+    pages: dict[Name, Digest] = msgspec.field(default_factory=dict)
+    """The labs' pages as shipped, by SHA-256."""
     predictions: tuple[Guess, ...] = ()
     """In the order of time."""
     quizzes: tuple[QuizResult, ...] = ()
