@@ -26,14 +26,22 @@ from frog.slurm.emulator.refusal import SlurmRefusal
 from frog.slurm.emulator.wire import read_client
 from frog.slurm.lock import LOCK_FILE, locked
 
-KILL_WAIT_S = 30.0
-"""From SIGTERM to SIGKILL, as in the real cluster that `frog slurm up` starts."""
+KILL_WAIT_S, LOOK_S = 30.0, 30.0
+"""From SIGTERM to SIGKILL, and from one look at the time limits to the next: as in what `frog slurm up` starts."""
 _DOWN_S = KILL_WAIT_S + 30.0
 _LOG = "daemon.log"
 
 
-def up(folder: Path, nodes: int, gpus_per_node: int, cpus_per_node: int, *, kill_wait_s: float = KILL_WAIT_S) -> None:
-    """Start the daemon and write the commands.
+def up(
+    folder: Path,
+    nodes: int,
+    gpus_per_node: int,
+    cpus_per_node: int,
+    *,
+    kill_wait_s: float = KILL_WAIT_S,
+    look_s: float = LOOK_S,
+) -> None:
+    """Start the daemon and write the commands. It looks at time limits every `look_s`.
 
     Raises:  UsageError if a cluster is up there or the folder holds something else; LaunchError if it does not come up.
     """
@@ -43,7 +51,7 @@ def up(folder: Path, nodes: int, gpus_per_node: int, cpus_per_node: int, *, kill
         _make_room(folder)
         cluster = f"frog{secrets.token_hex(4)}"
         try:
-            _start(folder, {**shape, "kill_wait_s": kill_wait_s, "cluster": cluster})
+            _start(folder, {**shape, "kill_wait_s": kill_wait_s, "look_s": look_s, "cluster": cluster})
         except BaseException:
             kill_marked(f"{cluster}/")
             _remove_files(folder)

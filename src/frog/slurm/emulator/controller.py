@@ -37,7 +37,7 @@ from frog.slurm.emulator.refusal import SlurmRefusal
 from frog.slurm.emulator.variables import PARTITION, batch_variables, mark_of
 
 _CONT, _TERM = signal.SIGCONT, signal.SIGTERM
-_LOOK_S = 30.0
+LOOK_S = 30.0
 """Slurm looks at time limits every 30 s, and sends the signal of --signal up to so much earlier, lest it be late: not
 before its first look at a job. Here it comes in the middle of that span."""
 _SECOND_TERM_S = 0.5
@@ -48,11 +48,19 @@ _YEAR_MIN = 365 * 24 * 60
 class SlurmController:
     """One emulated cluster: its queue, its nodes, its jobs."""
 
-    def __init__(self, folder: Path, cluster: str, nodes: Sequence[Node], first_job: int, kill_wait_s: float) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        cluster: str,
+        nodes: Sequence[Node],
+        first_job: int,
+        kill_wait_s: float,
+        look_s: float = LOOK_S,
+    ) -> None:
         self.folder = folder
         self.cluster = cluster
         self.nodes = list(nodes)
-        self.kill_wait_s = kill_wait_s
+        self.kill_wait_s, self.look_s = kill_wait_s, look_s
         self.jobs: list[EmulatedJob] = []
         self.changed = threading.Condition(threading.RLock())
         self.stopping = False
@@ -130,7 +138,7 @@ class SlurmController:
         """When a job gets the signal that it asked for."""
         if job.request.signal is None or job.limit_s is None or job.started_s is None:
             return None
-        return max(job.limit_s - job.request.signal[1] - _LOOK_S / 2, job.started_s + _LOOK_S / 2)
+        return max(job.limit_s - job.request.signal[1] - self.look_s / 2, job.started_s + self.look_s / 2)
 
     def _watch_the_clock(self, now: float) -> None:
         for job in self.jobs:
