@@ -38,8 +38,8 @@ from frog.slurm.emulator.variables import PARTITION, batch_variables, mark_of
 
 _CONT, _TERM = signal.SIGCONT, signal.SIGTERM
 LOOK_S = 30.0
-"""Slurm looks at time limits every 30 s, and sends the signal of --signal up to so much earlier, lest it be late: not
-before its first look at a job. Here it comes in the middle of that span."""
+"""Slurm looks at time limits this often, and sends a warning up to so much earlier, not before its first look at a job.
+Here it comes in the middle of that span."""
 _SECOND_TERM_S = 0.5
 _YEAR_MIN = 365 * 24 * 60
 """What Slurm takes no limit for."""
@@ -48,19 +48,11 @@ _YEAR_MIN = 365 * 24 * 60
 class SlurmController:
     """One emulated cluster: its queue, its nodes, its jobs."""
 
-    def __init__(
-        self,
-        folder: Path,
-        cluster: str,
-        nodes: Sequence[Node],
-        first_job: int,
-        kill_wait_s: float,
-        look_s: float = LOOK_S,
-    ) -> None:
+    def __init__(self, folder: Path, cluster: str, nodes: Sequence[Node], first_job: int, kill_wait_s: float) -> None:
         self.folder = folder
         self.cluster = cluster
         self.nodes = list(nodes)
-        self.kill_wait_s, self.look_s = kill_wait_s, look_s
+        self.kill_wait_s, self.look_s = kill_wait_s, LOOK_S
         self.jobs: list[EmulatedJob] = []
         self.changed = threading.Condition(threading.RLock())
         self.stopping = False

@@ -274,7 +274,8 @@ def _run(folder: Path, shape: dict[str, Any]) -> None:
     # Ports of runs come from the numbers of their jobs: two clusters of one machine had better not count alike.
     # Five digits are not mistaken for a year, or for how many of something there are.
     first_job = 10_000 + secrets.randbelow(9000)
-    controller = SlurmController(folder, cluster, nodes, first_job, shape["kill_wait_s"], shape["look_s"])
+    controller = SlurmController(folder, cluster, nodes, first_job, shape["kill_wait_s"])
+    controller.look_s = shape["look_s"]
     stop: queue.SimpleQueue[int] = queue.SimpleQueue()  # unlike an Event's, its lock may be held when a signal comes
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: stop.put(number))
