@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from functools import partial
@@ -111,6 +112,11 @@ def test_a_number_is_shown_only_to_who_predicted_it(frog: Any, here: Path) -> No
     assert "predict it first: How many bytes does a rank send?" in before
     assert read_progress(here).predictions == ()
     assert "predicted 5.3 MB; the next check that passes" in frog("predict", "bytes-sent", "5.3", "MB")
+    second = step(here, "lab1/02_second")
+    right = second.read_text()
+    second.write_text('# {"predicted": {"bytes-sent": 1}}')
+    frog("check", "1.2", code=1)  # what a wrong solution sends is no measurement
+    second.write_text(right)
     assert "predicted 5.3 MB, measured 3.99 MB (33 % off)" in frog("check", "1.2")
     assert frog("predict", "bytes-sent", "3.9e6").count("predicted 3.9 MB") == 1
     assert "(2.1 % off, near enough)" in frog("check", "1.2")
@@ -202,3 +208,21 @@ def test_when_all_is_passed(frog: Any, here: Path) -> None:
         last = frog("check", name)
     assert "Every exercise is passed" in last
     assert "Every exercise is passed." in frog()
+
+
+def test_what_the_system_refuses_is_no_traceback(frog: Any, here: Path) -> None:
+    frog()
+    (here / "backups").write_text("in the way")
+    step(here).write_text("mine")
+    assert "backups" in frog("reset", code=2)
+    assert step(here).read_text() == "mine"
+
+
+def test_a_terminal_without_ticks(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    assert main(["learn"]) == 0
+    step(here).write_text(SOLUTION)
+    assert main(["learn", "check"]) == 0
+    out.flush()
+    assert b"? lab 1.1  the first: passed" in out.buffer.getvalue()  # type: ignore[attr-defined]

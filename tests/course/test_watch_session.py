@@ -203,7 +203,7 @@ def test_what_does_not_fit_is_on_the_next_page(watch: Watch) -> None:
     assert watch.press(" ") == first
 
 
-@pytest.mark.parametrize(("columns", "rows"), [(80, 24), (40, 12), (200, 60)])
+@pytest.mark.parametrize(("columns", "rows"), [(80, 24), (40, 12), (200, 60), (40, 3)])
 def test_the_screen_fits(watch: Watch, columns: int, rows: int) -> None:
     watch.write('# {"observed": "Your gradients are twice the mean.", "drawing": "rank 0 ...", "where": "step.py:3"}')
     watch.look()

@@ -71,8 +71,6 @@ def chosen_exercise(
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    """A terminal that has no such character as a tick shows another."""
-    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     print("\n".join(lines))
 
 

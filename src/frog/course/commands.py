@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from frog.core.errors import UsageError
 
 if TYPE_CHECKING:
     _Parsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -76,7 +80,17 @@ def _action(name: str, module: str = "actions") -> Callable[[argparse.Namespace]
     """A function of a file of this room, which is imported when it is called."""
 
     def handler(args: argparse.Namespace) -> int:
-        code: int = getattr(importlib.import_module(f"frog.course.{module}"), name)(args)
-        return code
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # a terminal that has no tick shows another character
+        try:
+            code: int = getattr(importlib.import_module(f"frog.course.{module}"), name)(args)
+            return code
+        except BrokenPipeError:
+            raise
+        except OSError as problem:
+            raise UsageError(
+                f"{problem.filename or 'a file'}: {problem.strerror}",
+                "see who may write there, and how much space is left",
+            ) from None
 
     return handler

@@ -171,7 +171,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def with_verdict(progress: Progress, verdict: Verdict) -> Progress:
-    """A check was made. What it measured closes the predictions that were made before it."""
+    """A check was made. What a passed one measured closes the predictions that were made before it."""
     if verdict.status == "broken":
         return progress
     now, work = time_text(), progress.work(verdict.exercise)
@@ -182,7 +182,9 @@ def with_verdict(progress: Progress, verdict: Verdict) -> Progress:
         name = verdict.misconception or "unknown"
         times = work.rejected[name].times if name in work.rejected else 0
         work = replace(work, rejected={**work.rejected, name: Rejected(times=times + 1, last=now)})
-    guesses = tuple(_measured(guess, verdict, now) for guess in progress.predictions)
+    guesses = progress.predictions
+    if verdict.status == "passed":
+        guesses = tuple(_measured(guess, verdict, now) for guess in guesses)
     return replace(progress.with_work(verdict.exercise, work), predictions=guesses, current=verdict.exercise)
 
 

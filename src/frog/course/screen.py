@@ -14,10 +14,11 @@ _FRAME = 5
 
 
 def screen_lines(session: Session, style: Style, rows: int) -> list[str]:
-    """Exactly as many lines as there are rows, unless there are hardly any."""
-    room = max(rows - _FRAME, 3)
+    """Exactly as many lines as there are rows."""
+    room = max(rows - _FRAME, 1)
     page, num_pages = _page(list(_body(session, style)), room, session.page)
-    return [*_head(session, style), *page, *[""] * (room - len(page)), *_foot(session, style, num_pages)]
+    lines = [*_head(session, style), *page, *[""] * (room - len(page)), *_foot(session, style, num_pages)]
+    return lines[-rows:]
 
 
 def _head(session: Session, style: Style) -> Iterator[str]:

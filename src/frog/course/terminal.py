@@ -32,10 +32,8 @@ def has_terminal() -> bool:
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 
-def size() -> tuple[int, int]:
-    """Columns and rows."""
-    found = shutil.get_terminal_size()
-    return found.columns, found.lines
+def num_rows() -> int:
+    return shutil.get_terminal_size().lines
 
 
 def draw(lines: list[str]) -> None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from frog.core.env import variable
 
-MOST_COLUMNS = 100
-"""Wider lines are hard to read."""
+_COLUMNS = (40, 100)
+"""At least, and at most: longer lines are hard to read."""
 
 _CODES = {"good": "32", "bad": "31", "strong": "1", "quiet": "2"}
 
@@ -53,8 +53,11 @@ class Style:
 
 def style_of_output() -> Style:
     """As standard output is: its width; no colour in a file or pipe, nor where NO_COLOR is set."""
-    columns = min(shutil.get_terminal_size().columns, MOST_COLUMNS)
-    return Style(columns, sys.stdout.isatty() and not variable("NO_COLOR") and variable("TERM") != "dumb")
+    columns = shutil.get_terminal_size().columns
+    return Style(
+        max(_COLUMNS[0], min(columns, _COLUMNS[1])),
+        sys.stdout.isatty() and not variable("NO_COLOR") and variable("TERM") != "dumb",
+    )
 
 
 def printable(line: str) -> str:

@@ -14,8 +14,8 @@ from frog.course.exercise import Exercise
 from frog.course.folder import LearnerFolder
 from frog.course.screen import screen_lines
 from frog.course.session import Checks, Session
-from frog.course.terminal import Event, draw, has_terminal, size, taken_over
-from frog.course.text import MOST_COLUMNS, Style, style_of_output
+from frog.course.terminal import Event, draw, has_terminal, num_rows, taken_over
+from frog.course.text import style_of_output
 from frog.course.verdict_text import verdict_lines
 
 _LOOK_MS = 500
@@ -33,12 +33,10 @@ def watch_exercises(folder: LearnerFolder, exercise: Exercise, make_grader: Call
 
 
 def _on_a_screen(session: Session, events: SimpleQueue[Event]) -> None:
-    colour = style_of_output().colour
     with taken_over(events):
         shown: list[str] = []
         while not session.is_over:
-            columns, rows = size()
-            lines = screen_lines(session, Style(min(columns, MOST_COLUMNS), colour), rows)
+            lines = screen_lines(session, style_of_output(), num_rows())
             if lines != shown:
                 draw(lines)
                 shown = lines
