@@ -197,9 +197,9 @@ def create_folder(path: Path, labs: Path = LABS) -> LearnerFolder:
         raise UsageError(f"{path}: is not empty", "frog learn init ~/frog-course")
     try:
         (folder.path / "exercises").mkdir(parents=True, exist_ok=True)
+        begin_progress(folder.path, _learner(folder.path))  # from here on `frog learn` goes on with what is missing
         write_atomic(folder.path / "README.md", _README)
         write_atomic(folder.path / ".gitignore", _IGNORED, replace=False)
-        begin_progress(folder.path, _learner(folder.path))
         folder.keep_up()
     except OSError as problem:
         raise UsageError(f"{path}: cannot be made: {problem.strerror}", "name another folder") from None

@@ -60,7 +60,7 @@ def standing_in(folder: LearnerFolder) -> Standing:
 
 def exercise_at(place: Path, folder: LearnerFolder, exercises: Sequence[Exercise]) -> Exercise | None:
     """The exercise in whose folder, below the learner's, a place lies."""
-    return next((e for e in exercises if place.absolute().is_relative_to(folder.place(e))), None)
+    return next((e for e in exercises if place.resolve().is_relative_to(folder.place(e).resolve())), None)
 
 
 def summary_lines(standing: Standing, folder: LearnerFolder, style: Style) -> list[str]:

@@ -16,6 +16,8 @@ from queue import SimpleQueue
 from types import FrameType
 from typing import Any
 
+from frog.core.env import variable
+
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l"
 """Another screen, no cursor, and long lines are cut."""
 _LEAVE = "\x1b[?7h\x1b[?25h\x1b[?1049l"
@@ -28,8 +30,8 @@ Event = tuple[str, Any]
 
 
 def has_terminal() -> bool:
-    """Whether somebody types here and reads what is drawn."""
-    return sys.stdin.isatty() and sys.stdout.isatty()
+    """Whether somebody types here, and what is drawn can be drawn over."""
+    return sys.stdin.isatty() and sys.stdout.isatty() and variable("TERM") != "dumb"
 
 
 def num_rows() -> int:
