@@ -23,7 +23,8 @@ from frog.chaos.oracle import Oracle, Place, diagnosis_problems, read_oracle, re
 from frog.chaos.trial import Launch, Setting, Verdict, word_problems
 from frog.cli import main
 from frog.config import load_run_config, to_dict
-from frog.config.faults import KINDS, Fault, Scene, marks_folder
+from frog.config.fault_kinds import KINDS
+from frog.config.faults import Fault, Scene, marks_folder
 from frog.core.errors import LaunchError, UsageError
 from frog.core.files import write_json
 from frog.core.runfile import Record

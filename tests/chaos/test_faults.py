@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from frog.config.faults import KINDS, Fault, Scene, dump_faults, load_faults, parse_faults
+from frog.config.fault_kinds import KINDS
+from frog.config.faults import Fault, Scene, dump_faults, load_faults, parse_faults
 from frog.core.errors import ConfigError
 from frog.core.vocabulary import PHASES
 
@@ -24,6 +25,17 @@ def mistakes(*texts: str, scene: Scene | None = SCENE) -> str:
 
 def test_every_kind_happens_in_phases_of_a_step() -> None:
     assert all(set(kind.phases) <= set(PHASES) and kind.default in kind.phases for kind in KINDS.values())
+
+
+def test_the_page_has_a_row_for_every_kind() -> None:
+    """Of what it does to the rank, and of how it is known."""
+    page = (Path(__file__).parents[2] / "docs" / "chaos.md").read_text()
+    does, known = (
+        part.partition("\n\n")[0] for part in (page.partition("| kind |")[2], page.partition("| fault |")[2])
+    )
+    for name in KINDS:
+        assert f"| `{name}` |" in does
+        assert f"`{name}`" in known
 
 
 def test_words_and_toml_say_the_same(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ from harness import Harness, all_gone, tree, wait_until
 from torch import nn
 
 from frog.comm.axis import NOTHING, Axis, Pending, Silent
-from frog.config.faults import FULL_DEVICE, Fault, dump_faults, marks_folder
+from frog.config.fault_kinds import FULL_DEVICE, KINDS
+from frog.config.faults import Fault, dump_faults, marks_folder
 from frog.core.runfolder import RunFolder
 from frog.events import EventWriter
 from frog.events.schema import ErrorEvent
@@ -209,6 +210,13 @@ def test_closed_connections_are_closed_at_both_ends(tmp_path: Path) -> None:
             mine.send(b"x")
         again = socket.create_connection(server.getsockname(), timeout=5)  # who listens goes on listening
         again.close()
+
+
+def test_every_kind_has_an_act() -> None:
+    """And those that a collective or a checkpoint meets are armed for it."""
+    assert inject._ACTS.keys() == KINDS.keys()
+    armed = {name for name, act in inject._ACTS.items() if act is inject._Injector._arm}
+    assert armed == {name for name, kind in KINDS.items() if kind.alters_collective or kind.checkpoint}
 
 
 def damaging(folder: Path, kind: str, save: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> list[int]:

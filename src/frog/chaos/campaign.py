@@ -18,7 +18,7 @@ from types import FrameType
 from frog.chaos.oracle import Oracle, read_oracle
 from frog.chaos.sandbox import FOLDER, Sandbox, read_sandbox
 from frog.chaos.trial import Launch, Setting, Verdict, run_trial
-from frog.config.faults import FULL_DEVICE, KINDS
+from frog.config.fault_kinds import KINDS
 from frog.core.errors import FrogError, LaunchError, UsageError
 from frog.core.files import write_atomic
 from frog.core.runfolder import RunFolder
@@ -59,11 +59,7 @@ def read_count(words: str) -> int | None:
 
 def choose_kinds(requested: str | None, nodes: Nodes, network: bool) -> list[str]:
     """The kinds that a campaign draws from: those named, or all that can be in such a world."""
-    possible = [name for name in KINDS if network or name != "cut"]
-    if not FULL_DEVICE.exists():
-        possible.remove("disk")
-    if nodes.most * nodes.ranks == 1:
-        possible = [name for name in possible if name not in ("shape", "extra", "missing", "port")]
+    possible = [name for name, kind in KINDS.items() if kind.missing(nodes.most * nodes.ranks, network) is None]
     if requested is None:
         return possible
     names = requested.split(",")
@@ -74,7 +70,9 @@ def choose_kinds(requested: str | None, nodes: Nodes, network: bool) -> list[str
 
 def can_restart(kind: str, nodes: Nodes) -> bool:
     """Whether the launcher can go on after it: not without its only node, nor with all if one is cut off for good."""
-    return {"node": nodes.several, "cut": nodes.elastic}.get(kind, True)
+    if not KINDS[kind].of_node:
+        return True
+    return nodes.elastic if KINDS[kind].severs else nodes.several
 
 
 def make_setting(args: argparse.Namespace, sandbox: Sandbox) -> Setting:

@@ -57,7 +57,7 @@ def _chaos(args: argparse.Namespace) -> int:
 
 def _list() -> int:
     """Every kind, with where it can happen and what it does."""
-    from frog.config.faults import KINDS
+    from frog.config.fault_kinds import KINDS
 
     print("what can happen to a rank, as it begins a phase of a step:\n")
     for kind in KINDS.values():

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from frog.config.faults import KINDS, Fault
+from frog.config.fault_kinds import KINDS, Kind
+from frog.config.faults import Fault
 from frog.core.errors import RunError
 from frog.core.runfile import Record
 from frog.core.runfolder import RunFolder
@@ -88,16 +89,17 @@ class Oracle:
 
     def _targets(self, name: str) -> list[Place]:
         """Where a fault of that kind can be."""
-        places = [place for place in self.places if place.phase in KINDS[name].phases]
-        if name in ("shape", "missing"):
-            places = [place for place in places if place.alterable is not None and self._shows(name, place)]
-        if name == "nan" and self.native:
+        kind = KINDS[name]
+        places = [place for place in self.places if place.phase in kind.phases]
+        if kind.alters_collective:
+            places = [place for place in places if place.alterable is not None and self._shows(kind, place)]
+        if kind.spoils_gradient and self.native:
             places = [place for place in places if place.phase == "backward"]
         if not places:
             raise RunError(f"{name}: the undisturbed run has no place for it", "--kinds leaves it out")
         return places
 
-    def _shows(self, name: str, place: Place) -> bool:
+    def _shows(self, kind: Kind, place: Place) -> bool:
         """Whether a fault there can be found.
 
         Of a rank's first messages nobody knows how they should have been; one that is too short gloo takes as it is.
@@ -105,11 +107,11 @@ class Oracle:
         if place.alterable not in MESSAGES:
             return True
         first = min(other.step for other in self.places if (other.rank, other.phase) == (place.rank, place.phase))
-        return place.step > first and (name, place.alterable) != ("shape", "send")
+        return place.step > first and (kind.collective, place.alterable) != ("resized", "send")
 
     def next_collective(self, fault: Fault) -> Place | None:
         """Where the rank next speaks to others: from the fault on, or, of a checkpoint, from when it is whole."""
-        own = self._from(fault)[fault.kind in ("corrupt", "torn") :]
+        own = self._from(fault)[KINDS[fault.kind].checkpoint is not None :]
         return next((place for place in own if place.communicates), None)
 
     def place_of(self, fault: Fault) -> Place | None:
@@ -125,7 +127,7 @@ class Oracle:
 
 def _fault(kind: str, place: Place) -> Fault:
     fault = Fault(kind, place.rank, place.step, place.phase, place.micro)
-    return replace(fault, seconds=_SLOW_S) if kind == "slow" else fault
+    return replace(fault, seconds=_SLOW_S) if "seconds" in KINDS[kind].own else fault
 
 
 def read_oracle(folder: RunFolder) -> Oracle:
@@ -195,7 +197,7 @@ def resume_problems(fault: Fault, folder: RunFolder) -> list[str]:
     if second is None:
         return ["did not start again"]
     from_step = events[second].step
-    damaged = fault.step if fault.kind in ("corrupt", "torn") else None
+    damaged = fault.step if KINDS[fault.kind].checkpoint is not None else None
     whole = max((step for step in _committed(events[first:second]) if step != damaged), default=0)
     found = []
     if from_step < whole:
@@ -217,23 +219,23 @@ def diagnosis_problems(fault: Fault, found: Diagnosis, oracle: Oracle) -> list[s
     A gradient spoiled as the reduction begins looks like one that the backward pass has spoiled. Who was slow in the
     last step alone may have been so by chance: that is reported too.
     """
-    if fault.kind == "slow" and fault.step == oracle.record.step:
-        found = next((other for other in found.also if other.fault == "slow"), found)
-    node = oracle.node_of[fault.rank]
+    kind, node, num_nodes = KINDS[fault.kind], oracle.node_of[fault.rank], len(set(oracle.node_of.values()))
+    if not kind.ends and fault.step == oracle.record.step:
+        found = next((other for other in found.also if other.fault == fault.kind), found)
     on_node = [rank for rank in oracle.node_of if oracle.node_of[rank] == node]
     wanted: dict[str, Any] = {"fault": fault.kind, "rank": fault.rank, "step": fault.step, "phase": fault.phase}
-    if fault.kind in ("port", "cut"):
+    if kind.severs:
         place = oracle.next_collective(fault)
         wanted |= {"step": place.step, "phase": place.phase} if place else {"step": found.step, "phase": found.phase}
-    if fault.kind == "port" and oracle.world_size == 2:
+    if kind.severs and not kind.of_node and oracle.world_size == 2:
         wanted["rank"] = found.rank if found.rank is not None else "one of the two"
-    if fault.kind == "cut" and len(set(oracle.node_of.values())) == 2:
+    if kind.severs and kind.of_node and num_nodes == 2:
         wanted["rank"] = found.rank
-    elif fault.kind in ("node", "cut"):
+    elif kind.of_node:
         wanted |= {"node_rank": node, "rank": found.rank if found.rank in on_node else f"one of {on_node}"}
-    if fault.kind == "node" and len(on_node) > 1:
+    if kind.of_node and not kind.severs and len(on_node) > 1:
         wanted["phase"] = found.phase
-    if fault.kind == "nan":
+    if kind.spoils_gradient:
         wanted["phase"] = "backward"
     problems = [
         f"diagnosis: {name} {getattr(found, name)}, not {value}"
@@ -245,13 +247,13 @@ def diagnosis_problems(fault: Fault, found: Diagnosis, oracle: Oracle) -> list[s
 
 def _collective_problems(fault: Fault, found: Diagnosis, oracle: Oracle) -> list[str]:
     """Whether the collective is named: the one that a rank did otherwise, or in which others waited for it."""
-    if fault.kind in ("shape", "extra", "missing"):
+    kind = KINDS[fault.kind]
+    if kind.collective is not None:
         place = oracle.place_of(fault)
-        op = "all_reduce" if fault.kind == "extra" else place.alterable if place else None
+        op = "all_reduce" if kind.collective == "added" else place.alterable if place else None
         reported = (found.collective or "").partition(" ")[0]
         return [] if reported == op else [f"diagnosis: collective {found.collective}, not {op}"]
-    waited_for = fault.kind in ("raise", "kill", "stop", "port", "cut", "corrupt", "torn")
-    waited_for |= fault.kind == "node" and len(set(oracle.node_of.values())) > 1
-    if waited_for and found.collective is None and oracle.next_collective(fault) is not None:
+    some_are_left = not kind.of_node or len(set(oracle.node_of.values())) > 1
+    if kind.peers_wait and some_are_left and found.collective is None and oracle.next_collective(fault) is not None:
         return ["diagnosis: no collective, though others waited in one"]
     return []

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from frog.chaos.oracle import Oracle, diagnosis_problems, recovery_problems, resume_problems, resumed_from
 from frog.chaos.sandbox import met_faults, write_faults
-from frog.config.faults import KINDS, Fault
+from frog.config.fault_kinds import KINDS
+from frog.config.faults import Fault
 from frog.core.processes import is_alive
 from frog.core.runfolder import RunFolder
 from frog.diagnose.diagnosis import Diagnosis
@@ -124,18 +125,18 @@ def _check_end(verdict: Verdict, setting: Setting, folder: RunFolder, launch: La
 
 
 def word_problems(fault: Fault, output: str) -> list[str]:
-    """Whether the user hears first who failed, and in that rank's own words.
+    """Whether the user hears first who failed, and in that rank's own words: here the words themselves are judged.
 
     Where a rank does something that its peers cannot follow, one of those may be the one that fails.
     """
     words = output[output.rfind("\nerror: ") + 1 :]
     if not words.startswith(("error: rank ", "error: node")):
         return ["nobody is named first"]
-    own = {"raise": "RuntimeError", "nan": f"rank {fault.rank}: loss", "disk": "No space left on device"}
-    if fault.kind in ("raise", "kill", "stop", "disk", "corrupt", "torn") and f"error: rank {fault.rank} " not in words:
+    kind = KINDS[fault.kind]
+    if kind.named_first and f"error: rank {fault.rank} " not in words:
         return [f"another rank is named first: {words.splitlines()[0]}"]
-    missing = own.get(fault.kind, "") not in words
-    traceback = fault.kind != "raise" and "Traceback (most recent call last)" in words
+    missing = kind.words.format(rank=fault.rank) not in words
+    traceback = not kind.traceback and "Traceback (most recent call last)" in words
     return (["its own words are missing"] if missing else []) + (["a traceback is shown"] if traceback else [])
 
 

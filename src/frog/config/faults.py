@@ -20,67 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from frog.config.fault_kinds import KINDS, Kind
 from frog.core.errors import ConfigError
 from frog.core.vocabulary import PHASES
-
-FULL_DEVICE = Path("/dev/full")
-"""Linux's own: to write there is ENOSPC."""
-
-
-@dataclass(frozen=True)
-class Kind:
-    """One way to fail."""
-
-    name: str
-    what: str
-    """In a line."""
-    phases: tuple[str, ...] = PHASES
-    """Where it can happen."""
-    default: str = "reduce"
-    """Where it does if nothing is said."""
-    own: tuple[str, ...] = ()
-    """Fields that it alone has."""
-    ends: bool = True
-    """Whether the run cannot go on after it."""
-
-
-KINDS: dict[str, Kind] = {
-    kind.name: kind
-    for kind in (
-        Kind("raise", "its program raises an error that nobody catches"),
-        Kind("kill", "it is killed (SIGKILL), as by a machine that runs out of memory"),
-        Kind("stop", "it is stopped (SIGSTOP): it is there, and does nothing more"),
-        Kind(
-            "slow", "from that step on it takes `seconds` (0.5) longer for the phase", default="forward",
-            own=("seconds",), ends=False,
-        ),
-        Kind(
-            "shape", "its first collective of the phase, or message behind it, has a tensor of half the size",
-            ("reduce", "forward", "backward", "optimize", "evaluate", "checkpoint"),
-        ),
-        Kind("extra", "it starts an all-reduce that no other rank knows of"),
-        Kind(
-            "missing", "it leaves out its first collective of the phase, or the message behind it",
-            ("reduce", "forward", "backward", "optimize", "evaluate", "checkpoint"),
-        ),
-        Kind("nan", "an element of its gradient is NaN", ("backward", "reduce"), "backward"),
-        Kind(
-            "corrupt", "a byte of its part of the step's checkpoint flips, once that is whole; then it is killed",
-            ("checkpoint",), "checkpoint",
-        ),
-        Kind(
-            "torn", "its part of the step's checkpoint is cut in half, once that is whole; then it is killed",
-            ("checkpoint",), "checkpoint",
-        ),
-        Kind("disk", "the disk is full (ENOSPC) as it writes the step's checkpoint", ("checkpoint",), "checkpoint"),
-        Kind("port", "all its network connections are closed under it"),
-        Kind("node", "its node goes: all processes there are killed at once"),
-        Kind(
-            "cut", "its node's network is cut, `after_s` (0) seconds later, for `for_s` (ever); needs --network",
-            own=("after_s", "for_s"),
-        ),
-    )
-}  # fmt: skip
 
 _COMMON = ("kind", "rank", "step", "phase", "micro", "times")
 
@@ -149,14 +91,13 @@ class Scene:
         if fault.micro >= num_micro:
             comes = f"{num_micro} times" if num_micro > 1 else "once"
             found.append(f"micro={fault.micro}: phase {fault.phase} comes {comes} in a step, and the first is micro=0")
-        if fault.kind == "nan" and fault.phase == "reduce" and self.native:
-            found.append("nan phase=reduce: torch has reduced the gradient by then; phase=backward can be spoiled")
-        if self.world_size == 1 and fault.kind in ("shape", "extra", "missing", "port"):
-            found.append(f"{fault.kind}: a world of one rank has no collectives and no connections")
-        if fault.kind == "disk" and not FULL_DEVICE.exists():
-            found.append(f"disk: this system has no {FULL_DEVICE}, the device on which every write fails")
-        if fault.kind == "cut" and not self.network:
-            found.append('cut: this world has no network that could be cut; try --nodes 2x1 --network "delay=1ms"')
+        kind = KINDS[fault.kind]
+        if kind.spoils_gradient and fault.phase == "reduce" and self.native:
+            found.append(
+                f"{kind.name} phase=reduce: torch has reduced the gradient by then; phase=backward can be spoiled"
+            )
+        if missing := kind.missing(self.world_size, self.network):
+            found.append(f"{kind.name}: {missing}")
         return found
 
     def steps_with(self, phase: str) -> list[int]:

@@ -25,7 +25,8 @@ from torch import Tensor
 
 from frog.checkpoint import Saver
 from frog.comm.axis import NOTHING, Axis, Pending
-from frog.config.faults import FULL_DEVICE, Fault, load_faults, marks_folder
+from frog.config.fault_kinds import FULL_DEVICE, KINDS, Kind
+from frog.config.faults import Fault, load_faults, marks_folder
 from frog.core.env import faults_file, host_name, launch_dir
 from frog.core.errors import CheckpointError, UsageError
 from frog.core.launch_request import LaunchRequest
@@ -49,9 +50,10 @@ def arm_faults(run: Run, strategy: Strategy, saver: Saver) -> None:
     faults = {number: fault for number, fault in enumerate(load_faults(path)) if fault.rank == run.world.rank}
     injector = _Injector(faults, marks_folder(path), run, strategy)
     run.events.at_phase = injector.reach
-    if any(fault.kind in ("shape", "missing") for fault in faults.values()):
+    kinds = [KINDS[fault.kind] for fault in faults.values()]
+    if any(kind.alters_collective for kind in kinds):
         Axis.alter = injector.alter
-    if any(fault.kind in ("corrupt", "torn") for fault in faults.values()):
+    if any(kind.checkpoint for kind in kinds):
         saver.save = injector.then_damage(saver.save)  # type: ignore[method-assign]
 
 
@@ -72,15 +74,7 @@ class _Injector:
             if number in self._slow and fault.phase == phase:
                 time.sleep(fault.seconds)
             elif (fault.step, fault.phase, fault.micro) == (step, phase, micro):
-                self._meet(number, fault)
-
-    def _meet(self, number: int, fault: Fault) -> None:
-        if fault.kind in ("shape", "missing", "corrupt", "torn"):
-            self._armed = (number, fault)
-        elif fault.kind == "nan" and fault.phase == "backward":
-            self._spoil_in_backward(number, fault)
-        elif self._take(number, fault):
-            _ACTS[fault.kind](self, number, fault)
+                _ACTS[fault.kind](self, number, fault)
 
     def _take(self, number: int, fault: Fault) -> bool:
         """Whether this fault is still to be met; from now on it was, once more."""
@@ -91,6 +85,10 @@ class _Injector:
                 continue
             return True
         return False
+
+    def _arm(self, number: int, fault: Fault) -> None:
+        """Met by the next collective of the phase, or by its checkpoint."""
+        self._armed = (number, fault)
 
     # ---- the process -------------------------------------------------------------------------------------------------
 
@@ -109,6 +107,13 @@ class _Injector:
 
     # ---- numbers and collectives -------------------------------------------------------------------------------------
 
+    def _spoil(self, number: int, fault: Fault) -> None:
+        if fault.phase == "backward":
+            self._spoil_in_backward(number, fault)
+        elif self._take(number, fault):
+            gradients = [shard.tensor for shard in self._strategy.gradient_shards() if shard.tensor.numel()]
+            gradients[-1].copy_(_with_nan(gradients[-1]))
+
     def _spoil_in_backward(self, number: int, fault: Fault) -> None:
         """Let the gradient of one parameter hold a NaN as it comes."""
         parameter = next(p for p in self._strategy.model.parameters() if p.requires_grad)
@@ -119,10 +124,6 @@ class _Injector:
 
         handle = parameter.register_hook(spoil)  # type: ignore[no-untyped-call]
 
-    def _spoil_before_reduce(self, number: int, fault: Fault) -> None:
-        gradients = [shard.tensor for shard in self._strategy.gradient_shards() if shard.tensor.numel()]
-        gradients[-1].copy_(_with_nan(gradients[-1]))
-
     def _extra(self, number: int, fault: Fault) -> None:
         self._run.world.axis.all_reduce(torch.zeros(1, device=self._run.world.device))
 
@@ -131,8 +132,8 @@ class _Injector:
         axis = args[0]
         if self._armed is None or axis.size == 1 or not self._take(*self._armed):
             return start(*args, **kwargs)
-        kind, self._armed = self._armed[1].kind, None
-        if kind == "missing":
+        kind, self._armed = KINDS[self._armed[1].kind], None
+        if kind.collective == "left_out":
             return NOTHING
         return start(axis, *_mismatched(args[1:], axis.size), **kwargs)
 
@@ -145,12 +146,12 @@ class _Injector:
             before = _inode(self._run.folder.checkpoint(step))
             blocked_ns = save(step, *args)
             if self._armed is not None and self._take(*self._armed):
-                self._damage(step, self._armed[1].kind, before)
+                self._damage(step, KINDS[self._armed[1].kind], before)
             return blocked_ns
 
         return save_and_damage
 
-    def _damage(self, step: int, kind: str, before: int | None) -> None:
+    def _damage(self, step: int, kind: Kind, before: int | None) -> None:
         """Once the checkpoint is whole, spoil this rank's part of it, and end as if the power were lost.
 
         `before` is the folder that was there of an earlier attempt: the new one takes its place.
@@ -162,7 +163,7 @@ class _Injector:
             time.sleep(_POLL_S)
         path = folder / part_file(self._run.world.rank)
         size = path.stat().st_size
-        if kind == "torn":
+        if kind.checkpoint == "halved":
             os.truncate(path, size // 2)
         else:
             with open(path, "r+b") as file:
@@ -231,18 +232,36 @@ class _Injector:
         return int(match[1]) if match else self._run.world.env.node_rank
 
 
-_ACTS: dict[str, Callable[[_Injector, int, Fault], None]] = {
-    "raise": _Injector._raise,
-    "kill": _Injector._kill,
-    "stop": _Injector._stop,
-    "slow": _Injector._become_slow,
-    "extra": _Injector._extra,
-    "nan": _Injector._spoil_before_reduce,
-    "disk": _Injector._fill_disk,
-    "port": _Injector._close_sockets,
-    "node": _Injector._lose_node,
-    "cut": _Injector._cut_node,
+_Act = Callable[[_Injector, int, Fault], None]
+
+
+def _at_once(act: _Act) -> _Act:
+    """Do it as the phase begins, unless it was met before."""
+
+    def act_once(injector: _Injector, number: int, fault: Fault) -> None:
+        if injector._take(number, fault):
+            act(injector, number, fault)
+
+    return act_once
+
+
+_ACTS: dict[str, _Act] = {
+    "raise": _at_once(_Injector._raise),
+    "kill": _at_once(_Injector._kill),
+    "stop": _at_once(_Injector._stop),
+    "slow": _at_once(_Injector._become_slow),
+    "shape": _Injector._arm,
+    "extra": _at_once(_Injector._extra),
+    "missing": _Injector._arm,
+    "nan": _Injector._spoil,
+    "corrupt": _Injector._arm,
+    "torn": _Injector._arm,
+    "disk": _at_once(_Injector._fill_disk),
+    "port": _at_once(_Injector._close_sockets),
+    "node": _at_once(_Injector._lose_node),
+    "cut": _at_once(_Injector._cut_node),
 }
+"""What each kind of fault does as its phase begins."""
 
 
 def _inode(folder: Path) -> int | None:
