@@ -62,8 +62,8 @@ def run_jobs(
 ) -> dict[str, Job]:
     """Run job files side by side on 2 nodes, each alone with its log, and tell what became of each.
 
-    near_limit: {"when": what, "count": n, "end": "now+8seconds"}: the time limit of a job is moved there when its ranks
-    have noted that n times.
+    near_limit: {"when": what, "count": n, "end": "now+8seconds", "until": other}: the time limit of a job is moved
+    there when its ranks have noted that n times, and far away again when one has noted the other thing.
     """
     place = Path(tempfile.mkdtemp(prefix="frog-learn-slurm-"))
     try:
@@ -88,7 +88,7 @@ def main(place: Path, request: dict[str, Any]) -> None:
     """Start the cluster, run the jobs, end it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
-    cluster.up(place, 2, 4, 32, kill_wait_s=2.0, look_s=0.2)
+    cluster.up(place, 2, 4, 32, kill_wait_s=1.0, look_s=0.2)
     try:
         replace_env(child_env(**cluster.environment(place)))
         client = read_client(place)
@@ -110,18 +110,26 @@ def _submit(client: Client, name: str) -> int | str:
 
 
 def _wait(client: Client, numbers: Sequence[int], near_limit: Mapping[str, Any] | None) -> dict[int, dict[str, Any]]:
-    """The jobs as they stand when all have ended, or after 25 s."""
-    deadline, moved = time.monotonic() + 25, set[int]()
+    """The jobs as they stand when all have ended, or after 30 s."""
+    deadline = time.monotonic() + 30
+    ahead = {number: ["when", "until"] for number in numbers if near_limit is not None}
     while True:
         jobs = {job["id"]: job for job in client.ask("look")["jobs"] if job["id"] in numbers}
         if all(job["state"] in _FINISHED for job in jobs.values()) or time.monotonic() > deadline:
             return jobs
-        if near_limit is not None:
-            for number in set(jobs) - moved:
-                if sum(note[-2] == near_limit["when"] for note in _notes(number)) >= near_limit["count"]:
-                    moved.add(number)
-                    client.ask("update", job=str(number), name="endtime", value=near_limit["end"])
+        for number, left in ahead.items():
+            if near_limit is not None and left and jobs[number]["state"] == "RUNNING":
+                _move_limit(client, number, left, near_limit)
         time.sleep(_POLL_S)
+
+
+def _move_limit(client: Client, number: int, left: list[str], near_limit: Mapping[str, Any]) -> None:
+    """If what it waits for was noted: the limit comes near, or goes away again."""
+    count = near_limit["count"] if left[0] == "when" else 1
+    if sum(note[-2] == near_limit[left[0]] for note in _notes(number)) >= count:
+        name, value = ("endtime", near_limit["end"]) if left[0] == "when" else ("timelimit", "60")
+        client.ask("update", job=str(number), name=name, value=value)
+        left.pop(0)
 
 
 def _told(name: str, number: int | str, jobs: Mapping[int, dict[str, Any]]) -> dict[str, Any]:

@@ -1,0 +1,80 @@
+"""Stands in for a training program that saves when it is asked to stop. Do not change it.
+
+python3 worker.py --checkpoint FOLDER [--continue] [--steps N] [--fail RANK]
+
+Trains step by step. SIGTERM: it finishes the step, saves (which takes 1.5 s) and ends with 143. SIGUSR1 it does not
+know: that ends it at once, as it ends any program. --continue goes on at the step that FOLDER holds. --fail: that rank
+fails, and the others wait for it, as in a collective. What happens is noted in notes/JOB.jsonl.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+SAVE_S, WAIT_S = 1.5, 4.0
+RANK = int(os.environ.get("SLURM_PROCID", "0"))
+NOTES = Path("notes") / f"{os.environ['SLURM_JOB_ID']}.jsonl"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--checkpoint", type=Path, required=True)
+    parser.add_argument("--continue", dest="goes_on", action="store_true")
+    parser.add_argument("--steps", type=int, default=10_000)
+    parser.add_argument("--fail", type=int)
+    args = parser.parse_args()
+    asked: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
+    signal.signal(signal.SIGUSR1, ended_at_once)
+    path = args.checkpoint / f"rank_{RANK}.json"
+    step = json.loads(path.read_text())["step"] if args.goes_on and path.is_file() else 0
+    start = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+    note("started", {"rank": RANK, "step": step, "start": start, "folder": str(args.checkpoint)})
+    step_s = 0.05 if start == 0 else 0.002  # once started again it is quick, so that nobody waits long for the check
+    for done in range(1, args.steps - step + 1):
+        time.sleep(step_s)
+        if done == 3:
+            note("trained", RANK)
+            if args.fail is not None:
+                fail(args.fail)
+        if asked:
+            note("stopping", RANK)
+            save(path, step + done)
+            sys.exit(143)
+    note("finished", RANK)
+
+
+def ended_at_once(number: int, _: object) -> None:
+    note("killed", signal.Signals(number).name)
+    os._exit(128 + number)
+
+
+def save(path: Path, step: int) -> None:
+    """So slowly that whoever has less time is left without."""
+    time.sleep(SAVE_S)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"step": step}))
+    note("saved", [RANK, step])
+
+
+def fail(failing: int) -> None:
+    if failing == RANK:
+        note("failed", RANK)
+        sys.exit(7)
+    time.sleep(WAIT_S)
+    note("waited", RANK)
+    sys.exit(1)
+
+
+def note(what: str, value: object) -> None:
+    NOTES.parent.mkdir(exist_ok=True)
+    with open(NOTES, "a") as file:
+        file.write(json.dumps([time.monotonic_ns(), os.getpid(), what, value]) + "\n")
+
+
+if __name__ == "__main__":
+    main()
