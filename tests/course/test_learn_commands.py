@@ -105,11 +105,11 @@ def test_a_check_with_a_seed_repeats_and_is_not_noted(frog: Any, here: Path) -> 
 
 def test_a_number_is_shown_only_to_who_predicted_it(frog: Any, here: Path) -> None:
     frog()
-    step(here, "lab1/02_second").write_text(SOLUTION + '# {"predicted": {"bytes-sent": 3985152}}')
+    step(here, "lab1/02_second").write_text(SOLUTION + '# {"predicted": {"bytes-sent": 3985152}, "notes": ["3.99 MB"]}')
     before = frog("check", "1.2") + frog("check", "1.2", "--json")
     assert "3.99" not in before
     assert "3985152" not in before
-    assert "predict it first: How many bytes does a rank send?" in before
+    assert "frog learn predict bytes-sent VALUE\n    How many bytes does a rank send?" in before
     assert read_progress(here).predictions == ()
     assert "predicted 5.3 MB; the next check that passes" in frog("predict", "bytes-sent", "5.3", "MB")
     second = step(here, "lab1/02_second")

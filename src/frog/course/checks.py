@@ -8,7 +8,9 @@ import msgspec
 
 from frog.course.actions import chosen_exercise, learner_here, print_lines
 from frog.course.client import Grader
-from frog.course.progress import update_progress, with_verdict
+from frog.course.exercise import Exercise
+from frog.course.predictions import missing
+from frog.course.progress import Progress, update_progress, with_verdict
 from frog.course.standing import Standing, standing_in, summary_lines
 from frog.course.text import style_of_output
 from frog.course.verdict import Verdict
@@ -26,7 +28,7 @@ def check(args: argparse.Namespace) -> int:
         progress = update_progress(folder.path, lambda progress: with_verdict(progress, verdict))
     standing = Standing(standing.exercises, progress)
     if args.json:
-        print(msgspec.json.format(msgspec.json.encode(_shown(verdict, standing))).decode())
+        print(msgspec.json.format(msgspec.json.encode(_shown(verdict, exercise, progress))).decode())
     else:
         print_lines(
             [*verdict_lines(verdict, exercise, progress, style_of_output()), *_next_lines(verdict, args, standing)]
@@ -34,11 +36,11 @@ def check(args: argparse.Namespace) -> int:
     return 0 if verdict.status == "passed" else 1
 
 
-def _shown(verdict: Verdict, standing: Standing) -> Verdict:
-    """Without numbers that the learner has not predicted yet."""
-    known = {g.id for g in standing.progress.predictions if g.exercise == verdict.exercise}
-    predicted = {name: value for name, value in verdict.predicted.items() if name in known}
-    return msgspec.structs.replace(verdict, predicted=predicted)
+def _shown(verdict: Verdict, exercise: Exercise, progress: Progress) -> Verdict:
+    """Without what was measured, as long as the learner has not predicted it."""
+    if not missing(exercise, progress):
+        return verdict
+    return msgspec.structs.replace(verdict, predicted={}, measured=(), notes=())
 
 
 def _next_lines(verdict: Verdict, args: argparse.Namespace, standing: Standing) -> list[str]:

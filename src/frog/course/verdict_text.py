@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from frog.course.exercise import Exercise
-from frog.course.predictions import compared
+from frog.course.exercise import Exercise, Prediction
+from frog.course.predictions import compared, missing
 from frog.course.progress import Progress
 from frog.course.text import Style, printable
 from frog.course.verdict import Verdict
@@ -18,7 +18,7 @@ _WORDS = {
     "broken": "the check itself failed",
 }
 _COLOURS = {"passed": "good", "rejected": "bad", "unsolved": "strong", "broken": "bad"}
-_MOST_OUTPUT = 12
+_MOST_OUTPUT = 8
 """Lines of what the learner's code printed."""
 
 
@@ -41,24 +41,41 @@ def _ran(verdict: Verdict) -> str:
 
 
 def _passed(verdict: Verdict, exercise: Exercise, progress: Progress, style: Style) -> Iterator[str]:
-    rows = [(measured.what, measured.value) for measured in verdict.measured]
-    rows += list(_predictions(verdict, exercise, progress))
-    width = min(max((len(what) for what, _ in rows), default=0), style.columns // 2 - 4)
-    for what, value in rows:
-        yield from style.wrap(value, first=f"{what:<{width}}  ")
-    for note in verdict.notes:
-        yield from style.wrap(note)
+    if unknown := missing(exercise, progress):
+        yield from _to_predict(unknown, style)
+    else:
+        rows = [(measured.what, measured.value) for measured in verdict.measured]
+        yield from _table([*rows, *_predictions(verdict, exercise, progress)], style)
+        for note in verdict.notes:
+            yield from style.wrap(note)
     yield from style.wrap(f"seed {verdict.seed}; solutions: frog learn solution {exercise.number}")
 
 
+def _to_predict(unknown: list[Prediction], style: Style) -> Iterator[str]:
+    """Nothing that was measured is shown before the predictions are made: one number often gives another away."""
+    yield from style.wrap("Predict, then check again: what was measured is shown then.")
+    for asked in unknown:
+        yield f"  frog learn predict {asked.id} VALUE"
+        yield from style.wrap(asked.question, indent=4)
+
+
+def _table(rows: list[tuple[str, str]], style: Style) -> Iterator[str]:
+    """What was measured in one column and its values in another; long ones have lines of their own."""
+    most = style.columns // 2
+    width = max((len(what) for what, _ in rows if len(what) <= most), default=0)
+    for what, value in rows:
+        if len(what) <= most:
+            yield from style.wrap(value, first=f"{what:<{width}}  ")
+        else:
+            yield from style.wrap(f"{what}: {value}")
+
+
 def _predictions(verdict: Verdict, exercise: Exercise, progress: Progress) -> Iterator[tuple[str, str]]:
-    """Each number that was to be predicted. What was not is not shown."""
     for asked in exercise.manifest.predict:
-        guess = progress.last_guess(exercise.id, asked.id)
-        if guess is None:
-            yield asked.id, f"predict it first: {asked.question} Then: frog learn predict {asked.id} VALUE"
-        elif asked.id in verdict.predicted:
-            yield asked.id, compared(guess, verdict.predicted[asked.id], asked.tolerance)
+        if guess := progress.last_guess(exercise.id, asked.id):
+            measured = verdict.predicted.get(asked.id)
+            unknown = f"predicted {guess.text}, not measured by this check"
+            yield asked.id, unknown if measured is None else compared(guess, measured, asked.tolerance)
 
 
 def _rejected(verdict: Verdict, exercise: Exercise, progress: Progress, style: Style) -> Iterator[str]:
@@ -93,9 +110,8 @@ def _unsolved(verdict: Verdict, exercise: Exercise, progress: Progress, style: S
         yield from style.wrap(verdict.observed)
     yield f"  read   {folder}/README.md"
     yield f"  edit   {', '.join(f'{folder}/{name}' for name in exercise.manifest.files)}"
-    for asked in exercise.manifest.predict:
-        if progress.last_guess(exercise.id, asked.id) is None:
-            yield f"  first  frog learn predict {asked.id} VALUE"
+    for asked in missing(exercise, progress):
+        yield f"  first  frog learn predict {asked.id} VALUE"
 
 
 def _broken(verdict: Verdict, exercise: Exercise, progress: Progress, style: Style) -> Iterator[str]:
