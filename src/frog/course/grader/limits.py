@@ -105,11 +105,17 @@ def end_descendants(keep: Sequence[int] = ()) -> None:
     """Kill all that this process has started, and what those have, but for some, until none is left."""
     me = psutil.Process()
     for _ in range(100):
-        family = [process for process in me.children(recursive=True) if process.pid not in keep]
-        alive = [process for process in family if process.status() != psutil.STATUS_ZOMBIE]
-        for process in alive:
+        family = [process for process in me.children(recursive=True) if process.pid not in keep and _lives(process)]
+        for process in family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        if not alive:
+        if not family:
             return
-        psutil.wait_procs(alive, timeout=1)
+        psutil.wait_procs(family, timeout=1)
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:  # it ended between the two questions
+        return False
