@@ -1,0 +1,190 @@
+"""Four steps beside one process that does every rank's share in turn; bytes and buckets by the list of calls."""
+
+import random
+
+import torch
+from ranks import BACKWARD, BUILT, STEP, gradients, loss_of, make_model, move, state
+
+from frog.course.grader.grade import Grade
+
+MARKS = {BUILT, BACKWARD, STEP}
+ROUTES = ("left+right", "right+left", "left", "right")
+
+
+def draw_case(seed, size):
+    """A world of two in which both ranks use the same branches, or larger ones in which they do not."""
+    draw = random.Random(seed)
+    both = ROUTES[:2] if draw.random() < 0.5 else ROUTES[1::-1]
+    mixed = [*both, *(draw.choice(ROUTES) for _ in range(size))][:size]
+    alone = ["left"] * size
+    alone[draw.randrange(size)] = "right"
+    routes = [mixed, alone, mixed[::-1], ["left+right"] * size]
+    if size == 2:
+        routes = [[route] * 2 for route in ("left", "left+right", "right", "left+right")]
+    # The branches have 168 bytes each: in buckets of this size they never share one, so that their order shows.
+    return {"seed": seed % 10**6, "routes": routes, "num_micro": [1, 1, 3, 1], "bucket_bytes": draw.randint(300, 334)}
+
+
+def check(grade: Grade) -> None:
+    largest = 0.0
+    for size in (2, 4):
+        case = draw_case(grade.seed + size, size)
+        world = grade.world(size, case)
+        models = [make_model(case["seed"], 0) for _ in range(size)]
+        check_start(grade, world, state(models[0]))
+        calls = steps_of(world.calls[0])
+        for step in range(len(case["routes"])):
+            own, mean = shares(case, models, step)
+            check_gradients(grade, world, case, step, own, mean, calls)
+            check_sent(grade, case, step, calls[step])
+            largest = max(largest, check_state(grade, world, step, models[0]))
+    last = calls[len(case["routes"]) - 1]
+    inside = len(until_backward(last))
+    grade.measured("weights of 4 ranks and of one process, after 4 steps", f"largest difference {largest:.1e}")
+    grade.measured("all-reduces in a step", f"{len(reductions(last))}, of which {inside} began in backward")
+    if not inside:
+        grade.note("Right. Your buckets travel after backward; with hooks they would travel during it (2.3).")
+    grade.predicted("step-bytes", 4_000_000)
+
+
+def check_start(grade, world, expected):
+    for rank, value in enumerate(world.values):
+        names = [name for name, tensor in expected.items() if not torch.equal(value["start"][name], tensor)]
+        if names:
+            buffers = {"center", "num_seen"}
+            id = "buffers-apart" if set(names) <= buffers else "starts-apart"
+            off = max((value["start"][name] - expected[name]).abs().max().item() for name in names)
+            says = (
+                f"World of {world.size}: after the construction {len(names)} tensors on rank {rank} are not rank 0's "
+            )
+            grade.reject(id, f"{says}({', '.join(names[:3])}; {off:.2g} apart).")
+
+
+def shares(case, models, step):
+    """Every rank's own gradients in this step, and their mean; then the models take the step."""
+    for rank, model in enumerate(models):
+        for micro in range(case["num_micro"][step]):
+            loss_of(model, case, step, micro, rank).backward()
+    own = [gradients(model) for model in models]
+    mean = {name: mean_of([table[name] for table in own]) for name in own[0]}
+    for model in models:
+        for name, p in model.named_parameters():
+            p.grad = None if mean[name] is None else mean[name].clone()
+        move(model)
+        for buffer, first in zip(model.buffers(), models[0].buffers(), strict=True):
+            buffer.copy_(first)
+    return own, mean
+
+
+def mean_of(parts):
+    there = [part for part in parts if part is not None]
+    return sum(there) / len(parts) if there else None
+
+
+def close(a, b):
+    return torch.allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def right(found, mean):
+    """None and zeros are one where no rank had a gradient."""
+    if mean is None:
+        return found is None or not found.any()
+    return found is not None and close(found, mean)
+
+
+def check_gradients(grade, world, case, step, own, mean, calls):
+    size = world.size
+    for rank, value in enumerate(world.values):
+        found = value["steps"][step]["gradients"]
+        wrong = [name for name in mean if not right(found[name], mean[name])]
+        if not wrong:
+            continue
+        says = (
+            f"World of {size}, step {step + 1}: {len(wrong)} of {len(mean)} gradients on rank {rank} are not the mean "
+            f"({', '.join(wrong[:3])}{', …' if len(wrong) > 3 else ''})."
+        )
+        started = [call for call in reductions(calls[step]) if call.is_async]
+        waited = sum(call.waited for call in started)
+        if waited < len(started):
+            grade.reject("not-waited", f"{says} {len(started)} all-reduces were started, {waited} waited for.")
+        if all(mean[n] is not None and found[n] is not None and close(found[n], mean[n] * size) for n in wrong):
+            grade.reject("sum-is-average", f"{says} They are {size}.000 times the mean.")
+        if step > 0 and case["num_micro"][step] > 1:
+            grade.reject(
+                "no-sync-ignored", f"{says} It has {case['num_micro'][step]} micro-batches; those before had one."
+            )
+        if all(same(found[name], own[rank][name]) for name in wrong):
+            grade.reject("unused-blocks-bucket", f"{says} They are still the rank's own.")
+        grade.compare(
+            {name: found[name] for name in wrong if mean[name] is not None},
+            {name: mean[name] for name in wrong if mean[name] is not None},
+            f"the mean gradient in step {step + 1} on rank {rank} of {size}",
+        )
+        grade.reject("unknown", says)
+
+
+def same(a, b):
+    return (a is None or not a.any()) if b is None else a is not None and close(a, b)
+
+
+def steps_of(calls):
+    """The calls of each step, without those of the construction."""
+    built = next(n for n, call in enumerate(calls) if call.numel == BUILT)
+    steps = [[]]
+    for call in calls[built + 1 :]:
+        steps[-1].append(call)
+        if call.numel == STEP:
+            steps.append([])
+    return steps
+
+
+def reductions(calls):
+    """What carries gradients: no buffers, no marks, no small talk."""
+    return [c for c in calls if c.op != "broadcast" and c.numel not in MARKS and c.dtype == "float32" and c.numel > 2]
+
+
+def until_backward(calls):
+    end = next(n for n, call in enumerate(calls) if call.numel == BACKWARD)
+    return reductions(calls[:end])
+
+
+def check_sent(grade, case, step, calls):
+    model = make_model(0, 0)
+    trained = [p.numel() * 4 for p in model.parameters() if p.requires_grad]
+    shared, frozen = model.head.weight.numel() * 4, sum(p.numel() * 4 for p in model.frozen.parameters())
+    sent = [call.num_bytes for call in reductions(calls)]
+    limit, num_micro = case["bucket_bytes"], case["num_micro"][step]
+    says = (
+        f"Step {step + 1}, {num_micro} micro-batch{'es' * (num_micro > 1)}: {len(sent)} all-reduces of {sum(sent):,} "
+        f"bytes in all. The trained parameters have {sum(trained):,}."
+    )
+    extra = sum(sent) - sum(trained)
+    if extra > 256:
+        if num_micro > 1:
+            grade.reject("no-sync-ignored", says)
+        if abs(extra - shared) <= 64:
+            grade.reject("tied-twice", f"{says} The shared weight has {shared:,}.")
+        if abs(extra - frozen) <= 64:
+            grade.reject("frozen-travels", f"{says} The frozen ones have {frozen:,}.")
+        grade.reject("unknown", says)
+    if len(sent) >= len(trained) - 3:
+        grade.reject("one-a-gradient", f"{says} Buckets may have {limit}.")
+    if max(sent, default=0) > max(limit, *trained):
+        grade.reject("bucket-too-large", f"{says} The largest had {max(sent):,}, and a bucket may have {limit}.")
+
+
+def check_state(grade, world, step, model):
+    """Weights bit for bit between ranks, and close to one process; buffers those of rank 0."""
+    expected, largest = state(model), 0.0
+    for rank, value in enumerate(world.values):
+        found = value["steps"][step]["state"]
+        for name, tensor in expected.items():
+            first = world.values[0]["steps"][step]["state"][name]
+            if not torch.equal(found[name], first):
+                off = (found[name] - first).abs().max().item()
+                id = "buffers-apart" if name in ("center", "num_seen") else "unknown"
+                says = f"World of {world.size}, step {step + 1}: {name} on rank {rank} is {off:.2g} off rank 0's."
+                grade.reject(id, says)
+            grade.compare(found[name], tensor, f"{name} after step {step + 1} on rank {rank}", rtol=1e-4, atol=1e-5)
+            largest = max(largest, (found[name] - tensor).abs().max().item())
+    return largest
