@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -95,9 +96,10 @@ class Watch:
 def folder_bytes(folder: Path) -> int:
     """Bytes of all files under a folder that may be changing."""
     total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):
-            total += path.lstat().st_size
+    for root, _, names in os.walk(folder):  # passes over a folder that goes meanwhile
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(root, name)).st_size
     return total
 
 
