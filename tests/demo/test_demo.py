@@ -92,7 +92,10 @@ def test_all_that_was_printed_is_kept_and_shown(tmp_path: Path) -> None:
     assert str(tmp_path) in page
 
 
-def test_a_step_that_does_not_end_is_ended_and_the_demo_goes_on(tmp_path: Path) -> None:
+def test_a_step_that_does_not_end_is_ended_and_the_demo_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("frog.demo.play._GRACE_S", 1)
     one = player(tmp_path, step("sleep 1000 & sleep 1000", timeout_s=1), step("echo after"))
     assert not one.play(1)
     assert one.played[0].code != 0

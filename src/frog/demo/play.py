@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -10,13 +11,16 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal, Self
 
 from rich.console import Console
 from rich.markup import escape
 
 from frog.core.env import child_env
+from frog.core.errors import LaunchError
 from frog.demo.session import Session, Step
+
+_GRACE_S = 15
 
 Answer = Literal["run", "skip", "quit"]
 
@@ -97,48 +101,61 @@ class Player:
             shutil.rmtree(self.folder / "runs" / name, ignore_errors=True)
         output, start = self.folder / f"{number:02}.txt", time.monotonic()
         path = f"{Path(sys.executable).parent}{os.pathsep}{child_env()['PATH']}"
-        process = subprocess.Popen(
-            ["bash", "-c", step.run],
-            cwd=self.folder,
-            env=child_env(PATH=path),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        code = self._follow(process, output, step.timeout_s)
-        return Played(number, step, code, time.monotonic() - start, output)
+        with _Stop(step.timeout_s) as stop, open(output, "wb") as file:
+            with subprocess.Popen(
+                ["bash", "-c", step.run],
+                cwd=self.folder,
+                env=child_env(PATH=path),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            ) as process:
+                stop.may_end(process)
+                self._follow(process, file)
+            return Played(number, step, process.returncode, time.monotonic() - start, output)
 
-    def _follow(self, process: subprocess.Popen[bytes], output: Path, timeout_s: float) -> int:
-        """Show and keep what it prints until it ends; Ctrl-C, or its time, ends the step and not the demo."""
+    def _follow(self, process: subprocess.Popen[bytes], file: BinaryIO) -> None:
+        """Show and keep what it prints until it ends."""
         assert process.stdout is not None
-        previous = signal.signal(signal.SIGALRM, _interrupt)
-        signal.alarm(int(timeout_s))
-        try:
-            with open(output, "wb") as file:
-                while data := process.stdout.read1(1 << 16):  # type: ignore[attr-defined]
-                    file.write(data)
-                    self.console.file.write(data.decode(errors="replace"))
-                    self.console.file.flush()
-            return process.wait()
-        except KeyboardInterrupt:
-            return _end(process)
-        finally:
-            signal.alarm(0)
-            signal.signal(signal.SIGALRM, previous)
+        while data := os.read(process.stdout.fileno(), 1 << 16):
+            file.write(data)
+            self.console.file.write(data.decode(errors="replace"))
+            self.console.file.flush()
 
 
-def _interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
+class _Stop:
+    """Ctrl-C, or the end of its time, ends the step and not the demo: first as Ctrl-C would, then for certain."""
 
+    def __init__(self, timeout_s: int) -> None:
+        self._timeout_s, self._asked = timeout_s, 0
+        self._process: subprocess.Popen[bytes] | None = None
 
-def _end(process: subprocess.Popen[bytes]) -> int:
-    """End a step and all that it has started: first as Ctrl-C would."""
-    for number, grace_s in ((signal.SIGINT, 15), (signal.SIGKILL, 15)):
-        try:
-            os.killpg(process.pid, number)
-            process.wait(grace_s)
-            break
-        except (ProcessLookupError, subprocess.TimeoutExpired):
-            continue
-    return process.wait()
+    def __enter__(self) -> Self:
+        self._before = [(number, signal.signal(number, self._ask)) for number in (signal.SIGINT, signal.SIGALRM)]
+        signal.alarm(self._timeout_s)
+        return self
+
+    def __exit__(self, *of_an_error: object) -> None:
+        signal.alarm(0)
+        for number, handler in self._before:
+            signal.signal(number, handler)
+
+    def may_end(self, process: subprocess.Popen[bytes]) -> None:
+        """This is the step's process; it is ended at once if that was asked for already."""
+        self._process = process
+        if self._asked:
+            self._end()
+
+    def _ask(self, number: int, frame: object) -> None:
+        self._asked += 1
+        if self._process is not None:
+            self._end()
+
+    def _end(self) -> None:
+        assert self._process is not None
+        if self._asked > 2:
+            raise LaunchError("a step has left processes that hold its output", "look for them with ps, and end them")
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGINT if self._asked == 1 else signal.SIGKILL)
+        signal.alarm(_GRACE_S)
