@@ -12,9 +12,10 @@ from typing import Any, NoReturn
 import torch
 
 from frog.comm.forkserver import ForkServer
-from frog.course.exercise import LABS, Exercise
+from frog.course.exercise import Exercise
+from frog.course.grader.outcome import Failure, World
 from frog.course.grader.program import Ended, run_program
-from frog.course.grader.world import Failure, Task, World, run_world
+from frog.course.grader.world import Task, run_world
 from frog.course.verdict import Measured
 
 
@@ -89,7 +90,7 @@ class Grade:
             files={name: (self.folder / name).read_bytes() for name in self.exercise.manifest.files},
             functions=self.exercise.manifest.functions,
             ranks=(self.exercise.folder / "ranks.py").read_bytes(),
-            labs=LABS,
+            labs=self.exercise.folder.parents[1],
         )
         world = run_world(task, self._server, scratch)
         self.output += "".join(world.output)

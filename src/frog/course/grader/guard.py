@@ -7,14 +7,22 @@ once, and refused: to catch the error does not help.
 
 from __future__ import annotations
 
+import _posixsubprocess
+import _signal  # type: ignore[import-not-found]
 import builtins
 import contextlib
+import functools
 import os
+import signal
+import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
+
+import torch
 
 from frog.kubernetes.namespaces import FILES, enter_new, mount_memory, separate_mounts
 
@@ -22,6 +30,12 @@ _STARTS = {"subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spa
 _FORKS = {"os.fork", "os.forkpty"}
 _SIGNALS = {"os.kill", "os.killpg", "signal.pthread_kill"}
 _LOOKS_INSIDE = {
+    "sys.addaudithook",
+    "sys.settrace",
+    "sys.setprofile",
+    "sys.monitoring.register_callback",
+    "sys._current_frames",
+    "sys._current_exceptions",
     "gc.get_objects",
     "gc.get_referrers",
     "gc.get_referents",
@@ -32,6 +46,14 @@ _LOOKS_INSIDE = {
     "ctypes.string_at",
     "ctypes.wstring_at",
 }
+_FRAMES = {"tb_frame", "gi_frame", "cr_frame", "ag_frame"}
+"""Attributes from which the way leads to all frames."""
+_GIVE_FRAMES = {
+    "inspect": {"currentframe", "stack", "trace", "getouterframes", "getinnerframes"},
+    "traceback": {"walk_stack", "walk_tb"},
+    "logging": {"currentframe", "<lambda>"},
+}
+"""Functions of the library that give frames to who calls them; others only look at them."""
 _CHANGES = {
     "os.remove": 1,
     "os.rename": 2,
@@ -48,6 +70,17 @@ _CHANGES = {
     "sqlite3.connect": 1,
 }
 """Events that change files, and how many of their first arguments are paths."""
+_UNHEARD = [
+    (_posixsubprocess, "fork_exec"),
+    (subprocess, "_fork_exec"),
+    (signal, "pidfd_send_signal"),
+    (_signal, "pidfd_send_signal"),
+]
+"""Functions that start programs or reach processes and raise no event."""
+_RELOADED = {"_posixsubprocess", "_signal"}
+_HOMES = (os.__file__, torch.__path__[0], str(Path(__file__).parents[2]))
+_LIBRARIES = (*(os.path.dirname(home) + os.sep for home in _HOMES), "<frozen ", "<ranks.py>")
+"""Where code begins that is neither the learner's nor made of a text."""
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _LISTS = {"os.listdir", "os.scandir", "glob.glob"}
 _LOOPBACK = ("127.", "::1", "localhost", "::ffff:127.")
@@ -59,7 +92,11 @@ Report = Callable[[str, str], None]
 
 def set_bounds(report: Report, labs: Path, scratch: Path) -> None:
     """From now on and for good, this process may not leave `scratch`, nor look into `labs`."""
-    sys.addaudithook(_Bounds(report, os.path.realpath(labs), os.path.realpath(scratch)))
+    bounds = _Bounds(report, os.path.realpath(labs), os.path.realpath(scratch))
+    for module, name in _UNHEARD:
+        if hasattr(module, name):
+            setattr(module, name, functools.partial(bounds.refuse, "outside", f"It called {name}."))
+    sys.addaudithook(bounds)
 
 
 def hide(folder: Path) -> None:
@@ -75,6 +112,8 @@ class _Bounds:
 
     def __init__(self, report: Report, labs: str, scratch: str) -> None:
         self._report, self._labs, self._scratch = report, labs, scratch
+        self._looking: set[int] = set()
+        """Threads that are looking for who asks for a frame."""
         self._checks: dict[str, Callable[[str, tuple[Any, ...]], None]] = {
             "open": self._open,
             "import": self._import,
@@ -85,13 +124,16 @@ class _Bounds:
             **dict.fromkeys(_SIGNALS, self._signal),
             **dict.fromkeys(_CHANGES, self._change),
             **dict.fromkeys(_LOOKS_INSIDE, self._look),
+            "object.__setattr__": self._set,
+            "object.__getattr__": self._get,
+            "sys._getframe": self._frame,
         }
 
     def __call__(self, event: str, args: tuple[Any, ...]) -> None:
         if (check := self._checks.get(event)) is not None:
             check(event, args)
 
-    def _refuse(self, what: str, seen: str) -> None:
+    def refuse(self, what: str, seen: str, *_: Any, **__: Any) -> None:
         self._report(what, seen)
         raise PermissionError(f"{seen} The course does not let an exercise do that.")
 
@@ -103,41 +145,86 @@ class _Bounds:
         if not path:
             return
         if _is_in(path, self._labs):
-            self._refuse("looked-it-up", f"It opened {os.path.basename(path)}, which belongs to the course.")
+            self.refuse("looked-it-up", f"It opened {os.path.basename(path)}, which belongs to the course.")
+        self._other_process(path)
         writes = isinstance(flags, int) and flags & _WRITES
         if (writes or os.path.isdir(path)) and not self._is_own(path):
-            self._refuse("outside", f"It opened {path}{' for writing' if writes else ''}.")
+            self.refuse("outside", f"It opened {path}{' for writing' if writes else ''}.")
 
     def _list(self, event: str, args: tuple[Any, ...]) -> None:
         if _is_in(_place(args[0]), self._labs):
-            self._refuse("looked-it-up", "It listed the folders of the course.")
+            self.refuse("looked-it-up", "It listed the folders of the course.")
+        self._other_process(_place(args[0]))
+
+    def _other_process(self, path: str) -> None:
+        top, _, rest = path.removeprefix("/proc/").partition("/")
+        if path.startswith("/proc/") and top.isdecimal() and int(top) != os.getpid():
+            self.refuse("looked-it-up", f"It looked at another process ({rest or top}).")
 
     def _import(self, event: str, args: tuple[Any, ...]) -> None:
         if str(args[0]).startswith("frog.course"):
-            self._refuse("looked-it-up", f"It imported {args[0]}.")
+            self.refuse("looked-it-up", f"It imported {args[0]}.")
+        if args[0] in _RELOADED:
+            self.refuse("outside", f"It loaded {args[0]} anew.")
 
     def _connect(self, event: str, args: tuple[Any, ...]) -> None:
         address = args[1]
         if isinstance(address, tuple) and not str(address[0]).startswith(_LOOPBACK):
-            self._refuse("outside", f"It connected to {address[0]}.")
+            self.refuse("outside", f"It connected to {address[0]}.")
 
     def _fork(self, event: str, args: tuple[Any, ...]) -> None:
-        self._refuse("too-many-processes", "It forked a process.")
+        self.refuse("too-many-processes", "It forked a process.")
 
     def _start(self, event: str, args: tuple[Any, ...]) -> None:
-        self._refuse("outside", f"It started a program ({event}: {str(args[0])[:60]}).")
+        self.refuse("outside", f"It started a program ({event}: {str(args[0])[:60]}).")
 
     def _signal(self, event: str, args: tuple[Any, ...]) -> None:
         if event == "os.killpg" or args[0] != os.getpid():
-            self._refuse("outside", f"It sent a signal to another process ({event}).")
+            self.refuse("outside", f"It sent a signal to another process ({event}).")
 
     def _change(self, event: str, args: tuple[Any, ...]) -> None:
         for path in map(_place, args[: _CHANGES[event]]):
             if path and not self._is_own(path):
-                self._refuse("outside", f"It changed {path} ({event}).")
+                self.refuse("outside", f"It changed {path} ({event}).")
 
     def _look(self, event: str, args: tuple[Any, ...]) -> None:
-        self._refuse("patched", f"It reached into the interpreter ({event}).")
+        self.refuse("patched", f"It reached into the interpreter ({event}).")
+
+    def _set(self, event: str, args: tuple[Any, ...]) -> None:
+        if args[1] == "__code__":
+            self.refuse("patched", f"It gave {getattr(args[0], '__name__', 'a function')} other code.")
+
+    def _get(self, event: str, args: tuple[Any, ...]) -> None:
+        if args[1] in _FRAMES:
+            self._frame(event, args, 3)
+
+    def _frame(self, event: str, args: tuple[Any, ...], depth: int = 2) -> None:
+        """The library looks at frames all the time: who writes logs, warns, or prints a traceback."""
+        thread = threading.get_ident()
+        if thread in self._looking:  # this very function
+            return
+        self._looking.add(thread)
+        try:
+            gives = _gives_frame(sys._getframe(depth))
+        finally:
+            self._looking.discard(thread)
+        if gives:
+            self.refuse("patched", f"It looked at the functions that called it ({event}).")
+
+
+def _gives_frame(caller: FrameType) -> bool:
+    """Whether a frame that is asked for here goes to code that is none of the library's."""
+    library = caller.f_globals.get("__name__")
+    if _is_library(caller) and library not in _GIVE_FRAMES:
+        return False
+    entry, asks = None, caller
+    while asks.f_back is not None and _is_library(asks) and asks.f_globals.get("__name__") == library:
+        entry, asks = asks, asks.f_back
+    return not _is_library(asks) and (entry is None or entry.f_code.co_name in _GIVE_FRAMES[str(library)])
+
+
+def _is_library(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(_LIBRARIES)
 
 
 def _place(path: Any) -> str:
@@ -154,7 +241,8 @@ class Snapshot:
 
     def __init__(self, modules: list[ModuleType | type]) -> None:
         self._before = [
-            (place, {k: v for k, v in vars(place).items() if callable(v)}) for place in [*modules, builtins]
+            (place, {k: v for k, v in vars(place).items() if isinstance(place, type) or callable(v)})
+            for place in [*modules, builtins]
         ]
 
     def changed(self) -> str | None:
@@ -164,4 +252,6 @@ class Snapshot:
             for name, value in before.items():
                 if now.get(name) is not value:
                     return f"{place.__name__}.{name}"
+            if isinstance(place, type) and (new := now.keys() - before.keys() - {"__slotnames__"}):
+                return f"{place.__name__}.{min(new)}"
         return None

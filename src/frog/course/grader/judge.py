@@ -17,7 +17,7 @@ from frog.core.scratch import scratch_folder
 from frog.course.exercise import Exercise
 from frog.course.grader.general import general
 from frog.course.grader.grade import Grade, Rejected
-from frog.course.grader.world import Failure
+from frog.course.grader.outcome import Failure
 from frog.course.verdict import Verdict
 
 _KEPT_OUTPUT = 4000

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ MOST_BYTES = 1 << 30
 """Of memory, beyond what a process has that has torch loaded."""
 MOST_PROCESSES = 32
 MOST_SCRATCH_BYTES = 256 << 20
+_LEAST_FILE_BYTES = 64 << 10
 MOST_OUTPUT_BYTES = 4 << 20
 IDLE_S = 3.0
 """How long all may sleep, without a frame and without computing, until that counts as for ever."""
@@ -94,12 +94,11 @@ class Watch:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Bytes of all files under a folder that may be changing."""
+    """Bytes of all files under a folder that may be changing; an empty one takes room too."""
     total = 0
-    for root, _, names in os.walk(folder):  # passes over a folder that goes meanwhile
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += os.lstat(os.path.join(root, name)).st_size
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            total += max(path.lstat().st_size, _LEAST_FILE_BYTES)
     return total
 
 

@@ -25,7 +25,7 @@ from frog.course.grader.limits import (
     end_descendants,
     folder_bytes,
 )
-from frog.course.grader.world import Failure
+from frog.course.grader.outcome import Failure
 
 _LOOK_S = 0.05
 _MOST_FILE_BYTES = 64 << 20

@@ -18,20 +18,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from frog.comm.forkserver import ForkedRank, ForkServer
 from frog.core.env import child_env
 from frog.course.grader.codec import Frames, NotPlain, pack
 from frog.course.grader.drawing import draw
 from frog.course.grader.gate import Gate, Operation
 from frog.course.grader.limits import MOST_OUTPUT_BYTES, Breach, Watch, end_descendants
+from frog.course.grader.outcome import Call, Failure, World
 
 _KINDS = {"SystemExit": "exited", "MemoryError": "too-much-memory", "SyntaxError": "not-python"}
 """What errors are called that are more than an error."""
+
+_VIOLATIONS = {"looked-it-up", "outside", "patched", "too-many-processes", "missing-function", "closed-output"}
+"""What a rank finds of itself."""
 
 _LOOK_S = 0.05
 _GRACE_S = 1.0
 _KEPT_OUTPUT = 16 << 10
 _MOST_SENDING_S = 20.0
+_MOST_OPERATIONS = 10_000
+"""Of a rank in one world."""
 
 
 @dataclass(frozen=True)
@@ -55,49 +63,6 @@ class Task:
     labs: Path
 
 
-@dataclass(frozen=True)
-class Failure:
-    """Why a world did not come to its end."""
-
-    id: str
-    observed: str
-    rank: int
-    where: str = ""
-    drawing: str | None = None
-    is_unsolved: bool = False
-    """A stub said that it is to be filled in."""
-
-
-@dataclass(frozen=True)
-class Call(Operation):
-    """An operation that a rank came to; whether it waited for it, if it was asynchronous."""
-
-    waited: bool = True
-
-
-@dataclass
-class World:
-    """What came of a world."""
-
-    size: int
-    folder: Path
-    """What the ranks have left."""
-    values: list[Any]
-    """What `work` returned on each rank; None where it did not."""
-    output: list[str]
-    calls: list[list[Call]]
-    failure: Failure | None = None
-    picture: str = ""
-
-    def count(self, op: str, rank: int = 0) -> int:
-        """How many operations of that name a rank came to."""
-        return sum(call.op == op for call in self.calls[rank])
-
-    def drawing(self) -> str:
-        """Who waited for whom, in lines of text."""
-        return self.picture
-
-
 @dataclass
 class _Rank:
     """One process, as the judge sees it."""
@@ -107,6 +72,8 @@ class _Rank:
     frames: Frames = field(default_factory=Frames)
     output: bytearray = field(default_factory=bytearray)
     num_output_bytes: int = 0
+    prints: bool = False
+    """Whether what it prints is read."""
     is_ready: bool = False
     value: Any = None
     ended: str = ""
@@ -225,21 +192,29 @@ class _Running:
         frames = Frames()
 
         def first(_: Any) -> None:
-            with contextlib.suppress(BlockingIOError):
+            with contextlib.suppress(BlockingIOError, NotPlain):
                 data = connection.recv(1 << 16)
                 said = next(iter(frames.feed(data)), None) if data else None
-                if isinstance(said, dict) and said.get("token") == self._token:
+                if isinstance(said, dict) and self._is_awaited(said):
                     self._selector.unregister(connection)
                     self._recognize(connection, int(said["rank"]), said["type"])
-                elif not data:
+                elif said is not None or not data:
                     self._selector.unregister(connection)
                     connection.close()
 
         self._selector.register(connection, selectors.EVENT_READ, first)
 
+    def _is_awaited(self, said: dict[str, Any]) -> bool:
+        """Whether a first frame is one of a rank that has not come yet."""
+        if said.get("token") != self._token or said.get("rank") not in range(self._task.size):
+            return False
+        rank = self._ranks[said["rank"]]
+        return not rank.prints if said.get("type") == "output" else rank.line is None
+
     def _recognize(self, connection: socket.socket, number: int, kind: str) -> None:
         rank = self._ranks[number]
         if kind == "output":
+            rank.prints = True
             self._selector.register(connection, selectors.EVENT_READ, lambda _: self._print(number, connection))
             return
         rank.line = connection
@@ -274,6 +249,7 @@ class _Running:
             self._selector.unregister(connection)
             connection.close()
             return
+        self._limits.stirred = time.monotonic()
         rank.num_output_bytes += len(data)
         rank.output = (rank.output + data)[-_KEPT_OUTPUT:]
         if rank.num_output_bytes > MOST_OUTPUT_BYTES:
@@ -301,7 +277,7 @@ class _Running:
             for said in self._ranks[number].frames.feed(data):
                 if self._failure is None:
                     self._hear(number, said)
-        except (NotPlain, KeyError, TypeError, ValueError, AttributeError):
+        except (NotPlain, msgspec.ValidationError, KeyError, TypeError, ValueError, AttributeError):
             self._fail("patched", f"rank {number} sent the grader what the grader did not ask for.", number)
 
     def _say(self, number: int, message: dict[str, Any]) -> None:
@@ -317,18 +293,22 @@ class _Running:
     def _hear(self, number: int, said: dict[str, Any]) -> None:
         rank, kind = self._ranks[number], said["type"]
         if kind == "ready":
+            _must(not rank.is_ready)
             rank.is_ready = True
             self._limits.began[number] = float(said["seconds"])
         elif kind == "enter":
-            about = said["operation"]
-            self._gate.enter(
-                number, Operation(**{**about, "group": tuple(about["group"]), "sizes": tuple(about["sizes"])})
-            )
+            operation = msgspec.convert(said["operation"], Operation)
+            _must(operation.is_message or set(operation.group) <= set(range(self._task.size)))
+            self._gate.enter(number, operation)
+            if len(self._gate.ranks[number].operations) > _MOST_OPERATIONS:
+                self._fail("never-ends", f"rank {number} had come to {_MOST_OPERATIONS} operations.", number)
         elif kind == "wait":
-            rank.waited.add(int(said["number"]))
-            self._gate.wait(number, int(said["number"]))
+            _must(said["number"] in range(len(self._gate.ranks[number].operations)))
+            rank.waited.add(said["number"])
+            self._gate.wait(number, said["number"])
         elif kind == "violation":
-            self._fail(str(said["id"]), f"On rank {number}: {said['seen']}", number)
+            _must(said["id"] in _VIOLATIONS)
+            self._fail(said["id"], f"On rank {number}: {said['seen']}", number)
         elif kind == "error":
             self._error(number, said)
         elif kind == "result":
@@ -394,3 +374,9 @@ class _Running:
 def _operation(about: dict[str, Any]) -> Operation:
     """What a rank says that it comes to. Raises TypeError, KeyError or ValueError if it is something else."""
     return Operation(**{**about, "group": tuple(map(int, about["group"])), "sizes": tuple(map(str, about["sizes"]))})
+
+
+def _must(true: bool) -> None:
+    """Raises ValueError: no process of ours says such a thing."""
+    if not true:
+        raise ValueError

@@ -1,1 +1,0 @@
-"""Demonstrations: a session's demo list, played step by step on real runs."""
