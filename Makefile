@@ -7,10 +7,11 @@ BIN := $(VENV)/bin
 # Tests that run side by side.
 WORKERS ?= 2
 
-.PHONY: help setup system demo test test-all check clean
+.PHONY: help setup system demo session-a session-b session-c test test-all check clean
 
 help:
 	@echo "make demo    train a tiny transformer on four local ranks and write its report"
+	@echo "make session-a, session-b, session-c  play the demonstrations of a session on real runs"
 	@echo "make test    run the tests of every room, with one real world of each kind (minutes)"
 	@echo "make test-all  those, and then every other test"
 	@echo "make check   ruff and mypy"
@@ -40,6 +41,10 @@ demo: setup
 	$(BIN)/frog data prepare
 	$(BIN)/frog run --nproc 4 -- train config/demo.toml
 	$(BIN)/frog report latest
+
+# A session's demonstrations, step by step; AUTO=--auto waits for nobody.
+session-a session-b session-c: setup
+	$(BIN)/frog demo $(subst session-,,$@) $(AUTO)
 
 test: setup
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"

@@ -17,7 +17,7 @@ FLOORS = {
     **dict.fromkeys(("data", "model", "checkpoint", "jobfile", "kubernetes", "diagnose"), 2),
     **dict.fromkeys(("parallel", "launch", "slurm", "submit"), 3),
     **dict.fromkeys(("train", "chaos", "plan"), 4),
-    **dict.fromkeys(("finetune", "prove", "profile", "explain", "view", "course"), 5),
+    **dict.fromkeys(("finetune", "prove", "profile", "explain", "view", "course", "demo"), 5),
     "cli": 6,
 }
 """As docs/architecture.md has them."""

@@ -14,6 +14,7 @@ from frog.course.commands import add_learn_parser
 from frog.course.doctor.commands import add_doctor_parser
 from frog.course.quiz.commands import add_quiz_parser
 from frog.data.commands import add_data_parser
+from frog.demo.commands import add_demo_parser
 from frog.diagnose.commands import add_diagnose_parser
 from frog.explain.commands import add_explain_parser
 from frog.finetune.commands import add_finetune_parsers
@@ -69,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     add_submit_parser(commands)
     add_bundle_parser(commands)
     add_learn_parser(commands)
+    add_demo_parser(commands)
     return parser
 
 

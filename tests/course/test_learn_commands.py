@@ -111,6 +111,7 @@ def test_a_number_is_shown_only_to_who_predicted_it(frog: Any, here: Path) -> No
     assert "3985152" not in before
     assert "frog learn predict bytes-sent VALUE\n    How many bytes does a rank send?" in before
     assert read_progress(here).predictions == ()
+    assert "1.2  bytes-sent: How many" in frog("predict")
     assert "predicted 5.3 MB; the next check that passes" in frog("predict", "bytes-sent", "5.3", "MB")
     second = step(here, "lab1/02_second")
     right = second.read_text()

@@ -151,7 +151,7 @@ def test_a_number_is_predicted_in_the_watch(watch: Watch) -> None:
     watch.press("n")
     watch.write(SOLUTION + '# {"predicted": {"bytes-sent": 3985152}}')
     watch.look()
-    assert "Predict, then check again" in watch.settle()
+    assert "Predict, then frog learn check 1.2 again" in watch.settle()
     assert "How many bytes does a rank send?" in watch.press("p", *"5.3 MBB", "\x7f").splitlines()[3]
     assert "predicted 5.3 MB, measured 3.99 MB (33 % off)" in watch.press("\n")
     assert "found the unit apples" in watch.press("p", *"5 apples", "\n")

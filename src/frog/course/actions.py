@@ -10,7 +10,7 @@ from pathlib import Path
 from frog.core.errors import UsageError
 from frog.course.exercise import Exercise, find_exercise
 from frog.course.folder import LearnerFolder, create_folder, is_empty, open_folder
-from frog.course.predictions import asked_by, find_prediction
+from frog.course.predictions import asked_by, find_prediction, missing
 from frog.course.progress import update_progress, with_guess, with_hint, with_solution
 from frog.course.standing import Standing, exercise_at, list_lines, standing_in, summary_lines
 from frog.course.text import style_of_output
@@ -115,7 +115,7 @@ def reset(args: argparse.Namespace) -> int:
 def predict(args: argparse.Namespace) -> int:
     """Without arguments: what is asked for. With an id: that. With a value: predict it."""
     folder, standing = learner_here()
-    here = exercise_at(Path.cwd(), folder, standing.exercises) or standing.next or standing.current
+    here = exercise_at(Path.cwd(), folder, standing.exercises) or _to_predict(standing)
     if args.id is None:
         asked = asked_by(here)
         _print_wrapped(line for one in asked for line in one.lines(standing.progress))
@@ -129,6 +129,12 @@ def predict(args: argparse.Namespace) -> int:
         progress = update_progress(folder.path, lambda progress: with_guess(progress, guess))
     _print_wrapped(one.lines(progress))
     return 0
+
+
+def _to_predict(standing: Standing) -> Exercise:
+    """The last exercise if it was passed without a prediction that it asks for, else the next one."""
+    last = standing.current
+    return last if missing(last, standing.progress) else standing.next or last
 
 
 def _print_wrapped(lines: Iterable[str]) -> None:

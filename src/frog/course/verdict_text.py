@@ -42,7 +42,7 @@ def _ran(verdict: Verdict) -> str:
 
 def _passed(verdict: Verdict, exercise: Exercise, progress: Progress, style: Style) -> Iterator[str]:
     if unknown := missing(exercise, progress):
-        yield from _to_predict(unknown, style)
+        yield from _to_predict(unknown, exercise, style)
     else:
         rows = [(measured.what, measured.value) for measured in verdict.measured]
         yield from _table([*rows, *_predictions(verdict, exercise, progress)], style)
@@ -51,9 +51,9 @@ def _passed(verdict: Verdict, exercise: Exercise, progress: Progress, style: Sty
     yield from style.wrap(f"seed {verdict.seed}; solutions: frog learn solution {exercise.number}")
 
 
-def _to_predict(unknown: list[Prediction], style: Style) -> Iterator[str]:
+def _to_predict(unknown: list[Prediction], exercise: Exercise, style: Style) -> Iterator[str]:
     """Nothing that was measured is shown before the predictions are made: one number often gives another away."""
-    yield from style.wrap("Predict, then check again: what was measured is shown then.")
+    yield from style.wrap(f"Predict, then frog learn check {exercise.number} again shows what was measured.")
     for asked in unknown:
         yield f"  frog learn predict {asked.id} VALUE"
         yield from style.wrap(asked.question, indent=4)

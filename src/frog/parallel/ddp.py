@@ -14,7 +14,7 @@ Source:  Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +34,7 @@ def build(spec: GroupSpec) -> DataParallel:
 
 
 class NaiveDDP(DataParallel):
-    """One all-reduce for each parameter, when all is computed."""
+    """One all-reduce for each parameter, when all is computed. `num_tail` is 0: numbers of a tail would be one more."""
 
     def __init__(self, named: Mapping[str, nn.Parameter], axis: Axis, num_tail: int = 0) -> None:
         self.axis, self.flat = axis, FlatParameters(named)
@@ -53,10 +53,20 @@ class NaiveDDP(DataParallel):
         """Nothing."""
 
     def finish(self, tail: Tensor | None = None) -> bool:
+        riding = tail if len(self.tail) else None
+        if riding is not None:
+            self.tail.copy_(riding)
+        self._sum()
+        if self.axis.size > 1:
+            self.grad.div_(self.axis.size)
+        if riding is not None:
+            riding.copy_(self.tail)
+        return riding is not None
+
+    def _sum(self) -> None:
+        """Sum the gradient, and the tail, over the ranks."""
         for start, count in self.flat.spans.values():
             self.axis.all_reduce(self.grad[start : start + count])
-        self.grad.div_(self.axis.size)
-        return False
 
     def gather(self) -> None:
         """Nothing: every rank has made the same update."""
@@ -75,17 +85,9 @@ class BucketedDDP(NaiveDDP):
         most = max(1, int(bucket_bytes / self._buffer.element_size()))
         self.buckets = cut_buckets(self.flat, most, len(self._buffer))
 
-    def finish(self, tail: Tensor | None = None) -> bool:
-        rides = tail is not None and len(tail) == len(self.tail)
-        if tail is not None and rides:
-            self.tail.copy_(tail)
+    def _sum(self) -> None:
         for start, end in self.buckets:
             self.axis.all_reduce(self._buffer[start:end])
-        if self.axis.size > 1:
-            self.grad.div_(self.axis.size)
-        if tail is not None and rides:
-            tail.copy_(self.tail)
-        return rides
 
 
 class OverlappedDDP(BucketedDDP):
@@ -111,8 +113,8 @@ class OverlappedDDP(BucketedDDP):
     def local_gradient(self) -> Tensor | None:
         return None  # some of it is the mean already
 
-    def _arrived(self, bucket: int) -> object:
-        def hook(parameter: Tensor) -> None:
+    def _arrived(self, bucket: int) -> Callable[[Tensor], None]:
+        def hook(_: Tensor) -> None:
             if self._last:
                 self._missing[bucket] -= 1
                 self._send_full()
@@ -133,20 +135,13 @@ class OverlappedDDP(BucketedDDP):
         start, end = self.buckets[number]
         self._pending.append(self.axis.start_all_reduce(self._buffer[start:end]))
 
-    def finish(self, tail: Tensor | None = None) -> bool:
+    def _sum(self) -> None:
         self._last = False
-        if tail is not None:
-            self.tail.copy_(tail)
         for number in range(len(self._pending), len(self.buckets)):
             self._send(number)
         for pending in self._pending:
             pending.wait()
         self._pending.clear()
-        if self.axis.size > 1:
-            self.grad.div_(self.axis.size)
-        if tail is not None:
-            tail.copy_(self.tail)
-        return tail is not None
 
 
 def cut_buckets(flat: FlatParameters, most: int, end: int) -> list[tuple[int, int]]:

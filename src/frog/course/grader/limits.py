@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -96,9 +97,10 @@ class Watch:
 def folder_bytes(folder: Path) -> int:
     """Bytes of all files under a folder that may be changing; an empty one takes room too."""
     total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):
-            total += max(path.lstat().st_size, _LEAST_FILE_BYTES)
+    for root, _, names in os.walk(folder):  # passes over a folder that goes meanwhile
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += max(os.lstat(os.path.join(root, name)).st_size, _LEAST_FILE_BYTES)
     return total
 
 

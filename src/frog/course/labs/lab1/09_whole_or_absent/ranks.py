@@ -1,0 +1,126 @@
+"""A save, with a picture of the folder at each line that changed it; what can be made of each picture."""
+
+import os
+import random
+import shutil
+import sys
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+STEPS = (9, 10)
+"""Of the old checkpoint and the new. As text, 9 is the larger."""
+
+
+def make_parts(seed: int) -> list[dict[str, bytes]]:
+    """Of the old checkpoint, of the new, and of the one that a next run saves in what a kill left."""
+    numbers = random.Random(seed)
+    names = ("model", "optimizer", "loader")
+    return [{name: numbers.randbytes(numbers.randint(9000, 12000)) for name in names} for _ in range(3)]
+
+
+def work(learner: ModuleType, case: dict[str, Any]) -> Any:
+    old, new, next_one = make_parts(case["seed"])
+    folder = Path("checkpoints").resolve()
+    folder.mkdir()
+    found: dict[str, Any] = {"empty": load(learner, folder), "pictures": []}
+    for phase, (step, parts) in enumerate(zip(STEPS, (old, new), strict=True)):
+        pictures = Pictures(folder, f"picture.{phase}")
+        pictures.during(learner.save_checkpoint, folder, step, dict(parts))
+        saved = load(learner, folder)
+        keep = folder.with_name(f"kept{phase}")
+        shutil.copytree(folder, keep)
+        for picture in pictures.taken:
+            put_back(picture, folder)
+            about = {"phase": phase, "files": listing(folder)}
+            about |= {"old": phase and holds(folder, old), "new": holds(folder, parts), "loaded": load(learner, folder)}
+            about["changed"] = phase and changed(folder.with_name("kept0"), folder)
+            about["again"] = save_again(learner, folder, STEPS[phase], next_one)
+            found["pictures"].append(about)
+        put_back(keep, folder)
+        found[f"saved {phase}"] = saved
+    return found
+
+
+class Pictures:
+    """Copies of a folder, one for each state in which a kill could leave it."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder, self.name, self.taken, self._last = folder, name, [], state_of(folder)
+
+    def during(self, function: Any, *args: Any) -> None:
+        """Call the function, and look at the folder before each line that is run."""
+        sys.settrace(self._trace)
+        try:
+            function(*args)
+        finally:
+            sys.settrace(None)
+
+    def _trace(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if frame.f_code.co_filename == __file__:
+            return None
+        if (now := state_of(self.folder)) != self._last:
+            self._last = now
+            self.taken.append(self.folder.with_name(f"{self.name}.{len(self.taken)}"))
+            shutil.copytree(self.folder, self.taken[-1])
+        return self._trace
+
+
+def state_of(folder: Path) -> list[tuple[str, int, int]]:
+    """Names, sizes and numbers of all that is in a folder."""
+    entries = []
+    for root, folders, files in os.walk(folder):
+        for name in files:
+            about = os.lstat(os.path.join(root, name))
+            entries.append((os.path.join(root, name), about.st_size, about.st_ino))
+        entries += [(os.path.join(root, name), -1, 0) for name in folders]
+    return sorted(entries)
+
+
+def put_back(picture: Path, folder: Path) -> None:
+    shutil.rmtree(folder)
+    shutil.copytree(picture, folder)
+
+
+def listing(folder: Path) -> str:
+    words = []
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            words.append(f"{path.relative_to(folder)} ({path.stat().st_size:,} bytes)")
+        elif not any(path.iterdir()):
+            words.append(f"{path.relative_to(folder)} (a folder, empty)")
+    return ", ".join(words[:8]) or "nothing"
+
+
+def holds(folder: Path, parts: dict[str, bytes]) -> bool:
+    """Whether all bytes of a checkpoint are somewhere on disk."""
+    files = [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
+    return all(any(data in file for file in files) for data in parts.values())
+
+
+def changed(before: Path, now: Path) -> bool:
+    """Whether a file of before is still there under its name, with other content."""
+    pairs = [(path, now / path.relative_to(before)) for path in before.rglob("*") if path.is_file()]
+    return any(new.is_file() and new.read_bytes() != old.read_bytes() for old, new in pairs)
+
+
+def load(learner: ModuleType, folder: Path) -> Any:
+    """Step and parts, None, or the text of an error."""
+    try:
+        value = learner.load_latest(folder)
+    except NotImplementedError:
+        raise
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error)[:120]}"
+    return list(value) if isinstance(value, tuple) else value
+
+
+def save_again(learner: ModuleType, folder: Path, step: int, parts: dict[str, bytes]) -> Any:
+    """What can be loaded after the next run has come to the next step, and saved; or the error of its save."""
+    try:
+        value = learner.load_latest(folder)
+        step = step if value is None or value[0] < step else step + 1
+        learner.save_checkpoint(folder, step, dict(parts))
+    except Exception as error:
+        return [None, f"{type(error).__name__}: {str(error)[:120]}"]
+    return [step, load(learner, folder)]

@@ -1,0 +1,23 @@
+"""The loss of a model on all samples, by many ranks."""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+
+def evaluate(token_losses: Callable[[list[int]], torch.Tensor], num_samples: int, batch_size: int) -> float:
+    """Mean loss per token over all samples, the same number on every rank.
+
+    token_losses(indices) takes 1 to batch_size sample numbers (0 to num_samples - 1) and returns the loss of every
+    token of these samples, float32, of shape (number of their tokens,). Over all ranks, each sample is evaluated once.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    mine = list(range(rank, num_samples, world_size))
+    losses = [token_losses(mine[start : start + batch_size]) for start in range(0, len(mine), batch_size)]
+    mine_all = torch.cat([*losses, torch.zeros(0)])
+    mean, weight = mine_all.mean(), torch.tensor(float(len(mine_all)))
+    part = mean * weight
+    dist.all_reduce(part)
+    dist.all_reduce(weight)
+    return float(part / weight)

@@ -1,0 +1,34 @@
+"""The logs of many ranks as one, in the order of time."""
+
+import heapq
+from collections.abc import Iterable, Iterator
+
+
+def merge(streams: list[Iterable[str]], ahead_s: list[float]) -> Iterator[tuple[int, str]]:
+    """Yield (rank, line) for every line of every rank, in the order of true time.
+
+    streams[r] are the lines of rank r, without line ends; ahead_s[r] is by how many seconds its clock is ahead of true
+    time (negative: behind). A line "12.345 text" begins an event at 12.345 of that clock; lines that do not begin with
+    a number and a space belong to the event before them and stay right behind it. Each stream begins with such a time.
+
+    Events at the same true time come in the order of their ranks, and those of one rank in the order of its log. Of
+    each stream, at most one event and the line behind it are held in memory.
+    """
+    def timed(rank: int, lines: Iterable[str]) -> Iterator[tuple[float, int, str]]:
+        time_s = 0.0
+        for line in lines:
+            first = line.split(" ")[0]
+            time_s = round(float(first) - ahead_s[rank], 6) if is_number(first) else time_s
+            yield time_s, rank, line
+
+    logs = [timed(rank, lines) for rank, lines in enumerate(streams)]
+    for _, rank, line in heapq.merge(*logs):
+        yield rank, line
+
+
+def is_number(word: str) -> bool:
+    try:
+        float(word)
+        return True
+    except ValueError:
+        return False

@@ -1,0 +1,1 @@
+"""Demonstrations: a session's demo list, played step by step on real runs."""
