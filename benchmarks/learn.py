@@ -22,9 +22,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from frog.core.files import write_atomic
-from frog.course.client import Grader
-from frog.course.exercise import Exercise, find_exercises
 from frog.course.zoo import prove, specimens
+from frog.grader.client import Grader
+from frog.grader.exercise import Exercise, find_exercises
 
 FIRST_WITH_A_WORLD = "lab2/01_average_gradients"
 

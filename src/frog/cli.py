@@ -11,11 +11,11 @@ from frog.chaos.commands import add_chaos_parser
 from frog.config.arguments import add_train_arguments
 from frog.core.errors import FrogError
 from frog.course.commands import add_learn_parser
-from frog.course.doctor.commands import add_doctor_parser
 from frog.course.quiz.commands import add_quiz_parser
 from frog.data.commands import add_data_parser
 from frog.demo.commands import add_demo_parser
 from frog.diagnose.commands import add_diagnose_parser
+from frog.doctor.commands import add_doctor_parser
 from frog.explain.commands import add_explain_parser
 from frog.finetune.commands import add_finetune_parsers
 from frog.launch.commands import add_run_parser

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from frog.course.client import Grader
+from frog.grader.client import Grader
 
 
 @pytest.fixture(scope="session")

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from frog.course.exercise import Exercise
-from frog.course.verdict import Verdict
+from frog.grader.exercise import Exercise
+from frog.grader.verdict import Verdict
 
 MANIFEST = """\
 title = "{title}"

@@ -29,7 +29,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(here)
     monkeypatch.setattr(actions, "open_folder", partial(open_folder, labs=labs))
     monkeypatch.setattr(actions, "create_folder", partial(create_folder, labs=labs))
-    monkeypatch.setitem(sys.modules, "frog.course.client", SimpleNamespace(Grader=FakeGrader))
+    monkeypatch.setitem(sys.modules, "frog.grader.client", SimpleNamespace(Grader=FakeGrader))
     return here
 
 

@@ -14,9 +14,9 @@ from small_course import SOLUTION, STUB, verdict, write_course
 
 import frog
 from frog.core.errors import UsageError
-from frog.course.exercise import find_exercise, find_exercises
 from frog.course.folder import LearnerFolder, create_folder, open_folder
 from frog.course.progress import Progress, find_folder, read_progress, update_progress, with_hint, with_verdict
+from frog.grader.exercise import find_exercise, find_exercises
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from small_course import verdict, write_course
 
-from frog.course.exercise import Exercise, find_exercise
 from frog.course.progress import Guess, Progress
 from frog.course.text import Style
-from frog.course.verdict import Measured
 from frog.course.verdict_text import verdict_lines
+from frog.grader.exercise import Exercise, find_exercise
+from frog.grader.verdict import Measured
 
 NOBODY = Progress(learner="me", began="")
 GUESS = Guess(exercise="lab1/02_second", id="bytes-sent", value=90, unit="B", text="90", at="")

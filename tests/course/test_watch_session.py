@@ -10,13 +10,13 @@ import pytest
 from small_course import SOLUTION, STUB, FakeGrader, write_course
 
 from frog.core.errors import LaunchError
-from frog.course.exercise import Exercise, find_exercise
 from frog.course.folder import LearnerFolder, create_folder
 from frog.course.screen import screen_lines
 from frog.course.session import Session
 from frog.course.terminal import Event
 from frog.course.text import Style
-from frog.course.verdict import Verdict
+from frog.grader.exercise import Exercise, find_exercise
+from frog.grader.verdict import Verdict
 
 DEADLINE_S = 60
 

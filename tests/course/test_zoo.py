@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from frog.course.client import Grader
-from frog.course.exercise import LABS, Exercise, find_exercises
-from frog.course.grader.general import general
-from frog.course.verdict import Verdict
 from frog.course.zoo import ZOO, Specimen, specimens, table
+from frog.grader.client import Grader
+from frog.grader.exercise import LABS, Exercise, find_exercises
+from frog.grader.general import general
+from frog.grader.verdict import Verdict
 
 EXERCISES = find_exercises()
 ROOT = Path(__file__).parents[2]

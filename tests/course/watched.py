@@ -5,9 +5,9 @@ from pathlib import Path
 
 from small_course import FakeGrader
 
-from frog.course.exercise import find_exercise
 from frog.course.folder import LearnerFolder
 from frog.course.watch import watch_exercises
+from frog.grader.exercise import find_exercise
 
 folder, labs = map(Path, sys.argv[1:])
 watch_exercises(LearnerFolder(folder, labs), find_exercise("1.1", labs), FakeGrader)

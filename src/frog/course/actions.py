@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from frog.core.errors import UsageError
-from frog.course.exercise import Exercise, find_exercise
 from frog.course.folder import LearnerFolder, create_folder, is_empty, open_folder
 from frog.course.predictions import asked_by, find_prediction, missing
 from frog.course.progress import update_progress, with_guess, with_hint, with_solution
 from frog.course.standing import Standing, exercise_at, list_lines, standing_in, summary_lines
 from frog.course.text import style_of_output
 from frog.course.verdict_text import hint_lines
+from frog.grader.exercise import Exercise, find_exercise
 
 
 def open_course(args: argparse.Namespace) -> int:

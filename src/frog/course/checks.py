@@ -7,14 +7,14 @@ import argparse
 import msgspec
 
 from frog.course.actions import chosen_exercise, learner_here, print_lines
-from frog.course.client import Grader
-from frog.course.exercise import Exercise
 from frog.course.predictions import missing
 from frog.course.progress import Progress, update_progress, with_verdict
 from frog.course.standing import Standing, standing_in, summary_lines
 from frog.course.text import style_of_output
-from frog.course.verdict import Verdict
 from frog.course.verdict_text import verdict_lines
+from frog.grader.client import Grader
+from frog.grader.exercise import Exercise
+from frog.grader.verdict import Verdict
 
 
 def check(args: argparse.Namespace) -> int:

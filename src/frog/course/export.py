@@ -10,10 +10,10 @@ from frog import __version__
 from frog.core.errors import UsageError
 from frog.core.schema import Name, Positive, Typed, write_typed
 from frog.core.units import time_text
-from frog.course.exercise import Exercise
 from frog.course.folder import LearnerFolder
 from frog.course.progress import Guess, QuizResult, Work
 from frog.course.standing import Standing
+from frog.grader.exercise import Exercise
 
 
 class ExerciseRecord(Typed, kw_only=True, frozen=True):

@@ -17,7 +17,6 @@ from frog.core.errors import UsageError
 from frog.core.files import write_atomic
 from frog.core.schema import read_bounded
 from frog.core.units import time_text
-from frog.course.exercise import LABS, Exercise, find_exercises
 from frog.course.progress import (
     Progress,
     begin_progress,
@@ -26,6 +25,7 @@ from frog.course.progress import (
     read_progress,
     update_progress,
 )
+from frog.grader.exercise import LABS, Exercise, find_exercises
 
 MOST_BYTES = 1 << 20
 """Of one file of a learner's."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from frog.core.errors import UsageError
 from frog.core.units import time_text
-from frog.course.exercise import Exercise, Prediction
 from frog.course.progress import Guess, Progress
 from frog.course.quantity import format_quantity, parse_quantity, relative_error
+from frog.grader.exercise import Exercise, Prediction
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from frog import __version__
 from frog.core.errors import UsageError
 from frog.core.schema import Digest, FileName, Name, Natural, Typed, read_typed, write_typed
 from frog.core.units import time_text
-from frog.course.verdict import Verdict
+from frog.grader.verdict import Verdict
 
 NAME = "progress.json"
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from frog.core.files import write_atomic
 from frog.core.units import time_text
-from frog.course.exercise import Exercise
 from frog.course.predictions import compared
 from frog.course.progress import Guess, Work
 from frog.course.quantity import relative_error
 from frog.course.standing import Standing
 from frog.course.text import Style
+from frog.grader.exercise import Exercise
 
 _MOST_TIMES = 16
 """Guesses further off than this many times are drawn at the chart's edge."""

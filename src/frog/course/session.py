@@ -12,19 +12,19 @@ from msgspec.structs import replace
 
 from frog.core.errors import FrogError, UsageError
 from frog.core.units import time_text
-from frog.course.exercise import Exercise, Prediction
 from frog.course.folder import LearnerFolder
 from frog.course.predictions import Asked, missing
 from frog.course.progress import Progress, update_progress, with_guess, with_hint, with_verdict
 from frog.course.standing import Standing, standing_in
 from frog.course.terminal import Event
-from frog.course.verdict import Verdict
+from frog.grader.exercise import Exercise, Prediction
+from frog.grader.verdict import Verdict
 
 ENTER, ESCAPE, BACKSPACE = ("\r", "\n"), "\x1b", ("\x7f", "\x08")
 
 
 class Checks(Protocol):
-    """What judges: frog.course.client.Grader."""
+    """What judges: frog.grader.client.Grader."""
 
     def check(self, exercise: Exercise, files: dict[str, bytes], seed: int | None = None) -> Verdict: ...
 

@@ -8,10 +8,10 @@ from itertools import groupby
 from pathlib import Path
 
 from frog.core.errors import UsageError
-from frog.course.exercise import Exercise
 from frog.course.folder import LearnerFolder
 from frog.course.progress import Progress, Work
 from frog.course.text import Style
+from frog.grader.exercise import Exercise
 
 
 @dataclass(frozen=True)

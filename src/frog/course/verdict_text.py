@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from frog.course.exercise import Exercise, Prediction
 from frog.course.predictions import compared, missing
 from frog.course.progress import Progress
 from frog.course.text import Style, printable
-from frog.course.verdict import Verdict
+from frog.grader.exercise import Exercise, Prediction
+from frog.grader.verdict import Verdict
 
 _MARKS = {"passed": "✓", "rejected": "✗", "unsolved": "·", "broken": "!"}
 _WORDS = {

@@ -10,13 +10,13 @@ from queue import SimpleQueue
 
 import watchfiles
 
-from frog.course.exercise import Exercise
 from frog.course.folder import LearnerFolder
 from frog.course.screen import screen_lines
 from frog.course.session import Checks, Session
 from frog.course.terminal import Event, draw, has_terminal, num_rows, taken_over
 from frog.course.text import style_of_output
 from frog.course.verdict_text import verdict_lines
+from frog.grader.exercise import Exercise
 
 _LOOK_MS = 500
 """Files are looked at this often even if nobody says that they changed: over a network, nobody does."""

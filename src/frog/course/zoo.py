@@ -13,9 +13,9 @@ from pathlib import Path
 
 from frog.core.errors import UsageError
 from frog.core.files import write_atomic
-from frog.course.client import Grader
-from frog.course.exercise import LABS, Exercise, find_exercise, find_exercises
-from frog.course.verdict import Verdict
+from frog.grader.client import Grader
+from frog.grader.exercise import LABS, Exercise, find_exercise, find_exercises
+from frog.grader.verdict import Verdict
 
 ZOO = "labs/ZOO.md"
 _TEMPLATE = LABS / "template"

@@ -10,7 +10,7 @@ import msgspec
 
 from frog.core.errors import UsageError
 from frog.core.schema import Typed, convert, read_toml
-from frog.course.exercise import LABS, Word
+from frog.grader.exercise import LABS, Word
 
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 Tolerance = Annotated[float, msgspec.Meta(ge=0, le=1)]

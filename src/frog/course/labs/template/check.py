@@ -2,7 +2,7 @@
 
 import torch
 
-from frog.course.grader.grade import Grade
+from frog.grader.grade import Grade
 
 
 def check(grade: Grade) -> None:

@@ -4,7 +4,7 @@ import torch
 from ranks import make_cases
 from torch import Tensor
 
-from frog.course.grader.grade import Grade
+from frog.grader.grade import Grade
 
 
 def check(grade: Grade) -> None:

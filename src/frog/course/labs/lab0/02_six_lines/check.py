@@ -6,7 +6,7 @@ import torch
 from ranks import OPTIMIZERS, Model, make_batches
 from torch import Tensor
 
-from frog.course.grader.grade import Grade
+from frog.grader.grade import Grade
 
 TRAINED = ("first", "second")
 

@@ -7,7 +7,7 @@ import torch
 from ranks import make_batches, make_text
 from torch import Tensor
 
-from frog.course.grader.grade import Grade
+from frog.grader.grade import Grade
 
 
 def check(grade: Grade) -> None:

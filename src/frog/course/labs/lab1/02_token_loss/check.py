@@ -7,7 +7,7 @@ from ranks import IGNORE, make_batches
 from torch import Tensor
 from torch.nn import functional as F
 
-from frog.course.grader.grade import Grade
+from frog.grader.grade import Grade
 
 
 def check(grade: Grade) -> None:

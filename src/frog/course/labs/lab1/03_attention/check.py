@@ -8,7 +8,7 @@ from ranks import REPLACED, make_inputs, output_weights
 from torch import Tensor
 from torch.nn import functional as F
 
-from frog.course.grader.grade import Grade
+from frog.grader.grade import Grade
 
 
 def check(grade: Grade) -> None:

@@ -6,7 +6,7 @@ import torch
 from ranks import NUM_STEPS, SHAPES, make_gradients, make_settings, make_weights
 from torch import Tensor
 
-from frog.course.grader.grade import Grade
+from frog.grader.grade import Grade
 
 Path = list[list[Tensor]]
 """Weights after each step."""

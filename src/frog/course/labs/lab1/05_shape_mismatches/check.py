@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from frog.config import ModelConfig
-from frog.course.grader.grade import Grade
+from frog.grader.grade import Grade
 from frog.model.transformer import TinyTransformer
 
 PARTS = {"norm": "RMSNorm", "ffn": "FeedForward", "attention": "Attention", "whole": "TinyTransformer"}

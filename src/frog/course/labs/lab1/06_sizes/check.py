@@ -6,7 +6,7 @@ from typing import Any
 from ranks import LAB, make_configs
 
 from frog.config import ModelConfig
-from frog.course.grader.grade import Grade
+from frog.grader.grade import Grade
 from frog.model.transformer import TinyTransformer
 
 

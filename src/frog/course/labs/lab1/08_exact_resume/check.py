@@ -6,7 +6,7 @@ import torch
 from ranks import END, STOP
 from torch import Tensor
 
-from frog.course.grader.grade import Grade
+from frog.grader.grade import Grade
 
 LOST = {"weights": "weights-lost", "buffers": "buffers-lost", "optimizer": "optimizer-lost"}
 

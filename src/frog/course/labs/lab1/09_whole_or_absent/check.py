@@ -4,7 +4,7 @@ from typing import Any
 
 from ranks import STEPS, make_parts
 
-from frog.course.grader.grade import Grade
+from frog.grader.grade import Grade
 
 
 def check(grade: Grade) -> None:

@@ -4,7 +4,7 @@ import torch
 from ranks import gradients, make, samples_of_step
 from torch import nn
 
-from frog.course.grader.grade import Grade, World
+from frog.grader.grade import Grade, World
 
 MODEL_BYTES = 2_656_768
 """Of gradient, of the model in the prediction."""

@@ -6,7 +6,7 @@ import random
 import torch
 from ranks import MARK, gradients
 
-from frog.course.grader.grade import Grade
+from frog.grader.grade import Grade
 
 BYTES = {"float32": 4, "float16": 2}
 PREDICTED = [[1000, 32], [64, 32], [64], [32, 64], [32]]

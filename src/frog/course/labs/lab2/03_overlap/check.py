@@ -5,7 +5,7 @@ import random
 import torch
 from ranks import BACKWARD, LR, STEP, batch, loss_of, make_model
 
-from frog.course.grader.grade import Grade
+from frog.grader.grade import Grade
 
 DRAWING = """\
 time  →

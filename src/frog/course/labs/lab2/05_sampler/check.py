@@ -5,7 +5,7 @@ from collections import Counter
 
 from torch.utils.data import DistributedSampler
 
-from frog.course.grader.grade import Grade
+from frog.grader.grade import Grade
 
 NAMES = ["torch", "random", "numpy"]
 PREDICTED = {"num_samples": 1000, "world_size": 16, "drop_last": False}

@@ -5,7 +5,7 @@ import random
 
 from ranks import measured
 
-from frog.course.grader.grade import Grade
+from frog.grader.grade import Grade
 
 NAMES = ("loss", "perplexity", "tokens", "slowest_step_s")
 

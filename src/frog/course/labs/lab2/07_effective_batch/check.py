@@ -5,7 +5,7 @@ import random
 
 from torch.utils.data import BatchSampler, DistributedSampler
 
-from frog.course.grader.grade import Grade
+from frog.grader.grade import Grade
 
 PREDICTED = {"num_samples": 50_000, "world_size": 64, "batch_per_rank": 8, "grad_accum": 4}
 BASE = {"base_rate": 3e-4, "base_batch": 256}

@@ -3,7 +3,7 @@
 import torch
 from ranks import MAX_NORM, RATE, draw_case, loss_of, make_model
 
-from frog.course.grader.grade import Grade
+from frog.grader.grade import Grade
 
 
 def check(grade: Grade) -> None:

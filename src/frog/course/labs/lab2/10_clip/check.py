@@ -6,7 +6,7 @@ import random
 import torch
 from ranks import gradients
 
-from frog.course.grader.grade import Grade
+from frog.grader.grade import Grade
 
 
 def check(grade: Grade) -> None:

@@ -4,7 +4,7 @@ import random
 
 from ranks import SIZE
 
-from frog.course.grader.grade import Grade
+from frog.grader.grade import Grade
 
 NAMES = ("rank", "step", "what")
 KINDS = ("error", "late error", "nan", "killed", "hung")

@@ -5,7 +5,7 @@ import random
 import torch
 from ranks import loss_of, make_batch, make_model
 
-from frog.course.grader.grade import Grade
+from frog.grader.grade import Grade
 
 NAMES = ("own", "same", "cause")
 

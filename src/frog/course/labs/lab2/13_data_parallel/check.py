@@ -5,7 +5,7 @@ import random
 import torch
 from ranks import BACKWARD, BUILT, STEP, gradients, loss_of, make_model, move, state
 
-from frog.course.grader.grade import Grade
+from frog.grader.grade import Grade
 
 MARKS = {BUILT, BACKWARD, STEP}
 ROUTES = ("left+right", "right+left", "left", "right")

@@ -7,7 +7,7 @@ from typing import Any
 
 from ranks import outside
 
-from frog.course.grader.grade import Grade
+from frog.grader.grade import Grade
 
 Sizes = list[int]
 Place = list[int]

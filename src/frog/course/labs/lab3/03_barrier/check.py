@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from frog.course.grader.grade import Grade
+from frog.grader.grade import Grade
 
 Run = dict[str, Any]
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from frog.course.grader.grade import Grade
+from frog.grader.grade import Grade
 
 WORKER = (Path(__file__).parent / "worker.py").read_text()
 

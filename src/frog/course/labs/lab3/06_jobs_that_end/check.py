@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from frog.course.grader.grade import Grade
-from frog.course.grader.jobs import Job, run_jobs
+from frog.grader.grade import Grade
+from frog.grader.jobs import Job, run_jobs
 
 HERE = Path(__file__).parent
 FILES = ("warning.sbatch", "passing_on.sbatch", "requeue.sbatch", "exit.sbatch")

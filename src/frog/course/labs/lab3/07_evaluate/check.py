@@ -8,7 +8,7 @@ import torch
 from ranks import make_samples
 from torch.utils.data import DistributedSampler
 
-from frog.course.grader.grade import Grade
+from frog.grader.grade import Grade
 
 Evaluation = dict[str, int]
 

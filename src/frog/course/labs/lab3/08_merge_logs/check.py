@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from frog.course.grader.grade import Grade
+from frog.grader.grade import Grade
 
 Event = tuple[float, int, int, list[str]]
 """True time in milliseconds, rank, number in its log, lines."""

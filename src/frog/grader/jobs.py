@@ -1,6 +1,6 @@
 """Job files of a learner on an emulated Slurm: submitted as with sbatch, under the limits of any program.
 
-`python -m frog.course.grader.jobs CLUSTER REQUEST.json` is that program: it starts the cluster, submits the files,
+`python -m frog.grader.jobs CLUSTER REQUEST.json` is that program: it starts the cluster, submits the files,
 waits for their end and writes what became of them. What the ranks saw they note themselves; the check reads it.
 """
 
@@ -28,7 +28,7 @@ from frog.slurm.emulator.sbatch import sbatch
 from frog.slurm.emulator.wire import Client, read_client
 
 if TYPE_CHECKING:
-    from frog.course.grader.grade import Grade  # loads torch, which the program below has no need of
+    from frog.grader.grade import Grade  # loads torch, which the program below has no need of
 
 _FINISHED = {"COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL"}
 _POLL_S = 0.02
@@ -68,7 +68,7 @@ def run_jobs(
     place = Path(tempfile.mkdtemp(prefix="frog-learn-slurm-"))
     try:
         request = json.dumps({"names": list(names), "near_limit": near_limit})
-        words = [sys.executable, "-m", "frog.course.grader.jobs", str(place / "cluster"), "request.json"]
+        words = [sys.executable, "-m", "frog.grader.jobs", str(place / "cluster"), "request.json"]
         env = {"PATH": os.pathsep.join([str(Path(sys.executable).parent), variable("PATH") or os.defpath])}
         ended = grade.program(words, files={**files, "request.json": request}, env=env, seconds=30.0)
         if ended.code != 0:

@@ -162,7 +162,7 @@ class _Bounds:
             self.refuse("looked-it-up", f"It looked at another process ({rest or top}).")
 
     def _import(self, event: str, args: tuple[Any, ...]) -> None:
-        if str(args[0]).startswith("frog.course"):
+        if str(args[0]).startswith(("frog.grader", "frog.course")):
             self.refuse("looked-it-up", f"It imported {args[0]}.")
         if args[0] in _RELOADED:
             self.refuse("outside", f"It loaded {args[0]} anew.")

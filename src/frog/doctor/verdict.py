@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from frog.course.doctor.needs import NEEDS, Need
-from frog.course.doctor.seen import Seen
+from frog.doctor.needs import NEEDS, Need
+from frog.doctor.seen import Seen
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ import psutil
 import pytest
 from harness import wait_until
 
-from frog.course.client import Grader
-from frog.course.exercise import Exercise
-from frog.course.verdict import Verdict
+from frog.grader.client import Grader
+from frog.grader.exercise import Exercise
+from frog.grader.verdict import Verdict
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere learners' processes have fewer bounds")
 

@@ -1,4 +1,4 @@
-"""A probe: `python -m frog.course.doctor.machine WHAT` looks at this machine: its network, its memory, its processes.
+"""A probe: `python -m frog.doctor.machine WHAT` looks at this machine: its network, its memory, its processes.
 
 What may hang has a WHAT, and so a process, to itself.
 """
@@ -26,7 +26,7 @@ from frog.core.env import host_name, variable
 from frog.core.files import write_atomic
 from frog.core.processes import leave, leave_with_parent
 from frog.core.units import format_bytes
-from frog.course.doctor.seen import attempt
+from frog.doctor.seen import attempt
 from frog.launch.network import Network, parse_network
 
 _LEAST_DISK, _LEAST_MEMORY, _LEAST_SHARED, _LEAST_FILES = 1 << 30, 2 << 30, 128 << 20, 512

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from frog.core.scratch import scratch_folder
-from frog.course.doctor.needs import NEEDS
-from frog.course.doctor.seen import Seen, read_told
+from frog.doctor.needs import NEEDS
+from frog.doctor.seen import Seen, read_told
 from frog.launch.harness import Program
 
-_RANK = ("-m", "frog.course.doctor.rank")
+_RANK = ("-m", "frog.doctor.rank")
 _WHO = "from frog.core.env import variable as v; print('rank', v('RANK'), 'of', v('WORLD_SIZE'))"
 _TORCHRUN = ("-m", "torch.distributed.run", "--nproc_per_node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0")
 _MACHINE = ("here", "name", "files", "namespaces")
@@ -40,8 +40,8 @@ def _programs(scratch: Path, rank: Sequence[str]) -> dict[str, list[str]]:
     return {
         **{f"rank {number}": [*rank, str(number), str(scratch / "store")] for number in (0, 1)},
         "torchrun": [*_TORCHRUN, "--no-python", sys.executable, "-c", _WHO],
-        **{name: ["-m", "frog.course.doctor.machine", name, str(scratch.parent)] for name in _MACHINE},
-        "tools": ["-m", "frog.course.doctor.tools"],
+        **{name: ["-m", "frog.doctor.machine", name, str(scratch.parent)] for name in _MACHINE},
+        "tools": ["-m", "frog.doctor.tools"],
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from frog.core.errors import LaunchError
-from frog.course.doctor.needs import LABS
+from frog.doctor.needs import LABS
 
 _DEADLINE_S = 30.0
 
@@ -30,9 +30,9 @@ def add_doctor_parser(commands: argparse._SubParsersAction[argparse.ArgumentPars
 def _doctor(args: argparse.Namespace) -> int:
     import json
 
-    from frog.course.doctor.probes import probe_machine
-    from frog.course.doctor.screen import as_json, as_text
-    from frog.course.doctor.verdict import judge
+    from frog.doctor.probes import probe_machine
+    from frog.doctor.screen import as_json, as_text
+    from frog.doctor.verdict import judge
 
     labs = sorted(LABS) if args.lab is None else [args.lab]
     try:

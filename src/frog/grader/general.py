@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from frog.core.errors import UsageError
 from frog.core.schema import Typed, convert, read_toml
-from frog.course.exercise import LABS, Misconception
+from frog.grader.exercise import LABS, Misconception
 
 _FILE = LABS / "general.toml"
 

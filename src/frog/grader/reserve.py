@@ -1,4 +1,4 @@
-"""A process that has torch loaded and waits: `python -m frog.course.grader.reserve FD`. Each check is a fork of it."""
+"""A process that has torch loaded and waits: `python -m frog.grader.reserve FD`. Each check is a fork of it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from multiprocessing.connection import Connection, wait
 import msgspec
 import torch
 
-from frog.course.grader.judge import Request, judge
-from frog.course.grader.rank import load_all
-from frog.course.verdict import Verdict
+from frog.grader.judge import Request, judge
+from frog.grader.rank import load_all
+from frog.grader.verdict import Verdict
 
 _DIE_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of <sys/prctl.h>."""

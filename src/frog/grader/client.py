@@ -15,8 +15,8 @@ import msgspec
 
 from frog.core.env import child_env
 from frog.core.errors import LaunchError
-from frog.course.exercise import Exercise
-from frog.course.verdict import Verdict
+from frog.grader.exercise import Exercise
+from frog.grader.verdict import Verdict
 
 
 class Grader:
@@ -25,7 +25,7 @@ class Grader:
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair()
         self._pipe = Connection(os.dup(self._socket.fileno()))
-        words = ["-m", "frog.course.grader.reserve", str(theirs.fileno())]
+        words = ["-m", "frog.grader.reserve", str(theirs.fileno())]
         threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
             [sys.executable, "-u", *words],

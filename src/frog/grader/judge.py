@@ -14,11 +14,11 @@ from frog.comm.forkserver import start_fork_server
 from frog.core.env import start_method
 from frog.core.schema import Typed
 from frog.core.scratch import scratch_folder
-from frog.course.exercise import Exercise
-from frog.course.grader.general import general
-from frog.course.grader.grade import Grade, Rejected
-from frog.course.grader.outcome import Failure
-from frog.course.verdict import Verdict
+from frog.grader.exercise import Exercise
+from frog.grader.general import general
+from frog.grader.grade import Grade, Rejected
+from frog.grader.outcome import Failure
+from frog.grader.verdict import Verdict
 
 _KEPT_OUTPUT = 4000
 
@@ -36,7 +36,7 @@ def judge(request: Request) -> Verdict:
     """Check a learner's files. Never raises: what goes wrong in the grader itself is a verdict too."""
     start = time.monotonic()
     exercise = Exercise(Path(request.exercise))
-    server = None if start_method() == "spawn" else start_fork_server("frog.course.grader.rank")
+    server = None if start_method() == "spawn" else start_fork_server("frog.grader.rank")
     with scratch_folder("frog-check-") as scratch:
         folder = scratch / "files"
         folder.mkdir()

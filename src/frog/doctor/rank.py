@@ -1,4 +1,4 @@
-"""A probe that needs torch: `python -m frog.course.doctor.rank RANK FILE`, one of two ranks that meet through FILE.
+"""A probe that needs torch: `python -m frog.doctor.rank RANK FILE`, one of two ranks that meet through FILE.
 
 Rank 0 first says which torch this is. Then both run every operation of gloo and hold its result against arithmetic.
 Rank 1 then imports the packages that stand on torch, which is loaded by now.
@@ -24,7 +24,7 @@ from torch._C._distributed_c10d import FileStore
 
 from frog.core.env import bind_loopback
 from frog.core.processes import leave, leave_with_parent
-from frog.course.doctor.seen import attempt, tell
+from frog.doctor.seen import attempt, tell
 
 _TIMEOUT_S = 5.0
 """Of one operation."""

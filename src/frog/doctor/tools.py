@@ -1,4 +1,4 @@
-"""A probe: `python -m frog.course.doctor.tools` runs the programs that labs use."""
+"""A probe: `python -m frog.doctor.tools` runs the programs that labs use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from frog.core.env import child_env, variable
 from frog.core.processes import leave_with_parent
-from frog.course.doctor.seen import attempt
+from frog.doctor.seen import attempt
 from frog.slurm.programs import find_program, missing_programs
 
 _PATIENCE_S = 8.0

@@ -17,7 +17,7 @@ import psutil
 
 from frog.comm.forkserver import ForkServer
 from frog.core.env import child_env
-from frog.course.grader.limits import (
+from frog.grader.limits import (
     MOST_BYTES,
     MOST_OUTPUT_BYTES,
     MOST_PROCESSES,
@@ -25,7 +25,7 @@ from frog.course.grader.limits import (
     end_descendants,
     folder_bytes,
 )
-from frog.course.grader.outcome import Failure
+from frog.grader.outcome import Failure
 
 _LOOK_S = 0.05
 _MOST_FILE_BYTES = 64 << 20

@@ -22,11 +22,11 @@ import msgspec
 
 from frog.comm.forkserver import ForkedRank, ForkServer
 from frog.core.env import child_env
-from frog.course.grader.codec import Frames, NotPlain, pack
-from frog.course.grader.drawing import draw
-from frog.course.grader.gate import Gate, Operation
-from frog.course.grader.limits import MOST_OUTPUT_BYTES, Breach, Watch, end_descendants
-from frog.course.grader.outcome import Call, Failure, World
+from frog.grader.codec import Frames, NotPlain, pack
+from frog.grader.drawing import draw
+from frog.grader.gate import Gate, Operation
+from frog.grader.limits import MOST_OUTPUT_BYTES, Breach, Watch, end_descendants
+from frog.grader.outcome import Call, Failure, World
 
 _KINDS = {"SystemExit": "exited", "MemoryError": "too-much-memory", "SyntaxError": "not-python"}
 """What errors are called that are more than an error."""
@@ -116,7 +116,7 @@ class _Running:
 
     def _start(self, address: str) -> None:
         for rank in range(self._task.size):
-            words = ["-m", "frog.course.grader.rank", address, str(rank), self._token]
+            words = ["-m", "frog.grader.rank", address, str(rank), self._token]
             command = [sys.executable, "-u", *words]
             env = child_env()
             forked = self._server.fork(command, env) if self._server is not None else None

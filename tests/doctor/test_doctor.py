@@ -16,11 +16,11 @@ import pytest
 from harness import Harness, run_to_end
 
 from frog.cli import main
-from frog.course.doctor import machine, probes, tools
-from frog.course.doctor.needs import LABS, NEEDS
-from frog.course.doctor.screen import as_json, as_text
-from frog.course.doctor.seen import Seen, attempt, read_told
-from frog.course.doctor.verdict import judge
+from frog.doctor import machine, probes, tools
+from frog.doctor.needs import LABS, NEEDS
+from frog.doctor.screen import as_json, as_text
+from frog.doctor.seen import Seen, attempt, read_told
+from frog.doctor.verdict import judge
 
 WELL = {need.name: Seen(name=need.name, ok=True, text="right") for need in NEEDS}
 BY_NAME = {need.name: need for need in NEEDS}
@@ -206,7 +206,7 @@ def fails(*_, **__):
     raise RuntimeError("reduce_scatter: not for you\\nand a second line")
 dist.all_reduce, dist.reduce_scatter = all_reduce, fails
 dist.scatter = lambda *_, **__: os._exit(3)
-from frog.course.doctor.rank import main
+from frog.doctor.rank import main
 main(int(sys.argv[1]), sys.argv[2])
 """
 
@@ -234,7 +234,7 @@ def test_a_gloo_that_averages_wrongly_and_dies(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_barrier_is_held_to_its_promise(monkeypatch: pytest.MonkeyPatch) -> None:
-    from frog.course.doctor import rank
+    from frog.doctor import rank
 
     monkeypatch.setattr(rank, "dist", SimpleNamespace(barrier=lambda group: None))
     for others_came in (True, False):

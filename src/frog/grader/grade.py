@@ -12,11 +12,11 @@ from typing import Any, NoReturn
 import torch
 
 from frog.comm.forkserver import ForkServer
-from frog.course.exercise import Exercise
-from frog.course.grader.outcome import Failure, World
-from frog.course.grader.program import Ended, run_program
-from frog.course.grader.world import Task, run_world
-from frog.course.verdict import Measured
+from frog.grader.exercise import Exercise
+from frog.grader.outcome import Failure, World
+from frog.grader.program import Ended, run_program
+from frog.grader.verdict import Measured
+from frog.grader.world import Task, run_world
 
 
 class Rejected(Exception):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from frog.course.grader.drawing import draw
-from frog.course.grader.gate import Gate, Operation
+from frog.grader.drawing import draw
+from frog.grader.gate import Gate, Operation
 
 WORLD = (0, 1)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 from typing import Any
 
-from frog.course.grader.codec import Frames, pack
+from frog.grader.codec import Frames, pack
 
 
 class Line:

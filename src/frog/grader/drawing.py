@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from frog.course.grader.gate import Gate
+from frog.grader.gate import Gate
 
 _MOST = 3
 """Operations of a rank that are drawn: the last ones."""

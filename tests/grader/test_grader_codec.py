@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from frog.course.grader.codec import Frames, NotPlain, pack, unpack
+from frog.grader.codec import Frames, NotPlain, pack, unpack
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.uint8])

@@ -14,7 +14,8 @@ import msgspec
 from frog.core.errors import UsageError
 from frog.core.schema import FileName, Positive, Typed, convert, read_toml
 
-LABS = Path(__file__).parent / "labs"
+LABS = Path(__file__).parents[1] / "course" / "labs"
+"""The course's content."""
 
 _ID = re.compile(r"lab(\d+)/(\d\d)_([a-z0-9_]+)")
 

@@ -6,9 +6,9 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from frog.course.doctor.needs import LABS, NEEDS, Need
-from frog.course.doctor.seen import Seen
-from frog.course.doctor.verdict import LabVerdict, judge, state_of
+from frog.doctor.needs import LABS, NEEDS, Need
+from frog.doctor.seen import Seen
+from frog.doctor.verdict import LabVerdict, judge, state_of
 
 _WIDTH = 80
 _TEXT_AT = 31

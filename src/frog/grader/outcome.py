@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from frog.course.grader.gate import Operation
+from frog.grader.gate import Operation
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A process of a learner: `python -m frog.course.grader.rank ADDRESS RANK TOKEN`, started by the judge.
+"""A process of a learner: `python -m frog.grader.rank ADDRESS RANK TOKEN`, started by the judge.
 
 It connects to the judge, hears what is to be run, joins the world, sets its bounds, and only then loads what the
 learner wrote. What comes of it is sent as plain data, and the process ends without running anything more.
@@ -25,10 +25,10 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from frog.core.env import bind_loopback, child_env, replace_env
-from frog.course.grader import codec, collectives, guard, message
-from frog.course.grader.collectives import Layer
-from frog.course.grader.guard import Snapshot, set_bounds
-from frog.course.grader.message import Line
+from frog.grader import codec, collectives, guard, message
+from frog.grader.collectives import Layer
+from frog.grader.guard import Snapshot, set_bounds
+from frog.grader.message import Line
 from frog.kubernetes.namespaces import die_with_parent
 
 _MOST_FILES = 256
