@@ -19,7 +19,7 @@ from frog.grader.exercise import Exercise
 _MOST_TIMES = 16
 """Guesses further off than this many times are drawn at the chart's edge."""
 
-WIDTH, HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 880, 300, 110, 20, 16, 40
+WIDTH, HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 880, 300, 130, 20, 16, 40
 
 
 def progress_lines(standing: Standing, style: Style) -> list[str]:
