@@ -67,12 +67,12 @@ class Pictures:
 
 
 def state_of(folder: Path) -> list[tuple[str, int, int]]:
-    """Names, sizes and numbers of all that is in a folder."""
+    """Names, sizes and times of all that is in a folder."""
     entries = []
     for root, folders, files in os.walk(folder):
         for name in files:
             about = os.lstat(os.path.join(root, name))
-            entries.append((os.path.join(root, name), about.st_size, about.st_ino))
+            entries.append((os.path.join(root, name), about.st_size, about.st_mtime_ns))
         entries += [(os.path.join(root, name), -1, 0) for name in folders]
     return sorted(entries)
 

@@ -1,0 +1,132 @@
+"""Losses and weights of every start against those of the plain loop, bit for bit."""
+
+from typing import Any
+
+import torch
+from ranks import EVERY, NUM_STEPS, Model, batch
+from torch.nn import functional as F
+
+from frog.course.grader.grade import Grade
+
+
+def check(grade: Grade) -> None:
+    found = grade.call({"seed": grade.seed}, seconds=8).values[0]
+    check_loop(grade, found["never"], plain_loop(grade.seed))
+    oracle = found["never"]
+    check_again(grade, found["again"], oracle)
+    for start in found["killed"]:
+        last = (start["step"] - 1) // EVERY * EVERY
+        check_start(grade, start, oracle, last)
+    longer = {"at": f"step {NUM_STEPS - 1}, as its num_steps was {NUM_STEPS - 2}", **found["longer"]}
+    check_start(grade, longer, oracle, NUM_STEPS - 2)
+    for start in found["pictures"]:
+        check_picture(grade, start, oracle)
+    starts = len(found["killed"]) + len(found["pictures"])
+    grade.measured("starts after a kill", f"{starts}, each to the last bit as if there had been none")
+    grade.measured("loss", f"{oracle['losses'][0]:.4f} at step 1, {oracle['losses'][-1]:.4f} at step {NUM_STEPS}")
+    grade.predicted("steps-computed", 1050)
+    grade.note("Now a real one: python scripts/train_tiny_transformer.py, Ctrl-C, --resume.")
+
+
+def check_loop(grade: Grade, found: dict[str, Any], oracle: dict[str, Any]) -> None:
+    """Never killed."""
+    if found["error"]:
+        grade.reject("unknown", f"A run in an empty folder failed: {found['error']}.")
+    wanted = list(range(1, NUM_STEPS + 1))
+    if found["taken"] != wanted:
+        grade.reject("not-the-loop", f"A run of {NUM_STEPS} steps took the batches {found['taken']}.")
+    step = first_difference(found["losses"], oracle["losses"], 1e-4)
+    if step is not None:
+        grade.reject("not-the-loop", f"Never killed: {pair(found['losses'], oracle['losses'], step)}.")
+    grade.compare(found["weights"], oracle["weights"], f"never killed, weights after step {NUM_STEPS}:", 1e-3, 1e-4)
+
+
+def check_again(grade: Grade, found: dict[str, Any], oracle: dict[str, Any]) -> None:
+    """Called once more when the run is complete."""
+    if found["taken"] == list(range(1, NUM_STEPS + 1)):
+        text = f"Called again in the folder of a complete run, train began at step 1 and made all {NUM_STEPS} steps."
+        grade.reject("starts-over", text)
+    if found["taken"] == [NUM_STEPS]:
+        grade.reject("step-off-by-one", f"Called again on a complete run, train made step {NUM_STEPS} again.")
+    if found["taken"]:
+        text = f"Called again on a complete run of {NUM_STEPS} steps, train took the batches {found['taken']}."
+        grade.reject("trains-again", text)
+    check_losses(grade, found, oracle, "Called again on a complete run")
+
+
+def check_start(grade: Grade, found: dict[str, Any], oracle: dict[str, Any], last: int) -> None:
+    """The start after a kill in a step; the last checkpoint was of step `last`."""
+    about = f"Killed in {found['at']}, started again"
+    if found["error"]:
+        grade.reject("unknown", f"{about}: {found['error']}.")
+    first = found["taken"][0] if found["taken"] else None
+    text = f"{about}: the last checkpoint should be of step {last}, the first batch was that of step {first}."
+    if first == 1 and last:
+        grade.reject("not-every-n", text)
+    if first is not None and first in (last, last + 2):
+        grade.reject("step-off-by-one", text)
+    if first is not None and first <= last:
+        grade.reject("not-every-n", text)
+    if first != last + 1:
+        grade.reject("step-off-by-one", text)
+    check_losses(grade, found, oracle, about)
+
+
+def check_losses(grade: Grade, found: dict[str, Any], oracle: dict[str, Any], about: str) -> None:
+    losses = found["losses"]
+    if isinstance(losses, list) and len(losses) < NUM_STEPS and losses == oracle["losses"][NUM_STEPS - len(losses) :]:
+        text = f"{about}: train returned {len(losses)} losses, of a run of {NUM_STEPS} steps."
+        grade.reject("losses-lost", text)
+    step = first_difference(losses, oracle["losses"])
+    if step is not None:
+        grade.reject("state-lost", f"{about}: {pair(losses, oracle['losses'], step)}.")
+    if not same_weights(found, oracle):
+        grade.reject("state-lost", f"{about}: all losses are right, the weights after step {NUM_STEPS} are not.")
+
+
+def check_picture(grade: Grade, found: dict[str, Any], oracle: dict[str, Any]) -> None:
+    """The start after a kill in a save."""
+    about = f"Killed in {found['at']}; started again"
+    if found["error"]:
+        grade.reject("half-a-checkpoint", f"{about}: {found['error']}.")
+    if first_difference(found["losses"], oracle["losses"]) is not None or not same_weights(found, oracle):
+        grade.reject("half-a-checkpoint", f"{about}: losses or weights are not those of a run never killed.")
+    if found["taken"] and found["taken"][0] == 1 and found["before"]:
+        text = f"{about}: it began at step 1, though a checkpoint of step {found['before']} had been saved."
+        grade.reject("half-a-checkpoint", text)
+
+
+def first_difference(found: Any, expected: list[float], rtol: float = 0.0) -> int | None:
+    """The number of the first step whose loss is another."""
+    if not isinstance(found, list):
+        return 1
+    pairs = zip(found, expected, strict=False)
+    step = next((n for n, (a, b) in enumerate(pairs, start=1) if not abs(a - b) <= rtol * b), None)
+    return step if step or len(found) == len(expected) else min(len(found), len(expected)) + 1
+
+
+def pair(found: Any, expected: list[float], step: int) -> str:
+    if not isinstance(found, list) or step > len(found):
+        return f"train returned {len(found) if isinstance(found, list) else type(found).__name__} losses of {NUM_STEPS}"
+    if step > len(expected):
+        return f"train returned {len(found)} losses of {NUM_STEPS}"
+    return f"the loss of step {step} was {found[step - 1]:.6f}, and of a run never killed {expected[step - 1]:.6f}"
+
+
+def same_weights(found: dict[str, Any], oracle: dict[str, Any]) -> bool:
+    return all(torch.equal(found["weights"][name], weight) for name, weight in oracle["weights"].items())
+
+
+def plain_loop(seed: int) -> dict[str, Any]:
+    """The six lines."""
+    torch.manual_seed(seed + 17)
+    model = Model(seed)
+    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=0.05), []
+    for step in range(1, NUM_STEPS + 1):
+        inputs, labels = batch(seed, step)
+        loss = F.cross_entropy(model(inputs).flatten(0, 1), labels.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return {"losses": losses, "weights": {name: weight.detach() for name, weight in model.named_parameters()}}

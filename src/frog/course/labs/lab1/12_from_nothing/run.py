@@ -1,0 +1,28 @@
+"""A training run that can be killed and started again."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+def train(
+    folder: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    get_batch: Callable[[int], tuple[Tensor, Tensor]],
+    num_steps: int,
+    every: int,
+) -> list[float]:
+    """Train up to step `num_steps`; return the loss of each step of the run, from the first on.
+
+    `get_batch(step)`, step counted from 1, gives inputs (B, T) and labels (B, T). model(inputs) gives scores (B, T, V);
+    the loss is their mean cross-entropy. The model is in training mode.
+
+    A checkpoint is saved in `folder`, which exists, after every `every` steps and after the last. If an earlier call
+    has left one there, the run goes on from the latest, with no bit of difference to a run that was never killed.
+    """
+    raise NotImplementedError("write train")
