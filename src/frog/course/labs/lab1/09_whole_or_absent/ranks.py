@@ -50,20 +50,21 @@ class Pictures:
 
     def during(self, function: Any, *args: Any) -> None:
         """Call the function, and look at the folder before each line that is run."""
-        sys.settrace(self._trace)
+        _watching.append(self)
         try:
             function(*args)
         finally:
-            sys.settrace(None)
+            _watching.clear()
 
-    def _trace(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if frame.f_code.co_filename == __file__:
-            return None
+    def look(self, file: str) -> bool:
+        """Take a picture if the folder has changed, unless this file's code runs; whether its lines are of interest."""
+        if file == work.__code__.co_filename:
+            return False
         if (now := state_of(self.folder)) != self._last:
             self._last = now
             self.taken.append(self.folder.with_name(f"{self.name}.{len(self.taken)}"))
             shutil.copytree(self.folder, self.taken[-1])
-        return self._trace
+        return True
 
 
 def state_of(folder: Path) -> list[tuple[str, int, int]]:
@@ -124,3 +125,15 @@ def save_again(learner: ModuleType, folder: Path, step: int, parts: dict[str, by
     except Exception as error:
         return [None, f"{type(error).__name__}: {str(error)[:120]}"]
     return [step, load(learner, folder)]
+
+
+_watching: list[Pictures] = []
+
+
+def trace(frame: FrameType, event: str, arg: Any) -> Any:
+    """Called at each function and line that is run."""
+    return trace if _watching and _watching[0].look(frame.f_code.co_filename) else None
+
+
+if work.__code__.co_filename == "<ranks.py>":  # in a rank's process, to which that is forbidden from now on
+    sys.settrace(trace)
