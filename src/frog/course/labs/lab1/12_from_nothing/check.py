@@ -6,7 +6,7 @@ import torch
 from ranks import EVERY, NUM_STEPS, Model, batch
 from torch.nn import functional as F
 
-from frog.course.grader.grade import Grade
+from frog.grader.grade import Grade
 
 
 def check(grade: Grade) -> None:
