@@ -7,16 +7,17 @@ BIN := $(VENV)/bin
 # Tests that run side by side.
 WORKERS ?= 2
 
-.PHONY: help setup system demo session-a session-b session-c test test-all check clean
+.PHONY: help setup system demo session-a session-b session-c slides test test-all check clean
 
 help:
 	@echo "make demo    train a tiny transformer on four local ranks and write its report"
 	@echo "make session-a, session-b, session-c  play the demonstrations of a session on real runs"
+	@echo "make slides  build the decks of slides/ to HTML and PDF; needs Node.js and Chromium"
 	@echo "make test    run the tests of every room, with one real world of each kind (minutes)"
 	@echo "make test-all  those, and then every other test"
 	@echo "make check   ruff and mypy"
 	@echo "make setup   make .venv alone"
-	@echo "make system  Slurm, Open MPI and MPICH from Debian's packages, where apt and root are: for the real ones in tests"
+	@echo "make system  Slurm, Open MPI, MPICH, Chromium and npm from Debian's packages, where apt and root are: for the real ones in tests"
 	@echo "make clean   remove what the others made (runs/ and data/ too)"
 
 setup: $(VENV)/.ready
@@ -29,7 +30,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@touch $(VENV)/.ready
 
 # Without these, what needs them says so in the tests' summary, and job files run under the emulator.
-SYSTEM_PACKAGES := slurm-wlm munge openmpi-bin mpich iproute2
+SYSTEM_PACKAGES := slurm-wlm munge openmpi-bin mpich iproute2 chromium $(if $(shell command -v npm),,npm)
 
 system:
 	@if ! command -v apt-get >/dev/null; then echo "make system: no apt-get here: nothing installed"; \
@@ -45,6 +46,9 @@ demo: setup
 # A session's demonstrations, step by step; AUTO=--auto waits for nobody.
 session-a session-b session-c: setup
 	$(BIN)/frog demo $(subst session-,,$@) $(AUTO)
+
+slides: setup
+	$(BIN)/python slides/build.py
 
 test: setup
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"

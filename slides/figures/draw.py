@@ -1,0 +1,180 @@
+"""An SVG 1160 units wide, as a slide shows it, in the report's colours, light and dark. No text is under 24 units."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any, Final
+
+from frog.view.palette import PHASE_COLORS, RANK_COLORS
+
+WIDTH: Final = 1160
+SMALLEST: Final = 24
+DATA = Path(__file__).parents[1] / "data"
+
+_NAMED: Final = {
+    "ink": ("#1b1d1f", "#e7e7e3"),
+    "quiet": ("#5d646b", "#9ba3ab"),
+    "page": ("#fbfbf8", "#131517"),
+    "raised": ("#ffffff", "#1a1d20"),
+    "line": ("#c9c9c0", "#454b51"),
+    "grid": ("#ecece6", "#25292d"),
+    "good": ("#14704f", "#4fcf9f"),
+    "bad": ("#b3261e", "#ff8a80"),
+    "heldout": ("#c2185b", "#ff7aa8"),
+    "dark": ("#14171a", "#14171a"),
+    "white": ("#ffffff", "#ffffff"),
+    **PHASE_COLORS,
+    **{f"r{rank}": pair for rank, pair in enumerate(RANK_COLORS)},
+}
+_ON: Final = {  # the text that can be read on a colour
+    **dict.fromkeys(("backward", "checkpoint"), "white"),
+    **dict.fromkeys(("data", "forward", "reduce", "evaluate"), "dark"),
+    **dict.fromkeys(("optimize", "zero", "r0", "r1", "r2", "r3", "r4", "r5", "r6", "r7", "bad", "good"), "page"),
+}
+
+
+def _style() -> str:
+    def rules(shade: int) -> str:
+        return "".join(
+            f".f-{name}{{fill:{pair[shade]}}}.s-{name}{{stroke:{pair[shade]}}}" for name, pair in _NAMED.items()
+        )
+
+    fonts = 'system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,"DejaVu Sans",sans-serif'
+    mono = 'ui-monospace,"SF Mono",Menlo,Consolas,"DejaVu Sans Mono",monospace'
+    return (
+        f"text{{font-family:{fonts};font-variant-numeric:tabular-nums}}.mono{{font-family:{mono}}}.bold{{font-weight:650}}"
+        f"{rules(0)}@media(prefers-color-scheme:dark){{{rules(1)}}}"
+    )
+
+
+def load(name: str) -> dict[str, Any]:
+    """What `measure.py` has kept of a measurement."""
+    found: dict[str, Any] = json.loads((DATA / f"{name}.json").read_text())
+    return {key: value for key, value in found.items() if key not in ("machine", "commands")}
+
+
+class Figure:
+    """Shapes on a page; x to the right, y down. Colours are names of this file."""
+
+    def __init__(self, height: int) -> None:
+        self.height = height
+        self._parts: list[str] = []
+
+    def rect(
+        self, x: float, y: float, w: float, h: float, fill: str = "raised", edge: str = "", round_: float = 5
+    ) -> None:
+        stroke = f' class="f-{fill} s-{edge}" stroke-width="2"' if edge else f' class="f-{fill}"'
+        self._parts.append(
+            f'<rect x="{x:.5g}" y="{y:.5g}" width="{max(w, 0.5):.5g}" height="{h:.5g}" rx="{round_}"{stroke}/>'
+        )
+
+    def text(
+        self, x: float, y: float, words: str, color: str = "ink", at: str = "start", size: int = 26, style: str = ""
+    ) -> None:
+        """Words with their baseline at y; `at` is start, middle or end; `style` bold or mono."""
+        assert size >= SMALLEST, words
+        self._parts.append(
+            f'<text x="{x:.5g}" y="{y:.5g}" font-size="{size}" text-anchor="{at}" class="f-{color} {style}">'
+            f"{escape(words)}</text>"
+        )
+
+    def box(
+        self,
+        x: float,
+        y: float,
+        w: float,
+        h: float,
+        words: str = "",
+        fill: str = "raised",
+        edge: str = "",
+        size: int = 26,
+    ) -> None:
+        """A rectangle with words in its middle, one line each."""
+        self.rect(x, y, w, h, fill, edge)
+        lines = words.split("\n") if words else []
+        top = y + h / 2 - (len(lines) - 1) * size * 0.62 + size * 0.36
+        for i, line in enumerate(lines):
+            self.text(x + w / 2, top + i * size * 1.24, line, _ON.get(fill, "ink"), "middle", size)
+
+    def line(
+        self, points: Sequence[tuple[float, float]], color: str = "ink", width: float = 2.5, dash: str = ""
+    ) -> None:
+        path = " ".join(f"{x:.5g},{y:.5g}" for x, y in points)
+        dashes = f' stroke-dasharray="{dash}"' if dash else ""
+        self._parts.append(
+            f'<polyline points="{path}" fill="none" class="s-{color}" stroke-width="{width}" '
+            f'stroke-linejoin="round"{dashes}/>'
+        )
+
+    def arrow(
+        self, x1: float, y1: float, x2: float, y2: float, color: str = "ink", width: float = 3, dash: str = ""
+    ) -> None:
+        length = max(((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5, 1e-9)
+        ux, uy = (x2 - x1) / length, (y2 - y1) / length
+        bx, by, side = x2 - 15 * ux, y2 - 15 * uy, 8
+        self.line([(x1, y1), (bx, by)], color, width, dash)
+        tip = f"{x2:.5g},{y2:.5g} {bx - side * uy:.5g},{by + side * ux:.5g} {bx + side * uy:.5g},{by - side * ux:.5g}"
+        self._parts.append(f'<polygon points="{tip}" class="f-{color}"/>')
+
+    def dot(self, x: float, y: float, r: float = 7, color: str = "ink") -> None:
+        self._parts.append(f'<circle cx="{x:.5g}" cy="{y:.5g}" r="{r}" class="f-{color}"/>')
+
+    def svg(self, title: str) -> str:
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self.height}" width="{WIDTH}" '
+            f'height="{self.height}" role="img"><title>{escape(title)}</title><style>{_style()}</style>\n'
+            + "\n".join(self._parts)
+            + "\n</svg>\n"
+        )
+
+
+class Plot:
+    """A plane inside a figure: from data to places, with axes."""
+
+    def __init__(
+        self,
+        figure: Figure,
+        left: float,
+        top: float,
+        width: float,
+        height: float,
+        xs: tuple[float, float],
+        ys: tuple[float, float],
+    ) -> None:
+        self.figure, self.left, self.top, self.width, self.height, self.xs, self.ys = (
+            figure,
+            left,
+            top,
+            width,
+            height,
+            xs,
+            ys,
+        )
+
+    def x(self, value: float) -> float:
+        return self.left + self.width * (value - self.xs[0]) / (self.xs[1] - self.xs[0])
+
+    def y(self, value: float) -> float:
+        return self.top + self.height * (1 - (value - self.ys[0]) / (self.ys[1] - self.ys[0]))
+
+    def axes(
+        self, xticks: Sequence[tuple[float, str]], yticks: Sequence[tuple[float, str]], xname: str, yname: str
+    ) -> None:
+        for value, words in yticks:
+            self.figure.line([(self.left, self.y(value)), (self.left + self.width, self.y(value))], "grid", 2)
+            self.figure.text(self.left - 12, self.y(value) + 9, words, "quiet", "end", 24)
+        for value, words in xticks:
+            self.figure.text(self.x(value), self.top + self.height + 32, words, "quiet", "middle", 24)
+        bottom = self.top + self.height
+        self.figure.line([(self.left, bottom), (self.left + self.width, bottom)], "line", 2)
+        self.figure.text(self.left + self.width, bottom + 64, xname, "quiet", "end", 24)
+        self.figure.text(self.left, self.top - 16, yname, "quiet", "start", 24)
+
+    def curve(self, points: Sequence[tuple[float, float]], color: str, width: float = 4, dash: str = "") -> None:
+        self.figure.line([(self.x(a), self.y(b)) for a, b in points], color, width, dash)
+
+    def dot(self, x: float, y: float, color: str, r: float = 8) -> None:
+        self.figure.dot(self.x(x), self.y(y), r, color)

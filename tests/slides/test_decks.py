@@ -1,0 +1,113 @@
+"""What the decks hold to: claims, minutes that add up, questions to the room, figures and commands that there are."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from decks import ALL, MINUTES, SLIDES, Slide, read_deck
+
+from frog.cli import _parser
+
+ROOT = SLIDES.parent
+VERBS = re.compile(
+    r"\b(add|asks|be|begins|bring|can|cannot|carry|changes?|computed|cost|delivers|do|does|get|falls|find|finds|fit|fits|"
+    r"gives?|goes|happens|has|have|holds|is|are|learns|leaves|loses|make|means|meet|must|need|needs|note|open|owns|passes|resumes|said|says|"
+    r"sends?|see|sees|sets|shares|shrinks|takes?|tell|tells|train|trains|travel|turns|use|waits|writes|will|=)\b|=",
+)
+
+
+def name_of(slide: Slide) -> str:
+    return f"{slide.deck}-{slide.number}"
+
+
+@pytest.fixture(params=ALL, ids=name_of)
+def slide(request: pytest.FixtureRequest) -> Slide:
+    found: Slide = request.param
+    return found
+
+
+def test_all_decks_are_known() -> None:
+    assert {path.stem for path in SLIDES.glob("*.md")} - {"README"} == set(MINUTES)
+
+
+@pytest.mark.parametrize("deck", MINUTES)
+def test_the_minutes_of_the_notes_add_up(deck: str) -> None:
+    assert sum(slide.minutes for slide in read_deck(deck)) == MINUTES[deck]
+
+
+@pytest.mark.parametrize("deck", MINUTES)
+def test_of_five_slides_one_asks_the_room(deck: str) -> None:
+    asks = [slide.asks for slide in read_deck(deck)]
+    quiet = [at + 1 for at in range(len(asks) - 4) if not any(asks[at : at + 5])]
+    assert quiet == [], "five slides in a row from these on ask nothing"
+
+
+def test_the_notes_have_minutes_what_to_say_and_what_to_ask(slide: Slide) -> None:
+    assert len(slide.notes) == 1
+    assert slide.minutes > 0
+    assert re.search(r"^(Say|Answers, not told yet):", slide.notes[0], re.MULTILINE)
+    assert re.search(r"^(Ask\b|Three questions)", slide.notes[0], re.MULTILINE)
+
+
+def test_the_headline_is_a_sentence(slide: Slide) -> None:
+    assert len(slide.headlines) == 1
+    headline = slide.headlines[0]
+    assert len(headline.split()) >= 5, "a topic, not a claim"
+    assert VERBS.search(headline), "a claim has a verb: if this one does, add its verb to VERBS"
+    assert not headline.endswith((".", ":"))
+
+
+def test_what_is_asked_has_choices_the_answer_and_what_wrong_votes_believe(slide: Slide) -> None:
+    if not slide.asks:
+        return
+    assert len(re.findall(r"^\d\. ", slide.shown, re.MULTILINE)) >= 2
+    assert re.search(r"^Wrong (votes|answers)", slide.notes[0], re.MULTILINE)
+
+
+def test_words_are_few(slide: Slide) -> None:
+    words = re.sub(r"```.*?```|!\[.*?\)", "", slide.shown, flags=re.DOTALL)
+    assert len(words.split()) <= 130
+
+
+def test_figures_are_there_and_have_words_for_who_does_not_see_them(slide: Slide) -> None:
+    for words, path in slide.figures:
+        assert (SLIDES / path).is_file(), path
+        assert len(words) >= 30, words
+
+
+def test_every_figure_is_on_a_slide() -> None:
+    used = {Path(path).name for slide in ALL for _, path in slide.figures}
+    assert {path.name for path in (SLIDES / "figures").glob("*.svg")} == used
+
+
+def test_figures_are_what_their_scripts_draw_from_the_data(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, str(SLIDES / "figures"), str(tmp_path)], check=True, timeout=120)
+    drawn = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    kept = {path.name: path.read_text() for path in (SLIDES / "figures").glob("*.svg")}
+    assert sorted(name for name in drawn | kept if drawn.get(name) != kept.get(name)) == [], "python slides/figures"
+
+
+def test_no_text_of_a_figure_is_under_24_of_its_1160_units() -> None:
+    for path in (SLIDES / "figures").glob("*.svg"):
+        sizes = [int(size) for size in re.findall(r'font-size="(\d+)"', path.read_text())]
+        assert min(sizes) >= 24, path.name
+
+
+def test_commands_are_such_as_there_are(slide: Slide) -> None:
+    rules = re.findall(r"^([a-z -]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    targets = {target for rule in rules for target in rule.split()}
+    for line in slide.commands:
+        program, *words = shlex.split(line.partition("  #")[0])
+        if program == "frog":
+            _parser().parse_args(words if len(words) > 1 else [*words, "--help"][:1])
+        elif program == "make":
+            assert words[0] in targets
+        else:
+            assert program in ("python", "torchrun"), line
+            script = next(word for word in words if word.endswith(".py"))
+            assert (ROOT / script).is_file(), line
