@@ -69,6 +69,8 @@ class Grader:
 
     def close(self) -> None:
         """End it, and whatever it runs; a check that another thread waits for raises LaunchError."""
+        if not self._is_ready:  # it runs nothing yet, and would load torch to its end before it looks
+            self._process.kill()
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(subprocess.TimeoutExpired):
