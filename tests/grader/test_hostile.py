@@ -70,10 +70,21 @@ FILES = {
 }
 
 
-@pytest.fixture(scope="module")
-def exercise(tmp_path_factory: pytest.TempPathFactory) -> Exercise:
-    folder = tmp_path_factory.mktemp("labs") / "lab9" / "01_sum"
-    for name, text in FILES.items():
+OF_A_SCRIPT = {
+    "manifest.toml": FILES["manifest.toml"].replace("sum.py", "sum.sh").replace('["reduce"]', "[]"),
+    "sum.sh": "",
+    "reference/sum.sh": "echo $(($1 + $2)) # the secret",
+    "check.py": """
+        def check(grade):
+            ended = grade.program(["bash", "sum.sh", "3", str(grade.seed)], seconds=1.0, wall_s=8.0)
+            if ended.out.strip() != str(3 + grade.seed):
+                grade.reject("wrong-sum", f"It said {ended.out[:100]!r} and ended with {ended.code}.")
+    """,
+}
+
+
+def write_exercise(folder: Path, files: dict[str, str]) -> Exercise:
+    for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(textwrap.dedent(text))
     return Exercise(folder)
@@ -82,12 +93,17 @@ def exercise(tmp_path_factory: pytest.TempPathFactory) -> Exercise:
 class Place:
     """A grader, and what it leaves: processes that carry a mark, files in a temporary folder of their own."""
 
-    def __init__(self, exercise: Exercise, temporary: Path, mark: str) -> None:
-        self.exercise, self.temporary, self._mark = exercise, temporary, mark
+    def __init__(self, labs: Path, temporary: Path, mark: str) -> None:
+        self.exercise = write_exercise(labs / "lab9" / "01_sum", FILES)
+        self.script = write_exercise(labs / "lab9" / "02_script", OF_A_SCRIPT)
+        self.temporary, self._mark = temporary, mark
         self.grader = Grader()
 
     def check(self, source: str) -> Verdict:
         return self.grader.check(self.exercise, {"sum.py": textwrap.dedent(source).encode()})
+
+    def check_script(self, source: str) -> Verdict:
+        return self.grader.check(self.script, {"sum.sh": source.encode()})
 
     def left(self) -> list[str]:
         """Processes and files of checks that are over: all but the reserve, and what torch keeps for all processes."""
@@ -102,12 +118,12 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(exercise: Exercise, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     with pytest.MonkeyPatch.context() as patch:
         temporary, mark = tmp_path_factory.mktemp("t"), secrets.token_hex(8)
         patch.setenv("TMPDIR", str(temporary))
         patch.setenv("FROG_HOSTILE", mark)
-        place = Place(exercise, temporary, mark)
+        place = Place(tmp_path_factory.mktemp("labs"), temporary, mark)
         with place.grader:
             yield place
 
@@ -228,6 +244,24 @@ def test_what_is_forged_is_no_pass(body: str, ids: tuple[str, ...], place: Place
 )
 def test_what_is_wrong_stays_wrong(body: str, place: Place) -> None:
     refused(place.check(in_reduce(body)), ("wrong-sum", "raised", "closed-output", "patched"))
+
+
+@pytest.mark.parametrize(("body", "ids"), snippets("scripts"))
+def test_a_script_ends_too(body: str, ids: tuple[str, ...], place: Place) -> None:
+    secret = place.script.folder / "reference" / "sum.sh"
+    if "SECRET" in body and not hides():
+        pytest.skip("this system does not let a process hide a folder")
+    verdict = place.check_script(f"SECRET={secret}\n{body}\n")
+    assert "the secret" not in verdict.output
+    if ids == ("broken",):
+        assert (verdict.status, verdict.observed) == ("broken", "The grader's own process ended.")
+        assert place.check_script(OF_A_SCRIPT["reference/sum.sh"]).status == "passed"  # and takes the files away
+    else:
+        refused(verdict, ids)
+
+
+def test_an_honest_script_passes(place: Place) -> None:
+    assert place.check_script(OF_A_SCRIPT["reference/sum.sh"]).status == "passed"
 
 
 def test_honest_tools_are_allowed(place: Place) -> None:

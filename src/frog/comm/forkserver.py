@@ -29,7 +29,6 @@ agent waits for ranks, and ranks see that the agent is gone, as ever; the death 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import importlib.util
@@ -46,15 +45,13 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from frog.core.env import child_env, replace_env
+from frog.core.processes import take_orphans
 
 _OF_A_RANK = re.compile(
     r"((LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)"
     r"|TORCHELASTIC_\w+|TORCH_NCCL_ASYNC_ERROR_HANDLING|FROG_ATTEMPT)"
 )
 """Variables that say who a rank is. Nothing reads them when it is imported."""
-
-_TAKE_ORPHANS = 36
-"""PR_SET_CHILD_SUBREAPER of <sys/prctl.h>."""
 
 _MOST_BYTES = 1 << 20
 """Of a message. Linux takes fewer; what is too long is not sent, and its rank is no fork."""
@@ -117,9 +114,7 @@ def start_fork_server(module: str | None) -> ForkServer | None:
 
     To be called before this process has a second thread, or anything open that ranks are not to have.
     """
-    if not sys.platform.startswith("linux") or not _has_one_thread():
-        return None
-    if ctypes.CDLL(None, use_errno=True).prctl(_TAKE_ORPHANS, 1, 0, 0, 0):
+    if not sys.platform.startswith("linux") or not _has_one_thread() or not take_orphans():
         return None
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     agent = os.getpid()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import os
 import signal
 import sys
@@ -17,6 +18,17 @@ from frog.core.env import launcher_pid
 
 NOT_MET = os.EX_UNAVAILABLE
 """Exit code of an agent that did not find the other nodes, or lost them."""
+
+
+_TAKE_ORPHANS = 36
+"""PR_SET_CHILD_SUBREAPER of <sys/prctl.h>."""
+
+
+def take_orphans() -> bool:
+    """Be the parent of all that this process's descendants leave behind; whether the system can do that."""
+    if not sys.platform.startswith("linux"):
+        return False
+    return bool(ctypes.CDLL(None).prctl(_TAKE_ORPHANS, 1, 0, 0, 0) == 0)
 
 
 def leave(code: int) -> NoReturn:

@@ -37,7 +37,7 @@ class Grade:
         self.notes: list[str] = []
         self.worlds: list[int] = []
         self.output = ""
-        self._server, self._scratch = server, scratch
+        self._server, self._scratch, self._labs = server, scratch, exercise.folder.parents[1]
 
     # ---- what the learner wrote --------------------------------------------------------------------------------------
 
@@ -90,7 +90,7 @@ class Grade:
             files={name: (self.folder / name).read_bytes() for name in self.exercise.manifest.files},
             functions=self.exercise.manifest.functions,
             ranks=(self.exercise.folder / "ranks.py").read_bytes(),
-            labs=self.exercise.folder.parents[1],
+            labs=self._labs,
         )
         world = run_world(task, self._server, scratch)
         self.output += "".join(world.output)
@@ -121,7 +121,7 @@ class Grade:
         for name, text in (files or {}).items():
             (scratch / name).parent.mkdir(parents=True, exist_ok=True)
             (scratch / name).write_text(text)
-        ended = run_program(words, scratch, env or {}, stdin, seconds, wall_s, self._server)
+        ended = run_program(words, scratch, env or {}, stdin, seconds, wall_s, self._server, self._labs)
         self.output += ended.out + ended.err
         if ended.failure is not None:
             raise Rejected(ended.failure)

@@ -7,7 +7,6 @@ waits for their end and writes what became of them. What the ranks saw they note
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import io
 import json
 import os
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from frog.core.env import child_env, replace_env, variable
 from frog.core.errors import LaunchError, UsageError
+from frog.core.processes import take_orphans
 from frog.slurm.emulator import cluster
 from frog.slurm.emulator.refusal import SlurmRefusal
 from frog.slurm.emulator.sbatch import sbatch
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 _FINISHED = {"COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL"}
 _POLL_S = 0.02
-_SUBREAPER = 36
-"""prctl: what loses its parent becomes a child of this process, and so is counted, and killed, with it."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +84,7 @@ def run_jobs(
 
 def main(place: Path, request: dict[str, Any]) -> None:
     """Start the cluster, run the jobs, end it."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+    take_orphans()
     cluster.up(place, 2, 4, 32, kill_wait_s=1.0, look_s=0.2)
     try:
         replace_env(child_env(**cluster.environment(place)))

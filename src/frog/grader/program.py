@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import resource
 import signal
@@ -17,10 +18,10 @@ import psutil
 
 from frog.comm.forkserver import ForkServer
 from frog.core.env import child_env
+from frog.grader.guard import hide
 from frog.grader.limits import (
     MOST_BYTES,
     MOST_OUTPUT_BYTES,
-    MOST_PROCESSES,
     MOST_SCRATCH_BYTES,
     end_descendants,
     folder_bytes,
@@ -28,6 +29,8 @@ from frog.grader.limits import (
 from frog.grader.outcome import Failure
 
 _LOOK_S = 0.05
+_MOST_PROCESSES = 100
+"""A cluster of pretended nodes has some dozens."""
 _MOST_FILE_BYTES = 64 << 20
 
 
@@ -52,8 +55,13 @@ def run_program(
     seconds: float,
     wall_s: float,
     server: ForkServer | None,
+    labs: Path,
 ) -> Ended:
-    """Run it to its end, or to a limit: seconds of computing of all its processes, and of the wall."""
+    """Run it to its end, or to a limit: seconds of computing of all its processes, and of the wall.
+
+    It does not see the course's folders, where the system allows that.
+    """
+    keep = [server.pid] if server is not None else []
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         given.write(stdin.encode())
         given.seek(0)
@@ -66,27 +74,33 @@ def run_program(
                 stdout=out,
                 stderr=err,
                 start_new_session=True,
-                preexec_fn=_limit,  # the judge has one thread
+                preexec_fn=functools.partial(_limit, labs),  # the judge has one thread
             )
         except OSError as problem:
             observed = f"{words[0]} cannot be started: {problem.strerror}."
             return Ended(127, "", "", scratch, Failure("not-started", observed, 0))
-        failure = _watch(process, scratch, seconds, wall_s, (out.fileno(), err.fileno()))
+        failure = _watch(process, scratch, seconds, wall_s, (out.fileno(), err.fileno()), keep)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         code = process.wait()
-        end_descendants(keep=[server.pid] if server is not None else [])
+        end_descendants(keep)
         said, wrong = (os.pread(file.fileno(), MOST_OUTPUT_BYTES, 0).decode(errors="replace") for file in (out, err))
     return Ended(code, said, wrong, scratch, failure)
 
 
-def _limit() -> None:
+def _limit(labs: Path) -> None:
+    hide(labs)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (_MOST_FILE_BYTES, _MOST_FILE_BYTES))
 
 
 def _watch(
-    process: subprocess.Popen[bytes], scratch: Path, seconds: float, wall_s: float, outputs: Sequence[int]
+    process: subprocess.Popen[bytes],
+    scratch: Path,
+    seconds: float,
+    wall_s: float,
+    outputs: Sequence[int],
+    keep: Sequence[int],
 ) -> Failure | None:
     """Wait for its end, or for the first limit that it meets."""
     start, used = time.monotonic(), 0.0
@@ -94,7 +108,7 @@ def _watch(
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_LOOK_S)
             return None
-        family = _family(process.pid)
+        family = _family(keep)
         used = max(used, sum(seconds_of for seconds_of, _ in family))
         if used > seconds:
             return Failure("never-ends", f"It had computed for {seconds:g} s and had not come to an end.", 0)
@@ -102,7 +116,7 @@ def _watch(
             return Failure("never-ends", f"After {wall_s:g} s it had not come to an end.", 0)
         if sum(memory for _, memory in family) > MOST_BYTES:
             return Failure("too-much-memory", f"It took more than {MOST_BYTES >> 30} GiB of memory.", 0)
-        if len(family) > MOST_PROCESSES:
+        if len(family) > _MOST_PROCESSES:
             return Failure("too-many-processes", f"It had {len(family)} processes.", 0)
         if sum(os.fstat(output).st_size for output in outputs) > MOST_OUTPUT_BYTES:
             return Failure("too-much-output", f"It printed more than {MOST_OUTPUT_BYTES >> 20} MiB.", 0)
@@ -110,14 +124,13 @@ def _watch(
             return Failure("too-many-files", f"It wrote more than {MOST_SCRATCH_BYTES >> 20} MiB of files.", 0)
 
 
-def _family(pid: int) -> list[tuple[float, int]]:
-    """Of a process and all that it has started: seconds of computing, bytes of memory."""
+def _family(keep: Sequence[int]) -> list[tuple[float, int]]:
+    """Of all that this process has started, orphans too: seconds of computing, bytes of memory."""
     found = []
-    with contextlib.suppress(psutil.NoSuchProcess):
-        root = psutil.Process(pid)
-        for member in [root, *root.children(recursive=True)]:
-            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                times = member.cpu_times()
-                waited_for = times.children_user + times.children_system
+    for member in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            times = member.cpu_times()
+            waited_for = times.children_user + times.children_system
+            if member.pid not in keep:
                 found.append((times.user + times.system + waited_for, member.memory_info().rss))
     return found

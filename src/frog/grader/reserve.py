@@ -13,7 +13,9 @@ from multiprocessing.connection import Connection, wait
 import msgspec
 import torch
 
+from frog.core.processes import take_orphans
 from frog.grader.judge import Request, judge
+from frog.grader.limits import end_descendants
 from frog.grader.rank import load_all
 from frog.grader.verdict import Verdict
 
@@ -29,6 +31,7 @@ def main(descriptor: int) -> None:
     torch.set_num_threads(1)
     load_all()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    take_orphans()
     gc.freeze()
     with Connection(descriptor) as client:
         client.send_bytes(b"ready")
@@ -55,15 +58,17 @@ def _checked(request: Request, client: Connection) -> Verdict:
         with Connection(reading, writable=False) as answer:
             if answer in wait([answer, client], MOST_S):
                 return msgspec.json.decode(answer.recv_bytes(), type=Verdict)
+        why = f"The check did not end within {MOST_S:g} s."
     except EOFError:
-        return _broken(request, "The grader's own process ended.")
+        why = "The grader's own process ended."
     finally:
         with contextlib.suppress(ProcessLookupError):  # it leads no group yet, or has ended
             os.killpg(pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-    return _broken(request, f"The check did not end within {MOST_S:g} s.")
+    end_descendants()  # the judge's, which it could not end itself
+    return _broken(request, why)
 
 
 def _be_judge(request: Request, writing: int) -> None:
