@@ -12,7 +12,10 @@ from frog.cli import _parser
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-PAGES = sorted([*(DOCS / "scale").glob("*.md"), *(DOCS / "teach").glob("*.md"), DOCS / "troubleshooting.md"])
+PAGES = sorted(
+    [*(DOCS / "scale").glob("*.md"), *(DOCS / "teach").glob("*.md")]
+    + [DOCS / f"{name}.md" for name in ("overview", "prerequisites", "curriculum", "tutorial-guide", "troubleshooting")]
+)
 QUOTED = re.compile(r"`((?:src|config|scripts)/[\w./-]+)`:\s`([^`]+)`")
 COMMAND = re.compile(r"`(?:\w+=\S+ )?(frog [^`]+)`")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
