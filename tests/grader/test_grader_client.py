@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
-import signal
+import subprocess
+from typing import Any
+
+import pytest
 
 from frog.grader.client import Grader
 
 
-def test_a_grader_that_was_asked_nothing_is_ended_before_it_has_loaded() -> None:
-    with Grader() as grader:
+def test_a_grader_that_was_asked_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    kill, wait = subprocess.Popen.kill, subprocess.Popen.wait
+
+    def noted_kill(process: Any) -> None:
+        calls.append("kill")
+        kill(process)
+
+    def noted_wait(process: Any, timeout: float | None = None) -> int:
+        calls.append("wait")
+        return wait(process, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "kill", noted_kill)
+    monkeypatch.setattr(subprocess.Popen, "wait", noted_wait)
+    with Grader():
         pass
-    assert grader._process.returncode == -signal.SIGKILL
+    assert calls == ["kill", "wait"]
