@@ -84,7 +84,7 @@ def test_json_says_the_same() -> None:
 
 @pytest.mark.parametrize(
     ("missing", "words", "code"),
-    [("slurm", "", 0), ("transformers", "", 1), ("transformers", "--lab 2", 0), ("transformers", "--lab 1 --json", 1)],
+    [("slurm", "", 0), ("torchrun", "", 1), ("torchrun", "--lab 1", 0), ("torchrun", "--lab 2 --json", 1)],
 )
 def test_the_exit_code_is_1_if_a_lab_does_not_run(
     missing: str, words: str, code: int, monkeypatch: pytest.MonkeyPatch

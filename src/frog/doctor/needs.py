@@ -58,7 +58,7 @@ _PYTHON = [
     Need("fork with torch", "PyTorch", _WORLDS, "export FROG_START=spawn: ranks start anew, which takes longer"),
     Need("torchrun", "PyTorch", _WORLDS, None, _PIP_TORCH, _CPU_TORCH),
     Need("torchrun command", "PyTorch", _WORLDS, "python -m torch.distributed.run; or: source .venv/bin/activate"),
-    Need("transformers", "PyTorch", (1,), None, "pip install transformers", "pip install transformers"),
+    Need("transformers", "PyTorch", (), None, "pip install transformers", "pip install transformers"),
     Need("accelerate", "PyTorch", (), None, "pip install accelerate", "pip install accelerate"),
     Need("datasets", "PyTorch", (), None, "pip install datasets", "pip install datasets"),
 ]
