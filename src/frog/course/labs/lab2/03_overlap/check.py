@@ -99,12 +99,14 @@ def explain(grade, world, rank, step, found, own, mean, wrong):
             f"World of {size}: {len(works)} all-reduces were started and {waited} waited for. {len(stale)} of {num} "
             f"gradients on rank {rank} were used before the other ranks' share had arrived. A fast machine hides this.",
         )
+    if stale and works:
+        grade.reject("unknown", f"{waited} all-reduces were waited for, and {len(stale)} gradients are the rank's own.")
     empty = [n for n in wrong if not found[n].any()]
     if empty:
         grade.reject(
             "hook-too-early",
             f"World of {size}, step 1: {len(empty)} of {num} gradients on rank {rank} are zero, those of parameters "
-            f"{empty}. Each of them is the last of its bucket to come.",
+            f"{empty}: they had not come yet when their bucket was packed.",
         )
     if all(close(found[n], mean[n] * size) for n in wrong):
         grade.reject(

@@ -3,7 +3,7 @@
 import random
 
 import torch
-from ranks import STEP, batches, loss_of, make_model
+from ranks import SAMPLES, STEP, batches, loss_of, make_model
 
 from frog.grader.grade import Grade
 
@@ -19,7 +19,9 @@ def check(grade: Grade) -> None:
             check_case(grade, case, calls[n], [rank[n] for rank in world.values])
         if size == 2:
             grade.measured("all-reduces for 5 micro-batches of a model of 6 parameters", str(len(calls[0])))
-            grade.measured("forwards alive at once", str(most_alive(world.values[0][0]["events"])))
+            grade.measured(
+                "samples whose activations were alive at once", str(most_alive(world.values[0][0]["events"]))
+            )
             grade.predicted("all-reduces", len(calls[0]))
 
 
@@ -102,10 +104,11 @@ def explain(grade, setting, rank, flat, own, mean, size):
 
 def check_cost(grade, setting, num, num_calls, num_parameters, events):
     alive = most_alive(events)
-    if alive > 1:
+    if alive > SAMPLES:
         grade.reject(
             "holds-all-graphs",
-            f"{setting}: {alive} forwards were alive at once, with all their activations. The gradient is right.",
+            f"{setting}: the activations of {alive} samples were alive at once; a micro-batch has {SAMPLES}. The gradient "
+            "is right.",
         )
     if num_calls == num_parameters:
         return

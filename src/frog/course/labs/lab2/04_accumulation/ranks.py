@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+SAMPLES = 4  # of a micro-batch
 STEP = 251  # elements of an all-reduce that only this file makes: in the list of calls it ends a case
 
 
@@ -23,7 +24,7 @@ def make_model(case: dict[str, Any]) -> torch.nn.Module:
 
 def batches(case: dict[str, Any], rank: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(case["seed"] + 100 * (rank + 1))
-    return [torch.randn(4, case["width"], generator=generator) for _ in range(case["num_micro"])]
+    return [torch.randn(SAMPLES, case["width"], generator=generator) for _ in range(case["num_micro"])]
 
 
 def loss_of(model: Any, inputs: torch.Tensor) -> torch.Tensor:
@@ -49,19 +50,20 @@ class Replica(torch.nn.Module):
         super().__init__()
         self.module = module
         self.sync, self.reduces = True, False
-        self.num_alive, self.events = 0, []
+        self.num_alive, self.alive, self.events = 0, [], []
         for p in module.parameters():
             p.register_post_accumulate_grad_hook(self.reduce)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         self.reduces = self.sync
-        self.num_alive += 1
+        self.num_alive += len(inputs)
+        self.alive.append(len(inputs))
         self.events.append(("forward", self.sync, self.num_alive))
         return Watched.apply(self.module(inputs), self)
 
     def begin_backward(self) -> None:
         self.events.append(("backward", self.sync, self.num_alive))
-        self.num_alive -= 1
+        self.num_alive -= self.alive.pop()
 
     def reduce(self, p: torch.nn.Parameter) -> None:
         if self.reduces:
