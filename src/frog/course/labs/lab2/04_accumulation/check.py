@@ -107,8 +107,8 @@ def check_cost(grade, setting, num, num_calls, num_parameters, events):
     if alive > SAMPLES:
         grade.reject(
             "holds-all-graphs",
-            f"{setting}: the activations of {alive} samples were alive at once; a micro-batch has {SAMPLES}. The gradient "
-            "is right.",
+            f"{setting}: the activations of {alive} samples were alive at once; a micro-batch has {SAMPLES}. "
+            "The gradient is right.",
         )
     if num_calls == num_parameters:
         return

@@ -91,6 +91,10 @@ def check_split(grade, case, shares):
         grade.reject(id, says)
     if not drop and len(taken) < num:
         grade.reject("drops-too-much", f"{setting}: {num - len(taken)} samples were taken by nobody.")
+    most = max(taken.values(), default=0)
+    if not drop and most - min(taken.values()) > 1:
+        often = max(taken, key=taken.__getitem__)
+        grade.reject("pads-with-one", f"{setting}: sample {often} was taken {most} times, others once.")
     told = [length for length, _ in shares]
     if told != lengths:
         grade.reject("unknown", f"{setting}: len() says {told}, the ranks took {lengths}.")

@@ -31,6 +31,9 @@ def drawn_case(seed, full, batches):
 
 def run_cases(grade, size, cases):
     world = grade.world(size, {"cases": cases})
+    late = sum(call.is_async and not call.waited for call in world.calls[0])
+    if late:
+        grade.reject("not-waited", f"{late} operations were started on rank 0 and never waited for.")
     for n, case in enumerate(cases):
         judge(grade, [measured(case, rank) for rank in range(size)], [rank[n] for rank in world.values])
     return world.values
@@ -85,8 +88,9 @@ def judge(grade, ranks, found):
     setting = f"{len(ranks)} ranks with {' and '.join(str(sum(rank['tokens'])) for rank in ranks)} tokens"
     figures = [as_numbers(grade, setting, n, value) for n, value in enumerate(found)]
     good = [all(close(value[name], right[name]) for name in NAMES) for value in figures]
-    if good[0] and not all(good):
-        other = good.index(False)
+    elsewhere = [rank for rank, value in enumerate(figures) if not close(value["loss"], right["loss"])]
+    if good[0] and elsewhere:
+        other = elsewhere[0]
         says = (
             f"{setting}: rank 0 says {figures[0]['loss']:.4f} for the loss, rank {other} {figures[other]['loss']:.4f}"
         )
@@ -99,6 +103,13 @@ def judge(grade, ranks, found):
         )
     for rank, value in enumerate(figures):
         for name in NAMES:
+            if (
+                name == "slowest_step_s"
+                and close(value[name], max(ranks[rank]["step_s"], default=0.0))
+                and not good[rank]
+            ):
+                says = f"{setting}: on rank {rank} {name} is {value[name]:.6g}, its own; another rank took"
+                grade.reject("own-figures", f"{says} {right[name]:.6g}.")
             if not close(value[name], right[name]):
                 explain(grade, f"{setting}: on rank {rank} {name} is {value[name]:.6g}", name, value[name], ways)
     check_count(grade, setting, figures, right)

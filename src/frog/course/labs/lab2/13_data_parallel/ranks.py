@@ -23,8 +23,8 @@ class Model(nn.Module):
         self.embedding = nn.Embedding(VOCAB, WIDTH)
         self.frozen = nn.Linear(WIDTH, WIDTH * 5)
         self.narrow = nn.Linear(WIDTH * 5, WIDTH)
-        self.left = nn.Linear(WIDTH, WIDTH)
-        self.right = nn.Linear(WIDTH, WIDTH)
+        self.left = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.right = nn.Linear(WIDTH, WIDTH, bias=False)
         self.last = nn.Linear(WIDTH, WIDTH)
         self.head = nn.Linear(WIDTH, VOCAB, bias=False)
         self.head.weight = self.embedding.weight
