@@ -134,6 +134,14 @@ def test_the_list_comes_and_goes(watch: Watch) -> None:
     assert "not solved yet" in watch.press("l")
 
 
+def test_a_long_list_opens_where_the_learner_is(watch: Watch) -> None:
+    watch.press("n", "n", "l")
+    assert "> 2.1" in watch.screen(rows=8)
+    assert "1.1 " not in watch.screen(rows=8)
+    watch.press(" ")
+    assert "1.1 " in watch.screen(rows=8)
+
+
 def test_reset_asks_first(watch: Watch) -> None:
     watch.write("mine")
     watch.look()

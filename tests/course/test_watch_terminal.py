@@ -88,7 +88,7 @@ def test_save_keys_and_quit(shell: Shell, folder: LearnerFolder) -> None:
     shell.press("h")
     shell.wait_for("hint 1 of 3")
     shell.press("l")
-    shell.wait_for("> 1.2")
+    shell.wait_for("> 1.1")
     shell.press("n")
     shell.wait_for("lab 1.2")
     shell.wait_for("not solved yet")

@@ -76,7 +76,7 @@ def print_lines(lines: Iterable[str]) -> None:
 
 def list_exercises(args: argparse.Namespace) -> int:
     _, standing = learner_here()
-    print_lines(list_lines(standing, style_of_output()))
+    print_lines(list_lines(standing, standing.next, style_of_output()))
     return 0
 
 

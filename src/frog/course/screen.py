@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from frog.course.session import Session
-from frog.course.standing import list_lines
+from frog.course.standing import HERE, list_lines
 from frog.course.text import Style
 from frog.course.verdict_text import hint_lines, verdict_lines
 
@@ -16,9 +16,19 @@ _FRAME = 5
 def screen_lines(session: Session, style: Style, rows: int) -> list[str]:
     """Exactly as many lines as there are rows."""
     room = max(rows - _FRAME, 1)
-    page, num_pages = _page(list(_body(session, style)), room, session.page)
-    lines = [*_head(session, style), *page, *[""] * (room - len(page)), *_foot(session, style, num_pages)]
+    body = list(_body(session, style))
+    num_pages = max(1, -(-len(body) // room))
+    page = (session.page + _first(session, body) // room) % num_pages
+    shown = body[page * room : (page + 1) * room]
+    more = f"space: page {page + 1} of {num_pages}" if num_pages > 1 else ""
+    lines = [*_head(session, style), *shown, *[""] * (room - len(shown)), *_foot(session, style, more)]
     return lines[-rows:]
+
+
+def _first(session: Session, body: list[str]) -> int:
+    """The line of the body that is to be seen first: of the list, where the learner is."""
+    mark = f"{HERE} {session.exercise.number} "
+    return next((row for row, line in enumerate(body) if session.view == "list" and mark in line), 0)
 
 
 def _head(session: Session, style: Style) -> Iterator[str]:
@@ -37,7 +47,7 @@ def _head(session: Session, style: Style) -> Iterator[str]:
 def _body(session: Session, style: Style) -> Iterator[str]:
     progress = session.standing.progress
     if session.view == "list":
-        yield from list_lines(session.standing, style)
+        yield from list_lines(session.standing, session.exercise, style)
         return
     if session.asks == "predict" and session.asked:
         yield from style.wrap(session.asked.question, indent=0)
@@ -51,23 +61,10 @@ def _body(session: Session, style: Style) -> Iterator[str]:
         yield from verdict_lines(session.verdict, session.exercise, progress, style)
 
 
-def _page(lines: list[str], room: int, page: int) -> tuple[list[str], int]:
-    """The lines of one page, and how many pages there are; after the last comes the first."""
-    num_pages = max(1, -(-len(lines) // room))
-    start = page % num_pages * room
-    return lines[start : start + room], num_pages
-
-
-def _foot(session: Session, style: Style, num_pages: int) -> Iterator[str]:
-    status = (
-        "checking ..."
-        if session.is_checking
-        else f"checked {session.checked_at[11:19]} UTC"
-        if session.checked_at
-        else ""
-    )
-    more = f"space: page {session.page % num_pages + 1} of {num_pages}" if num_pages > 1 else ""
-    line = " ".join(part for part in (session.said or status, more) if part)
+def _foot(session: Session, style: Style, more: str) -> Iterator[str]:
+    checked = f"checked {session.checked_at[11:19]} UTC" if session.checked_at else ""
+    status = session.said or ("checking ..." if session.is_checking else checked)
+    line = " ".join(part for part in (status, more) if part)
     yield f"-- {line} ".ljust(style.columns, "-")[: style.columns]
     yield _question(session) or _keys(session, style)
 

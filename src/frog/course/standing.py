@@ -13,6 +13,9 @@ from frog.course.progress import Progress, Work
 from frog.course.text import Style
 from frog.grader.exercise import Exercise
 
+HERE = ">"
+"""Marks the exercise where the learner is, in the list."""
+
 
 @dataclass(frozen=True)
 class Standing:
@@ -101,9 +104,9 @@ def _predicted(standing: Standing) -> list[str]:
     return [f"{_count(len(measured), 'prediction')} measured."] if measured else []
 
 
-def list_lines(standing: Standing, style: Style) -> list[str]:
+def list_lines(standing: Standing, here: Exercise | None, style: Style) -> list[str]:
     """All exercises by lab: passed or not, and where the learner is."""
-    found, here = [], standing.next
+    found = []
     for lab, exercises in standing.labs():
         found.append(style.paint(f"lab {lab}  {style.bar(standing.passed(exercises), len(exercises), 10)}", "strong"))
         found += [_row(standing.work(exercise), exercise, exercise == here, style) for exercise in exercises]
@@ -111,7 +114,7 @@ def list_lines(standing: Standing, style: Style) -> list[str]:
 
 
 def _row(work: Work, exercise: Exercise, is_here: bool, style: Style) -> str:
-    mark = "✓" if work.passed else ">" if is_here else " "
+    mark = HERE if is_here else "✓" if work.passed else " "
     state = f"passed {work.passed.at[:10]}" if work.passed else _done_on(work) if work.checks else ""
     left = f"{mark} {exercise.number:<5} {exercise.manifest.title}{_kind(exercise)}"
     row = style.apart(left, state)
