@@ -6,27 +6,23 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from frog.chaos.sandbox import TINY_MODEL as MODEL
 from frog.core.runfolder import RunFolder
 from frog.events import RecordedRun, read_run
 from frog.events.schema import StepEvent
-from frog.launch.harness import all_gone, kill_tree, run_to_end, tree, wait_until
+from frog.launch.harness import kill_tree, tree
 
 __all__ = ["MODEL", "RUN_FILE", "Harness", "all_gone", "kill_tree", "run_to_end", "set_words", "tree", "wait_until"]
 
 BIN = Path(sys.executable).parent
-MODEL = {
-    "vocab_size": 300,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32,
-}
 RUN_FILE = """
 name = "tiny"
 [data]
@@ -51,6 +47,52 @@ keep_last = 9
 def set_words(*settings: str) -> list[str]:
     """The words that make settings of a run: --set KEY=VALUE, for each."""
     return [word for setting in settings for word in ("--set", setting)]
+
+
+def run_to_end(process: subprocess.Popen[str], timeout_s: float) -> tuple[str, str]:
+    """What a process with pipes writes on stdout and stderr until it ends.
+
+    Raises:  AssertionError, with what it has written, if it does not end in time. Then all of it is killed.
+    """
+    try:
+        return process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        kill_tree(process)
+        out, err = process.communicate()
+        raise AssertionError(f"{_name(process)}: no end within {timeout_s:g} s\n{out}\n{err}") from None
+
+
+def wait_until(
+    true: Callable[[], bool], timeout_s: float, what: str, process: subprocess.Popen[str] | None = None
+) -> None:
+    """Return when something is true.
+
+    Raises:  AssertionError at the deadline, or if the process that should bring it about has ended.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        if process is not None and process.poll() is not None and not true():
+            written = "\n".join(process.communicate())
+            raise AssertionError(f"waiting for {what}: {_name(process)} ended with {process.returncode}\n{written}")
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waiting for {what}: not within {timeout_s:g} s")
+        time.sleep(0.02)
+
+
+def all_gone(family: Sequence[psutil.Process]) -> bool:
+    """Whether none of these processes runs any more."""
+    return not any(map(_runs, family))
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:  # it was waited for between the two questions
+        return False
+
+
+def _name(process: subprocess.Popen[Any]) -> str:
+    return " ".join(map(str, process.args)) if isinstance(process.args, (list, tuple)) else str(process.args)
 
 
 @dataclass

@@ -21,7 +21,7 @@ from frog.launch.nodes import Nodes
 FOLDER = Path("chaos")
 """What `frog chaos` makes for itself, beside runs/ and data/."""
 
-_MODEL = {
+TINY_MODEL = {
     "vocab_size": 300,
     "hidden_size": 32,
     "intermediate_size": 64,
@@ -30,6 +30,7 @@ _MODEL = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 32,
 }
+"""The least that is a model; tests use it too."""
 
 _RUN_FILE = """\
 # The run that `frog chaos` aims at when it is given no other: as short as a run can be in which everything happens.
@@ -99,13 +100,13 @@ def tiny_program() -> list[str]:
     FOLDER.mkdir(exist_ok=True)
     run_file = FOLDER / "tiny.toml"
     if not run_file.exists():
-        (FOLDER / "tiny.json").write_text(json.dumps(_MODEL, indent=2) + "\n")
+        (FOLDER / "tiny.json").write_text(json.dumps(TINY_MODEL, indent=2) + "\n")
         run_file.write_text(_RUN_FILE)
     if not Path("data/chaos-tiny").exists():
         corpus = FOLDER / "tiny.txt"
         lines = (f"{n} ships left the port; {n % 7} sank, and {n % 5} came home on day {n % 11}." for n in range(2000))
         corpus.write_text("\n\n".join(lines) + "\n")
-        words = ["--corpus", str(corpus), "--name", "chaos-tiny", "--vocab-size", str(_MODEL["vocab_size"])]
+        words = ["--corpus", str(corpus), "--name", "chaos-tiny", "--vocab-size", str(TINY_MODEL["vocab_size"])]
         command = [sys.executable, "-m", "frog.cli", "data", "prepare", *words]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         if done.returncode:

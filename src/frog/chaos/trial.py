@@ -168,11 +168,11 @@ class Launch:
                 program.end()
             self.end_s = time.time()
             all_gone = program.all_gone(_LAST_S)
+            events = read_launcher(folder).events[before:]
+            if not all_gone:
+                alive = [str(pid) for pid in _pids(events) if is_alive(pid)]
+                self.problems.append(f"processes left behind: {', '.join(alive) or 'of unknown number'}")
         self.output = program.output
-        events = read_launcher(folder).events[before:]
-        if not all_gone:
-            alive = [str(pid) for pid in _pids(events) if is_alive(pid)]
-            self.problems.append(f"processes left behind: {', '.join(alive) or 'of unknown number'}")
         self.problems += [f"left behind: {name}" for name in program.left_files()]
         if "network" not in " ".join(self._setting.world):
             self.problems += _ports_left(events)

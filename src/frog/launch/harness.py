@@ -1,10 +1,10 @@
 """A program under a deadline: run it, end all of it, find what it has left.
 
-Tests and campaigns of faults stand on this, and so may whatever grades a program that somebody wrote:
+Campaigns of faults and `frog doctor` stand on this:
 
     with Program(command, scratch) as program:
         code = program.wait(60)            # None: it did not end in time
-        program.end()                      # it, and all that it has started
+        program.end()                      # it, and all that it has started, also what has outlived it
         program.all_gone(10), program.left_files(), program.output
 
 What is asked of a program from outside must not lean on what it says about itself. Whether all its processes are gone
@@ -18,15 +18,13 @@ import contextlib
 import os
 import select
 import subprocess
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import psutil
 
 from frog.core.env import child_env
-from frog.core.errors import LaunchError
 
 _TORCHS_CACHE = "torchinductor_"
 """In the temporary folder torch keeps what it has compiled, for all processes and for ever."""
@@ -73,15 +71,22 @@ class Program:
             return None
 
     def end(self, grace_s: float = 0.0) -> None:
-        """Ask it to stop, if there is time for that; then kill it with all that it has started."""
-        if self.process.poll() is not None:
-            return
-        if grace_s:
+        """Ask it to stop, if there is time for that; then kill what is left of all that it has started."""
+        if self.process.poll() is None and grace_s:
             self.process.terminate()
-            if self.wait(grace_s) is not None:
-                return
-        kill_tree(self.process)
-        self.process.wait()
+            self.wait(grace_s)
+        if self.process.poll() is None:
+            kill_tree(self.process)
+            self.process.wait()
+        if not self.all_gone(0):
+            for member in self._left():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    member.kill()
+
+    def _left(self) -> list[psutil.Process]:
+        """Its processes, known by their temporary folder: also those that have lost their parent."""
+        mine = str(self._temporary)
+        return [one for one in psutil.process_iter(["environ"]) if (one.info["environ"] or {}).get("TMPDIR") == mine]
 
     def all_gone(self, within_s: float) -> bool:
         """Whether none of its processes runs any more; wait so long for that."""
@@ -97,36 +102,6 @@ class Program:
         return self._log.read_text(errors="replace")
 
 
-def run_to_end(process: subprocess.Popen[str], timeout_s: float) -> tuple[str, str]:
-    """What a process with pipes writes on stdout and stderr until it ends.
-
-    Raises:  LaunchError, with what it has written, if it does not end in time. Then all of it is killed.
-    """
-    try:
-        return process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        kill_tree(process)
-        out, err = process.communicate()
-        raise LaunchError(f"{_name(process)}: no end within {timeout_s:g} s\n{out}\n{err}") from None
-
-
-def wait_until(
-    true: Callable[[], bool], timeout_s: float, what: str, process: subprocess.Popen[str] | None = None
-) -> None:
-    """Return when something is true.
-
-    Raises:  LaunchError at the deadline, or if the process that should bring it about has ended.
-    """
-    deadline = time.monotonic() + timeout_s
-    while not true():
-        if process is not None and process.poll() is not None and not true():
-            written = "\n".join(process.communicate())
-            raise LaunchError(f"waiting for {what}: {_name(process)} ended with {process.returncode}\n{written}")
-        if time.monotonic() > deadline:
-            raise LaunchError(f"waiting for {what}: not within {timeout_s:g} s")
-        time.sleep(0.02)
-
-
 def tree(process: subprocess.Popen[Any]) -> list[psutil.Process]:
     """The process and all that it has started and that has not lost its parent."""
     root = psutil.Process(process.pid)
@@ -140,19 +115,3 @@ def kill_tree(process: subprocess.Popen[Any]) -> list[psutil.Process]:
         with contextlib.suppress(psutil.NoSuchProcess):
             member.kill()
     return family
-
-
-def all_gone(family: Sequence[psutil.Process]) -> bool:
-    """Whether none of these processes runs any more."""
-    return not any(map(_runs, family))
-
-
-def _runs(process: psutil.Process) -> bool:
-    try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:  # it was waited for between the two questions
-        return False
-
-
-def _name(process: subprocess.Popen[Any]) -> str:
-    return " ".join(map(str, process.args)) if isinstance(process.args, (list, tuple)) else str(process.args)
