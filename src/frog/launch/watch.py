@@ -1,4 +1,7 @@
-"""The watchdog of a world: who gives no sign of life, and who is stuck."""
+"""The watchdog of a world: who gives no sign of life, and who is stuck.
+
+Who has ended is not seen here: each node's agent reports it (comm/torchrun.py), and launch/world.py hears it.
+"""
 
 from __future__ import annotations
 
