@@ -18,13 +18,14 @@ from pathlib import Path
 import torch
 
 from frog.config import OptimizerConfig, load_model_config
+from frog.core.vocabulary import STEP_PHASES
 from frog.events import EventWriter
 from frog.events.schema import FIELDS
 from frog.model import TinyTransformer
 from frog.train.optimizer import build_optimizer
 
 CONFIG = Path(__file__).parents[1] / "config" / "config.json"
-PHASES = ("data", "forward", "backward", "reduce", "optimize", "zero")
+_WARMUP_STEPS = 10
 
 
 def main() -> None:
@@ -63,14 +64,14 @@ def main() -> None:
             return time.perf_counter() - start
 
         times: dict[bool, list[float]] = {True: [], False: []}
-        for index in range(args.steps):
+        for index in range(_WARMUP_STEPS + args.steps):
             for write in (True, False):
                 seconds = step(write)
-                if index >= 10:
+                if index >= _WARMUP_STEPS:
                     times[write].append(seconds)
         start = time.perf_counter()
         for _ in range(1000):
-            for _ in PHASES:
+            for _ in STEP_PHASES:
                 with writer.span("data"):
                     pass
             writer.collective("all_reduce", "dp", 4).done(time.monotonic_ns(), 1)

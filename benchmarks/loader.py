@@ -21,17 +21,16 @@ import numpy as np
 from frog.data import Document, Loader, Windows, prepare, python_docs, sample_ids
 
 _SIZES = ((64, 12), (1024, 32))
-_NUM_REPEATS = 64
 _TOKENS_A_RUN = 4_000_000
 
 
-def prepared_windows(root: Path) -> dict[int, Windows]:
-    """A set of about 40 million tokens, cut at each sequence length."""
+def prepared_windows(root: Path, num_repeats: int) -> dict[int, Windows]:
+    """The embedded corpus so many times, cut at each sequence length."""
 
     def documents() -> list[Document]:
         return [
             Document(f"{number}/{document.name}", document.text)
-            for number in range(_NUM_REPEATS)
+            for number in range(num_repeats)
             for document in python_docs()
         ]
 
@@ -64,9 +63,10 @@ def gather_rate(windows: Windows, batch_size: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=7, help="runs of each, of which the median is told")
+    parser.add_argument("--repeats", type=int, default=64, help="of the corpus: 64 are about 40 million tokens")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        windows = prepared_windows(Path(folder))
+        windows = prepared_windows(Path(folder), args.repeats)
         print(f"{os.cpu_count()} cores, numpy {np.__version__}, median of {args.runs} runs (least to most)")
         print(f"{'what':<8}{'sequence':>10}{'batch':>8}{'M tokens/s':>14}{'µs a batch':>14}")
         for sequence_length, batch_size in _SIZES:

@@ -45,7 +45,7 @@ def rank_main(settings: dict[str, object]) -> None:
         for size in settings["sizes"]:  # type: ignore[attr-defined]
             whole = torch.ones(size // 4 // world * world)
             times = []
-            for _ in range(settings["rounds"]):  # type: ignore[call-overload]
+            for _ in range(1 + int(settings["rounds"])):  # type: ignore[call-overload]
                 dist.barrier()
                 time.sleep(float(settings["pause_s"]))  # type: ignore[arg-type]
                 start_ns = time.monotonic_ns()
@@ -83,7 +83,7 @@ def measure(
     for rows in zip(*told, strict=True):
         spans = zip(*(row["times"] for row in rows), strict=True)
         times = [max(end for _, end in span) - max(start for start, _ in span) for span in spans]
-        found[rows[0]["op"], rows[0]["size"]] = statistics.median(times[1:]) / 1e9
+        found[rows[0]["op"], rows[0]["size"]] = statistics.median(times[1:]) / 1e9  # the first warms up
     print(f"  (the switch was {1e3 * late_s:.2f} ms late on the mean)")
     return found
 
