@@ -20,6 +20,7 @@ from harness import wait_until
 
 from frog.grader.client import Grader
 from frog.grader.exercise import Exercise
+from frog.grader.grade import Grade, Rejected
 from frog.grader.verdict import Verdict
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere learners' processes have fewer bounds")
@@ -244,6 +245,36 @@ def test_what_is_forged_is_no_pass(body: str, ids: tuple[str, ...], place: Place
 )
 def test_what_is_wrong_stays_wrong(body: str, place: Place) -> None:
     refused(place.check(in_reduce(body)), ("wrong-sum", "raised", "closed-output", "patched"))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        b"\x00",
+        b"\xff\xfe",
+        b"# coding: utf-7\nx = 1",
+        b"# coding: no-such\nx = 1",
+        b"(" * 100_000,
+        b"-" * 1_000_000 + b"1",
+        b"x = " + b"[" * 5_000 + b"]" * 5_000,
+        b"x" + b".y" * 100_000,
+        b"x = " + b"1" * 100_000,
+        b"if 1:\n" * 90 + b" pass",
+        b"def reduce(x:\n",
+        b"",
+    ],
+    ids=lambda source: source[:12].decode(errors="replace"),
+)
+def test_a_file_that_cannot_be_read_is_told(source: bytes, place: Place) -> None:
+    refused(place.grader.check(place.exercise, {"sum.py": source}), ("not-python", "not-readable", "missing-function"))
+
+
+@pytest.mark.parametrize("text", ["x = ", "x = 1" + "0" * 5_000, "x = " + "[" * 100_000, "x = 1\nx = 2"])
+def test_answers_that_cannot_be_read_are_told(text: str, place: Place, tmp_path: Path) -> None:
+    (tmp_path / "answers.toml").write_text(text)
+    with pytest.raises(Rejected) as caught:
+        Grade(place.exercise, tmp_path, 0, None, tmp_path).answers()
+    assert caught.value.failure.id == "not-readable"
 
 
 @pytest.mark.parametrize(("body", "ids"), snippets("scripts"))

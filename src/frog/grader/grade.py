@@ -52,7 +52,7 @@ class Grade:
         """The learner's TOML file. One that is no TOML is rejected, with the place."""
         try:
             return tomllib.loads(self.text(name))
-        except tomllib.TOMLDecodeError as problem:
+        except (ValueError, RecursionError) as problem:  # no TOML, a number of thousands of digits, nested too deep
             self.reject("not-readable", f"{name} is no TOML: {problem}")
 
     # ---- what it does ------------------------------------------------------------------------------------------------
