@@ -53,7 +53,9 @@ def marp(*arguments: str) -> None:
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         env["CHROME_NO_SANDBOX"] = "1"  # Chromium's sandbox does not start as root
     line = [str(MARP), "--no-stdin", "--no-config-file", *arguments, "--theme-set", str(SLIDES / "theme")]
-    subprocess.run(line, env=env, check=True, timeout=600)
+    done = subprocess.run(line, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600)
+    if done.returncode:
+        raise SystemExit(f"error: marp-cli ended with exit code {done.returncode}\n{done.stdout}")
 
 
 def build(folder: Path, pdf: bool = True) -> None:

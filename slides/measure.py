@@ -198,17 +198,6 @@ def pipeline(at: Commands) -> Found:
     return found
 
 
-def strategies(at: Commands) -> Found:
-    return dict(json.loads(at.frog("strategies --model config/demo.toml --world 4 --json")))
-
-
-def words(at: Commands) -> Found:
-    """What commands say, for the slides that show it."""
-    return {
-        "heads": at.frog("train config/demo.toml --set name=heads --set model.num_attention_heads=3", fails=True),
-    }
-
-
 def kernels(at: Commands) -> Found:
     """AdamW on the demo's weights, one operation after the other and fused: passes over memory, and time."""
     import torch
@@ -285,8 +274,8 @@ def barrier(at: Commands) -> Found:
 MEASURES: dict[str, Callable[[Commands], Found]] = {
     function.__name__: function
     for function in (
-        curve, mean_gradient, recovery, ring, overlap, zero, accumulation, scaler, world, far, pipeline, strategies,
-        words, kernels, gradients, autocast, barrier,
+        curve, mean_gradient, recovery, ring, overlap, zero, accumulation, scaler, world, far, pipeline, kernels,
+        gradients, autocast, barrier,
     )
 }  # fmt: skip
 

@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any
 
 from frog.core.runfolder import RunFolder
+from frog.core.vocabulary import STEP_PHASES
 from frog.events import RecordedRun, read_run
 from frog.events.schema import CollectiveEvent, MemoryEvent, SpanEvent, StepEvent
 
@@ -80,7 +81,10 @@ def fastest_step(run: RecordedRun) -> int:
 
 def lanes(run: RecordedRun, step: int) -> list[Found]:
     """The phases and collectives of one step, rank by rank, in ms from the step's start."""
-    spans = {rank: [s for s in events.of(SpanEvent) if s.step == step] for rank, events in run.ranks.items()}
+    spans = {
+        rank: [s for s in events.of(SpanEvent) if s.step == step and s.phase in STEP_PHASES]
+        for rank, events in run.ranks.items()
+    }
     start = min(span.start_ns for found in spans.values() for span in found)
     ms = lambda ns: round((ns - start) / 1e6, 3)  # noqa: E731
     return [

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from draw import Figure, load
 
+from frog.core.vocabulary import STEP_PHASES
+
 _RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 
 
@@ -195,10 +197,9 @@ def scaling() -> Figure:
 
 def _spent(spans: list[tuple[str, float, float]]) -> tuple[float, float]:
     """Of a rank's step: ms outside of the reduction, and in it."""
-    took = {
-        inside: sum(end - start for phase, start, end in spans if (phase == "reduce") == inside)
-        for inside in (False, True)
-    }
+    took = {True: 0.0, False: 0.0}
+    for phase, start, end in spans:
+        took[phase == "reduce"] += end - start if phase in STEP_PHASES else 0.0
     return took[False], took[True]
 
 

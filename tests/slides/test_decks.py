@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -14,6 +15,7 @@ from decks import ALL, MINUTES, SLIDES, Slide, read_deck
 from frog.cli import _parser
 
 ROOT = SLIDES.parent
+PARSER = _parser()
 VERBS = re.compile(
     r"\b(add|asks|be|begins|bring|can|cannot|carry|changes?|computed|cost|delivers|do|does|get|falls|find|finds|fit|fits|"
     r"gives?|goes|happens|has|have|holds|is|are|learns|leaves|loses|make|means|meet|must|need|needs|note|open|owns|passes|resumes|said|says|"
@@ -80,6 +82,32 @@ def test_figures_are_there_and_have_words_for_who_does_not_see_them(slide: Slide
         assert len(words) >= 30, words
 
 
+def test_what_slides_quote_is_what_was_measured() -> None:
+    measured = {path.stem: json.loads(path.read_text()) for path in (SLIDES / "data").glob("*.json")}
+    shown = {deck: "\n".join(slide.shown for slide in read_deck(deck)) for deck in MINUTES}
+    rows = dict(re.findall(r"^\| ([a-z ]+) \| (b?float\d+) \|$", shown["session-b"], re.MULTILINE))
+    assert rows == measured["autocast"]["types"]
+    said = re.findall(r"^\d\d:\d\d:\S+ \[rank \d\] step 20 \| .*\)$", shown["session-c"], re.MULTILINE)
+    assert len(said) == 4
+    assert [line for line in said if line not in measured["world"]["logs"]] == []
+    seen = re.findall(r"^  (\d\d:\d\d:\d\d\.\d+)  (rank \d)  ", shown["session-c"], re.MULTILINE)
+    assert len(seen) == 3
+    assert [f"{when}  {rank}" for when, rank in seen if f"{when}  {rank}" not in measured["recovery"]["diagnose"]] == []
+
+
+def test_without_node_the_build_says_what_is_missing() -> None:
+    done = subprocess.run(
+        [sys.executable, str(SLIDES / "build.py")],
+        env={"PATH": "/nonexistent"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert "error: the slides need what is not here" in done.stderr
+    assert "make system" in done.stderr
+
+
 def test_every_figure_is_on_a_slide() -> None:
     used = {Path(path).name for slide in ALL for _, path in slide.figures}
     assert {path.name for path in (SLIDES / "figures").glob("*.svg")} == used
@@ -104,7 +132,7 @@ def test_commands_are_such_as_there_are(slide: Slide) -> None:
     for line in slide.commands:
         program, *words = shlex.split(line.partition("  #")[0])
         if program == "frog":
-            _parser().parse_args(words if len(words) > 1 else [*words, "--help"][:1])
+            PARSER.parse_args(words)
         elif program == "make":
             assert words[0] in targets
         else:
