@@ -1,0 +1,20 @@
+"""Ranked checkpoints that are whole or not there."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+
+def save(folder: Path, step: int, rank: int, world_size: int, shard: bytes, barrier: Callable[[], None]) -> None:
+    """Write this rank's shard of the checkpoint of a step into folder, which all ranks share and which exists.
+
+    Every rank calls it. barrier() returns when all ranks have called it as often. Any rank may be killed at any moment,
+    and all others then end at their next barrier; the machine may lose its power, and with it what was not synced.
+    Until the new checkpoint is whole, load finds the one before; when save has returned on all ranks, it finds the new
+    one, also after a power cut. What a killed save has left must not disturb a later one.
+    """
+    raise NotImplementedError("fill in save")
+
+
+def load(folder: Path, rank: int, world_size: int) -> tuple[int, bytes] | None:
+    """(step, this rank's shard) of the latest whole checkpoint; None if there is none. The same step on every rank."""
+    raise NotImplementedError("fill in load")

@@ -1,0 +1,43 @@
+"""Ranked checkpoints that are whole or not there."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+
+def save(folder: Path, step: int, rank: int, world_size: int, shard: bytes, barrier: Callable[[], None]) -> None:
+    """Write this rank's shard of the checkpoint of a step into folder, which all ranks share and which exists.
+
+    Every rank calls it. barrier() returns when all ranks have called it as often. Any rank may be killed at any moment,
+    and all others then end at their next barrier; the machine may lose its power, and with it what was not synced.
+    Until the new checkpoint is whole, load finds the one before; when save has returned on all ranks, it finds the new
+    one, also after a power cut. What a killed save has left must not disturb a later one.
+    """
+    (folder / f"step_{step}").mkdir(exist_ok=True)
+    write(folder / f"step_{step}" / f"rank_{rank}", shard)
+    barrier()
+    if rank == 0:
+        with open(folder / "latest", "w") as file:
+            file.write(str(step))
+            file.flush()
+            os.fsync(file.fileno())
+    barrier()
+
+
+def load(folder: Path, rank: int, world_size: int) -> tuple[int, bytes] | None:
+    """(step, this rank's shard) of the latest whole checkpoint; None if there is none. The same step on every rank."""
+    if not (folder / "latest").exists():
+        return None
+    step = int((folder / "latest").read_text())
+    return step, (folder / f"step_{step}" / f"rank_{rank}").read_bytes()
+
+
+def write(path: Path, data: bytes) -> None:
+    """All of it, or nothing under that name."""
+    draft = path.with_name(f"{path.name}.draft")
+    with open(draft, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(draft, path)
