@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from frog.course.grader.grade import Grade
+from frog.grader.grade import Grade
 
 DRIVE = (Path(__file__).parent / "drive.py").read_text()
 STEPS = (9, 10, 11)
