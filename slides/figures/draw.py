@@ -14,7 +14,7 @@ WIDTH: Final = 1160
 SMALLEST: Final = 24
 DATA = Path(__file__).parents[1] / "data"
 
-_NAMED: Final = {
+COLORS: Final[dict[str, tuple[str, str]]] = {
     "ink": ("#1b1d1f", "#e7e7e3"),
     "quiet": ("#5d646b", "#9ba3ab"),
     "page": ("#fbfbf8", "#131517"),
@@ -29,7 +29,7 @@ _NAMED: Final = {
     **PHASE_COLORS,
     **{f"r{rank}": pair for rank, pair in enumerate(RANK_COLORS)},
 }
-_ON: Final = {  # the text that can be read on a colour
+TEXT_ON: Final = {  # the text that can be read on a colour
     **dict.fromkeys(("backward", "checkpoint"), "white"),
     **dict.fromkeys(("data", "forward", "reduce", "evaluate"), "dark"),
     **dict.fromkeys(("optimize", "zero", "r0", "r1", "r2", "r3", "r4", "r5", "r6", "r7", "bad", "good"), "page"),
@@ -39,7 +39,7 @@ _ON: Final = {  # the text that can be read on a colour
 def _style() -> str:
     def rules(shade: int) -> str:
         return "".join(
-            f".f-{name}{{fill:{pair[shade]}}}.s-{name}{{stroke:{pair[shade]}}}" for name, pair in _NAMED.items()
+            f".f-{name}{{fill:{pair[shade]}}}.s-{name}{{stroke:{pair[shade]}}}" for name, pair in COLORS.items()
         )
 
     fonts = 'system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue",Arial,"DejaVu Sans",sans-serif'
@@ -97,7 +97,7 @@ class Figure:
         lines = words.split("\n") if words else []
         top = y + h / 2 - (len(lines) - 1) * size * 0.62 + size * 0.36
         for i, line in enumerate(lines):
-            self.text(x + w / 2, top + i * size * 1.24, line, _ON.get(fill, "ink"), "middle", size)
+            self.text(x + w / 2, top + i * size * 1.24, line, TEXT_ON.get(fill, "ink"), "middle", size)
 
     def line(
         self, points: Sequence[tuple[float, float]], color: str = "ink", width: float = 2.5, dash: str = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import shlex
@@ -124,6 +125,32 @@ def test_no_text_of_a_figure_is_under_24_of_its_1160_units() -> None:
     for path in (SLIDES / "figures").glob("*.svg"):
         sizes = [int(size) for size in re.findall(r'font-size="(\d+)"', path.read_text())]
         assert min(sizes) >= 24, path.name
+
+
+def luminance(color: str) -> float:
+    parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_words_of_figures_can_be_read_in_both_themes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(SLIDES / "figures")
+    draw = importlib.import_module("draw")
+    drawn = "".join(path.read_text() for path in (SLIDES / "figures").glob("*.svg"))
+    used = set(re.findall(r"<text [^>]*class=\"f-(\w+)", drawn)) - {"page", "white", "dark"}
+    pairs = {(color, "page") for color in used} | set(draw.TEXT_ON.items())
+    faint = [
+        f"{one} on {other}: {contrast(draw.COLORS[one][theme], draw.COLORS[other][theme]):.1f}"
+        for one, other in sorted(pairs)
+        for theme in (0, 1)
+        if contrast(draw.COLORS[one][theme], draw.COLORS[other][theme]) < 3  # what WCAG AA asks of text of 18 pt
+    ]
+    assert faint == []
 
 
 def test_commands_are_such_as_there_are(slide: Slide) -> None:
