@@ -16,7 +16,7 @@ def check(grade: Grade) -> None:
     for name, run in values["runs"].items():
         check_run(grade, run, name, 5)
     stream = values["stream"]
-    if stream["error"]:
+    if stream.get("error"):
         grade.reject("data-read-once", f"Data came as a stream, one batch after the other: {stream['error']}.")
     if len(stream["losses"]) != 5:
         text = f"A stream of 5 batches gave {len(stream['losses'])} losses; a list of the same 5 gave 5."
@@ -36,6 +36,8 @@ def check_run(grade: Grade, run: dict[str, Any], name: str, number: int) -> None
             f"With {name} the calls came in the order {', '.join(run['events'])}, then backward, which PyTorch refused"
         )
         grade.reject("one-batch-late", f"{text}: {run['error']}.")
+    if "returned" in run:
+        grade.reject("unknown", f"train should return a list, the loss of each batch; it returned {run['returned']}.")
     oracle = train_by_hand(grade.seed, name, number)
     found = run["steps"]
     check_losses_kept(grade, run, number)

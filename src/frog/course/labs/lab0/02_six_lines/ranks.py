@@ -64,6 +64,8 @@ def run(learner: ModuleType, seed: int, name: str, number: int, stream: bool = F
         if not stream and events[-2:] != ["forward", "step"]:
             raise
         return {"error": str(error).split(":")[0], "events": events}
+    if not isinstance(losses, list):
+        return {"error": "", "returned": type(losses).__name__}
     kept = [isinstance(loss, Tensor) and loss.requires_grad for loss in losses]
     return {
         "losses": [loss.item() if isinstance(loss, Tensor) else float(loss) for loss in losses],

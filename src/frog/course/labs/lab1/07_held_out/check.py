@@ -57,6 +57,9 @@ def check_unchanged(grade: Grade, name: str, found: dict[str, Any]) -> None:
         grade.reject("stays-in-eval", "The model was in training mode before; after evaluate it is in eval mode.")
     if not before and any(after):
         grade.reject("always-to-train", "The model was in eval mode before; after evaluate it is in training mode.")
+    if not found["autograd"]:
+        text = "After evaluate autograd is off for the whole process: the next loss.backward() would fail."
+        grade.reject("autograd-left-off", text)
     for gradient in found["gradients"]:
         if gradient is None or not torch.equal(gradient, torch.full_like(gradient, 0.5)):
             now = "gone" if gradient is None else f"up to {float(gradient.abs().max()):.3g}"

@@ -58,6 +58,7 @@ def work(learner: ModuleType, case: dict[str, Any]) -> Any:
             "before": place % 2 == 0,
             "after": [model.training, model.dropout.training],
             "seen": model.seen,
+            "autograd": torch.is_grad_enabled(),
             "gradients": [weight.grad for weight in model.parameters()],
             "weights": [weight.detach() for weight in model.parameters()],
             "expected weights": list(before.values()),

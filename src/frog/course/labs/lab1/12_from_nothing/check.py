@@ -63,11 +63,12 @@ def check_start(grade: Grade, found: dict[str, Any], oracle: dict[str, Any], las
     text = f"{about}: the last checkpoint should be of step {last}, the first batch was that of step {first}."
     if first == 1 and last:
         grade.reject("not-every-n", text)
-    if first is not None and first in (last, last + 2):
+    if first is not None and first == last:
         grade.reject("step-off-by-one", text)
     if first is not None and first <= last:
         grade.reject("not-every-n", text)
-    if first != last + 1:
+    saved_on_the_way_out = first == found.get("step") and first_difference(found["losses"], oracle["losses"]) is None
+    if first != last + 1 and not saved_on_the_way_out:
         grade.reject("step-off-by-one", text)
     check_losses(grade, found, oracle, about)
 
