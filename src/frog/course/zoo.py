@@ -46,10 +46,16 @@ class Specimen:
         expected = {"stub": "unsolved", "wrong": "rejected"}.get(self.kind, "passed")
         reason = verdict.misconception if self.kind == "wrong" else None
         if (verdict.status, reason) == (expected, self.misconception):
-            return None
+            return self._not_measured(verdict)
         wanted = f"{expected}{f' for {self.misconception}' if self.misconception else ''}"
         found = f"{verdict.status}{f' for {verdict.misconception}' if verdict.misconception else ''}"
         return f"{self.title}: expected {wanted}, found {found} (seed {verdict.seed}): {verdict.observed or ''}"
+
+    def _not_measured(self, verdict: Verdict) -> str | None:
+        """A prediction that a reference which passed leaves open."""
+        asked = {one.id for one in self.exercise.manifest.predict} if self.kind == "reference" else set()
+        open_ones = sorted(asked - verdict.predicted.keys())
+        return f"{self.title}: passed, and has not measured {', '.join(open_ones)}" if open_ones else None
 
 
 def specimens(exercise: Exercise) -> list[Specimen]:

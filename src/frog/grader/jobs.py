@@ -125,7 +125,8 @@ def _move_limit(client: Client, number: int, left: list[str], near_limit: Mappin
     count = near_limit["count"] if left[0] == "when" else 1
     if sum(note[-2] == near_limit[left[0]] for note in _notes(number)) >= count:
         name, value = ("endtime", near_limit["end"]) if left[0] == "when" else ("timelimit", "60")
-        client.ask("update", job=str(number), name=name, value=value)
+        with contextlib.suppress(SlurmRefusal):  # it has ended since it was looked at
+            client.ask("update", job=str(number), name=name, value=value)
         left.pop(0)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -60,7 +61,7 @@ class Watch:
                 process = psutil.Process(pid)
                 if (breach := self._process(rank, process)) is not None:
                     return breach
-                running = running or process.status() not in (psutil.STATUS_SLEEPING, psutil.STATUS_STOPPED)
+                running = running or _runs(process)
         if running and self._ran:  # twice in a row: it is not just a thread that looked around
             self.stirred = time.monotonic()
         self._ran = running
@@ -92,6 +93,17 @@ class Watch:
         if (size := folder_bytes(self.scratch)) > MOST_SCRATCH_BYTES:
             return Breach("too-many-files", f"It wrote {size >> 20} MiB of files.", rank)
         return None
+
+
+def _runs(process: psutil.Process) -> bool:
+    """Whether one of its threads computes, or would if a core were free: what starves does not sleep."""
+    if not sys.platform.startswith("linux"):
+        return process.status() not in (psutil.STATUS_SLEEPING, psutil.STATUS_STOPPED)
+    for thread in Path(f"/proc/{process.pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):
+            if thread.read_text().rpartition(")")[2].split()[0] in "RD":
+                return True
+    return False
 
 
 def folder_bytes(folder: Path) -> int:

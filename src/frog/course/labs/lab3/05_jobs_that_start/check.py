@@ -9,11 +9,17 @@ HERE = Path(__file__).parent
 FILES = ("directives.sbatch", "launcher.sbatch", "variables.sbatch", "meeting.sbatch")
 NODES = ("node1", "node2")
 
+MEASURED = "measured.sbatch"
+"""What the prediction asks about, run beside the learner's files."""
+
 
 def check(grade: Grade) -> None:
     """All four run side by side."""
     files = {name: (HERE / name).read_text() for name in ("worker.py", "starter.py")}
-    jobs = run_jobs(grade, FILES, files)
+    files[MEASURED] = (
+        grade.exercise.stub()["launcher.sbatch"].decode().replace("python3 starter", "srun python3 starter")
+    )
+    jobs = run_jobs(grade, [*FILES, MEASURED], files)
     for name in FILES:
         job = jobs[name]
         if job.state == "REFUSED":
@@ -26,6 +32,7 @@ def check(grade: Grade) -> None:
         if job.state != "COMPLETED":
             grade.reject("unknown", f"{name}: all ranks met, and the job is {job.state}, {job.exit}. {tail(job)}")
         grade.measured(name, "4 ranks on 2 nodes met")
+    grade.predicted("workers", len(jobs[MEASURED].noted("started")))
 
 
 def tail(job: Job) -> str:
