@@ -15,8 +15,7 @@ PREDICTED = [[1000, 32], [64, 32], [64], [32, 64], [32]]
 def draw_cases(seed):
     draw = random.Random(seed)
     one_type = [([draw.randint(2, 9), draw.randint(10, 40)], "float32") for _ in range(draw.randint(7, 10))]
-    mixed = [([draw.randint(11, 90)], draw.choice(["float32", "float16"])) for _ in range(8)]
-    mixed[2:5] = [([51], "float16"), ([67], "float32"), ([23], "float16")]
+    mixed, limit = draw_mixed(draw)
     predicted = [(shape, "float32") for shape in PREDICTED]
     cases = [
         {"parameters": predicted, "bucket_bytes": 10_000, "tied": True},
@@ -24,11 +23,23 @@ def draw_cases(seed):
         {"parameters": one_type, "bucket_bytes": draw.randint(1500, 2500), "unused": [3]},
         {"parameters": one_type, "bucket_bytes": 1},
         {"parameters": one_type, "bucket_bytes": 1 << 30},
-        {"parameters": mixed, "bucket_bytes": draw.randint(300, 500)},
+        {"parameters": mixed, "bucket_bytes": limit},
         {"parameters": [([], "float32"), ([0, 3], "float32"), ([5], "float32")], "bucket_bytes": 24},
     ]
     empty = {"frozen": [], "unused": [], "tied": False}
     return [empty | case | {"seed": seed + number} for number, case in enumerate(cases)]
+
+
+def draw_mixed(draw):
+    """Gradients of two types, and a limit with which whoever forgets the types puts both into one bucket."""
+    while True:
+        parameters = [([draw.randint(11, 90)], draw.choice(["float32", "float16"])) for _ in range(9)]
+        limit, used, types = draw.randint(300, 500), 0, set()
+        for (numel,), dtype in reversed(parameters):
+            num_bytes = numel * BYTES[dtype]
+            used, types = (num_bytes, {dtype}) if used + num_bytes > limit else (used + num_bytes, types | {dtype})
+            if len(types) > 1:
+                return parameters, limit
 
 
 def fill(sizes, limit, size_of=lambda numel, dtype: numel * BYTES[dtype], ask_before=True):
