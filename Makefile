@@ -30,13 +30,18 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@touch $(VENV)/.ready
 
 # Without these, what needs them says so in the tests' summary, and job files run under the emulator.
-SYSTEM_PACKAGES := slurm-wlm munge openmpi-bin mpich iproute2 chromium $(if $(shell command -v npm),,npm)
+SYSTEM_PACKAGES := slurm-wlm munge openmpi-bin mpich iproute2
+# For the slides, unless they are there from elsewhere; Ubuntu's packages have no Chromium.
+PAGE_PACKAGES := $(if $(shell command -v chromium || command -v google-chrome),,chromium) $(if $(shell command -v npm),,npm)
 
 system:
 	@if ! command -v apt-get >/dev/null; then echo "make system: no apt-get here: nothing installed"; \
-	elif dpkg -s $(SYSTEM_PACKAGES) >/dev/null 2>&1; then echo "make system: $(SYSTEM_PACKAGES) are installed"; \
-	elif [ "$$(id -u)" != 0 ]; then echo "make system: not root; try: sudo apt-get install $(SYSTEM_PACKAGES)"; \
-	else apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(SYSTEM_PACKAGES); fi
+	elif dpkg -s $(SYSTEM_PACKAGES) $(PAGE_PACKAGES) >/dev/null 2>&1; then echo "make system: $(SYSTEM_PACKAGES) are installed"; \
+	elif [ "$$(id -u)" != 0 ]; then echo "make system: not root; try: sudo apt-get install $(SYSTEM_PACKAGES) $(PAGE_PACKAGES)"; \
+	else export DEBIAN_FRONTEND=noninteractive; \
+	apt-get update -qq && apt-get install -y -qq --no-install-recommends $(SYSTEM_PACKAGES) || exit 1; \
+	for package in $(PAGE_PACKAGES); do apt-get install -y -qq --no-install-recommends $$package \
+	|| echo "make system: no $$package here: nothing tests how the slides' pages look"; done; fi
 
 demo: setup
 	$(BIN)/frog data prepare
