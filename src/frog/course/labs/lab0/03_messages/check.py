@@ -8,7 +8,7 @@ from frog.grader.grade import Grade
 
 
 def check(grade: Grade) -> None:
-    world = grade.world(2, {"seed": grade.seed}, seconds=2.0)
+    world = grade.world(2, {"seed": grade.seed}, seconds=3.0)
     sent, received = world.values
     messages = make_messages(grade.seed)
     check_second_message(grade, sent["waiting"])
@@ -21,7 +21,7 @@ def check(grade: Grade) -> None:
     check_large(grade, sent, received, messages)
     check_torn(grade, received["torn"], messages["torn"][0])
     extra = received["on the wire"] - len(messages["torn"][0])
-    grade.measured("messages", f"{sum(map(len, messages.values())) - 1} arrived whole, in order, the largest of 3 MB")
+    grade.measured("messages", f"{sum(map(len, messages.values())) - 1} arrived whole, in order, the largest of 300 kB")
     grade.measured("bytes on the wire beside a message of 20 to 60 bytes", str(extra))
     grade.predicted("bytes-on-the-wire", 3 * 8 + 0 + 10 + 100_000)
 

@@ -58,7 +58,7 @@ def make_messages(seed: int) -> dict[str, list[bytes]]:
             some[1] + b"\n",
             b"7" * numbers.randint(3, 9),
         ],
-        "large": [numbers.randbytes(3_000_000 + numbers.randint(0, 9999)), b"after", numbers.randbytes(70_000)],
+        "large": [numbers.randbytes(300_000 + numbers.randint(0, 9999)), b"after", numbers.randbytes(70_000)],
         "torn": [some[4]],
     }
 
@@ -87,6 +87,8 @@ def connect(listener: socket.socket | None, address: Any) -> Narrow:
     else:
         end, _ = listener.accept()
     end.settimeout(None)
+    for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):  # so that a large message does not fit
+        end.setsockopt(socket.SOL_SOCKET, buffer, 1 << 15)
     return Narrow(fileno=end.detach())
 
 

@@ -1,6 +1,7 @@
 """A run that is never stopped, one that is captured on the way, and one that goes on from there in new objects."""
 
 import io
+import os
 from types import ModuleType
 from typing import Any
 
@@ -97,6 +98,8 @@ def work(learner: ModuleType, case: dict[str, Any]) -> Any:
     except Exception as error:
         problem = f"{type(error).__name__}: {str(error).split('.')[0][:150]}"
         return {"never": never, "captured": captured, "problem": problem, "resumed": None}
+    os.mkdir("another process")
+    os.chdir("another process")
     torch.manual_seed(seed + 99)
     model, optimizer, loader = make_objects(seed, seed + 5)
     step = learner.restore(state, model, optimizer, loader)

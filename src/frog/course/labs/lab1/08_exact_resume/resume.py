@@ -10,8 +10,8 @@ from torch import nn
 def capture(model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any, step: int) -> dict[str, Any]:
     """All that is needed to go on after `step`. Training goes on meanwhile, and must not be able to change it.
 
-    Only dicts, lists, tensors, numbers and strings: no objects with code. `loader.epoch` and `loader.index` are numbers
-    that say which batch comes next; dropout draws from torch's random numbers.
+    Only dicts, lists, tensors, numbers and strings, in memory: no objects with code, no files. `loader.epoch` and
+    `loader.index` are numbers that say which batch comes next; dropout draws from torch's random numbers.
     """
     raise NotImplementedError("fill in capture")
 
