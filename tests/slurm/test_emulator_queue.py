@@ -172,6 +172,15 @@ def test_at_its_time_limit_a_job_gets_sigterm_twice(tmp_path: Path, monkeypatch:
     assert sent == [[signal.SIGCONT, signal.SIGTERM], 0.5, [signal.SIGTERM]]
 
 
+@pytest.mark.parametrize(("look_s", "first_s"), [(30.0, 15.0), (0.2, 0.1)])
+def test_a_warning_comes_with_the_first_look_at_a_job(look_s: float, first_s: float, tmp_path: Path) -> None:
+    controller = SlurmController(tmp_path, "frogtest", NODES, 1, 1.0)
+    controller.look_s = look_s
+    found = job(1, RUNNING, signal=(10, 60, True))
+    found.started_s, found.limit_s = 1000.0, 1008.0
+    assert controller._warning_s(found) == 1000.0 + first_s
+
+
 @pytest.mark.parametrize(("limit_min", "left_s", "shown_min"), [(1440, 1, 1), (3, 38, 2)])
 def test_the_limit_of_a_job_whose_end_is_moved(limit_min: int, left_s: int, shown_min: int, tmp_path: Path) -> None:
     """As real Slurm showed it of jobs that had run for a few seconds."""

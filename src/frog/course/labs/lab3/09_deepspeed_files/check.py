@@ -1,0 +1,124 @@
+"""Read both files as DeepSpeed does, and compare what they start with the job."""
+
+import json
+import re
+from typing import Any, NoReturn
+
+from frog.grader.grade import Grade
+
+HOSTS = {"node1": 4, "node2": 4}
+SAMPLES, FIT = 256, 8
+BATCH, MICRO, STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
+
+
+def check(grade: Grade) -> None:
+    """First the processes, then what each computes."""
+    hosts = read_hosts(grade)
+    config = read_config(grade)
+    check_hosts(grade, hosts)
+    micro, steps = check_batch(grade, config, sum(hosts.values()))
+    check_rest(grade, config)
+    grade.measured("processes", f"{sum(hosts.values())}, on {', '.join(hosts)}")
+    grade.measured("samples of a step", f"{micro} x {steps} x {sum(hosts.values())} = {SAMPLES}")
+    grade.predicted("accumulation", SAMPLES / FIT / sum(HOSTS.values()))
+
+
+def read_hosts(grade: Grade) -> dict[str, int]:
+    """Slots of each machine."""
+    found: dict[str, int] = {}
+    for number, line in enumerate(grade.text("hostfile").splitlines(), start=1):
+        if not (words := line.split("#")[0].strip()):
+            continue
+        match = re.fullmatch(r"(\S+)\s+slots=(\d+)", words)
+        if match is None:
+            grade.reject(
+                "unknown", f"hostfile, line {number}: '{line}' is not NAME slots=NUMBER; DeepSpeed ends there."
+            )
+        if match[1] in found:
+            grade.reject("unknown", f"hostfile, line {number}: {match[1]} stands there twice; DeepSpeed ends there.")
+        found[match[1]] = int(match[2])
+    return found
+
+
+def read_config(grade: Grade) -> dict[str, Any]:
+    def twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [name for name, _ in pairs]
+        for name in names:
+            if names.count(name) > 1:
+                grade.reject("unknown", f"ds_config.json: {name} stands there twice; DeepSpeed refuses that.")
+        return dict(pairs)
+
+    try:
+        config = json.loads(grade.text("ds_config.json"), object_pairs_hook=twice)
+    except json.JSONDecodeError as problem:
+        grade.reject("not-json", f"ds_config.json, line {problem.lineno}, column {problem.colno}: {problem.msg}.")
+    if not isinstance(config, dict):
+        grade.reject("unknown", "ds_config.json holds no table.")
+    return config
+
+
+def check_hosts(grade: Grade, hosts: dict[str, int]) -> None:
+    """Four processes on each of two machines."""
+    if hosts == HOSTS:
+        return
+    shown = ", ".join(f"{slots} on {host}" for host, slots in hosts.items()) or "none"
+    observed = (
+        f"The hostfile starts {shown}: {sum(hosts.values())} processes. There are 4 GPUs on node1 and 4 on node2."
+    )
+    if any(slots > HOSTS.get(host, slots) for host, slots in hosts.items()):
+        grade.reject("slots-are-all-gpus", observed)
+    grade.reject("one-machine" if set(hosts) < set(HOSTS) else "unknown", observed)
+
+
+def check_batch(grade: Grade, config: dict[str, Any], world: int) -> tuple[int, int]:
+    """The micro-batch and the number of them; one that is missing follows from the other two."""
+    for name in (BATCH, MICRO, STEPS):
+        value = config.get(name)
+        if value == "auto":
+            grade.reject("auto-is-understood", f'ds_config.json: {name} is "auto", and DeepSpeed wants a number.')
+        if value is not None and (type(value) is not int or value < 1):
+            grade.reject("unknown", f"ds_config.json: {name} is {value!r}, and no whole number from 1.")
+    batch, micro, steps = (config.get(name) for name in (BATCH, MICRO, STEPS))
+    micro, steps, batch = fill(grade, batch, micro, steps, world)
+    observed = f"{micro} samples x {steps} micro-batches x {world} processes = {micro * steps * world}"
+    if micro * steps * world != batch:
+        id = "world-left-out" if micro * steps == batch else "another-batch"
+        grade.reject(id, f"{observed}, and train_batch_size is {batch}: DeepSpeed ends with that.")
+    if micro > FIT:
+        grade.reject("micro-batch-too-large", f"{observed}. {micro} samples at once on a GPU; {FIT} fit.")
+    if batch != SAMPLES:
+        grade.reject("another-batch", f"{observed}. A step was to take {SAMPLES} samples.")
+    return micro, steps
+
+
+def fill(grade: Grade, batch: Any, micro: Any, steps: Any, world: int) -> tuple[int, int, int]:
+    """All three, as DeepSpeed derives them."""
+    if micro is None and batch is None:
+        refuse(grade)
+    if batch is None:
+        steps = steps or 1
+        return micro, steps, micro * steps * world
+    if micro is None:
+        steps = steps or 1
+        return batch // steps // world, steps, batch
+    return micro, steps or batch // micro // world, batch
+
+
+def refuse(grade: Grade) -> NoReturn:
+    grade.reject("unknown", f"ds_config.json: neither {BATCH} nor {MICRO} is there; DeepSpeed ends with that.")
+
+
+def check_rest(grade: Grade, config: dict[str, Any]) -> None:
+    """What is split, and the type of numbers."""
+    zero = config.get("zero_optimization")
+    stage = zero.get("stage", 0) if isinstance(zero, dict) else None
+    split = {0: "nothing", 1: "the optimizer's state", 2: "that and gradients", 3: "that, gradients and weights"}
+    if stage != 2 or type(stage) is not int:
+        what = split.get(stage, "what DeepSpeed does not know") if type(stage) is int else "an error: it is no number"
+        grade.reject("another-stage", f"zero_optimization.stage is {stage!r}, which splits {what}.")
+    on = [
+        name for name in ("fp16", "bf16") if isinstance(config.get(name), dict) and config[name].get("enabled") is True
+    ]
+    if on != ["bf16"]:
+        id = "two-precisions" if len(on) == 2 else "unknown"
+        grade.reject(id, f"Enabled are {' and '.join(on) or 'neither fp16 nor bf16'}; the job's numbers are bf16.")
