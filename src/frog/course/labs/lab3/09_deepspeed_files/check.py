@@ -31,9 +31,7 @@ def read_hosts(grade: Grade) -> dict[str, int]:
             continue
         match = re.fullmatch(r"(\S+)\s+slots=(\d+)", words)
         if match is None:
-            grade.reject(
-                "unknown", f"hostfile, line {number}: '{line}' is not NAME slots=NUMBER; DeepSpeed ends there."
-            )
+            grade.reject("unknown", f"hostfile, line {number}: '{line}' is not NAME slots=NUMBER: DeepSpeed ends.")
         if match[1] in found:
             grade.reject("unknown", f"hostfile, line {number}: {match[1]} stands there twice; DeepSpeed ends there.")
         found[match[1]] = int(match[2])
@@ -62,9 +60,7 @@ def check_hosts(grade: Grade, hosts: dict[str, int]) -> None:
     if hosts == HOSTS:
         return
     shown = ", ".join(f"{slots} on {host}" for host, slots in hosts.items()) or "none"
-    observed = (
-        f"The hostfile starts {shown}: {sum(hosts.values())} processes. There are 4 GPUs on node1 and 4 on node2."
-    )
+    observed = f"The hostfile starts {shown}: {sum(hosts.values())} processes. node1 and node2 have 4 GPUs each."
     if any(slots > HOSTS.get(host, slots) for host, slots in hosts.items()):
         grade.reject("slots-are-all-gpus", observed)
     grade.reject("one-machine" if set(hosts) < set(HOSTS) else "unknown", observed)
