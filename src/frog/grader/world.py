@@ -156,6 +156,7 @@ class _Running:
     # ---- events ------------------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
+        looked = -math.inf
         while self._failure is None and not all(rank.ended for rank in self._ranks):
             for key, _ in self._selector.select(_LOOK_S):
                 key.data(key.fileobj)
@@ -168,7 +169,8 @@ class _Running:
                         self._gone(number)
             if self._doomed < math.inf:
                 self._go_on()
-            if self._failure is None:
+            if self._failure is None and time.monotonic() - looked > _LOOK_S:
+                looked = time.monotonic()
                 ended = {number for number, rank in enumerate(self._ranks) if rank.ended}
                 breach = self._limits.look(ended)
                 if breach is not None:
