@@ -138,3 +138,9 @@ def test_a_session_runs_unattended(name: Name, tmp_path: Path) -> None:
     session = read_session(name)
     assert len(list((tmp_path / "demo").glob("[0-9][0-9].txt"))) == len(session.steps)
     assert "runs/" in (tmp_path / "demo" / "index.html").read_text()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_demo_takes_the_minutes_of_the_run_sheet(name: Name) -> None:
+    sheet = (ROOT / "docs" / "teach" / f"session-{name}.md").read_text()
+    assert f"## The demo, {read_session(name).minutes} minutes" in sheet
