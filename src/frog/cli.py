@@ -10,6 +10,7 @@ from frog import __version__
 from frog.chaos.commands import add_chaos_parser
 from frog.config.arguments import add_train_arguments
 from frog.core.errors import FrogError
+from frog.course.classroom.commands import add_class_parser
 from frog.course.commands import add_learn_parser
 from frog.course.quiz.commands import add_quiz_parser
 from frog.data.commands import add_data_parser
@@ -70,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     add_submit_parser(commands)
     add_bundle_parser(commands)
     add_learn_parser(commands)
+    add_class_parser(commands)
     add_demo_parser(commands)
     return parser
 

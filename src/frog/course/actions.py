@@ -9,6 +9,7 @@ from pathlib import Path
 
 from frog.core.errors import UsageError
 from frog.course.folder import LearnerFolder, create_folder, is_empty, open_folder
+from frog.course.journal import SHORT
 from frog.course.predictions import asked_by, find_prediction, missing
 from frog.course.progress import update_progress, with_guess, with_hint, with_solution
 from frog.course.standing import Standing, exercise_at, list_lines, standing_in, summary_lines
@@ -148,7 +149,7 @@ def show_progress(args: argparse.Namespace) -> int:
 
     folder, standing = learner_here()
     page = write_page(standing, folder.path / "progress.html")
-    print_lines([*progress_lines(standing, style_of_output()), f"page: {page}"])
+    print_lines([*progress_lines(standing, style_of_output()), _head_line(standing), f"page: {page}"])
     return 0
 
 
@@ -157,4 +158,11 @@ def export(args: argparse.Namespace) -> int:
 
     folder, standing = learner_here()
     print(f"written: {write_export(folder, standing, args.file)}")
+    print(_head_line(standing))
     return 0
+
+
+def _head_line(standing: Standing) -> str:
+    """What an instructor writes down: it stands for all that was noted until now."""
+    progress = standing.progress
+    return f"head: {progress.head[:SHORT]} {progress.learner} ({len(progress.journal)} entries)"

@@ -11,6 +11,7 @@ from frog.core.errors import UsageError
 from frog.core.schema import Name, Positive, Typed, write_typed
 from frog.core.units import time_text
 from frog.course.folder import LearnerFolder
+from frog.course.journal import Journal
 from frog.course.progress import Guess, QuizResult, Work
 from frog.course.standing import Standing
 from frog.grader.exercise import Exercise
@@ -43,6 +44,8 @@ class Export(Typed, kw_only=True, frozen=True):
     exercises: tuple[ExerciseRecord, ...]
     predictions: tuple[Guess, ...]
     quizzes: tuple[QuizResult, ...]
+    journal: Journal = ()
+    """What the fields above sum up, hashed one upon the other: `frog class` holds them against each other."""
 
 
 def write_export(folder: LearnerFolder, standing: Standing, path: Path | None) -> Path:
@@ -60,6 +63,7 @@ def write_export(folder: LearnerFolder, standing: Standing, path: Path | None) -
         exercises=tuple(_record(exercise, folder, standing) for exercise in begun),
         predictions=progress.predictions,
         quizzes=progress.quizzes,
+        journal=progress.journal,
     )
     try:
         write_typed(path, found)

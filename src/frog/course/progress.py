@@ -21,11 +21,13 @@ from frog import __version__
 from frog.core.errors import UsageError
 from frog.core.schema import Digest, FileName, Name, Natural, Typed, read_typed, write_typed
 from frog.core.units import time_text
+from frog.course.journal import Detail, Journal, What, entry_after, head_of
 from frog.grader.verdict import Verdict
 
 NAME = "progress.json"
 
 _LOCK = ".progress.lock"
+_MOST_HINTS = 3
 _HINT = f"restore {NAME} from a copy, or move it away and begin again with `frog learn init .`"
 
 
@@ -56,7 +58,7 @@ class Work(Typed, kw_only=True, frozen=True):
     passed: Passed | None = None
     rejected: dict[Name, Rejected] = msgspec.field(default_factory=dict)
     """By the id of the misconception."""
-    hints: Annotated[int, msgspec.Meta(ge=0, le=3)] = 0
+    hints: Annotated[int, msgspec.Meta(ge=0, le=_MOST_HINTS)] = 0
     """How many of the three were taken."""
     gave_up: Name | None = None
     """When the solution was taken before a pass."""
@@ -106,6 +108,13 @@ class Progress(Typed, kw_only=True, frozen=True):
     predictions: tuple[Guess, ...] = ()
     """In the order of time."""
     quizzes: tuple[QuizResult, ...] = ()
+    journal: Journal = ()
+    """All of this again, as it came: what was passed, rejected, taken, predicted and asked."""
+
+    @property
+    def head(self) -> str:
+        """The hash that stands for all that was done until now."""
+        return head_of(self.journal, self.learner, self.began)
 
     def work(self, exercise: str) -> Work:
         return self.exercises.get(exercise, Work())
@@ -174,32 +183,24 @@ def with_verdict(progress: Progress, verdict: Verdict) -> Progress:
     """A check was made. What a passed one measured closes the predictions that were made before it."""
     if verdict.status == "broken":
         return progress
-    now, work = time_text(), progress.work(verdict.exercise)
-    work = replace(work, checks=work.checks + 1)
-    if verdict.status == "passed" and work.passed is None:
-        work = replace(work, passed=Passed(at=now, by=f"frog {__version__}", seed=verdict.seed))
-    if verdict.status == "rejected":
-        name = verdict.misconception or "unknown"
-        times = work.rejected[name].times if name in work.rejected else 0
-        work = replace(work, rejected={**work.rejected, name: Rejected(times=times + 1, last=now)})
-    guesses = progress.predictions
+    now, detail = time_text(), Detail()
     if verdict.status == "passed":
-        guesses = tuple(_measured(guess, verdict, now) for guess in guesses)
-    return replace(progress.with_work(verdict.exercise, work), predictions=guesses, current=verdict.exercise)
-
-
-def _measured(guess: Guess, verdict: Verdict, now: str) -> Guess:
-    if guess.exercise != verdict.exercise or guess.measured is not None or guess.id not in verdict.predicted:
-        return guess
-    if not math.isfinite(verdict.predicted[guess.id]):
-        return guess
-    return replace(guess, measured=verdict.predicted[guess.id], measured_at=now)
+        detail = {"by": f"frog {__version__}", "seed": verdict.seed}
+    if verdict.status == "rejected":
+        detail = {"misconception": verdict.misconception or "unknown"}
+    progress = _with(progress, now, verdict.status, verdict.exercise, detail)
+    open_guesses = {g.id for g in progress.predictions if g.exercise == verdict.exercise and g.measured is None}
+    for name, value in verdict.predicted.items() if verdict.status == "passed" else ():
+        if name in open_guesses and math.isfinite(value):
+            progress = _with(progress, now, "measured", verdict.exercise, {"id": name, "value": float(value)})
+    return progress
 
 
 def with_hint(progress: Progress, exercise: str) -> Progress:
     """One more hint was taken."""
-    work = progress.work(exercise)
-    return replace(progress.with_work(exercise, replace(work, hints=min(work.hints + 1, 3))), current=exercise)
+    if progress.work(exercise).hints >= _MOST_HINTS:
+        return replace(progress, current=exercise)
+    return _with(progress, time_text(), "hint", exercise, {})
 
 
 def with_solution(progress: Progress, exercise: str) -> Progress:
@@ -207,13 +208,81 @@ def with_solution(progress: Progress, exercise: str) -> Progress:
     work = progress.work(exercise)
     if work.passed or work.gave_up:
         return progress
-    return progress.with_work(exercise, replace(work, gave_up=time_text()))
+    return _with(progress, time_text(), "solution", exercise, {})
 
 
 def with_guess(progress: Progress, guess: Guess) -> Progress:
-    return replace(progress, predictions=(*progress.predictions, guess), current=guess.exercise)
+    detail: Detail = {"id": guess.id, "value": float(guess.value), "unit": guess.unit, "text": guess.text}
+    return _with(progress, guess.at, "guess", guess.exercise, detail)
 
 
 def with_quiz(progress: Progress, result: QuizResult) -> Progress:
     """For `frog quiz`: a round was taken."""
-    return replace(progress, quizzes=(*progress.quizzes, result))
+    detail = {name: getattr(result, name) for name in ("lab", "seed", "asked", "right", "beliefs")}
+    return _with(progress, result.at, "quiz", None, detail)
+
+
+def replay(progress: Progress) -> Progress:
+    """What the journal alone says was done: equal to the rest of a progress that nobody edited.
+
+    Raises:  LookupError, TypeError or msgspec.ValidationError for an entry that Frog does not write.
+    """
+    found = Progress(learner=progress.learner, began=progress.began)
+    for entry in progress.journal:
+        found = _done(found, entry.at, entry.what, entry.exercise or "", entry.detail)
+    return found
+
+
+def _with(progress: Progress, at: str, what: What, exercise: str | None, detail: Detail) -> Progress:
+    """Note what was done, in the journal and in the fields that sum it up."""
+    if not progress.journal and _has_begun(progress):
+        progress = _noted(progress, at, "before", None, {})
+    return _done(_noted(progress, at, what, exercise, detail), at, what, exercise or "", detail)
+
+
+def _has_begun(progress: Progress) -> bool:
+    works = any(work != Work(shipped=work.shipped) for work in progress.exercises.values())
+    return works or bool(progress.predictions or progress.quizzes)
+
+
+def _noted(progress: Progress, at: str, what: What, exercise: str | None, detail: Detail) -> Progress:
+    return replace(progress, journal=(*progress.journal, entry_after(progress.head, at, what, exercise, detail)))
+
+
+def _done(progress: Progress, at: str, what: What, exercise: str, detail: Detail) -> Progress:
+    """The fields that sum up the journal, after one entry more."""
+    if what == "quiz":
+        result = msgspec.convert({**detail, "at": at}, QuizResult)
+        return replace(progress, quizzes=(*progress.quizzes, result))
+    if what == "guess":
+        guess = msgspec.convert({**detail, "exercise": exercise, "at": at}, Guess)
+        return replace(progress, predictions=(*progress.predictions, guess), current=exercise)
+    if what == "measured":
+        number = msgspec.convert(detail["value"], float)
+        about = (exercise, detail["id"], None)
+        guesses = (
+            replace(guess, measured=number, measured_at=at)
+            if (guess.exercise, guess.id, guess.measured) == about
+            else guess
+            for guess in progress.predictions
+        )
+        return replace(progress, predictions=tuple(guesses))
+    if what == "before":
+        return progress
+    after = progress.with_work(exercise, _worked(progress.work(exercise), at, what, detail))
+    return after if what == "solution" else replace(after, current=exercise)
+
+
+def _worked(work: Work, at: str, what: What, detail: Detail) -> Work:
+    if what == "hint":
+        return replace(work, hints=work.hints + 1)
+    if what == "solution":
+        return replace(work, gave_up=at)
+    work = replace(work, checks=work.checks + 1)
+    if what == "passed" and work.passed is None:
+        return replace(work, passed=msgspec.convert({**detail, "at": at}, Passed))
+    if what == "rejected":
+        name = msgspec.convert(detail["misconception"], str)
+        times = work.rejected[name].times if name in work.rejected else 0
+        return replace(work, rejected={**work.rejected, name: Rejected(times=times + 1, last=at)})
+    return work

@@ -1,0 +1,279 @@
+"""`frog class`: many exports on one page, edited ones noticed, unreadable ones named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_course import verdict, write_course
+
+from frog.cli import main
+from frog.core.schema import read_typed, write_typed
+from frog.course.classroom import page
+from frog.course.classroom.summary import place_of, times
+from frog.course.export import ExerciseRecord, Export
+from frog.course.journal import entry_after, first_hash
+from frog.course.progress import (
+    Guess,
+    Progress,
+    QuizResult,
+    replay,
+    with_guess,
+    with_hint,
+    with_quiz,
+    with_solution,
+    with_verdict,
+)
+from frog.grader.exercise import find_exercises
+
+FIRST, SECOND, THIRD = "lab1/01_first", "lab1/02_second", "lab2/01_third"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, which is the current one; the course is the small one."""
+    course, here = find_exercises(write_course(tmp_path / "labs")), tmp_path / "class"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(page, "find_exercises", lambda: course)
+    return here
+
+
+def guess(value: float) -> Guess:
+    about = {"exercise": SECOND, "id": "bytes-sent", "unit": "B", "text": f"{value:g}"}
+    return Guess(value=value, at="2026-03-02 09:00:00.000", **about)
+
+
+def quiz(right: int) -> QuizResult:
+    return QuizResult(lab=1, at="2026-03-02 09:30:00.000", seed=3, asked=2, right=right, beliefs=("sums are means",))
+
+
+def worked(learner: str = "Ada Lovelace", began: str = "2026-03-02 08:00:00.000") -> Progress:
+    """1.1 passed, 1.2 rejected twice and given up after hints, a prediction measured, two quizzes."""
+    progress = Progress(learner=learner, began=began)
+    progress = with_guess(with_quiz(progress, quiz(0)), guess(8000.0))
+    progress = with_verdict(progress, verdict(FIRST, "unsolved"))
+    progress = with_verdict(progress, verdict(FIRST))
+    for _ in range(2):
+        progress = with_verdict(progress, verdict(SECOND, "rejected", misconception="sum-is-average"))
+    for _ in range(4):
+        progress = with_hint(progress, SECOND)
+    progress = with_solution(progress, SECOND)
+    progress = with_verdict(progress, verdict(SECOND, predicted={"bytes-sent": 4000.0}))
+    return with_quiz(with_solution(progress, THIRD), quiz(2))
+
+
+def write(progress: Progress, path: Path, exported: str = "2026-03-02 10:00:00.000") -> Path:
+    """As `frog learn export` does."""
+    records = (
+        ExerciseRecord(id=name, number=name[3] + ".1", title=name, minutes=5, work=work, files={})
+        for name, work in progress.exercises.items()
+        if work.checks or work.hints or work.gave_up
+    )
+    found = Export(
+        learner=progress.learner,
+        began=progress.began,
+        exported=exported,
+        frog="1",
+        passed=2,
+        of=3,
+        exercises=tuple(records),
+        predictions=progress.predictions,
+        quizzes=progress.quizzes,
+        journal=progress.journal,
+    )
+    write_typed(path, found)
+    return path
+
+
+def changed(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    table = json.loads(path.read_text())
+    change(table)
+    path.write_text(json.dumps(table))
+
+
+def rehash(table: dict[str, Any]) -> None:
+    """What somebody does who knows how."""
+    head, journal = first_hash(table["learner"], table["began"]), []
+    for entry in table["journal"]:
+        entry["hash"] = head = entry_after(
+            head, entry["at"], entry["what"], entry["exercise"], dict(entry["detail"])
+        ).hash
+        journal.append(entry)
+    table["journal"] = journal
+
+
+def test_a_journal_says_all_that_its_progress_does() -> None:
+    progress = worked()
+    noted = replay(progress)
+    assert (noted.exercises, noted.predictions, noted.quizzes) == (
+        progress.exercises,
+        progress.predictions,
+        progress.quizzes,
+    )
+    assert progress.predictions[0].measured == 4000
+    assert progress.work(SECOND).hints == 3
+    assert [entry.what for entry in progress.journal].count("hint") == 3
+
+
+def test_one_page_from_many(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(worked(), here / "ada.json")
+    write(Progress(learner="<b>Eve</b>", began="2026-03-02 08:00:00.001"), here / "eve.json")
+    write(with_verdict(Progress(learner="Bob", began="x"), verdict(SECOND, "rejected")), here / "bob.json")
+    assert main(["class", "."]) == 0
+    assert capsys.readouterr().out == "page: class.html (3 learners)\n"
+    html = (here / "class.html").read_text()
+    for text in (
+        "3 learners",
+        "Ada Lovelace",
+        "&lt;b&gt;Eve&lt;/b&gt;",
+        "the sum over the ranks is the mean",
+        "How many bytes does a rank send?",
+        "2 times too much",
+        "0 of 2",
+        "100 %",
+        "sums are means: 1",
+        "not passed, 1 checks, 0 hints",
+        "whole",
+    ):
+        assert text in html
+    assert "edited</td>" not in html
+    assert "http" not in html
+    assert "src=" not in html
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        (lambda t: t["exercises"][1]["work"].update(hints=0), "1].work.hints: found 0, its journal says 3"),
+        (lambda t: t["exercises"][1]["work"].update(gave_up=None), "$.exercises[1].work.gave_up: found null"),
+        (lambda t: t["exercises"][0]["work"].update(checks=1), "0].work.checks: found 1, its journal says 2"),
+        (lambda t: t["exercises"][1]["work"].update(rejected={}), "$.exercises[1].work.rejected: found {}"),
+        (lambda t: t["exercises"][2]["work"].update(passed={"at": "x", "by": "x", "seed": 1}), "2].work.passed"),
+        (lambda t: t["exercises"].pop(), "$.exercises: lacks lab2/01_third"),
+        (lambda t: t["predictions"][0].update(value=4000.0), "$.predictions[0]: found 8000 (4000, measured 4000.0)"),
+        (lambda t: t["quizzes"][0].update(right=2), "$.quizzes[0]: found"),
+        (lambda t: t["quizzes"].pop(0), "$.quizzes: found 1, its journal says 2"),
+        (lambda t: t["journal"].pop(3), "$.journal[3] ("),
+        (lambda t: t["journal"][2].update(what="passed"), "$.journal[2] ("),
+        (lambda t: t["journal"][5]["detail"].update(misconception="x"), "$.journal[5] ("),
+        (lambda t: t.update(learner="Bob"), "$.journal[0] ("),
+        (lambda t: (t["journal"][2].update(what="rejected"), rehash(t)), "$.journal: holds an entry that Frog"),
+    ],
+)  # fmt: skip
+def test_an_edit_is_noticed(
+    here: Path, capsys: pytest.CaptureFixture[str], change: Callable[[dict[str, Any]], object], place: str
+) -> None:
+    path = write(worked(), here / "ada.json")
+    changed(path, change)
+    assert main(["class", "ada.json"]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("edited: ")
+    assert place in out
+    assert "(edited)" in (here / "class.html").read_text()
+
+
+def cut(table: dict[str, Any]) -> None:
+    """The solution of 2.1 was never taken, and the journal says so too."""
+    table["exercises"].pop()
+    table["journal"] = [entry for entry in table["journal"] if entry["exercise"] != THIRD]
+    rehash(table)
+
+
+def test_a_journal_written_anew_is_whole_but_not_what_was_noted_before(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    progress = worked()
+    changed(write(progress, here / "later.json", "2026-03-03"), cut)
+    assert main(["class", "later.json"]) == 0
+
+    heads = here / "heads.txt"
+    heads.write_text(f"# session B\n{progress.journal[3].hash[:12]} Ada Lovelace\n")
+    assert main(["class", "later.json", "--heads", "heads.txt"]) == 0
+    heads.write_text(f"{progress.head[:12]} Ada Lovelace\n")
+    assert main(["class", "later.json", "--heads", "heads.txt"]) == 1
+    assert f"head {progress.head[:12]}, written down before" in capsys.readouterr().out
+
+    write(progress, here / "earlier.json", "2026-03-02")
+    assert main(["class", "later.json", "earlier.json"]) == 1
+    assert "which this journal does not have" in capsys.readouterr().out
+
+
+def test_the_last_of_two_exports_counts(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    progress = worked()
+    write(progress, here / "one.json", "2026-03-02")
+    write(with_verdict(progress, verdict(THIRD)), here / "two.json", "2026-03-03")
+    assert main(["class", "two.json", "one.json", "."]) == 0
+    assert "(1 learner)" in capsys.readouterr().out
+    assert f"{len(progress.journal) + 1}</td>" in (here / "class.html").read_text()
+
+
+def test_progress_of_before_there_was_a_journal(here: Path) -> None:
+    old = read_typed(write(worked(), here / "old.json"), Export)
+    kept = Progress(learner="Old", began="x", exercises={one.id: one.work for one in old.exercises})
+    write(kept, here / "old.json")
+    changed(here / "old.json", lambda table: table.pop("journal"))
+    write(with_hint(kept, FIRST), here / "on.json", "2026-03-04")
+    assert main(["class", "old.json"]) == 0
+    assert ">no journal<" in (here / "class.html").read_text()
+    assert [entry.what for entry in with_hint(kept, FIRST).journal] == ["before", "hint"]
+    assert main(["class", "old.json", "on.json"]) == 0
+    assert ">begun before the journal<" in (here / "class.html").read_text()
+
+
+def test_bad_files_are_named_and_the_others_make_a_page(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(worked(), here / "ada.json")
+    changed(write(worked("Bob"), here / "bob.json"), lambda t: t["exercises"][1]["work"].update(hints=9))
+    (here / "torn.json").write_text('{"format": 1, "lear')
+    assert main(["class", "ada.json", "bob.json", "torn.json", "none.json"]) == 1
+    out = capsys.readouterr().out
+    assert "cannot be used: bob.json: $.exercises[1].work.hints: found 9, expected int <= 3" in out
+    assert "torn.json: not valid JSON" in out
+    assert "none.json: is missing\n  try: ask for the file again" in out
+    html = (here / "class.html").read_text()
+    assert "1 learner<" in html
+    assert "3 could not be used" in html
+
+
+def test_without_one_good_file_there_is_no_page(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["class", "none.json"]) == 2
+    assert "no file of `frog learn export` could be read" in capsys.readouterr().err
+    assert not (here / "class.html").exists()
+
+
+def test_pseudonyms(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    changed(write(worked(), here / "ada.json"), lambda table: table["quizzes"].pop())
+    write(worked("Bob"), here / "bob.json")
+    assert main(["class", "ada.json", "bob.json", "--pseudonyms", "--out", "page.html"]) == 1
+    html, out = (here / "page.html").read_text(), capsys.readouterr().out
+    assert "Ada" not in html
+    assert "ada.json" not in html
+    assert "Bob" not in html
+    word = next(line for line in out.splitlines() if "Bob" in line).split(" is ")[0]
+    assert word in html
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("Ada 1f0c\n", "heads.txt:1: found 'Ada 1f0c', expected a head and a name"),
+        ("1f0c4a52b7de Nobody\n", "heads.txt:1: no report is Nobody's"),
+        (None, "heads.txt: is missing"),
+    ],
+)
+def test_heads_that_are_none(here: Path, capsys: pytest.CaptureFixture[str], text: str | None, said: str) -> None:
+    write(worked(), here / "ada.json")
+    if text is not None:
+        (here / "heads.txt").write_text(text)
+    assert main(["class", "ada.json", "--heads", "heads.txt"]) in {1, 2}
+    captured = capsys.readouterr()
+    assert said in captured.out + captured.err
+
+
+def test_where_a_prediction_is_drawn() -> None:
+    assert [place_of(times(value, 1.0)) for value in (1.0, 16.0, 1e300, 0.5, -3.0)] == [100, 190, 190, 77.5, 10]
+    assert times(5.0, 0.0) == 16
+    assert times(1e308, 1e-308) == 16
