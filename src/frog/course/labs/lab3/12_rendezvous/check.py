@@ -1,0 +1,161 @@
+"""Uneven nodes come in many orders, come again, or do not come at all: on pretended hosts, then by a real TCPStore."""
+
+import random
+from typing import Any
+
+from frog.grader.grade import Grade
+
+Run = dict[str, Any]
+TIMEOUT_S = 0.25
+
+
+def check(grade: Grade) -> None:
+    """Two rounds of nodes of other sizes, in orders drawn anew; then worlds in which nodes are absent."""
+    draw = random.Random(grade.seed)
+    sizes = [[1], [3], [2, 1], [1, 3, 2], *[[draw.randint(1, 3) for _ in range(draw.randint(2, 4))] for _ in range(6)]]
+    whole = [make_run(draw, each, ()) for each in sizes]
+    absent = [make_run(draw, *each) for each in (([2, 1, 2], (1,)), ([1, 2, 1, 1], (1, 3)), ([2, 1], (0,)))]
+    found = grade.call({"runs": whole + absent}).values[0]
+    pairs = list(zip(whole + absent, found, strict=True))
+    for run, seen in pairs:
+        check_opened(grade, run, seen)
+    for run, seen in pairs[: len(whole)]:
+        check_joined(grade, run, seen)
+    for run, seen in pairs[len(whole) :]:
+        check_absent(grade, run, seen)
+    check_real(grade, draw)
+    grade.measured("processes that agreed, in two rounds each", str(sum(len(run["tasks"]) for run in whole)))
+    grade.measured("worlds with absent nodes that ended with their numbers", str(len(absent)))
+    grade.predicted("first-of-node-2", 3 + 1)
+
+
+def make_run(draw: random.Random, sizes: list[int], absent: tuple[int, ...]) -> Run:
+    """A world; in the second round its nodes have other sizes. Each process is told only of its own node."""
+    hosts = [
+        f"{name}{draw.randrange(100, 999)}" for name in draw.sample(["fir", "oak", "ash", "elm", "yew"], len(sizes))
+    ]
+    port = draw.randrange(20000, 60000)
+    again = [draw.choice([other for other in range(1, 5) if other != size]) for size in sizes]
+    rounds = [sizes] if absent else [sizes, again]
+    wait_s = TIMEOUT_S if absent else 30.0
+    tasks = []
+    for node in (node for node in range(len(sizes)) if node not in absent):
+        for local in range(max(counts[node] for counts in rounds)):
+            joins = [(number, counts[node]) for number, counts in enumerate(rounds) if local < counts[node]]
+            tasks.append([make_task(hosts, port, node, local, count, number, wait_s) for number, count in joins])
+    told = {"tasks": tasks, "timeout_s": wait_s, "absent": list(absent)}
+    return {"seed": draw.randrange(1 << 30), **told, "sizes": rounds, "hosts": hosts}
+
+
+def make_task(hosts: list[str], port: int, node: int, local: int, count: int, number: int, wait_s: float) -> Run:
+    place = {"node_rank": node, "num_nodes": len(hosts), "local_rank": local, "num_ranks": count, "host": hosts[node]}
+    return {**place, "master_addr": hosts[0], "master_port": port, "round": number, "timeout_s": wait_s}
+
+
+def who_is(run: Run, who: int) -> str:
+    task = run["tasks"][who][0]
+    return f"local rank {task['local_rank']} of node {task['node_rank']} ({task['host']})"
+
+
+def check_opened(grade: Grade, run: Run, seen: Run) -> None:
+    """Who listened, and where each went."""
+    for who, host, port, listen in seen["opened"]:
+        task = run["tasks"][who][0]
+        told = f"{task['master_addr']}:{task['master_port']}"
+        did = f"{who_is(run, who)} {'listened at' if listen else 'went to'} {host}:{port}; all were told {told}."
+        if port != task["master_port"]:
+            grade.reject("own-port", did)
+        if listen and task["node_rank"] == 0 and task["local_rank"] != 0:
+            grade.reject("every-rank-listens", did)
+        if host != task["master_addr"] or (listen and task["node_rank"] != 0):
+            grade.reject("any-node-listens", did)
+
+
+def check_joined(grade: Grade, run: Run, seen: Run) -> None:
+    """All came: all must return the same world, in both rounds."""
+    sizes = run["sizes"][0]
+    if seen["stuck"] or seen["error"]:
+        waits = "; ".join(
+            f"{who_is(run, int(who))} is in {does}"[:160] for who, does in list(seen["waits"].items())[:2]
+        )
+        grade.reject("unknown", f"Nodes of {sizes} ranks, all came: {seen['error'] or seen['stuck']}. {waits}")
+    for who, gave in seen["gave"].items():
+        for task in run["tasks"][int(who)]:
+            check_world(grade, run, task, gave[str(task["round"])])
+
+
+def world_of(run: Run, task: Run, number: int) -> Run:
+    """What join must return."""
+    sizes = run["sizes"][number]
+    hosts = [host for host, count in zip(run["hosts"], sizes, strict=True) for _ in range(count)]
+    rank = sum(sizes[: task["node_rank"]]) + task["local_rank"]
+    return {"rank": rank, "world_size": len(hosts), "hosts": hosts}
+
+
+def check_world(grade: Grade, run: Run, task: Run, found: Run) -> None:
+    """Reject what one process learned, by what would give it."""
+    right, sizes = world_of(run, task, task["round"]), run["sizes"][task["round"]]
+    if found == right:
+        return
+    where = f"Nodes of {sizes} ranks, round {task['round']}: node {task['node_rank']}, local rank {task['local_rank']}"
+    observed = f"{where} got {said(found)}, and it is {said(right)}."
+    if "world_size" not in found:
+        grade.reject("unknown", f"{observed} All nodes had come.")
+    if {*found["hosts"]} & {"localhost", "127.0.0.1"}:
+        grade.reject("own-name", observed)
+    own = [task["host"]] * task["num_ranks"]
+    if found["world_size"] == task["num_ranks"] and found["hosts"] in (own, right["hosts"]) and len(sizes) > 1:
+        grade.reject("one-node", observed)
+    equal = task["node_rank"] * task["num_ranks"] + task["local_rank"]
+    if found["world_size"] == len(sizes) * task["num_ranks"] != right["world_size"]:
+        grade.reject("nodes-are-equal", observed)
+    if found["hosts"] == right["hosts"] and found["rank"] == equal != right["rank"]:
+        grade.reject("nodes-are-equal", observed)
+    if of_both_rounds(run, found["hosts"]) and len(found["hosts"]) != right["world_size"]:
+        grade.reject("old-keys", f"{observed} The other round's nodes had {run['sizes'][1 - task['round']]}.")
+    if found["world_size"] == right["world_size"] and sorted(found["hosts"]) == sorted(right["hosts"]):
+        grade.reject("order-of-arrival", observed)
+    grade.reject("unknown", observed)
+
+
+def of_both_rounds(run: Run, hosts: list[str]) -> bool:
+    """Whether each host has as many ranks as it had in one of the rounds."""
+    counts = [hosts.count(host) for host in run["hosts"]]
+    return len(run["sizes"]) == 2 and all(count in pair for count, *pair in zip(counts, *run["sizes"], strict=True))
+
+
+def said(found: Run) -> str:
+    return ", ".join(f"{name} {value}" for name, value in found.items())
+
+
+def check_absent(grade: Grade, run: Run, seen: Run) -> None:
+    """Some nodes never come: everyone else ends in time, and names them."""
+    sizes, absent = run["sizes"][0], run["absent"]
+    world = f"{len(sizes)} nodes, and node {' and node '.join(map(str, absent))} never came"
+    if seen["stuck"] and seen["waits"]:
+        who, does = next(iter(seen["waits"].items()))
+        grade.reject(
+            "waits-for-ever", f"{world}: {who_is(run, int(who))} {seen['stuck']}: {does}; timeout_s was {TIMEOUT_S}."
+        )
+    for who, gave in seen["gave"].items():
+        if gave["0"].get("missing") is None or sorted(gave["0"]["missing"]) != absent:
+            grade.reject("not-named", f"{world}: {who_is(run, int(who))} ended with {said(gave['0'])}.")
+    for who, asked in seen["expired"].items():
+        if asked > 1.01 * TIMEOUT_S:
+            waited = f"waited {asked / TIMEOUT_S:.0f} x timeout_s before it gave up"
+            grade.reject("deadline-for-each", f"{world}: {who_is(run, int(who))} {waited}.")
+    if seen["error"]:
+        grade.reject("not-named", f"{world}: {seen['error']}")
+
+
+def check_real(grade: Grade, draw: random.Random) -> None:
+    """Three processes of two nodes, a real store."""
+    run = make_run(draw, [1, 2], ())
+    tasks = [
+        make_task(run["hosts"], 29500, node, local, [1, 2][node], 0, wait_s=20.0)
+        for node, local in ((0, 0), (1, 0), (1, 1))
+    ]
+    world = grade.world(3, {"tasks": tasks}, work="meet", join=False)
+    for task, found in zip(tasks, world.values, strict=True):
+        check_world(grade, run, task, found)
+    grade.measured("a real TCPStore", "3 processes of 2 nodes agreed")
