@@ -54,6 +54,8 @@ def _add_dev(actions: _Parsers) -> None:
     check.add_argument(
         "exercise", metavar="EXERCISE", nargs="*", help="an id, a number or a name (default: all, and labs/ZOO.md)"
     )
+    for parser in (new, check):
+        parser.add_argument("--labs", type=Path, metavar="DIR", help="where labs lie (default: the course's)")
     check.add_argument("--write", action="store_true", help="write labs/ZOO.md in the current folder")
     check.add_argument("--times", type=int, default=1, metavar="N", help="check each so many times (default: 1)")
     check.add_argument("--only", default="", metavar="WORD", help="those with that word in their name, such as wrong/")

@@ -109,7 +109,7 @@ def table(exercises: Sequence[Exercise]) -> str:
 
 def new(args: argparse.Namespace) -> int:
     """`frog learn dev new`: the folder of an exercise, to be filled in."""
-    folder = LABS / args.exercise
+    folder = (args.labs or LABS).resolve() / args.exercise
     if re.fullmatch(r"lab\d+/\d\d_[a-z0-9_]+", args.exercise) is None:
         raise UsageError(f"{args.exercise}: expected a name like lab2/09_my_idea")
     if folder.exists():
@@ -121,7 +121,8 @@ def new(args: argparse.Namespace) -> int:
 
 def check(args: argparse.Namespace) -> int:
     """`frog learn dev check`: prove exercises, and hold the table against them."""
-    exercises = [find_exercise(name) for name in args.exercise] or find_exercises()
+    labs = (args.labs or LABS).resolve()
+    exercises = [find_exercise(name, labs) for name in args.exercise] or find_exercises(labs)
     found = [one for exercise in exercises for one in specimens(exercise)] * args.times
     found = [one for one in found if args.only in f"{one.exercise.id} {one.kind}/{one.name}"]
     start, problems = time.monotonic(), []
@@ -132,7 +133,8 @@ def check(args: argparse.Namespace) -> int:
             problems.append(problem)
             print(f"    {problem}", flush=True)
     print(f"{len(found) - len(problems)} of {len(found)} as they must be, in {time.monotonic() - start:.0f} s")
-    return _table_is_true(exercises, args.write) if not args.exercise and not problems else int(bool(problems))
+    is_course = not args.exercise and args.labs is None
+    return _table_is_true(exercises, args.write) if is_course and not problems else int(bool(problems))
 
 
 def _table_is_true(exercises: Sequence[Exercise], write: bool) -> int:
