@@ -118,7 +118,7 @@ class Pod:
         self._log: IO[str] = open(self.folder / "log", "a", buffering=1, encoding="utf-8")  # noqa: SIM115
         (self.folder / "pid").unlink(missing_ok=True)
         (self.folder / "root").mkdir(exist_ok=True)
-        env = self._environment()
+        env = pod_environment(self.manifest, self.index, self.name, self.address, self._gpus)
         container = self.template.container
         spec = PodSpec(
             host=self.host,
@@ -148,35 +148,6 @@ class Pod:
             for name in ("startup", "liveness", "readiness")
             if (probe := getattr(container, name)) is not None
         }
-
-    def _environment(self) -> dict[str, str]:
-        """What Kubernetes and the image set, then what the manifest says, in order."""
-        known = {
-            "metadata.name": self.name,
-            "metadata.namespace": self.manifest.job.namespace,
-            "status.podIP": self.address,
-            "labels": self.labels,
-            "annotations": {**self.template.annotations, INDEX_KEY: str(self.index)},
-        }
-        env = {
-            "PATH": f"{Path(sys.executable).parent}:{_SYSTEM_PATH}",
-            "HOME": "/",
-            "HOSTNAME": self.host,
-            "JOB_COMPLETION_INDEX": str(self.index),
-        }
-        if self._gpus is not None:
-            env["CUDA_VISIBLE_DEVICES"] = self._gpus
-        for variable in self.template.container.env:
-            env[variable.name] = self._value(variable, known, env)
-        return env
-
-    def _value(self, variable: Variable, known: Mapping[str, object], env: Mapping[str, str]) -> str:
-        if variable.field_path is not None:
-            return field_value(variable.field_path, known)
-        if variable.config_map is not None:
-            name, key = variable.config_map
-            return self.manifest.config_maps[name][key]
-        return expand(variable.value or "", env)
 
     def _mounts(self) -> list[Mount]:
         etc = self.folder / "etc"
@@ -327,6 +298,38 @@ def pod_labels(job: KubernetesJob, index: int) -> dict[str, str]:
         "job-name": job.name,
         INDEX_KEY: str(index),
     }
+
+
+def pod_environment(manifest: Manifest, index: int, name: str, address: str, gpus: str | None) -> dict[str, str]:
+    """A container's environment: what Kubernetes and the image set, then what the manifest says, in order."""
+    job = manifest.job
+    known = {
+        "metadata.name": name,
+        "metadata.namespace": job.namespace,
+        "status.podIP": address,
+        "labels": pod_labels(job, index),
+        "annotations": {**job.template.annotations, INDEX_KEY: str(index)},
+    }
+    env = {
+        "PATH": f"{Path(sys.executable).parent}:{_SYSTEM_PATH}",
+        "HOME": "/",
+        "HOSTNAME": f"{job.name}-{index}",
+        "JOB_COMPLETION_INDEX": str(index),
+    }
+    if gpus is not None:
+        env["CUDA_VISIBLE_DEVICES"] = gpus
+    for variable in job.template.container.env:
+        env[variable.name] = _value(variable, manifest, known, env)
+    return env
+
+
+def _value(variable: Variable, manifest: Manifest, known: Mapping[str, object], env: Mapping[str, str]) -> str:
+    if variable.field_path is not None:
+        return field_value(variable.field_path, known)
+    if variable.config_map is not None:
+        name, key = variable.config_map
+        return manifest.config_maps[name][key]
+    return expand(variable.value or "", env)
 
 
 def expand(text: str, env: Mapping[str, str]) -> str:
