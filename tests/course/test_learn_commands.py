@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -131,6 +132,28 @@ def test_what_can_be_predicted(frog: Any, here: Path) -> None:
     assert "no exercise asks for a prediction of that name\n  try: 1.1, where" in frog("predict", "bits", "3", code=2)
     assert "found the unit Mb, expected B" in frog("predict", "bytes-sent", "3Mb", code=2)
     assert "not predicted yet: frog learn predict bytes-sent VALUE" in frog("predict", "bytes-sent")
+
+
+def test_a_prediction_leaves_the_current_exercise_where_it_is(frog: Any) -> None:
+    frog()
+    frog("check", "2.1", code=1)
+    frog("predict", "bytes-sent", "3MB")
+    assert "exercise 2.1" in frog()
+    frog("hint", "1.2")
+    assert "exercise 1.2" in frog()
+
+
+def test_a_challenge_with_a_long_title_says_so_once_and_when_it_was_passed(frog: Any, here: Path) -> None:
+    frog()
+    manifest = here.parent / "labs/lab2/01_third/manifest.toml"
+    title = f"challenge: {'a training run ' * 5}"
+    manifest.write_text(manifest.read_text().replace('"the third"', f'"{title}"\nkind = "challenge"'))
+    assert frog("list").count("challenge") == 1
+    step(here, "lab2/01_third").write_text(SOLUTION)
+    frog("check", "2.1")
+    row = next(line for line in frog("list").splitlines() if "2.1" in line)
+    assert re.fullmatch(r"✓ 2\.1   challenge: a training .*\.\.\. +passed \d{4}-\d\d-\d\d", row)
+    assert len(row) <= 80
 
 
 def test_hints_come_one_by_one(frog: Any) -> None:

@@ -63,6 +63,7 @@ def test_bits_are_not_taken_for_bytes() -> None:
         (2656768, "", "2656768"),
         (0.25, "", "0.25"),
         (0, "B", "0 B"),
+        (123456.7, "", "123457"),
     ],
 )
 def test_what_is_shown(value: float, unit: str, text: str) -> None:
@@ -84,6 +85,24 @@ def test_what_is_shown(value: float, unit: str, text: str) -> None:
 def test_how_far_off(value: float, measured: float, off: str) -> None:
     guess = Guess(exercise="lab1/01_a", id="a", value=value, unit="", text=f"{value}", at="")
     assert compared(guess, measured, 0.05).endswith(f"({off})")
+
+
+@pytest.mark.parametrize(
+    ("text", "unit", "measured", "said"),
+    [
+        ("100000", "B", 100_034, "predicted 100 kB, measured 100.03 kB (0.034 % off, near enough)"),
+        ("0.1MB", "B", 100_034, "predicted 0.1MB, measured 100.03 kB (0.034 % off, near enough)"),
+        ("3985152", "B", 3_985_152, "predicted 3.985152 MB, measured 3.985152 MB (exactly)"),
+        ("1.536", "", 3.0 * 0.8 * 0.8 * 0.8, "predicted 1.536, measured 1.536 (exactly)"),
+        ("1.536", "", 1.5362, "predicted 1.536, measured 1.5362 (0.013 % off, near enough)"),
+        ("1.536", "", 2.4, "predicted 1.536, measured 2.4 (36 % off)"),
+        ("12", "steps", 16, "predicted 12 steps, measured 16 steps (25 % off)"),
+    ],
+)
+def test_two_numbers_that_differ_read_differently(text: str, unit: str, measured: float, said: str) -> None:
+    value = parse_quantity(text, unit)
+    guess = Guess(exercise="lab1/01_a", id="a", value=value, unit=unit, text=text, at="")
+    assert compared(guess, measured, 0.05) == said
 
 
 def test_twice_too_much_is_drawn_as_far_up_as_half_is_down() -> None:

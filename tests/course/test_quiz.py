@@ -137,6 +137,10 @@ def test_a_seed_gives_the_same_round_and_another_another() -> None:
     assert len(orders) > 5
 
 
+def test_only_a_round_that_asks_whether_a_learner_is_ready_can_end_early() -> None:
+    assert [draw_round(POOLS, lab, 5, 60).num_first for lab in (0, None, 1, 2)] == [3, 3, 0, 0]
+
+
 def test_a_lab_without_questions_is_refused() -> None:
     with pytest.raises(UsageError, match="lab 9 has no questions"):
         draw_round(pools(), 9, 0, 9)
@@ -205,6 +209,8 @@ def test_a_round_that_is_all_right(
     assert quiz(monkeypatch, f"{'' if lab is None else lab} --seed 5 --count 60", answers) == 0
     shown = capsys.readouterr().out
     assert f"{len(drawn)} of {len(drawn)} right (seed 5)" in shown
+    comes_first = "First come 3 that say if you are ready; fewer than 2 right end the quiz."
+    assert (comes_first in shown.partition("1 of")[0]) == (lab in (0, None))
     assert all(len(line) <= 80 for line in shown.splitlines() if "read again" not in line), shown
 
 

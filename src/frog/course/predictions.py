@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from frog.core.errors import UsageError
 from frog.core.units import time_text
 from frog.course.progress import Guess, Progress
-from frog.course.quantity import format_quantity, parse_quantity, relative_error
+from frog.course.quantity import format_apart, format_quantity, parse_quantity, relative_error
 from frog.grader.exercise import Exercise, Prediction
 
 
@@ -43,7 +43,8 @@ def _state(asked: Asked, guess: Guess | None) -> str:
     if guess is None:
         return f"not predicted yet: frog learn predict {asked.prediction.id} VALUE"
     if guess.measured is None:
-        return f"predicted {_as_typed(guess)}; the next check that passes measures it"
+        typed = _as_typed(guess, format_quantity(guess.value, guess.unit))
+        return f"predicted {typed}; the next check that passes measures it"
     return compared(guess, guess.measured, asked.prediction.tolerance)
 
 
@@ -78,13 +79,14 @@ def missing(exercise: Exercise, progress: Progress) -> list[Prediction]:
 def compared(guess: Guess, measured: float, tolerance: float) -> str:
     """`predicted 5.3 MB, measured 3.99 MB (33 % off)`."""
     off = _off(guess.value, measured, tolerance)
-    return f"predicted {_as_typed(guess)}, measured {format_quantity(measured, guess.unit)} ({off})"
+    predicted, found = format_apart(guess.value, measured, guess.unit)
+    return f"predicted {_as_typed(guess, predicted)}, measured {found} ({off})"
 
 
-def _as_typed(guess: Guess) -> str:
+def _as_typed(guess: Guess, formatted: str) -> str:
     """With its unit, also where that was not typed."""
-    alone = guess.text[-1:].isdigit()
-    return format_quantity(guess.value, guess.unit) if alone else guess.text
+    lacks_unit = guess.unit and guess.text[-1:].isdigit()
+    return formatted if lacks_unit else guess.text
 
 
 def _off(guess: float, measured: float, tolerance: float) -> str:

@@ -256,7 +256,7 @@ def _done(progress: Progress, at: str, what: What, exercise: str, detail: Detail
         return replace(progress, quizzes=(*progress.quizzes, result))
     if what == "guess":
         guess = msgspec.convert({**detail, "exercise": exercise, "at": at}, Guess)
-        return replace(progress, predictions=(*progress.predictions, guess), current=exercise)
+        return replace(progress, predictions=(*progress.predictions, guess))
     if what == "measured":
         number = msgspec.convert(detail["value"], float)
         about = (exercise, detail["id"], None)

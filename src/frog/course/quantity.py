@@ -57,31 +57,42 @@ def _with_units(unit: str) -> str:
     return examples.get(unit, ", such as 12")
 
 
-def format_quantity(value: float, unit: str) -> str:
-    """A quantity in a manifest's unit as people read it: three digits, and the prefix that suits."""
+def format_quantity(value: float, unit: str, digits: int = 3) -> str:
+    """A quantity in a manifest's unit as people read it: so many digits, and the prefix that suits."""
     if unit == "B":
-        return _scaled(value, (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)), "B")
+        return _scaled(value, (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)), "B", digits)
     if unit == "s":
-        return _scaled(value, (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)), "s")
-    return f"{_digits(value)} {unit}".rstrip()
+        return _scaled(value, (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)), "s", digits)
+    return f"{_digits(value, digits)} {unit}".rstrip()
 
 
-def _scaled(value: float, units: tuple[tuple[str, float], ...], smallest: str) -> str:
+def format_apart(value: float, other: float, unit: str) -> tuple[str, str]:
+    """Two quantities with as many digits, three or more, as tell them apart; with all if they are the same."""
+    pair = "", ""
+    for digits in range(3, 12):
+        pair = format_quantity(value, unit, digits), format_quantity(other, unit, digits)
+        if pair[0] != pair[1]:
+            break
+    return pair
+
+
+def _scaled(value: float, units: tuple[tuple[str, float], ...], smallest: str, digits: int) -> str:
     for name, size in units:
         if abs(value) >= size:
-            return f"{_digits(value / size)} {name}"
-    return f"{_digits(value)} {smallest}"
+            return f"{_digits(value / size, digits)} {name}"
+    return f"{_digits(value, digits)} {smallest}"
 
 
-def _digits(value: float) -> str:
-    """Three digits that count; whole numbers whole."""
+def _digits(value: float, digits: int) -> str:
+    """So many digits that count; whole numbers whole."""
     if value == round(value) and abs(value) < 1e7:
         return f"{value:.0f}"
-    return f"{value:.0f}" if 100 <= abs(value) < 1e7 else f"{value:.3g}"
+    whole = len(f"{abs(value):.0f}") if abs(value) < 1e7 else 0
+    return f"{value:.{max(digits, whole)}g}"
 
 
 def relative_error(guess: float, measured: float) -> float | None:
     """How far a guess is off, as a fraction of what was measured; None if that is 0 and the guess is not."""
-    if guess == measured:
+    if math.isclose(guess, measured, rel_tol=1e-9):
         return 0.0
     return abs(guess - measured) / abs(measured) if measured else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from frog.course.session import Session
-from frog.course.standing import HERE, list_lines
+from frog.course.standing import HERE, list_lines, title_of
 from frog.course.text import Style
 from frog.course.verdict_text import hint_lines, verdict_lines
 
@@ -33,9 +33,8 @@ def _first(session: Session, body: list[str]) -> int:
 
 def _head(session: Session, style: Style) -> Iterator[str]:
     exercise, standing = session.exercise, session.standing
-    kind = " (challenge)" if exercise.manifest.kind == "challenge" else ""
     bar = style.bar(standing.passed(), len(standing.exercises))
-    title = f"lab {exercise.number}  {exercise.manifest.title}{kind}"
+    title = f"lab {exercise.number}  {title_of(exercise)}"
     room = style.columns - len(bar) - 2
     yield style.paint(style.apart(title if len(title) <= room else title[: room - 3] + "...", bar), "strong")
     names = ", ".join(exercise.manifest.files)

@@ -73,11 +73,10 @@ def summary_lines(standing: Standing, folder: LearnerFolder, style: Style) -> li
     if here is None:
         return [first, "Every exercise is passed.", *_predicted(standing), "next: frog learn progress"]
     of_lab = next(exercises for lab, exercises in standing.labs() if lab == here.lab)
-    word = "challenge" if here.manifest.kind == "challenge" else "exercise"
     return [
         first,
         f"lab {here.lab}: {standing.passed(of_lab)} of {len(of_lab)} passed{_quiz(standing, here.lab)}",
-        style.paint(f"{word} {here.number}: {here.manifest.title} ({here.manifest.minutes} min)", "strong"),
+        style.paint(f"exercise {here.number}: {title_of(here)} ({here.manifest.minutes} min)", "strong"),
         f"  {folder.shown(folder.place(here))}: {_done_on(standing.work(here))}",
         "next: frog learn watch",
     ]
@@ -116,10 +115,13 @@ def list_lines(standing: Standing, here: Exercise | None, style: Style) -> list[
 def _row(work: Work, exercise: Exercise, is_here: bool, style: Style) -> str:
     mark = HERE if is_here else "✓" if work.passed else " "
     state = f"passed {work.passed.at[:10]}" if work.passed else _done_on(work) if work.checks else ""
-    left = f"{mark} {exercise.number:<5} {exercise.manifest.title}{_kind(exercise)}"
-    row = style.apart(left, state)
+    left = f"{mark} {exercise.number:<5} {title_of(exercise)}"
+    room = style.columns - len(state) - 2
+    row = style.apart(left if len(left) <= room else f"{left[: room - 3]}...", state)
     return style.paint(row, "good") if work.passed else style.paint(row, "strong") if is_here else row
 
 
-def _kind(exercise: Exercise) -> str:
-    return " (challenge)" if exercise.manifest.kind == "challenge" else ""
+def title_of(exercise: Exercise) -> str:
+    """Its title; a challenge's says once that it is one."""
+    title = exercise.manifest.title.removeprefix("challenge: ")
+    return f"challenge: {title}" if exercise.manifest.kind == "challenge" else title

@@ -32,7 +32,7 @@ def _quiz(args: argparse.Namespace) -> int:
     from frog.core.errors import UsageError
     from frog.course.quiz.ask import take_round
     from frog.course.quiz.pool import read_pools
-    from frog.course.quiz.round import draw_round
+    from frog.course.quiz.round import ENOUGH, draw_round
 
     if args.count < 1:
         raise UsageError(f"--count {args.count}: at least one question")
@@ -40,6 +40,8 @@ def _quiz(args: argparse.Namespace) -> int:
     drawn = draw_round(read_pools(), args.lab, seed, args.count)
     about = "all labs" if args.lab is None else f"lab {args.lab}"
     print(f"{about}, {len(drawn.questions)} questions, seed {seed}; ? if you do not know, q to leave")
+    if drawn.num_first:
+        print(f"First come {drawn.num_first} that say if you are ready; fewer than {ENOUGH} right end the quiz.")
     taken = take_round(drawn)
     print(f"\n{taken.num_right} of {len(taken.answers)} right (seed {seed})")
     _keep(taken, args.lab, seed)

@@ -76,9 +76,10 @@ def _candidates(
 ) -> tuple[list[Question], list[Question], list[Question]]:
     """Questions that come first, those of the lab, and those of the labs before."""
     first = [question for question in pools.get(0, ()) if question.first] if lab in (None, 0) else []
-    own = [question for number, pool in pools.items() if lab in (None, number) for question in pool]
-    earlier = [question for number, pool in pools.items() if lab and number < lab for question in pool]
-    return first, [question for question in own if question not in first], earlier
+    others = {number: [question for question in pool if not question.first] for number, pool in pools.items()}
+    own = [question for number, pool in others.items() if lab in (None, number) for question in pool]
+    earlier = [question for number, pool in others.items() if lab and number < lab for question in pool]
+    return first, own, earlier
 
 
 def _shuffled(question: Question, draw: random.Random) -> Question:
