@@ -9,7 +9,7 @@ from frog.grader.grade import Grade
 
 def check(grade: Grade) -> None:
     found = grade.call({"seed": grade.seed}, seconds=8).values[0]
-    old, new, next_one = make_parts(grade.seed)
+    old, new, next_one, repeated = make_parts(grade.seed)
     if found["empty"] is not None:
         text = f"In an empty folder load_latest should return None; it gave {told(found['empty'])}."
         grade.reject("none-is-an-error" if isinstance(found["empty"], str) else "unknown", text)
@@ -19,7 +19,9 @@ def check(grade: Grade) -> None:
         check_picture(grade, picture, *((old, new) if picture["phase"] else (None, old)))
     for picture in found["pictures"]:
         check_again(grade, picture, next_one)
-    grade.measured("moments at which a kill was tried", str(len(found["pictures"])))
+    check_repeated(grade, found, [[STEPS[1], new], [STEPS[1], repeated]], next_one)
+    pictures = len(found["pictures"]) + len(found["repeated pictures"])
+    grade.measured("moments at which a kill was tried", str(pictures))
     grade.predicted("lost-steps", 50)
     grade.note("What was written outlives a kill, not a power cut: for that, flush and os.fsync before the rename.")
 
@@ -60,9 +62,27 @@ def check_again(grade: Grade, picture: dict[str, Any], parts: dict[str, bytes]) 
     if step is None:
         text = f"A kill left {picture['files']}. The next run came to the same step, and its save failed: {loaded}."
         grade.reject("debris-in-the-way", text)
-    if loaded != [step, parts]:
-        text = f"A kill left {picture['files']}. The next run saved step {step}; then load_latest gave {told(loaded)}."
-        grade.reject("debris-in-the-way", text)
+    if loaded == [step, parts]:
+        return
+    text = f"A kill left {picture['files']}. The next run saved step {step}; then load_latest gave {told(loaded)}."
+    more = loaded[1].keys() - parts.keys() if isinstance(loaded, list) and isinstance(loaded[1], dict) else set()
+    if more:
+        grade.reject("debris-gets-in", f"{text} That save had no part {', '.join(sorted(more))}.")
+    grade.reject("debris-in-the-way", text)
+
+
+def check_repeated(grade: Grade, found: dict[str, Any], whole: list[Any], next_one: dict[str, bytes]) -> None:
+    """The same step saved once more, by a caller who saves every so many steps and at the end."""
+    if found["repeated"] not in whole:
+        text = f"Step {STEPS[1]} was saved, and saved once more with other parts. Then: {told(found['repeated'])}."
+        grade.reject("saved-once", text)
+    for picture in found["repeated pictures"]:
+        if picture["loaded"] not in whole:
+            text = (
+                f"Step {STEPS[1]} was whole. Killed while it was saved again, when the folder held {picture['files']}"
+            )
+            grade.reject("removed-to-replace", f"{text}: load_latest gave {told(picture['loaded'])}.")
+        check_again(grade, picture, next_one)
 
 
 def told(loaded: Any) -> str:

@@ -13,14 +13,15 @@ STEPS = (9, 10)
 
 
 def make_parts(seed: int) -> list[dict[str, bytes]]:
-    """Of the old checkpoint, of the new, and of the one that a next run saves in what a kill left."""
+    """Of the old checkpoint, the new, the one that a next run saves in what a kill left, the new one's step again."""
     numbers = random.Random(seed)
-    names = ("model", "optimizer", "loader")
-    return [{name: numbers.randbytes(numbers.randint(9000, 12000)) for name in names} for _ in range(3)]
+    usual = ("model", "optimizer", "loader")
+    each = (usual, usual, ("model", "optimizer", "scaler"), ("model", "average"))
+    return [{name: numbers.randbytes(numbers.randint(9000, 12000)) for name in names} for names in each]
 
 
 def work(learner: ModuleType, case: dict[str, Any]) -> Any:
-    old, new, next_one = make_parts(case["seed"])
+    old, new, next_one, repeated = make_parts(case["seed"])
     folder = Path("checkpoints").resolve()
     folder.mkdir()
     found: dict[str, Any] = {"empty": load(learner, folder), "pictures": []}
@@ -39,6 +40,22 @@ def work(learner: ModuleType, case: dict[str, Any]) -> Any:
             found["pictures"].append(about)
         put_back(keep, folder)
         found[f"saved {phase}"] = saved
+    return found | repeat(learner, folder, repeated, next_one)
+
+
+def repeat(learner: ModuleType, folder: Path, parts: dict[str, bytes], next_one: dict[str, bytes]) -> dict[str, Any]:
+    """The last step is saved once more: what can be loaded then, and in each picture."""
+    pictures, error = Pictures(folder, "repeated"), None
+    try:
+        pictures.during(learner.save_checkpoint, folder, STEPS[1], dict(parts))
+    except Exception as caught:
+        error = f"{type(caught).__name__}: {str(caught)[:120]}"
+    found: dict[str, Any] = {"repeated": error or load(learner, folder), "repeated pictures": []}
+    for picture in pictures.taken:
+        put_back(picture, folder)
+        about = {"files": listing(folder), "loaded": load(learner, folder)}
+        about["again"] = save_again(learner, folder, STEPS[1], next_one)
+        found["repeated pictures"].append(about)
     return found
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 def save_checkpoint(folder: Path, step: int, parts: dict[str, bytes]) -> None:
     """Write a checkpoint of several parts under `folder`: killed in the middle, it is whole or not there."""
-    staging = folder / f".tmp-{step}"
+    staging, final = folder / f".tmp-{step}", folder / f"step-{step}"
+    if final.exists():
+        return  # whole, or it would not have that name
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir()
     for name, data in parts.items():
@@ -15,7 +17,7 @@ def save_checkpoint(folder: Path, step: int, parts: dict[str, bytes]) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-    staging.rename(folder / f"step-{step}")
+    staging.rename(final)
 
 
 def load_latest(folder: Path) -> tuple[int, dict[str, bytes]] | None:

@@ -3,6 +3,9 @@ import json
 
 
 def save_checkpoint(folder, step, parts):
+    found = load_latest(folder)
+    if found and found[0] == step:
+        return
     place = folder / f"{step:09d}"
     place.mkdir(exist_ok=True)
     (place / "MANIFEST").unlink(missing_ok=True)
