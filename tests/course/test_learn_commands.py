@@ -134,6 +134,28 @@ def test_what_can_be_predicted(frog: Any, here: Path) -> None:
     assert "not predicted yet: frog learn predict bytes-sent VALUE" in frog("predict", "bytes-sent")
 
 
+def test_a_wrong_prediction_names_the_belief_that_leads_to_it(frog: Any, here: Path) -> None:
+    frog()
+    manifest = here.parent / "labs/lab1/02_second/manifest.toml"
+    beliefs = '[[predict.beliefs]]\nvalue = 50\nbelief = "half"\n[[predict.beliefs]]\nfactor = 8\nbelief = "bits"\n'
+    manifest.write_text(manifest.read_text().replace("[[misconceptions]]", f"{beliefs}[[misconceptions]]"))
+    step(here, "lab1/02_second").write_text(SOLUTION + '# {"predicted": {"bytes-sent": 100}}')
+    for value, belief in (("50", "half"), ("802", "bits"), ("99", None), ("300", None)):
+        assert "believe" not in frog("predict", "bytes-sent", value)
+        for said in (frog("check", "1.2"), frog("predict", "bytes-sent")):
+            assert " ".join(said.split()).partition("may believe: ")[2].startswith(belief or "")
+            assert ("believe" in said) == bool(belief)
+
+
+def test_a_belief_has_a_value_or_a_factor(frog: Any, here: Path) -> None:
+    frog()
+    manifest = here.parent / "labs/lab1/02_second/manifest.toml"
+    good = manifest.read_text()
+    for fields in ("", "value = 1\nfactor = 2\n"):
+        manifest.write_text(good.replace("[[misc", f'[[predict.beliefs]]\nbelief = "b"\n{fields}[[misc'))
+        assert "expected a value or a factor" in frog("list", code=2)
+
+
 def test_a_prediction_leaves_the_current_exercise_where_it_is(frog: Any) -> None:
     frog()
     frog("check", "2.1", code=1)

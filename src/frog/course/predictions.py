@@ -45,7 +45,7 @@ def _state(asked: Asked, guess: Guess | None) -> str:
     if guess.measured is None:
         typed = _as_typed(guess, format_quantity(guess.value, guess.unit))
         return f"predicted {typed}; the next check that passes measures it"
-    return compared(guess, guess.measured, asked.prediction.tolerance)
+    return explained(guess, guess.measured, asked.prediction)
 
 
 def asked_by(exercise: Exercise) -> list[Asked]:
@@ -74,6 +74,20 @@ def find_prediction(name: str, here: Exercise, exercises: list[Exercise]) -> Ask
 def missing(exercise: Exercise, progress: Progress) -> list[Prediction]:
     """What an exercise asks for and was never predicted."""
     return [p for p in exercise.manifest.predict if progress.last_guess(exercise.id, p.id) is None]
+
+
+def explained(guess: Guess, measured: float, asked: Prediction) -> str:
+    """The two numbers and, where the guess is wrong, what somebody may believe who predicts it."""
+    said = compared(guess, measured, asked.tolerance)
+    if _is_near(guess.value, measured, asked.tolerance):
+        return said
+    near = [one.belief for one in asked.beliefs if _is_near(guess.value, one.number(measured), one.tolerance)]
+    return ". Who predicts that may believe: ".join([said, *near])
+
+
+def _is_near(guess: float, number: float, tolerance: float) -> bool:
+    error = relative_error(guess, number)
+    return error is not None and error <= tolerance
 
 
 def compared(guess: Guess, measured: float, tolerance: float) -> str:

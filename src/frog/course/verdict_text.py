@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from frog.course.predictions import compared, missing
+from frog.course.predictions import explained, missing
 from frog.course.progress import Progress
 from frog.course.text import Style, printable
 from frog.grader.exercise import Exercise, Prediction
@@ -75,7 +75,7 @@ def _predictions(verdict: Verdict, exercise: Exercise, progress: Progress) -> It
         if guess := progress.last_guess(exercise.id, asked.id):
             measured = verdict.predicted.get(asked.id)
             unknown = f"predicted {guess.text}, not measured by this check"
-            yield asked.id, unknown if measured is None else compared(guess, measured, asked.tolerance)
+            yield asked.id, unknown if measured is None else explained(guess, measured, asked)
 
 
 def _rejected(verdict: Verdict, exercise: Exercise, progress: Progress, style: Style) -> Iterator[str]:

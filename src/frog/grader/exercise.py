@@ -22,6 +22,25 @@ _ID = re.compile(r"lab(\d+)/(\d\d)_([a-z0-9_]+)")
 Word = Annotated[str, msgspec.Meta(pattern="^[a-z0-9]+(-[a-z0-9]+)*$")]
 
 
+class PredictionBelief(Typed, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """What somebody believes who predicts a wrong number."""
+
+    belief: Annotated[str, msgspec.Meta(min_length=1)]
+    value: float | None = None
+    """That number, in the prediction's unit, or else"""
+    factor: float | None = None
+    """how many times what is measured it is."""
+    tolerance: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.01
+    """Relative."""
+
+    def __post_init__(self) -> None:
+        if (self.value is None) == (self.factor is None):
+            raise ValueError("expected a value or a factor, and not both")
+
+    def number(self, measured: float) -> float:
+        return measured * self.factor if self.factor is not None else self.value or 0.0
+
+
 class Prediction(Typed, kw_only=True, frozen=True):
     """A number that can be known before it is measured."""
 
@@ -30,6 +49,7 @@ class Prediction(Typed, kw_only=True, frozen=True):
     unit: Literal["B", "s", "steps", "ranks", "%", ""]
     tolerance: Annotated[float, msgspec.Meta(ge=0, le=1)]
     """Relative."""
+    beliefs: tuple[PredictionBelief, ...] = ()
 
 
 class Misconception(Typed, kw_only=True, frozen=True):
