@@ -1,6 +1,7 @@
 """Real runs fail in ways that are known; answers are held against what was done, and against what beliefs would say."""
 
 import random
+import re
 
 from ranks import SIZE
 
@@ -98,7 +99,8 @@ def judge_details(grade, says, tails, answers, right, wrong):
     """The rank is right in every run; something else is not."""
     kinds = [{answers[n]["what"], right[n]["what"]} for n in wrong if answers[n]["what"] != right[n]["what"]]
     if kinds and all(pair == {"killed", "hung"} for pair in kinds):
-        grade.reject("hung-or-killed", says, tails)
+        said = next(answers[n]["what"] for n in wrong if answers[n]["what"] != right[n]["what"])
+        grade.reject("hung-or-killed" if said == "killed" else "killed-or-hung", says, tails)
     if not kinds and all(right[n]["what"] == "nan" for n in wrong):
         grade.reject("nan-at-the-end", says, tails)
     if not kinds and all(answers[n]["step"] == right[n]["step"] - 1 for n in wrong):
@@ -107,8 +109,10 @@ def judge_details(grade, says, tails, answers, right, wrong):
 
 
 def drawing(logs):
-    """The last two lines of each rank."""
+    """The last two lines of each rank; the words of an error, without the place in gloo that comes before them."""
     lines = []
     for rank, log in enumerate(logs):
-        lines += [f"rank {rank}  {line}"[:78] for line in log.splitlines()[-2:]]
+        for line in log.splitlines()[-2:]:
+            words = re.sub(r"Error: \[\S+\.cc:\d+\] ", "Error: … ", line)
+            lines.append(f"rank {rank}  {words}"[:78])
     return "\n".join(lines)

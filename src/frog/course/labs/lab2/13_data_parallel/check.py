@@ -113,6 +113,10 @@ def check_gradients(grade, world, case, step, own, mean, calls):
             grade.reject(
                 "no-sync-ignored", f"{says} It has {case['num_micro'][step]} micro-batches; those before had one."
             )
+        if all(found[name] is None and own[rank][name] is None for name in wrong):
+            grade.reject(
+                "unused-stays-none", f"{says} They are None: this rank's batch did not use them, another's did."
+            )
         if all(same(found[name], own[rank][name]) for name in wrong):
             grade.reject("unused-blocks-bucket", f"{says} They are still the rank's own.")
         grade.compare(
