@@ -138,6 +138,7 @@ def test_a_wrong_prediction_names_the_belief_that_leads_to_it(frog: Any, here: P
     frog()
     manifest = here.parent / "labs/lab1/02_second/manifest.toml"
     beliefs = '[[predict.beliefs]]\nvalue = 50\nbelief = "half"\n[[predict.beliefs]]\nfactor = 8\nbelief = "bits"\n'
+    beliefs += '[[predict.beliefs]]\nvalue = 99\nbelief = "near enough"\n'
     manifest.write_text(manifest.read_text().replace("[[misconceptions]]", f"{beliefs}[[misconceptions]]"))
     step(here, "lab1/02_second").write_text(SOLUTION + '# {"predicted": {"bytes-sent": 100}}')
     for value, belief in (("50", "half"), ("802", "bits"), ("99", None), ("300", None)):
