@@ -20,17 +20,21 @@ def check(grade: Grade) -> None:
     shards = {step: [draw.randbytes(draw.randint(50, 2000)).decode("latin-1") for _ in range(3)] for step in STEPS}
     case = json.dumps({"sizes": [1, 2, 3], "steps": STEPS, "shards": shards})
     ended = grade.program([sys.executable, "drive.py"], files={"drive.py": DRIVE}, stdin=case, seconds=20.0)
-    ends = [json.loads(line) for line in ended.out.splitlines() if line.startswith('{"size"')]
+    told = ended.folder / "ends.jsonl"
+    ends = [json.loads(line) for line in told.read_text().splitlines()] if told.exists() else []
     if ended.code != 0 or not ends:
         problem = [line for line in ended.err.splitlines() if line.strip()] or ["it printed nothing"]
         grade.reject("raised", f"checkpoint.py ended the run with {ended.code}: {problem[-1][:300]}")
-    for end in ends:
+    for end in sorted(ends, key=lambda end: "names" in end["end"]):  # what no other end shows
         end["steps"] = [step_of(found, shards, rank) for rank, found in enumerate(end["loaded"])]
         judge(grade, end, ends)
     kinds = [end["end"] for end in ends]
     grade.measured("moments at which a rank was killed", kinds.count("killed"))
-    grade.measured("of these: half written, power cut", f"{kinds.count('torn')}, {kinds.count('power')}")
-    found = [end["steps"][0] for end in ends if end["end"] in ("killed", "torn", "power")]
+    grade.measured(
+        "of these: half written, power cut, with names lost",
+        ", ".join(str(kinds.count(kind)) for kind in ("torn", "power", "names")),
+    )
+    found = [end["steps"][0] for end in ends if end["end"] in ("killed", "torn", "power", "names")]
     counts = [found.count(step) for step in STEPS]
     grade.measured("load found", f"the old one {counts[0]} times, the new one {counts[1]} times")
 
@@ -51,7 +55,14 @@ def judge(grade: Grade, end: End, ends: list[End]) -> None:
     """One end of one run."""
     old, new, later = STEPS
     steps, kind = end["steps"], end["end"]
-    expected = {"nothing": [None], "old": [old], "new": [new], "new, power": [new], "later": [later]}
+    expected = {
+        "nothing": [None],
+        "old": [old],
+        "new": [new],
+        "new, power": [new],
+        "new, names": [new],
+        "later": [later],
+    }
     fine = len(set(map(str, steps))) == 1 and steps[0] in expected.get(kind, [old, new]) and len(steps) == end["size"]
     if fine and not ((end["errors"] or end["stuck"]) and kind in ("old", "new", "later")):
         return
@@ -62,6 +73,12 @@ def judge(grade: Grade, end: End, ends: list[End]) -> None:
         whole(grade, end, f"{where}, nobody killed, after {after}. load finds {shown}.")
     if kind == "new, power":
         grade.reject("not-synced", f"{where}: save had returned everywhere, then the power failed. load finds {shown}.")
+    if kind in ("names", "new, names"):
+        when = (
+            f"the power failed at: {end['moment']}" if kind == "names" else "save had returned, then the power failed"
+        )
+        lost = "Names that were new in a folder, and renames, are lost where the folder was not synced"
+        grade.reject("folder-not-synced", f"{where}: {when}. {lost}: load finds {shown}.")
     observed = f"{where}, {'power cut' if kind == 'power' else 'killed'} at: {end['moment']}. "
     if kind == "later":
         problem = f"save raised {end['errors'][0]}" if end["errors"] else f"load finds {shown}"

@@ -1,15 +1,18 @@
 """Runs save on all ranks of several worlds, kills each of two ranks at each moment, and looks what load finds then.
 
 A rank is a process; one runs at a time, from barrier to barrier, in an order that is given: nothing is left to chance.
-A moment is before an operation on files, a sync, or a barrier. At each, three ends: the rank is killed; it is killed in
-the middle of the write before; the power fails, and what was not synced is empty.
+A moment is before an operation on files, a sync, or a barrier. At each, four ends: the rank is killed; it is killed in
+the middle of the write before; the power fails, and files that were not synced are empty; it fails, and folders hold
+the names that they held when they were last synced.
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
 import signal
+import stat
 import sys
 import traceback
 from pathlib import Path
@@ -17,6 +20,8 @@ from pathlib import Path
 OPERATIONS = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate", "shutil.rmtree"}
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 SYNCED = "synced.txt"
+NAMES = "names.jsonl"
+KEPT = Path("kept")
 
 
 class Moments:
@@ -57,7 +62,23 @@ def fsync(descriptor: object) -> None:
     was_on, MOMENTS.is_on = MOMENTS.is_on, False
     with open(SYNCED, "a") as file:
         file.write(f"{os.fstat(number).st_ino}\n")
+    if stat.S_ISDIR(os.fstat(number).st_mode):
+        keep_names(number)
     MOMENTS.is_on = was_on
+
+
+def keep_names(folder: int) -> None:
+    """Note which names an open folder holds, and keep its files, so that a power cut can bring them back."""
+    KEPT.mkdir(exist_ok=True)
+    names = {}
+    for name in os.listdir(folder):
+        about = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        names[name] = about.st_ino
+        if not stat.S_ISDIR(about.st_mode):
+            with contextlib.suppress(FileExistsError):
+                os.link(name, KEPT / str(about.st_ino), src_dir_fd=folder, follow_symlinks=False)
+    with open(NAMES, "a") as file:
+        file.write(json.dumps([os.fstat(folder).st_ino, names]) + "\n")
 
 
 def run_save(folder: Path, step: int, shards: list[bytes], order: list[int], deadly: dict[int, int]) -> dict:
@@ -154,8 +175,8 @@ def files_of(folder: Path) -> dict:
     found = {}
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink():
-            stat = path.stat()
-            found[stat.st_ino] = (path, stat.st_mtime_ns, stat.st_size)
+            about = path.stat()
+            found[about.st_ino] = (path, about.st_mtime_ns, about.st_size)
     return found
 
 
@@ -167,8 +188,25 @@ def cut_power(folder: Path, before: dict) -> None:
             os.truncate(path, 0)
 
 
+def lose_names(folder: Path) -> None:
+    """Each folder holds what it held when it was last synced."""
+    names = dict(json.loads(line) for line in Path(NAMES).read_text().splitlines())
+    inode = folder.stat().st_ino
+    shutil.rmtree(folder)
+    bring_back(folder, inode, names)
+
+
+def bring_back(folder: Path, inode: int, names: dict) -> None:
+    folder.mkdir()
+    for name, child in names.get(inode, {}).items():
+        if os.path.lexists(KEPT / str(child)):
+            os.link(KEPT / str(child), folder / name, follow_symlinks=False)
+        else:
+            bring_back(folder / name, child, names)
+
+
 def main() -> None:
-    """Print one line of JSON for each end."""
+    """Write one line of JSON for each end to ends.jsonl."""
     case = json.loads(sys.stdin.read())
     sys.path.insert(0, os.getcwd())
     os.fsync = os.fdatasync = fsync
@@ -192,6 +230,8 @@ def take_world(size: int, steps: list[int], shards: dict[str, list[bytes]]) -> N
     tell(size, "new", "", run_load(place, size), whole)
     cut_power(place, before)
     tell(size, "new, power", "", run_load(place, size), whole)
+    lose_names(place)
+    tell(size, "new, names", "", run_load(place, size), whole)
     if any("moments" not in one for one in whole["found"].values()) or len(whole["found"]) < size:
         return
     for victim in range(size) if size == 2 else ():
@@ -210,11 +250,17 @@ def copy(base: Path) -> tuple[Path, dict]:
     shutil.rmtree(place, ignore_errors=True)
     shutil.copytree(base, place, symlinks=True)
     Path(SYNCED).unlink(missing_ok=True)
+    Path(NAMES).unlink(missing_ok=True)
+    shutil.rmtree(KEPT, ignore_errors=True)
+    for path in [place, *(path for path in place.rglob("*") if path.is_dir() and not path.is_symlink())]:
+        descriptor = os.open(path, os.O_RDONLY)
+        keep_names(descriptor)
+        os.close(descriptor)
     return place, files_of(place)
 
 
 def kill_one(base: Path, size: int, of: dict, steps: tuple, victim: int, number: int, name: str, order: list) -> None:
-    """The three ends of one moment, and a later save after the first of them."""
+    """The four ends of one moment, and a later save after the first of them."""
     new, later = steps
     place, before = copy(base)
     run = run_save(place, new, of[new], order, {victim: number})
@@ -237,6 +283,8 @@ def kill_one(base: Path, size: int, of: dict, steps: tuple, victim: int, number:
     shutil.copytree(place, saved, symlinks=True)
     cut_power(place, before)
     tell(size, "power", moment, run_load(place, size), run)
+    lose_names(place)
+    tell(size, "names", moment, run_load(place, size), run)
     run = run_save(saved, later, of[later], list(range(size)), {})
     tell(size, "later", moment, run_load(saved, size), run)
 
@@ -244,7 +292,8 @@ def kill_one(base: Path, size: int, of: dict, steps: tuple, victim: int, number:
 def tell(size: int, end: str, moment: str, loaded: list, run: dict) -> None:
     errors = [one["error"] for one in run.get("found", {}).values() if isinstance(one, dict) and "error" in one]
     about = {"barriers": run.get("barriers", 0), "stuck": run.get("stuck", []), "errors": errors}
-    print(json.dumps({"size": size, "end": end, "moment": moment, "loaded": loaded, **about}), flush=True)
+    with open("ends.jsonl", "a") as file:
+        file.write(json.dumps({"size": size, "end": end, "moment": moment, "loaded": loaded, **about}) + "\n")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ def save(folder: Path, step: int, rank: int, world_size: int, shard: bytes, barr
     place = folder / f"step_{step}"
     place.mkdir(exist_ok=True)
     write(place / f"rank_{rank}", shard)
+    sync(folder)
     barrier()
     if rank == 0:
         write(place / "manifest.json", json.dumps({"step": step, "world_size": world_size}).encode())
@@ -39,3 +40,11 @@ def write(path: Path, data: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(draft, path)
+    sync(path.parent)
+
+
+def sync(folder: Path) -> None:
+    """The names in it are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)

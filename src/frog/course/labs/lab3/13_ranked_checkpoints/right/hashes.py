@@ -17,6 +17,8 @@ def save(folder: Path, step: int, rank: int, world_size: int, shard: bytes, barr
     place = folder / f"step_{step:08d}"
     place.mkdir(exist_ok=True)
     write(place / f"rank_{rank}", hashlib.sha256(shard).digest() + shard)
+    sync(place)
+    sync(folder)
     barrier()
 
 
@@ -39,3 +41,10 @@ def whole(path: Path) -> bytes | None:
     """Its content, if the hash at its beginning says that this is all of it."""
     data = path.read_bytes() if path.exists() else b""
     return data[32:] if len(data) >= 32 and hashlib.sha256(data[32:]).digest() == data[:32] else None
+
+
+def sync(folder: Path) -> None:
+    """The names in it are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)

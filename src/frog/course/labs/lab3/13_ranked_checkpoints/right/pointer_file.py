@@ -18,6 +18,7 @@ def save(folder: Path, step: int, rank: int, world_size: int, shard: bytes, barr
         file.write(shard)
         file.flush()
         os.fsync(file.fileno())
+    sync(folder)
     barrier()
     if rank == 0:
         with open(folder / "latest.new", "w") as file:
@@ -25,6 +26,7 @@ def save(folder: Path, step: int, rank: int, world_size: int, shard: bytes, barr
             file.flush()
             os.fsync(file.fileno())
         os.rename(folder / "latest.new", folder / "latest")
+        sync(folder)
     barrier()
     for other in folder.glob(f"*-{rank}.shard"):
         if other != path:
@@ -37,3 +39,10 @@ def load(folder: Path, rank: int, world_size: int) -> tuple[int, bytes] | None:
         return None
     step = int((folder / "latest").read_text())
     return step, (folder / f"{step}-{rank}.shard").read_bytes()
+
+
+def sync(folder: Path) -> None:
+    """The names in it are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
