@@ -18,7 +18,7 @@ MOST_PROCESSES = 32
 MOST_SCRATCH_BYTES = 256 << 20
 _LEAST_FILE_BYTES = 64 << 10
 MOST_OUTPUT_BYTES = 4 << 20
-IDLE_S = 3.0
+IDLE_S = 5.0
 """How long all may sleep, without a frame and without computing, until that counts as for ever."""
 _STIR_S = 0.1
 """Of computing. Threads that wait use a little too."""
@@ -46,7 +46,6 @@ class Watch:
     """Seconds of computing of each when it was ready."""
     stirred: float = field(default_factory=time.monotonic)
     """When something was last seen to happen."""
-    _ran: bool = False
     _used: dict[int, float] = field(default_factory=dict)
     _memory: dict[int, int] = field(default_factory=dict)
     _start: float = field(default_factory=time.monotonic)
@@ -62,9 +61,8 @@ class Watch:
                 if (breach := self._process(rank, process)) is not None:
                     return breach
                 running = running or _runs(process)
-        if running and self._ran:  # twice in a row: it is not just a thread that looked around
+        if running or len(self.began) < len(self.pids):  # while a world is made, ranks ask a file for each other
             self.stirred = time.monotonic()
-        self._ran = running
         return self._world(min(set(range(len(self.pids))) - ended, default=0))
 
     def _process(self, rank: int, process: psutil.Process) -> Breach | None:
