@@ -15,6 +15,10 @@ import psutil
 MOST_BYTES = 1 << 30
 """Of memory, beyond what a process has that has torch loaded."""
 MOST_PROCESSES = 32
+MOST_FILE_BYTES = 64 << 20
+"""Of one file."""
+LOOK_S = 0.05
+"""Between two looks at processes."""
 MOST_SCRATCH_BYTES = 256 << 20
 _LEAST_FILE_BYTES = 64 << 10
 MOST_OUTPUT_BYTES = 4 << 20

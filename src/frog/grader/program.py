@@ -20,7 +20,9 @@ from frog.comm.forkserver import ForkServer
 from frog.core.env import child_env
 from frog.grader.guard import hide
 from frog.grader.limits import (
+    LOOK_S,
     MOST_BYTES,
+    MOST_FILE_BYTES,
     MOST_OUTPUT_BYTES,
     MOST_SCRATCH_BYTES,
     end_descendants,
@@ -28,10 +30,8 @@ from frog.grader.limits import (
 )
 from frog.grader.outcome import Failure
 
-_LOOK_S = 0.05
 _MOST_PROCESSES = 100
 """A cluster of pretended nodes has some dozens."""
-_MOST_FILE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def run_program(
 def _limit(labs: Path) -> None:
     hide(labs)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (_MOST_FILE_BYTES, _MOST_FILE_BYTES))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_FILE_BYTES, MOST_FILE_BYTES))
 
 
 def _watch(
@@ -106,7 +106,7 @@ def _watch(
     start, used = time.monotonic(), 0.0
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_LOOK_S)
+            process.wait(LOOK_S)
             return None
         family = _family(keep)
         used = max(used, sum(seconds_of for seconds_of, _ in family))

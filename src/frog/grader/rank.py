@@ -28,11 +28,11 @@ from frog.core.env import bind_loopback, child_env, replace_env
 from frog.grader import codec, collectives, guard, message
 from frog.grader.collectives import Layer
 from frog.grader.guard import Snapshot, set_bounds
+from frog.grader.limits import MOST_FILE_BYTES
 from frog.grader.message import Line
 from frog.kubernetes.namespaces import die_with_parent
 
 _MOST_FILES = 256
-_MOST_FILE_BYTES = 64 << 20
 
 
 def main(address: str, rank: int, token: str) -> None:
@@ -137,7 +137,7 @@ def _watched() -> list[ModuleType | type]:
 
 def _set_limits() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    for kind, most in ((resource.RLIMIT_NOFILE, _MOST_FILES), (resource.RLIMIT_FSIZE, _MOST_FILE_BYTES)):
+    for kind, most in ((resource.RLIMIT_NOFILE, _MOST_FILES), (resource.RLIMIT_FSIZE, MOST_FILE_BYTES)):
         hard = resource.getrlimit(kind)[1]
         resource.setrlimit(kind, (most, most) if hard in (-1, resource.RLIM_INFINITY) or hard > most else (hard, hard))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import os
 import signal
@@ -18,9 +17,7 @@ from frog.grader.judge import Request, judge
 from frog.grader.limits import end_descendants
 from frog.grader.rank import load_all
 from frog.grader.verdict import Verdict
-
-_DIE_WITH_PARENT = 1
-"""PR_SET_PDEATHSIG of <sys/prctl.h>."""
+from frog.kubernetes.namespaces import die_with_parent
 
 MOST_S = 300.0
 """Of one check."""
@@ -74,7 +71,7 @@ def _checked(request: Request, client: Connection) -> Verdict:
 def _be_judge(request: Request, writing: int) -> None:
     try:
         os.setsid()
-        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+        die_with_parent()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         Connection(writing, readable=False).send_bytes(msgspec.json.encode(judge(request)))
     finally:

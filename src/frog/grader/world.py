@@ -25,7 +25,7 @@ from frog.core.env import child_env
 from frog.grader.codec import Frames, NotPlain, pack
 from frog.grader.drawing import draw
 from frog.grader.gate import Gate, Operation
-from frog.grader.limits import MOST_OUTPUT_BYTES, Breach, Watch, end_descendants
+from frog.grader.limits import LOOK_S, MOST_OUTPUT_BYTES, Breach, Watch, end_descendants
 from frog.grader.outcome import Call, Failure, World
 
 _KINDS = {"SystemExit": "exited", "MemoryError": "too-much-memory", "SyntaxError": "not-python"}
@@ -34,7 +34,6 @@ _KINDS = {"SystemExit": "exited", "MemoryError": "too-much-memory", "SyntaxError
 _VIOLATIONS = {"looked-it-up", "outside", "patched", "too-many-processes", "missing-function", "closed-output"}
 """What a rank finds of itself."""
 
-_LOOK_S = 0.05
 _GRACE_S = 1.0
 _KEPT_OUTPUT = 16 << 10
 _MOST_SENDING_S = 20.0
@@ -158,7 +157,7 @@ class _Running:
     def _watch(self) -> None:
         looked = -math.inf
         while self._failure is None and not all(rank.ended for rank in self._ranks):
-            for key, _ in self._selector.select(_LOOK_S):
+            for key, _ in self._selector.select(LOOK_S):
                 key.data(key.fileobj)
                 if self._failure is not None:
                     return
@@ -169,7 +168,7 @@ class _Running:
                         self._gone(number)
             if self._doomed < math.inf:
                 self._go_on()
-            if self._failure is None and time.monotonic() - looked > _LOOK_S:
+            if self._failure is None and time.monotonic() - looked > LOOK_S:
                 looked = time.monotonic()
                 ended = {number for number, rank in enumerate(self._ranks) if rank.ended}
                 breach = self._limits.look(ended)
