@@ -107,7 +107,7 @@ def _watch(
     while True:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(LOOK_S)
-            return None
+            return _too_much(scratch, outputs)  # a full disk's worth may be written between two looks
         family = _family(keep)
         used = max(used, sum(seconds_of for seconds_of, _ in family))
         if used > seconds:
@@ -118,10 +118,17 @@ def _watch(
             return Failure("too-much-memory", f"It took more than {MOST_BYTES >> 30} GiB of memory.", 0)
         if len(family) > _MOST_PROCESSES:
             return Failure("too-many-processes", f"It had {len(family)} processes.", 0)
-        if sum(os.fstat(output).st_size for output in outputs) > MOST_OUTPUT_BYTES:
-            return Failure("too-much-output", f"It printed more than {MOST_OUTPUT_BYTES >> 20} MiB.", 0)
-        if folder_bytes(scratch) > MOST_SCRATCH_BYTES:
-            return Failure("too-many-files", f"It wrote more than {MOST_SCRATCH_BYTES >> 20} MiB of files.", 0)
+        if (failure := _too_much(scratch, outputs)) is not None:
+            return failure
+
+
+def _too_much(scratch: Path, outputs: Sequence[int]) -> Failure | None:
+    """Whether it has printed or written more than it may."""
+    if sum(os.fstat(output).st_size for output in outputs) > MOST_OUTPUT_BYTES:
+        return Failure("too-much-output", f"It printed more than {MOST_OUTPUT_BYTES >> 20} MiB.", 0)
+    if folder_bytes(scratch) > MOST_SCRATCH_BYTES:
+        return Failure("too-many-files", f"It wrote more than {MOST_SCRATCH_BYTES >> 20} MiB of files.", 0)
+    return None
 
 
 def _family(keep: Sequence[int]) -> list[tuple[float, int]]:
