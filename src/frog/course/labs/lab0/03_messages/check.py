@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ranks import make_messages
+from ranks import make_messages, with_marks
 
 from frog.grader.grade import Grade
 
@@ -11,6 +11,7 @@ def check(grade: Grade) -> None:
     world = grade.world(2, {"seed": grade.seed}, seconds=3.0)
     sent, received = world.values
     messages = make_messages(grade.seed)
+    messages["its own marks"] = with_marks(received["on the wire"], messages["torn"][0])
     check_second_message(grade, sent["waiting"])
     check_waiting(grade, sent["waiting"], received["waiting"], messages["waiting"])
     check_slow(grade, "recv-gives-all", "slow receiver", sent, received, messages)
@@ -18,9 +19,10 @@ def check(grade: Grade) -> None:
     check_end(grade, received["waiting"], messages["waiting"])
     check_case(grade, "mark-in-the-data", "any bytes", sent, received, messages)
     check_empty(grade, sent["empty"], received["empty"], messages["empty"])
+    check_case(grade, "mark-in-the-data", "its own marks", sent, received, messages)
     check_large(grade, sent, received, messages)
     check_torn(grade, received["torn"], messages["torn"][0])
-    extra = received["on the wire"] - len(messages["torn"][0])
+    extra = len(received["on the wire"]) - len(messages["torn"][0])
     grade.measured("messages", f"{sum(map(len, messages.values())) - 1} arrived whole, in order, the largest of 300 kB")
     grade.measured("bytes on the wire beside a message of 20 to 60 bytes", str(extra))
     grade.predicted("bytes-on-the-wire", 3 * 8 + 0 + 10 + 100_000)

@@ -63,6 +63,14 @@ def make_messages(seed: int) -> dict[str, list[bytes]]:
     }
 
 
+def with_marks(wire: bytes, message: bytes) -> list[bytes]:
+    """Messages that hold what the learner's code puts on the wire before and after a message."""
+    before, found, after = wire.partition(message)
+    if not found:
+        return []
+    return [message[:9] + after + message[9:], after, message + after, before + message, after + before, wire]
+
+
 def work(learner: ModuleType, case: dict[str, Any]) -> Any:
     """Rank 0 sends, rank 1 receives. Each case ends with the sender closing its side."""
     found: dict[str, Any] = {}
@@ -74,7 +82,9 @@ def work(learner: ModuleType, case: dict[str, Any]) -> Any:
             found[name] = exchange(learner, case["seed"], name, messages, listener, address[0])
     torn = [torn_bytes(learner, make_messages(case["seed"])["torn"][0]) if listener else None]
     dist.broadcast_object_list(torn, src=0)
-    found["on the wire"], found["torn"] = len(torn[0]), []
+    found["on the wire"], found["torn"] = torn[0], []
+    own = with_marks(torn[0], make_messages(case["seed"])["torn"][0])
+    found["its own marks"] = exchange(learner, case["seed"], "its own marks", own, listener, address[0])
     for cut in cuts(len(torn[0]), case["seed"]):
         found["torn"].append([cut, tear(learner, torn[0][:cut], listener, address[0])])
     return found

@@ -73,8 +73,8 @@ def reason(key: str, value: Any, state: dict[str, Any], size: int, expected: dic
 
 
 def truth(state: dict[str, Any]) -> dict[str, Any]:
-    """From the tensors themselves; a tied one is the same object."""
-    own: list[Tensor] = list({id(tensor): tensor for tensor in state["model"].values()}.values())
+    """From the tensors themselves; a tied one has the same memory."""
+    own: list[Tensor] = list({tensor.data_ptr(): tensor for tensor in state["model"].values()}.values())
     slots = state.get("optimizer", {"state": {}})["state"].values()
     return {
         "step": state["step"],

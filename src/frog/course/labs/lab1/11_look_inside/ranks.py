@@ -26,7 +26,8 @@ def make_model(seed: int, dtype: torch.dtype, tied: bool, bad: bool) -> dict[str
     V, D, F = numbers.randint(11, 19), numbers.randint(4, 9), numbers.randint(10, 18)
     shapes = {"embed_tokens": (V, D), "up_proj": (F, D), "down_proj": (D, F), "norm": (D,)}
     model = {f"{name}.weight": torch.randn(shape, generator=generator).to(dtype) for name, shape in shapes.items()}
-    model["lm_head.weight"] = model["embed_tokens.weight"] if tied else model["embed_tokens.weight"].clone()
+    embed = model["embed_tokens.weight"]
+    model["lm_head.weight"] = embed.detach() if tied else embed.clone()  # as state_dict() does: an object for each name
     if bad:
         model["up_proj.weight"][1, 2] = math.inf
         model["norm.weight"][0] = math.nan
