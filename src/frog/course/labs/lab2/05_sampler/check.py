@@ -40,7 +40,7 @@ def check(grade: Grade) -> None:
     if [share for _, share in rank_shares(found["other seed"], 0)] == [
         share for _, share in rank_shares(found["shares"][0], 2)
     ]:
-        grade.reject("unknown", "Two seeds gave the same order of epoch 0 on all ranks.")
+        grade.reject("seed-has-no-say", "Two seeds gave the same order of epoch 0 on all ranks.")
     check_states(grade, *found["states"])
     length, taken = Counter(), Counter()
     for rank in found["shares"][-1]:
@@ -104,6 +104,12 @@ def check_epochs(grade, case, shares):
     size = case["world_size"]
     setting = f"{case['num_samples']} samples, {size} ranks"
     first, second, epoch_0, epoch_1, epoch_2, again = ([rank[n][1] for rank in shares] for n in range(6))
+    if first != epoch_0 and again != epoch_1:
+        grade.reject(
+            "random-state-moves-on",
+            f"{setting}: on rank 0 set_epoch(1) gave {epoch_1[0][:4]} …, and later {again[0][:4]} …; "
+            f"a new sampler gave {first[0][:4]} …, and after set_epoch(0) {epoch_0[0][:4]} ….",
+        )
     if first != second or first != epoch_0:
         grade.reject(
             "counts-epochs-itself",
