@@ -70,6 +70,7 @@ def one_call(grade: Grade, world: World, expected: dict) -> None:
     if all(unchanged(a, b) for a, b in zip(after, before, strict=True)):
         count = world.count("all_reduce")
         grade.reject("result-dropped", f"{count} all-reduces ran on rank 0 and no gradient changed.")
+    absent(grade, before, after, expected)
     if all(far(a, scaled(expected, size)) <= 1e-5 for a in after):
         ratio = (after[0]["first.bias"] / expected["first.bias"]).median()
         grade.reject("sum-is-average", f"Your gradients are {ratio:.3f} times the whole batch's at world {size}.")
@@ -79,10 +80,34 @@ def one_call(grade: Grade, world: World, expected: dict) -> None:
     if size > 1 and all(far(a, filled(before[0], expected)) <= 1e-6 for a in after):
         gap = far(after[0], expected)
         grade.reject("rank-0-decides", f"All ranks hold rank 0's own gradient, {gap:.1g} from the whole batch's.")
+    gaps = [far(a, expected) for a in after]
+    if gaps[0] <= 1e-6 and max(gaps) > 1e-4:
+        text = f"At world {size} rank 0 holds the whole batch's gradients; those of the others are up to"
+        grade.reject("only-rank-0-knows", f"{text} {max(gaps):.1g} off.")
     grade.compare(after[0], expected, f"gradient at world {size}", rtol=1e-5, atol=1e-6)
     grade.reject(
         "unknown", f"At world {size} the ranks hold different gradients, {far(after[-1], after[0]):.1g} apart."
     )
+
+
+def absent(grade: Grade, before: list[dict], after: list[dict], expected: dict) -> None:
+    """What is made of a parameter that only some ranks have a gradient of."""
+    size = len(after)
+    had = {name: sum(b[name] is not None for b in before) for name in expected}
+    name = min(expected, key=lambda name: had[name] or size)
+    ranks = [rank for rank, table in enumerate(after) if table[name] is None]
+    if ranks and all(far(kept(a, b), kept(expected, b)) <= 1e-6 for a, b in zip(after, before, strict=True)):
+        text = f"At world {size} {name} had a gradient on {had[name]} rank, and has none on ranks {ranks} now."
+        grade.reject("absent-stays-none", text)
+    counted = {name: None if value is None else value * size / had[name] for name, value in expected.items()}
+    if all(far(a, counted) <= 1e-5 for a in after):
+        text = f"At world {size} {name} had a gradient on {had[name]} rank, and yours is {size / had[name]:.3f} times"
+        grade.reject("absent-not-counted", f"{text} the whole batch's.")
+
+
+def kept(table: dict, before: dict) -> dict:
+    """None wherever this rank had no gradient."""
+    return {name: None if before[name] is None else value for name, value in table.items()}
 
 
 def filled(table: dict, like: dict) -> dict:

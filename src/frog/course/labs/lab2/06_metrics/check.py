@@ -68,6 +68,8 @@ def ways_of(ranks):
         "mean-of-exponentials.4": {"perplexity": sum(map(math.exp, losses)) / len(losses)},
         "mean-hides-the-slowest": {"slowest_step_s": sum(slowest) / num},
         "mean-hides-the-slowest.2": {"slowest_step_s": sum(steps) / len(steps)},
+        "steps-added-up": {"slowest_step_s": max(sum(rank["step_s"]) for rank in ranks)},
+        "steps-added-up.2": {"slowest_step_s": sum(steps)},
         "mean-hides-the-slowest.3": {"slowest_step_s": sum(slowest) / len(ranks)},
     }
 

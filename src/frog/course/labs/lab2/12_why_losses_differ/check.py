@@ -121,6 +121,8 @@ def check_cause(grade, case, ranks, expected):
             f"{case['is']}: rank {rank} says {said!r}, and it was {case['cause']!r}. Own batches "
             f"{shown(expected['own'])}, same batch {shown(expected['same'])}."
         )
+        if rank == 0 and said == "nothing" and all(other["answer"]["cause"] == case["cause"] for other in ranks[1:]):
+            grade.reject("compares-with-rank-0", f"{says} The other ranks say so.")
         if case["cause"] == "weights" and said in ("batches", "nothing"):
             grade.reject("close-is-equal", says)
         if case["cause"] == "nothing" and said == "batches":
