@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -12,6 +11,7 @@ from frog.config.model import ModelConfig
 from frog.config.strategies import DATA_STRATEGIES, or_list
 from frog.config.strategy import StrategyConfig, strategy_problems
 from frog.core.errors import ConfigError
+from frog.core.names import name_problem
 
 _MOST = 10**9
 """Of whatever is counted in a run file: what lies above is a slip of the pen."""
@@ -119,10 +119,8 @@ class RunConfig:
     def problems(self) -> list[str]:
         """Every rule that this run breaks whatever its world; empty if it can start."""
         found = self.model.problems() + self.strategy.problems()
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", self.name):
-            found.append(
-                f"name={self.name[:100]!r}: use letters, digits, '.', '_' and '-', 100 at most, since it names a folder"
-            )
+        if wrong_name := name_problem(self.name):
+            found.append(wrong_name)
         found += [
             f"{section}.{name}={value}: must be {f'at least {least}' if value < least else f'at most {_MOST}'}"
             for section, name, value, least in (

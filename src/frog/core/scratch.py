@@ -13,13 +13,16 @@ from pathlib import Path
 
 
 @contextmanager
-def scratch_folder(prefix: str) -> Iterator[Path]:
+def scratch_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
     """A folder for temporary files, which goes with this block. While it is open it is locked: it has an owner.
+
+    It lies in `parent`, else where the system keeps such files.
 
     Folders of the same prefix whose owner was killed are removed.
     """
-    _remove_abandoned(Path(tempfile.gettempdir()), prefix)
-    new = Path(tempfile.mkdtemp(prefix=f"new-{prefix}"))
+    parent = parent or Path(tempfile.gettempdir())
+    _remove_abandoned(parent, prefix)
+    new = Path(tempfile.mkdtemp(prefix=f"new-{prefix}", dir=parent))
     lock = os.open(new, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
     folder = new.rename(new.with_name(new.name.removeprefix("new-")))  # by now it has an owner

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,11 +12,10 @@ from pathlib import Path
 
 from frog.core.errors import DataError
 from frog.core.files import sync_folder
+from frog.core.names import name_problem
 
 DEFAULT_NAME = "python-docs"
 DATA_ROOT = Path("data")
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True)
@@ -41,11 +39,8 @@ class SetFolder:
 
 def set_folder(name: str, root: Path = DATA_ROOT) -> SetFolder:
     """Where the set of that name lies. Raises DataError if the name cannot be a folder's."""
-    if not _NAME.fullmatch(name):
-        raise DataError(
-            f"data set name {name!r}: a name is letters, digits, '.', '_' and '-', and starts with a letter or digit",
-            "give another name: --name my-corpus",
-        )
+    if problem := name_problem(name):
+        raise DataError(f"data set: {problem}", "give another name: --name my-corpus")
     return SetFolder(root / name)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from frog.core.errors import DataError
+from frog.core.schema import read_bounded
 
 END_OF_DOCUMENT = "<|endoftext|>"
 END_OF_DOCUMENT_ID = 0
@@ -40,14 +41,16 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     return _plain(tokenizer)
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
+def load_tokenizer(path: Path, hint: str = "prepare the set again: --force") -> Tokenizer:
     """Read tokenizer.json. Raises DataError if it is absent or is no tokenizer."""
-    if not path.is_file():
-        raise DataError(f"{path}: no tokenizer there", "`frog data list` shows the prepared sets")
     try:
-        return _plain(Tokenizer.from_file(str(path)))
+        data = read_bounded(path, DataError, hint)
+    except FileNotFoundError:
+        raise DataError(f"{path}: no tokenizer there", hint) from None
+    try:
+        return _plain(Tokenizer.from_buffer(data))
     except Exception as error:  # `tokenizers` raises the bare class
-        raise DataError(f"{path}: not a tokenizer: {error}", "prepare the set again: --force") from None
+        raise DataError(f"{path}: not a tokenizer: {error}", hint) from None
 
 
 def token_lengths(tokenizer: Tokenizer) -> np.ndarray:

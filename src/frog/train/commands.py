@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,8 +18,10 @@ from frog.comm.world import pick_device
 from frog.config import DataConfig, RunConfig, from_dict
 from frog.core.env import world_env
 from frog.core.errors import CheckpointError, RunError, UsageError
-from frog.core.files import write_json
+from frog.core.files import sync_folder, write_json
+from frog.core.names import name_problem
 from frog.core.runfolder import RunFolder, find_run
+from frog.core.scratch import scratch_folder
 from frog.core.units import format_bytes
 from frog.data import Windows, load_tokenizer, open_prepared
 from frog.model import TinyTransformer
@@ -122,12 +125,19 @@ def export(args: argparse.Namespace) -> int:
 
 
 def import_model(args: argparse.Namespace) -> int:
-    """`frog import DIR --from hf --name NAME`: a run with one checkpoint, of step 0."""
-    source = Path(args.folder)
+    """`frog import DIR --from hf --name NAME`: a run with one checkpoint, of step 0, which is whole or absent."""
+    runs, source = Path("runs"), Path(args.folder)
+    if problem := name_problem(args.name):
+        raise UsageError(problem, "choose another --name")
+    target = RunFolder(runs / args.name)
+    if target.path.exists():
+        raise RunError(f"{target.path}: exists already", "choose another --name")
     model_config, weights = load_hf(source)
-    folder = RunFolder(Path("runs") / args.name)
-    if folder.path.exists():
-        raise RunError(f"{folder.path}: exists already", "choose another --name")
+    if os.path.lexists(source / "tokenizer.json"):
+        # One that cannot be read is refused before there is a run.
+        load_tokenizer(
+            source / "tokenizer.json", "copy it anew, or remove it: then the model trains, and writes no text"
+        )
     config = RunConfig(
         model=model_config,
         name=args.name,
@@ -135,16 +145,25 @@ def import_model(args: argparse.Namespace) -> int:
     )
     model = TinyTransformer(model_config)
     model.load_state_dict(weights)
-    folder.path.mkdir(parents=True)
-    argv = ["frog", "import", str(source), "--from", "hf", "--name", args.name]
+    runs.mkdir(exist_ok=True)
+    with scratch_folder(".import-", runs) as scratch:
+        folder = RunFolder(scratch / args.name)
+        folder.path.mkdir()
+        _save_imported(folder, model, config, ["frog", "import", str(source), "--from", "hf", "--name", args.name])
+        folder.path.rename(target.path)
+        sync_folder(runs)
+    print(f"{target.path}: {model_config.num_hidden_layers} layers, {target.checkpoint(0)}")
+    print(f"start from it: frog train RUN.toml --set model.file=PATH/config.json --set model.init_from={target.path}")
+    return 0
+
+
+def _save_imported(folder: RunFolder, model: TinyTransformer, config: RunConfig, argv: Sequence[str]) -> None:
+    """Write a model as a run that has not taken a step."""
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    content = new_run_json(folder, config, argv, num_parameters, None, source / "tokenizer.json")
+    content = new_run_json(folder, config, argv, num_parameters, None, Path(argv[2]) / "tokenizer.json")
     write_json(folder.run_json, content)
     alone = World(world_env(), torch.device("cpu"), timeout_s=60).axis
     shards = [whole_copy(f"model/{name}", parameter.detach(), alone) for name, parameter in model.named_parameters()]
     saver = Saver(folder, 0, 1, shards, {}, attempt="import", keep_last=1, timeout_s=60)
     saver.save(0, {"step": 0, "tokens": 0, "order_sha256": "", "scaler": {}, "optimizer_steps": 0}, {})
     saver.wait()
-    print(f"{folder.path}: {model_config.num_hidden_layers} layers, {folder.checkpoint(0)}")
-    print(f"start from it: frog train RUN.toml --set model.file=PATH/config.json --set model.init_from={folder.path}")
-    return 0

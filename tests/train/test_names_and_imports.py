@@ -1,0 +1,163 @@
+"""Names of runs and data sets stay in their folders, whatever command is given them; a failed import leaves nothing."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from harness import RUN_FILE, Harness
+from in_process import train, tune
+
+from frog.chaos.sandbox import TINY_MODEL
+from frog.cli import main
+from frog.config import ModelConfig
+from frog.core.errors import FrogError
+from frog.core.files import write_json
+from frog.core.names import name_problem
+from frog.core.runfolder import RunFolder
+from frog.data.tokenizer import train_tokenizer
+from frog.model import TinyTransformer
+from frog.model.hf import save_hf
+from frog.train import commands
+
+WRONG = ("../../evil", "/tmp/frog-evil", "..", ".", "", ".hidden", "-x", "a/b", "a b", "a\nb", "a\x1b[31m", "$(x)",
+         "ä", "x" * 101, "x\0")  # fmt: skip
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project deep in a folder of its own: a model to import, an imported run, a run file, a text."""
+    root = tmp_path / "a" / "b"
+    root.mkdir(parents=True)
+    monkeypatch.chdir(root)
+    write_json(root / "config.json", TINY_MODEL)
+    (root / "run.toml").write_text(RUN_FILE)
+    (root / "p.toml").touch()
+    (root / "text.md").write_text("3 frogs sat on a log; one jumped, and two sang. " * 200)
+    train_tokenizer(["3 frogs sat on a log"], 300).save("tokenizer.json")
+    save_hf(TinyTransformer(ModelConfig(**TINY_MODEL)), root / "hf", root / "tokenizer.json")
+    assert import_as("base") == 0
+    return root
+
+
+def import_as(name: str) -> int:
+    return commands.import_model(argparse.Namespace(folder="hf", name=name))
+
+
+def words_of(name: str) -> list[str]:
+    return ["run.toml", "--profile", "p.toml", "--set", f"name={name}"]
+
+
+def everything(root: Path) -> set[Path]:
+    return set(root.rglob("*"))
+
+
+NAMED: dict[str, Callable[[Harness, str], int]] = {
+    "import": lambda here, name: import_as(name),
+    "train": lambda here, name: train(here, "run.toml", "--set", f"name={name}"),
+    "train --continue": lambda here, name: train(here, "run.toml", "--continue", "--set", f"name={name}"),
+    "train on data": lambda here, name: train(here, "run.toml", "--set", f"data.name={name}"),
+    "finetune": lambda here, name: tune(here, "base", f"--name={name}"),
+    "finetune --continue": lambda here, name: tune(here, "base", "--continue", f"--name={name}"),
+    "profile": lambda here, name: main(["profile", "run.toml", f"--name={name}"]),
+    "prepare": lambda here, name: main(["data", "prepare", "--corpus", "text.md", f"--name={name}"]),
+    "inspect": lambda here, name: main(["data", "inspect", "--", name]),
+    "submit": lambda here, name: main(["submit", *words_of(name), "--to", "slurm"]),
+    "bundle": lambda here, name: main(["bundle", *words_of(name), "--to", "out"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", NAMED)
+def test_a_name_that_is_no_folders_is_refused(
+    here: Path, tmp_path: Path, command: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """By every command that takes one, in words, and before anything is written."""
+    before = everything(tmp_path)
+    for name in WRONG:
+        if not name and command in ("prepare", "profile", "finetune", "finetune --continue"):
+            continue  # as if none were given
+        try:
+            code = NAMED[command](Harness(here), name)
+            said = capfd.readouterr().err
+        except FrogError as error:
+            code, said = error.exit_code, str(error)
+        assert (code, f"{name[:100]!r}" in said, "names a folder" in said) == (2, True, True), (name, said)
+        assert everything(tmp_path) == before, name
+        assert not Path("/tmp/frog-evil").exists()
+
+
+def test_names_that_are_right() -> None:
+    assert [name for name in ("a", "demo-2", "0", "x.y_z-1", "x" * 100) if name_problem(name)] == []
+
+
+def test_an_import_is_there_whole(here: Path) -> None:
+    folder = RunFolder(here / "runs" / "base")
+    assert folder.read_run_json().name == "base"
+    assert folder.checkpoint_steps() == [0]
+    assert folder.tokenizer_json.is_file()
+    assert [path.name for path in (here / "runs").iterdir()] == ["base"]
+
+
+def unreadable(path: Path) -> None:
+    path.write_text("{}")
+
+
+def a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def a_dangling_link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("nowhere")
+
+
+def a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("damage", [unreadable, a_folder, a_dangling_link, a_pipe])
+def test_a_tokenizer_that_cannot_be_read_leaves_no_run(here: Path, damage: Callable[[Path], None]) -> None:
+    damage(here / "hf" / "tokenizer.json")
+    before = everything(here)
+    with pytest.raises(FrogError, match=r"hf/tokenizer\.json.*\n  try: copy it anew"):
+        import_as("second")
+    assert everything(here) == before
+
+
+class Killed(BaseException):
+    """Ctrl-C, or what nobody thought of."""
+
+
+@pytest.mark.parametrize("moment", ["new_run_json", "write_json", "Saver", "sync_folder"])
+def test_an_import_that_is_broken_off_leaves_nothing(here: Path, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+    before = everything(here)
+
+    def broken(*args: object, **options: object) -> None:
+        raise Killed
+
+    monkeypatch.setattr(commands, moment, broken)
+    with pytest.raises(Killed):
+        import_as("second")
+    left = everything(here) - before
+    if moment == "sync_folder":  # by then it is there, whole
+        assert RunFolder(here / "runs" / "second").checkpoint_steps() == [0]
+    else:
+        assert left == set()
+
+
+def test_what_a_killed_import_left_goes_with_the_next_and_is_no_run(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dead = here / "runs" / ".import-dead"
+    (here / "runs" / "base").rename(here / "kept")
+    dead.mkdir()
+    (here / "kept").rename(dead / "second")
+    assert main(["runs"]) == 0
+    assert "second" not in capsys.readouterr().out
+    assert import_as("second") == 0
+    assert [path.name for path in (here / "runs").iterdir()] == ["second"]
