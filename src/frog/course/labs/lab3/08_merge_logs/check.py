@@ -2,13 +2,14 @@
 
 import heapq
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from frog.grader.grade import Grade
 
 Event = tuple[float, int, int, list[str]]
-"""True time in milliseconds, rank, number in its log, lines."""
+"""True time in milliseconds, rank, number in its log, lines as written."""
 Case = tuple[list[list[str]], list[float]]
 TAILS = (
     "Traceback (most recent call last):",
@@ -21,18 +22,14 @@ TAILS = (
 def check(grade: Grade) -> None:
     """Short logs of all kinds, then long ones of which little may be held."""
     draw = random.Random(grade.seed)
-    cases, events = [], []
-    for ranks in (1, 2, 3, 5, 2, 4):
-        events.append(draw_events(draw, ranks, draw.choice([4, 12])))
-        cases.append(write(events[-1], ranks, draw))
-    events.append([])
-    cases.append(([[], []], [0.0, 1.0]))
-    events.append(draw_events(draw, 3, 300))
-    cases.append(write(events[-1], 3, draw))
-    found = grade.call({"merges": cases}).values[0]
-    came = [[tuple(pair) for pair in run["came"]] for run in found]
-    for case, truth, lines in zip(cases, events, came, strict=True):
-        check_order(grade, case, truth, lines, list(zip(cases, events, came, strict=True)))
+    drawn = [draw_case(draw, ranks, draw.choice([4, 12])) for ranks in (1, 2, 3, 5, 2, 4)]
+    drawn += [(([[], []], [0.0, 1.0]), []), draw_case(draw, 3, 300)]
+    cases, events = zip(*drawn, strict=True)
+    found = grade.call({"merges": list(cases)}).values[0]
+    came = [[pair_of(grade, pair) for pair in run["came"]] for run in found]
+    runs = list(zip(cases, events, came, strict=True))
+    check_whole(grade, runs)
+    check_order(grade, runs)
     most = max(len(lines) for _, _, _, lines in events[-1])
     total = sum(len(lines) for _, _, _, lines in events[-1])
     if found[-1]["held"] > 3 * (most + 2):
@@ -44,61 +41,83 @@ def check(grade: Grade) -> None:
     grade.measured(f"held at once, of 3 logs with {total} lines", f"{found[-1]['held']} lines")
 
 
-def draw_events(draw: random.Random, ranks: int, count: int) -> list[Event]:
-    """Events in the order of true time, with ties; times cross from one digit to two.
+def draw_case(draw: random.Random, ranks: int, count: int) -> tuple[Case, list[Event]]:
+    """What each rank wrote, by its own clock, with ties; times cross from one digit to two.
 
     All times and leads are eighths of a second, which floats hold exactly: a tie is a tie in anybody's arithmetic.
+    No two events of a rank begin with the same line.
     """
-    found: list[Event] = []
+    ahead = [draw.choice([-3000, -500, 0, 250, 2000, 4000]) for _ in range(ranks)]
+    if ranks > 1:
+        ahead[0], ahead[1] = 0, draw.choice([2000, -2500])
+    events: list[Event] = []
     for rank in range(ranks):
         now = 125 * draw.randint(64, 78)
         for number in range(count if draw.random() < 0.9 or count == 300 else 0):
             now += 125 * draw.choice([0, 0, 1, 1, 3, 6])
-            tail = list(TAILS[: draw.choice([0, 0, 0, 1, 4])])
-            word = draw.choice(["step", "loss 2.5", "allreduce", "error: connection lost", "2 of 4 came"])
-            found.append((now, rank, number, [word, *tail]))
-    return sorted(found, key=lambda event: event[:3])
-
-
-def write(events: list[Event], ranks: int, draw: random.Random) -> Case:
-    """What each rank wrote, by its own clock."""
-    ahead = [draw.choice([-3000, -500, 0, 250, 2000, 4000]) for _ in range(ranks)]
-    if ranks > 1:
-        ahead[0], ahead[1] = 0, draw.choice([2000, -2500])
-    logs: list[list[str]] = [[] for _ in range(ranks)]
-    for now, rank, _, lines in sorted(events, key=lambda event: event[1:3]):
-        logs[rank] += [f"{(now + ahead[rank]) / 1000:.3f} {lines[0]}", *lines[1:]]
-    return logs, [lead / 1000 for lead in ahead]
+            word = draw.choice(["step", "loss 2.5 in", "allreduce", "error: connection lost in", "2 of 4 came to"])
+            head = f"{(now + ahead[rank]) / 1000:.3f} {word} {number}"
+            events.append((now, rank, number, [head, *TAILS[: draw.choice([0, 0, 0, 1, 4])]]))
+    logs = [[line for event in events if event[1] == rank for line in event[3]] for rank in range(ranks)]
+    return (logs, [lead / 1000 for lead in ahead]), events
 
 
 Lines = list[tuple[int, str]]
+Run = tuple[Case, list[Event], Lines]
+"""A case, its events as they happened, and what came out."""
 
 
-def check_order(grade: Grade, case: Case, events: list[Event], came: Lines, runs: list[tuple[Any, ...]]) -> None:
-    """Compare with the events as they happened."""
-    logs, ahead_s = case
-    expected = in_order(case, events, lambda event, lead: event[:3])
-    if came == expected:
+def pair_of(grade: Grade, found: Any) -> tuple[int, str]:
+    """What was yielded, if it is what the docstring says."""
+    if not isinstance(found, list) or [type(each) for each in found] != [int, str]:
+        grade.reject("unknown", f"merge yielded {found!r}; expected pairs of a rank and a line: (0, '9.500 step').")
+    return found[0], found[1]
+
+
+def check_whole(grade: Grade, runs: list[Run]) -> None:
+    """Every line of every run came, once."""
+    for case, events, came in runs:
+        written, left = Counter(expect(case, events)), Counter(came)
+        for rank, line in written - left:
+            grade.reject("lines-lost", f"{about(case)}: {len(came)} came out. Lost: {rank} | {line}")
+        for rank, line in left - written:
+            grade.reject("unknown", f"{about(case)}: {len(came)} came out. Too many: {rank} | {line}")
+
+
+def check_order(grade: Grade, runs: list[Run]) -> None:
+    """By what would give all of it; then whether events came whole in any run; only then the order of whole events."""
+    wrong = [run for run in runs if run[2] != expect(*run[:2])]
+    if not wrong:
         return
-    leads = ", ".join(f"{lead:g} s" for lead in ahead_s)
-    observed = f"{len(logs)} logs with {len(expected)} lines, clocks ahead by {leads}"
-    if sorted(came) != sorted(expected):
-        lost = next((pair for pair in expected if pair not in came), None)
-        if len(came) < len(expected) and lost is not None:
-            grade.reject("lines-lost", f"{observed}: {len(came)} came out. Lost: {lost[0]} | {lost[1]}")
-        grade.reject("unknown", f"{observed}: {len(came)} came out, and not the same.")
-    place = next(n for n, (a, b) in enumerate(zip(came, expected, strict=True)) if a != b)
-    (rank, line), (right_rank, right_line) = came[place], expected[place]
-    observed += f": line {place + 1} is '{rank} | {line}', and should be '{right_rank} | {right_line}'."
     for id, key in BELIEFS:
         for way in (in_order, as_merged):
-            if all(lines == way(case, events, key) for case, events, lines in runs):
-                grade.reject(id, observed)
-    if torn(came):
-        grade.reject("events-torn-apart", observed)
-    times = {(rank, head(case, rank, number)): now for now, rank, number, _ in events}
-    moments = [times[pair] for pair in came if pair in times]
-    grade.reject("ties-by-text" if moments == sorted(moments) else "unknown", observed)
+            if all(came == way(case, events, key) for case, events, came in runs):
+                grade.reject(id, differs(*wrong[0]))
+    for case, events, came in wrong:
+        if (place := tear(events, came)) is not None:
+            grade.reject("events-torn-apart", f"{about(case)}: {stands(came, place)}")
+    early = [run for run in wrong if goes_back(*run[1:])]
+    grade.reject("unknown" if early else "ties-by-text", differs(*(early or wrong)[0]))
+
+
+def expect(case: Case, events: list[Event]) -> Lines:
+    """What should come."""
+    return in_order(case, events, lambda event, lead: event[:3])
+
+
+def about(case: Case) -> str:
+    logs, ahead_s = case
+    leads = ", ".join(f"{lead:g} s" for lead in ahead_s)
+    clocks = "its clock" if len(logs) == 1 else "clocks"
+    return f"{len(logs)} log{'s' * (len(logs) > 1)} with {sum(map(len, logs))} lines, {clocks} ahead by {leads}"
+
+
+def differs(case: Case, events: list[Event], came: Lines) -> str:
+    """Where a run first differs from what should come."""
+    pairs = zip(came, expect(case, events), strict=True)
+    place, (found, right) = next((n, pair) for n, pair in enumerate(pairs, 1) if pair[0] != pair[1])
+    line = f"line {place} is '{found[0]} | {found[1]}', and should be '{right[0]} | {right[1]}'."
+    return f"{about(case)}: {line}"
 
 
 BELIEFS: list[tuple[str, Callable[[Event, int], Any]]] = [
@@ -114,39 +133,45 @@ BELIEFS: list[tuple[str, Callable[[Event, int], Any]]] = [
 
 def in_order(case: Case, events: list[Event], key: Callable[[Event, int], Any]) -> Lines:
     """The lines, event by event, in some order."""
-    return written(case, sorted(events, key=lambda event: key(event, lead_of(case, event))))
+    return written(sorted(events, key=lambda event: key(event, lead_of(case, event))))
 
 
 def as_merged(case: Case, events: list[Event], key: Callable[[Event, int], Any]) -> Lines:
     """The same, but only the next events of the logs are compared."""
     ranks = range(len(case[0]))
     logs = [sorted((event for event in events if event[1] == rank), key=lambda event: event[2]) for rank in ranks]
-    return written(case, heapq.merge(*logs, key=lambda event: key(event, lead_of(case, event))))
+    return written(heapq.merge(*logs, key=lambda event: key(event, lead_of(case, event))))
 
 
 def lead_of(case: Case, event: Event) -> int:
     return round(case[1][event[1]] * 1000)
 
 
-def written(case: Case, events: Iterable[Event]) -> Lines:
+def written(events: Iterable[Event]) -> Lines:
     """The lines of events, as their ranks wrote them."""
-    found = []
-    for _, rank, number, lines in events:
-        found += [(rank, head(case, rank, number)), *((rank, line) for line in lines[1:])]
-    return found
+    return [(rank, line) for _, rank, _, lines in events for line in lines]
 
 
-def head(case: Case, rank: int, number: int) -> str:
-    """The first line of a rank's event."""
-    return [line for line in case[0][rank] if line not in TAILS][number]
+def tear(events: list[Event], came: Lines) -> int | None:
+    """The place of the first line that is not in one piece with the event before it, and begins none."""
+    blocks = {(rank, lines[0]): lines for _, rank, _, lines in events}
+    tail: Lines = []
+    for place, pair in enumerate(came):
+        if pair in blocks and not tail:
+            tail = [(pair[0], line) for line in blocks[pair][1:]]
+        elif not tail or pair != tail.pop(0):
+            return place
+    return None
 
 
-def torn(came: Lines) -> bool:
-    """Whether a line without a time stands behind one of another rank, or out of its turn."""
-    before = (-1, "")
-    for rank, line in came:
-        at = TAILS.index(line) if line in TAILS else 0
-        if line in TAILS and (before[0] != rank or (before[1] in TAILS) != (at > 0)):
-            return True
-        before = (rank, line)
-    return False
+def stands(came: Lines, place: int) -> str:
+    """What is torn off there."""
+    before = "the first that came" if place == 0 else f"behind '{came[place - 1][0]} | {came[place - 1][1]}'"
+    return f"line {place + 1} is '{came[place][0]} | {came[place][1]}', {before}."
+
+
+def goes_back(events: list[Event], came: Lines) -> bool:
+    """Whether an event came before one that was earlier."""
+    times = {(rank, lines[0]): now for now, rank, _, lines in events}
+    moments = [times[pair] for pair in came if pair in times]
+    return moments != sorted(moments)

@@ -28,7 +28,7 @@ def work(learner: ModuleType, case: dict[str, Any]) -> list[dict[str, Any]]:
         streams = [Counted(lines) for lines in logs]
         came, held = [], 0
         for pair in learner.merge(list(streams), list(ahead_s)):
-            came.append(list(pair))
+            came.append(list(pair) if isinstance(pair, tuple) else pair)
             held = max(held, sum(stream.taken for stream in streams) - len(came))
         found.append({"came": came, "held": held})
     return found
