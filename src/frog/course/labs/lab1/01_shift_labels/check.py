@@ -14,10 +14,11 @@ def check(grade: Grade) -> None:
     value = grade.call({"seed": grade.seed}).values[0]
     best = make_text(grade.seed)[1]
     curve = f" The loss of a model trained with them went to {value['curve'][-1]:.2f}; " if value["curve"] else " "
+    curve += f"the text is made by dice, and no guess can lose less than {best:.2f} on it."
     for found, tokens in zip(value["pairs"], make_batches(grade.seed), strict=True):
-        check_pairs(grade, found, tokens, f"{curve}the text is made by dice, and who knows the dice loses {best:.2f}.")
+        check_pairs(grade, found, tokens, curve)
     first, last = value["curve"][0], value["curve"][-1]
-    text = f"{first:.3f} at first, {last:.3f} after 60 steps; who knows the dice loses {best:.3f}"
+    text = f"{first:.3f} at first, {last:.3f} after 60 steps; no guess can lose less than {best:.3f} on it"
     grade.measured("loss on a text made by dice", text)
     grade.predicted("blind-guess", math.log(2048))
 

@@ -20,6 +20,8 @@ def make_batches(seed: int) -> list[Tensor]:
 def make_text(seed: int) -> tuple[Tensor, float]:
     """Windows of a text in which each token depends on the one before alone, by dice; what the best guess costs.
 
+    No table of guesses loses less on this text than the one that has its frequencies, those of the dice neither.
+
     Shapes:  -> (64, 65)
     Units:   nats a token
     """
@@ -29,7 +31,9 @@ def make_text(seed: int) -> tuple[Tensor, float]:
     while len(columns) < 65:
         columns.append(torch.multinomial(chances[columns[-1]], 1, generator=generator)[:, 0])
     text = torch.stack(columns, dim=1)
-    return text, float(-chances[text[:, :-1], text[:, 1:]].log().mean())
+    follows = torch.bincount((text[:, :-1] * NUM_TOKENS + text[:, 1:]).flatten(), minlength=NUM_TOKENS**2)
+    table = follows.view(NUM_TOKENS, NUM_TOKENS).double()
+    return text, float(-(table * (table / table.sum(1, keepdim=True)).log().nan_to_num(0, 0, 0)).sum() / table.sum())
 
 
 def work(learner: ModuleType, case: dict[str, Any]) -> Any:

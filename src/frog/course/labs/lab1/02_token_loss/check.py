@@ -9,6 +9,9 @@ from torch.nn import functional as F
 
 from frog.grader.grade import Grade
 
+EPS = [*(10.0**-k for k in range(3, 46)), *(getattr(torch.finfo(torch.float32), name) for name in ("eps", "tiny"))]
+"""What people add to a probability before they take its logarithm."""
+
 
 def check(grade: Grade) -> None:
     found = grade.call({"seed": grade.seed}).values[0]
@@ -85,6 +88,7 @@ def beliefs(logits: Tensor, labels: Tensor) -> dict[str, list[float]]:
         "not-the-log": [float((1 - p).sum()) / max(real, 1), -float(p.sum()) / max(real, 1)],
         "wrong-dim": [-float(over_time.sum()) / max(real, 1)],
         "rows-mixed": [float(mixed)],
+        "capped": [-float(some.log().sum()) / max(real, 1) for eps in EPS for some in (p + eps, p.clamp(min=eps))],
     }
 
 

@@ -45,10 +45,12 @@ def check_path(grade: Grade, found: Path, start: list[Tensor], gradients: Path, 
     if wrong is None:
         return
     which = next(i for i in range(len(SHAPES)) if not same(found[wrong][i : i + 1], expected[wrong][i : i + 1]))
-    a, b = (path[wrong][which].flatten()[0] for path in (found, expected))
+    gaps = (found[wrong][which] - expected[wrong][which]).abs().nan_to_num(torch.inf).flatten()
+    a, b = (path[wrong][which].flatten()[gaps.argmax()] for path in (found, expected))
     t = wrong + 1
     eps = f"eps {settings['eps']:.2g}: in" if settings["eps"] > 0.1 else "In"
-    text = f"{eps} step {t} weight {which} first differs from torch.optim.AdamW's: {a:.6f}, there {b:.6f}."
+    both = f"{a:.6f}, there {b:.6f}, apart {abs(a - b):.2g}"
+    text = f"{eps} step {t} weight {which} first differs from torch.optim.AdamW's: {both}."
     if not all(torch.isfinite(weight).all() for weight in found[0]):
         grade.reject("counts-from-zero", f"{text} In the first step something was divided by 0.")
     for belief, options in BELIEFS.items():

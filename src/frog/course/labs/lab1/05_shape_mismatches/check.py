@@ -13,6 +13,15 @@ from frog.grader.grade import Grade
 from frog.model.transformer import TinyTransformer
 
 PARTS = {"norm": "RMSNorm", "ffn": "FeedForward", "attention": "Attention", "whole": "TinyTransformer"}
+ORDERS = {
+    "transposed": (0, 2, 1, 3),
+    "as they are": (0, 1, 2, 3),
+    "swapped": (0, 1, 3, 2),
+    "interleaved": (0, 2, 3, 1),
+    "columns first": (0, 3, 1, 2),
+    "turned": (0, 3, 2, 1),
+}
+"""In which dimensions of (B, H, T, C) are put before they are joined to (B, T, D); the first is right."""
 
 
 def check(grade: Grade) -> None:
@@ -78,7 +87,7 @@ def check_attention(
         return
     expected = attention(x, sizes, weights)
     for splits in ("transposed", "viewed", "turned"):
-        for merges in ("transposed", "as they are", "swapped", "interleaved"):
+        for merges in ORDERS:
             other = attention(x, sizes, weights, splits, merges)
             if (splits, merges) == ("transposed", "transposed") or y.shape != other.shape or not close(y, other):
                 continue
@@ -136,13 +145,7 @@ def attention(
     k, v = (part.repeat_interleave(group, dim=1) for part in (k, v))
     scores = q @ k.transpose(-2, -1) / math.sqrt(C) + torch.full((T, T), -math.inf).triu(1)
     y = scores.softmax(-1) @ v
-    order = {
-        "transposed": (0, 2, 1, 3),
-        "as they are": (0, 1, 2, 3),
-        "swapped": (0, 1, 3, 2),
-        "interleaved": (0, 2, 3, 1),
-    }
-    return y.permute(order[merges]).reshape(B, T, D) @ o.T
+    return y.permute(ORDERS[merges]).reshape(B, T, D) @ o.T
 
 
 def split(x: Tensor, B: int, T: int, C: int, how: str) -> Tensor:

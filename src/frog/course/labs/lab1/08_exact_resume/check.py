@@ -54,10 +54,10 @@ def check_stop(grade: Grade, never: dict[str, Any], captured: dict[str, Any], re
     for part, id in LOST.items():
         if same(found[part], stop[part]):
             continue
-        if found[part].keys() == end[part].keys() and any(torch.equal(found[part][k], end[part][k]) for k in end[part]):
-            text = f"After restore the {part} were those of step {END}, {END - STOP} steps after capture."
-            grade.reject("shares-memory", text)
         what = "optimizer's averages" if part == "optimizer" else part
+        if found[part].keys() == end[part].keys() and any(torch.equal(found[part][k], end[part][k]) for k in end[part]):
+            text = f"After restore the {what} were those of step {END}, {END - STOP} steps after capture."
+            grade.reject("shares-memory", text)
         text = f"After restore the {what} were not those of step {STOP}: {difference(found[part], stop[part])}."
         grade.reject(id, text + loss)
     if resumed["step"] != STOP:

@@ -65,13 +65,16 @@ def check_smoothed(grade: Grade, found: list[float], losses: list[float], beta: 
     places = range(len(found))
     place = next(place for place in places if not close(found[place : place + 1], expected[place : place + 1]))
     text = f"Beta {beta:.3f}: value {place + 1} is {found[place]:.4f}, and should be {expected[place]:.4f}."
+    bad = next((number for number, loss in enumerate(losses) if not math.isfinite(loss)), None)
+    seen = f"The first loss was {losses[0]:.4f}."
+    if bad is not None and place >= bad:
+        seen = f"Loss {bad + 1} of {len(losses)} was {losses[bad]}."
     for belief, variant in beliefs(losses, beta).items():
         if close(found, variant):
-            grade.reject(belief, f"{text} The first loss was {losses[0]:.4f}.")
-    bad = next((number for number, loss in enumerate(losses) if not math.isfinite(loss)), None)
+            grade.reject(belief.split(".")[0], f"{text} {seen}")
     if bad is not None and place >= bad and not math.isfinite(found[place]):
-        grade.reject("nan-spreads", f"{text} Loss {bad + 1} of {len(losses)} was {losses[bad]}.")
-    grade.reject("unknown", f"{text} The losses up to there were {show(losses[: place + 1])}.")
+        grade.reject("nan-spreads", f"{text} {seen}")
+    grade.reject("unknown", f"{text} {show(losses[: place + 1])}.")
 
 
 def mean(losses: list[float], beta: float) -> list[float]:
@@ -91,7 +94,30 @@ def beliefs(losses: list[float], beta: float) -> dict[str, list[float]]:
         "begins-at-zero": running(real, beta, 0.0),
         "begins-at-the-first": running(real, beta, None),
         "weights-turned": mean(losses, 1 - beta),
+        "nan-counted": counted(losses, beta, fades=True),
+        "nan-counted.2": counted(losses, beta, fades=False),
+        "nan-counted.3": mean(filled(losses), beta),
     }
+
+
+def counted(losses: list[float], beta: float, fades: bool) -> list[float]:
+    """A loss that is not finite adds nothing to the sum, and to the weight as others do."""
+    total, values = 0.0, []
+    for place, loss in enumerate(losses, start=1):
+        if math.isfinite(loss):
+            total = beta * total + (1 - beta) * loss
+        elif fades:
+            total *= beta
+        values.append(total / (1 - beta**place))
+    return values
+
+
+def filled(losses: list[float]) -> list[float]:
+    """Each loss that is not finite is taken to be the one before."""
+    values: list[float] = []
+    for loss in losses:
+        values.append(loss if math.isfinite(loss) or not values else values[-1])
+    return values
 
 
 def running(losses: list[float | None], beta: float, value: float | None) -> list[float]:
@@ -109,4 +135,5 @@ def close(found: list[float], expected: list[float]) -> bool:
 
 
 def show(losses: list[float]) -> str:
-    return ", ".join(f"{loss:.3f}" for loss in losses[-4:])
+    last = ", ".join(f"{loss:.3f}" for loss in losses[-4:])
+    return f"The last four losses up to there were {last}" if len(losses) > 4 else f"The losses up to there were {last}"

@@ -3,10 +3,18 @@
 from typing import Any
 
 import torch
-from ranks import EVERY, NUM_STEPS, Model, batch
+from ranks import EVERY, NUM_STEPS, SHORTER, Model, batch
+from torch import Tensor
 from torch.nn import functional as F
 
 from frog.grader.grade import Grade
+
+LOST = {
+    "weights": "weights-lost",
+    "buffers": "buffers-lost",
+    "averages": "optimizer-lost",
+    "random numbers": "random-state-lost",
+}
 
 
 def check(grade: Grade) -> None:
@@ -17,8 +25,8 @@ def check(grade: Grade) -> None:
     for start in found["killed"]:
         last = (start["step"] - 1) // EVERY * EVERY
         check_start(grade, start, oracle, last)
-    longer = {"at": f"step {NUM_STEPS - 1}, as its num_steps was {NUM_STEPS - 2}", **found["longer"]}
-    check_start(grade, longer, oracle, NUM_STEPS - 2)
+    longer = {"at": f"step {SHORTER + 1}, as its num_steps was {SHORTER}", **found["longer"]}
+    check_start(grade, longer, oracle, SHORTER)
     for start in found["pictures"]:
         check_picture(grade, start, oracle)
     starts = len(found["killed"]) + len(found["pictures"])
@@ -37,7 +45,10 @@ def check_loop(grade: Grade, found: dict[str, Any], oracle: dict[str, Any]) -> N
         grade.reject("not-the-loop", f"A run of {NUM_STEPS} steps took the batches {found['taken']}.")
     step = first_difference(found["losses"], oracle["losses"], 1e-4)
     if step is not None:
-        grade.reject("not-the-loop", f"Never killed: {pair(found['losses'], oracle['losses'], step)}.")
+        text = f"Never killed: {pair(found['losses'], oracle['losses'], step, 'the plain loop in training mode')}."
+        others = plain_loop(grade.seed, training=False)["losses"]
+        is_eval = first_difference(found["losses"], others, 1e-4) is None
+        grade.reject("left-in-eval" if is_eval else "not-the-loop", text)
     grade.compare(found["weights"], oracle["weights"], f"never killed, weights after step {NUM_STEPS}:", 1e-3, 1e-4)
 
 
@@ -46,6 +57,9 @@ def check_again(grade: Grade, found: dict[str, Any], oracle: dict[str, Any]) -> 
     if found["taken"] == list(range(1, NUM_STEPS + 1)):
         text = f"Called again in the folder of a complete run, train began at step 1 and made all {NUM_STEPS} steps."
         grade.reject("starts-over", text)
+    if found["taken"] == list(range(NUM_STEPS // EVERY * EVERY + 1, NUM_STEPS + 1)):
+        text = f"A checkpoint every {EVERY} steps, {NUM_STEPS} steps, all made; called again, train made the steps"
+        grade.reject("last-step-unsaved", f"{text} {', '.join(map(str, found['taken']))} once more.")
     if found["taken"] == [NUM_STEPS]:
         grade.reject("step-off-by-one", f"Called again on a complete run, train made step {NUM_STEPS} again.")
     if found["taken"]:
@@ -80,9 +94,27 @@ def check_losses(grade: Grade, found: dict[str, Any], oracle: dict[str, Any], ab
         grade.reject("losses-lost", text)
     step = first_difference(losses, oracle["losses"])
     if step is not None:
-        grade.reject("state-lost", f"{about}: {pair(losses, oracle['losses'], step)}.")
-    if not same_weights(found, oracle):
-        grade.reject("state-lost", f"{about}: all losses are right, the weights after step {NUM_STEPS} are not.")
+        check_state(grade, found, oracle, f"{about}: {pair(losses, oracle['losses'], step)}.")
+    for name, weight in oracle["weights"].items():
+        if not torch.equal(found["weights"][name], weight):
+            what, id = ("buffer", "buffers-lost") if name == "mean" else ("weight", "weights-lost")
+            text = f"all losses are right; the {what} {name} is not what it was when the run was complete."
+            grade.reject(id, f"{about}: {text}")
+
+
+def check_state(grade: Grade, found: dict[str, Any], oracle: dict[str, Any], text: str) -> None:
+    """Losses are wrong: what did the first step of this start read that the run never killed did not?"""
+    if found["taken"] and found["taken"][0] <= NUM_STEPS:
+        step = found["taken"][0]
+        here, there = found["read"][0], oracle["read"][step - 1]
+        for part, id in LOST.items():
+            if not same(here[part], there[part]):
+                grade.reject(id, f"{text} When step {step} began, the {part} were not those of the run never killed.")
+    grade.reject("unknown", text)
+
+
+def same(found: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
+    return found.keys() == right.keys() and all(torch.equal(found[name], right[name]) for name in right)
 
 
 def check_picture(grade: Grade, found: dict[str, Any], oracle: dict[str, Any]) -> None:
@@ -90,7 +122,7 @@ def check_picture(grade: Grade, found: dict[str, Any], oracle: dict[str, Any]) -
     about = f"Killed in {found['at']}; started again"
     if found["error"]:
         grade.reject("half-a-checkpoint", f"{about}: {found['error']}.")
-    if first_difference(found["losses"], oracle["losses"]) is not None or not same_weights(found, oracle):
+    if first_difference(found["losses"], oracle["losses"]) is not None or not same(found["weights"], oracle["weights"]):
         grade.reject("half-a-checkpoint", f"{about}: losses or weights are not those of a run never killed.")
     if found["taken"] and found["taken"][0] == 1 and found["before"]:
         text = f"{about}: it began at step 1, though a checkpoint of step {found['before']} had been saved."
@@ -106,22 +138,18 @@ def first_difference(found: Any, expected: list[float], rtol: float = 0.0) -> in
     return step if step or len(found) == len(expected) else min(len(found), len(expected)) + 1
 
 
-def pair(found: Any, expected: list[float], step: int) -> str:
+def pair(found: Any, expected: list[float], step: int, of: str = "a run never killed") -> str:
     if not isinstance(found, list) or step > len(found):
         return f"train returned {len(found) if isinstance(found, list) else type(found).__name__} losses of {NUM_STEPS}"
     if step > len(expected):
         return f"train returned {len(found)} losses of {NUM_STEPS}"
-    return f"the loss of step {step} was {found[step - 1]:.6f}, and of a run never killed {expected[step - 1]:.6f}"
+    return f"the loss of step {step} was {found[step - 1]:.6f}, and of {of} {expected[step - 1]:.6f}"
 
 
-def same_weights(found: dict[str, Any], oracle: dict[str, Any]) -> bool:
-    return all(torch.equal(found["weights"][name], weight) for name, weight in oracle["weights"].items())
-
-
-def plain_loop(seed: int) -> dict[str, Any]:
-    """The six lines."""
+def plain_loop(seed: int, training: bool = True) -> dict[str, Any]:
+    """The six lines; or without dropout, as in eval mode."""
     torch.manual_seed(seed + 17)
-    model = Model(seed)
+    model = Model(seed).train(training)
     optimizer, losses = torch.optim.AdamW(model.parameters(), lr=0.05), []
     for step in range(1, NUM_STEPS + 1):
         inputs, labels = batch(seed, step)
@@ -130,4 +158,4 @@ def plain_loop(seed: int) -> dict[str, Any]:
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    return {"losses": losses, "weights": {name: weight.detach() for name, weight in model.named_parameters()}}
+    return {"losses": losses, "weights": dict(model.state_dict())}

@@ -12,7 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-NUM_STEPS, EVERY = 10, 3
+NUM_STEPS, EVERY = 11, 3
+"""After the last checkpoint of every so many steps come two steps more."""
+SHORTER = 8
+"""Of a run that is then made longer. No multiple of EVERY, either."""
 V = 7
 
 
@@ -21,15 +24,21 @@ class Killed(BaseException):
 
 
 class Model(nn.Module):
+    """Two matrices with dropout between them; a buffer follows the mean of the rows, and is subtracted from them."""
+
     def __init__(self, init: int) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(init)
         self.first = nn.Parameter(torch.randn(V, 6, generator=generator))
         self.second = nn.Parameter(torch.randn(6, V, generator=generator))
+        self.register_buffer("mean", torch.zeros(6))
         self.dropout = nn.Dropout(0.2)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return self.dropout(self.first[inputs]) @ self.second
+        x = self.first[inputs]
+        if self.training:
+            self.mean = 0.8 * self.mean + 0.2 * x.detach().mean((0, 1))
+        return self.dropout(x - self.mean) @ self.second
 
 
 def batch(seed: int, step: int) -> tuple[Tensor, Tensor]:
@@ -47,15 +56,19 @@ def start(
     kill_at: int | None = None,
     seen: Callable[[int], None] = int,
 ) -> dict[str, Any]:
-    """Call the learner's train with new objects: losses or error, steps whose batch it took, weights at the end."""
+    """Call the learner's train with new objects: losses or error, steps whose batch it took, weights at the end.
+
+    And what model, optimizer and random numbers were when the batch of a step was asked for.
+    """
     torch.manual_seed(seed + 17)
-    model, taken = Model(seed), []
+    model, taken, read = Model(seed).eval(), [], []
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
 
     def get_batch(step: int) -> tuple[Tensor, Tensor]:
         if step == kill_at or len(taken) > 3 * NUM_STEPS:
             raise Killed
         taken.append(step)
+        read.append(picture(model, optimizer) if seen is not int or len(taken) == 1 else {})
         seen(step)
         return batch(seed, step)
 
@@ -69,9 +82,23 @@ def start(
     except Exception as caught:
         if not any(folder.iterdir()):
             raise
-        error = f"{type(caught).__name__}: {str(caught).splitlines()[0][:120] if str(caught) else ''}"
-    weights = {name: weight.detach() for name, weight in model.named_parameters()}
-    return {"losses": losses, "error": error, "taken": taken, "weights": weights}
+        error = ": ".join([type(caught).__name__, *str(caught).splitlines()[:1]])[:150]
+    return {"losses": losses, "error": error, "taken": taken, "read": read, "weights": dict(model.state_dict())}
+
+
+def picture(model: Model, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
+    """Copies of all that the next step reads."""
+    averages = {
+        f"{name} {key}": torch.as_tensor(value).clone()
+        for name, weight in model.named_parameters()
+        for key, value in optimizer.state.get(weight, {}).items()
+    }
+    return {
+        "weights": {name: weight.detach().clone() for name, weight in model.named_parameters()},
+        "buffers": {name: buffer.clone() for name, buffer in model.named_buffers()},
+        "averages": averages,
+        "random numbers": {"state": torch.get_rng_state()},
+    }
 
 
 def work(learner: ModuleType, case: dict[str, Any]) -> Any:
@@ -87,12 +114,12 @@ def work(learner: ModuleType, case: dict[str, Any]) -> Any:
         start(learner, seed, folder, kill_at=kill_at)
         found["killed"].append({"at": f"step {kill_at}", "step": kill_at, **start(learner, seed, folder)})
     clear(folder)
-    start(learner, seed, folder, num_steps=NUM_STEPS - 2)
+    start(learner, seed, folder, num_steps=SHORTER)
     found["longer"] = start(learner, seed, folder)
     found["pictures"] = []
-    for picture, step in zip(pictures.taken, pictures.steps, strict=True):
+    for copy, step in zip(pictures.taken, pictures.steps, strict=True):
         shutil.rmtree(folder)
-        shutil.copytree(picture, folder)
+        shutil.copytree(copy, folder)
         files = listing(folder)
         about = {"at": f"a save, when the folder held {files}", "before": (step - 1) // EVERY * EVERY}
         found["pictures"].append({**about, **start(learner, seed, folder)})
@@ -125,7 +152,8 @@ class Pictures:
         name = file.rpartition("/")[2]
         if name != self.own and name not in ("pathlib.py", "shutil.py", "os.py", "serialization.py", "tempfile.py"):
             return False
-        if (now := state_of(self.folder)) != self._last:
+        is_like_others = 2 * EVERY < self.step < NUM_STEPS
+        if not is_like_others and (now := state_of(self.folder)) != self._last:
             self._last = now
             self.taken.append(self.folder.with_name(f"picture.{len(self.taken)}"))
             self.steps.append(self.step)

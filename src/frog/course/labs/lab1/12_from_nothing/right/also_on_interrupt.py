@@ -31,6 +31,7 @@ def train(folder, model, optimizer, get_batch, num_steps, every):
     run.load()
     while (step := len(run.losses) + 1) <= num_steps:
         x, y = get_batch(step)
+        model.train()
         scores = model(x)
         loss = F.cross_entropy(scores.reshape(-1, scores.shape[-1]), y.reshape(-1))
         optimizer.zero_grad()

@@ -11,6 +11,7 @@ def newest(folder):
 
 
 def train(folder, model, optimizer, get_batch, num_steps, every):
+    model.train()
     step, losses = 0, []
     found = newest(folder)
     if found:

@@ -5,6 +5,7 @@ from torch.nn import functional as F
 
 
 def train(folder, model, optimizer, get_batch, num_steps, every):
+    model.train()
     path, losses = folder / "latest.pt", []
     if path.exists():
         m, o, r, losses = torch.load(path)

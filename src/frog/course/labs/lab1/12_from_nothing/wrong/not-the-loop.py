@@ -19,12 +19,14 @@ def train(
 ) -> list[float]:
     """Train up to step `num_steps`; return the loss of each step of the run, from the first on.
 
-    `get_batch(step)`, step counted from 1, gives inputs (B, T) and labels (B, T). model(inputs) gives scores (B, T, V); the
-    loss is their mean cross-entropy. The model is in training mode.
+    `get_batch(step)`, step counted from 1, gives inputs (B, T) and labels (B, T). model(inputs) gives scores (B, T, V);
+    the loss is their mean cross-entropy. The model may come from an evaluation, in eval mode; steps are made in
+    training mode.
 
-    A checkpoint is saved in `folder`, which exists, after every `every` steps and after the last. If an earlier call has left
-    one there, the run goes on from the latest, with no bit of difference to a run that was never killed.
+    A checkpoint is saved in `folder`, which exists, after every `every` steps and after the last. If an earlier call
+    has left one there, the run goes on from the latest, with no bit of difference to a run that was never killed.
     """
+    model.train()
     path, losses = folder / "latest.pt", []
     if path.exists():
         state = torch.load(path, weights_only=True)
