@@ -7,12 +7,13 @@ BIN := $(VENV)/bin
 # Tests that run side by side.
 WORKERS ?= 2
 
-.PHONY: help setup system demo session-a session-b session-c slides test test-all check clean
+.PHONY: help setup system demo session-a session-b session-c slides docs test test-all check clean
 
 help:
 	@echo "make demo    train a tiny transformer on four local ranks and write its report"
 	@echo "make session-a, session-b, session-c  play the demonstrations of a session on real runs"
 	@echo "make slides  build the decks of slides/ to HTML and PDF; needs Node.js and Chromium"
+	@echo "make docs    build the documentation's site to build/docs/site; frog docs serves it"
 	@echo "make test    run the tests of every room, with one real world of each kind (minutes)"
 	@echo "make test-all  those, and then every other test"
 	@echo "make check   ruff and mypy"
@@ -54,6 +55,10 @@ session-a session-b session-c: setup
 
 slides: setup
 	$(BIN)/python slides/build.py
+
+# EXAMPLES=--examples first makes the real runs that the site shows.
+docs: setup
+	$(BIN)/frog docs --build $(EXAMPLES)
 
 test: setup
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"

@@ -18,7 +18,8 @@ FLOORS = {
     **dict.fromkeys(("parallel", "launch", "slurm", "submit"), 3),
     **dict.fromkeys(("train", "chaos", "plan", "grader"), 4),
     **dict.fromkeys(("finetune", "prove", "profile", "explain", "view", "doctor", "course", "demo"), 5),
-    "cli": 6,
+    "site": 6,
+    "cli": 7,
 }
 """As docs/architecture.md has them."""
 

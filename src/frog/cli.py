@@ -24,6 +24,7 @@ from frog.parallel.commands import add_schedule_parser
 from frog.plan.commands import add_plan_parsers
 from frog.profile.commands import add_profile_parser
 from frog.prove.commands import add_proof_parser
+from frog.site.commands import add_docs_parser
 from frog.slurm.commands import add_slurm_parser
 from frog.submit.bundle.commands import add_bundle_parser
 from frog.submit.commands import add_submit_parser
@@ -73,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     add_learn_parser(commands)
     add_class_parser(commands)
     add_demo_parser(commands)
+    add_docs_parser(commands, parser)
     return parser
 
 

@@ -22,16 +22,27 @@ class ModelConfig:
     """A decoder-only transformer of the Llama family. `problems()` tells every size that cannot be."""
 
     vocab_size: int
+    """How many tokens there are."""
     hidden_size: int
+    """Width of the residual stream."""
     intermediate_size: int
+    """Width inside a layer's FFN."""
     num_hidden_layers: int
+    """Transformer layers."""
     num_attention_heads: int
+    """Query heads of a layer."""
     num_key_value_heads: int
+    """Key and value heads, which query heads share."""
     max_position_embeddings: int
+    """Positions that a sequence may have."""
     rope_theta: float = 10000.0
+    """Base of the rotary positions' frequencies."""
     rms_norm_eps: float = 1e-5
+    """Added to the mean square in a norm."""
     initializer_range: float = 0.02
+    """Standard deviation of the first weights."""
     tie_word_embeddings: bool = True
+    """Whether the output layer's weight is the embedding."""
     num_local_experts: int | None = None
     """None: one FFN a layer. Else a mixture of so many, each of `intermediate_size`."""
     num_experts_per_tok: int = 2

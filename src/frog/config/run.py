@@ -34,6 +34,7 @@ class DataConfig:
     name: str = "python-docs"
     """A prepared data set: `frog data list`."""
     sequence_length: int = 64
+    """Of each sample."""
 
 
 @dataclass(frozen=True)
@@ -41,18 +42,24 @@ class TrainConfig:
     """[train]"""
 
     steps: int = 200
+    """Optimizer steps of the whole run."""
     global_batch_size: int = 16
     """Sequences in one optimizer step, over all ranks and micro-batches."""
     grad_accum: int = 1
     """Micro-batches into which each rank cuts its share of the global batch."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Of the forward pass; weights and sums stay in float32."""
     initial_loss_scale: float = 65536.0
     """fp16: what the loss is multiplied by at first, so that small gradients do not round to zero. Where the gradient
     overflows the step is left out and the scale halved; after 2000 good steps in a row it is doubled."""
     compile: bool = False
+    """Whether the model goes through torch.compile."""
     activation_checkpointing: bool = False
+    """Whether a layer's activations are computed again in the backward pass instead of kept."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    """What it runs on. "auto" takes the rank's GPU, for a world of one MPS, else the CPU."""
     log_every: int = 10
+    """How often a line of the log says where the run is."""
     timeout_s: float = 120.0
     """How long a collective waits for a missing rank before the run fails."""
 
@@ -70,12 +77,19 @@ class OptimizerConfig:
     """[optimizer]: AdamW, with a linear warm-up and a cosine to `min_learning_rate`"""
 
     learning_rate: float = 3e-3
+    """After the warm-up."""
     min_learning_rate: float = 3e-4
+    """At the last step."""
     warmup_steps: int = 20
+    """In which the rate rises from 0."""
     beta1: float = 0.9
+    """Decay of the first moment."""
     beta2: float = 0.95
+    """Decay of the second moment."""
     eps: float = 1e-8
+    """Added to the root of the second moment."""
     weight_decay: float = 0.1
+    """Decoupled from the gradient; of matrices alone."""
     grad_clip: float | Literal["off"] = 1.0
     """Largest allowed norm of the gradient."""
 
@@ -85,9 +99,11 @@ class EvalConfig:
     """[eval]: held-out text"""
 
     every: int = 100
+    """How often held-out text is scored."""
     tokens: int = 16384
     """How many held-out tokens are scored, at most."""
     prompt: str = "The "
+    """How the sampled text begins."""
     sample_tokens: int = 40
     """How many tokens are sampled after the prompt at each evaluation; with 0 nothing is sampled."""
 
@@ -97,7 +113,9 @@ class CheckpointConfig:
     """[checkpoint]"""
 
     every: int = 100
+    """How often a checkpoint is saved."""
     keep_last: int = 5
+    """How many stay; older ones are removed."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +124,9 @@ class RunConfig:
 
     model: ModelConfig
     name: str = "run"
+    """Of the run's folder, under runs/."""
     seed: int = 1337
+    """Of the weights, the order of samples, and what is sampled."""
     source: ModelSource = field(default_factory=ModelSource)
     data: DataConfig = field(default_factory=DataConfig)
     train: TrainConfig = field(default_factory=TrainConfig)

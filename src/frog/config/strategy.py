@@ -18,9 +18,13 @@ class StrategyConfig:
     name: str = "ddp"
     """How the data-parallel ranks keep what they train: a key of DATA_STRATEGIES."""
     implementation: Literal["frog", "torch", "deepspeed"] = "frog"
+    """Whose code spreads the work: Frog's own, torch's, or DeepSpeed's."""
     tp: int = 1
+    """Tensor parallelism: over how many ranks each matrix of a layer is split."""
     pp: int = 1
+    """Pipeline parallelism: over how many ranks the layers are spread."""
     cp: int = 1
+    """Context parallelism: over how many ranks the positions of a sequence are split."""
     ep: int = 1
     """Over how many neighbouring dp ranks each layer's experts are shared out."""
     shard: int | None = None
@@ -28,6 +32,7 @@ class StrategyConfig:
     reduction: Literal["naive", "bucketed", "overlapped"] = "bucketed"
     """ddp: one all-reduce a parameter; one a bucket after the backward pass; one a bucket during it."""
     bucket_mb: float = 25.0
+    """ddp: how much gradient goes into one all-reduce."""
     compression: Literal["off", "fp16", "bf16", "powersgd"] = "off"
     """ddp of torch: the communication hook."""
     sequence_parallel: bool = True

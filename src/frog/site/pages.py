@@ -1,0 +1,141 @@
+"""The pages of the repository, laid out for the generator in the tree that they have there, so that a link that works
+on the forge works on the site. What a page links to comes along: another page, a picture, a file as a page.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from frog.core.errors import UsageError
+from frog.course.quiz.pool import Question, read_pools
+from frog.site.markdown import fence, language_of, prose
+
+_NOT_PROSE = re.compile(r"^(`{3,})[^\n]*\n.*?^\1`*$|`[^`\n]*`", re.DOTALL | re.MULTILINE)
+_LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)((?:#[^)\s]*)?\))")
+_PICTURES = (".png", ".svg", ".jpg", ".html")
+_DECK_NOTE = re.compile(r"<!--\n(.*?)-->", re.DOTALL)
+
+
+def source_pages(root: Path) -> list[str]:
+    """What is a page wherever a link leads to it."""
+    found = [root / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+    found += [*(root / "docs").rglob("*.md"), *(root / "slides").glob("*.md")]
+    found += (root / "src/frog/course/labs").glob("lab*/*/README.md")
+    quizzes = [
+        f"{path.relative_to(root)}.md" for path in sorted((root / "src/frog/course/labs").glob("lab*/quiz.toml"))
+    ]
+    return sorted(path.relative_to(root).as_posix() for path in found) + quizzes
+
+
+def lay_out(root: Path, folder: Path, made: dict[str, str]) -> None:
+    """Write every page, and all that they link to.
+
+    made: further pages, by their path.
+    """
+    waiting, done = [*source_pages(root), *made], set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name in done:
+            continue
+        done.add(name)
+        text, needs = _linked(root, name, made[name] if name in made else _text_of(root, name), made)
+        waiting += [need for need in needs if need.endswith(".md")]
+        for need in needs:
+            if not need.endswith(".md"):
+                _copy(root / need, folder / need)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+def _copy(source: Path, target: Path) -> None:
+    if source.exists() and not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, target)
+
+
+def _text_of(root: Path, name: str) -> str:
+    """A page as the generator reads it."""
+    path = root / name
+    if not path.exists():
+        return _page_of_file(path.with_suffix(""), name.removesuffix(".md"))
+    text = path.read_text()
+    if text.startswith("---\nmarp: true"):
+        return _page_of_deck(text)
+    return text.replace("<details>", '<details markdown="1">')
+
+
+def _linked(root: Path, name: str, text: str, made: dict[str, str]) -> tuple[str, list[str]]:
+    """A page whose links lead to pages, and the files that they need."""
+    needs: list[str] = []
+
+    def link(found: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(name), found[1]))
+        written, needed = _target(root, found[1], target, made)
+        if needed is None:
+            raise UsageError(f"{name}: links to {found[1]}, which is not there", "correct the link")
+        needs.append(needed)
+        return written + found[2]
+
+    return _outside_code(text, lambda part: _LINK.sub(link, part)), needs
+
+
+def _target(root: Path, written: str, target: str, made: dict[str, str]) -> tuple[str, str | None]:
+    """A link's target as the site has it, and the page or file that must be there for it."""
+    path = root / target
+    if target in made or (path.is_file() and path.suffix in (".md", *_PICTURES)):
+        return written, target
+    if (path / "README.md").is_file():
+        return posixpath.join(written, "README.md"), posixpath.join(target, "README.md")
+    if path.is_file():
+        return f"{written}.md", f"{target}.md"
+    return written, None
+
+
+def _outside_code(text: str, change: Callable[[str], str]) -> str:
+    parts, at = [], 0
+    for code in _NOT_PROSE.finditer(text):
+        parts += [change(text[at : code.start()]), code[0]]
+        at = code.end()
+    return "".join([*parts, change(text[at:])])
+
+
+def _page_of_file(path: Path, name: str) -> str:
+    if path.name == "quiz.toml":
+        lab = int(path.parent.name.removeprefix("lab"))
+        return _page_of_quiz(lab, read_pools(path.parents[1])[lab])
+    return f"# {path.name}\n\n`{name}`\n\n{fence(path.read_text(), language_of(path))}"
+
+
+def _page_of_deck(text: str) -> str:
+    """Slides one under the other, with what is said to each."""
+    _, _, body = text.partition("\n---\n")
+    title = next(line for line in text.splitlines() if line.startswith("title:")).removeprefix("title:").strip(" \"'")
+    parts = [f"# {title}\n\nThe slides as text, with their notes. `make slides` builds them to show.\n"]
+    for number, slide in enumerate(body.split("\n---\n"), 1):
+        notes = "\n\n".join(_DECK_NOTE.findall(slide))
+        shown = re.sub(r"<!--.*?-->", "", slide, flags=re.DOTALL).strip()
+        shown = re.sub(r"^#+ (.*)$", rf"## {number}. \1", shown, count=1, flags=re.MULTILINE)
+        parts.append(f'{shown}\n\n<details markdown="1"><summary>Notes</summary>\n\n{notes}\n\n</details>\n')
+    return "\n".join(parts)
+
+
+def _page_of_quiz(lab: int, questions: tuple[Question, ...]) -> str:
+    parts = [
+        f"# Quiz of lab {lab}\n\n`frog quiz {lab}` asks these at the keyboard, mixed with those of the labs before.\n"
+    ]
+    for number, question in enumerate(questions, 1):
+        right = [choice.text for choice in question.choices if choice.right]
+        right = right or [f"{question.answer:g} {question.unit}".strip()]
+        beliefs = [
+            f"- “{prose(choice.text)}” believes: {prose(choice.belief)}" for choice in question.choices if choice.belief
+        ]
+        beliefs += [f"- {belief.value:g} believes: {prose(belief.belief)}" for belief in question.beliefs]
+        parts.append(f"## Question {number}\n\n{prose(question.text)}\n")
+        parts.append("\n".join(f"- {prose(choice.text)}" for choice in question.choices) + "\n")
+        answer = f"**{prose('; '.join(right))}.** {prose(question.why)}\n\n" + "\n".join(beliefs)
+        parts.append(f'<details markdown="1"><summary>Answer</summary>\n\n{answer}\n\n</details>\n')
+    return "\n".join(parts)
