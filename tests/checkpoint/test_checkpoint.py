@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import errno
+import io
 import json
 import os
+import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,11 +23,11 @@ from torch import Tensor
 
 from frog.checkpoint import Saver, find_good, verify
 from frog.checkpoint.load import open_checkpoint
-from frog.checkpoint.save import _read_report, clean_up, put_in_place
+from frog.checkpoint.save import _read_report, clean_up
 from frog.checkpoint.staging import StagedFile, partition
 from frog.comm.local_shard import LocalShard, rectangles, slice_shards
-from frog.core.errors import CheckpointError
-from frog.core.files import sha256_file
+from frog.core.errors import CheckpointError, RunError
+from frog.core.files import put_in_place, sha256_file
 from frog.core.manifest import FileEntry, Piece, TensorEntry, manifest_hash
 from frog.core.runfolder import RunFolder
 
@@ -129,6 +132,31 @@ def flip_a_bit(path: Path) -> None:
     path.write_bytes(data)
 
 
+def a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def a_dangling_link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("nowhere")
+
+
+def a_link_to_itself(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.name)
+
+
+def a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def of_another_step(path: Path) -> None:
+    shutil.rmtree(path.parent)
+    shutil.copytree(path.parent.with_name("step_00000010"), path.parent)
+
+
 def change_a_number(path: Path) -> None:
     manifest = json.loads(path.read_text())
     manifest["state"]["step"] += 1
@@ -144,6 +172,15 @@ def change_a_number(path: Path) -> None:
         ("manifest.json", Path.unlink, "never whole"),
         ("manifest.json", truncate, "not valid JSON"),
         ("manifest.json", change_a_number, "not what was hashed"),
+        ("manifest.json", a_folder, "found a folder, expected a file"),
+        ("manifest.json", a_dangling_link, "never whole"),
+        ("manifest.json", a_link_to_itself, "cannot be read: Too many levels of symbolic links"),
+        ("manifest.json", a_pipe, "found a named pipe, expected a file"),
+        ("manifest.json", of_another_step, "$.step: found 10, the folder's name says step_00000020"),
+        ("rank_1.safetensors", a_folder, "missing, or no plain file"),
+        ("rank_1.safetensors", a_dangling_link, "missing, or no plain file"),
+        ("rank_1.safetensors", a_link_to_itself, "missing, or no plain file"),
+        ("rank_1.safetensors", a_pipe, "missing, or no plain file"),
     ],
 )
 def test_a_damaged_checkpoint_is_named_and_passed_over(
@@ -159,6 +196,62 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(
     assert len(passed_over) == 1
     assert "step_00000020" in passed_over[0].what
     assert words in passed_over[0].what
+
+
+@contextlib.contextmanager
+def forbidden(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As for a user who may not read it: permissions stop nobody who is root, as tests often are."""
+
+    def asked(call: Callable[..., Any]) -> Callable[..., Any]:
+        def ask(name: Any, *args: Any, **options: Any) -> Any:
+            if isinstance(name, str | Path) and path in (Path(name), *Path(name).parents):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(name))
+            return call(name, *args, **options)
+
+        return ask
+
+    with monkeypatch.context() as patch:
+        for module, name in ((os, "stat"), (os, "listdir"), (os, "scandir"), (io, "open"), (builtins, "open")):
+            patch.setattr(module, name, asked(getattr(module, name)))
+        yield
+
+
+@pytest.mark.parametrize("name", ["", "manifest.json", "rank_1.safetensors"])
+def test_a_checkpoint_that_may_not_be_read_is_named_and_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    folder, tensors = RunFolder(tmp_path), some_tensors()
+    save(folder, 2, tensors, step=10)
+    save(folder, 2, tensors, step=20)
+    with forbidden(folder.checkpoint(20) / name, monkeypatch):
+        checkpoint, (damage,) = find_good(folder)
+    assert checkpoint is not None
+    assert (checkpoint.step, damage.step) == (10, 20)
+    assert damage.what == f"{folder.checkpoint(20) / (name or 'manifest.json')}: cannot be read: Permission denied"
+
+
+def test_checkpoints_that_may_not_be_listed_are_no_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder(tmp_path)
+    save(folder, 1, some_tensors())
+    with forbidden(folder.checkpoints, monkeypatch), pytest.raises(RunError, match="cannot be read: Permission denied"):
+        find_good(folder)
+
+
+@pytest.mark.parametrize("what", ["a file", "a dangling link", "a folder"])
+def test_what_lies_where_a_checkpoint_goes_makes_room(tmp_path: Path, what: str) -> None:
+    """Something that is no checkpoint is passed over, then written over, and in the end pruned like any other."""
+    folder, tensors = RunFolder(tmp_path), some_tensors()
+    save(folder, 1, tensors, step=10)
+    for step in (5, 20):
+        path = folder.checkpoint(step)
+        path.mkdir() if what == "a folder" else path.touch() if what == "a file" else path.symlink_to("nowhere")
+    good, passed_over = find_good(folder)
+    assert good is not None
+    assert (good.step, len(passed_over)) == (10, 1)
+    save(folder, 1, tensors, step=20, keep_last=2)
+    assert folder.checkpoint_steps() == [10, 20]
+    assert find_good(folder)[1] == []
+    assert folder.unfinished_checkpoints() == []
 
 
 def test_every_key_of_a_manifest_wrong_is_a_checkpoint_passed_over(tmp_path: Path) -> None:

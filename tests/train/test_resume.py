@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from in_process import write_run
 
-from frog.core.errors import RunError
+from frog.core.errors import CheckpointError, RunError
 from frog.core.runfolder import RunFolder
 from frog.train import failure
-from frog.train.setup import check_resume
+from frog.train.setup import check_resume, find_resume
 
 
 def test_a_run_goes_on_with_the_data_that_it_was_begun_with(tmp_path: Path) -> None:
@@ -21,6 +22,18 @@ def test_a_run_goes_on_with_the_data_that_it_was_begun_with(tmp_path: Path) -> N
     check_resume(folder, "rhymes", "a" * 64)
     with pytest.raises(RunError, match=r"begun on data set rhymes \(aaaaaaaaaaaa\).*rhymes \(bbbbbbbbbbbb\)"):
         check_resume(folder, "rhymes", "b" * 64)
+
+
+def test_a_rank_that_cannot_read_the_checkpoint_of_rank_0_does_not_begin_anew(tmp_path: Path) -> None:
+    """Beside ranks that go on it would train with weights of its own."""
+    world: Any = SimpleNamespace(is_main=False, rank=1, from_main=lambda mine: (20, []))
+    log: Any = None
+    folder = RunFolder(tmp_path)
+    with pytest.raises(CheckpointError, match=r"step_00000020: rank 0 goes on from it, and rank 1 cannot, where there"):
+        find_resume(folder, world, log)
+    folder.checkpoint(20).mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=r"rank 1 cannot: .*step_00000020: no manifest\.json"):
+        find_resume(folder, world, log)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ So a folder called step_NNNNNNNN is whole; what a crash leaves has another name 
 from __future__ import annotations
 
 import contextlib
-import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +23,7 @@ from frog.checkpoint.staging import StagedFile, partition
 from frog.comm.local_shard import LocalShard
 from frog.core.errors import CheckpointError
 from frog.core.facts import ErrorFacts, system_cause
-from frog.core.files import sync_folder
+from frog.core.files import put_aside, put_back, put_in_place, remove
 from frog.core.manifest import (
     FileEntry,
     Manifest,
@@ -39,8 +38,6 @@ from frog.core.runfolder import RunFolder
 from frog.core.schema import read_typed, write_typed
 
 _POLL_S = 0.01
-_ASIDE = ".replaced"
-"""How a checkpoint's folder is called while a new one of its step takes its place: .step_NNNNNNNN.replaced."""
 _PARTS_S = 2.0
 """The least that rank 0 of a run that has failed waits for the others' parts."""
 
@@ -218,26 +215,8 @@ class Saver:
 
     def _prune(self) -> None:
         for step in self._folder.checkpoint_steps()[: -self._keep_last]:
-            shutil.rmtree(self._folder.checkpoint(step))
-
-
-def put_in_place(staging: Path, target: Path) -> None:
-    """Give a whole checkpoint its name; an earlier attempt's of the same step makes room for it.
-
-    The old one is put aside first, so that a crash at any moment leaves the old or the new one whole; `clean_up` puts
-    the old one back if the new one has not come.
-    """
-    aside = _aside(target)
-    if target.exists():
-        target.rename(aside)
-    staging.rename(target)
-    sync_folder(target.parent)
-    if aside.exists():
-        shutil.rmtree(aside)
-
-
-def _aside(target: Path) -> Path:
-    return target.with_name(f".{target.name}{_ASIDE}")
+            with contextlib.suppress(OSError):  # what cannot be removed is no reason to end a run
+                remove(self._folder.checkpoint(step))
 
 
 def choose(shards: Sequence[LocalShard]) -> dict[str, LocalShard]:
@@ -276,10 +255,9 @@ def after_no_room(folder: RunFolder) -> str:
 def clean_up(folder: RunFolder) -> None:
     """Put back what was put aside in vain, remove what is unfinished. For one rank, before any saves."""
     for path in folder.unfinished_checkpoints():
-        if path.name.endswith(_ASIDE) and not (target := path.with_name(path.name[1 : -len(_ASIDE)])).exists():
-            path.rename(target)
-        else:
-            shutil.rmtree(path, ignore_errors=True)
+        target = path.with_name(path.name.split(".")[1])
+        with contextlib.suppress(OSError):
+            put_back(target) if path == put_aside(target) else remove(path)
 
 
 def _own_names(own: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,43 @@ def sync_folder(folder: Path) -> None:
     """Make a rename inside `folder` survive a power cut."""
     with _opened(folder) as descriptor:
         os.fsync(descriptor)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link, or a folder with all that is in it."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def put_in_place(staging: Path, target: Path) -> None:
+    """Give a whole folder its name; whatever had that name makes room for it.
+
+    The old one is put aside first, so that a crash at any moment leaves the old or the new one whole; `put_back` gives
+    the old one its name again if the new one has not come.
+    """
+    aside = put_aside(target)
+    if os.path.lexists(target):
+        target.rename(aside)
+    staging.rename(target)
+    sync_folder(target.parent)
+    if os.path.lexists(aside):
+        remove(aside)
+
+
+def put_aside(target: Path) -> Path:
+    """How a folder is called while a new one takes its name."""
+    return target.with_name(f".{target.name}.replaced")
+
+
+def put_back(target: Path) -> None:
+    """After a crash: what was put aside in vain gets its name back, what was replaced goes."""
+    aside = put_aside(target)
+    if os.path.lexists(target):
+        remove(aside)
+    elif os.path.lexists(aside):
+        aside.rename(target)
 
 
 @contextlib.contextmanager

@@ -128,6 +128,8 @@ def read_manifest(folder: Path) -> Manifest:
         raise _damaged("corrupt", f"{path}: its content is not what was hashed when it was written")
     if problem := manifest.problem():
         raise CheckpointError(f"{path}: {problem}")
+    if folder.name.startswith("step_") and folder.name != f"step_{manifest.step:08d}":
+        raise CheckpointError(f"{path}: $.step: found {manifest.step}, the folder's name says {folder.name}")
     return manifest
 
 
@@ -135,11 +137,11 @@ def verify_files(folder: Path, manifest: Manifest) -> None:
     """Compare every file with the manifest. Raises CheckpointError naming the first that differs, and how."""
     for name, entry in manifest.files.items():
         path = folder / name
-        if not path.is_file():
-            raise _damaged("torn", f"{path}: missing", name)
-        if path.stat().st_size != entry.bytes:
-            raise _damaged("torn", f"{path}: {path.stat().st_size} bytes, the manifest has {entry.bytes}", name)
         try:
+            if not path.is_file():
+                raise _damaged("torn", f"{path}: missing, or no plain file", name)
+            if (found := path.stat().st_size) != entry.bytes:
+                raise _damaged("torn", f"{path}: {found} bytes, the manifest has {entry.bytes}", name)
             digest = sha256_file(path)
         except OSError as error:
             raise _damaged("torn", f"{path}: cannot be read: {error.strerror}", name) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,11 +103,19 @@ class RunFolder:
         return sorted(self.checkpoints.glob(".step_*"))
 
     def checkpoint_steps(self) -> list[int]:
-        """Steps that have a checkpoint folder, in order; whether each can be trusted is `frog.checkpoint`'s to say."""
-        if not self.checkpoints.is_dir():
+        """Steps that have a checkpoint folder, in order; whether each can be trusted is `frog.checkpoint`'s to say.
+
+        Raises:  RunError if the folder of all of them cannot be read.
+        """
+        try:
+            names = os.listdir(self.checkpoints)
+        except FileNotFoundError:
             return []
-        matches = (_STEP_FOLDER.fullmatch(entry.name) for entry in self.checkpoints.iterdir())
-        return sorted(int(match[1]) for match in matches if match)
+        except OSError as error:
+            raise RunError(
+                f"{self.checkpoints}: cannot be read: {error.strerror}", "ls -ld shows whose it is"
+            ) from None
+        return sorted(int(match[1]) for name in names if (match := _STEP_FOLDER.fullmatch(name)))
 
     def event_ranks(self) -> list[int]:
         """Ranks that left an events file, in order."""

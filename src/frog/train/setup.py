@@ -169,4 +169,17 @@ def find_resume(
             "start a new run; this one's logs and events are left as they are",
             ErrorFacts(cause=passed_over[0].cause, damage=tuple(passed_over)),
         )
-    return find_good(folder, at_step=step)[0] if step is not None else None, passed_over
+    return None if step is None else _same_checkpoint(folder, step, world), passed_over
+
+
+def _same_checkpoint(folder: RunFolder, step: int, world: World) -> Checkpoint:
+    """The checkpoint that rank 0 goes on from. Raises CheckpointError if this rank cannot read it."""
+    good, passed_over = find_good(folder, at_step=step)
+    if good is not None:
+        return good
+    why = f": {passed_over[0]}" if passed_over else ", where there is none"
+    raise CheckpointError(
+        f"{folder.checkpoint(step)}: rank 0 goes on from it, and rank {world.rank} cannot{why}",
+        "is the run folder on a file system that all nodes share, and may this user read it on each?",
+        ErrorFacts(cause="torn", damage=tuple(passed_over)),
+    )

@@ -75,8 +75,6 @@ def open_checkpoint(path: Path) -> CheckpointReader:
     """
     manifest = read_manifest(path)
     verify_files(path, manifest)
-    if path.name != f"step_{manifest.step:08d}":
-        raise CheckpointError(f"{path}: the manifest says step {manifest.step}")
     return CheckpointReader(path, manifest)
 
 
