@@ -177,6 +177,20 @@ def test_a_challenge_with_a_long_title_says_so_once_and_when_it_was_passed(frog:
     row = next(line for line in frog("list").splitlines() if "2.1" in line)
     assert re.fullmatch(r"✓ 2\.1   challenge: a training .*\.\.\. +passed \d{4}-\d\d-\d\d", row)
     assert len(row) <= 80
+    frog("progress")
+    assert (here / "progress.html").read_text().count("challenge") == 1
+
+
+def test_a_lab_that_is_passed_offers_its_quiz_until_it_is_taken(frog: Any, here: Path) -> None:
+    frog()
+    for exercise, said in (("lab1/01_first", False), ("lab1/02_second", True)):
+        step(here, exercise).write_text(SOLUTION)
+        assert ("Lab 1 is passed: frog quiz 1" in frog("check", exercise)) is said
+    assert "lab 2: 0 of 1 passed; lab 1 is passed, now: frog quiz 1" in frog()
+    quiz = QuizResult(lab=1, at="2026-01-01 10:00:00.000", seed=1, asked=9, right=7)
+    update_progress(here, lambda progress: with_quiz(progress, quiz))
+    assert "lab 2: 0 of 1 passed; quiz: frog quiz 2" in frog()
+    assert "frog quiz" not in frog("check", "1.2")
 
 
 def test_hints_come_one_by_one(frog: Any) -> None:

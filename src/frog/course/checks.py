@@ -9,7 +9,7 @@ import msgspec
 from frog.course.actions import chosen_exercise, learner_here, print_lines
 from frog.course.predictions import missing
 from frog.course.progress import Progress, update_progress, with_verdict
-from frog.course.standing import Standing, standing_in, summary_lines
+from frog.course.standing import Standing, quiz_lines, standing_in, summary_lines, title_of
 from frog.course.text import style_of_output
 from frog.course.verdict_text import verdict_lines
 from frog.grader.client import Grader
@@ -30,9 +30,8 @@ def check(args: argparse.Namespace) -> int:
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(_shown(verdict, exercise, progress))).decode())
     else:
-        print_lines(
-            [*verdict_lines(verdict, exercise, progress, style_of_output()), *_next_lines(verdict, args, standing)]
-        )
+        lines = verdict_lines(verdict, exercise, progress, style_of_output())
+        print_lines([*lines, *_next_lines(verdict, exercise, args, standing)])
     return 0 if verdict.status == "passed" else 1
 
 
@@ -43,14 +42,15 @@ def _shown(verdict: Verdict, exercise: Exercise, progress: Progress) -> Verdict:
     return msgspec.structs.replace(verdict, predicted={}, measured=(), notes=())
 
 
-def _next_lines(verdict: Verdict, args: argparse.Namespace, standing: Standing) -> list[str]:
+def _next_lines(verdict: Verdict, exercise: Exercise, args: argparse.Namespace, standing: Standing) -> list[str]:
     if verdict.status != "passed":
         return []
     if args.seed is not None:
         return ["  A check with a seed of yours is not noted. Without --seed a new one is drawn."]
+    quiz = quiz_lines(standing, exercise.lab)
     if (then := standing.next) is None:
-        return ["  Every exercise is passed: frog learn progress"]
-    return [f"  next: {then.number}  {then.manifest.title}: exercises/{then.id}/README.md"]
+        return [*quiz, "  Every exercise is passed: frog learn progress"]
+    return [*quiz, f"  next: {then.number}  {title_of(then)}: exercises/{then.id}/README.md"]
 
 
 def watch(args: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ from frog.core.units import time_text
 from frog.course.predictions import compared
 from frog.course.progress import Guess, Work
 from frog.course.quantity import relative_error
-from frog.course.standing import Standing
+from frog.course.standing import Standing, title_of
 from frog.course.text import Style
 from frog.grader.exercise import Exercise
 
@@ -100,8 +100,7 @@ def _quiz_rows(standing: Standing) -> list[dict[str, Any]]:
 def _exercise_row(exercise: Exercise, work: Work) -> dict[str, Any]:
     return {
         "number": exercise.number,
-        "title": exercise.manifest.title,
-        "kind": exercise.manifest.kind,
+        "title": title_of(exercise),
         "passed": work.passed.at[:16] if work.passed else None,
         "by": work.passed.by if work.passed else "",
         "checks": work.checks,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from frog.course.session import Session
-from frog.course.standing import HERE, list_lines, title_of
+from frog.course.standing import HERE, list_lines, quiz_lines, title_of
 from frog.course.text import Style
 from frog.course.verdict_text import hint_lines, verdict_lines
 
@@ -58,6 +58,8 @@ def _body(session: Session, style: Style) -> Iterator[str]:
         yield from style.wrap(session.problem, indent=0)
     elif session.verdict:
         yield from verdict_lines(session.verdict, session.exercise, progress, style)
+        if session.verdict.status == "passed":
+            yield from quiz_lines(session.standing, session.exercise.lab)
 
 
 def _foot(session: Session, style: Style, more: str) -> Iterator[str]:

@@ -48,6 +48,11 @@ class Standing:
         in_turn = [*self.exercises[start:], *self.exercises[:start]]
         return next((other for other in in_turn if self.work(other).passed is None), in_turn[0])
 
+    def due_quizzes(self) -> list[int]:
+        """Labs whose exercises are all passed, and whose quiz was not taken."""
+        taken = {result.lab for result in self.progress.quizzes}
+        return [lab for lab, all_of_it in self.labs() if self.passed(all_of_it) == len(all_of_it) and lab not in taken]
+
     def labs(self) -> Iterator[tuple[int, list[Exercise]]]:
         for lab, exercises in groupby(self.exercises, key=lambda exercise: exercise.lab):
             yield lab, list(exercises)
@@ -83,8 +88,16 @@ def summary_lines(standing: Standing, folder: LearnerFolder, style: Style) -> li
 
 
 def _quiz(standing: Standing, lab: int) -> str:
+    """How the lab's quiz went, or that there is one; first that of a lab that is passed."""
+    if due := standing.due_quizzes():
+        return f"; lab {due[-1]} is passed, now: frog quiz {due[-1]}"
     results = [result for result in standing.progress.quizzes if result.lab == lab]
     return f"; quiz {results[-1].right} of {results[-1].asked}" if results else f"; quiz: frog quiz {lab}"
+
+
+def quiz_lines(standing: Standing, lab: int) -> list[str]:
+    """The lab's quiz, once its exercises are passed."""
+    return [f"  Lab {lab} is passed: frog quiz {lab}"] if lab in standing.due_quizzes() else []
 
 
 def _done_on(work: Work) -> str:

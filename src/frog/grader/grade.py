@@ -199,8 +199,22 @@ def _of_tensors(found: Any, expected: torch.Tensor, what: str, rtol: float, atol
     place = int(gap.reshape(-1).argmax())
     index = tuple(int(i) for i in torch.unravel_index(torch.tensor(place), expected.shape)) if expected.dim() else ()
     at = f" at {list(index)}" if index else ""
-    values = f"{a.reshape(-1)[place]:.6g}, expected {b.reshape(-1)[place]:.6g}"
-    return f"{what}: differs by up to {gap.max():.2g}{at}: found {values}."
+    values = f"{a.reshape(-1)[place]:.6g}, expected {b.reshape(-1)[place]:.6g}{_everywhere(b)}"
+    return f"{what}: differs by up to {gap.max():.2g}{at}: found {values}.{_factor(a, b, rtol)}"
+
+
+def _everywhere(expected: torch.Tensor) -> str:
+    return " everywhere" if expected.numel() > 1 and bool((expected == expected.reshape(-1)[0]).all()) else ""
+
+
+def _factor(found: torch.Tensor, expected: torch.Tensor, rtol: float) -> str:
+    """Where all of a tensor is wrong by one factor."""
+    counts = expected != 0
+    ratio = found[counts] / expected[counts]
+    if ratio.numel() < 2 or not torch.isfinite(ratio).all() or found[~counts].any():
+        return ""
+    is_one = torch.allclose(ratio, ratio.mean(), rtol=max(rtol, 1e-5))
+    return f" Everywhere it is {ratio.mean():.6g} times what was expected." if is_one else ""
 
 
 def _identity(rank: int, size: int) -> dict[str, str]:
