@@ -16,6 +16,7 @@ from frog.config import ModelConfig, OptimizerConfig, RunConfig, StrategyConfig
 from frog.data import Batch
 from frog.model import TinyTransformer
 from frog.parallel.build import build_mesh, build_strategy
+from frog.train.hardware import autocast
 from frog.train.optimizer import build_optimizer
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-3)
@@ -61,6 +62,8 @@ class Size:
 
 SMALL = Size("small", 4, 128, 4, 64, 12, 344)
 LARGER = Size("larger", 6, 384, 6, 256, 8, 1024)
+TINY = Size("tiny", 2, 32, 2, 16, 4, 64)
+"""To see that a benchmark runs."""
 
 
 class PlainLoop:
@@ -92,11 +95,13 @@ class PlainLoop:
 class FrogLoop:
     """A step as `frog.train.loop` takes it, without its events, under any strategy."""
 
-    def __init__(self, model: TinyTransformer, world: World, strategy: StrategyConfig | None = None) -> None:
-        self.model = model
+    def __init__(
+        self, model: TinyTransformer, world: World, strategy: StrategyConfig | None = None, precision: str = "fp32"
+    ) -> None:
         config = RunConfig(model.config, strategy=strategy or StrategyConfig())
         make_optimizer = functools.partial(build_optimizer, OPTIMIZER)
-        self.strategy = build_strategy(config, build_mesh(config, world), model, make_optimizer)
+        mesh = build_mesh(config, world)
+        self.strategy = build_strategy(config, mesh, model, make_optimizer, autocast(precision, world.device))
         self.scaler = torch.amp.GradScaler("cpu", enabled=False)
 
     def step(self, tokens_BT: Tensor, labels_BT: Tensor) -> float:

@@ -1,14 +1,16 @@
 """What the guard model is worth: held-out accuracy beside simpler ways to tell safe from unsafe prompts.
 
-    python benchmarks/guard.py RUN [RUN ...]
+    python benchmarks/guard.py [--steps 1 600 3000] [--seeds 1 2 3] [--ways WAY ...]
 
-Each RUN is a base for `frog finetune`; every way is asked about the same held-out prompts. `commonest` calls all of
-them what most of them are. `words` is a naive Bayes classifier on which words a prompt holds: no order, no model.
-`head alone` is a fine-tuning whose adapters count for nothing, with a rank of 1 and an alpha near zero.
+Bases for `frog finetune` are trained first, config/demo.toml for so many steps each; every way is asked about the same
+held-out prompts. `commonest` calls all of them what most of them are. `words` is a naive Bayes classifier on which
+words a prompt holds: no order, no model. `head alone` is a fine-tuning whose adapters count for nothing, with a rank of
+1 and an alpha near zero.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import re
@@ -16,12 +18,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from pathlib import Path
 
 from frog.data.labelled import Example, LabelledSet, read_labelled
 
-SEEDS = (1, 2, 3)
+DEMO = Path(__file__).parents[1] / "config" / "demo.toml"
+FROG = (sys.executable, "-m", "frog.cli")
 WAYS = {
     "head alone": ["--lora", "rank=1,alpha=1e-6", "--learning-rate", "0.02"],
     "lora, q and v": ["--lora", "rank=8,alpha=16,targets=q_proj,v_proj"],
@@ -50,32 +54,47 @@ def naive_bayes(data: LabelledSet) -> float:
     return right / len(data.heldout)
 
 
-def fine_tuned(run: str, options: list[str], seed: int) -> dict[str, float]:
+def trained(folder: Path, steps: int) -> str:
+    """Name of a run of the demo for so many steps."""
+    name = f"steps-{steps}"
+    words = ("train", str(DEMO), "--name", name, "--set", f"train.steps={steps}")
+    subprocess.run((*FROG, *words), cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    return name
+
+
+def fine_tuned(folder: Path, base: str, options: list[str], seed: int) -> dict[str, float]:
     """Accuracy on all held-out prompts, and time of the steps."""
-    with tempfile.TemporaryDirectory() as scratch:
-        base = Path(run).resolve() if Path(run).is_dir() else Path("runs", run).resolve()
-        command = ["frog", "finetune", str(base), "--seed", str(seed), "--name", "way", *options]
-        subprocess.run(command, cwd=scratch, check=True, stdout=subprocess.DEVNULL)
-        record = json.loads((Path(scratch) / "runs" / "way" / "record.json").read_text())
+    name = f"way-{time.monotonic_ns()}"
+    command = (*FROG, "finetune", base, "--seed", str(seed), "--name", name, *options)
+    subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+    record = json.loads((folder / "runs" / name / "record.json").read_text())
     return {"accuracy": record["classification"]["accuracy"], "wall_s": record["wall_s"]}
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, nargs="+", default=[1, 600, 3000], help="of each base")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
+    args = parser.parse_args()
     data = read_labelled("guard", 0.25)
     commonest = max(Counter(example.label for example in data.heldout).values()) / len(data.heldout)
     error = 1.96 * math.sqrt(0.75 * 0.25 / len(data.heldout))
-    print(f"{len(data.train)} prompts to train on, {len(data.heldout)} held out; {len(SEEDS)} seeds")
+    print(f"{len(data.train)} prompts to train on, {len(data.heldout)} held out; {len(args.seeds)} seeds")
     print(f"an accuracy near 0.75 of so few prompts is known to within {error:.2f} (95 %)")
     print(f"{'commonest':48} {commonest:.3f}")
     print(f"{'words':48} {naive_bayes(data):.3f}")
-    for run in sys.argv[1:]:
-        for way, options in WAYS.items():
-            found = [fine_tuned(run, options, seed) for seed in SEEDS]
-            accuracies = [row["accuracy"] for row in found]
-            spread = f"{min(accuracies):.3f} to {max(accuracies):.3f}"
-            wall_s = statistics.median(row["wall_s"] for row in found)
-            name = f"{run}: {way}"
-            print(f"{name:48} {statistics.mean(accuracies):.3f}  ({spread}), {wall_s:.1f} s", flush=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        subprocess.run((*FROG, "data", "prepare"), cwd=scratch, check=True, stdout=subprocess.DEVNULL)
+        for steps in args.steps:
+            base = trained(Path(scratch), steps)
+            for way in args.ways:
+                found = [fine_tuned(Path(scratch), base, WAYS[way], seed) for seed in args.seeds]
+                accuracies = [row["accuracy"] for row in found]
+                spread = f"{min(accuracies):.3f} to {max(accuracies):.3f}"
+                wall_s = statistics.median(row["wall_s"] for row in found)
+                name = f"{steps} steps, {way}"
+                print(f"{name:48} {statistics.mean(accuracies):.3f}  ({spread}), {wall_s:.1f} s", flush=True)
 
 
 if __name__ == "__main__":

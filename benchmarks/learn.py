@@ -1,6 +1,6 @@
 """How long a learner waits: from a saved file to the verdict, and until the grader is ready.
 
-    python benchmarks/learn.py [--rounds 5] [--zoo] [--out benchmarks/results/learn.txt]
+    python benchmarks/learn.py [--rounds 5] [--zoo] [--only EXERCISE]
 
 Round after round each exercise's reference solution is checked, in turn, by a grader that has torch loaded and waits,
 as in `frog learn watch`; the reference takes the longest of all solutions but those that never end. Then `frog learn
@@ -11,8 +11,6 @@ With --zoo every solution of every exercise is checked once, two at a time.
 from __future__ import annotations
 
 import argparse
-import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -21,7 +19,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from frog.core.files import write_atomic
 from frog.course.zoo import prove, specimens
 from frog.grader.client import Grader
 from frog.grader.exercise import Exercise, find_exercises
@@ -79,16 +76,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--zoo", action="store_true")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--only", metavar="EXERCISE", default="", help="those whose name begins so")
     args = parser.parse_args()
-    exercises = find_exercises()
-    load = f"load {os.getloadavg()[0]:.1f}"
-    lines = [f"{platform.system()}, {os.cpu_count()} cores, {load} before, medians of {args.rounds} rounds"]
-    lines += watched(exercises, args.rounds) + cold(args.rounds) + (zoo(exercises) if args.zoo else [])
-    text = "\n".join(lines) + "\n"
-    print(text, end="")
-    if args.out:
-        write_atomic(args.out, text)
+    exercises = [exercise for exercise in find_exercises() if exercise.id.startswith(args.only)]
+    print(f"medians of {args.rounds} rounds (fastest to slowest)")
+    lines = watched(exercises, args.rounds) + cold(args.rounds) + (zoo(exercises) if args.zoo else [])
+    print("\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What a pretended network does, beside what was asked of it and beside the alpha-beta formula.
 
-    python benchmarks/network.py [--rounds 15]
+    python benchmarks/network.py [--rounds 15] [--tiny]
 
 1. A link: the round trip of a datagram beside twice the delay; one TCP stream beside the rate; the greatest flow that
    the switch passes on, between 2 and 4 nodes that all send at once, with no rate to hold it back.
@@ -29,6 +29,8 @@ from frog.plan.network import collective_cost, payload_rate
 
 SIZES = (4096, 65536, 1 << 20, 4 << 20, 16 << 20)
 WORLDS = (([0, 1], "2 nodes"), ([0, 1, 2], "3 nodes"), ([0, 0, 1, 1], "2 nodes x 2 ranks"))
+TINY = slice(1)
+"""Of the links, worlds and sizes: the first of each, to see that it runs."""
 LINKS = ("rate=100mbit", "rate=100mbit delay=20ms", "rate=1gbit delay=1ms", "rate=10mbit delay=5ms")
 
 
@@ -88,14 +90,14 @@ def measure(
     return found
 
 
-def collectives(rounds: int) -> None:
-    for text in LINKS:
+def collectives(rounds: int, part: slice) -> None:
+    for text in LINKS[part]:
         link = parse_network(text)
         beta = payload_rate(link.rate_bits_per_s, link.mtu)
-        for nodes, name in WORLDS:
+        for nodes, name in WORLDS[part]:
             ops = ["all_reduce"] if len(nodes) != 3 else ["all_reduce", "all_gather", "all_to_all"]
             # What would take minutes at 10 Mbit/s is left out.
-            sizes = [size for size in SIZES if size / beta < 2]
+            sizes = [size for size in SIZES[part] if size / beta < 2]
             print(f"{text}, {name}: beta {8e-6 * beta:.1f} Mbit/s of payload")
             for (op, size), measured_s in measure(link, nodes, ops, sizes, rounds).items():
                 gloo, book = (collective_cost(op, size, [nodes], asks=asks) for asks in (True, False))
@@ -171,8 +173,9 @@ def flows(network: Network, pairs: list[tuple[int, int]]) -> list[float]:
     return [float(sink.communicate()[0]) for sink in sinks]
 
 
-def links() -> None:
-    for text in ("rate=100mbit delay=20ms", "rate=10mbit delay=50ms", "rate=1gbit", "rate=1gbit delay=5ms"):
+def links(part: slice) -> None:
+    texts = ("rate=100mbit delay=20ms", "rate=10mbit delay=50ms", "rate=1gbit", "rate=1gbit delay=5ms")
+    for text in texts[part]:
         with Network(2, parse_network(text)) as network:
             echo = inside(network, 0, ECHO)
             wait_for(echo)
@@ -187,7 +190,7 @@ def links() -> None:
             f"two against each other {two} Mbit/s",
             flush=True,
         )
-    for num_nodes in (2, 4):
+    for num_nodes in (2, 4)[part]:
         with Network(num_nodes, Link(rate_bits_per_s=1e11)) as network:
             rates = flows(network, [(node, (node + 1) % num_nodes) for node in range(num_nodes)])
         each = ", ".join(f"{rate:.0f}" for rate in rates)
@@ -198,13 +201,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--rank", type=json.loads, help=argparse.SUPPRESS)
+    parser.add_argument("--tiny", action="store_true", help="in miniature, to see that it runs")
     args = parser.parse_args()
     if args.rank:
         rank_main(args.rank)
         return
     print(f"{platform.machine()}, {os.cpu_count()} cores, {args.rounds} rounds, medians")
-    links()
-    collectives(args.rounds)
+    part = TINY if args.tiny else slice(None)
+    links(part)
+    collectives(args.rounds, part)
 
 
 if __name__ == "__main__":

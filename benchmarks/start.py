@@ -1,6 +1,6 @@
 """How long a world takes to start, and to start again after one of its ranks was killed.
 
-    python benchmarks/start.py [--rounds 5] [--against FOLDER] [--out benchmarks/results/start.txt]
+    python benchmarks/start.py [--rounds 5] [--against FOLDER]
 
 Measured are, in turn, round after round: ranks forked from a process that has torch loaded; ranks each started as a new
 program (FROG_START=spawn); and with --against the code of another checkout. Each way works in a folder of its own with
@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import signal
 import statistics
 import subprocess
@@ -25,8 +24,6 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from frog.core.files import write_atomic
 
 SOURCE = Path(__file__).parents[1] / "src"
 DEADLINE_S = 300.0
@@ -120,7 +117,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--against", type=Path, metavar="FOLDER", help="a checkout of the code before, to compare with")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "start.txt")
     args = parser.parse_args()
     scratch = Path(tempfile.mkdtemp(prefix="frog-start-"))
     ways = [
@@ -135,11 +131,8 @@ def main() -> None:
         for way in ways:
             way.measure_one_step(number)
             way.measure_again(number)
-            print(f"{way.name}: {way.one_step_s[-1]:.2f} s, again {way.again_s[-1]:.2f} s", flush=True)
-    machine = f"{os.cpu_count()} cores with a load of {os.getloadavg()[0]:.1f}, Python {platform.python_version()}"
-    report = f"{machine}, {args.rounds} rounds; median (fastest to slowest)\n\n{table(ways)}"
-    print(f"\n{report}")
-    write_atomic(args.out, report)
+            print(f"{way.name}: {way.one_step_s[-1]:.2f} s, again {way.again_s[-1]:.2f} s", file=sys.stderr)
+    print(f"{args.rounds} rounds; median (fastest to slowest)\n\n{table(ways)}", end="")
 
 
 if __name__ == "__main__":

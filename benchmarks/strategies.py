@@ -1,6 +1,6 @@
 """How fast the strategies from scratch are beside torch's own: the same model, tokens and world, in turn.
 
-    torchrun --nproc_per_node=2 benchmarks/strategies.py [--rounds-scale 1.0] [--only zero3]
+    torchrun --nproc_per_node=2 benchmarks/strategies.py [--rounds-scale 1.0] [--only zero3] [--tiny]
     torchrun --nproc_per_node=4 benchmarks/strategies.py
 
 Both sides of a pair are driven through the same interface, with the same optimizer and clipping; only what spreads the
@@ -14,7 +14,7 @@ import argparse
 import statistics
 
 import torch
-from contenders import LARGER, SMALL, FrogLoop, Size, run_block
+from contenders import LARGER, SMALL, TINY, FrogLoop, Size, run_block
 
 from frog.comm import World, join_world
 from frog.config import StrategyConfig
@@ -80,6 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds-scale", type=float, default=1.0, help="more or fewer rounds than usual")
     parser.add_argument("--only", choices=list(TARGETS), help="one pair alone")
+    parser.add_argument("--tiny", action="store_true", help="in miniature, to see that it runs")
     args = parser.parse_args()
     torch.set_num_threads(1)
     env = world_env()
@@ -88,7 +89,7 @@ def main() -> None:
     world = join_world(env, torch.device("cpu"), timeout_s=300)
     if world.is_main:
         print(f"torch {torch.__version__}, world of {world.size}, gloo, 1 thread a rank, float32", flush=True)
-    for size, rounds, steps in ((SMALL, 24, 4), (LARGER, 8, 1)):
+    for size, rounds, steps in ((TINY, 2, 1),) if args.tiny else ((SMALL, 24, 4), (LARGER, 8, 1)):
         rounds = max(2, round(rounds * args.rounds_scale))
         if world.is_main:
             print(f"\n{size}, vocabulary {VOCAB_SIZE}; {rounds} blocks of {steps} steps", flush=True)

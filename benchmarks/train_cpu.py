@@ -1,37 +1,43 @@
 """How fast Frog trains on a CPU, beside a plain GPT loop as nanoGPT writes it and beside `transformers`' Llama.
 
-    python benchmarks/train_cpu.py [--threads 2] [--budget-scale 1.0]
+    python benchmarks/train_cpu.py [--threads 2] [--rounds-scale 1.0] [--tiny]
 
-All train in one process on the same tokens with the same number of threads in float32, a block of steps each in turn,
-round after round for a given time, so that whatever else the machine does falls on all of them. A row shows the median
-block, and how many times as fast as the two baselines that is. Frog and Llama start from the same weights: that their
-losses agree step by step shows that both do the same mathematics.
+Each contender has a process of its own, as a user's run has, and all have the same allocator settings. They take a
+block of steps each in turn, on the same tokens with the same number of threads, round after round, so that whatever
+else the machine does falls on all. A row shows the median block; ratios are medians of the rounds' ratios. `products`
+does nothing but a step's matrix products, each by the library and orientation that was fastest for it here: no step
+that multiplies in float32 can be faster. Frog and Llama start from the same weights: that their losses agree step by
+step shows that both do the same mathematics.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import statistics
+import subprocess
 import sys
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
-from contenders import LARGER, SMALL, FrogLoop, PlainLoop, Size
+from contenders import LARGER, SMALL, TINY, FrogLoop, PlainLoop, Size
 from plain_gpt import PlainGPT
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import LlamaConfig, LlamaForCausalLM
-from transformers import __version__ as transformers_version
 
 from frog.comm import World
 from frog.core.env import world_env
 from frog.model import TinyTransformer
 from frog.model.matmul import without_onednn
+from frog.train.hardware import autocast, keep_freed_memory
 
-GPT, LLAMA, FROG = "plain GPT loop (b)", "transformers Llama loop (a)", "Frog"
+GPT, LLAMA, FROG, PRODUCTS = "plain GPT loop (b)", "transformers Llama loop (a)", "Frog", "products"
+GPT_BF16, FROG_BF16 = "plain GPT loop, bf16", "Frog, bf16"
 WARMUP_STEPS = 3
 LOSS_RTOL = 1e-4
 COMPARED_STEPS = 50
@@ -40,28 +46,30 @@ COMPARED_STEPS = 50
 
 @dataclass(frozen=True)
 class Claim:
-    """What is measured: a size at a vocabulary, and how many times as fast as the baselines Frog should be."""
+    """What is measured: a size at a vocabulary, and how fast Frog should be there."""
 
     size: Size
     vocab_size: int
-    budget_s: float
+    rounds: int
     steps_a_block: int
-    targets: dict[str, float] | None
+    targets: dict[str, float]
+    """By baseline, how many times as fast; by `products`, what part of a step they take."""
 
 
-SMALL_TARGETS, LARGER_TARGETS = {GPT: 1.15, LLAMA: 1.3}, {GPT: 1.08, LLAMA: 1.2}
 CLAIMS = (
-    Claim(SMALL, 2048, 80, 4, SMALL_TARGETS),
-    Claim(LARGER, 2048, 110, 1, LARGER_TARGETS),
-    Claim(SMALL, 65, 50, 4, None),
-    Claim(LARGER, 65, 70, 1, None),
+    Claim(SMALL, 2048, 24, 4, {GPT: 1.3, PRODUCTS: 0.6, GPT_BF16: 1.0}),
+    Claim(LARGER, 2048, 10, 1, {GPT: 1.5, PRODUCTS: 0.65, GPT_BF16: 1.0}),
+    Claim(SMALL, 65, 12, 4, {}),
 )
+TINY_CLAIM = Claim(TINY, 65, 3, 1, {})
 
 
 class Llama(nn.Module):
     """transformers' Llama with Frog's sizes and weights, and the plainest loss."""
 
     def __init__(self, frog: TinyTransformer) -> None:
+        from transformers import LlamaConfig, LlamaForCausalLM
+
         super().__init__()
         sizes = {name: value for name, value in vars(frog.config).items() if name != "rope_theta"}
         rope = {"rope_type": "default", "rope_theta": frog.config.rope_theta}
@@ -74,107 +82,194 @@ class Llama(nn.Module):
         return F.cross_entropy(logits_BTV.view(-1, logits_BTV.shape[-1]), labels_BT.view(-1))
 
 
+class Bf16(nn.Module):
+    """The model, its forward pass under autocast."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *batch: Tensor) -> Tensor:
+        with autocast("bf16", torch.device("cpu")):
+            return self.model(*batch)
+
+
+class Products:
+    """The matrix products of a step of Frog's model, forward and both gradients, and nothing else."""
+
+    def __init__(self, size: Size, vocab_size: int) -> None:
+        rows, width = size.batch_size * size.sequence_length, size.width
+        linears = [(width, width)] * 4 + [(width, size.ffn_width)] * 2 + [(size.ffn_width, width)]
+        self.calls: list[Callable[[], Tensor]] = []
+        fastest: dict[tuple[int, int, int], Callable[[Tensor, Tensor], Tensor]] = {}
+        for inner, outer in linears * size.num_layers + [(width, vocab_size)]:
+            for m, k, n in ((rows, inner, outer), (rows, outer, inner), (outer, rows, inner)):
+                a_MK, b_NK = torch.randn(m, k), torch.randn(n, k)
+                way = fastest.setdefault((m, k, n), min(ways(), key=lambda way: seconds(way, a_MK, b_NK)))
+                self.calls.append(lambda way=way, a=a_MK, b=b_NK: way(a, b))  # type: ignore[misc]
+
+    def step(self, *_: Tensor) -> float:
+        for call in self.calls:
+            call()
+        return 0.0
+
+
+def ways() -> Iterator[Callable[[Tensor, Tensor], Tensor]]:
+    """The ways to `a @ b.T`: either library, and either factor to the left."""
+    yield lambda a, b: a @ b.t()
+    yield lambda a, b: (b @ a.t()).t()
+    if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        onednn = torch.ops.mkldnn._linear_pointwise
+        yield lambda a, b: onednn(a, b, None, "none", [], "")
+        yield lambda a, b: onednn(b, a, None, "none", [], "").t()
+
+
+def seconds(way: Callable[[Tensor, Tensor], Tensor], a_MK: Tensor, b_NK: Tensor) -> float:
+    """The fastest of some calls."""
+    found = []
+    for _ in range(5):
+        start = time.perf_counter()
+        way(a_MK, b_NK)
+        found.append(time.perf_counter() - start)
+    return min(found)
+
+
+def build(name: str, size: Size, vocab_size: int) -> PlainLoop | FrogLoop | Products:
+    """A contender; Frog and Llama with the same weights."""
+    torch.manual_seed(0)
+    if name == PRODUCTS:
+        return Products(size, vocab_size)
+    if name.startswith("plain GPT"):
+        gpt = PlainGPT(vocab_size, size.width, size.num_layers, size.num_heads, size.sequence_length)
+        return PlainLoop(Bf16(gpt) if name == GPT_BF16 else gpt)
+    frog = TinyTransformer(size.config(vocab_size))
+    if name == LLAMA:
+        return PlainLoop(Llama(frog))
+    world = World(world_env(), torch.device("cpu"), timeout_s=60)
+    return FrogLoop(frog, world, precision="bf16" if name == FROG_BF16 else "fp32")
+
+
+CONTENDERS: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    GPT: nullcontext,
+    LLAMA: nullcontext,
+    FROG: nullcontext,
+    "Frog, products by MKL": without_onednn,
+    PRODUCTS: nullcontext,
+    GPT_BF16: nullcontext,
+    FROG_BF16: nullcontext,
+}
+"""What each runs in."""
+
+
+def serve(name: str, claim: Claim, threads: int) -> None:
+    """A contender's process: for each seed on stdin a block of steps; ms a step and losses on stdout."""
+    keep_freed_memory()
+    torch.set_num_threads(threads)
+    with CONTENDERS[name]():
+        loop = build(name, claim.size, claim.vocab_size)
+        for line in sys.stdin:
+            seed = int(line)
+            count = claim.steps_a_block if seed else WARMUP_STEPS
+            batches = claim.size.batches(claim.vocab_size, count, seed=seed)
+            start = time.perf_counter()
+            losses = [loop.step(*batch) for batch in batches]
+            ms = (time.perf_counter() - start) * 1e3 / count
+            print(json.dumps({"ms": ms, "losses": losses}), flush=True)
+
+
 @dataclass
 class Contender:
-    loop: PlainLoop | FrogLoop
-    context: AbstractContextManager[None] | None = None
+    """A contender's process, seen from here."""
+
+    process: subprocess.Popen[str]
     ms: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
 
-    @property
-    def median_ms(self) -> float:
-        return statistics.median(self.ms)
+    def block(self, seed: int) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(seed, file=self.process.stdin, flush=True)
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit("a contender's process has ended")
+        found: dict[str, Any] = json.loads(line)
+        return found
 
 
-def build(claim: Claim) -> dict[str, Contender]:
-    """Every contender, each with a model of its own; all but the GPT with the same weights."""
-    size, world = claim.size, World(world_env(), torch.device("cpu"), timeout_s=60)
-
-    def frog() -> TinyTransformer:
-        torch.manual_seed(0)
-        return TinyTransformer(size.config(claim.vocab_size))
-
-    def gpt() -> PlainGPT:
-        torch.manual_seed(0)
-        return PlainGPT(claim.vocab_size, size.width, size.num_layers, size.num_heads, size.sequence_length)
-
-    return {
-        GPT: Contender(PlainLoop(gpt())),
-        "  the same, fused AdamW": Contender(PlainLoop(gpt(), fused=True)),
-        LLAMA: Contender(PlainLoop(Llama(frog()))),
-        "  the same, fused AdamW ": Contender(PlainLoop(Llama(frog()), fused=True)),
-        FROG: Contender(FrogLoop(frog(), world)),
-        "  the same, products by MKL": Contender(FrogLoop(frog(), world), without_onednn),
-        "  the same, in the plain loop": Contender(PlainLoop(frog())),
-    }
+@contextmanager
+def contenders(number: int, words: list[str]) -> Iterator[dict[str, Contender]]:
+    """All contenders' processes; they end with this."""
+    found = {}
+    try:
+        for name in CONTENDERS:
+            command = [sys.executable, __file__, "--serve", name, str(number), *words]
+            pipe = subprocess.PIPE
+            found[name] = Contender(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True))
+        yield found
+    finally:
+        for contender in found.values():
+            contender.process.kill()
+            contender.process.communicate()
 
 
-def run_block(contender: Contender, batches: list[tuple[Tensor, Tensor]]) -> float:
-    """Milliseconds a step."""
-    with contender.context() if contender.context else nullcontext():
-        start = time.perf_counter()
-        contender.losses += [contender.loop.step(*batch) for batch in batches]
-        return (time.perf_counter() - start) * 1e3 / len(batches)
-
-
-def measure(claim: Claim, budget_s: float) -> dict[str, Contender]:
-    """Blocks of steps in turn until the time is up; who begins moves on by one each round."""
-    contenders = build(claim)
-    names = list(contenders)
-    end = time.monotonic() + budget_s
+def measure(claim: Claim, rounds: int, found: dict[str, Contender]) -> None:
+    """Blocks of steps in turn; who begins moves on by one each round."""
+    names = list(found)
     for name in names:
-        run_block(contenders[name], claim.size.batches(claim.vocab_size, WARMUP_STEPS))
-    for index in itertools.count():
-        block = claim.size.batches(claim.vocab_size, claim.steps_a_block, seed=1 + index)
+        found[name].losses += found[name].block(0)["losses"]
+    for index in range(rounds):
         first = index % len(names)
         for name in names[first:] + names[:first]:
-            contenders[name].ms.append(run_block(contenders[name], block))
-        if index >= 2 and time.monotonic() > end:
-            return contenders
-    raise AssertionError("the count has no end")
+            block = found[name].block(1 + index)
+            found[name].ms.append(block["ms"])
+            found[name].losses += block["losses"]
 
 
-def report(claim: Claim, contenders: dict[str, Contender]) -> None:
+def ratio(one: Contender, other: Contender) -> tuple[float, float, float]:
+    """How many times as long a step of `one` took as one of `other`: the middle half of the rounds."""
+    low, middle, high = statistics.quantiles((a / b for a, b in zip(one.ms, other.ms, strict=True)), n=4)
+    return low, middle, high
+
+
+def report(claim: Claim, found: dict[str, Contender]) -> None:
     tokens = claim.size.batch_size * claim.size.sequence_length
-    gpt, llama, frog = contenders[GPT], contenders[LLAMA], contenders[FROG]
+    frog = found[FROG]
     print(f"\n{claim.size}, vocabulary {claim.vocab_size}; {len(frog.ms)} blocks of {claim.steps_a_block} steps each")
-    print(f"  {'':32}{'parameters':>11}{'ms/step':>9}{'tokens/s':>10}{'x (b)':>8}{'x (a)':>8}")
-    for name, contender in contenders.items():
-        ms = contender.median_ms
-        count = sum(p.numel() for p in contender.loop.model.parameters())
-        print(
-            f"  {name:32}{count:>11,}{ms:>9.1f}{tokens / ms * 1e3:>10.0f}"
-            f"{gpt.median_ms / ms:>8.2f}{llama.median_ms / ms:>8.2f}"
-        )
-    pairs = list(zip(frog.losses, llama.losses, strict=True))[:COMPARED_STEPS]
+    print(f"  {'':30}{'ms/step':>9}{'tokens/s':>10}{'x (b)':>8}{'x (a)':>8}")
+    for name, contender in found.items():
+        ms = statistics.median(contender.ms)
+        times = [ratio(found[baseline], contender)[1] for baseline in (GPT, LLAMA)]
+        print(f"  {name:30}{ms:>9.1f}{tokens / ms * 1e3:>10.0f}{times[0]:>8.2f}{times[1]:>8.2f}")
+    pairs = list(itertools.islice(zip(frog.losses, found[LLAMA].losses, strict=True), COMPARED_STEPS))
     difference = max(abs(a - b) / b for a, b in pairs)
     verdict = "the same mathematics" if difference <= LOSS_RTOL else "NOT the same mathematics"
     print(f"  losses of Frog and (a) over {len(pairs)} steps differ by at most {difference:.1e}: {verdict}")
-    for name, target in (claim.targets or {}).items():
-        ratio = contenders[name].median_ms / frog.median_ms
-        low, _, high = statistics.quantiles((a / b for a, b in zip(contenders[name].ms, frog.ms, strict=True)), n=4)
-        verdict = "reached" if ratio >= target else "NOT reached"
-        fastest = min(contenders[name].ms) / min(frog.ms)
-        print(f"  {ratio:.2f} x {name}; target {target}: {verdict}")
-        print(f"       (half of the rounds: {low:.2f} to {high:.2f}; fastest block to fastest block: {fastest:.2f})")
+    for name, target in claim.targets.items():
+        low, middle, high = ratio(found[name], found[FROG_BF16] if name == GPT_BF16 else frog)
+        said = f"{middle:.0%} of Frog's step are its products" if name == PRODUCTS else f"{middle:.2f} x {name}"
+        verdict = "reached" if middle >= target else "NOT reached"
+        print(f"  {said}; target {target}: {verdict} (half of the rounds: {low:.2f} to {high:.2f})")
     sys.stdout.flush()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--budget-scale", type=float, default=1.0, help="more or less time than usual")
+    parser.add_argument("--rounds-scale", type=float, default=1.0, help="more or fewer rounds than usual")
+    parser.add_argument("--tiny", action="store_true", help="in miniature, to see that it runs")
+    parser.add_argument("--serve", nargs=2, metavar=("NAME", "CLAIM"), help=argparse.SUPPRESS)
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    processor = torch.cpu.get_capabilities()
-    print(
-        f"torch {torch.__version__}, transformers {transformers_version}, {args.threads} threads, float32, "
-        f"{processor.get('cpu_name', 'unknown processor')}, {torch.backends.cpu.get_cpu_capability()}"
-    )
-    start = time.monotonic()
-    for claim in CLAIMS:
-        report(claim, measure(claim, claim.budget_s * args.budget_scale))
-    print(f"\nThe claim is made at vocabulary 2048, Frog's own. Took {time.monotonic() - start:.0f} s.")
+    claims = (TINY_CLAIM,) if args.tiny else CLAIMS
+    if args.serve:
+        serve(args.serve[0], claims[int(args.serve[1])], args.threads)
+        return
+    print(f"{args.threads} threads, {torch.backends.cpu.get_cpu_capability()}; float32 where nothing else is said")
+    words = ["--threads", str(args.threads), *(["--tiny"] if args.tiny else [])]
+    for number, claim in enumerate(claims):
+        with contenders(number, words) as found:
+            measure(claim, max(3, round(claim.rounds * args.rounds_scale)), found)
+            report(claim, found)
+    print("\nThe claim is made at vocabulary 2048, Frog's own.")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How fast a world of two trains on a CPU: Frog's step beside torch's DistributedDataParallel written by hand.
 
-    torchrun --nproc_per_node=2 benchmarks/train_ddp.py [--rounds-scale 1.0]
+    torchrun --nproc_per_node=2 benchmarks/train_ddp.py [--rounds-scale 1.0] [--tiny]
 
 The same model, weights and tokens, one thread a rank, a block of steps each in turn. The time of a block is the slowest
 rank's. That the losses agree step by step shows that both average the same gradients.
@@ -12,7 +12,7 @@ import argparse
 import statistics
 
 import torch
-from contenders import LARGER, SMALL, FrogLoop, PlainLoop, Size, run_block
+from contenders import LARGER, SMALL, TINY, FrogLoop, PlainLoop, Size, run_block
 from torch.nn.parallel import DistributedDataParallel
 
 from frog.comm import World, join_world
@@ -69,6 +69,7 @@ def report(size: Size, medians: dict[str, float], rounds: int, steps_a_block: in
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds-scale", type=float, default=1.0, help="more or fewer rounds than usual")
+    parser.add_argument("--tiny", action="store_true", help="in miniature, to see that it runs")
     args = parser.parse_args()
     torch.set_num_threads(1)
     env = world_env()
@@ -77,8 +78,8 @@ def main() -> None:
     world = join_world(env, torch.device("cpu"), timeout_s=300)
     if world.is_main:
         print(f"torch {torch.__version__}, world of {world.size}, gloo, 1 thread a rank, float32", flush=True)
-    measure(SMALL, max(2, round(40 * args.rounds_scale)), 4, world)
-    measure(LARGER, max(2, round(14 * args.rounds_scale)), 1, world)
+    for size, rounds, steps in ((TINY, 2, 1),) if args.tiny else ((SMALL, 40, 4), (LARGER, 14, 1)):
+        measure(size, max(2, round(rounds * args.rounds_scale)), steps, world)
     world.leave()
 
 

@@ -1,7 +1,9 @@
-"""What the device can do and what it has used."""
+"""What the device can do and what it has used, and how the allocator is set for training."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import resource
 import sys
 from contextlib import AbstractContextManager, nullcontext
@@ -20,6 +22,22 @@ _PEAK_FLOPS = {
     "T4": 65e12,
 }
 """Dense 16-bit matrix rate by a part of the device's name. Source: NVIDIA's data sheets."""
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_MOST_MMAP_THRESHOLD = 32 << 20
+"""What glibc takes at most on a 64-bit system."""
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep what a step frees for the next one, which otherwise faults the same pages in again.
+
+    What it is worth: docs/decisions/0005-model-speed.md. Without glibc nothing is done.
+    """
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # no such function; no such library
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+        libc.mallopt(_M_MMAP_THRESHOLD, _MOST_MMAP_THRESHOLD)
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[Any]:

@@ -15,6 +15,7 @@ from frog.core.env import WorldEnv, attempt_number
 from frog.core.runfolder import RunFolder
 from frog.parallel.build import build_mesh
 from frog.train.failure import FailureReporter
+from frog.train.hardware import keep_freed_memory
 from frog.train.log import RankLog
 from frog.train.runfile import write_end
 from frog.train.setup import Run, check_resume, choose_folder, find_resume, is_complete, open_events
@@ -55,6 +56,7 @@ def run_start(
 ) -> int:
     """Join the world and train; return the exit code. `train` returns the run's record, the same on every rank."""
     config, go_on = start.config, start.go_on or attempt_number() > 0
+    keep_freed_memory()
     world = join_world(env, pick_device(config.train.device, env), config.train.timeout_s, config.comm.backend)
     try:
         mesh = build_mesh(config, world)

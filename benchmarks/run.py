@@ -1,0 +1,142 @@
+"""Run benchmarks and keep what they print, each with the commit and the machine it was measured on.
+
+    python benchmarks/run.py [NAME ...]           all, or some, into benchmarks/results/NAME.txt
+    python benchmarks/run.py start -- --rounds 9  one, with more arguments
+    python benchmarks/run.py --tiny [NAME ...]    in miniature, to see that they run; nothing is kept
+    python benchmarks/run.py --list
+
+A result is replaced when its benchmark has come to a good end. Figures are told as what was seen on that machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from frog.core.files import write_atomic
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A program of this folder: its arguments, and those that make it end within seconds."""
+
+    script: str
+    words: tuple[str, ...] = ()
+    tiny: tuple[str, ...] = ()
+    nproc: int = 1
+    needs_gpu: bool = False
+
+    def command(self, words: tuple[str, ...]) -> list[str]:
+        """What is typed after `python`."""
+        launcher = ["-m", "torch.distributed.run", f"--nproc_per_node={self.nproc}"] if self.nproc > 1 else []
+        return [*launcher, str(HERE / self.script), *words]
+
+
+BENCHMARKS = {
+    "chaos_cut": Benchmark("chaos.py", ("cut",), ("cut", "--count", "1")),
+    "chaos_elastic": Benchmark("chaos.py", ("elastic",), ("elastic", "--count", "1")),
+    "chaos_four-ranks": Benchmark("chaos.py", ("four-ranks",), ("four-ranks", "--count", "1")),
+    "chaos_two-ranks": Benchmark("chaos.py", ("two-ranks",), ("two-ranks", "--count", "1")),
+    "checkpoint": Benchmark("checkpoint.py", tiny=("--sizes", "4", "--rounds", "1")),
+    "data_prepare": Benchmark("data_prepare.py", tiny=("--mb", "1")),
+    "events": Benchmark("events.py", tiny=("--steps", "4")),
+    "gpu": Benchmark("gpu.py", tiny=("--tiny",), needs_gpu=True),
+    "guard": Benchmark("guard.py", tiny=("--steps", "1", "--seeds", "1", "--ways", "head alone")),
+    "learn": Benchmark("learn.py", ("--zoo",), ("--rounds", "1", "--only", "lab0/01_one_formula")),
+    "loader": Benchmark("loader.py", tiny=("--runs", "1", "--repeats", "1")),
+    "network": Benchmark("network.py", tiny=("--rounds", "1", "--tiny")),
+    "start": Benchmark("start.py", tiny=("--rounds", "1")),
+    "strategies": Benchmark("strategies.py", tiny=("--tiny",), nproc=2),
+    "train_cpu": Benchmark("train_cpu.py", tiny=("--tiny", "--threads", "1")),
+    "train_ddp": Benchmark("train_ddp.py", tiny=("--tiny",), nproc=2),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", choices=[*BENCHMARKS, []], metavar="NAME")
+    parser.add_argument("--tiny", action="store_true", help="in miniature; nothing is kept")
+    parser.add_argument("--list", action="store_true", help="the benchmarks' names")
+    own, _, more = split_at("--", sys.argv[1:])
+    args = parser.parse_args(own)
+    if args.list:
+        print("\n".join(BENCHMARKS))
+        return 0
+    if more and len(args.names) != 1:
+        parser.error("arguments after -- are for one benchmark: name it")
+    worst = 0
+    for name in args.names or BENCHMARKS:
+        worst = max(worst, run(name, tuple(more), args.tiny))
+    return worst
+
+
+def split_at(mark: str, words: list[str]) -> tuple[list[str], str, list[str]]:
+    """As `str.partition`, of words."""
+    place = words.index(mark) if mark in words else len(words)
+    return words[:place], mark, words[place + 1 :]
+
+
+def run(name: str, more: tuple[str, ...], tiny: bool) -> int:
+    """One benchmark; what it prints is shown as it comes, and kept if it ends well.
+
+    Returns: its exit code.
+    """
+    benchmark = BENCHMARKS[name]
+    if benchmark.needs_gpu and not tiny and not torch.cuda.is_available():
+        print(f"{name}: left out: it needs a GPU")
+        return 0
+    command = benchmark.command((*(benchmark.tiny if tiny else benchmark.words), *more))
+    head = header(command)
+    print(head, flush=True)
+    start = time.monotonic()
+    lines = []
+    with subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            lines.append(line)
+    if process.returncode:
+        print(f"{name} ended with exit code {process.returncode}: nothing is kept")
+    elif not tiny:
+        took = f"\n(took {time.monotonic() - start:.0f} s)\n"
+        write_atomic(RESULTS / f"{name}.txt", head + "\n" + "".join(lines) + took)
+    return process.returncode
+
+
+def header(command: list[str]) -> str:
+    """What was typed; then commit, day, machine with the load that was on it, and versions."""
+    words = [os.path.relpath(word, HERE.parent) if word.startswith(str(HERE)) else word for word in command]
+    machine = f"{platform.system()} {platform.machine()}, {processor()}, {os.cpu_count()} cores"
+    load = f"load {os.getloadavg()[0]:.1f} before"
+    versions = f"Python {platform.python_version()}, torch {version('torch')}"
+    day = time.strftime("%Y-%m-%d")
+    return f"python {shlex.join(words)}\ncommit {commit()}, {day}; {machine}, {load}; {versions}\n"
+
+
+def commit() -> str:
+    """The commit that this folder is at, and whether anything was changed since."""
+    asked = ["git", "-C", str(HERE), "describe", "--always", "--dirty= with changes", "--exclude=*"]
+    done = subprocess.run(asked, capture_output=True, text=True)
+    return done.stdout.strip() or "not known"
+
+
+def processor() -> str:
+    """Its name, as far as the system tells it."""
+    return str(torch.cpu.get_capabilities().get("cpu_name", "unknown processor"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
