@@ -176,11 +176,13 @@ def _error(error: BaseException, files: dict[str, bytes]) -> dict[str, Any]:
     if isinstance(error, SyntaxError) and error.filename in files:
         where = f"{Path(str(error.filename)).name}:{error.lineno}"
     lines = [f"{Path(step.filename).name}:{step.lineno}, in {step.name}" for step in steps]
+    notes = getattr(error, "__notes__", None)
+    notes = notes if isinstance(notes, list) else []
     return {
         "type": "error",
         "name": type(error).__name__,
         "errno": getattr(error, "errno", None),
-        "text": str(error)[:2000],
+        "text": " ".join([str(error), *map(str, notes)])[:2000],
         "where": where,
         "trace": lines[-8:],
     }

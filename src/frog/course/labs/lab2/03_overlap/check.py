@@ -1,6 +1,7 @@
 """Gradients against one process; the list of calls says what had begun before backward ended."""
 
 import random
+from itertools import accumulate
 
 import torch
 from ranks import BACKWARD, LR, STEP, batch, loss_of, make_model
@@ -30,6 +31,7 @@ def check(grade: Grade) -> None:
     check_numbers(grade, third, drawn)
     started = check_calls(grade, first, fixed)
     check_calls(grade, third, drawn)
+    check_kept(grade, first)
     grade.measured("all-reduces that began before backward ended", f"{started} of 3 in each step")
     grade.predicted("started", started)
 
@@ -75,14 +77,14 @@ def check_numbers(grade, world, case):
             found = value["gradients"][step]
             wrong = [n for n, (g, m) in enumerate(zip(found, mean, strict=True)) if not close(g, m)]
             if wrong:
-                explain(grade, world, rank, step, found, own[rank], mean, wrong)
+                explain(grade, world, rank, step, found, own[rank], mean, wrong, case["buckets"])
     for rank, value in enumerate(world.values):
         same = all(torch.equal(a, b) for a, b in zip(value["weights"], world.values[0]["weights"], strict=True))
         if not same:
             grade.reject("unknown", f"After three steps the weights of rank {rank} are not, bit for bit, rank 0's.")
 
 
-def explain(grade, world, rank, step, found, own, mean, wrong):
+def explain(grade, world, rank, step, found, own, mean, wrong, buckets):
     size, num = world.size, len(found)
     if step > 0:
         grade.reject(
@@ -100,7 +102,7 @@ def explain(grade, world, rank, step, found, own, mean, wrong):
             f"gradients on rank {rank} were used before the other ranks' share had arrived. A fast machine hides this.",
         )
     if stale and works:
-        grade.reject("unknown", f"{waited} all-reduces were waited for, and {len(stale)} gradients are the rank's own.")
+        explain_own(grade, world, rank, found, own, [call.numel for call in works], stale, buckets)
     empty = [n for n in wrong if not found[n].any()]
     if empty:
         grade.reject(
@@ -113,6 +115,21 @@ def explain(grade, world, rank, step, found, own, mean, wrong):
             "sum-is-average", f"{len(wrong)} of {num} gradients are {size}.000 times the mean of {size} ranks."
         )
     grade.compare(found, mean, f"the mean gradient in step 1 on rank {rank} of {size}", rtol=1e-4, atol=1e-6)
+
+
+def explain_own(grade, world, rank, found, own, reduced, stale, buckets):
+    """All-reduces of as many elements as `reduced` says were waited for, and gradients are still the rank's own."""
+    says = f"World of {world.size}: {len(reduced)} all-reduces were started and waited for, and {len(stale)} of "
+    says += f"{len(found)} gradients on rank {rank} are"
+    last = sum(own[n].numel() for n in range(buckets[-1]))
+    if len(reduced) < len(buckets) and set(reduced) == {last}:
+        text = f"{says} the rank's own. Of {len(buckets)} buckets only the last one, of {last} elements, was sent."
+        grade.reject("hooks-share-a-bucket", text)
+    if len(reduced) == len(buckets) and all(close(found[n], own[n] / world.size) for n in stale):
+        grade.reject("not-waited", f"{says} the rank's own, divided by {world.size}: read before the sum was there.")
+    if len(reduced) == len(buckets):
+        grade.reject("result-dropped", f"{says} the rank's own.")
+    grade.reject("unknown", f"{says} the rank's own.")
 
 
 def steps_of(calls):
@@ -128,15 +145,20 @@ def steps_of(calls):
 def check_calls(grade, world, case):
     """How many all-reduces had begun when backward ended, in the step that had the fewest."""
     num_buckets = least = first = len(case["buckets"])
+    complete, words = num_buckets - 1, "ended"
+    if not case["rank 0 first"]:
+        ready = 2 * (case["num_layers"] - 1)
+        complete, words = sum(end <= ready for end in accumulate(case["buckets"])), "came to the first layer"
     for step, calls in enumerate(steps_of(world.calls[0])):
         end = next(n for n, call in enumerate(calls) if call.op == "send" or call.numel == BACKWARD)
         inside = sum(call.op == "all_reduce" for call in calls[:end])
         total = sum(call.op == "all_reduce" and call.numel != BACKWARD for call in calls)
         least, first = min(least, inside), total if step == 0 else first
-        if inside < num_buckets - 1:
+        if inside < complete:
             grade.reject(
                 "reduced-after-backward",
-                f"{total} all-reduces in a step, and {inside} of them had begun when backward ended.",
+                f"{total} all-reduces in a step. When backward {words}, {complete} buckets were complete, and {inside} "
+                "all-reduces had begun.",
                 DRAWING,
             )
         if step > 0 and total > first:
@@ -148,3 +170,13 @@ def check_calls(grade, world, case):
         if total != num_buckets:
             grade.reject("unknown", f"{total} all-reduces in a step for {num_buckets} buckets.")
     return least
+
+
+def check_kept(grade, world):
+    first, second, third = world.values[0]["kept"]
+    if first < second < third:
+        grade.reject(
+            "never-forgets",
+            f"The gradients are right. After step 1 your Overlap held {first} tensors and works, parameters included; "
+            f"after step 2 {second}, after step 3 {third}.",
+        )

@@ -92,6 +92,7 @@ def ways_of(plan):
         "learning_rate": {
             "rate-unchanged": [rate],
             "rate-by-world": [rate * world],
+            "another-rule": [rate * math.sqrt(whole / base)],
             "accumulation-forgotten": [rate * world * batch / base],
             "batch-of-one-rank": [rate * batch / base, rate * batch * accum / base],
         },
@@ -127,10 +128,8 @@ def check_pair(grade, effective, world, most, pair):
     per_rank, rest = divmod(effective, world)
     if isinstance(pair, dict) and "error" in pair:
         if rest == 0:
-            says = (
-                f"{asked} raised ValueError ({pair['error']}), and there is a pair: one sample at a time always fits."
-            )
-            grade.reject("unknown", says)
+            says = f"{asked} raised ValueError ({pair['error']}), and {per_rank} micro-batches of one sample would do."
+            grade.reject("gives-up" if per_rank else "unknown", says)
         return
     if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(n, int) for n in pair):
         grade.reject("unknown", f"{asked} returned {pair}, expected two whole numbers.")
