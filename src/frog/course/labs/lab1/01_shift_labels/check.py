@@ -20,7 +20,7 @@ def check(grade: Grade) -> None:
     first, last = value["curve"][0], value["curve"][-1]
     text = f"{first:.3f} at first, {last:.3f} after 60 steps; no guess can lose less than {best:.3f} on it"
     grade.measured("loss on a text made by dice", text)
-    grade.predicted("blind-guess", math.log(2048))
+    grade.predicted("blind-guess", math.log(50_257))
 
 
 def check_pairs(grade: Grade, found: Any, tokens: Tensor, curve: str) -> None:
