@@ -79,11 +79,11 @@ def test_exit_codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert main(["slurm", "explain", "good"]) == 0
     assert capsys.readouterr().out.endswith("good: no traps\n")
     assert main(["slurm", "explain", "noted"]) == 0
-    assert capsys.readouterr().out.endswith("noted: no traps, 1 note\n")
+    assert capsys.readouterr().out.endswith("noted: no traps, 1 piece of advice\n")
     assert main(["slurm", "explain", "bad", "--traps"]) == 1
     out = capsys.readouterr().out
     assert out.startswith(
-        "bad:3: trap [not-a-directive] with a space after '#' this is a comment\n  why:   Slurm never"
+        "bad:3: may hang or waste [not-a-directive] with a space after '#' this is a comment\n  why:   Slurm never"
     )
     assert "  write: #SBATCH --nodes=2\n" in out
     assert main(["slurm", "explain", "none"]) == 2
@@ -140,11 +140,11 @@ def test_short_options_are_unmistakable() -> None:
     [
         ('a \'b c\' "d $(e "f")"; g', [["a", "'b c'", '"d $(e "f")"'], ["g"]]),
         ("if a; then b && c; fi", [["a"], ["b"], ["c"]]),
-        ("[[ a == b && c ]] || d", [["[[", "a", "==", "b", "&&", "c", "]]"], ["d"]]),
+        ("[[ a == b && c ]] || d", [["[[", "[[ a == b && c ]]"], ["d"]]),
         ("a > b 2>&1 <<< c d", [["a", "d"]]),
         ("a <<END\nb; c\nEND\nd", [["a"], ["d"]]),
         ("a # b; c\n d\\\n e", [["a"], ["d", "e"]]),
-        ("f() { a; }", [["f"], ["a"]]),
+        ("f() { a; }; f", [["f"], ["a"]]),
     ],
 )
 def test_the_shell_is_cut_as_bash_cuts_it(text: str, commands: list[list[str]]) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from frog.jobfile.cluster import ClusterProfile, load_profile
 from frog.jobfile.explain import explain
-from frog.jobfile.findings import NOTES, TRAPS
+from frog.jobfile.findings import ADVICE, FAILS, WASTES
 
 ROOT = Path(__file__).parents[2]
 
@@ -58,7 +59,6 @@ CASES: dict[str, tuple[str, int, tuple[tuple[str, str], ...]]] = {
     "space after hash": ("not-a-directive", 3, (("#SBATCH --nodes", "# SBATCH --nodes"),)),
     "space before hash": ("not-a-directive", 3, (("#SBATCH --nodes", " #SBATCH --nodes"),)),
     "small letters": ("not-a-directive", 3, (("#SBATCH --nodes", "#sbatch --nodes"),)),
-    "two hashes": ("switched-off", 2, (("#SBATCH --job-name", "##SBATCH --job-name"),)),
     "directive below": ("after-a-command", 13, (("pipefail\n", "pipefail\n#SBATCH --mem=10G\n"),)),
     "misspelt": ("not-an-option", 4, (("--ntasks-per-node=1", "--ntask-per-node=1"),)),
     "dash of a text editor": ("not-an-option", 2, (("--job-name", "\u2013job-name"),)),
@@ -74,18 +74,23 @@ CASES: dict[str, tuple[str, int, tuple[tuple[str, str], ...]]] = {
     ),
     "variable": ("variable-in-directive", 11, (("tiny-%j.out", "$HOME/tiny-%j.out"),)),
     "words for numbers": ("not-a-number", 6, (("--cpus-per-task=32", "--cpus-per-task=all"),)),
-    "said twice": ("said-twice", 4, (("--ntasks", "--nodes=2 --ntasks"),)),
-    "total gpus": ("total-gpus", 5, (("--gpus-per-node=4", "--gpus=8"),)),
-    "total gpus, short": ("total-gpus", 5, (("--gpus-per-node=4", "-G 8"),)),
+    "said twice": ("said-twice", 4, (("--ntasks", "--nodes=3 --ntasks"),)),
+    "total gpus": ("uneven-gpus", 5, (("--gpus-per-node=4", "--gpus=8"),)),
+    "total gpus, short": ("uneven-gpus", 5, (("--gpus-per-node=4", "-G 8"),)),
     "total gpus as gres": ("total-gpus", 5, (("--gpus-per-node=4", "--gres=gpu:8"),)),
     "total gpus as gres with a type": ("total-gpus", 5, (("--gpus-per-node=4", "--gres=gpu:h100:8"),)),
     "total gpus per node": ("total-gpus", 5, (("--gpus-per-node=4", "--gpus-per-node=8"),)),
     "no time": ("no-time-limit", 1, (("#SBATCH --time=00:30:00\n", ""),)),
     "not a time": ("not-a-time", 7, (("00:30:00", "half-an-hour"),)),
-    "two numbers": ("minutes-seconds", 7, (("00:30:00", "10:00"),)),
-    "one output": ("output-overwritten", 11, (("tiny-%j.out", "tiny.out"),)),
+    "two numbers": ("time-in-minutes", 7, (("00:30:00", "24:00"),)),
+    "one number": ("time-in-minutes", 7, (("00:30:00", "48"),)),
+    "hours, by its comment": ("time-in-minutes", 7, (("00:30:00", "10   # hours"),)),
+    "one output": (
+        "output-overwritten",
+        10,
+        (("tiny-%j.out", "tiny.out"), ("#SBATCH --open-mode=append\n", "")),
+    ),
     "no folder": ("no-output-folder", 11, (("tiny-%j.out", "logs/tiny-%j.out"),)),
-    "folder elsewhere": ("output-folder-elsewhere", 11, (("tiny-%j.out", "/gpfs/nowhere/tiny-%j.out"),)),
     "no srun": ("torchrun-without-srun", 17, ((SRUN, "torchrun --nnodes=2 --nproc-per-node=4 train.py --continue\n"),)),
     "standalone": ("nodes-apart", 19, (('--nnodes="$SLURM_NNODES"', "--standalone"),)),
     "no nnodes": ("nodes-apart", 18, (('    --nnodes="$SLURM_NNODES" \\\n', ""),)),
@@ -95,12 +100,10 @@ CASES: dict[str, tuple[str, int, tuple[tuple[str, str], ...]]] = {
     "torchrun for each, srun": ("ranks-doubled", 17, (("--kill-on-bad-exit=1", "-K --ntasks-per-node=4"),)),
     "more ranks": ("ranks-beyond-gpus", 20, (("--nproc-per-node=4", "--nproc-per-node=8"), ("--nodes=2", "--nodes=3"))),
     "fewer ranks": ("gpus-idle", 20, (("--nproc-per-node=4", "--nproc-per-node=3"),)),
-    "a plain python": ("gpus-idle", 17, ((SRUN, PLAIN + "python train.py --continue &\n"),)),
     "one rank": ("one-rank", 18, (("    --nproc-per-node=4 \\\n", ""),)),
     "no node rank": ("node-rank", 18, (('    --node-rank="$SLURM_NODEID" \\\n', ""),)),
     "node rank 0": ("node-rank", 21, (('"$SLURM_NODEID"', "0"),)),
     "local id": ("node-rank", 21, (('"$SLURM_NODEID"', '"$SLURM_LOCALID"'),)),
-    "by arrival": ("ranks-by-arrival", 21, (('--node-rank="$SLURM_NODEID"', "--rdzv-backend=c10d"),)),
     "double quotes": ("read-too-early", 21, (("bash -c '", 'bash -c "'), ("--continue'", '--continue"'))),
     "node id on the srun line": (
         "read-too-early",
@@ -138,17 +141,17 @@ CASES: dict[str, tuple[str, int, tuple[tuple[str, str], ...]]] = {
     ),
     "127.0.0.1": ("head-localhost", 22, (('"$MASTER_ADDR"', "127.0.0.1"),)),
     "hostname": (
-        "head-localhost",
+        "head-own-name",
         14,
         (('$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)', "$(hostname)"),),
     ),
     "hostname -i": (
-        "head-localhost",
+        "head-own-name",
         14,
         (('$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)', "$(hostname -i)"),),
     ),
     "HOSTNAME": (
-        "head-localhost",
+        "head-own-name",
         14,
         (('$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)', "$HOSTNAME"),),
     ),
@@ -177,7 +180,6 @@ CASES: dict[str, tuple[str, int, tuple[tuple[str, str], ...]]] = {
         (("exec torchrun", "MASTER_PORT=$(shuf -i 20000-30000 -n 1)\nexec torchrun"),),
     ),
     "port from the task": ("port-per-task", 23, (('"$MASTER_PORT"', '"$((20000 + SLURM_PROCID))"'),)),
-    "random, once": ("port-random", 15, (("$((10000 + SLURM_JOB_ID % 20000))", "$((20000 + RANDOM % 1000))"),)),
     "fixed port": ("port-fixed", 15, (("$((10000 + SLURM_JOB_ID % 20000))", "29500"),)),
     "fixed port at torchrun": ("port-fixed", 23, (('"$MASTER_PORT"', "29500"),)),
     "no port": (
@@ -196,18 +198,17 @@ CASES: dict[str, tuple[str, int, tuple[tuple[str, str], ...]]] = {
     "kill off": ("goes-on-without-one", 17, (("--kill-on-bad-exit=1 ", "--kill-on-bad-exit=0 "),)),
     "no cpus": ("cpus-not-passed-on", 17, (('--cpus-per-task="$SLURM_CPUS_PER_TASK" ', ""),)),
     "no wait": ("no-wait", 17, (('wait "$step" || wait "$step"\n', ""),)),
-    "one thread": ("one-thread", 17, ((" OMP_NUM_THREADS=8", ""),)),
-    "threads": (
-        "threads",
+    "module too late": ("prepared-too-late", 26, (("step=$!\n", "module load cuda\nstep=$!\n"),)),
+    "no set -e": (
+        "goes-on-after-errors",
         17,
         (
-            (SRUN, PLAIN + "python train.py --continue &\n"),
-            (" OMP_NUM_THREADS=8", ""),
-            ("--ntasks-per-node=1", "--ntasks-per-node=4"),
+            ("set -euo pipefail", "set -u"),
+            ("--continue' &", "--continue'"),
+            ('step=$!\nwait "$step" || wait "$step"\n', ""),
         ),
     ),
-    "module too late": ("prepared-too-late", 26, (("step=$!\n", "module load cuda\nstep=$!\n"),)),
-    "no set -e": ("goes-on-after-errors", 1, (("set -euo pipefail", "set -u"),)),
+    "a plain python": ("one-task", 17, ((SRUN, PLAIN + "python train.py --continue &\n"),)),
     "signal, no requeue": ("no-requeue", 8, (("#SBATCH --requeue\n", ""), ('scontrol requeue "$SLURM_JOB_ID"\n', ""))),
     "signal, requeue refused": ("no-requeue", 9, (("#SBATCH --requeue", "#SBATCH --no-requeue"),)),
     "not a signal": ("not-a-signal", 8, (("B:USR1@120", "USR1:B@120"),)),
@@ -220,9 +221,18 @@ CASES: dict[str, tuple[str, int, tuple[tuple[str, str], ...]]] = {
     "short grace": ("short-grace", 18, (("    --shutdown-timeout=100 \\\n", ""),)),
     "from the start": ("begins-again", 9, ((" --continue", ""),)),
     "log lost": ("log-truncated", 9, (("#SBATCH --open-mode=append\n", ""),)),
-    "nobody": ("nobody-goes-on", 1, (*NO_SIGNAL, ("#SBATCH --requeue\n", ""), ("00:30:00", "12:00:00"))),
     "pip": ("network", 17, (("srun ", "pip install torch\nsrun "),)),
+    "a plugin's option": ("site-option", 4, (("--ntasks-per-node=1", "--ntasks-per-node=1 --image=x"),)),
+    "a template": ("template", 6, (("--cpus-per-task=32", "--cpus-per-task={{ cpus }}"),)),
+    "what no shell reads": ("not-understood", 17, (("srun ", "for in ;; do\nsrun "),)),
+    "a list in sh": ("bash-in-sh", 17, (("#!/bin/bash", "#!/bin/sh"), ("srun ", "A=(1 2)\nsrun "))),
+    "an id by chance": (
+        "meeting-per-task",
+        18,
+        (("exec torchrun \\\n", "exec torchrun --rdzv-id=$RANDOM --rdzv-backend=c10d \\\n"),),
+    ),
 }
+PLANTED = {item["code"] for item in tomllib.loads((Path(__file__).parent / "planted.toml").read_text())["planted"]}
 MN5_HEAD = "#SBATCH --account=bsc01 --qos=acc_debug --partition=acc\n"
 ON_MN5: dict[str, tuple[str, int, tuple[tuple[str, str], ...]]] = {
     "pip": ("no-network", 18, (("srun ", "pip install torch\nsrun "),)),
@@ -274,8 +284,8 @@ def test_a_correct_file_has_nothing_to_tell(tmp_path: Path) -> None:
 
 
 def test_every_trap_and_note_has_a_case() -> None:
-    tried = {code for code, _, _ in [*CASES.values(), *ON_MN5.values()]}
-    assert tried == TRAPS.keys() | NOTES.keys()
+    tried = {code for code, _, _ in [*CASES.values(), *ON_MN5.values()]} | PLANTED | {"byte-order-mark"}
+    assert tried == FAILS.keys() | WASTES.keys() | ADVICE.keys()
 
 
 def test_the_example_walks_into_no_trap() -> None:
@@ -317,17 +327,29 @@ def test_other_correct_files_walk_into_no_trap(change: tuple[tuple[str, str], ..
     assert explanation.traps == []
 
 
-def test_an_unknown_option_is_reported_with_the_nearest(tmp_path: Path) -> None:
-    text = changed(GOOD, (("--ntasks-per-node=1", "--ntask-per-nodes=1"),))
-    (finding,) = [item for item in explain(text, Path("job.sbatch"), None, (tmp_path,)).findings if item.line == 4]
-    assert finding.instead == "--ntasks-per-node=1"
+@pytest.mark.parametrize(
+    ("written", "code", "instead"),
+    [
+        ("--ntasks-per-nod=1", None, None),  # an unmistakable beginning, as getopt takes it
+        ("--ntask-per-node=1", "not-an-option", "--ntasks-per-node=1"),
+        ("--ntakss-per-node=1", "not-an-option", "--ntasks-per-node=1"),
+        ("--image=x.sqsh", "site-option", None),
+        ("--ntask-per-nodes=1", "site-option", None),
+    ],
+)
+def test_a_correction_is_offered_only_one_letter_away(written: str, code: str, instead: str, tmp_path: Path) -> None:
+    text = changed(GOOD, (("--ntasks-per-node=1", f"--ntasks-per-node=1 {written}"),))
+    found = [item for item in explain(text, Path("job.sbatch"), None, (tmp_path,)).findings if item.line == 4]
+    assert [(item.code, item.instead) for item in found] == ([(code, instead)] if code else [])
 
 
 def test_what_to_write_instead_is_right(tmp_path: Path) -> None:
     def instead(*changes: tuple[str, str]) -> set[str | None]:
-        return {item.instead for item in explain(changed(GOOD, changes), Path("job.sbatch"), None, (tmp_path,)).traps}
+        return {item.instead for item in explain(changed(GOOD, changes), Path("job"), None, (tmp_path,)).findings} - {
+            None
+        }
 
     assert instead(("--gpus-per-node=4", "--gpus=8")) == {"#SBATCH --gpus-per-node=4"}
     assert instead(("--gpus-per-node=4", "--gres=gpu:h100:8")) == {"#SBATCH --gres=gpu:h100:4"}
-    assert instead(("tiny-%j.out", "tiny.out")) == {"--output=tiny-%j.out"}
+    assert instead(("tiny-%j.out", "tiny.out"), ("#SBATCH --open-mode=append\n", "")) >= {"--output=tiny-%j.out"}
     assert "#SBATCH --nodes=2" in instead(("#SBATCH --nodes=2", "# SBATCH --nodes=2"))

@@ -25,13 +25,13 @@ RUN = "srun torchrun --nnodes 2 --nproc_per_node 1 --rdzv_backend c10d --rdzv_en
 def test_the_address_that_a_host_has_by_its_own_name(how: str, tmp_path: Path) -> None:
     path = tmp_path / "job.sbatch"
     text = f'{HEAD}where=$(srun --nodes=1 --ntasks=1 -w "$first" {how})\n{RUN}'
-    assert ("head-localhost", 10) in found_in(text, path)
+    assert ("head-own-name", 10) in found_in(text, path)
     assert "head-not-node-0" in {name for name, _ in found_in(text.replace("hosts[0]", "hosts[1]"), path)}
 
 
 def test_the_first_host_of_the_list(tmp_path: Path) -> None:
     names = {name for name, _ in found_in(f"{HEAD}where=$first\n{RUN}", tmp_path / "job.sbatch")}
-    assert not names & {"head-localhost", "head-not-node-0", "nodelist-folded"}
+    assert not names & {"head-localhost", "head-own-name", "head-not-node-0", "nodelist-folded"}
 
 
 def found_in(text: str, path: Path) -> set[tuple[str, int]]:

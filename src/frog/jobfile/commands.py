@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import json
+import re
 import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from frog.core.errors import UsageError
 
 if TYPE_CHECKING:
     from frog.jobfile.explain import Explanation
     from frog.jobfile.findings import Finding
 
 _WIDTH = 112
+_LONGEST_LINE = 400
+_OURS = ("help", "usage", "profile", "version", "wrap", "parsable", "quiet", "verbose", "test-only")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
 def add_explain_parser(commands: argparse._SubParsersAction[Any]) -> None:
@@ -19,20 +28,53 @@ def add_explain_parser(commands: argparse._SubParsersAction[Any]) -> None:
     parser = commands.add_parser(
         "explain",
         help="say what a job file does, line by line, and which traps it walks into",
-        description="Explain a job file. Exit code 1 if it walks into a trap; notes alone leave it 0.",
+        description="Explain a job file. Exit code 1 if something in it will fail, hang or waste; advice leaves it 0.",
+        epilog="Options of sbatch (--nodes 4, -p gpu, ...) are taken as sbatch would take them: they outdo the file's.",
     )
-    parser.add_argument("file", type=Path, metavar="FILE", help="a job file, such as config/slurm_example.sbatch")
+    parser.add_argument("file", type=Path, metavar="FILE", help="a job file, or - for standard input")
     parser.add_argument("--profile", metavar="NAME", help="look at it as that cluster would: a profile, or PATH.toml")
-    parser.add_argument("--traps", action="store_true", help="traps and notes alone")
-    parser.set_defaults(handler=run_explain)
+    parser.add_argument("--slurm-version", metavar="22.05", help="say what holds for that Slurm; else for all")
+    parser.add_argument("--traps", action="store_true", help="traps and advice alone")
+    parser.add_argument("--json", action="store_true", help="the findings as JSON")
+    _add_sbatch_options(parser)
+    parser.set_defaults(handler=run_explain, given=[])
+
+
+class _Give(argparse.Action):
+    """Keep an option of sbatch, by its long name."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, args: argparse.Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        value = None if values == [] else values
+        args.given = [*args.given, (self.metavar, value)]
+
+
+def _add_sbatch_options(parser: argparse.ArgumentParser) -> None:
+    from frog.jobfile.directives import SBATCH
+
+    for option in SBATCH.values():
+        if option.name not in _OURS:
+            flags = [f"--{option.name}", *([f"-{option.short}"] if option.short and option.short != "h" else [])]
+            nargs: int | str | None = {"=": None, "?": "?", "-": 0}[option.takes]
+            parser.add_argument(
+                *flags, dest="given", action=_Give, nargs=nargs, metavar=option.name, help=argparse.SUPPRESS
+            )
 
 
 def run_explain(args: argparse.Namespace) -> int:
     """Print it; 1 if there is a trap."""
     from frog.jobfile.cluster import load_profile
-    from frog.jobfile.explain import explain_file
+    from frog.jobfile.directives import SBATCH, GivenOption
+    from frog.jobfile.explain import View, explain_file
 
-    explanation = explain_file(args.file, load_profile(args.profile) if args.profile else None)
+    given = tuple(GivenOption(0, f"--{name}", SBATCH[name], value) for name, value in args.given)
+    profile = load_profile(args.profile) if args.profile else None
+    places = (Path(), args.file.parent)
+    explanation = explain_file(args.file, view=View(profile, places, given, _version(args.slurm_version)))
+    if args.json:
+        print(json.dumps(as_json(explanation), indent=2))
+        return 1 if explanation.traps else 0
     if not args.traps:
         print("\n".join(_page(explanation)))
         print()
@@ -40,45 +82,86 @@ def run_explain(args: argparse.Namespace) -> int:
     return 1 if explanation.traps else 0
 
 
+def _version(text: str | None) -> tuple[int, int] | None:
+    match = re.fullmatch(r"(\d{1,2})\.(\d{1,2})(\.\S{1,9})?", text or "")
+    if text is not None and match is None:
+        raise UsageError(f"--slurm-version {text}: not a version of Slurm", "--slurm-version 23.11, as `srun -V` says")
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def as_json(explanation: Explanation) -> dict[str, object]:
+    """What was found, for a program: severities are "will fail", "may hang or waste" and "advice"."""
+    from frog.jobfile.lines import summary
+
+    job = explanation.job
+    return {
+        "format": 1,
+        "file": str(job.path),
+        "summary": summary(job),
+        "not_understood": sorted(set(job.shell.unread)),
+        "findings": [
+            {("severity" if key == "kind" else key): value for key, value in asdict(finding).items()}
+            for finding in explanation.findings
+        ],
+    }
+
+
 def _page(explanation: Explanation) -> list[str]:
     from frog.jobfile.lines import say_lines, summary
 
     job = explanation.job
-    said, width = say_lines(job), len(str(len(job.lines)))
-    lines = [f"{job.path}", *(f"  {line}" for line in summary(job)), ""]
-    for number, text in enumerate(job.lines, 1):
-        lines.append(f"{number:>{width}}  {text.rstrip()}".rstrip())
+    said = say_lines(job)
+    for inner in explanation.inner:
+        said |= say_lines(inner)
+    lines = [plain(str(job.path)), *(f"  {line}" for each in (job, *explanation.inner) for line in summary(each)), ""]
+    lines += _numbered(job.lines, said, explanation.findings)
+    return lines
+
+
+def _numbered(texts: Sequence[str], said: dict[int, list[str]], findings: Sequence[Finding]) -> list[str]:
+    lines, width = [], len(str(len(texts)))
+    for number, text in enumerate(texts, 1):
+        lines.append(f"{number:>{width}}  {plain(text)}".rstrip())
         for words in said.get(number, []):
             lines += _indented(words, " " * (width + 4))
-        for finding in explanation.findings:
+        for finding in findings:
             if finding.line == number:
                 lines += _indented(f"{finding.kind} [{finding.code}] {finding.what}", " " * (width + 2) + "! ")
     return lines
 
 
 def format_findings(explanation: Explanation) -> list[str]:
-    """Every trap, then every note, with why and what to write; and how many there are."""
-    found = sorted(explanation.findings, key=lambda finding: finding.kind == "note")
+    """Every finding, the gravest first, with why and what to write; and how many there are."""
+    order = ("will fail", "may hang or waste", "advice")
+    found = sorted(explanation.findings, key=lambda finding: order.index(finding.kind))
     lines = [line for finding in found for line in _format_finding(finding, explanation.job.path)]
+    return [*lines, f"{plain(str(explanation.job.path))}: {_count(explanation)}"]
+
+
+def _count(explanation: Explanation) -> str:
     traps = len(explanation.traps)
-    notes = len(explanation.findings) - traps
-    count = f"{traps or 'no'} trap{'' if traps == 1 else 's'}"
-    return [
-        *lines,
-        f"{explanation.job.path}: {count}" + (f", {notes} note{'' if notes == 1 else 's'}" if notes else ""),
-    ]
+    advice = len(explanation.findings) - traps
+    understood = " in what was understood" if explanation.job.partial and not traps else ""
+    count = f"{traps or 'no'} trap{'' if traps == 1 else 's'}{understood}"
+    return f"{count}, {advice} piece{'' if advice == 1 else 's'} of advice" if advice else count
 
 
 def _format_finding(finding: Finding, path: Path) -> list[str]:
-    lines = [f"{path}:{finding.line}: {finding.kind} [{finding.code}] {finding.what}"]
+    lines = [f"{plain(str(path))}:{finding.line}: {finding.kind} [{finding.code}] {plain(finding.what)}"]
     lines += _indented(finding.why, "  why:   ")
     if finding.instead:
-        lines.append(f"  write: {finding.instead}")
+        lines.append(f"  write: {plain(finding.instead)}")
     return [*lines, ""]
 
 
 def _indented(text: str, first: str) -> list[str]:
     return textwrap.wrap(
-        text, _WIDTH, initial_indent=first, subsequent_indent=" " * len(first), break_long_words=False,
+        plain(text), _WIDTH, initial_indent=first, subsequent_indent=" " * len(first), break_long_words=False,
         break_on_hyphens=False,
     )  # fmt: skip
+
+
+def plain(text: str) -> str:
+    """A text without what a terminal would act on, and not without end."""
+    text = _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text.removesuffix("\r"))
+    return text if len(text) <= _LONGEST_LINE else text[: _LONGEST_LINE - 3] + "..."

@@ -5,7 +5,6 @@ As in the manual pages of Slurm 22.05, with the options that later releases and 
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -226,8 +225,8 @@ def _long(text: str, line: int, following: str | None, table: Mapping[str, Optio
     option = find_option(name, table)
     written = f"--{name}"
     if option is None:
-        near = difflib.get_close_matches(name, table, n=1, cutoff=0.5)
-        return [GivenOption(line, written, None, value, "no such option", f"--{near[0]}" if near else None)], 1
+        near = next((key for key in table if one_letter_apart(name, key)), None)
+        return [GivenOption(line, written, None, value, "no such option", f"--{near}" if near else None)], 1
     if option.takes == "-" and equals:
         return [GivenOption(line, written, option, value, "takes no value", written)], 1
     if option.takes != "=" or equals:
@@ -284,6 +283,22 @@ def find_option(name: str, table: Mapping[str, Option]) -> Option | None:
     return begun[0] if len(begun) == 1 else None
 
 
+def one_letter_apart(one: str, other: str) -> bool:
+    """Whether a letter more, less, changed, or swapped with the next makes one word of the other."""
+    if one == other or abs(len(one) - len(other)) > 1:
+        return False
+    start = next((place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+    if start is None:
+        return True
+    rests = [
+        (one[start + 1 :], other[start + 1 :]),
+        (one[start + 1 :], other[start:]),
+        (one[start:], other[start + 1 :]),
+    ]
+    swapped = one[start : start + 2] == other[start : start + 2][::-1] and one[start + 2 :] == other[start + 2 :]
+    return swapped or any(a == b for a, b in rests)
+
+
 @dataclass(frozen=True)
 class DirectiveLine:
     """A line that begins with `#SBATCH`, and what it asks for."""
@@ -295,14 +310,14 @@ class DirectiveLine:
     problem: str | None = None
 
 
-def read_directives(lines: Iterable[str]) -> list[DirectiveLine]:
+def read_directives(lines: Iterable[str], first_line: int = 1) -> list[DirectiveLine]:
     """The `#SBATCH` lines of a job file, in order. Slurm reads them up to the first line that is no comment.
 
     It wants no blank behind the word: in `#SBATCH--nodes=2` it reads the option, in `#SBATCHES` a mistake.
     """
     found: list[DirectiveLine] = []
     reading = True
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(lines, first_line):
         if line.startswith("#SBATCH"):
             found.append(_directive(number, line, reading))
         elif line.strip() and not line.lstrip().startswith("#"):

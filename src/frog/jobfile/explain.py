@@ -2,18 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import codecs
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from frog.core.errors import UsageError
 from frog.jobfile.cluster import ClusterProfile
-from frog.jobfile.findings import Finding
+from frog.jobfile.directives import GivenOption
+from frog.jobfile.findings import UNLESS_PARTIAL, Finding, make_finding
 from frog.jobfile.job import JobFile, read_job_file
+from frog.jobfile.templates import inner_jobs
 from frog.jobfile.traps_header import header_findings
 from frog.jobfile.traps_rendezvous import rendezvous_findings
 from frog.jobfile.traps_script import script_findings
+from frog.jobfile.traps_shell import shell_findings
+from frog.jobfile.traps_signal import signal_findings
+from frog.jobfile.traps_variables import variable_findings
 from frog.jobfile.traps_world import world_findings
+from frog.jobfile.values import GAP
+
+_LONGEST = 1 << 20
+_MOST_FINDINGS = 200
+_IGNORE = re.compile(r"#\s*frog:\s*ignore\s+([\w, -]+)")
+
+
+@dataclass(frozen=True)
+class View:
+    """What a file is looked at with: as which cluster, which Slurm, from which folders, with which options given."""
+
+    profile: ClusterProfile | None = None
+    places: Sequence[Path] = (Path(),)
+    """Where sbatch may be called: folders are looked for there."""
+    given: tuple[GivenOption, ...] = ()
+    version: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -22,31 +46,134 @@ class Explanation:
 
     job: JobFile
     findings: tuple[Finding, ...]
+    inner: tuple[JobFile, ...] = field(default=())
+    """The job files that it writes and hands in itself."""
 
     @property
     def traps(self) -> list[Finding]:
-        return [finding for finding in self.findings if finding.kind == "trap"]
+        """What will fail, hang or waste."""
+        return [finding for finding in self.findings if finding.kind != "advice"]
 
 
 def explain(
     text: str, path: Path, profile: ClusterProfile | None = None, places: Sequence[Path] = (Path(),)
 ) -> Explanation:
     """Read a job file's text. `places` are the folders where sbatch may be called: folders are looked for there."""
-    job = read_job_file(text, path)
-    found = [*header_findings(job, profile, places), *world_findings(job), *rendezvous_findings(job)]
-    found += script_findings(job, profile)
+    return explain_as(text, path, View(profile, places))
+
+
+def explain_as(text: str, path: Path, view: View) -> Explanation:
+    """Read a job file's text, and the job files within."""
+    job = read_job_file(text, path, view.given)
+    within = [
+        replace(read_job_file(item.text, path, view.given, item.first_line), inner=True)
+        for item in inner_jobs(_heredocs(job))
+    ]
+    found = [finding for each in (job, *within) if each.is_job for finding in _of_job(each, view)]
+    found += _of_reading(job)
+    ignored = _ignored(job.lines)
     unique = {(finding.code, finding.line): finding for finding in reversed(found)}.values()
-    return Explanation(job, tuple(sorted(unique, key=lambda item: (item.line, item.kind == "note", item.code))))
+    kept = [
+        item for item in unique if item.code not in ignored.get(item.line, ()) and item.code not in ignored.get(0, ())
+    ]
+    order = sorted(kept, key=lambda item: (item.line, item.kind == "advice", item.code))
+    return Explanation(job, tuple(order[:_MOST_FINDINGS]), tuple(within))
 
 
-def explain_file(path: Path, profile: ClusterProfile | None = None) -> Explanation:
-    """Read a job file. Raises UsageError if it cannot be read."""
+def _heredocs(job: JobFile) -> list[tuple[str, int, bool]]:
+    found = [(command.heredoc.raw, command.heredoc.line, command.quoted_heredoc)
+             for command in job.shell.everything if command.heredoc is not None]  # fmt: skip
+    return list(dict.fromkeys(found))
+
+
+def _of_job(job: JobFile, view: View) -> Iterator[Finding]:
+    for finding in (
+        *header_findings(job, view.profile, view.places),
+        *world_findings(job),
+        *rendezvous_findings(job),
+        *script_findings(job, view.profile, view.version),
+        *shell_findings(job),
+        *signal_findings(job),
+        *variable_findings(job),
+    ):
+        unknown = GAP in finding.what or finding.line in job.gaps or finding.line in job.shell.unread
+        if not unknown and not (job.partial and finding.code in UNLESS_PARTIAL):
+            yield finding
+
+
+def _of_reading(job: JobFile) -> Iterator[Finding]:
+    """What was not understood: one message each."""
+    if job.gaps:
+        lines, first = list(job.gaps), next(iter(job.gaps))
+        some = ", ".join(list(dict.fromkeys(job.gaps.values()))[:4])
+        yield make_finding("template", first, f"a template: {some} in {_lines(lines)} is to be filled in")
+    unread = [line for line in job.shell.unread if line not in job.gaps]
+    if job.shell.unclosed is not None:
+        what = "a quote or bracket is opened here and never closed"
+        yield make_finding("quote-not-closed", job.shell.unclosed, what)
+    elif unread:
+        yield make_finding("not-understood", unread[0], f"{_lines(unread)} not understood as shell")
+
+
+def _lines(numbers: list[int]) -> str:
+    shown = ", ".join(map(str, numbers[:8])) + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
+    return f"line{'' if len(numbers) == 1 else 's'} {shown}"
+
+
+def _ignored(lines: list[str]) -> dict[int, set[str]]:
+    """Codes that comments switch off: behind a line for that line, on a line of their own (0) for the whole file."""
+    found: dict[int, set[str]] = {}
+    for number, line in enumerate(lines, 1):
+        if match := _IGNORE.search(line):
+            whole = line.strip().startswith("#") and not line.startswith("#SBATCH")
+            found.setdefault(0 if whole else number, set()).update(re.split(r"[\s,]+", match[1].strip()))
+    return found
+
+
+def explain_file(path: Path, profile: ClusterProfile | None = None, view: View | None = None) -> Explanation:
+    """Read a job file, `-` being standard input. Raises UsageError if it cannot be read."""
+    view = view or View(profile, (Path(), path.parent))
+    data = _read(path)
+    if b"\0" in data[:4096] and not data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise UsageError(f"{path}: not a text: it holds zero bytes", "name a job file")
+    text, found = _decode(data)
+    explanation = explain_as(text, path, view)
+    marks = (
+        [make_finding("byte-order-mark", 1, f"the file begins with a mark of its encoding, {found}")] if found else []
+    )
+    return replace(explanation, findings=(*marks, *explanation.findings))
+
+
+def _read(path: Path) -> bytes:
     try:
-        text = path.read_bytes().decode()
+        if str(path) == "-":
+            data = sys.stdin.buffer.read(_LONGEST + 1)
+        elif path.exists() and not path.is_file():
+            raise UsageError(f"{path}: not a file", "name a job file")
+        else:
+            with path.open("rb") as file:
+                data = file.read(_LONGEST + 1)
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file", "config/slurm_example.sbatch is one") from None
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: not a text: {error}", "name a job file") from None
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
-    return explain(text, path, profile, (Path(), path.parent))
+    except ValueError as error:
+        raise UsageError(f"{path}: cannot be read: {error}") from None
+    if len(data) > _LONGEST:
+        raise UsageError(f"{path}: more than {_LONGEST >> 20} MiB: not a job file", "name a job file")
+    return data
+
+
+def _decode(data: bytes) -> tuple[str, str | None]:
+    """The text, and the encoding that a mark at its beginning names: sbatch stumbles over that."""
+    for mark, encoding in (
+        (codecs.BOM_UTF8, "UTF-8"),
+        (codecs.BOM_UTF16_LE, "UTF-16"),
+        (codecs.BOM_UTF16_BE, "UTF-16"),
+    ):
+        if data.startswith(mark):
+            return data.decode("utf-16" if encoding == "UTF-16" else "utf-8-sig", errors="replace"), encoding
+    try:
+        return data.decode(), None
+    except UnicodeDecodeError:
+        return data.decode("latin-1"), None

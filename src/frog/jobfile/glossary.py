@@ -36,6 +36,8 @@ SLURM_VARIABLES = {
 }
 
 TORCHRUN_OPTIONS = {
+    "num-processes": "how many ranks, over all nodes",
+    "hostfile": "the hosts, and how many ranks each takes",
     "nnodes": "how many nodes must come together",
     "nproc-per-node": "how many ranks to start on this node: LOCAL_RANK 0, 1, ...",
     "node-rank": "which node this is; node 0 has rank 0",
@@ -57,6 +59,12 @@ TORCHRUN_OPTIONS = {
     "start-method": "how processes are begun",
     "module": "the program is a Python module",
     "no-python": "the program is no Python script",
+}
+
+LAUNCHERS = {
+    "torchrun": "starts this node's ranks, and tells each RANK, LOCAL_RANK, WORLD_SIZE",
+    "accelerate": "starts this node's ranks; its number of processes is that of all nodes together",
+    "deepspeed": "starts the ranks, on other nodes too if a hostfile names them",
 }
 
 COMMANDS = {

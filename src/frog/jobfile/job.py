@@ -2,87 +2,26 @@
 
 from __future__ import annotations
 
-import ast
-import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from frog.jobfile.directives import SRUN, DirectiveLine, GivenOption, read_directives, read_options, time_limit_s
-from frog.jobfile.shell import Assignment, Command, Shell, Word, parse
-
-_TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch", "frog.comm.torchrun")
-_TORCHRUN_FLAGS = {"standalone", "no-python", "module", "m", "help", "run-path", "use-env"}
-_TORCHRUN_SHORT = {"r": "redirects", "t": "tee", "m": "module"}
-_SHELLS = ("bash", "sh", "dash", "zsh")
-_ARITHMETIC: Mapping[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
+from frog.jobfile.launchers import Launch, SrunStep, inner_script, program_at, read_launch
+from frog.jobfile.shell import Command, Shell, parse
+from frog.jobfile.templates import fill_gaps
+from frog.jobfile.values import GAP, Values
+from frog.jobfile.words import Assignment, Word
 
 _GPU_GRES = re.compile(r"\bgpu(?::[^:,=]+)??(?:[:=](\d+))?(?:,|$)")
-
-_HOLDS_WORDS = re.compile(r"\b(torchrun|srun|torch\.distributed\.(run|launch))\b|^\s*-")
+_LIBRARY = re.compile(
+    r"activate|bashrc|profile|conda\.sh|mamba\.sh|modules?\.sh|lmod|/init/|setvars|miniconda|\bvenv\b"
+)
+_LAUNCHES = re.compile(r"\btorchrun\b|torch\.distributed|accelerate|deepspeed|LAUNCHER")
 
 PER_TASK = {"SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_TASK_PID", "SLURMD_NODENAME"}
 """What differs from task to task: read in the batch script itself it is the first node's."""
-
-
-@dataclass(frozen=True)
-class Torchrun:
-    """A torchrun line: its options by name (hyphens for underscores), and what it starts."""
-
-    command: Command
-    options: Mapping[str, Word]
-    program: tuple[Word, ...]
-    line: int
-    step: SrunStep | None
-    """The srun that starts it; None if it stands in the batch script itself."""
-
-    def option(self, *names: str) -> Word | None:
-        return next((self.options[name] for name in names if name in self.options), None)
-
-    def in_task(self, word: Word) -> bool:
-        """Whether each task's own shell reads that word, and not the batch script's."""
-        script = self.step.script_word if self.step else None
-        return script is not None and not (word.expansions() & script.expansions())
-
-
-@dataclass(frozen=True, eq=False)
-class SrunStep:
-    """An srun line."""
-
-    command: Command
-    asked: tuple[GivenOption, ...]
-    program: tuple[Word, ...]
-    inner: tuple[Command, ...]
-    """The commands of `bash -c '...'`, if that is what it starts."""
-    script_word: Word | None
-    """That quoted text as a word."""
-
-    @property
-    def line(self) -> int:
-        return self.command.line
-
-    @property
-    def commands(self) -> tuple[Command, ...]:
-        """What each task runs."""
-        if self.inner:
-            return self.inner
-        return (Command(self.program, (), self.command.end, self.line, self.command.last_line),)
-
-    @property
-    def works(self) -> bool:
-        """Whether this is the long step, with a program to train, and not one command like hostname."""
-        words = [word.text for command in self.commands for word in command.words]
-        return any(re.search(r"torchrun|python|\.sh\b|\.py\b|-m$|accelerate|deepspeed|\$\{?\w", word) for word in words)
-
-    def asks(self, name: str) -> GivenOption | None:
-        return next((item for item in self.asked if item.name == name), None)
 
 
 @dataclass
@@ -93,17 +32,58 @@ class JobFile:
     lines: list[str]
     directives: list[DirectiveLine]
     shell: Shell
+    given: tuple[GivenOption, ...] = ()
+    """Options of the command line, which outdo those of the file."""
+    gaps: dict[int, str] = field(default_factory=dict)
+    """A template's gaps, by line."""
+    first_line: int = 1
+    """An inner job's stands in the outer file."""
+    inner: bool = False
+    """Whether another file hands this one in: that may add options."""
+    values: Values = field(default_factory=Values)
     steps: list[SrunStep] = field(default_factory=list)
-    torchruns: list[Torchrun] = field(default_factory=list)
-    assignments: list[Assignment] = field(default_factory=list)
-    """Those of the batch script; `task_assignments` are those inside of srun's bash -c."""
-    task_assignments: list[Assignment] = field(default_factory=list)
+    launches: list[Launch] = field(default_factory=list)
     exported: set[str] = field(default_factory=set)
+
+    @property
+    def assignments(self) -> list[Assignment]:
+        """Those of the batch script."""
+        return self.values.assignments
+
+    @property
+    def task_assignments(self) -> list[Assignment]:
+        """Those inside of srun's bash -c."""
+        return self.values.task_assignments
+
+    @property
+    def partial(self) -> bool:
+        """Whether some of it was not understood: then nothing follows from what was not found."""
+        return bool(self.gaps or self.shell.unread)
+
+    @property
+    def is_job(self) -> bool:
+        """Whether it is for sbatch itself, and not a script that hands jobs in."""
+        hands_in = any(command.name == "sbatch" for command in self.shell.everything)
+        return any(line.read for line in self.directives) or not hands_in
+
+    @property
+    def sourced(self) -> bool:
+        """Whether it runs files of its own in this shell, which may set anything."""
+        return any(
+            command.name in ("source", ".", "eval") and not _LIBRARY.search(command.text.lower())
+            for command in self.shell.everything
+        )
+
+    @property
+    def uses_gpus(self) -> bool:
+        """Whether its commands speak of GPUs."""
+        text = "\n".join(line for line in self.lines if not line.lstrip().startswith("#"))
+        return bool(re.search(r"CUDA_VISIBLE|nvidia-smi|NCCL_|nccl|--nv\b|\bcuda|[gG][pP][uU]", text))
 
     @property
     def asked(self) -> list[GivenOption]:
         """What Slurm reads, in order."""
-        return [item for line in self.directives if line.read for item in line.asked]
+        return [*(item for line in self.directives if line.read for item in line.asked), *self.given]
 
     def asks(self, name: str) -> GivenOption | None:
         """The last word on an option: that is the one which counts."""
@@ -115,14 +95,14 @@ class JobFile:
 
     def number(self, name: str) -> int | None:
         found = self.asks(name)
-        match = re.match(r"(\d+)", found.value or "") if found else None
+        match = re.match(r"(\d{1,9})(?!\d)", found.value or "") if found and GAP not in (found.value or "") else None
         return int(match[1]) if match else None
 
     @property
     def nodes(self) -> int | None:
         """How many nodes; None if the file leaves that to Slurm."""
-        if (nodes := self.number("nodes")) is not None:
-            return nodes
+        if self.asks("nodes") is not None:
+            return self.number("nodes")
         ntasks, per_node = self.number("ntasks"), self.number("ntasks-per-node")
         if ntasks and per_node:
             return -(-ntasks // per_node)
@@ -130,8 +110,13 @@ class JobFile:
 
     @property
     def several_nodes(self) -> bool:
-        """Whether there are, or may be, more nodes than one."""
-        return self.nodes is None or self.nodes > 1
+        """Whether there are certainly more nodes than one."""
+        return self.nodes is not None and self.nodes > 1
+
+    @property
+    def takes_whole_nodes(self) -> bool:
+        """Whether no other job can be on its nodes."""
+        return self.asks("exclusive") is not None or self.text("mem") == "0" or (self.gpus_per_node or 0) >= 8
 
     @property
     def tasks_per_node(self) -> int | None:
@@ -216,89 +201,64 @@ class JobFile:
         return found
 
     def assigned(self, name: str) -> Assignment | None:
-        """Where a variable gets its value: in the task's own commands, else in the batch script."""
-        both = [*self.assignments, *self.task_assignments]
-        return next((item for item in reversed(both) if item.name == name), None)
+        return self.values.assigned(name)
 
-    def resolve(self, raw: str, seen: frozenset[str] = frozenset()) -> str | None:
-        """The text of a word, with the variables put in that the file tells; None if one is not known."""
-        text = Word(raw, 0).text
-        if re.search(r"\\\$|^'.*\$.*'$", raw, re.DOTALL):
-            return None
-
-        def put_in(match: re.Match[str]) -> str:
-            name, default = match[1] or match[4], match[3] if match[2] == "-" else None
-            value = self._value(name, seen)
-            value = self.resolve(default, seen) if value is None and default is not None else value
-            if value is None:
-                raise LookupError(name)
-            return value
-
-        try:
-            text = re.sub(r"\$\{(\w+)(?::?([-?])([^}]*))?\}|\$([A-Za-z_]\w*)", put_in, text)
-            text = re.sub(r"\$\(\((.*?)\)\)", lambda match: str(self._arithmetic(match[1], seen)), text)
-        except (LookupError, ValueError, SyntaxError, ZeroDivisionError):
-            return None
-        return None if "$" in text or "`" in text else text
+    def resolve(self, raw: str) -> str | None:
+        return self.values.resolve(raw)
 
     def resolve_int(self, raw: str) -> int | None:
-        text = self.resolve(raw)
-        return int(text) if text is not None and text.isdigit() else None
-
-    def _value(self, name: str, seen: frozenset[str]) -> str | None:
-        if name in seen:
-            return None
-        if assignment := self.assigned(name):
-            return self.resolve(assignment.raw, seen | {name})
-        known = self.slurm_variables().get(name)
-        return known[0] if known else None
-
-    def _arithmetic(self, text: str, seen: frozenset[str]) -> int:
-        def value(node: ast.expr) -> int:
-            if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
-                return _ARITHMETIC[type(node.op)](value(node.left), value(node.right))
-            if isinstance(node, ast.Constant) and isinstance(node.value, int):
-                return node.value
-            if isinstance(node, ast.Name) and (known := self._value(node.id, seen)) is not None:
-                return int(known)
-            raise LookupError(text)
-
-        return value(ast.parse(text.strip().replace("$", "").replace("/", "//"), mode="eval").body)
+        return self.values.resolve_int(raw)
 
     def with_definitions(self, raw: str) -> str:
-        """A word as written, followed by the definitions of the variables in it, and of those in these."""
-        text, seen = raw, set[str]()
-        while names := Word(text, 0).expansions() - seen:
-            seen |= names
-            text += "".join(" " + item.raw for name in sorted(names) if (item := self.assigned(name)))
-        return text
+        return self.values.with_definitions(raw)
 
     @property
     def requeues(self) -> bool:
         """Whether the script puts its own job back into the queue."""
-        texts = (" ".join(word.text for word in command.words) for command in self.shell.commands)
-        return any("scontrol requeue" in text for text in texts)
+        return any("scontrol requeue" in command.text for command in self.shell.everything)
 
 
-def read_job_file(text: str, path: Path) -> JobFile:
-    """A job file's content, read."""
-    lines = text.removesuffix("\n").split("\n")
-    job = JobFile(path, lines, read_directives(lines), parse(text))
-    for command in job.shell.commands:
+def read_job_file(text: str, path: Path, given: Sequence[GivenOption] = (), first_line: int = 1) -> JobFile:
+    """A job file's content, read. `given` are options of sbatch's command line."""
+    whole, gaps = fill_gaps(text.removesuffix("\n"), first_line)
+    lines = whole.split("\n")
+    job = JobFile(
+        path, lines, read_directives(lines, first_line), parse(whole, first_line), tuple(given), gaps, first_line
+    )
+    for command in job.shell.everything:
         if command.name == "export":
-            job.exported |= {word.text.partition("=")[0] for word in command.words[1:]}
+            job.exported |= {word.text.partition("=")[0].partition("+")[0] for word in command.words[1:]}
         if command.name in ("export", "declare", "local", "readonly", "typeset") or not command.words:
-            job.assignments += command.assignments
+            job.values.assignments += command.assignments
+        job.values.assignments += _read_in(command)
     job.exported |= {item.name for item in job.assignments if item.exported}
     if any(command.name == "set" and _all_exported(command) for command in job.shell.commands):
         job.exported |= {item.name for item in job.assignments}
+    job.values.known = job.slurm_variables()
     for command in job.shell.commands:
-        words = _put_in_commands(command.words, job)
-        if (place := next((n for n, word in enumerate(words) if _basename(word) == "srun"), None)) is not None:
-            job.steps.append(_step(Command(words[place:], (), command.end, command.line, command.last_line), job))
-        elif torchrun := _torchrun(Command(words, (), command.end, command.line, command.last_line), None):
-            job.torchruns.append(torchrun)
+        _read_command(command, job)
     return job
+
+
+def _read_in(command: Command) -> list[Assignment]:
+    """What `read`, `mapfile` and `: ${NAME:=value}` set."""
+    if command.name in ("read", "mapfile", "readarray", "getopts", "printf"):
+        names = [word.text for word in command.words[1:] if re.fullmatch(r"[A-Za-z_]\w*", word.text)]
+        return [Assignment(name, "$(read)", command.line, maybe=True) for name in names]
+    found = [match for word in command.words for match in re.finditer(r"\$\{(\w+):?=([^}]*)\}", word.raw)]
+    return [Assignment(match[1], match[2], command.line) for match in found]
+
+
+def _read_command(command: Command, job: JobFile) -> None:
+    """The steps and launchers of a command."""
+    words = job.values.split(command.words)
+    whole = Command(words, command.assignments, command.line, command.last_line, command.way)
+    place = program_at(words)
+    if place < len(words) and words[place].base == "srun":
+        step = Command(words[place:], command.assignments, command.line, command.last_line, command.way)
+        job.steps.append(_step(step, job))
+    elif launch := read_launch(whole, None):
+        job.launches.append(launch)
 
 
 def _all_exported(command: Command) -> bool:
@@ -306,75 +266,31 @@ def _all_exported(command: Command) -> bool:
     return "allexport" in words or any(re.fullmatch(r"-[a-z]*a[a-z]*", word) for word in words if word != "-o")
 
 
-def _basename(word: Word) -> str:
-    return word.text.rpartition("/")[2]
-
-
-def _put_in_commands(words: tuple[Word, ...], job: JobFile) -> tuple[Word, ...]:
-    """`$LAUNCHER` and `$SRUN_ARGS` replaced by their words, where a variable of the file holds a command or options."""
-    found: list[Word] = []
-    for word in words:
-        match = re.fullmatch(r'"?\$\{?(\w+)\}?"?', word.raw)
-        assignment = job.assigned(match[1]) if match else None
-        if assignment and _HOLDS_WORDS.search(Word(assignment.raw, 0).text):
-            inner = parse(Word(assignment.raw, 0).text, assignment.line).commands
-            found += [inner_word for command in inner for inner_word in command.words]
-        else:
-            found.append(word)
-    return tuple(found)
-
-
 def _step(command: Command, job: JobFile) -> SrunStep:
     words = command.words[1:]
     asked, used = read_options([(word.text, word.line) for word in words], SRUN)
     program = words[used:]
-    script = _inner_script(program)
+    script = inner_script(program)
     inner: list[Command] = []
     if script is not None:
-        text = script.text
-        for name in script.expansions():
-            assignment = job.assigned(name)
-            if assignment and re.search(r"\btorchrun\b|torch\.distributed", assignment.raw):
-                pieces = re.split(rf"\$\{{?{name}\b\}}?", text)
-                text = Word(assignment.raw, 0).text.join(pieces)
-        inner = parse(text, script.line).commands
+        inner = parse(_with_launchers(script, job), script.line).commands
+        inner = [Command(job.values.split(item.words), item.assignments, item.line, item.last_line, item.way)
+                 for item in inner]  # fmt: skip
     step = SrunStep(command, tuple(asked), program, tuple(inner), script)
     for inside in step.commands:
-        job.task_assignments += inside.assignments
-        if torchrun := _torchrun(inside, step):
-            job.torchruns.append(torchrun)
+        job.task_assignments.extend(inside.assignments)
+        if launch := read_launch(inside, step):
+            job.launches.append(launch)
     return step
 
 
-def _inner_script(program: tuple[Word, ...]) -> Word | None:
-    """The text behind `bash -c`, also where the shell is started by a container."""
-    for place, word in enumerate(program[:-1]):
-        if _basename(word) in _SHELLS and re.fullmatch(r"-\w*c", program[place + 1].text):
-            return program[place + 2] if place + 2 < len(program) else None
-    return None
-
-
-def _torchrun(command: Command, step: SrunStep | None) -> Torchrun | None:
-    """The torchrun that a command starts, be it behind `exec`, a container, or `python -m`."""
-    words = command.words
-    for place, word in enumerate(words):
-        if word.text in _TORCHRUN_MODULES and place and words[place - 1].text == "-m":
-            break
-        if _basename(word) == "torchrun" and not (place and words[0].text in ("which", "command", "echo")):
-            break
-    else:
-        return None
-    line, rest = words[place].line, list(words[place + 1 :])
-    options: dict[str, Word] = {}
-    while rest and rest[0].text.startswith("-"):
-        written = rest.pop(0)
-        raw_name, equals, raw_value = written.raw.partition("=")
-        name = raw_name.strip("'\"").lstrip("-").replace("_", "-")
-        name = _TORCHRUN_SHORT.get(name, name)
-        if equals:
-            options[name] = Word(raw_value, written.line)
-        elif name in _TORCHRUN_FLAGS or not rest:
-            options[name] = Word("", written.line)
-        else:
-            options[name] = rest.pop(0)
-    return Torchrun(command, options, tuple(rest), line, step)
+def _with_launchers(script: Word, job: JobFile) -> str:
+    """The text of a task's script, with the variables put in that hold a command of the batch script."""
+    text = script.text
+    for _ in range(4):
+        for name in Word(text, 0).expansions():
+            assignment = job.assigned(name)
+            if assignment and _LAUNCHES.search(assignment.raw):
+                pieces = re.split(rf"\$\{{?{name}\b\}}?", text)
+                text = assignment.word.text.join(pieces)[:20_000]
+    return text

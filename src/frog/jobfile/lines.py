@@ -7,9 +7,11 @@ from collections import defaultdict
 
 from frog.core.units import format_seconds
 from frog.jobfile.directives import GivenOption, time_limit_s
-from frog.jobfile.glossary import COMMANDS, PATTERNS, SHELL_OPTIONS, SLURM_VARIABLES, TORCHRUN_OPTIONS
-from frog.jobfile.job import PER_TASK, JobFile, SrunStep, Torchrun
-from frog.jobfile.shell import Assignment, Command, Word
+from frog.jobfile.glossary import COMMANDS, LAUNCHERS, PATTERNS, SHELL_OPTIONS, SLURM_VARIABLES, TORCHRUN_OPTIONS
+from frog.jobfile.job import PER_TASK, JobFile
+from frog.jobfile.launchers import Launch, SrunStep
+from frog.jobfile.shell import Command
+from frog.jobfile.words import Assignment, Word
 
 _SIGNAL = re.compile(r"(?:([BR]+):)?(\w+)(?:@(\d+))?")
 
@@ -19,16 +21,18 @@ def say_lines(job: JobFile) -> dict[int, list[str]]:
     said: dict[int, list[str]] = defaultdict(list)
     if job.lines and job.lines[0].startswith("#!"):
         said[1].append("the shell that reads this file: once, on the first node of the allocation")
-    for line in job.directives:
-        for asked in line.asked:
-            if line.read and asked.option:
-                said[line.line].append(_directive(asked, job))
-    for command in job.shell.commands:
+    for directive in job.directives:
+        for asked in directive.asked:
+            if directive.read and asked.option:
+                said[directive.line].append(_directive(asked, job))
+    for name, line in job.shell.lines_of_functions.items():
+        said[line].append(f"{name}(): a function, for later")
+    for command in job.shell.everything:
         _command(command, job, said)
     for step in job.steps:
         _step(step, job, said)
-    for run in job.torchruns:
-        _torchrun(run, job, said)
+    for run in job.launches:
+        _launch(run, job, said)
     return {number: list(dict.fromkeys(words)) for number, words in said.items()}
 
 
@@ -68,11 +72,9 @@ def _command(command: Command, job: JobFile, said: dict[int, list[str]]) -> None
 def _command_text(command: Command, job: JobFile) -> str | None:
     """What a command does; None if that is said elsewhere: of assignments, of srun."""
     name, words = command.name, [word.text for word in command.words[1:]]
-    functions = {item.name: item.line for item in job.shell.commands if item.begins_function}
+    functions = job.shell.lines_of_functions
     if not name or any(word.text == "srun" for word in command.words):
         return None
-    if command.begins_function:
-        return f"{name}(): a function, for later"
     if name in functions:
         return f"{name}: the function of line {functions[name]}"
     if name == "set":
@@ -140,7 +142,7 @@ def _step(step: SrunStep, job: JobFile, said: dict[int, list[str]]) -> None:
     count = (
         f"{nodes * tasks} tasks, {tasks} on each of {nodes} nodes" if nodes and tasks else "a task for each asked for"
     )
-    behind = " in the background, so that this script hears signals" if step.command.end == "&" else ""
+    behind = " in the background, so that this script hears signals" if step.command.way.behind else ""
     said[step.line].append(f"srun starts what follows in {count}{behind}")
     for asked in step.asked:
         if asked.option:
@@ -154,11 +156,11 @@ def _step(step: SrunStep, job: JobFile, said: dict[int, list[str]]) -> None:
         _command(command, job, said)
 
 
-def _torchrun(run: Torchrun, job: JobFile, said: dict[int, list[str]]) -> None:
+def _launch(run: Launch, job: JobFile, said: dict[int, list[str]]) -> None:
     said[run.line] = [words for words in said[run.line] if words != "shell"]
-    said[run.line].append("torchrun: starts this node's ranks, and tells each RANK, LOCAL_RANK, WORLD_SIZE")
+    said[run.line].append(f"{run.kind}: {LAUNCHERS[run.kind]}")
     for name, word in run.options.items():
-        meaning = TORCHRUN_OPTIONS.get(name, "an option of torchrun")
+        meaning = TORCHRUN_OPTIONS.get(name, f"an option of {run.kind}")
         value = job.resolve(word.raw)
         plain = value is not None and value != word.text
         sources = _sources(word, job)
@@ -170,6 +172,8 @@ def _torchrun(run: Torchrun, job: JobFile, said: dict[int, list[str]]) -> None:
 
 def summary(job: JobFile) -> list[str]:
     """What the whole file asks for and starts."""
+    if not job.is_job:
+        return ["hands in other jobs; it is not one itself"]
     nodes, gpus, cpus = job.nodes, job.gpus_per_node, job.number("cpus-per-task")
     tasks = job.tasks_per_node
     asks = [f"{nodes or '?'} node{'' if nodes == 1 else 's'}"]
@@ -180,13 +184,15 @@ def summary(job: JobFile) -> list[str]:
     if job.time_s:
         asks.append(f"for {format_seconds(job.time_s)}")
     lines = [f"asks for: {'; '.join(asks)}"]
-    for run in job.torchruns:
+    for run in job.launches:
         word = run.option("nproc-per-node")
+        if run.kind != "torchrun":
+            continue
         ranks = job.resolve_int(word.raw) if word else 1
         if ranks and nodes and run.step is not None and (each := job.step_tasks_per_node(run.step)):
             lines.append(f"starts: {nodes * each * ranks} ranks = {nodes} nodes x {each * ranks}")
     for step in job.steps:
-        plain = not any(run.step is step for run in job.torchruns) and step.works
+        plain = not any(run.step is step for run in job.launches) and step.works
         each = job.step_tasks_per_node(step)
         if plain and each and (count := job.step_nodes(step)):
             lines.append(f"starts: {count * each} tasks = {count} nodes x {each}, in line {step.line}")

@@ -1,263 +1,327 @@
-"""A job file's shell part, cut into commands and words, each with its line. It runs nothing."""
+"""The shell part of a job file: its commands in the order in which they run. It runs nothing.
+
+tree-sitter reads the text. Calls of the file's own functions are followed; what lies in branches, loops and the
+background says so; behind `exit` and `exec` nothing runs. Lines that it did not understand are in `unread`.
+"""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 
-_OPERATORS = ("&&", "||", ";;", "|&", "&", ";", "|", "(", ")", "\n")
-_REDIRECT = re.compile(r"(?:\d*(?:<<<|<<-|<<|<>|>>|>\||>&|<&|>|<)|&>>|&>)")
-_KEYWORDS = {"if", "then", "elif", "else", "while", "until", "do", "!", "{", "time"}
-_ENDINGS = {"fi", "done", "}", "esac"}
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
-_EXPANSION = re.compile(r"\$(?:\{[!#]?([A-Za-z_]\w*)|([A-Za-z_]\w*)|(\$))")
+import tree_sitter_bash
+from tree_sitter import Language, Node, Parser
 
+from frog.jobfile.words import Assignment, Word, open_quote, read_assignment
 
-@dataclass(frozen=True)
-class Word:
-    """A word as it is written, quotes and all, and the line where it begins."""
-
-    raw: str
-    line: int
-
-    @property
-    def text(self) -> str:
-        """Without its quotes."""
-        return unquote(self.raw)
-
-    @property
-    def last_line(self) -> int:
-        return self.line + self.raw.count("\n")
-
-    def line_of(self, name: str) -> int:
-        """The line where a variable is first read in this word."""
-        match = re.search(rf"\$\{{?{name}\b", self.raw)
-        return self.line + (self.raw.count("\n", 0, match.start()) if match else 0)
-
-    def expansions(self) -> set[str]:
-        """Variables that the shell which reads this word puts in: those in single quotes or behind a backslash stay."""
-        return expansions(self.raw)
+_DEEPEST, _DEEPEST_CALL, _MOST_STATEMENTS = 40, 6, 10_000
+_DECLARES = ("export", "declare", "typeset", "local", "readonly")
+_FOREVER = re.compile(
+    r"(while\s+(true|:|\[\s*1\s*\]|\(\(\s*1\s*\)\))|until\s+false)\s*(;|\n)|for\s*\(\(\s*;\s*;\s*\)\)"
+)
+_LEAVES = re.compile(r"\b(break|exit|return|exec)\b")
+_STATEMENTS = ("command", "declaration_command", "unset_command", "test_command", "variable_assignment",
+               "redirected_statement", "list", "pipeline", "if_statement", "for_statement", "while_statement",
+               "case_statement", "function_definition", "compound_statement", "subshell")  # fmt: skip
+_PASSED_OVER = ("comment", "heredoc_body", "heredoc_content", "heredoc_end")
 
 
 @dataclass(frozen=True)
-class Assignment:
-    """`NAME=value`, alone or behind export; `raw` is the value as written."""
+class Way:
+    """How a command comes to run."""
 
-    name: str
-    raw: str
-    line: int
-    exported: bool
+    maybe: bool = False
+    """In a branch, behind `||`, or in a loop that may not run."""
+    loop: bool = False
+    behind: bool = False
+    """In the background."""
+    apart: bool = False
+    """In a subshell or a pipe: what it sets is lost."""
+    checked: bool = False
+    """Its failure does not end the script under `set -e`."""
+    calls: tuple[str, ...] = ()
+    """The functions around it."""
+
+    @property
+    def certain(self) -> bool:
+        return not (self.maybe or self.behind or self.apart)
 
 
 @dataclass(frozen=True)
 class Command:
-    """A simple command: its words after keywords and assignments, and what ended it."""
+    """A simple command: its words behind its assignments, and the way it runs."""
 
     words: tuple[Word, ...]
     assignments: tuple[Assignment, ...]
-    end: str
     line: int
     last_line: int
+    way: Way = Way()
+    heredoc: Word | None = None
+    quoted_heredoc: bool = False
+    """Whether the shell leaves the here-document as it stands."""
 
-    @property
+    @cached_property
     def name(self) -> str:
         """Its program, without the folders before it."""
-        return self.words[0].text.rpartition("/")[2] if self.words else ""
+        return self.words[0].base if self.words else ""
 
     @property
-    def begins_function(self) -> bool:
-        """Whether this is the head of `name() { ...`."""
-        return self.end == "(" and len(self.words) == 1 and self.words[0].last_line == self.last_line
+    def text(self) -> str:
+        return " ".join(word.text for word in self.words)
 
 
 @dataclass
 class Shell:
-    """All commands of a text, and the line of a quote that is never closed."""
+    """What a text does."""
 
     commands: list[Command] = field(default_factory=list)
+    functions: dict[str, list[Command]] = field(default_factory=dict)
+    """What the functions of this text do, called or not."""
+    lines_of_functions: dict[str, int] = field(default_factory=dict)
+    unread: list[int] = field(default_factory=list)
+    """Lines that were not understood."""
     unclosed: int | None = None
+    """The line of a quote that is never closed."""
+    endless: list[int] = field(default_factory=list)
+    """Loops in the foreground that have no end."""
+    ends: Command | None = None
+    """The `exit` or `exec` behind which nothing runs."""
 
-
-def unquote(raw: str) -> str:
-    """A word without its quotes; `$` in double quotes stays as it is, `\\$` becomes `$`."""
-    out, place = [], 0
-    while place < len(raw):
-        char = raw[place]
-        if char == "'":
-            end = raw.find("'", place + 1)
-            end = len(raw) if end < 0 else end
-            out.append(raw[place + 1 : end])
-            place = end + 1
-        elif char == '"':
-            end = _skip_double(raw, place)
-            out.append(re.sub(r'\\([$"\\`])', r"\1", raw[place + 1 : end - 1]).replace("\\\n", ""))
-            place = end
-        elif char == "\\":
-            out.append("" if raw[place + 1 : place + 2] == "\n" else raw[place + 1 : place + 2])
-            place += 2
-        else:
-            out.append(char)
-            place += 1
-    return "".join(out)
-
-
-def expansions(raw: str) -> set[str]:
-    """Names of the variables that are expanded where `raw` is read; `$` stands for the shell's pid."""
-    live, place = [], 0
-    in_double = False
-    while place < len(raw):
-        char = raw[place]
-        if char == "\\":
-            place += 2
-        elif char == "'" and not in_double:
-            end = raw.find("'", place + 1)
-            place = len(raw) if end < 0 else end + 1
-        else:
-            in_double ^= char == '"'
-            live.append(char)
-            place += 1
-    return {next(filter(None, match.groups())) for match in _EXPANSION.finditer("".join(live))}
+    @property
+    def everything(self) -> list[Command]:
+        """All commands, those of functions that nobody calls too."""
+        return [*self.commands, *(command for body in self.functions.values() for command in body)]
 
 
 def parse(text: str, first_line: int = 1) -> Shell:
     """The commands of a shell text, whose first line has the number `first_line`."""
-    shell = Shell()
-    words: list[Word] = []
-    heredocs: list[str] = []
-    place, line = 0, first_line
-    while place < len(text):
-        char = text[place]
-        if text.startswith("\\\n", place):
-            place, line = place + 2, line + 1
-        elif char in " \t\r":
-            place += 1
-        elif char == "#":
-            end = text.find("\n", place)
-            place = len(text) if end < 0 else end
-        elif match := _REDIRECT.match(text, place):
-            place = match.end()
-            while text[place : place + 1] in (" ", "\t"):
-                place += 1
-            end = _skip_word(text, place, shell, line)
-            if match[0].endswith(("<<", "<<-")):
-                heredocs.append(unquote(text[place:end]))
-            line += text.count("\n", place, end)
-            place = end
-        elif operator := _operator(text, place, words):
-            _end_command(shell, words, operator, line)
-            words = []
-            place += len(operator)
-            if operator == "\n":
-                line += 1
-                while heredocs:
-                    place, line = _skip_heredoc(text, place, line, heredocs.pop(0))
-        else:
-            end = _skip_word(text, place, shell, line)
-            if end == place:  # an operator inside [[ ]]
-                end += 2 if text[place : place + 2] in _OPERATORS else 1
-            words.append(Word(text[place:end].removesuffix("\\\n"), line))
-            line += text.count("\n", place, end)
-            place = end
-    _end_command(shell, words, "\n", line)
-    return shell
+    source = text.replace("\0", " ").replace("\r\n", "\n").encode(errors="replace")
+    root = Parser(_bash()).parse(source).root_node
+    reader = _Reader(Shell(), first_line)
+    if root.has_error:
+        reader.note_errors(root)
+        line = open_quote(text)
+        reader.shell.unclosed = None if line is None else line + first_line - 1
+    reader.read_functions(root)
+    reader.sequence(root, Way())
+    for name, body in reader.bodies.items():
+        reader.shell.functions[name] = reader.body_alone(name, body)
+    reader.shell.unread = sorted(set(reader.shell.unread))
+    return reader.shell
 
 
-def _operator(text: str, place: int, words: list[Word]) -> str | None:
-    """The operator that stands there; inside `[[ ]]` there is none but the end of the line."""
-    test = [word.raw for word in words if word.raw in ("[[", "]]")][-1:] == ["[["]
-    return next((item for item in _OPERATORS if text.startswith(item, place) and not (test and item != "\n")), None)
+@cache
+def _bash() -> Language:
+    return Language(tree_sitter_bash.language())
 
 
-def _end_command(shell: Shell, words: list[Word], end: str, line: int) -> None:
-    while words and words[0].raw in _KEYWORDS:
-        words = words[1:]
-    if not words or (words[0].raw in _ENDINGS and len(words) == 1):
-        if end == "&" and shell.commands:  # `{ ...; } &`
-            last = shell.commands[-1]
-            shell.commands[-1] = Command(last.words, last.assignments, "&", last.line, last.last_line)
-        return
-    first = words[0].line
-    assignments = []
-    while words and (match := _ASSIGNMENT.fullmatch(words[0].raw)):
-        assignments.append(Assignment(match[1], match[2], words[0].line, False))
-        words = words[1:]
-    if words and words[0].raw in ("export", "declare", "typeset", "local", "readonly"):
-        exported = words[0].raw == "export" or "-x" in {word.raw for word in words}
-        for word in words[1:]:
-            if match := _ASSIGNMENT.fullmatch(word.raw):
-                assignments.append(Assignment(match[1], match[2], word.line, exported))
-    shell.commands.append(Command(tuple(words), tuple(assignments), end, first, line))
+class _Reader:
+    """Walks the tree. Methods that run something return whether the script goes on behind it."""
+
+    def __init__(self, shell: Shell, first_line: int) -> None:
+        self.shell, self.first_line = shell, first_line
+        self.bodies: dict[str, Node] = {}
+        self.out = shell.commands
+        self.seen = 0
+
+    def note_errors(self, root: Node) -> None:
+        waiting = [root]
+        while waiting:
+            node = waiting.pop()
+            lost = node.type == "ERROR" and not any(child.type in _STATEMENTS for child in node.children)
+            if lost or node.is_missing:
+                self.unread(node)
+            elif node.type == "ERROR":  # the statements among its children were understood
+                for child in node.children:
+                    if child.type not in _STATEMENTS:
+                        self.unread(child)
+                    elif child.has_error:
+                        waiting.append(child)
+            elif node.has_error:
+                waiting += node.children
+
+    def unread(self, node: Node) -> None:
+        last = max(node.start_point.row, node.end_point.row - (node.end_point.column == 0))
+        self.shell.unread += range(node.start_point.row + self.first_line, last + self.first_line + 1)
+
+    def read_functions(self, root: Node) -> None:
+        waiting = [root]
+        while waiting:
+            node = waiting.pop()
+            name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
+            if node.type == "function_definition" and name and body:
+                self.bodies[_text(name)] = body
+                self.shell.lines_of_functions[_text(name)] = self._line(node)
+            waiting += node.children
+
+    def body_alone(self, name: str, body: Node) -> list[Command]:
+        kept, self.out = self.out, []
+        endless, ends = list(self.shell.endless), self.shell.ends
+        self.statement(body, Way(maybe=True, calls=(name,)))
+        self.shell.endless, self.shell.ends = endless, ends
+        body_commands, self.out = self.out, kept
+        return body_commands
+
+    def sequence(self, node: Node, way: Way, depth: int = 0) -> bool:
+        children = [child for child in node.children if child.is_named or child.type == "&"]
+        for place, child in enumerate(children):
+            if self.seen > _MOST_STATEMENTS:
+                self.unread(child)
+                return True
+            following = children[place + 1] if place + 1 < len(children) else None
+            behind = following is not None and following.type == "&"
+            if child.is_named and not self.statement(child, replace(way, behind=way.behind or behind), depth + 1):
+                return False
+        return True
+
+    def statement(self, node: Node, way: Way, depth: int = 0) -> bool:
+        self.seen += 1
+        if node.type == "ERROR" and depth < _DEEPEST:
+            for child in node.children:
+                if child.type in _STATEMENTS:
+                    self.statement(child, replace(way, maybe=True), depth + 1)
+            return True
+        if depth > _DEEPEST or self.seen > _MOST_STATEMENTS:
+            if self.seen <= 2 * _MOST_STATEMENTS:
+                self.unread(node)
+            return True
+        kind = node.type
+        if kind in _PASSED_OVER or kind == "function_definition":
+            return True
+        if kind in ("command", "declaration_command", "unset_command", "test_command"):
+            return self.command(node, way, depth)
+        if kind in ("variable_assignment", "variable_assignments"):
+            parts = [node] if kind == "variable_assignment" else node.named_children
+            self.add(Command((), tuple(self.assignment(part, way) for part in parts), *self._span(node), way))
+            return True
+        if kind == "redirected_statement":
+            return self.redirected(node, way, depth)
+        if kind in ("list", "negated_command", "pipeline", "subshell", "compound_statement", "program", "do_group"):
+            return self.compound(node, way, depth)
+        if kind.endswith(("_statement", "_clause")) or kind == "case_item":
+            self.branches(node, way, depth)
+        return True
+
+    def compound(self, node: Node, way: Way, depth: int) -> bool:
+        if node.type == "list":
+            left, right = node.children[0], node.children[-1]
+            either = any(child.type == "||" for child in node.children)
+            goes_on = self.statement(left, replace(way, checked=way.checked or either), depth + 1)
+            maybe = way.maybe or either or left.type in ("test_command", "negated_command", "list")
+            return goes_on and self.statement(right, replace(way, maybe=maybe), depth + 1)
+        if node.type == "pipeline":
+            for place, child in enumerate(node.named_children):
+                last = place == len(node.named_children) - 1
+                self.statement(child, replace(way, apart=True, checked=way.checked or not last), depth + 1)
+            return True
+        if node.type == "subshell":
+            self.sequence(node, replace(way, apart=True), depth)
+            return True
+        checked = way.checked or node.type == "negated_command"
+        return self.sequence(node, replace(way, checked=checked), depth)
+
+    def branches(self, node: Node, way: Way, depth: int) -> None:
+        """if, case, for and while: what is within may run, and may run again."""
+        loop = node.type in ("for_statement", "while_statement", "c_style_for_statement")
+        text = _text(node)
+        if loop and way.certain and _FOREVER.match(text) and not _LEAVES.search(text):
+            self.shell.endless.append(self._line(node))
+        if node.type == "for_statement" and (name := node.child_by_field_name("variable")):
+            self.add(Command((), (Assignment(_text(name), "$(for)", self._line(node), maybe=True),), *self._span(node)))
+        inside = replace(way, maybe=way.maybe or node.type != "for_statement", loop=way.loop or loop)
+        conditions = {child.id for child in node.children_by_field_name("condition")}
+        for child in node.named_children:
+            if child.id in conditions:
+                self.statement(child, replace(way, checked=True), depth + 1)
+            elif child.type not in ("word", "string", "number", "variable_name", "concatenation"):
+                self.statement(child, inside, depth + 1)
+
+    def redirected(self, node: Node, way: Way, depth: int) -> bool:
+        body, before = node.child_by_field_name("body"), len(self.out)
+        goes_on = self.statement(body, way, depth + 1) if body else True
+        for redirect in node.children_by_field_name("redirect"):
+            if redirect.type == "file_redirect" and len(self.out) > before:
+                more = redirect.children_by_field_name("destination")[1:]  # words behind `> file` are the command's
+                command = self.out[before]
+                self.out[before] = replace(command, words=(*command.words, *map(self.word, more)))
+            if redirect.type == "heredoc_redirect":
+                self.heredoc(redirect, before)
+                for right in redirect.children_by_field_name("right"):
+                    self.statement(right, replace(way, maybe=True), depth + 1)
+        return goes_on
+
+    def heredoc(self, node: Node, before: int) -> None:
+        start, body = (next((c for c in node.children if c.type == f"heredoc_{k}"), None) for k in ("start", "body"))
+        if len(self.out) <= before or not start or not body:
+            return
+        quoted = _text(start)[:1] in "'\"\\"
+        raw = _text(body)
+        line = body.start_point.row + self.first_line
+        self.out[before] = replace(self.out[before], heredoc=Word(raw, line), quoted_heredoc=quoted)
+
+    def command(self, node: Node, way: Way, depth: int) -> bool:
+        if node.has_error:
+            self.unread(node)
+            return True
+        words, assignments = self.words(node, way)
+        command = Command(words, assignments, *self._span(node), way)
+        self.add(command)
+        body = self.bodies.get(command.name)
+        if body is not None and command.name not in way.calls and len(way.calls) < _DEEPEST_CALL:
+            inside = replace(way, calls=(*way.calls, command.name))
+            return self.statement(body, inside, depth + 1) or self.shell.ends is None
+        leaves = command.name == "exit" or (command.name == "exec" and len(words) > 1)
+        if leaves and way.certain:
+            self.shell.ends = command
+            return False
+        return not (command.name == "return" and way.certain and way.calls)
+
+    def words(self, node: Node, way: Way) -> tuple[tuple[Word, ...], tuple[Assignment, ...]]:
+        if node.type == "test_command":
+            return (Word("[[", self._line(node)), self.word(node)), ()
+        if node.type in ("declaration_command", "unset_command"):
+            first = Word(_text(node.children[0]), self._line(node))
+            rest = [child for child in node.named_children if child.type not in _PASSED_OVER]
+            words = (first, *(self.word(child) for child in rest))
+            exported = first.raw == "export" or any(re.fullmatch(r"-\w*x\w*", word.raw) for word in words)
+            found = [self.assignment(child, way, exported) for child in rest if child.type == "variable_assignment"]
+            others = [read_assignment(Word(word.text, word.line), exported, way.maybe) for word in words
+                      if word.raw[:1] in "'\"" and first.raw in _DECLARES]  # fmt: skip
+            return words, (*found, *(item for item in others if item))
+        assignments = [self.assignment(child, way) for child in node.children if child.type == "variable_assignment"]
+        names = [child for child in node.children_by_field_name("name") if child.is_named]
+        arguments = node.children_by_field_name("argument")
+        return tuple(self.word(child) for child in [*names, *arguments]), tuple(assignments)
+
+    def assignment(self, node: Node, way: Way, exported: bool = False) -> Assignment:
+        name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
+        items = None
+        if value is not None and value.type == "array":
+            items = tuple(self.word(child) for child in value.named_children if child.type != "comment")
+        adds = any(child.type == "+=" for child in node.children)
+        label = re.sub(r"\[.*", "", _text(name)) if name else ""
+        line = self._line(value) if value else self._line(node)
+        return Assignment(label, _text(value) if value else "", line, exported, items, adds, way.maybe or way.apart)
+
+    def add(self, command: Command) -> None:
+        self.out.append(command)
+
+    def word(self, node: Node) -> Word:
+        return Word(_text(node), self._line(node))
+
+    def _line(self, node: Node) -> int:
+        return node.start_point.row + self.first_line
+
+    def _span(self, node: Node) -> tuple[int, int]:
+        return self._line(node), node.end_point.row + self.first_line
 
 
-def _skip_heredoc(text: str, place: int, line: int, mark: str) -> tuple[int, int]:
-    while place < len(text):
-        end = text.find("\n", place)
-        end = len(text) if end < 0 else end
-        found = text[place:end].strip() == mark
-        place, line = end + 1, line + 1
-        if found:
-            break
-    return place, line
+def _text(node: Node) -> str:
+    return (node.text or b"").decode(errors="replace")
 
 
-def _skip_word(text: str, place: int, shell: Shell, line: int) -> int:
-    """Where the word that begins at `place` ends."""
-    start = place
-    while place < len(text):
-        char = text[place]
-        before = place
-        if char == "(" and text[max(start, place - 1) : place] == "=":  # NAME=(a list)
-            place = _skip_nested(text, place, "(", ")")
-        elif char in " \t\r\n;&|()<>":
-            break
-        else:
-            place = _skip_piece(text, place)
-        if place > len(text):
-            if shell.unclosed is None:
-                shell.unclosed = line + text.count("\n", start, before)
-            return len(text)
-    return place
-
-
-def _skip_piece(text: str, place: int) -> int:
-    """Behind one character or one quoted piece; beyond the end of the text if a quote is not closed."""
-    char = text[place]
-    if char == "\\":
-        return min(place + 2, len(text))
-    if char == "'":
-        end = text.find("'", place + 1)
-        return len(text) + 1 if end < 0 else end + 1
-    if char == '"':
-        return _skip_double(text, place)
-    if char == "`":
-        end = text.find("`", place + 1)
-        return len(text) + 1 if end < 0 else end + 1
-    if text.startswith("$(", place):
-        return _skip_nested(text, place + 1, "(", ")")
-    if text.startswith("${", place):
-        return _skip_nested(text, place + 1, "{", "}")
-    return place + 1
-
-
-def _skip_double(text: str, place: int) -> int:
-    place += 1
-    while place < len(text):
-        if text[place] == '"':
-            return place + 1
-        place = _skip_piece(text, place) if text[place] in "\\`$" else place + 1
-    return len(text) + 1
-
-
-def _skip_nested(text: str, place: int, opening: str, closing: str) -> int:
-    depth = 0
-    while place < len(text):
-        char = text[place]
-        if char == opening:
-            depth, place = depth + 1, place + 1
-        elif char == closing:
-            depth, place = depth - 1, place + 1
-            if depth == 0:
-                return place
-        else:
-            place = _skip_piece(text, place)
-    return len(text) + 1
+def commands_of(shell: Shell, name: str) -> Iterator[Command]:
+    """Every command of that program, in functions too."""
+    return (command for command in shell.everything if command.name == name)

@@ -7,11 +7,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from frog.jobfile.cluster import ClusterProfile
-from frog.jobfile.directives import GivenOption, time_limit_s, write_time
+from frog.jobfile.directives import SBATCH, GivenOption, read_options, time_limit_s, write_time
 from frog.jobfile.findings import Finding, make_finding
 from frog.jobfile.job import JobFile
+from frog.jobfile.values import GAP
+from frog.jobfile.words import Word
 
 _NUMBERS = ("nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gpus-per-node", "gpus", "gpus-per-task")
+_HOURS = (24, 36, 48, 72, 96, 168)
 
 
 def header_findings(job: JobFile, profile: ClusterProfile | None, places: Sequence[Path]) -> Iterator[Finding]:
@@ -29,80 +32,116 @@ def header_findings(job: JobFile, profile: ClusterProfile | None, places: Sequen
 
 
 def _first_line(job: JobFile) -> Iterator[Finding]:
-    if not job.lines or not job.lines[0].startswith("#!"):
-        yield make_finding("no-shebang", 1, "the first line does not name a shell")
-    first = next((number for number, line in enumerate(job.lines, 1) if line.endswith("\r")), None)
-    if first is not None:
-        yield make_finding("dos-lines", first, "lines end as on Windows (CR LF)")
+    first = min((line.line for line in job.directives), default=2)
+    begins = job.lines[0] if job.lines else ""
+    if not begins.startswith("#!"):
+        yield make_finding(
+            "no-shebang", 1 if first < 1 or not job.inner else first, "the first line does not name a shell"
+        )
+    number = next((number for number, line in enumerate(job.lines, 1) if line.endswith("\r")), None)
+    if number is not None and not job.inner:
+        yield make_finding("dos-lines", number, "lines end as on Windows (CR LF)")
 
 
 def _comments_that_look_like_directives(job: JobFile) -> Iterator[Finding]:
+    if job.inner:
+        return
+    given = {asked.name for asked in job.asked}
     for number, line in enumerate(job.lines, 1):
-        match = re.match(r"(\s*)(#+)(\s*)SBATCH\s+(-.*)", line)
+        match = re.match(
+            r"(\s*)#(\s*)(SBATCH|sbatch|Sbatch|SBTACH|SABTCH|SBACTH|SBATH|SBACH|BATCH|SLURM)\s+(-{1,2}[a-zA-Z].*)", line
+        )
         if match is None:
-            if small := re.match(r"#(sbatch|Sbatch)\s+(-.*)", line):
-                yield make_finding(
-                    "not-a-directive", number, f"#{small[1]} in small letters is a comment", rest=small[2].strip()
-                )
             continue
-        indent, hashes, space, rest = match.groups()
-        if len(hashes) > 1:
-            yield make_finding("switched-off", number, f"{hashes}SBATCH is a comment")
+        indent, space, name, rest = match.groups()
+        asked, _ = read_options([(word, number) for word in rest.split()], SBATCH)
+        if not asked or asked[0].option is None or asked[0].name in given:
+            continue
+        if name != "SBATCH":
+            yield make_finding(
+                "not-a-directive", number, f"#{name} is a comment: only #SBATCH counts", rest=rest.strip()
+            )
         elif space or indent:
             place = "a space after '#'" if space else "spaces before '#'"
             yield make_finding("not-a-directive", number, f"with {place} this is a comment", rest=rest.strip())
 
 
 def _unread(job: JobFile) -> Iterator[Finding]:
-    first = min((command.line for command in job.shell.commands), default=0)
+    first = min((command.line for command in job.shell.everything), default=0)
+    bodies = {number for command in job.shell.everything if command.heredoc for number in _lines_of(command.heredoc)}
+    given = {asked.name: asked.value for asked in job.asked}
     for line in job.directives:
-        if not line.read:
+        said = [item for item in line.asked if item.option and given.get(item.name) != item.value]
+        if not line.read and said and line.line not in bodies:
             yield make_finding("after-a-command", line.line, "it comes after the first command", first=first)
+
+
+def _lines_of(body: Word) -> range:
+    return range(body.line, body.last_line + 1)
 
 
 def _options(job: JobFile) -> Iterator[Finding]:
     seen: dict[str, GivenOption] = {}
     for line in job.directives:
-        if line.problem:
+        if line.problem and line.read:
             yield make_finding("not-an-option", line.line, line.problem, instead=None)
         for asked in line.asked:
-            yield from _option(asked)
             if not line.read:
                 continue
-            if asked.option and asked.name in seen:
+            yield from _option(asked)
+            if asked.option and asked.name in seen and seen[asked.name].value != asked.value:
                 yield make_finding(
                     "said-twice", asked.line, f"--{asked.name} also stands in line {seen[asked.name].line}"
                 )
             seen[asked.name] = asked
     if (mem := seen.get("mem")) and (other := seen.get("mem-per-cpu")):
         yield make_finding("two-memories", max(mem.line, other.line), "--mem and --mem-per-cpu")
+    yield from _variables_in_directives(job)
 
 
 def _option(asked: GivenOption) -> Iterator[Finding]:
     written = f"{asked.written}={asked.value}" if asked.value else asked.written
-    if asked.problem:
+    if asked.problem == "no such option" and asked.instead is None and asked.written.startswith("--"):
+        yield make_finding("site-option", asked.line, f"{asked.written}: not an option that Slurm has")
+    elif asked.problem:
         instead = asked.instead
         if instead and asked.value and "=" not in instead and " " not in instead:
             instead = f"{instead}={asked.value}"
         yield make_finding("not-an-option", asked.line, f"{asked.written}: {asked.problem}", instead=instead)
-    elif asked.value and "$" in asked.value:
-        yield make_finding("variable-in-directive", asked.line, f"{written}: a variable")
-    elif asked.name in _NUMBERS and asked.value and not re.search(r"\d$", asked.value):
+    elif (
+        asked.name in _NUMBERS and asked.value and "$" not in asked.value and not re.search(r"\d[kKmM]?$", asked.value)
+    ):
         yield make_finding("not-a-number", asked.line, f"{written}: not a number")
+
+
+def _variables_in_directives(job: JobFile) -> Iterator[Finding]:
+    """One finding for all of them: a file that is full of them is a template that a program fills in."""
+    found = [asked for asked in job.asked if asked.value and "$" in asked.value and asked.line]
+    if found:
+        lines = list(dict.fromkeys(str(asked.line) for asked in found))
+        also = f", as in line{'s' * (len(lines) > 2)} {', '.join(lines[1:8])}" if len(lines) > 1 else ""
+        what = f"{found[0].written} {found[0].value}: a variable{also}"
+        yield make_finding("variable-in-directive", found[0].line, what)
 
 
 def _total_gpus(job: JobFile) -> Iterator[Finding]:
     total, nodes = job.asks("gpus"), job.nodes
-    if total is None or not total.value or nodes == 1:
+    if (
+        total is None
+        or not total.value
+        or not nodes
+        or nodes == 1
+        or job.asks("gpus-per-node")
+        or job.asks("exclusive")
+    ):
         return
     match = re.search(r"(\d+)$", total.value)
-    even = match and nodes and int(match[1]) % nodes == 0
+    even = match and int(match[1]) % nodes == 0
     yield make_finding(
-        "total-gpus",
+        "uneven-gpus",
         total.line,
-        f"{total.written} {total.value} is for the whole job of {nodes or 'several'} nodes",
-        why="Slurm may deal them out unevenly, and torchrun starts as many ranks on every node",
-        instead=f"--gpus-per-node={int(match[1]) // nodes if match and nodes and even else 'N'}",
+        f"{total.written} {total.value} is for the whole job of {nodes} nodes",
+        instead=f"--gpus-per-node={int(match[1]) // nodes if match and even else 'N'}",
     )
 
 
@@ -120,7 +159,11 @@ def _gpus_per_node(job: JobFile, profile: ClusterProfile | None) -> Iterator[Fin
             instead=_with_number(written, gpus, profile.gpus_per_node),
         )
         return
-    ranks = [job.resolve_int(word.raw) for run in job.torchruns if (word := run.option("nproc-per-node"))]
+    ranks = [
+        job.resolve_int(word.raw)
+        for run in job.launches
+        if run.kind == "torchrun" and (word := run.option("nproc-per-node"))
+    ]
     if nodes and nodes > 1 and any(number and number * nodes == gpus for number in ranks):
         yield make_finding(
             "total-gpus",
@@ -138,36 +181,68 @@ def _with_number(written: str, old: int, new: int) -> str:
 def _time(job: JobFile, profile: ClusterProfile | None) -> Iterator[Finding]:
     asked = job.asks("time")
     if asked is None:
-        yield make_finding("no-time-limit", 1, "no --time")
+        if not job.inner:
+            yield make_finding("no-time-limit", 1, "no --time")
+        return
+    if "$" in (asked.value or "") or GAP in (asked.value or ""):
         return
     try:
         limit_s = time_limit_s(asked.value or "")
     except ValueError:
         yield make_finding("not-a-time", asked.line, f"{asked.written} {asked.value}: not a time")
         return
-    if limit_s is not None and re.fullmatch(r"\d+:\d+", asked.value or ""):
-        yield make_finding(
-            "minutes-seconds", asked.line, f"{asked.value} is minutes and seconds: {write_time(limit_s)}"
-        )
+    yield from _minutes(job, asked, limit_s)
     longest_s = profile.max_time_s(job.text("qos")) if profile else None
     if profile and longest_s and (limit_s is None or limit_s > longest_s):
         what = f"{asked.value}: longer than {profile.name} lets a job run"
         yield make_finding("time-limit-too-long", asked.line, what, longest=write_time(longest_s))
 
 
+def _minutes(job: JobFile, asked: GivenOption, limit_s: int | None) -> Iterator[Finding]:
+    """`--time=24` and `--time=24:00`, where hours were meant."""
+    match = re.fullmatch(r"0*(\d+)(:00)?", asked.value or "")
+    if match is None or limit_s is None or len(match[1]) > 3:
+        return
+    line = job.lines[asked.line - 1] if 0 < asked.line <= len(job.lines) else ""
+    comment = line.partition(" #")[2]
+    said = re.search(rf"\b{match[1]}\s*(h|hr|hrs)\b|\bhours?\b(?!.*\bmin)", comment)
+    if said or (int(match[1]) in _HOURS and not re.search(r"min|mm:ss|MM:SS", re.sub("HH:MM:SS", "", comment))):
+        what = f"{asked.written} {asked.value} is {match[1]} minutes"
+        yield make_finding(
+            "time-in-minutes", asked.line, what, limit=f"{match[1]} minutes", instead=f"{match[1]}:00:00"
+        )
+
+
 def _output(job: JobFile, places: Sequence[Path]) -> Iterator[Finding]:
     for name in ("output", "error"):
         asked = job.asks(name)
-        if asked is None or not asked.value or asked.value == "/dev/null" or "$" in asked.value:
+        if (
+            asked is None
+            or not asked.value
+            or asked.value.startswith("/dev/")
+            or "$" in asked.value
+            or GAP in asked.value
+        ):
             continue
-        if not re.search(r"%\d*[jAJ]", asked.value):
+        if not re.search(r"%\d*[jAJ]", asked.value) and job.text("open-mode") != "append":
             what = f"{asked.written} {asked.value}: every job writes this same file"
             yield make_finding("output-overwritten", asked.line, what, name=name, instead=_with_job(asked.value))
         folder = Path(asked.value).parent
-        if "%" in str(folder) or any((place / (job.text("chdir") or "") / folder).is_dir() for place in places):
+        if not _absent(folder, [place / (job.text("chdir") or "") for place in places]):
             continue
-        code = "output-folder-elsewhere" if folder.is_absolute() or job.asks("chdir") else "no-output-folder"
-        yield make_finding(code, asked.line, f"{folder}/ does not exist here", folder=folder)
+        yield make_finding("no-output-folder", asked.line, f"{folder}/ does not exist here", folder=folder)
+
+
+def _absent(folder: Path, places: Sequence[Path]) -> bool:
+    """Whether it is certainly not there: below a folder that is, or where sbatch may be called."""
+    if "%" in str(folder) or "~" in str(folder):
+        return False
+    try:
+        if folder.is_absolute():
+            return len(folder.parts) > 3 and folder.parent.is_dir() and not folder.is_dir()
+        return not any((place / folder).is_dir() for place in places)
+    except (OSError, ValueError):
+        return False
 
 
 def _with_job(value: str) -> str:

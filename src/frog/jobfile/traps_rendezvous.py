@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterator
 
 from frog.jobfile.findings import Finding, make_finding
-from frog.jobfile.job import PER_TASK, JobFile, Torchrun
-from frog.jobfile.shell import Word
+from frog.jobfile.job import PER_TASK, JobFile
+from frog.jobfile.launchers import Launch
+from frog.jobfile.words import Word
 
 _RANDOM = re.compile(r"\bS?RANDOM\b|\bshuf\b|\$\$|/dev/u?random|random\.randint|bind\(\s*\(|free_?port")
 _LOCAL = re.compile(r"localhost|127(\.\d+){3}|0\.0\.0\.0|::1|\[::1\]")
@@ -15,7 +16,10 @@ _OWN_NAME = re.compile(r"\bhostname\b|\$\{?HOSTNAME\b|\buname -n")
 _OWN_ADDRESS = re.compile(r"\bhostname\s+(-[a-zA-Z]*[iI]|--ip-address|--all-ip)")
 _OWN_IN_TASK = re.compile(rf"{_OWN_NAME.pattern}|SLURMD_NODENAME|SLURM_LAUNCH_NODE")
 _NOT_FIRST = re.compile(r"\btail\b|\bsort\b|\bshuf\b|\bsed -n .?[2-9]|NR\s*==\s*[2-9]|\[(-1|[1-9])\]")
-_BOUNDED = re.compile(r"%|:\s*-\d|\btail -c|\bcut -c")
+_GROWS = re.compile(r"\$\(\([\d\s+]*\$?\{?SLURM_JOB_?ID\}?[\d\s+]*\)\)|\"?\d*\$\{?SLURM_JOB_?ID\}?\"?")
+_FOLDED = re.compile(
+    r"\"?\$\{?SLURM_(JOB_)?NODELIST(%%?[^}]*)?\}?\"?(:.*)?$|\$SLURM_(JOB_)?NODELIST\s*\|\s*(cut|awk|sed|head)"
+)
 
 
 def rendezvous_findings(job: JobFile) -> Iterator[Finding]:
@@ -26,15 +30,42 @@ def rendezvous_findings(job: JobFile) -> Iterator[Finding]:
     ports = list(_definitions(job, "MASTER_PORT", "master-port"))
     for raw, line, in_task in ports:
         yield from _port(job, raw, line, in_task)
-    for run in job.torchruns:
-        if not ports and job.several_nodes and not job.asks("exclusive") and not run.option("standalone"):
+    for run in job.launches:
+        plain = run.kind == "torchrun" and run.step is not None and run.alone and not run.option("standalone")
+        if plain and not ports and job.several_nodes and not job.takes_whole_nodes:
             yield make_finding("port-fixed", run.line, "torchrun without a port: every job meets at its default")
+    yield from _names_of_meetings(job)
+    yield from _loopback(job)
+
+
+def _names_of_meetings(job: JobFile) -> Iterator[Finding]:
+    for run in job.launches:
+        word = run.option("rdzv-id")
+        if (
+            word is not None
+            and job.several_nodes
+            and run.in_task(word)
+            and _RANDOM.search(job.with_definitions(word.raw))
+        ):
+            yield make_finding("meeting-per-task", word.line, "every node takes a rendezvous id of its own")
+
+
+def _loopback(job: JobFile) -> Iterator[Finding]:
+    for item in (*job.assignments, *job.task_assignments):
+        if (
+            item.name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+            and item.word.text in ("lo", "=lo")
+            and job.several_nodes
+        ):
+            yield make_finding("loopback", item.line, f"{item.name}={item.word.text} on {job.nodes} nodes")
 
 
 def _definitions(job: JobFile, name: str, option: str) -> Iterator[tuple[str, int, bool]]:
     """Each value given for an address or a port: as written, its line, and whether each task works it out itself."""
     given = {name}
-    for run in job.torchruns:
+    for run in job.launches:
+        if run.option("standalone"):
+            continue
         word = _given(run, option)
         if word is None:
             continue
@@ -48,7 +79,7 @@ def _definitions(job: JobFile, name: str, option: str) -> Iterator[tuple[str, in
                 yield item.raw, item.line, in_task
 
 
-def _given(run: Torchrun, option: str) -> Word | None:
+def _given(run: Launch, option: str) -> Word | None:
     """What torchrun is given as address or port, be it a part of its endpoint."""
     if word := run.option(option):
         return word
@@ -64,21 +95,20 @@ def _given(run: Torchrun, option: str) -> Word | None:
 def _address(job: JobFile, raw: str, line: int, in_task: bool) -> Iterator[Finding]:
     text, value = job.with_definitions(raw), job.resolve(raw)
     if value is not None and _LOCAL.fullmatch(value):
-        why = "every node looks for rank 0 on itself, and waits"
-        yield make_finding("head-localhost", line, f"the ranks meet at {value}", why=why)
+        yield make_finding("head-localhost", line, f"the ranks meet at {value}")
     elif in_task and _OWN_IN_TASK.search(text):
         yield make_finding("head-of-its-own", line, "every task takes its own host for the rendezvous")
     elif "scontrol" in text and _NOT_FIRST.search(text):
         yield make_finding("head-not-node-0", line, "the rendezvous is not at the first host of the allocation")
     elif _OWN_ADDRESS.search(text):
         what = "the ranks meet at the address that a host's own name resolves to there"
-        yield make_finding("head-localhost", line, what, why="on many systems that is 127.0.1.1, or another network's")
+        yield make_finding("head-own-name", line, what, why="on many systems that is 127.0.1.1, or another network's")
     elif "scontrol" in text:
         return
     elif _OWN_NAME.search(text):
         why = "on many systems it resolves to 127.0.1.1 there: rank 0 listens where no other node comes"
-        yield make_finding("head-localhost", line, "the ranks meet at the name that this host gives itself", why=why)
-    elif re.search(r"SLURM_(JOB_)?NODELIST", text):
+        yield make_finding("head-own-name", line, "the ranks meet at the name that this host gives itself", why=why)
+    elif _FOLDED.search(text):
         yield make_finding("nodelist-folded", line, "SLURM_JOB_NODELIST is folded, like node[01-04]")
 
 
@@ -87,13 +117,13 @@ def _port(job: JobFile, raw: str, line: int, in_task: bool) -> Iterator[Finding]
     if in_task and (_RANDOM.search(text) or Word(text, line).expansions() & PER_TASK or PER_TASK & _words(text)):
         yield make_finding("port-per-task", line, "every task chooses its own port")
     elif _RANDOM.search(text):
-        yield make_finding("port-random", line, "a port by chance")
+        return
     elif value is not None and value.isdigit():
-        if not 1024 <= int(value) <= 65535:
+        if not 1024 <= int(value[:9]) <= 65535 and value != "0":
             yield make_finding("port-beyond", line, f"port {value}")
-        elif not job.asks("exclusive"):
+        elif not job.takes_whole_nodes and value != "0":
             yield make_finding("port-fixed", line, f"every job meets at port {value}")
-    elif re.search(r"SLURM_JOB_?ID", text) and not _BOUNDED.search(text):
+    elif _GROWS.fullmatch(raw):
         yield make_finding("port-beyond", line, "the port grows with the job's number")
 
 

@@ -5,43 +5,107 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from frog.jobfile.findings import Finding, make_finding
-from frog.jobfile.job import PER_TASK, JobFile, SrunStep, Torchrun
-from frog.jobfile.shell import Word
+from frog.jobfile.findings import Finding, Kind, make_finding
+from frog.jobfile.job import PER_TASK, JobFile
+from frog.jobfile.launchers import Launch, SrunStep
+from frog.jobfile.words import Assignment, Word
+
+_TOO_EARLY = PER_TASK - {"SLURMD_NODENAME"}
+"""The first node's name may be just what is wanted: rank 0 is there."""
 
 
 def world_findings(job: JobFile) -> Iterator[Finding]:
     """Everything about ranks and nodes."""
-    for run in job.torchruns:
-        if job.several_nodes:
-            yield from _every_node(job, run)
+    for run in job.launches:
+        nodes = job.step_nodes(run.step) if run.step else job.nodes
+        if run.kind == "deepspeed":
+            yield from _deepspeed(job, run)
+            continue
+        if nodes is not None and nodes > 1 and run.alone:
+            yield from _every_node(job, run, nodes)
             yield from _node_rank(job, run)
-        yield from _tasks(job, run)
-        yield from _ranks(job, run)
+        if run.kind == "torchrun":
+            yield from _tasks(job, run)
+            yield from _ranks(job, run)
+        elif not run.option("config-file"):
+            yield from _accelerate(job, run, nodes)
     yield from _early_in_steps(job)
     yield from _early_in_script(job)
     yield from _not_exported(job)
     for step in job.steps:
         yield from _plain_ranks(job, step)
+    yield from _no_gpus(job)
 
 
-def _every_node(job: JobFile, run: Torchrun) -> Iterator[Finding]:
-    if run.step is None:
-        yield make_finding("torchrun-without-srun", run.line, "torchrun without srun")
+def _no_gpus(job: JobFile) -> Iterator[Finding]:
+    """Ranks that speak of GPUs, in a job that has not asked for any."""
+    asked = (
+        job.gpu_directive or job.asks("exclusive") or job.asks("gres") or job.asks("constraint") or job.asks("nodelist")
+    )
+    if asked or job.asks("tres-per-task") or job.asks("gpus-per-socket") or any(step.asked_gpus for step in job.steps):
+        return
+    named = {item.name for item in (*job.assignments, *job.task_assignments)}
+    several = [run for run in job.launches if (word := run.option("nproc-per-node", "num-processes"))
+               and (word.text == "gpu" or ((job.resolve_int(word.raw) or 0) > 1))]  # fmt: skip
+    if several and not any(run.option("cpu") for run in several) and (job.uses_gpus or job.several_nodes):
+        word = several[0].option("nproc-per-node", "num-processes")
+        kind: Kind | None = "advice" if job.asks("partition") else None
+        gpus = job.resolve_int(word.raw) if word else None
+        yield make_finding("no-gpus", several[0].line, "no GPUs are asked for", kind, gpus=gpus or "N")
+    elif not several and any(step.python for step in job.steps) and named & {"NCCL_DEBUG", "CUDA_VISIBLE_DEVICES"}:
+        kind = "advice" if job.asks("partition") else None
+        step = next(step for step in job.steps if step.python)
+        yield make_finding("no-gpus", step.line, "no GPUs are asked for", kind, gpus="N")
+
+
+def _every_node(job: JobFile, run: Launch, nodes: int) -> Iterator[Finding]:
+    """What must hold so that the nodes form one world."""
+    from_outside = any(item.name.startswith("PET_") for item in job.assignments) or run.option("config-file")
+    if run.step is None and not run.command.way.calls and run.command.way.certain:
+        yield make_finding("torchrun-without-srun", run.line, f"{run.kind} without srun")
     nnodes = run.option("nnodes")
     if alone := run.option("standalone"):
         yield make_finding("nodes-apart", alone.line, "--standalone is for one node")
-    elif nnodes is None:
-        yield make_finding("nodes-apart", run.line, "torchrun without --nnodes takes 1")
-    elif (count := job.resolve_int(nnodes.raw)) is not None and job.nodes and count != job.nodes:
-        yield make_finding("nnodes-differ", nnodes.line, f"--nnodes={count}, but the job has {job.nodes} nodes")
+    elif nnodes is None and not from_outside:
+        yield make_finding("nodes-apart", run.line, f"{run.kind} without --nnodes takes 1")
+    elif nnodes and (count := job.resolve_int(nnodes.raw.split(":")[-1])) is not None and count != nodes:
+        yield make_finding("nnodes-differ", nnodes.line, f"--nnodes={count}, but the job has {nodes} nodes")
 
 
-def _tasks(job: JobFile, run: Torchrun) -> Iterator[Finding]:
+def _deepspeed(job: JobFile, run: Launch) -> Iterator[Finding]:
+    """Its launcher reaches other nodes by itself, over ssh or srun, if a hostfile names them."""
+    several = run.step is None and job.several_nodes and run.command.way.certain and run.alone
+    asks = run.option("nnodes")
+    knows = run.option("hostfile", "launcher", "include", "node-rank", "no-ssh") or "DLTS_HOSTFILE" in job.exported
+    if several and not knows and not (asks and job.resolve_int(asks.raw) == 1):
+        yield make_finding("no-hostfile", run.line, f"deepspeed on {job.nodes} nodes without --hostfile")
+    ranks, gpus = run.option("nproc-per-node"), job.gpus_per_node
+    count = job.resolve_int(ranks.raw) if ranks else None
+    if ranks and count and gpus and count > gpus:
+        yield make_finding("ranks-beyond-gpus", ranks.line, f"{count} ranks on a node, but {gpus} GPUs", gpus=gpus)
+
+
+def _accelerate(job: JobFile, run: Launch, nodes: int | None) -> Iterator[Finding]:
+    """Its number of processes is that of all nodes together."""
+    word, gpus = run.option("num-processes"), job.gpus_per_node
+    count = job.resolve_int(word.raw) if word else None
+    tasks = job.step_tasks_per_node(run.step) if run.step else 1
+    if word and count and gpus and nodes and count > gpus * nodes:
+        what = f"{count} processes, but {gpus * nodes} GPUs"
+        yield make_finding("ranks-beyond-gpus", word.line, what, gpus=gpus)
+    elif word and count and gpus and nodes and nodes > 1 and count < gpus * nodes and tasks == 1:
+        what = f"{count} processes in all, but {gpus * nodes} GPUs: accelerate counts over all nodes"
+        yield make_finding("gpus-idle", word.line, what)
+    if tasks is not None and tasks > 1 and run.step and (count or 0) > 1 and run.alone:
+        what = f"{tasks} tasks on each node, and each starts accelerate"
+        yield make_finding("ranks-doubled", run.line, what, count=f"{tasks} launchers on each node")
+
+
+def _tasks(job: JobFile, run: Launch) -> Iterator[Finding]:
     tasks = job.step_tasks_per_node(run.step) if run.step else 1
     word = run.option("nproc-per-node")
     ranks = job.resolve_int(word.raw) if word else 1
-    if tasks is None or tasks == 1 or ranks == 1 or run.step is None:
+    if tasks is None or tasks == 1 or ranks == 1 or run.step is None or not run.alone:
         return
     places = [
         run.step.asks("ntasks-per-node"),
@@ -55,39 +119,57 @@ def _tasks(job: JobFile, run: Torchrun) -> Iterator[Finding]:
     yield make_finding("ranks-doubled", line, what, count=f"{count} on each node, in {tasks} worlds that collide")
 
 
-def _ranks(job: JobFile, run: Torchrun) -> Iterator[Finding]:
+def _ranks(job: JobFile, run: Launch) -> Iterator[Finding]:
     word, gpus = run.option("nproc-per-node"), job.gpus_per_node
+    if any(item.name.startswith("PET_") for item in job.assignments):
+        return
     if word is None:
-        if gpus != 1:
-            yield make_finding("one-rank", run.line, "torchrun without --nproc-per-node", gpus=gpus or "N")
+        tasks = job.step_tasks_per_node(run.step) if run.step else 1
+        if gpus is not None and gpus > 1 and tasks == 1:
+            yield make_finding("one-rank", run.line, "torchrun without --nproc-per-node", gpus=gpus)
         return
     ranks = job.resolve_int(word.raw)
     if ranks and gpus and ranks > gpus:
         yield make_finding("ranks-beyond-gpus", word.line, f"{ranks} ranks on each node, but {gpus} GPUs", gpus=gpus)
-    elif ranks and gpus and ranks < gpus:
+    elif ranks and gpus and ranks < gpus and _only(job, run):
         yield make_finding("gpus-idle", word.line, f"{ranks} ranks on each node, but {gpus} GPUs")
+
+
+def _only(job: JobFile, run: Launch) -> bool:
+    """Whether the job's GPUs are for this launch alone."""
+    return len(job.launches) == 1 and not (run.step and run.step.asked_gpus) and not run.command.way.behind
 
 
 def _plain_ranks(job: JobFile, step: SrunStep) -> Iterator[Finding]:
     """srun python: a rank is a task."""
-    words = [word.text for command in step.commands for word in command.words]
-    python = any(re.fullmatch(r"(.*/)?python[\d.]*", word) for word in words)
-    if not python or step.asks("nodes") or any(run.step is step for run in job.torchruns):
+    if not step.python or step.asked_gpus or any(run.step is step for run in job.launches):
         return
-    gpus = job.gpus_per_node or 0
-    if job.step_tasks_per_node(step) == 1 and gpus > 1:
-        yield make_finding("gpus-idle", step.line, f"one task on each node, but {gpus} GPUs: a rank uses one")
+    gpus, tasks = job.gpus_per_node or 0, job.step_tasks_per_node(step)
+    if tasks == 1 and gpus > 1 and (job.step_nodes(step) or 1) > 1:
+        yield make_finding("one-task", step.line, f"one task on each node, but {gpus} GPUs", gpus=gpus)
+    elif gpus and tasks is not None and tasks > gpus and (gpus > 1 or job.several_nodes) and _distributed(job):
+        what = f"{tasks} tasks on each node, but {gpus} GPUs"
+        yield make_finding("tasks-beyond-gpus", step.line, what, gpus=gpus)
 
 
-def _node_rank(job: JobFile, run: Torchrun) -> Iterator[Finding]:
+def _distributed(job: JobFile) -> bool:
+    """Whether the tasks form one world, as far as the file tells."""
+    names = {item.name for item in (*job.assignments, *job.task_assignments)}
+    text = " ".join(command.text for step in job.steps for command in step.commands)
+    return bool(names & {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"} or any(name.startswith("NCCL_") for name in names)
+                or re.search(r"ddp|distributed|nccl|fsdp|train", text, re.IGNORECASE))  # fmt: skip
+
+
+def _node_rank(job: JobFile, run: Launch) -> Iterator[Finding]:
     backend, word = run.option("rdzv-backend"), run.option("node-rank")
-    if run.option("standalone"):
+    if run.option("standalone", "config-file") or run.step is None or run.option("nnodes") is None:
         return
     if backend is not None and job.resolve(backend.raw) != "static":
-        what = "with this rendezvous nodes get their rank in the order of arrival"
-        yield make_finding("ranks-by-arrival", backend.line, what)
-    elif word is None:
-        yield make_finding("node-rank", run.line, "torchrun without --node-rank: every node takes itself for node 0")
+        return
+    if word is None:
+        if not any(item.name in ("NODE_RANK", "GROUP_RANK", "PET_NODE_RANK") for item in job.assignments):
+            what = f"{run.kind} without --node-rank: every node takes itself for node 0"
+            yield make_finding("node-rank", run.line, what)
     elif word.text.isdigit():
         yield make_finding("node-rank", word.line, f"--node-rank={word.text} on every node")
     elif "SLURM_LOCALID" in Word(job.with_definitions(word.raw), 0).expansions():
@@ -97,39 +179,62 @@ def _node_rank(job: JobFile, run: Torchrun) -> Iterator[Finding]:
 def _early_in_steps(job: JobFile) -> Iterator[Finding]:
     """Variables of a task on an srun line, where the batch script's shell puts them in."""
     for step in job.steps:
-        if job.several_nodes or job.step_tasks_per_node(step) != 1:
-            for word in step.command.words[1:]:
-                for name in sorted(word.expansions() & PER_TASK):
-                    where = "in double quotes" if word is step.script_word else "on the srun line"
-                    yield _early(name, word.line_of(name), f"${name} {where}")
+        if (job.step_nodes(step) or 1) == 1 and (job.step_tasks_per_node(step) or 1) == 1:
+            continue
+        for word in step.program:
+            for name in sorted(word.expansions() & _TOO_EARLY):
+                where = "in double quotes" if word is step.script_word else "on the srun line"
+                yield _early(name, word.line_of(name), f"${name} {where}")
 
 
 def _early_in_script(job: JobFile) -> Iterator[Finding]:
     """The same in a variable of the script that a task then uses."""
     if not job.several_nodes and job.tasks_per_node == 1:
         return
-    used = {name for step in job.steps for word in step.command.words for name in word.expansions()} | job.exported
+    plain = any(step.python and not any(run.step is step for run in job.launches) for step in job.steps)
+    words = [word for step in job.steps for word in step.command.words]
+    words += [word for step in job.steps for command in step.inner for word in command.words]
+    used = {name for word in words for name in word.expansions()}
+    used |= {name for item in job.assignments if item.name in used for name in item.word.expansions()}
+    used -= {item.name for item in job.task_assignments}
+    if plain and job.launches == []:
+        used |= job.exported & {"RANK", "LOCAL_RANK"}
     for assignment in job.assignments:
-        if assignment.name in used:
-            for name in sorted(Word(assignment.raw, 0).expansions() & PER_TASK):
+        if assignment.name in used and not assignment.maybe:
+            for name in sorted(assignment.word.expansions() & _TOO_EARLY):
                 yield _early(name, assignment.line, f"{assignment.name} from ${name}, in the batch script")
 
 
 def _early(name: str, line: int, what: str) -> Finding:
-    value = "the first node's name" if name == "SLURMD_NODENAME" else "the same"
-    return make_finding("read-too-early", line, what, name=name, value=value)
+    return make_finding("read-too-early", line, what, name=name, value="the same")
 
 
 def _not_exported(job: JobFile) -> Iterator[Finding]:
     """A variable of the script that a task reads, but does not get."""
     given = {item.name for item in job.task_assignments} | job.exported
-    scripted = {item.name: item for item in job.assignments}
+    scripted = {item.name: item for item in job.assignments if not item.maybe}
     for step in job.steps:
         if step.script_word is None:
             continue
         put_in_here = Word(job.with_definitions(step.script_word.raw), 0).expansions()
         given_here = given | {item.name for item in step.command.assignments} | put_in_here
+        given_here |= {
+            name for asked in step.asked if asked.name == "export" for name in re.findall(r"\w+", asked.value or "")
+        }
         for word in (word for command in step.commands for word in command.words):
             for name in sorted(word.expansions() & scripted.keys() - given_here):
                 what = f"{name} is not exported, but a task reads it in line {word.line_of(name)}"
                 yield make_finding("not-exported", scripted[name].line, what, name=name)
+    yield from _meeting_not_exported(job, scripted)
+
+
+def _meeting_not_exported(job: JobFile, scripted: dict[str, Assignment]) -> Iterator[Finding]:
+    """MASTER_ADDR and MASTER_PORT that nobody passes on, where each task is a rank and looks for them itself."""
+    plain = [step for step in job.steps if step.python and not any(run.step is step for run in job.launches)]
+    read = {name for command in job.shell.everything for word in command.words for name in word.expansions()
+            if command.name not in ("echo", "printf")}  # fmt: skip
+    read |= {name for item in job.assignments for name in item.word.expansions()}
+    for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"):
+        passed = name in job.exported or any(item.name == name for step in plain for item in step.command.assignments)
+        if plain and name in scripted and not passed and name not in read:
+            yield make_finding("not-exported", scripted[name].line, f"{name} is set, but not exported", name=name)

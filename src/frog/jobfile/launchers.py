@@ -1,0 +1,177 @@
+"""What starts ranks: torchrun and its older names, accelerate, deepspeed, srun; and what may stand before them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from frog.jobfile.directives import GivenOption
+from frog.jobfile.shell import Command
+from frog.jobfile.words import Word
+
+SHELLS = ("bash", "sh", "dash", "zsh")
+CONTAINERS = (
+    "apptainer",
+    "singularity",
+    "enroot",
+    "docker",
+    "podman",
+    "podman-hpc",
+    "shifter",
+    "charliecloud",
+    "ch-run",
+)
+_MODULES = {
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "frog.comm.torchrun": "torchrun",
+    "accelerate.commands.launch": "accelerate",
+    "deepspeed.launcher.runner": "deepspeed",
+}
+_FLAGS = {
+    "torchrun": {"standalone", "no-python", "module", "m", "help", "run-path", "use-env"},
+    "accelerate": {"multi-gpu", "use-deepspeed", "use-fsdp", "cpu", "tpu", "use-xpu", "quiet", "debug", "module", "m",
+                   "no-python", "use-megatron-lm", "same-network", "use-parallelism-config"},
+    "deepspeed": {"no-python", "module", "no-local-rank", "force-multi", "no-ssh", "no-ssh-check", "save-pid",
+                  "enable-each-rank-log"},
+}  # fmt: skip
+_SAME = {
+    "accelerate": {"num-machines": "nnodes", "machine-rank": "node-rank", "main-process-ip": "master-addr",
+                   "main-process-port": "master-port"},
+    "deepspeed": {"num-nodes": "nnodes", "num-gpus": "nproc-per-node", "node-rank": "node-rank", "H": "hostfile"},
+    "torchrun": {"r": "redirects", "t": "tee", "m": "module"},
+}  # fmt: skip
+_STARTERS = ("ssh", "pdsh", "mpirun", "mpiexec", "horovodrun", "parallel", "xargs", "clush", "orterun", "jsrun")
+_WRAPPERS = {"exec", "time", "nohup", "command", "env", "nice", "ionice", "stdbuf", "unbuffer", "eval", "timeout",
+             "numactl", "sudo", "nsys", "catchsegv", "strace", "!", "-"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A launcher's line: its options by name (hyphens for underscores, torchrun's names), and what it starts."""
+
+    kind: str
+    """torchrun, accelerate or deepspeed."""
+    command: Command
+    options: Mapping[str, Word]
+    program: tuple[Word, ...]
+    line: int
+    step: SrunStep | None
+    """The srun that starts it; None if it stands in the batch script itself."""
+    alone: bool = True
+    """Whether no other launcher starts it, such as ssh or mpirun."""
+
+    def option(self, *names: str) -> Word | None:
+        return next((self.options[name] for name in names if name in self.options), None)
+
+    def in_task(self, word: Word) -> bool:
+        """Whether each task's own shell reads that word, and not the batch script's."""
+        script = self.step.script_word if self.step else None
+        return script is not None and not (word.expansions() & script.expansions())
+
+
+@dataclass(frozen=True, eq=False)
+class SrunStep:
+    """An srun line."""
+
+    command: Command
+    asked: tuple[GivenOption, ...]
+    program: tuple[Word, ...]
+    inner: tuple[Command, ...]
+    """The commands of `bash -c '...'`, if that is what it starts."""
+    script_word: Word | None
+    """That quoted text as a word."""
+
+    @property
+    def line(self) -> int:
+        return self.command.line
+
+    @property
+    def commands(self) -> tuple[Command, ...]:
+        """What each task runs."""
+        if self.inner:
+            return self.inner
+        return (Command(self.program, (), self.line, self.command.last_line, self.command.way),)
+
+    @property
+    def works(self) -> bool:
+        """Whether this is the long step, with a program to train, and not one command like hostname."""
+        words = [word.text for command in self.commands for word in command.words]
+        return any(re.search(r"torchrun|python|\.sh\b|\.py\b|-m$|accelerate|deepspeed", word) for word in words)
+
+    @property
+    def python(self) -> bool:
+        """Whether each task is a Python program itself."""
+        words = [word.base for command in self.commands for word in command.words]
+        return any(re.fullmatch(r"python[\d.]*", word) for word in words)
+
+    @property
+    def asked_gpus(self) -> bool:
+        """Whether this srun asks for GPUs of its own."""
+        return any(self.asks(name) for name in ("gpus", "gpus-per-node", "gpus-per-task", "gres", "tres-per-task"))
+
+    def asks(self, name: str) -> GivenOption | None:
+        return next((item for item in reversed(self.asked) if item.name == name), None)
+
+
+def program_at(words: tuple[Word, ...]) -> int:
+    """Where the program stands behind words such as `exec`, `time` and `env NAME=value`."""
+    place = 0
+    while place < len(words):
+        text = words[place].base
+        wrapped = place > 0 and (text.startswith("-") or "=" in text or re.fullmatch(r"\d+[smh]?", text))
+        if text not in _WRAPPERS and not wrapped and not re.fullmatch(r"[A-Za-z_]\w*=.*", text, re.DOTALL):
+            return place
+        place += 1
+    return place
+
+
+def read_launch(command: Command, step: SrunStep | None) -> Launch | None:
+    """The launcher that a command starts, be it behind `exec`, a container, or `python -m`."""
+    words, begins = command.words, program_at(command.words)
+    for place, word in enumerate(words[:200]):
+        kind = _MODULES.get(word.text) if place and words[place - 1].text == "-m" else None
+        kind = kind or (word.base if word.base in _FLAGS else None)
+        if kind and words[0].text not in ("which", "command", "echo", "printf", "type", "pip", "conda", "pkill"):
+            break
+    else:
+        return None
+    rest = list(words[place + 1 :])
+    if kind == "accelerate" and word.base == "accelerate":
+        if not rest or rest[0].text != "launch":
+            return None
+        rest = rest[1:]
+    options = _options(kind, rest)
+    before = words[begins].base if begins < len(words) else ""
+    alone = before not in _STARTERS and not before.endswith(".sh")
+    return Launch(kind, command, options, tuple(rest), word.line, step, alone)
+
+
+def _options(kind: str, rest: list[Word]) -> dict[str, Word]:
+    """The launcher's options, which are taken off `rest`."""
+    options: dict[str, Word] = {}
+    while rest and rest[0].text.startswith("-"):
+        written = rest.pop(0)
+        raw_name, equals, raw_value = written.raw.partition("=")
+        name = raw_name.strip("'\"").lstrip("-").replace("_", "-")
+        name = _SAME[kind].get(name, name)
+        if equals:
+            options[name] = Word(raw_value, written.line)
+        elif name in _FLAGS[kind] or not rest or (rest[0].text.startswith("-") and rest[0].text != "-1"):
+            options[name] = Word("", written.line)
+        else:
+            options[name] = rest.pop(0)
+    return options
+
+
+def inner_script(program: tuple[Word, ...]) -> Word | None:
+    """The text behind `bash -c`, also where the shell is started by a container."""
+    for place, word in enumerate(program[:-1]):
+        if word.base in SHELLS:
+            for behind, option in enumerate(program[place + 1 : place + 5], place + 1):
+                if re.fullmatch(r"-\w*c", option.text):
+                    return program[behind + 1] if behind + 1 < len(program) else None
+                if not option.text.startswith(("-", "+")) and option.text not in ("pipefail", "errexit"):
+                    break
+    return None

@@ -1,0 +1,59 @@
+"""Gaps of a template, and job files that stand inside of other files."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from frog.jobfile.values import GAP
+
+_MOST_INNER = 10
+_ANYWHERE = re.compile(
+    r"\{\{.*?\}\}|\{%.*?%\}|\{#.*?#\}|%\(\w+\)[sd]|@[A-Z][A-Z_]+@|\b(?:CHANGE_?ME|REPLACE_?(?:ME|THIS)|PLACEHOLDER)\b"
+    r"|\[\[[A-Z_]+\]\]|\b__[A-Z][A-Z_]+__\b"
+)
+_NAMED = re.compile(r"(?<![<>&\w$(])<(?!EOF|<)[A-Za-z][\w .:/|+-]*(?<![ ])>(?![>&])")
+_BRACED = re.compile(r"(?<![$\w\\{])\{[A-Za-z_][\w .]*\}")
+_LINE_OF_VARIABLE = re.compile(r"^\s*\$\{\w+\}\s*$")
+
+
+def fill_gaps(text: str, first_line: int) -> tuple[str, dict[int, str]]:
+    """`text` with every gap replaced by a mark, and the gaps by line."""
+    found: dict[int, str] = {}
+    lines = text.split("\n")
+    for place, line in enumerate(lines):
+        head = line.startswith("#SBATCH")
+        if line.lstrip().startswith("#") and not head:
+            continue
+        for pattern in (_ANYWHERE, _NAMED, *([_BRACED] if head else [])):
+            for match in pattern.finditer(line):
+                found.setdefault(place + first_line, match[0])
+            line = pattern.sub(GAP, line)
+        lines[place] = line
+    return ("\n".join(lines), found) if found else (text, {})
+
+
+@dataclass(frozen=True)
+class InnerJob:
+    """A job file that another file writes and hands in."""
+
+    text: str
+    first_line: int
+
+
+def inner_jobs(commands: list[tuple[str, int, bool]]) -> list[InnerJob]:
+    """The job files among here-documents: text, line, and whether the outer shell leaves it as it stands."""
+    found = []
+    for text, line, quoted in commands:
+        if re.search(r"^#SBATCH\b", text, re.MULTILINE):
+            found.append(InnerJob(text if quoted else _put_in_outside(text), line))
+    return found[:_MOST_INNER]
+
+
+def _put_in_outside(text: str) -> str:
+    """What sbatch gets: the outer shell has put its variables in, of which nothing is known here."""
+    text = re.sub(
+        r"(?<!\\)\$\((?:[^()]|\([^()]*\))*\)|(?<!\\)\$\{[^}]*\}|(?<!\\)\$[A-Za-z_]\w*|(?<!\\)\$[\d@*#?!]", GAP, text
+    )
+    text = re.sub(r"(?<!\\)`[^`\n]*`", GAP, text)
+    return re.sub(r"\\([$`\\])", r"\1", text)

@@ -1,0 +1,158 @@
+"""Traps of the shell itself: lines that end too early, servers in the foreground, functions that are not there yet."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from frog.jobfile.findings import Finding, Kind, make_finding
+from frog.jobfile.job import JobFile
+from frog.jobfile.launchers import CONTAINERS, program_at
+from frog.jobfile.shell import Command
+
+_SERVES = re.compile(
+    r"ray start\b.*--block|python\S* -m http\.server|vllm serve|vllm\.entrypoints|sglang\.launch_server"
+    r"|text-generation-launcher|^(tensorboard|redis-server|ollama serve|mlflow (server|ui)|jupyter[- ](lab|notebook))\b"
+    r"|^sleep inf|^tail -[fF]|^nvidia-smi (dmon|pmon)|^nvidia-smi .*(-l\b|--loop)|^watch\b|^(gpustat|nvitop) -i"
+)
+_CONDA_READY = re.compile(
+    r"conda\.sh|mamba\.sh|bashrc|bash_profile|\.profile|hook|bin/activate|/activate\b|zshrc|modules?/|conda_init"
+)
+_BASH_ONLY = ("source", "[[", "declare", "mapfile", "pushd", "shopt")
+
+
+def shell_findings(job: JobFile) -> Iterator[Finding]:
+    """Everything about the shell."""
+    yield from _broken_lines(job)
+    yield from _servers(job)
+    yield from _conda(job)
+    yield from _modules(job)
+    yield from _plain_sh(job)
+    yield from _containers(job)
+
+
+def _broken_lines(job: JobFile) -> Iterator[Finding]:
+    """A backslash that does not join lines: a blank, a comment or an empty line comes behind it."""
+    offset = job.first_line
+    for place, line in enumerate(job.lines):
+        if line.lstrip().startswith("#"):
+            continue
+        following = job.lines[place + 1].strip() if place + 1 < len(job.lines) else ""
+        behind = [item.strip() for item in job.lines[place + 2 : place + 3]]
+        begins = [text for text in behind if re.match(r"-{1,2}[a-zA-Z]", text)]
+        number = place + offset
+        if re.search(r"\S\s+\\[ \t]+(#.*)?$", line.rstrip("\r")) and re.match(r"-{1,2}\w|\S+\.py", following):
+            what = "a comment" if "#" in line.rpartition("\\")[2] else "a blank"
+            yield make_finding("broken-line", number + 1, f"{what} behind the backslash of line {number}")
+        elif re.search(r"(^|\s)\\$", line) and begins and (not following or following.startswith("#")):
+            what = "an empty line" if not following else "a comment"
+            yield make_finding("broken-line", number + 2, f"{what} behind the backslash of line {number}")
+
+
+def _servers(job: JobFile) -> Iterator[Finding]:
+    """A program in the foreground that ends only when the job does."""
+    commands = [command for command in job.shell.commands if command.words]
+    for place, command in enumerate(commands):
+        words = command.words[program_at(command.words) :]
+        text = " ".join(word.text for word in words)
+        if words and words[0].base == "srun":
+            step = next((step for step in job.steps if step.command.line == command.line), None)
+            text = " ".join(word.text for word in step.program) if step else ""
+        serves = command.way.certain and _SERVES.search(text) and words[0].base not in ("echo", "trap", "pkill")
+        if serves and any(item.name not in ("echo", "date", "exit", "wait") for item in commands[place + 1 :]):
+            name = next((word.base for word in words if word.base not in ("srun", "-m")), command.name)
+            yield make_finding(
+                "never-returns", command.line, f"{_short(text)}: a server in the foreground", command=name
+            )
+    for line in job.shell.endless:
+        if any(
+            command.line > line and command.way.certain and command.name not in _WATCHED
+            for command in _behind(job, line)
+        ):
+            yield make_finding("never-returns", line, "a loop without an end, in the foreground", command="( ... )")
+
+
+_WATCHED = ("echo", "date", "exit", "wait")
+
+
+def _behind(job: JobFile, line: int) -> list[Command]:
+    """The commands behind the loop that begins there: those of the loop itself may run, or not."""
+    return [
+        command
+        for command in job.shell.commands
+        if command.line > line and not command.way.loop and not command.way.maybe
+    ]
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 40 else line[:37] + "..."
+
+
+def _conda(job: JobFile) -> Iterator[Finding]:
+    """`conda activate` in a shell that has not read conda's functions."""
+    first = job.lines[0] if job.lines else ""
+    if re.search(r"-\w*[li]", first) or "--login" in first or job.sourced or job.asks("get-user-env"):
+        return
+    for command in job.shell.commands:
+        if command.text.startswith(("conda activate", "mamba activate")) and command.way.certain:
+            before = [item for item in job.shell.everything if item.line < command.line or item.way.calls]
+            ready = [
+                item
+                for item in before
+                if _CONDA_READY.search(f"{item.text} {' '.join(a.raw for a in item.assignments)}")
+            ]
+            loaded = [item for item in before if item.name in ("module", "ml")]
+            if not ready and not loaded:
+                after = [item for item in job.shell.everything if item.line > command.line and "conda.sh" in item.text]
+                kind: Kind | None = None if after or _initialises(before) else "advice"
+                yield make_finding("conda-not-ready", command.line, f"{command.words[0].text} activate", kind)
+            return
+
+
+def _initialises(before: list[Command]) -> bool:
+    """Whether `conda init` stands before it: that writes ~/.bashrc, and nothing here reads it."""
+    return any(command.text.startswith(("conda init", "mamba init")) for command in before)
+
+
+def _modules(job: JobFile) -> Iterator[Finding]:
+    """`module load` before the file that brings the function."""
+    loads = [item for item in job.shell.commands if item.name in ("module", "ml") and len(item.words) > 1]
+    brings = [item for item in job.shell.commands if item.name in ("source", ".")
+              and re.search(r"modules?\.sh|lmod|init/(ba)?sh", item.text)]  # fmt: skip
+    if loads and brings and loads[0].line < brings[0].line:
+        what = f"module before {brings[0].words[1].base}"
+        yield make_finding("modules-not-ready", loads[0].line, what, behind=brings[0].line)
+
+
+def _plain_sh(job: JobFile) -> Iterator[Finding]:
+    if not job.lines or not re.match(r"#!\s*(/usr)?/bin/(env )?sh\b", job.lines[0]):
+        return
+    for command in job.shell.everything:
+        lists = any(item.items is not None for item in command.assignments)
+        if lists or (command.words and command.words[0].raw in _BASH_ONLY):
+            what = "a list" if lists else command.words[0].raw
+            yield make_finding(
+                "bash-in-sh",
+                command.line,
+                f"{what} is bash's, and the file begins with {job.lines[0].strip()}",
+                "advice",
+            )
+            return
+
+
+def _containers(job: JobFile) -> Iterator[Finding]:
+    """A container that does not get the job's GPUs."""
+    if not job.gpus_per_node or {"APPTAINER_NV", "SINGULARITY_NV", "APPTAINER_ROCM", "SINGULARITY_ROCM"} & job.exported:
+        return
+    for command in [*job.shell.commands, *(inner for step in job.steps for inner in step.commands)]:
+        words = [word.text for word in job.values.split(command.words)]
+        place = next((n for n, word in enumerate(words) if word.rpartition("/")[2] in CONTAINERS[:2]), None)
+        if place is None or words[place + 1 : place + 2] not in (["exec"], ["run"]):
+            continue
+        gets = any(word in ("--nv", "--rocm", "--nvccli") for word in words)
+        unknown = any("$" in word and not word.startswith("/") for word in words[place + 2 : place + 6])
+        works = any(re.search(r"python|torchrun|accelerate|deepspeed", word) for word in words[place + 2 :])
+        if works and not gets and not unknown:
+            name = words[place].rpartition("/")[2]
+            yield make_finding("container-without-gpus", command.line, f"{name} without --nv or --rocm", container=name)
