@@ -146,7 +146,7 @@ def test_bad_corpora_are_refused(tmp_path: Path, corpus: Corpus) -> None:
 
 def test_names_that_are_no_folder(tmp_path: Path, corpus: Corpus) -> None:
     for name in ("../up", ".hidden", "", "a b"):
-        with pytest.raises(DataError, match="data set name"):
+        with pytest.raises(DataError, match="data set: name="):
             prepare(name, corpus, source="test", root=tmp_path)
 
 
@@ -176,7 +176,7 @@ def test_a_full_disk_is_told_and_leaves_the_old_set(
     assert open_prepared("copy", copy.path.parent, verify=True).manifest == copy.manifest
     replaced = prepare("copy", corpus, source="new", vocab_size=290, root=copy.path.parent)
     assert open_prepared("copy", copy.path.parent, verify=True).vocab_size == replaced.vocab_size == 290
-    assert sorted(entry.name for entry in copy.path.parent.iterdir()) == [".copy.lock", "copy"]
+    assert sorted(entry.name for entry in copy.path.parent.iterdir()) == [".copy.lock", ".copy.verified.json", "copy"]
 
 
 STUCK = """
@@ -224,7 +224,7 @@ def test_killed_midway_nothing_looks_whole_and_the_next_one_works(
         open_prepared("stuck", tmp_path)
     prepare("stuck", corpus, source="test", vocab_size=300, root=tmp_path)
     assert open_prepared("stuck", tmp_path, verify=True).split("train").num_documents
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == [".stuck.lock", "stuck"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [".stuck.lock", ".stuck.verified.json", "stuck"]
 
 
 def test_interrupted_midway_nothing_is_left(stuck: subprocess.Popen[str], tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from frog.data.preparation import ensure_prepared, prepare
     from frog.data.prepared import PreparedData, Split, list_prepared, open_prepared
     from frog.data.tokenizer import END_OF_DOCUMENT, load_tokenizer
+    from frog.data.verified import verify_once
     from frog.data.windows import Windows
 
 _MODULE_OF = {
@@ -38,6 +39,7 @@ _MODULE_OF = {
     "open_prepared": "prepared",
     "END_OF_DOCUMENT": "tokenizer",
     "load_tokenizer": "tokenizer",
+    "verify_once": "verified",
     "Windows": "windows",
 }
 
@@ -61,6 +63,7 @@ __all__ = [
     "python_docs",
     "read_corpus",
     "sample_ids",
+    "verify_once",
 ]
 
 

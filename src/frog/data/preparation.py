@@ -24,6 +24,7 @@ from frog.data.prepared import PreparedData, open_prepared
 from frog.data.shards import SHARD_TOKENS, SplitWriter, token_dtype
 from frog.data.survey import Documents, HeldoutRule, Progress, Survey, settle_split, with_text
 from frog.data.tokenizer import END_OF_DOCUMENT, check_vocab_size, token_lengths, train_tokenizer
+from frog.data.verified import note_verified, verify_once
 
 MIN_SPLIT_TOKENS = 16
 """Fewer held-out tokens score nothing, fewer training tokens teach nothing."""
@@ -70,16 +71,18 @@ def prepare(
 def ensure_prepared(
     name: str, root: Path = DATA_ROOT, vocab_size: int = 2048, progress: Progress | None = None
 ) -> PreparedData:
-    """Open a set; the embedded one is prepared if it is absent. Several ranks may call this at once: one prepares.
+    """Open a set whose hashes were checked; the embedded one is prepared if it is absent.
 
-    Raises:  DataError if any other set is absent, or if a set cannot be opened.
+    Several ranks may call this at once: one prepares.
+
+    Raises:  DataError if any other set is absent, or if a set cannot be opened or was altered.
     """
     if name == DEFAULT_NAME and not set_folder(name, root).manifest_json.is_file():
         with claim(name, root, wait=True):
             if not set_folder(name, root).manifest_json.is_file():
                 rule = HeldoutRule(seed=1337, fraction=0.05)
                 _prepare(name, python_docs, python_docs_source(), vocab_size, rule, root, SHARD_TOKENS, progress)
-    return open_prepared(name, root)
+    return verify_once(open_prepared(name, root))
 
 
 def python_docs_source() -> str:
@@ -123,7 +126,7 @@ def _prepare(
             write_typed(folder.manifest_json, manifest)
     except OSError as error:
         raise DataError(f"{root / name}: cannot be written: {error}", "free space, or write elsewhere") from error
-    return open_prepared(name, root)
+    return note_verified(open_prepared(name, root))
 
 
 def _tokenizer_summary(vocab_size: int, survey: Survey) -> TokenizerSummary:

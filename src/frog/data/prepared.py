@@ -20,7 +20,8 @@ class Split:
 
     def __init__(self, path: Path, name: str, shards: list[Shard], dtype: np.dtype[Any], vocab_size: int) -> None:
         self.path, self.name, self.vocab_size = path, name, vocab_size
-        self.shards = [_mapped(path / shard.tokens, dtype) for shard in shards]
+        self.files = [path / shard.tokens for shard in shards]
+        self.shards = [_mapped(file, dtype) for file in self.files]
         self._offsets = [_mapped(path / shard.offsets, OFFSET_DTYPE) for shard in shards]
         self._document_ends = np.cumsum([len(offsets) for offsets in self._offsets])
         self.num_tokens = sum(len(shard) for shard in self.shards)

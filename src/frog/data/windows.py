@@ -28,8 +28,9 @@ class Windows:
                 "use a sequence length from 1 up that fits, or prepare more text",
             )
         # Views on the mapped files: a row is read from disk when it is gathered.
-        long_enough = [shard for shard in split.shards if len(shard) >= width]
-        self._rows = [sliding_window_view(shard, width)[::sequence_length] for shard in long_enough]
+        long_enough = [number for number, shard in enumerate(split.shards) if len(shard) >= width]
+        self._rows = [sliding_window_view(split.shards[number], width)[::sequence_length] for number in long_enough]
+        self._files = [split.files[number] for number in long_enough]
         self._ends = np.cumsum([len(rows) for rows in self._rows])
 
     def __len__(self) -> int:
@@ -43,20 +44,30 @@ class Windows:
         """
         if len(ids_N) and not 0 <= ids_N.min() <= ids_N.max() < len(self):
             raise IndexError(f"windows {ids_N.min()} to {ids_N.max()} were asked for, there are {len(self)}")
-        tokens = self._gathered(ids_N)
+        tokens = self._stored(ids_N)
         if tokens.size and tokens.max() >= self._split.vocab_size:
-            path, name, size = self._split.path, self._split.name, self._split.vocab_size
-            raise DataError(
-                f"{path}: its {name} split has token {tokens.max()}, its vocabulary {size} tokens",
-                prepare_again(path.name),
-            )
-        return tokens
+            raise self._no_token(ids_N, tokens)
+        whole: np.ndarray = tokens.astype(np.int64)
+        return whole
 
-    def _gathered(self, ids_N: np.ndarray) -> np.ndarray:
+    def _no_token(self, ids_N: np.ndarray, tokens: np.ndarray) -> DataError:
+        """The first of these tokens that is not of the vocabulary, and where it lies."""
+        row, column = np.argwhere(tokens >= self._split.vocab_size)[0]
+        shard = int(np.searchsorted(self._ends, ids_N[row], side="right"))
+        first = self._ends[shard] - len(self._rows[shard])
+        place = (ids_N[row] - first) * self.sequence_length + column
+        return DataError(
+            f"{self._files[shard]}: token {place}: found {tokens[row, column]}, expected less than "
+            f"{self._split.vocab_size}, the size of its vocabulary",
+            prepare_again(self._split.path.name),
+        )
+
+    def _stored(self, ids_N: np.ndarray) -> np.ndarray:
+        """The windows in the type of the files, which is a quarter as large: what looks at all of it is quick."""
         if len(self._rows) == 1:
-            alone: np.ndarray = self._rows[0][ids_N].astype(np.int64)
+            alone: np.ndarray = self._rows[0][ids_N]
             return alone
-        tokens = np.empty((len(ids_N), self.sequence_length + 1), dtype=np.int64)
+        tokens = np.empty((len(ids_N), self.sequence_length + 1), dtype=self._rows[0].dtype)
         shard_N = np.searchsorted(self._ends, ids_N, side="right")
         for shard in np.unique(shard_N):
             here = shard_N == shard

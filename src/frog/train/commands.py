@@ -23,7 +23,7 @@ from frog.core.names import name_problem
 from frog.core.runfolder import RunFolder, find_run
 from frog.core.scratch import scratch_folder
 from frog.core.units import format_bytes
-from frog.data import Windows, load_tokenizer, open_prepared
+from frog.data import Windows, load_tokenizer, open_prepared, verify_once
 from frog.model import TinyTransformer
 from frog.model.hf import load_hf, save_hf
 from frog.parallel.build import build_strategy
@@ -61,7 +61,7 @@ def evaluate(args: argparse.Namespace) -> int:
     folder = find_run(args.run)
     config = from_dict(folder.read_run_json().config)
     model, _, step = load_trained(folder, args.step)
-    data = open_prepared(config.data.name)
+    data = verify_once(open_prepared(config.data.name))
     env = world_env()
     world = World(env, pick_device("auto", env), timeout_s=config.train.timeout_s)
     model = model.to(world.device)
