@@ -33,6 +33,20 @@ def test_a_wrong_verdict_is_met() -> None:
         assert (one.problem(verdict) is None) is is_right
 
 
+@pytest.mark.parametrize(
+    ("predicted", "problem"),
+    [
+        ({"after-three-steps": 1.536}, None),
+        ({}, "has not measured after-three-steps"),
+        ({"after-three-steps": 2.4}, "after-three-steps is 2.4, which this belief comes near: one step is made"),
+    ],
+)
+def test_a_reference_measures_what_no_belief_comes_near(predicted: dict[str, float], problem: str | None) -> None:
+    one = Specimen(EXERCISES[0], "reference", "", {})
+    found = one.problem(Verdict(exercise="", status="passed", seed=1, seconds=0, predicted=predicted))
+    assert found is None if problem is None else problem in (found or "")
+
+
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
 def test_an_exercise_is_whole(exercise: Exercise) -> None:
     manifest = exercise.manifest

@@ -79,13 +79,14 @@ def missing(exercise: Exercise, progress: Progress) -> list[Prediction]:
 def explained(guess: Guess, measured: float, asked: Prediction) -> str:
     """The two numbers and, where the guess is wrong, what somebody may believe who predicts it."""
     said = compared(guess, measured, asked.tolerance)
-    if _is_near(guess.value, measured, asked.tolerance):
+    if is_near_enough(guess.value, measured, asked.tolerance):
         return said
-    near = [one.belief for one in asked.beliefs if _is_near(guess.value, one.number(measured), one.tolerance)]
+    near = [one.belief for one in asked.beliefs if is_near_enough(guess.value, one.number(measured), one.tolerance)]
     return ". Who predicts that may believe: ".join([said, *near])
 
 
-def _is_near(guess: float, number: float, tolerance: float) -> bool:
+def is_near_enough(guess: float, number: float, tolerance: float) -> bool:
+    """Whether a guess is within a relative tolerance of a number."""
     error = relative_error(guess, number)
     return error is not None and error <= tolerance
 

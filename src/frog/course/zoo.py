@@ -13,6 +13,7 @@ from pathlib import Path
 
 from frog.core.errors import UsageError
 from frog.core.files import write_atomic
+from frog.course.predictions import is_near_enough
 from frog.grader.client import Grader
 from frog.grader.exercise import LABS, Exercise, find_exercise, find_exercises
 from frog.grader.verdict import Verdict
@@ -46,16 +47,20 @@ class Specimen:
         expected = {"stub": "unsolved", "wrong": "rejected"}.get(self.kind, "passed")
         reason = verdict.misconception if self.kind == "wrong" else None
         if (verdict.status, reason) == (expected, self.misconception):
-            return self._not_measured(verdict)
+            return self._of_predictions(verdict) if self.kind == "reference" else None
         wanted = f"{expected}{f' for {self.misconception}' if self.misconception else ''}"
         found = f"{verdict.status}{f' for {verdict.misconception}' if verdict.misconception else ''}"
         return f"{self.title}: expected {wanted}, found {found} (seed {verdict.seed}): {verdict.observed or ''}"
 
-    def _not_measured(self, verdict: Verdict) -> str | None:
-        """A prediction that a reference which passed leaves open."""
-        asked = {one.id for one in self.exercise.manifest.predict} if self.kind == "reference" else set()
-        open_ones = sorted(asked - verdict.predicted.keys())
-        return f"{self.title}: passed, and has not measured {', '.join(open_ones)}" if open_ones else None
+    def _of_predictions(self, verdict: Verdict) -> str | None:
+        """A prediction that a reference which passed leaves open, or a belief that comes near enough to it."""
+        for asked in self.exercise.manifest.predict:
+            if (measured := verdict.predicted.get(asked.id)) is None:
+                return f"{self.title}: passed, and has not measured {asked.id}"
+            for one in asked.beliefs:
+                if is_near_enough(one.number(measured), measured, asked.tolerance):
+                    return f"{self.title}: {asked.id} is {measured:g}, which this belief comes near: {one.belief}"
+        return None
 
 
 def specimens(exercise: Exercise) -> list[Specimen]:
