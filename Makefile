@@ -7,13 +7,14 @@ BIN := $(VENV)/bin
 # Tests that run side by side.
 WORKERS ?= 2
 
-.PHONY: help setup system demo session-a session-b session-c slides docs test test-all check clean
+.PHONY: help setup system demo session-a session-b session-c slides docs notebooks test test-all check clean
 
 help:
 	@echo "make demo    train a tiny transformer on four local ranks and write its report"
 	@echo "make session-a, session-b, session-c  play the demonstrations of a session on real runs"
 	@echo "make slides  build the decks of slides/ to HTML and PDF; needs Node.js and Chromium"
 	@echo "make docs    build the documentation's site to build/docs/site; frog docs serves it"
+	@echo "make notebooks  write notebooks/*.py, labs 0 to 2 as text, as .ipynb too"
 	@echo "make test    run the tests of every room, with one real world of each kind (minutes)"
 	@echo "make test-all  those, and then every other test"
 	@echo "make check   ruff and mypy"
@@ -59,6 +60,9 @@ slides: setup
 # EXAMPLES=--examples first makes the real runs that the site shows.
 docs: setup
 	$(BIN)/frog docs --build $(EXAMPLES)
+
+notebooks: setup
+	$(BIN)/jupytext --update --to ipynb notebooks/lab*.py
 
 test: setup
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"

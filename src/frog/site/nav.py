@@ -28,7 +28,14 @@ def navigation(root: Path, examples: dict[str, str]) -> list[Any]:
                 {"Contributing": "CONTRIBUTING.md"},
             ]
         },
-        {"Learn": ["docs/learn.md", *(_lab(root, number) for number in range(4)), "docs/guard-model.md"]},
+        {
+            "Learn": [
+                "docs/learn.md",
+                *(_lab(root, number) for number in range(4)),
+                "notebooks/README.md",
+                "docs/guard-model.md",
+            ]
+        },
         {"Teach": ["docs/teach/README.md", "docs/tutorial-guide.md", *_teaching(root), {"Slides": _slides(root)}]},
         {"Strategies": ["docs/strategies.md", "docs/explain.md", {"Real runs": [{t: p} for t, p in examples.items()]}]},
         {

@@ -1,0 +1,101 @@
+"""The notebooks: they are text that can be opened, their links hold, and each runs from its first cell to its last."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jupytext
+import pytest
+from nbclient import NotebookClient
+from traitlets.config import Config
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("lab*.py"))
+LINK = re.compile(r"\]\(([^)#\s]+)[^)]*\)")
+EXERCISE = re.compile(r"\blab\d/\d\d_\w+")
+ABSOLUTE = re.compile(r"(?<![\w.<])/(?:home|Users|root|tmp|work|private|var)\b|[A-Z]:\\")
+SAYS = {
+    "lab0": ["together: predicted 16, measured 16", "100,000 bytes arrived", "[7, 4, 10000] the same: True"],
+    "lab1": ["predicted   664,192, measured   664,192", "predicted True, measured True", "alone: equal: False"],
+    "lab2": [
+        "one number on all ranks, bit for bit, in all steps: True",
+        "within tolerance",
+        "no sample on two ranks in any step: True",
+        "the same samples as one process in every step: True",
+        "the same on rank 1: True",
+        "rank 2 fails in step 5",
+    ],
+}
+"""What must come out, whatever the machine."""
+
+
+def cells(path: Path, kind: str) -> list[str]:
+    return [cell.source for cell in jupytext.read(path).cells if cell.cell_type == kind]
+
+
+def test_there_is_a_notebook_for_each_of_the_first_three_labs() -> None:
+    assert [path.stem for path in NOTEBOOKS] == ["lab0", "lab1", "lab2"]
+    for path in NOTEBOOKS:
+        assert f"](../../notebooks/{path.name})" in (ROOT / f"docs/labs/{path.stem}.md").read_text()
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_text_that_opens_anywhere(path: Path) -> None:
+    notebook = jupytext.read(path)
+    assert notebook.metadata["jupytext"]["text_representation"]["format_name"] == "percent"
+    assert notebook.metadata["kernelspec"]["name"] == "python3"
+    assert len(cells(path, "markdown")) > 5
+    assert ABSOLUTE.findall(path.read_text()) == []
+    for source in cells(path, "code"):
+        compile(source, path.name, "exec")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_what_a_notebook_points_at_is_there(path: Path) -> None:
+    text = "\n".join(cells(path, "markdown"))
+    links = [target for target in LINK.findall(text) if "://" not in target]
+    assert f"../docs/labs/{path.stem}.md" in links
+    assert [target for target in links if not (path.parent / target).exists()] == []
+    exercises = EXERCISE.findall(text)
+    assert exercises
+    assert [name for name in exercises if not (ROOT / "src/frog/course/labs" / name).is_dir()] == []
+
+
+def test_no_output_is_kept() -> None:
+    kept = subprocess.run(["git", "ls-files", "notebooks"], cwd=ROOT, capture_output=True, text=True).stdout.split()
+    assert [name for name in kept if not name.endswith((".py", ".md"))] == []
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what a notebook uses of the project, with the default data set prepared."""
+    root = tmp_path_factory.mktemp("project")
+    for name in ("config", "notebooks", "scripts"):
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("*.ipynb", "__pycache__"))
+    subprocess.run([sys.executable, "-m", "frog.cli", "data", "prepare"], cwd=root, check=True, timeout=240)
+    return root
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", SAYS)
+def test_a_notebook_runs(name: str, project: Path) -> None:
+    folder = project / "notebooks"
+    notebook = jupytext.read(folder / f"{name}.py")
+    with tempfile.TemporaryDirectory(dir="/tmp") as sockets:  # in place of ports; the path of a socket must be short
+        config = Config(KernelManager={"transport": "ipc", "ip": f"{sockets}/kernel"})
+        place = {"metadata": {"path": str(folder)}}
+        NotebookClient(notebook, config=config, resources=place, timeout=240, startup_timeout=120).execute()
+
+    outputs: list[Any] = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    printed = "".join(output.text for output in outputs if output.get("name") == "stdout")
+    assert [output.text for output in outputs if output.get("name") == "stderr"] == []
+    assert [line for line in SAYS[name] if line not in printed] == []
+    plots = [output for output in outputs if "image/png" in output.get("data", {})]
+    assert len(plots) == sum("plt.show()" in source for source in cells(folder / f"{name}.py", "code"))
