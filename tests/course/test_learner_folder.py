@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import threading
@@ -16,6 +17,7 @@ import frog
 from frog.core.errors import UsageError
 from frog.course.folder import LearnerFolder, create_folder, open_folder
 from frog.course.progress import Progress, find_folder, read_progress, update_progress, with_hint, with_verdict
+from frog.course.quiz.pool import read_pools
 from frog.grader.exercise import find_exercise, find_exercises
 
 
@@ -170,6 +172,19 @@ def test_every_lab_ships_its_page() -> None:
     labs = {exercise.folder.parent for exercise in find_exercises()}
     pages = Path(frog.__file__).parents[2] / "docs" / "labs"
     assert {lab: (lab / "page.md").resolve() for lab in labs} == {lab: pages / f"{lab.name}.md" for lab in labs}
+
+
+def test_what_a_learner_is_to_read_lies_in_the_folder(tmp_path: Path) -> None:
+    folder = create_folder(tmp_path / "mine").path
+    reads = {exercise.manifest.read for exercise in find_exercises() if exercise.manifest.read}
+    reads |= {question.read for pool in read_pools().values() for question in pool}
+    assert {read for read in reads if not (folder / read.partition("#")[0]).is_file()} == set()
+    assert {read for read in reads if "#" in read and read.partition("#")[2] not in anchors(folder, read)} == set()
+
+
+def anchors(folder: Path, read: str) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", (folder / read.partition("#")[0]).read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_hints_end_at_three(folder: LearnerFolder) -> None:

@@ -34,8 +34,8 @@ _README = """\
 # My course in distributed training
 
 `frog learn` says where you stand and what to do next; the exercises lie under `exercises/`, in the order in which they
-are taken, and what there is to know about each lab in `docs/labs/`. Read an exercise's README.md, edit the files next
-to it, and let Frog check them:
+are taken, what there is to know about each lab in `docs/labs/`, and more about some things in `docs/`. Read an
+exercise's README.md, edit the files next to it, and let Frog check them:
 
     frog learn watch       checks again whenever you save
     frog learn check       checks once
@@ -130,7 +130,7 @@ class LearnerFolder:
                 hint = f" (`frog learn reset {exercise.number}` takes the new one and keeps a copy of yours)"
                 said.extend(self._bring_in(self.place(exercise), shipped_files(exercise), work.shipped, hint))
                 progress = progress.with_work(exercise.id, replace(work, shipped=_digests(shipped_files(exercise))))
-            said.extend(self._bring_in(self.path / "docs" / "labs", self._pages(), progress.pages, ""))
+            said.extend(self._bring_in(self.path / "docs", self._pages(), progress.pages, ""))
             return replace(progress, pages=_digests(self._pages()))
 
         update_progress(self.path, change)
@@ -141,8 +141,10 @@ class LearnerFolder:
         return all(known == _digests(files) for known, files in (*exercises, (progress.pages, self._pages())))
 
     def _pages(self) -> dict[str, bytes]:
-        """What there is to read about each lab."""
-        return {f"{page.parent.name}.md": page.read_bytes() for page in sorted(self.labs.glob("lab*/page.md"))}
+        """What there is to read: a page for each lab, and those that exercises and questions name besides."""
+        pages = {f"labs/{page.parent.name}.md": page for page in sorted(self.labs.glob("lab*/page.md"))}
+        pages |= {page.name: page for page in sorted(self.labs.glob("docs/*.md"))}
+        return {name: page.read_bytes() for name, page in pages.items()}
 
     def _bring_in(self, place: Path, files: dict[str, bytes], before: dict[str, str], hint: str) -> Iterator[str]:
         """Write the files that are newer than they were, and say so; those that the learner has changed stay."""
