@@ -25,8 +25,8 @@ class Stopped(BaseException):
 class Turns:
     """Who may go on."""
 
-    def __init__(self, seed: int, size: int, slow: int | None) -> None:
-        self.draw, self.size, self.slow = random.Random(seed), size, slow
+    def __init__(self, seed: int, size: int, quick: int | None, slow: int | None) -> None:
+        self.draw, self.size, self.quick, self.slow = random.Random(seed), size, quick, slow
         self.values: dict[str, bytes] = {}
         self.version = 0
         self.asking: dict[int, Callable[[], bool]] = {}
@@ -37,7 +37,8 @@ class Turns:
         self.changed = threading.Condition()
         self.does: dict[int, str] = {}
         self.counts: dict[str, int] = {}
-        self.went_back = False
+        self.looks: dict[int, set[str]] = {}
+        self.cleared: set[str] = set()
 
     def take(self, rank: int, does: str, ready: Callable[[], bool]) -> None:
         """Wait for a turn. Called with `changed` held; afterwards nobody else goes on until the next call."""
@@ -68,8 +69,8 @@ class Turns:
             if self.asking:
                 self._stop("waits")
             return
-        fast = [rank for rank in ready if rank != self.slow]
-        self.turn = self.draw.choice(fast or ready)
+        others = [rank for rank in ready if rank != self.slow]
+        self.turn = self.quick if self.quick in ready else self.draw.choice(others or ready)
         self.changed.notify_all()
 
     def _stop(self, why: str) -> None:
@@ -82,7 +83,7 @@ class TurnStore:
 
     def __init__(self, turns: Turns, rank: int) -> None:
         self._turns, self._rank = turns, rank
-        self._seen: tuple[Any, int] | None = None
+        self._seen: dict[str, int] = {}
 
     def set(self, key: str, value: str | bytes) -> None:
         self._do(f"set({key})", lambda: self._write(key, value if isinstance(value, bytes) else str(value).encode()))
@@ -111,21 +112,23 @@ class TurnStore:
     def _do(self, does: str, operation: Callable[[], Any], keys: list[str] | None = None, reads: bool = False) -> Any:
         """Who reads the same again has no turn before something was written."""
         turns, seen = self._turns, self._seen
+        if keys or reads:
+            turns.looks[self._rank] = set(does.partition("(")[2].removesuffix(")").split(", "))
 
         def ready() -> bool:
-            again = reads and seen == (does, turns.version)
+            again = reads and seen.get(does) == turns.version
             return not again and all(key in turns.values for key in keys or [])
 
         with turns.changed:
             turns.take(self._rank, does, ready)
             found = operation()
-            self._seen = (does, turns.version) if reads else None
+            seen[does] = turns.version
             return found
 
     def _write(self, key: str, value: bytes) -> None:
         before = self._turns.values.get(key, b"")
         if before.isdigit() and value.isdigit() and int(value) < int(before):
-            self._turns.went_back = True
+            self._turns.cleared.add(key)
         self._turns.values[key] = value
         self._turns.version += 1
 
@@ -137,7 +140,8 @@ class TurnStore:
 
     def _delete(self, key: str) -> bool:
         self._turns.version += 1
-        self._turns.went_back = self._turns.went_back or key in self._turns.values
+        if key in self._turns.values:
+            self._turns.cleared.add(key)
         return self._turns.values.pop(key, None) is not None
 
     def _compare(self, key: str, expected: bytes, desired: bytes) -> bytes:
@@ -146,12 +150,14 @@ class TurnStore:
         return self._turns.values.get(key, expected)
 
 
-def run(seed: int, size: int, slow: int | None, rank_does: Callable[[int, TurnStore, Turns], None]) -> Turns:
-    """Run a function as each rank, in an order drawn from the seed; `slow` goes on only when no other can.
+def run(
+    seed: int, size: int, quick: int | None, slow: int | None, rank_does: Callable[[int, TurnStore, Turns], None]
+) -> Turns:
+    """Run a function as each rank, in an order from the seed; `quick` goes on when it can, `slow` when no other can.
 
     Raises:  the first error of a rank.
     """
-    turns = Turns(seed, size, slow)
+    turns = Turns(seed, size, quick, slow)
     errors: list[BaseException] = []
 
     def be(rank: int) -> None:
@@ -182,12 +188,22 @@ def work(learner: ModuleType, case: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def take_turns(
-    learner: ModuleType, seed: int, size: int, slow: int | None, names: list[str], rounds: int
+    learner: ModuleType,
+    seed: int,
+    size: int,
+    quick: int | None,
+    slow: int | None,
+    names: list[str],
+    rounds: int,
 ) -> dict[str, Any]:
-    """All ranks meet at each of the named barriers in turn, `rounds` times."""
+    """All ranks meet at each of the named barriers in turn, `rounds` times.
+
+    `cleared`: keys that let a rank through too early, or for which one waits for ever, and that somebody had cleared.
+    """
     came: dict[str, int] = dict.fromkeys(names, 0)
     at: dict[int, list[Any]] = {}
     early: list[list[Any]] = []
+    doors: set[str] = set()
 
     def be(rank: int, store: TurnStore, turns: Turns) -> None:
         barriers = {name: learner.Barrier(store, name, rank, size) for name in names}
@@ -202,10 +218,12 @@ def take_turns(
                     at.pop(rank)
                     if came[name] < size * number:
                         early.append([rank, name, number, came[name] - size * (number - 1)])
+                        doors.update(turns.looks.get(rank, ()))
 
-    turns = run(seed, size, slow, be)
+    turns = run(seed, size, quick, slow, be)
     waits = {str(rank): [*at[rank], turns.does.get(rank, "")] for rank in sorted(at)}
-    seen = {"counts": turns.counts, "went_back": turns.went_back, "writes": turns.version}
+    doors.update(*(turns.looks.get(rank, ()) for rank in at))
+    seen = {"counts": turns.counts, "cleared": sorted(doors & turns.cleared), "writes": turns.version}
     return {"early": early, "stuck": turns.stopped, "waits": waits, **seen}
 
 
