@@ -67,7 +67,8 @@ def run_jobs(
     try:
         request = json.dumps({"names": list(names), "near_limit": near_limit})
         words = [sys.executable, "-m", "frog.grader.jobs", str(place / "cluster"), "request.json"]
-        env = {"PATH": os.pathsep.join([str(Path(sys.executable).parent), variable("PATH") or os.defpath])}
+        path = [_names_of_nodes(place / "bin"), Path(sys.executable).parent, variable("PATH") or os.defpath]
+        env = {"PATH": os.pathsep.join(map(str, path))}
         ended = grade.program(words, files={**files, "request.json": request}, env=env, seconds=30.0)
         if ended.code != 0:
             raise LaunchError(f"the cluster of this check did not come to its end\n{ended.err}")
@@ -77,6 +78,14 @@ def run_jobs(
         with contextlib.suppress(UsageError):  # it was ended before, as it should be
             cluster.down(place / "cluster")
         shutil.rmtree(place, ignore_errors=True)
+
+
+def _names_of_nodes(folder: Path) -> Path:
+    """A folder with a program `hostname` that knows the names of pretended nodes."""
+    folder.mkdir()
+    (folder / "hostname").write_text('#!/bin/sh\necho "$SLURMD_NODENAME"\n')
+    (folder / "hostname").chmod(0o755)
+    return folder
 
 
 # ---- in the program --------------------------------------------------------------------------------------------------

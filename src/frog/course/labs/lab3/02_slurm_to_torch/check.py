@@ -142,8 +142,9 @@ def check_tasks(grade: Grade, jobs: list[Job], found: list[list[dict[str, str]]]
             continue
         job, rank, value = wrong[0]
         observed = (
-            f"{name} of task {rank} is {value}, and should be {job.torch(rank)[name]}, on {len(job.hosts)} nodes with "
-            f"{fold_counts(job.sizes)} tasks, {job.folded}. {len(wrong)} of {len(tasks)} tasks differ."
+            f"{name} of task {rank}, on node {job.tasks[rank][0]}, is {value}, and should be {job.torch(rank)[name]}: "
+            f"{len(job.hosts)} nodes with {fold_counts(job.sizes)} tasks, {job.folded}. "
+            f"{len(wrong)} of {len(tasks)} tasks differ."
         )
         shares = [
             (sum(value == belief(job, rank) for job, rank, value in wrong) / len(wrong), -n, id)

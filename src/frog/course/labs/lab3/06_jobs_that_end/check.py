@@ -37,7 +37,8 @@ def check_saved(grade: Grade, job: Job) -> None:
     """Both ranks saved when the limit was near."""
     saved, stopping = job.noted("saved"), job.noted("stopping")
     if len(saved) == 2:
-        grade.measured(job.file, f"both ranks saved, at steps {saved[0][1]} and {saved[1][1]}")
+        steps = " and ".join(f"rank {rank} at step {step}" for rank, step in sorted(saved))
+        grade.measured(job.file, f"both ranks saved, {steps}: no collective keeps these two in step")
         return
     killed = job.noted("killed")
     if killed:
@@ -95,3 +96,5 @@ def check_exit(grade: Grade, job: Job) -> None:
     if job.state != "FAILED":
         grade.reject("unknown", f"{observed}.")
     grade.measured(job.file, f"{job.state} with code {job.exit}, at once")
+    if job.exit.startswith("137:"):
+        grade.note("exit.sbatch: rank 1 ended with 7, srun killed rank 0 (128 + 9 = 137), and gave the highest code.")

@@ -77,8 +77,10 @@ def check_batch(grade: Grade, config: dict[str, Any], world: int) -> tuple[int, 
     batch, micro, steps = (config.get(name) for name in (BATCH, MICRO, STEPS))
     micro, steps, batch = fill(grade, batch, micro, steps, world)
     observed = f"{micro} samples x {steps} micro-batches x {world} processes = {micro * steps * world}"
+    if micro * steps * world != SAMPLES and micro * steps * max(HOSTS.values()) in (SAMPLES, batch):
+        grade.reject("one-machine-counts", f"{observed}; on one machine alone they would be {micro * steps * 4}.")
     if micro * steps * world != batch:
-        id = "world-left-out" if micro * steps == batch else "another-batch"
+        id = "world-left-out" if micro * steps == batch else "unknown"
         grade.reject(id, f"{observed}, and train_batch_size is {batch}: DeepSpeed ends with that.")
     if micro > FIT:
         grade.reject("micro-batch-too-large", f"{observed}. {micro} samples at once on a GPU; {FIT} fit.")
