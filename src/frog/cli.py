@@ -10,6 +10,8 @@ from frog import __version__
 from frog.chaos.commands import add_chaos_parser
 from frog.config.arguments import add_train_arguments
 from frog.core.errors import FrogError
+from frog.core.printable import printable_output
+from frog.core.schema import shortened
 from frog.course.classroom.commands import add_class_parser
 from frog.course.commands import add_learn_parser
 from frog.course.quiz.commands import add_quiz_parser
@@ -31,15 +33,22 @@ from frog.submit.commands import add_submit_parser
 from frog.view.commands import add_view_parsers
 from frog.view.logs_command import add_logs_parser
 
+_MOST_ERROR = 16_000
+"""Characters of an error that are printed: what it quotes may be a whole file."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code. A user's mistake is told without a traceback."""
-    args = _parser().parse_args(arguments)
+    with printable_output():
+        return _run(_parser().parse_args(arguments))
+
+
+def _run(args: argparse.Namespace) -> int:
     try:
         code: int = args.handler(args)
         return code
     except FrogError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {shortened(str(error), _MOST_ERROR)}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -177,5 +178,17 @@ def test_a_file_that_cannot_be_opened(tmp_path: Path, monkeypatch: pytest.Monkey
         raise PermissionError(13, "Permission denied")
 
     (tmp_path / "a.txt").write_text("frog")
-    monkeypatch.setattr("frog.data.files.open", refuse, raising=False)
+    monkeypatch.setattr("frog.data.files.open_plain", refuse)
     assert f"{tmp_path / 'a.txt'}: cannot be read: Permission denied" in refusal(tmp_path / "a.txt")
+
+
+@pytest.mark.parametrize("name", ["one.jsonl.gz", "one.py.gz"])
+def test_a_small_file_cannot_hold_a_line_without_end(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(gzip.compress(b"#" * (80 << 20), 1))
+    assert f"{name}" in refusal(tmp_path / name)
+    assert "more than 67108864 bytes in one" in refusal(tmp_path / name)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.txt")
+    assert "no file to read" in refusal(tmp_path)

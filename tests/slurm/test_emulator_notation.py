@@ -19,6 +19,7 @@ from frog.slurm.emulator.notation import (
     parse_signal,
     parse_time_limit,
     pattern_values,
+    signal_number,
     write_elapsed,
 )
 from frog.slurm.emulator.options import check_patterns, gpus, memory_mb, read_script, read_words, srun_variables
@@ -169,3 +170,23 @@ def test_marks_in_the_words_of_ps() -> None:
     ]
     text = "\n".join(lines)
     assert parse_ps(text) == [(12, "frog1/7.0/"), (13, "frog1/7.0/1/")]
+
+
+@pytest.mark.parametrize(
+    "text", ["n[1-9999999999]", "n[1-99999999]", "n[1-9999],m[1-9999]", "n[" + "9" * 5000 + "]", "n[²]"]
+)
+def test_more_hosts_than_there_can_be_are_no_list(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        expand_hosts(text)
+
+
+@pytest.mark.parametrize("width", ["9999999999", "9" * 5000])
+def test_a_name_is_filled_up_as_far_as_slurm_does(width: str) -> None:
+    assert fill_pattern(f"%{width}j", {"j": "7"}) == "0000000007"
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "²", "4294967296:00:00"])
+def test_numbers_that_cannot_be(text: str) -> None:
+    with pytest.raises(SlurmRefusal):
+        parse_time_limit(text)
+    assert signal_number(text) is None

@@ -247,3 +247,14 @@ def test_a_reader_that_has_gone(folder: RunFolder) -> None:
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=60)
     os.close(writing)
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+def test_a_day_that_there_is_not(folder: RunFolder) -> None:
+    write(folder.rank_log(0), "2026-02-31 10:00:00.000 rank 0 | a line", "99:99:99 rank 0 | another")
+    assert "a line" in "\n".join(line for entry in Logs(folder, Choice()).read(close=True) for line in entry.lines)
+
+
+def test_a_log_cannot_steer_the_terminal(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    write(folder.rank_log(0), "2026-11-21 10:00:00.000 rank 0 | \x1b[2J\x1b]0;t\x07 \x9b1m \u202e \r over")
+    assert main(["logs", str(folder.path)]) == 0
+    assert r"\x1b[2J\x1b]0;t\x07 \u009b1m \u202e \x0d over" in capsys.readouterr().out

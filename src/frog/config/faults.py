@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 from frog.config.fault_kinds import KINDS, Kind
 from frog.core.errors import ConfigError
+from frog.core.schema import read_toml
 from frog.core.vocabulary import PHASES
 
 _COMMON = ("kind", "rank", "step", "phase", "micro", "times")
@@ -123,11 +124,9 @@ def load_faults(path: Path, scene: Scene | None = None) -> list[Fault]:
     Raises:  ConfigError with every mistake.
     """
     try:
-        content = tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}", "correct that line") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}", "name a file with [[fault]] tables") from None
+        content = read_toml(path, ConfigError, "correct that file, or name one with [[fault]] tables")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file", "name a file with [[fault]] tables") from None
     problems = [f"{path}: {_unknown(key, ['fault'])}" for key in content if key != "fault"]
     listed = content.get("fault", [])
     if not isinstance(listed, list) or not all(isinstance(table, dict) for table in listed) or not listed:
@@ -160,7 +159,7 @@ def _words(text: str, where: str, problems: list[str]) -> dict[str, Any]:
             problems.append(f"{where}: {word}: must be NAME=VALUE, like step=7")
             continue
         table[name] = value
-        with contextlib.suppress(tomllib.TOMLDecodeError):  # a bare word is a text
+        with contextlib.suppress(ValueError, RecursionError):  # a bare word is a text
             table[name] = tomllib.loads(f"value = {value}")["value"]
     return table
 

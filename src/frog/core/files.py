@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -43,6 +45,28 @@ def _link(staging: Path, path: Path) -> bool:
     except OSError:
         return path.exists()
     return True
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """A file's bytes, to be read. A named pipe or a device is not waited for, unless the shell passes it (`<(...)`).
+
+    Raises:  OSError, also for what is no file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | (0 if _is_passed(path) else os.O_NONBLOCK))
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode) and not _is_passed(path):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, f"found {_kind_of(mode)}, expected a file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def _is_passed(path: Path) -> bool:
+    return path == Path("/dev/stdin") or path.parent == Path("/dev/fd")
+
+
+def _kind_of(mode: int) -> str:
+    kinds = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"))
+    return next((name for test, name in kinds if test(mode)), "a device")
 
 
 def write_json(path: Path, value: Any, *, replace: bool = True) -> None:
@@ -109,7 +133,7 @@ def _opened(folder: Path) -> Iterator[int]:
 def sha256_file(path: Path) -> str:
     """Hex SHA-256 of a file's bytes, read a block at a time."""
     digest = hashlib.sha256()
-    with open(path, "rb") as file:
+    with open_plain(path) as file:
         while block := file.read(_BLOCK_BYTES):
             digest.update(block)
     return digest.hexdigest()

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
-import stat
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeGuard, TypeVar
@@ -23,7 +23,7 @@ from typing import Annotated, Any, ClassVar, TypeGuard, TypeVar
 import msgspec
 
 from frog.core.errors import FrogError, RunError
-from frog.core.files import write_atomic
+from frog.core.files import open_plain, write_atomic
 
 MOST_BYTES = 64 << 20
 """Of a file that is read whole. Those that Frog writes are far smaller."""
@@ -77,12 +77,12 @@ def read_bounded(
     Raises:  FileNotFoundError if there is none; `error` if it is something else, too large or unreadable.
     """
     try:
-        about = path.stat()
-        if not stat.S_ISREG(about.st_mode):
-            raise error(f"{path}: found {_kind_of(about.st_mode)}, expected a file", hint)
-        if about.st_size > most_bytes:
-            raise error(f"{path}: found {about.st_size} bytes, expected at most {most_bytes}", hint)
-        return path.read_bytes()
+        with open_plain(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            data = file.read() if size <= most_bytes else b""
+        if max(size, len(data)) > most_bytes:
+            raise error(f"{path}: found {max(size, len(data))} bytes, expected at most {most_bytes}", hint)
+        return data
     except FileNotFoundError:
         raise
     except (OSError, ValueError) as problem:  # ValueError: its name holds a NUL
@@ -201,8 +201,3 @@ def _shown(value: Any) -> str:
 def shortened(text: str, most: int = _MOST_SHOWN) -> str:
     """A text as an error quotes it: what a file holds can be long."""
     return text if len(text) <= most else text[:most] + "…"
-
-
-def _kind_of(mode: int) -> str:
-    kinds = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"))
-    return next((name for test, name in kinds if test(mode)), "a device")

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from frog.core.errors import UsageError
+from frog.core.printable import print_coloured
 from frog.course.folder import LearnerFolder, create_folder, is_empty, open_folder
 from frog.course.journal import SHORT
 from frog.course.predictions import asked_by, find_prediction, missing
@@ -72,7 +73,7 @@ def chosen_exercise(
 
 
 def print_lines(lines: Iterable[str]) -> None:
-    print("\n".join(lines))
+    print_coloured("\n".join(lines))
 
 
 def list_exercises(args: argparse.Namespace) -> int:

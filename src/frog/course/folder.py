@@ -175,10 +175,7 @@ def _digest(data: bytes) -> str:
 
 
 def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as problem:
-        raise UsageError(f"{path}: cannot be read: {problem.strerror}", "move it away") from None
+    return read_bounded(path, UsageError, "move it away")
 
 
 def open_folder(start: Path, labs: Path = LABS) -> LearnerFolder | None:

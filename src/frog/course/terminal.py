@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any
 
 from frog.core.env import variable
+from frog.core.printable import beneath
 
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l"
 """Another screen, no cursor, and long lines are cut."""
@@ -40,7 +41,7 @@ def num_rows() -> int:
 
 def draw(lines: list[str]) -> None:
     """Replace what is on the screen, without a flicker."""
-    sys.stdout.write("\x1b[H" + "\x1b[K\r\n".join(lines) + "\x1b[K\x1b[J")
+    beneath(sys.stdout).write("\x1b[H" + "\x1b[K\r\n".join(lines) + "\x1b[K\x1b[J")
     sys.stdout.flush()
 
 
@@ -55,12 +56,12 @@ def taken_over(events: SimpleQueue[Event]) -> Iterator[None]:
 
     def enter() -> None:
         tty.setcbreak(keyboard, termios.TCSANOW)
-        sys.stdout.write(_ENTER)
+        beneath(sys.stdout).write(_ENTER)
         sys.stdout.flush()
 
     def leave() -> None:
         with contextlib.suppress(OSError, ValueError):  # the terminal may be gone
-            sys.stdout.write(_LEAVE)
+            beneath(sys.stdout).write(_LEAVE)
             sys.stdout.flush()
         with contextlib.suppress(termios.error):
             termios.tcsetattr(keyboard, termios.TCSANOW, before)

@@ -8,6 +8,7 @@ import textwrap
 from dataclasses import dataclass
 
 from frog.core.env import variable
+from frog.core.printable import printable
 
 _COLUMNS = (40, 100)
 """At least, and at most: longer lines are hard to read."""
@@ -33,7 +34,7 @@ class Style:
         found: list[str] = []
         for paragraph in text.splitlines() or [""]:
             found += textwrap.wrap(
-                printable(paragraph),
+                printable(paragraph.expandtabs(4)),
                 self.columns,
                 initial_indent=margin + (" " * len(first) if found else first),
                 subsequent_indent=margin + " " * len(first),
@@ -58,8 +59,3 @@ def style_of_output() -> Style:
         max(_COLUMNS[0], min(columns, _COLUMNS[1])),
         sys.stdout.isatty() and not variable("NO_COLOR") and variable("TERM") != "dumb",
     )
-
-
-def printable(line: str) -> str:
-    """A line without what would steer the terminal."""
-    return "".join(char if char.isprintable() else "?" for char in line.expandtabs(4))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from frog.core.printable import printable
 from frog.course.predictions import explained, missing
 from frog.course.progress import Progress
-from frog.course.text import Style, printable
+from frog.course.text import Style
 from frog.grader.exercise import Exercise, Prediction
 from frog.grader.verdict import Verdict
 
@@ -125,7 +126,7 @@ def _output(verdict: Verdict, style: Style) -> Iterator[str]:
     if lines:
         yield ""
         yield style.paint("  Your code printed:", "quiet")
-        yield from (f"  | {printable(line)[: style.columns - 4]}" for line in lines[:_MOST_OUTPUT])
+        yield from (f"  | {printable(line.expandtabs(4))[: style.columns - 4]}" for line in lines[:_MOST_OUTPUT])
     if len(lines) > _MOST_OUTPUT:
         yield f"  | ... {len(lines) - _MOST_OUTPUT} lines more"
 

@@ -10,6 +10,7 @@ from queue import SimpleQueue
 
 import watchfiles
 
+from frog.core.printable import print_coloured
 from frog.course.folder import LearnerFolder
 from frog.course.screen import screen_lines
 from frog.course.session import Checks, Session
@@ -55,7 +56,7 @@ def _line_by_line(session: Session, events: SimpleQueue[Event]) -> None:
             continue
         if session.verdict:
             style, progress = style_of_output(), session.standing.progress
-            print("\n".join(["", *verdict_lines(session.verdict, session.exercise, progress, style)]), flush=True)
+            print_coloured("\n".join(["", *verdict_lines(session.verdict, session.exercise, progress, style)]))
         elif session.problem:
             print(f"\n{session.problem}", flush=True)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from frog.core.errors import DataError
+from frog.core.printable import printable, printable_lines
 from frog.core.units import format_bytes, format_count
 from frog.data.folder import DATA_ROOT, DEFAULT_NAME, set_folder
 
@@ -79,7 +80,6 @@ def run_prepare(args: argparse.Namespace) -> int:
 def run_list(args: argparse.Namespace) -> int:
     """`frog data list`: one line a set, with the reason where one cannot be opened."""
     from rich.box import SIMPLE
-    from rich.console import Console
     from rich.table import Column, Table
 
     from frog.data.prepared import PreparedData, scan_prepared
@@ -92,35 +92,37 @@ def run_list(args: argparse.Namespace) -> int:
     for data in (entry for entry in found.values() if isinstance(entry, PreparedData)):
         splits = data.manifest.splits
         table.add_row(
-            data.name,
+            printable(data.name),
             str(data.vocab_size),
             f"{format_count(splits['train'].num_tokens)} tokens",
             f"{format_count(splits['heldout'].num_tokens)} tokens",
-            data.manifest.source,
+            printable(data.manifest.source),
         )
-    console = Console()
+    from frog.core.console import console
+
+    screen = console()
     if table.row_count:
-        console.print(table)
+        screen.print(table)
     for name, entry in found.items():
         if not isinstance(entry, PreparedData):
-            console.print(f"{name} cannot be used: {entry}", markup=False, highlight=False, soft_wrap=True)
+            screen.print(f"{printable(name)} cannot be used: {entry}", soft_wrap=True)
     return 0
 
 
 def run_inspect(args: argparse.Namespace) -> int:
     """`frog data inspect`: splits, sizes of documents, and documents decoded back to text."""
-    from rich.console import Console
-
     from frog.data.prepared import open_prepared
 
     data = open_prepared(args.name, verify=args.verify)
-    console = Console()
+    from frog.core.console import console
+
+    screen = console()
     print(f"{data.path}: {data.manifest.source}")
     print(f"prepared {data.manifest.created}, vocabulary {data.vocab_size}, data_sha256 {data.data_sha256[:16]}")
     if args.verify:
         print(f"verified: the {len(data.manifest.files)} files are as the manifest says")
-    console.print(_splits_table(data))
-    _print_documents(console, data, data.split(args.split), args.documents)
+    screen.print(_splits_table(data))
+    _print_documents(screen, data, data.split(args.split), args.documents)
     return 0
 
 
@@ -151,15 +153,17 @@ def _corpus(args: argparse.Namespace) -> tuple[Documents, str]:
 @contextmanager
 def _shown_progress() -> Iterator[Progress]:
     """A bar on a terminal; elsewhere a line a phase, and one every few seconds."""
-    from rich.console import Console
+    from frog.core.console import console
 
-    console = Console()
-    if not console.is_terminal:
+    screen = console()
+    if not screen.is_terminal:
         yield _line_progress()
         return
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
-    with Progress(TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn()) as bars:
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn(), console=screen
+    ) as bars:
         task = bars.add_task(_PHASE_WORDS["read"], total=None)
         read_bytes = 0
 
@@ -223,7 +227,7 @@ def _splits_table(data: PreparedData) -> Any:
     return table
 
 
-def _print_documents(console: Any, data: PreparedData, split: Split, num_documents: int) -> None:
+def _print_documents(screen: Any, data: PreparedData, split: Split, num_documents: int) -> None:
     """Documents spread evenly over the split, each decoded from its tokens."""
     import numpy as np
     from rich.panel import Panel
@@ -241,4 +245,5 @@ def _print_documents(console: Any, data: PreparedData, split: Split, num_documen
         text = tokenizer.decode(token_ids[:_SHOWN_CHARS].tolist(), skip_special_tokens=True)
         ending = " ..." if len(text) > _SHOWN_CHARS or len(token_ids) > _SHOWN_CHARS else ""
         title = f"{split.name} document {index}: {len(token_ids)} tokens"
-        console.print(Panel(Text(text[:_SHOWN_CHARS] + ending), title=title, title_align="left"))
+        shown_text = Text(printable_lines(text[:_SHOWN_CHARS]) + ending)
+        screen.print(Panel(shown_text, title=title, title_align="left"))

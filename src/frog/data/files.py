@@ -8,11 +8,14 @@ import os
 import zlib
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, cast
 
 from frog.core.errors import DataError
+from frog.core.files import open_plain
 from frog.data.corpora import Document, text_of
 from frog.data.cutting import pieces
 from frog.data.lines import parse_line
@@ -20,6 +23,8 @@ from frog.data.lines import parse_line
 SUFFIXES = (".txt", ".md", ".py", ".jsonl", ".parquet")
 
 _BLOCK_BYTES = 1 << 20
+_MOST_BYTES = 64 << 20
+"""Of one document, or one line: a gzip file of some megabytes may hold gigabytes of one."""
 _ROWS_A_BATCH = 256
 _ENDINGS = (*SUFFIXES, *(f"{suffix}.gz" for suffix in SUFFIXES if suffix != ".parquet"))
 
@@ -100,7 +105,7 @@ def _read_file(path: Path, name: str, column: str) -> Iterator[Document]:
             if kind == ".jsonl":
                 yield from _json_lines(file, path, name, column)
             elif kind == ".py":
-                yield Document(name, "".join(_decoded(file, path)))
+                yield Document(name, _whole(file, path))
             else:
                 yield from _cut_text(file, path, name)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
@@ -109,8 +114,19 @@ def _read_file(path: Path, name: str, column: str) -> Iterator[Document]:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def _opened(path: Path) -> IO[bytes]:
-    return cast("IO[bytes]", gzip.open(path)) if path.suffix.lower() == ".gz" else open(path, "rb")
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    with open_plain(path) as file:
+        yield cast("IO[bytes]", gzip.GzipFile(fileobj=file)) if path.suffix.lower() == ".gz" else file
+
+
+def _whole(file: IO[bytes], path: Path) -> str:
+    parts: list[str] = []
+    for part in _decoded(file, path):
+        parts.append(part)
+        if len(parts) * _BLOCK_BYTES > _MOST_BYTES:
+            raise DataError(f"{path}: more than {_MOST_BYTES} bytes in one document", "break it up")
+    return "".join(parts)
 
 
 def _cut_text(file: IO[bytes], path: Path, name: str) -> Iterator[Document]:
@@ -126,7 +142,9 @@ def _cut_text(file: IO[bytes], path: Path, name: str) -> Iterator[Document]:
 
 def _json_lines(file: IO[bytes], path: Path, name: str, column: str) -> Iterator[Document]:
     offset = 0
-    for number, line in enumerate(file, start=1):
+    for number, line in enumerate(iter(partial(file.readline, _MOST_BYTES + 1), b""), start=1):
+        if len(line) > _MOST_BYTES:
+            raise DataError(f"{path}, line {number}: more than {_MOST_BYTES} bytes in one line", "break it up")
         text = _decode_line(line, path, number, offset).rstrip()
         offset += len(line)
         if not text:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import shutil
 from pathlib import Path
-
-from rich.console import Console
+from typing import TYPE_CHECKING
 
 from frog.core.errors import UsageError
 from frog.demo.page import write_page
 from frog.demo.play import Player
 from frog.demo.session import NAMES, Session, read_session
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _NEEDED = ("train.py", "scripts", "config")
 """What a demo shows of the repository, and copies into its folder."""
@@ -39,23 +41,25 @@ def _demo(args: argparse.Namespace) -> int:
     session = read_session(args.session)
     if not 1 <= args.first <= len(session.steps):
         raise UsageError(f"--from {args.first}: the demo has steps 1 to {len(session.steps)}")
-    console = Console(highlight=False)
+    from frog.core.console import console
+
+    screen = console()
     if args.list:
-        _print_steps(console, session)
+        _print_steps(screen, session)
         return 0
     folder = _folder(args.out or Path(f"demo-{args.session}"), args.first)
-    console.print(
+    screen.print(
         f"{session.title}: {len(session.steps)} steps, {session.minutes} minutes with what is said; in {folder}\n"
     )
-    player = Player(session, folder, args.auto, console)
+    player = Player(session, folder, args.auto, screen)
     is_right = player.play(args.first)
-    console.print(f"all of it: {write_page(folder, session, player.played)}")
+    screen.print(f"all of it: {write_page(folder, session, player.played)}")
     return 0 if is_right else 1
 
 
-def _print_steps(console: Console, session: Session) -> None:
+def _print_steps(screen: Console, session: Session) -> None:
     for number, step in enumerate(session.steps, 1):
-        console.print(f"{number}  {step.title}\n   $ {step.run}", markup=False, soft_wrap=True)
+        screen.print(f"{number}  {step.title}\n   $ {step.run}", soft_wrap=True)
 
 
 def _folder(folder: Path, first: int) -> Path:

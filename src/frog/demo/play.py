@@ -18,6 +18,7 @@ from rich.markup import escape
 
 from frog.core.env import child_env
 from frog.core.errors import LaunchError
+from frog.core.printable import printable_lines
 from frog.demo.session import Session, Step
 
 _GRACE_S = 15
@@ -68,7 +69,7 @@ class Player:
             played = self._run(number, step)
             if played.is_right:
                 self.played.append(played)
-                self.console.print(f"  [bold]look[/] {escape(step.look)}\n")
+                self.console.print(f"  [bold]look[/] {escape(step.look)}\n", markup=True)
                 return True
             self.console.print(f"  the step ended with exit code {played.code}; its output is in {played.output}")
             if self.auto and tries == 2:
@@ -80,9 +81,9 @@ class Player:
         return answer != "quit"
 
     def _announce(self, number: int, step: Step) -> None:
-        self.console.rule(f"{number}/{len(self.session.steps)}  {escape(step.title)}", align="left")
-        self.console.print(f"  [bold]say[/]  {escape(step.say)}")
-        self.console.print(f"  [bold]$[/] {escape(step.run)}", soft_wrap=True)
+        self.console.rule(f"{number}/{len(self.session.steps)}  {step.title}", align="left")
+        self.console.print(f"  [bold]say[/]  {escape(step.say)}", markup=True)
+        self.console.print(f"  [bold]$[/] {escape(step.run)}", soft_wrap=True, markup=True)
 
     def _ask(self, keys: str, answers: dict[str, Answer]) -> Answer:
         if self.auto:
@@ -120,7 +121,7 @@ class Player:
         assert process.stdout is not None
         while data := os.read(process.stdout.fileno(), 1 << 16):
             file.write(data)
-            self.console.file.write(data.decode(errors="replace"))
+            self.console.file.write(printable_lines(data.decode(errors="replace")))
             self.console.file.flush()
 
 

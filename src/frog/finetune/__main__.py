@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from frog.core.printable import printable_output
 from frog.core.processes import leave
 from frog.finetune.arguments import add_finetune_arguments
 from frog.finetune.main import run_rank
@@ -19,4 +20,5 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    leave(main(sys.argv[1:]))
+    with printable_output():
+        leave(main(sys.argv[1:]))

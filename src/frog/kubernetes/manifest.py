@@ -92,9 +92,7 @@ def read_manifest(path: Path, extra: Sequence[str] = ()) -> Manifest:
     Raises:  ManifestError with every mistake of the file.
     """
     try:
-        # `frog submit --dry-run | frog run --from /dev/stdin`: the one pipe that is waited for
-        piped = path == Path("/dev/stdin")
-        text = (path.read_bytes() if piped else read_bounded(path, ManifestError)).decode()
+        text = read_bounded(path, ManifestError).decode()
         documents = load_documents(text)
     except (OSError, UnicodeDecodeError) as error:
         raise ManifestError(f"{path}: cannot be read: {error}") from None

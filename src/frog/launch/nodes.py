@@ -45,7 +45,7 @@ def parse_nodes(text: str) -> Nodes:
 
     Raises:  UsageError for anything else.
     """
-    match = re.fullmatch(r"(?:(\d+):)?(\d+)(?:x(\d+))?", text)
+    match = re.fullmatch("(?:([0-9]{1,4}):)?([0-9]{1,4})(?:x([0-9]{1,4}))?", text)
     if match is None:
         raise UsageError(
             f"--nodes {text}: not of the form NODESxRANKS", "--nodes 2x4, or --nodes 1:3x2 to shrink and grow"

@@ -102,29 +102,29 @@ def _print_json(config: RunConfig, world: int, rows: list[Row]) -> None:
 
 
 def _print_comparison(config: RunConfig, world: int, rows: list[Row]) -> None:
-    from rich.console import Console
 
+    from frog.core.console import console
     from frog.core.units import format_count
 
-    console = Console(highlight=False)
+    screen = console()
     # A table as wide as it is: a narrow terminal breaks its lines, which loses less than cutting its cells.
-    console.width = max(console.width, _TABLE_WIDTH)
-    console.print(
+    screen.width = max(screen.width, _TABLE_WIDTH)
+    screen.print(
         f"{format_count(config.model.num_parameters())} parameters, {world} rank{'s' if world > 1 else ''}, "
         f"a step of {config.train.global_batch_size} x {config.data.sequence_length} tokens\n"
     )
-    console.print(_table(rows))
-    console.print("\n" + _LEGEND, style="dim")
+    screen.print(_table(rows))
+    screen.print("\n" + _LEGEND, style="dim")
     if impossible := [row for row in rows if row.problems]:
-        console.print("\nnot possible: why", style="bold")
+        screen.print("\nnot possible: why", style="bold")
         for row in impossible:
             for problem in row.problems:
-                console.print(f"  {row.name}: {problem}", markup=False, soft_wrap=True)
-    console.print("\nwhen to use it", style="bold")
+                screen.print(f"  {row.name}: {problem}", soft_wrap=True)
+    screen.print("\nwhen to use it", style="bold")
     for row in {row.kind: row for row in rows if "+" not in row.kind}.values():
-        console.print(f"  {row.name.partition(',')[0] if row.kind == 'pp' else row.name}: {row.use}", soft_wrap=True)
+        screen.print(f"  {row.name.partition(',')[0] if row.kind == 'pp' else row.name}: {row.use}", soft_wrap=True)
     if any("+" in row.kind for row in rows):
-        console.print("  a product (x): where the reasons of its parts meet")
+        screen.print("  a product (x): where the reasons of its parts meet")
 
 
 def _table(rows: list[Row]) -> Table:

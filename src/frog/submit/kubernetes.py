@@ -10,6 +10,7 @@ from typing import Any
 
 from frog.config import load_run_config
 from frog.core.errors import UsageError
+from frog.core.printable import printable
 from frog.submit.ask import ask_cluster
 from frog.submit.kubernetes_request import KubernetesRequest
 
@@ -141,7 +142,7 @@ def _command(args: argparse.Namespace) -> str:
             words += [f"--{option.replace('_', '-')}", str(value)]
     words += [word for setting in args.set for word in ("--set", setting)]
     line = " ".join(shlex.join(words).split())
-    return "".join(letter if letter.isprintable() else "?" for letter in line)
+    return printable(line)
 
 
 def _apply(text: str) -> str:

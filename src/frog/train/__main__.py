@@ -2,7 +2,9 @@
 
 import sys
 
+from frog.core.printable import printable_output
 from frog.core.processes import leave
 from frog.train.main import main
 
-leave(main(sys.argv[1:]))
+with printable_output():
+    leave(main(sys.argv[1:]))

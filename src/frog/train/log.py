@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from types import TracebackType
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from frog.core.console import console
 from frog.core.units import time_text
 
 
@@ -24,14 +24,14 @@ class RankLog:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115
         self._rank = rank
-        self._console = Console(highlight=False, soft_wrap=True) if show else None
+        self._console = console(soft_wrap=True) if show else None
         self._progress: Progress | None = None
 
     def say(self, line: str) -> None:
         """A line for people: log and screen."""
         self.note(line)
         if self._console is not None:
-            self._console.print(line, markup=False)
+            self._console.print(line)
 
     def note(self, line: str) -> None:
         """A line for the log alone."""

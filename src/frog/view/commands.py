@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from frog.core.printable import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -68,24 +70,24 @@ def _print_comparison(comparison: Comparison) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    console = _console()
+    screen = _console()
     for letter, line in zip("AB", comparison.titles, strict=True):
-        console.print(Text(f"{letter}  {line}"))
+        screen.print(Text(f"{letter}  {line}"))
     for note in comparison.notes:
-        console.print(Text(f"   {note}", style="dim"))
+        screen.print(Text(f"   {note}", style="dim"))
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     styles = {"equal": "green", "close": "yellow", "different": "red", "not compared": "dim"}
     for finding in comparison.findings:
         table.add_row(finding.what, Text(finding.outcome, style=styles[finding.outcome]), Text(finding.detail))
-    console.print(table)
-    console.print(Text(comparison.verdict, style=f"bold {styles[comparison.outcome]}"))
+    screen.print(table)
+    screen.print(Text(comparison.verdict, style=f"bold {styles[comparison.outcome]}"))
 
 
 def _console() -> Console:
     """A console that does not break lines for a file or a pipe as it would for a narrow terminal."""
-    from rich.console import Console
+    from frog.core.console import console
 
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+    return console(width=None if sys.stdout.isatty() else 200)
 
 
 def _runs(args: argparse.Namespace) -> int:
@@ -97,11 +99,11 @@ def _runs(args: argparse.Namespace) -> int:
     if not rows:
         print(f"no runs under {args.runs}/\n  try: `make demo` makes one")
         return 0
-    console = _console()
-    console.print(runs_table([row for row in rows if row.problem is None]))
+    screen = _console()
+    screen.print(runs_table([row for row in rows if row.problem is None]))
     for row in rows:
         if row.problem is not None:
-            console.print(Text(f"passed over {row.problem}", style="yellow"))
+            screen.print(Text(f"passed over {printable(row.problem)}", style="yellow"))
     return 0
 
 

@@ -8,6 +8,7 @@ pages write them, stay in order behind what came before.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import re
 import time
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from frog.core.errors import RunError, UsageError
+from frog.core.printable import printable
 from frog.core.runfolder import RunFolder
 from frog.events import read_run
 from frog.events.run import is_under_way
@@ -90,7 +92,7 @@ class Tail:
 
     def read(self) -> list[Entry]:
         """The entries that are whole by now. The last is whole when another follows, or when nothing more came."""
-        size = self._path.stat().st_size if self._path.exists() else 0
+        size = self._path.stat().st_size if self._path.is_file() else 0
         if size <= self._at:
             return self.close() if not self._rest else []
         with open(self._path, "rb") as file:
@@ -120,7 +122,8 @@ class Tail:
         before = self._open
         if match is not None and match["clock"]:
             # An entry is never before the one above it, whatever the clock was set to.
-            self._time_s = max(self._time_s, self._time_of(match))
+            with contextlib.suppress(ValueError, OverflowError):  # a day or an hour that there is not
+                self._time_s = max(self._time_s, self._time_of(match))
         self._in_traceback = text.startswith(_TRACEBACK)
         self._open = Entry(self.source, self._time_s, self._count, [text])
         self._count += 1
@@ -240,7 +243,8 @@ def format_entry(entry: Entry, width: int, colour: bool) -> str:
         style = "1" if entry.source.kind == "node" else str(number)
         name, time_text = f"\033[{style}m{name}\033[0m", f"\033[2m{time_text}\033[0m"
     heads = [time_text, *[" " * 23] * (len(entry.lines) - 1)]
-    return "\n".join(f"{head} {name} {line}".rstrip() for head, line in zip(heads, entry.lines, strict=True))
+    lines = map(printable, entry.lines)
+    return "\n".join(f"{head} {name} {line}".rstrip() for head, line in zip(heads, lines, strict=True))
 
 
 def parse_since(text: str, now_s: float) -> float:

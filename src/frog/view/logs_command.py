@@ -65,9 +65,10 @@ def _choice(args: argparse.Namespace) -> Choice:
 
 def _show(entries: list[Entry], width: int) -> None:
     from frog.core.env import variable
+    from frog.core.printable import print_coloured
     from frog.view.logs import format_entry
 
     colour = sys.stdout.isatty() and variable("NO_COLOR") is None
     for entry in entries:
-        print(format_entry(entry, width, colour))
+        print_coloured(format_entry(entry, width, colour))
     sys.stdout.flush()

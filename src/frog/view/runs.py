@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from frog.core.errors import RunError
+from frog.core.printable import printable
 from frog.core.runfile import Record, RunFile
 from frog.core.runfolder import RunFolder
 from frog.core.units import format_count
@@ -106,7 +107,7 @@ def runs_table(rows: list[RunRow]) -> Table:
     table.add_column("when", no_wrap=True)
     for row in rows:
         table.add_row(
-            Text(row.name),
+            Text(printable(row.name)),
             Text(row.status, style=styles.get(row.status, "red")),
             f"{row.step if row.step is not None else '?'}/{row.num_steps}",
             str(row.world_size or ""),

@@ -25,10 +25,10 @@ def add_class_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
 
 def _make_page(args: argparse.Namespace) -> int:
     from frog.core.errors import UsageError
+    from frog.core.printable import printable
     from frog.course.classroom.heads import hold_against_heads, read_heads
     from frog.course.classroom.page import write_page
     from frog.course.classroom.reports import read_reports
-    from frog.course.text import printable
 
     reports, problems = read_reports(args.reports)
     if args.heads:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from frog.core.exitcodes import signal_code
+from frog.core.printable import printable_output
+from frog.core.schema import shortened
 from frog.slurm.emulator import RELEASE
 from frog.slurm.emulator.refusal import SlurmRefusal
 from frog.slurm.emulator.wire import Client, read_client
@@ -42,13 +44,18 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     # Whole blocks, whatever PYTHONUNBUFFERED says: in `scontrol show hostnames | head -n 1` nobody reads more than one.
     sys.stdout = open(1, "w", buffering=1 << 16, closefd=False)  # noqa: SIM115
+    with printable_output():
+        return _run(folder, name, words)
+
+
+def _run(folder: Path, name: str, words: Sequence[str]) -> int:
     try:
         code = _command(name)(read_client(folder), words)
         sys.stdout.flush()
         return code
     except SlurmRefusal as error:
         before = "" if error.plain else f"{name}: error: "
-        for line in error.what.splitlines():
+        for line in shortened(error.what, 2000).splitlines():
             print(f"{before}{line}", file=sys.stderr)
         if error.hint is not None:
             print(f"  try: {error.hint}", file=sys.stderr)

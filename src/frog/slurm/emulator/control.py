@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from frog.core.env import variable
+from frog.core.printable import printable
 from frog.slurm.emulator import RELEASE
 from frog.slurm.emulator.commandline import parse_command_line
 from frog.slurm.emulator.job import is_called
@@ -208,7 +209,7 @@ def _node_tables(client: Client, rest: Sequence[str]) -> list[list[list[str]]]:
 
 def _print_tables(tables: Sequence[Sequence[Sequence[str]]], *, one_line: bool) -> None:
     for lines in tables:
-        text = [" ".join(line) for line in lines]
+        text = [printable(" ".join(line)) for line in lines]
         print(" ".join(text) + " " if one_line else "\n   ".join(text) + "\n")
     if not tables:
         print("No jobs in the system", file=sys.stdout)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from frog.core.printable import printable
 from frog.slurm.emulator.commandline import CommandLine, parse_command_line
 from frog.slurm.emulator.job import CANCELLED, COMPLETED, FAILED, SHORT_STATES, TIMEOUT, is_called
 from frog.slurm.emulator.notation import compress_hosts, compress_numbers, write_elapsed, write_moment
@@ -141,7 +142,7 @@ def _print(rows: Sequence[Row], form: str, columns: Mapping[str, Column], progra
             raise unknown(f"%{letter} in the format of {program}")
 
     def line(value: Callable[[str], object]) -> str:
-        return re.sub(r"%(\.?)(\d*)(.)", lambda found: _fit(str(value(found[3])), found[1], found[2]), form)
+        return re.sub(r"%(\.?)(\d*)(.)", lambda found: _fit(printable(str(value(found[3]))), found[1], found[2]), form)
 
     if head:
         print(line(lambda letter: columns[letter][0]))
@@ -152,8 +153,9 @@ def _print(rows: Sequence[Row], form: str, columns: Mapping[str, Column], progra
 def _fit(text: str, point: str, width: str) -> str:
     if not width:
         return text
-    text = text[: int(width)]
-    return text.rjust(int(width)) if point else text.ljust(int(width))
+    columns = int(width[:4])
+    text = text[:columns]
+    return text.rjust(columns) if point else text.ljust(columns)
 
 
 _NODE_COLUMNS: dict[str, Column] = {

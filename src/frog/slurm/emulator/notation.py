@@ -13,12 +13,21 @@ from frog.jobfile.directives import time_limit_s
 from frog.slurm.emulator.refusal import SlurmRefusal, unknown
 
 _MAX_ARRAY_INDEX = 1000
+_MOST_HOSTS = 10_000
+_MOST_SECONDS = 2**32
+_MOST_WIDTH = 10
+"""Of a number in a file's name, which Slurm fills up with zeros no further."""
 _NO_TASK = 4294967294
 """What Slurm writes for %a in a job that is no array."""
 
 
+def parse_whole(text: str) -> int | None:
+    """0, 12, 007, of 18 digits at most; None for anything else."""
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
+
+
 def expand_hosts(text: str) -> list[str]:
-    """node[1-2,4],login -> node1, node2, node4, login. Raises ValueError if it is no list of hosts."""
+    """node[1-2,4],login -> node1, node2, node4, login. Raises ValueError if it is no list of hosts, or of too many."""
     hosts: list[str] = []
     rest = text
     while rest:
@@ -27,19 +36,21 @@ def expand_hosts(text: str) -> list[str]:
             raise ValueError(text)
         prefix, ranges = match.groups()
         hosts += [prefix] if ranges is None else [prefix + number for number in _numbers(ranges)]
+        if len(hosts) > _MOST_HOSTS:
+            raise ValueError(text)
         rest = rest[match.end() :]
     return hosts
 
 
 def _numbers(ranges: str) -> list[str]:
     """01-03,7 -> 01, 02, 03, 7."""
-    found = []
+    found: list[str] = []
     for part in ranges.split(","):
-        match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
-        if match is None or (match[2] and int(match[2]) < int(match[1])):
+        begin, _, end = part.partition("-")
+        first, last = parse_whole(begin), parse_whole(end or begin)
+        if first is None or last is None or not 0 <= last - first < _MOST_HOSTS - len(found):
             raise ValueError(ranges)
-        last = match[2] or match[1]
-        found += [f"{number:0{len(match[1])}d}" for number in range(int(match[1]), int(last) + 1)]
+        found += [f"{number:0{len(begin)}d}" for number in range(first, last + 1)]
     return found
 
 
@@ -83,11 +94,11 @@ def parse_array(text: str) -> ArraySpec:
     """0-3%2, 1,3,5-9:2. Raises SlurmRefusal if it is no array."""
     wrong = SlurmRefusal("Batch job submission failed: Invalid job array specification")
     indices, percent, most = text.partition("%")
-    if percent and (not most.isdigit() or int(most) < 1):
+    if percent and not parse_whole(most):
         raise wrong
     tasks: set[int] = set()
     for part in indices.split(","):
-        match = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part)
+        match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?", part)
         if match is None:
             raise wrong
         first, last, by = int(match[1]), int(match[2] or match[1]), int(match[3] or 1)
@@ -110,15 +121,15 @@ class WarningSignal:
 
 def signal_number(text: str) -> int | None:
     """USR1, SIGUSR1 or 10; None if there is no such signal."""
-    if text.isdigit():
-        return int(text) if 0 < int(text) < 65 else None
+    if (number := parse_whole(text)) is not None:
+        return number if 0 < number < 65 else None
     found = getattr(signal, f"SIG{text.upper().removeprefix('SIG')}", None)
     return int(found) if isinstance(found, signal.Signals) else None
 
 
 def parse_signal(text: str) -> WarningSignal:
     """[B:]USR1[@60]. Raises SlurmRefusal if it is no signal."""
-    match = re.fullmatch(r"(?:([A-Z]+):)?([A-Za-z0-9]+)(?:@(\d+))?", text)
+    match = re.fullmatch(r"(?:([A-Z]+):)?([A-Za-z0-9]+)(?:@([0-9]{1,9}))?", text)
     number = signal_number(match[2]) if match else None
     if match is None or number is None or int(match[3] or 60) > 65535:
         raise SlurmRefusal("Invalid --signal specification", exit_code=255)
@@ -133,6 +144,8 @@ def parse_time_limit(text: str) -> int | None:
         seconds = time_limit_s(text)
     except ValueError:
         raise SlurmRefusal("Invalid --time specification", exit_code=255) from None
+    if seconds is not None and seconds > _MOST_SECONDS:
+        raise SlurmRefusal("Invalid --time specification", exit_code=255)
     return None if not seconds else -(-seconds // 60)
 
 
@@ -147,7 +160,7 @@ def fill_pattern(pattern: str, values: Mapping[str, str]) -> str:
             return "%"
         if letter not in values:
             raise unknown(f"%{letter} in the name {pattern!r}")
-        return values[letter].zfill(int(width or 0))
+        return values[letter].zfill(min(int(width[:3] or 0), _MOST_WIDTH))
 
     return re.sub(r"%(\d*)(.)", value, pattern)
 
@@ -186,8 +199,11 @@ def write_moment(unix_s: float | None) -> str:
 
 def parse_moment(text: str) -> float:
     """now, now+5seconds, now+1minute or 2026-01-31T12:34:56, in seconds since 1970. Raises ValueError for others."""
-    match = re.fullmatch(r"now(?:\+(\d+)(seconds?|minutes?|hours?|days?)?)?", text)
+    match = re.fullmatch(r"now(?:\+([0-9]{1,9})(seconds?|minutes?|hours?|days?)?)?", text)
     if match:
         unit = {"s": 1, "m": 60, "h": 3600, "d": 86400}[(match[2] or "s")[0]]
         return time.time() + int(match[1] or 0) * unit
-    return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+    try:
+        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+    except OverflowError:
+        raise ValueError(text) from None

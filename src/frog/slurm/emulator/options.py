@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from frog.jobfile.directives import GivenOption, Option, read_directives, read_options
-from frog.slurm.emulator.notation import expand_hosts, fill_pattern, pattern_values
+from frog.slurm.emulator.notation import expand_hosts, fill_pattern, parse_whole, pattern_values
 from frog.slurm.emulator.refusal import SlurmRefusal, unknown
 
 _BOTH = (
@@ -79,13 +79,14 @@ def count(options: Mapping[str, str | None], name: str, least: int = 1) -> int |
     text = options.get(name)
     if name not in options:
         return None
-    if text is None or not text.isdigit() or int(text) < least:
+    number = parse_whole(text or "")
+    if number is None or number < least:
         if name == "nodes":
             if re.fullmatch(r"\d+-\d+", text or ""):
                 raise unknown(f"--nodes={text}: a range of nodes")
             raise SlurmRefusal(f'"{text}" is not a valid node count', exit_code=255)
         raise SlurmRefusal(f'Invalid numeric value "{text}" for --{name}.')
-    return int(text)
+    return number
 
 
 def gpus(options: Mapping[str, str | None]) -> tuple[int, int | None]:
@@ -96,9 +97,9 @@ def gpus(options: Mapping[str, str | None]) -> tuple[int, int | None]:
             continue
         text = options[name] or ""
         number = text.removeprefix("gpu:") if name == "gres" and text != "gpu" else text.replace("gpu", "1")
-        if not number.isdigit():
+        if (count := parse_whole(number)) is None:
             raise unknown(f"--{name}={text}")
-        said[name] = int(number)
+        said[name] = count
     per_node = said.get("gpus-per-node")
     return said.get("gres", per_node or 0), per_node
 
@@ -123,7 +124,7 @@ def check_patterns(options: Mapping[str, str | None]) -> None:
 
 def memory_mb(text: str) -> int:
     """100M, 4G, 2000 (megabytes), 0 (all of the node)."""
-    match = re.fullmatch(r"(\d+)([KMGT]?)B?", text, re.IGNORECASE)
+    match = re.fullmatch(r"([0-9]{1,15})([KMGT]?)B?", text, re.IGNORECASE)
     if match is None:
         raise SlurmRefusal("Invalid --mem specification", exit_code=255)
     number, unit = int(match[1]), match[2].upper() or "M"
@@ -160,7 +161,7 @@ def srun_variables(env: Mapping[str, str]) -> dict[str, str | None]:
         raise unknown(f"the variable {others[0]} of srun")
     found: dict[str, str | None] = {name: env[key] or None for key, name in _FROM_VARIABLES.items() if key in env}
     labels = found.get("label")
-    if labels is not None and labels != "yes" and not (labels.isdigit() and int(labels)):
+    if labels is not None and labels != "yes" and not parse_whole(labels):
         del found["label"]
     return found
 

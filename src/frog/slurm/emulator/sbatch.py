@@ -11,6 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from frog.core.env import child_env, host_name
+from frog.core.errors import UsageError
+from frog.core.schema import read_bounded
 from frog.jobfile.directives import SBATCH
 from frog.slurm.emulator import options as opt
 from frog.slurm.emulator.job import JobRequest
@@ -68,8 +70,8 @@ def _script(given: Mapping[str, str | None], rest: Sequence[str]) -> tuple[str, 
     if not rest:
         return _checked(sys.stdin.read()), "sbatch", ["sbatch"]
     try:
-        text = Path(rest[0]).read_bytes().decode(errors="surrogateescape")
-    except OSError:
+        text = read_bounded(Path(rest[0]), UsageError).decode(errors="surrogateescape")
+    except (OSError, UsageError):
         raise SlurmRefusal(f"Unable to open file {rest[0]}") from None
     return _checked(text), Path(rest[0]).name, list(rest)
 

@@ -12,6 +12,7 @@ from frog.core.env import child_env, variable
 from frog.jobfile.directives import SRUN
 from frog.slurm.emulator import options as opt
 from frog.slurm.emulator.layout import StepRequest
+from frog.slurm.emulator.notation import parse_whole
 from frog.slurm.emulator.refusal import SlurmRefusal, unknown
 from frog.slurm.emulator.sbatch import make_request, usage
 from frog.slurm.emulator.tasks import StepRun
@@ -115,7 +116,7 @@ def _wanted(options: Mapping[str, str | None], env: Mapping[str, str]) -> StepRe
 
 def _number(env: Mapping[str, str], name: str) -> int | None:
     text = env.get(name, "")
-    return int(text) if text.isdigit() else None
+    return parse_whole(text)
 
 
 def _say(text: str) -> None:

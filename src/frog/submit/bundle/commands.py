@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from frog.core.errors import LaunchError, UsageError
 from frog.core.exitcodes import signal_code
+from frog.core.printable import printable
 
 
 def add_bundle_parser(commands: argparse._SubParsersAction[Any]) -> None:
@@ -72,7 +73,7 @@ def _check(folder: Path) -> int:
 
     wrong = check_sums(folder)
     for problem in wrong:
-        print(f"{folder}: {problem}")
+        print(printable(f"{folder}: {problem}"))
     if wrong:
         print(f"{folder}: not whole: copy it again, or make it anew")
         return 1

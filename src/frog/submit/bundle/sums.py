@@ -7,6 +7,7 @@ from pathlib import Path
 
 from frog.core.errors import UsageError
 from frog.core.files import sha256_file, write_atomic
+from frog.core.schema import read_bounded
 
 SUMS = "SHA256SUMS"
 _LATER = (".venv", "runs", "logs", "__pycache__")
@@ -22,10 +23,11 @@ def write_sums(folder: Path) -> int:
 
 def check_sums(folder: Path) -> list[str]:
     """What is missing, altered or beside the list; empty if the bundle is whole. Raises UsageError if it is none."""
+    hint = "frog bundle RUN.toml --to DIR makes one"
     try:
-        lines = (folder / SUMS).read_text().splitlines()
-    except (OSError, UnicodeDecodeError):
-        raise UsageError(f"{folder}: no bundle: {SUMS} is missing", "frog bundle RUN.toml --to DIR makes one") from None
+        lines = read_bounded(folder / SUMS, UsageError, hint).decode(errors="surrogateescape").splitlines()
+    except FileNotFoundError:
+        raise UsageError(f"{folder}: no bundle: {SUMS} is missing", hint) from None
     wrong, named = [], set()
     for number, line in enumerate(lines, 1):
         match = re.fullmatch(r"([0-9a-f]{64})  (.+)", line)

@@ -1,0 +1,37 @@
+"""The consoles of rich, which draw tables and bars: their texts are printable, and are no markup unless asked for."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderHook, RenderResult
+from rich.segment import Segment
+
+from frog.core.printable import beneath, printable_lines
+
+
+def console(**options: Any) -> Console:
+    """A console on standard output. A test holds that nobody makes another."""
+    made = Console(**{"file": beneath(sys.stdout), "markup": False, "highlight": False, "emoji": False, **options})
+    made.push_render_hook(_Cleaning())
+    return made
+
+
+class _Cleaning(RenderHook):
+    """Stands before a console's output."""
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_Cleaned(renderable) for renderable in renderables]
+
+
+class _Cleaned:
+    """What a renderable draws, of which only what is printable gets through."""
+
+    def __init__(self, renderable: RenderableType) -> None:
+        self._renderable = renderable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for segment in console.render(self._renderable, options):
+            text = segment.text if segment.control else printable_lines(segment.text)
+            yield Segment(text, segment.style, segment.control)

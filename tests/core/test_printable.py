@@ -1,0 +1,76 @@
+"""Text from elsewhere cannot steer a terminal, whatever is in it; and only one place makes consoles."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+import unicodedata
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from frog.core.console import console
+from frog.core.printable import print_coloured, printable, printable_lines, printable_output
+
+SOURCE = Path(__file__).parents[2] / "src/frog"
+ANY = st.text(st.characters(codec=None) | st.sampled_from("\x1b[31m\r\n\t\x9b\u202e\ud800[/]\\"))
+
+
+def steers(text: str) -> bool:
+    return any(unicodedata.category(char) in ("Cc", "Cs") or unicodedata.bidirectional(char) in BIDI for char in text)
+
+
+BIDI = ("LRE", "LRO", "RLE", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
+
+
+@given(ANY)
+def test_a_line_stays_one_and_steers_nothing(text: str) -> None:
+    found = printable(text)
+    assert not steers(found)
+    assert found.splitlines() in ([], [found])
+
+
+@given(ANY)
+def test_lines_stay_lines(text: str) -> None:
+    assert not steers(printable_lines(text).replace("\n", "").replace("\t", ""))
+
+
+@given(st.text(st.characters(codec="utf-8")))
+def test_json_stays_the_same_json(text: str) -> None:
+    line = json.dumps(text, ensure_ascii=False)
+    assert json.loads(printable_lines(line)) == text
+
+
+def test_what_is_shown() -> None:
+    assert printable("a\x1b[31mred\x1b[0m\r\x1b]0;t\x07\n\ud800") == r"ared\x0d\x1b]0;t\x07\n\ud800"
+    assert printable("wörter, 蛙, 🐸") == "wörter, 蛙, 🐸"
+
+
+def test_what_a_program_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = io.BytesIO()
+    out = io.TextIOWrapper(data, encoding="ascii", write_through=True)
+    monkeypatch.setattr(sys, "stdout", out)
+    with printable_output():
+        print("\x1b[2J é\ud800", flush=True)
+        print_coloured("\x1b[1mbold\x1b[0m")
+    assert sys.stdout is out
+    assert data.getvalue() == b"\\x1b[2J \\xe9\\ud800\n\x1b[1mbold\x1b[0m\n"
+
+
+def test_own_colours_are_kept_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    print_coloured("\x1b[32m✓\x1b[0m \x1b[2J \r")
+    assert capsys.readouterr().out == "\x1b[32m✓\x1b[0m \\x1b[2J \\x0d\n"
+
+
+def test_a_console_takes_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    console().print("[bold]x[/bold] [/b] \x1b]0;t")
+    assert capsys.readouterr().out == "[bold]x[/bold] [/b] \\x1b]0;t\n"
+
+
+def test_nobody_makes_another_console() -> None:
+    made = [path for path in SOURCE.rglob("*.py") if re.search(r"\bConsole\(", path.read_text())]
+    assert made == [SOURCE / "core/console.py"]
