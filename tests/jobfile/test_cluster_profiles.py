@@ -78,6 +78,8 @@ def test_all_mistakes_are_reported_at_once() -> None:
         ('directives = ["exclusive"]', "directives: 'exclusive': not an option of sbatch"),
         ('[environment]\n"A B" = "c"', "environment.A B: not a variable's name"),
         ('modules = ["a"]\ncontainer = "b.sif"', "modules=('a',) and container='b.sif': a job uses one or the other"),
+        ('account = "a b"', "account='a b': not a name"),
+        ('python = "a\\nb"', "python='a\\nb': must be one line, without control characters"),
         ("limits = 3", "limits=3: must be tables, [limits.NAME], one for each QOS"),
     ],
 )

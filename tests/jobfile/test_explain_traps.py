@@ -57,6 +57,7 @@ CASES: dict[str, tuple[str, int, tuple[tuple[str, str], ...]]] = {
     "no shebang": ("no-shebang", 1, (("#!/bin/bash\n", "# a job\n"),)),
     "windows": ("dos-lines", 3, (("--nodes=2\n", "--nodes=2\r\n"),)),
     "space after hash": ("not-a-directive", 3, (("#SBATCH --nodes", "# SBATCH --nodes"),)),
+    "no #SBATCH": ("no-directive", 3, (("#SBATCH --nodes=2", "--comment=$(touch${IFS}x)"),)),
     "space before hash": ("not-a-directive", 3, (("#SBATCH --nodes", " #SBATCH --nodes"),)),
     "small letters": ("not-a-directive", 3, (("#SBATCH --nodes", "#sbatch --nodes"),)),
     "directive below": ("after-a-command", 13, (("pipefail\n", "pipefail\n#SBATCH --mem=10G\n"),)),

@@ -18,6 +18,12 @@ CLUSTERS = Path("config/clusters")
 DEFAULT_PROFILE = "generic"
 
 _TEXT_LISTS = ("modules", "directives", "check")
+_IN_JOB_FILES = ("name", "partition", "account", "qos", "python", "container", "scratch", "modules", "directives")
+"""Fields whose texts stand in job files; the environment's do too."""
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_EXPANDS = re.compile(r"([^$`\"\\]|\$[A-Za-z_][A-Za-z0-9_]*|\$\{[A-Za-z_][A-Za-z0-9_]*\})*")
+"""A text that a shell puts variables into, and in which it finds nothing to run."""
+_SLURM_NAME = re.compile(r"[A-Za-z0-9_.,@+-]+")
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,8 @@ class ClusterProfile:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables to export."""
     scratch: str | None = None
-    """A fast folder that all nodes share; may hold $SLURM_JOB_ACCOUNT and $USER. Caches go there."""
+    """A fast folder that all nodes share; may hold $SLURM_JOB_ACCOUNT and $USER. Caches go there. In this and in
+    `container` the shell puts in variables, $NAME and ${NAME}, and nothing else: no commands."""
     network: bool = True
     """Whether compute nodes reach the internet."""
 
@@ -95,8 +102,27 @@ class ClusterProfile:
             wrong = [f"{item.written}: {item.problem}" for item in asked if item.problem]
             if wrong or used < len(text.split()) or not asked:
                 found.append(f"directives: {text!r}: {wrong[0] if wrong else 'not an option of sbatch'}")
-        wrong_names = [name for name in self.environment if not re.fullmatch(r"[A-Za-z_]\w*", name)]
-        return found + [f"environment.{name}: not a variable's name" for name in wrong_names]
+        wrong_names = [name for name in self.environment if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name)]
+        return found + [f"environment.{name}: not a variable's name" for name in wrong_names] + self._text_problems()
+
+    def _text_problems(self) -> list[str]:
+        """What of this profile would be another line of a job file, or a command in one."""
+        texts = [(f"environment.{name}", text) for name, text in self.environment.items()]
+        for name in _IN_JOB_FILES:
+            value = getattr(self, name)
+            texts += [(name, text) for text in ((value,) if isinstance(value, str) else value or ())]
+        found = [f"{name}={text!r}: must be one line, without control characters" for name, text in texts
+                 if _CONTROL.search(text)]  # fmt: skip
+        found += [
+            f'{name}={value!r}: may hold variables, $NAME or ${{NAME}}, but no other $, `, " or \\: job files run them'
+            for name in ("container", "scratch")
+            if (value := getattr(self, name)) is not None and not _EXPANDS.fullmatch(value)
+        ]
+        return found + [
+            f"{name}={value!r}: not a name"
+            for name in ("partition", "account", "qos")
+            if (value := getattr(self, name)) is not None and not is_slurm_name(value)
+        ]
 
     def max_time_s(self, qos: str | None) -> int | None:
         """The longest time that a job may ask for under that QOS; None if the profile does not say."""
@@ -108,6 +134,11 @@ class ClusterProfile:
         """The most nodes that a job may ask for under that QOS; None if the profile does not say."""
         limits = self.limits.get(qos or self.qos or "")
         return limits.max_nodes if limits and limits.max_nodes else self.max_nodes
+
+
+def is_slurm_name(text: str) -> bool:
+    """Whether that can be an account, a partition or a QOS; several are joined by commas."""
+    return _SLURM_NAME.fullmatch(text) is not None
 
 
 def load_profile(name: str, clusters: Path = CLUSTERS) -> ClusterProfile:

@@ -14,6 +14,10 @@ FAILS: dict[str, tuple[str, str | None]] = {
         "sed -i '1s/^\\xef\\xbb\\xbf//' FILE; or save it as UTF-8 without a mark",
     ),
     "dos-lines": ("sbatch refuses the file", "sed -i 's/\\r$//' FILE"),
+    "no-directive": (
+        "the shell takes it for a command, runs what stands in $(...), finds no such program; Slurm never reads it",
+        "#SBATCH {rest}",
+    ),
     "not-an-option": ("it is refused, or taken otherwise than you meant", "{instead}"),
     "two-memories": ("they exclude each other", None),
     "not-a-number": ("sbatch refuses it", None),

@@ -21,6 +21,7 @@ def header_findings(job: JobFile, profile: ClusterProfile | None, places: Sequen
     """Everything about the head; `places` are where sbatch may be called."""
     yield from _first_line(job)
     yield from _comments_that_look_like_directives(job)
+    yield from _bare_option(job)
     yield from _unread(job)
     yield from _options(job)
     yield from _total_gpus(job)
@@ -64,6 +65,14 @@ def _comments_that_look_like_directives(job: JobFile) -> Iterator[Finding]:
         elif space or indent:
             place = "a space after '#'" if space else "spaces before '#'"
             yield make_finding("not-a-directive", number, f"with {place} this is a comment", rest=rest.strip())
+
+
+def _bare_option(job: JobFile) -> Iterator[Finding]:
+    """An option on a line of its own, where the file's first command would be."""
+    command = min(job.shell.everything, key=lambda command: command.line, default=None)
+    line = "" if command is None else job.lines[command.line - 1].strip()
+    if command is not None and re.match(r"--[a-z]", line):
+        yield make_finding("no-directive", command.line, "an option of sbatch without its #SBATCH", rest=line)
 
 
 def _unread(job: JobFile) -> Iterator[Finding]:

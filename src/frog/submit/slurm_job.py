@@ -12,7 +12,7 @@ from typing import Any
 
 from frog.config import RunConfig
 from frog.core.errors import ConfigError
-from frog.jobfile.cluster import ClusterProfile
+from frog.jobfile.cluster import ClusterProfile, is_slurm_name
 from frog.jobfile.directives import time_limit_s, write_time
 
 JOBS = Path("runs/jobs")
@@ -84,6 +84,8 @@ class SlurmRequest:
 def check_request(request: SlurmRequest) -> None:
     """Raise ConfigError with everything that cannot be, before anything is written or handed in."""
     profile, problems = request.profile, []
+    if not str(request.run_file).isprintable():
+        problems.append(f"{str(request.run_file)!r}: the name of a run file must be one line")
     if request.nodes < 1:
         problems.append(f"--nodes {request.nodes}: must be at least 1")
     if request.ranks_per_node is not None and request.ranks_per_node < 1:
@@ -101,7 +103,7 @@ def check_request(request: SlurmRequest) -> None:
         problems.append(f"--account: {profile.name} takes no job without the project that pays")
     for option in ("account", "partition", "qos"):
         value = getattr(request, option)
-        if value is not None and not re.fullmatch(r"[\w.,@+-]+", value):
+        if value is not None and not is_slurm_name(value):
             problems.append(f"--{option} {value!r}: not a name")
     if request.nodes >= 1 and request.ranks >= 1:
         problems += request.config.world_problems(request.nodes * request.ranks)
@@ -137,7 +139,6 @@ def render_job(request: SlurmRequest) -> str:
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
     )
     environment.filters["quote"] = shlex.quote
-    environment.filters["quote_say"] = _in_double_quotes
     return environment.from_string(_TEMPLATE.read_text()).render(**_gaps(request))
 
 
@@ -209,8 +210,3 @@ def _container(profile: ClusterProfile) -> str:
 def _for_single_quotes(text: str) -> str:
     """A word for a shell whose text stands in single quotes itself."""
     return '"' + re.sub(r'([\\"`])', r"\\\1", text).replace("'", "'\\''") + '"'
-
-
-def _in_double_quotes(text: str) -> str:
-    """A text with `$PWD` in it that the shell is to put in."""
-    return '"' + re.sub(r'([\\"`])', r"\\\1", text) + '"'
