@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from frog.jobfile.explain import explain
+from frog.jobfile.findings import ADVICE, FAILS, WASTES
 
 HERE = Path(__file__).parent
 RIGHT = sorted((HERE / "right").iterdir())
@@ -29,3 +30,15 @@ def test_a_planted_mistake_is_found(planted: dict[str, str], tmp_path: Path) -> 
     text = path.read_text()
     assert planted["old"] in text
     assert planted["code"] in codes(text.replace(planted["old"], planted["new"], 1), tmp_path)
+
+
+def test_the_files_in_the_wild_are_named_and_judged() -> None:
+    files = tomllib.loads((HERE / "wild.toml").read_text())["file"]
+    assert len({item["sha256"] for item in files}) == len(files) >= 60
+    assert len({item["repository"] for item in files}) >= 40
+    for item in files:
+        assert item["why"]
+        for key in (*item["true"], *item.get("debatable", ()), *item.get("false", ())):
+            line, _, code = key.partition(":")
+            assert line.isdigit()
+            assert code in FAILS.keys() | WASTES.keys() | ADVICE.keys()

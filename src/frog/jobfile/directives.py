@@ -160,7 +160,7 @@ unbuffered u - print at once
 wait W = seconds after the first task ended until the others are killed
 x11 . ? forward X11
 """
-_ALIASES = {"tasks-per-node": "ntasks-per-node", "workdir": "chdir"}
+_ALIASES = {"tasks-per-node": "ntasks-per-node", "workdir": "chdir", "cpu_bind": "cpu-bind", "mem_bind": "mem-bind"}
 
 
 @dataclass(frozen=True)

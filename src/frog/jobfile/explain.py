@@ -67,7 +67,7 @@ def explain_as(text: str, path: Path, view: View) -> Explanation:
     job = read_job_file(text, path, view.given)
     within = [
         replace(read_job_file(item.text, path, view.given, item.first_line), inner=True)
-        for item in inner_jobs(_heredocs(job))
+        for item in inner_jobs(job.shell.heredocs)
     ]
     found = [finding for each in (job, *within) if each.is_job for finding in _of_job(each, view)]
     found += _of_reading(job)
@@ -78,12 +78,6 @@ def explain_as(text: str, path: Path, view: View) -> Explanation:
     ]
     order = sorted(kept, key=lambda item: (item.line, item.kind == "advice", item.code))
     return Explanation(job, tuple(order[:_MOST_FINDINGS]), tuple(within))
-
-
-def _heredocs(job: JobFile) -> list[tuple[str, int, bool]]:
-    found = [(command.heredoc.raw, command.heredoc.line, command.quoted_heredoc)
-             for command in job.shell.everything if command.heredoc is not None]  # fmt: skip
-    return list(dict.fromkeys(found))
 
 
 def _of_job(job: JobFile, view: View) -> Iterator[Finding]:

@@ -74,7 +74,7 @@ WASTES: dict[str, tuple[str, str | None]] = {
         "write the value, or one of Slurm's own patterns: %j %x %u",
     ),
     "no-output-folder": (
-        "Slurm does not make it: the job fails at once, without a word. A mkdir in the script comes too late",
+        "Slurm does not make it: where it is missing the job fails at once, without a word",
         "mkdir -p {folder}, before sbatch",
     ),
     "total-gpus": ("{why}", "#SBATCH {instead}"),
@@ -145,6 +145,10 @@ WASTES: dict[str, tuple[str, str | None]] = {
         "trap 'scancel --signal=TERM \"$SLURM_JOB_ID\"' {name}",
     ),
     "signal-not-for-script": ("the trap in line {handler} never runs", "--signal={instead}"),
+    "signal-to-nobody": (
+        "the programs that this script starts itself never hear it",
+        "srun before the program; or --signal={instead} and a trap",
+    ),
     "signal-after-exec": (
         "exec has replaced the shell by then: no trap is left to hear it",
         "start it in the background, and wait for it",
@@ -216,6 +220,7 @@ UNLESS_PARTIAL = {
     "never-set", "slurm-sets-none", "no-wait", "conda-not-ready", "goes-on-without-one", "cpus-not-passed-on",
     "goes-on-after-errors", "no-requeue", "signal-not-trapped", "log-truncated", "short-grace",
     "begins-again", "one-task", "no-hostfile", "never-returns", "no-account", "no-qos", "wait-ends-script",
+    "modules-not-ready",
 }  # fmt: skip
 """What follows from something that is not there: not to be told where lines were not understood."""
 

@@ -63,7 +63,7 @@ class JobFile:
     @property
     def is_job(self) -> bool:
         """Whether it is for sbatch itself, and not a script that hands jobs in."""
-        hands_in = any(command.name == "sbatch" for command in self.shell.everything)
+        hands_in = any(re.match(r"[^#]*(?<![\w/.-])sbatch\s", line) for line in self.lines)
         return any(line.read for line in self.directives) or not hands_in
 
     @property

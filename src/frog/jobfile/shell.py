@@ -59,8 +59,6 @@ class Command:
     last_line: int
     way: Way = Way()
     heredoc: Word | None = None
-    quoted_heredoc: bool = False
-    """Whether the shell leaves the here-document as it stands."""
 
     @cached_property
     def name(self) -> str:
@@ -84,6 +82,8 @@ class Shell:
     """Lines that were not understood."""
     unclosed: int | None = None
     """The line of a quote that is never closed."""
+    heredocs: list[tuple[str, int, bool]] = field(default_factory=list)
+    """Every here-document, with its line and whether the shell leaves it as it stands."""
     endless: list[int] = field(default_factory=list)
     """Loops in the foreground that have no end."""
     ends: Command | None = None
@@ -105,6 +105,7 @@ def parse(text: str, first_line: int = 1) -> Shell:
         line = open_quote(text)
         reader.shell.unclosed = None if line is None else line + first_line - 1
     reader.read_functions(root)
+    reader.shell.heredocs = list(reader.heredocs(root))
     reader.sequence(root, Way())
     for name, body in reader.bodies.items():
         reader.shell.functions[name] = reader.body_alone(name, body)
@@ -253,13 +254,19 @@ class _Reader:
         return goes_on
 
     def heredoc(self, node: Node, before: int) -> None:
-        start, body = (next((c for c in node.children if c.type == f"heredoc_{k}"), None) for k in ("start", "body"))
-        if len(self.out) <= before or not start or not body:
-            return
-        quoted = _text(start)[:1] in "'\"\\"
-        raw = _text(body)
-        line = body.start_point.row + self.first_line
-        self.out[before] = replace(self.out[before], heredoc=Word(raw, line), quoted_heredoc=quoted)
+        if len(self.out) > before and (found := next(self.heredocs(node), None)):
+            self.out[before] = replace(self.out[before], heredoc=Word(found[0], found[1]))
+
+    def heredocs(self, root: Node) -> Iterator[tuple[str, int, bool]]:
+        """Those below a node, in command substitutions too."""
+        waiting = [root]
+        while waiting:
+            node = waiting.pop()
+            parts = {child.type: child for child in node.children}
+            if node.type == "heredoc_redirect" and {"heredoc_start", "heredoc_body"} <= parts.keys():
+                body = parts["heredoc_body"]
+                yield _text(body), self._line(body), _text(parts["heredoc_start"])[:1] in "'\"\\"
+            waiting += reversed(node.children)
 
     def command(self, node: Node, way: Way, depth: int) -> bool:
         if node.has_error:

@@ -14,23 +14,37 @@ _ANYWHERE = re.compile(
 )
 _NAMED = re.compile(r"(?<![<>&\w$(])<(?!EOF|<)[A-Za-z][\w .:/|+-]*(?<![ ])>(?![>&])")
 _BRACED = re.compile(r"(?<![$\w\\{])\{[A-Za-z_][\w .]*\}")
-_LINE_OF_VARIABLE = re.compile(r"^\s*\$\{\w+\}\s*$")
+_SQUARE = re.compile(r"(?<![$\w])\[[A-Z][A-Z_ ]*\]")
+_CAPITALS = re.compile(r"[= ](?:[A-Z]+_)*(?:NAME|NUM|YOUR)(?:_[A-Z]+)*(?=\s|$)")
+_VARIABLE = re.compile(r"\$\{\w+\}")
 
 
 def fill_gaps(text: str, first_line: int) -> tuple[str, dict[int, str]]:
     """`text` with every gap replaced by a mark, and the gaps by line."""
     found: dict[int, str] = {}
     lines = text.split("\n")
+    last = max((place for place, line in enumerate(lines) if line.startswith("#SBATCH")), default=-1)
+    inserted = any(_inserts(line, text) for line in lines[: last + 1])
     for place, line in enumerate(lines):
         head = line.startswith("#SBATCH")
         if line.lstrip().startswith("#") and not head:
             continue
-        for pattern in (_ANYWHERE, _NAMED, *([_BRACED] if head else [])):
+        head_patterns = [_BRACED, _SQUARE, _CAPITALS, *([_VARIABLE] if inserted else [])] if head else []
+        for pattern in (_ANYWHERE, _NAMED, *head_patterns):
             for match in pattern.finditer(line):
-                found.setdefault(place + first_line, match[0])
-            line = pattern.sub(GAP, line)
+                found.setdefault(place + first_line, match[0].strip("= "))
+            line = pattern.sub(lambda match: match[0][: match[0].startswith(("=", " "))] + GAP, line)
+        if not head and (re.fullmatch(rf"[\s{GAP}]*{GAP}[\s{GAP}]*", line) or (inserted and _inserts(line, text))):
+            found.setdefault(place + first_line, line.strip())
+            line = f"# {GAP}"  # what will stand there may be directives as well as commands
         lines[place] = line
     return ("\n".join(lines), found) if found else (text, {})
+
+
+def _inserts(line: str, text: str) -> bool:
+    """Whether the line is a variable alone that the file never sets: a program fills it in."""
+    match = re.fullmatch(r"\s*\$\{(\w+)\}\s*", line)
+    return match is not None and not re.search(rf"\b{match[1]}=", text)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from frog.jobfile.cluster import ClusterProfile
 from frog.jobfile.directives import SBATCH, GivenOption, read_options, time_limit_s, write_time
-from frog.jobfile.findings import Finding, make_finding
+from frog.jobfile.findings import Finding, Kind, make_finding
 from frog.jobfile.job import JobFile
 from frog.jobfile.values import GAP
 from frog.jobfile.words import Word
@@ -38,6 +38,10 @@ def _first_line(job: JobFile) -> Iterator[Finding]:
     if not begins.startswith("#!"):
         yield make_finding(
             "no-shebang", 1 if first < 1 or not job.inner else first, "the first line does not name a shell"
+        )
+    elif not begins.isascii():
+        yield make_finding(
+            "no-shebang", job.first_line, "the first line holds a typographic dash, or another such letter"
         )
     number = next((number for number, line in enumerate(job.lines, 1) if line.endswith("\r")), None)
     if number is not None and not job.inner:
@@ -193,7 +197,7 @@ def _time(job: JobFile, profile: ClusterProfile | None) -> Iterator[Finding]:
         if not job.inner:
             yield make_finding("no-time-limit", 1, "no --time")
         return
-    if "$" in (asked.value or "") or GAP in (asked.value or ""):
+    if not asked.value or "$" in asked.value or GAP in asked.value:
         return
     try:
         limit_s = time_limit_s(asked.value or "")
@@ -223,6 +227,7 @@ def _minutes(job: JobFile, asked: GivenOption, limit_s: int | None) -> Iterator[
 
 
 def _output(job: JobFile, places: Sequence[Path]) -> Iterator[Finding]:
+    told: set[Path] = set()
     for name in ("output", "error"):
         asked = job.asks(name)
         if (
@@ -233,13 +238,17 @@ def _output(job: JobFile, places: Sequence[Path]) -> Iterator[Finding]:
             or GAP in asked.value
         ):
             continue
-        if not re.search(r"%\d*[jAJ]", asked.value) and job.text("open-mode") != "append":
+        if not re.search(r"%\d*[jAJ]", asked.value) and job.text("open-mode") != "append" and Path() not in told:
+            told.add(Path())
             what = f"{asked.written} {asked.value}: every job writes this same file"
             yield make_finding("output-overwritten", asked.line, what, name=name, instead=_with_job(asked.value))
         folder = Path(asked.value).parent
-        if not _absent(folder, [place / (job.text("chdir") or "") for place in places]):
-            continue
-        yield make_finding("no-output-folder", asked.line, f"{folder}/ does not exist here", folder=folder)
+        if folder not in told and _absent(folder, [place / (job.text("chdir") or "") for place in places]):
+            told.add(folder)
+            made = any(command.name == "mkdir" and folder.name in command.text for command in job.shell.everything)
+            what = f"{folder}/ does not exist here" + (", and mkdir in the script comes too late" if made else "")
+            kind: Kind | None = None if made else "advice"
+            yield make_finding("no-output-folder", asked.line, what, kind, folder=folder)
 
 
 def _absent(folder: Path, places: Sequence[Path]) -> bool:

@@ -59,7 +59,7 @@ def _servers(job: JobFile) -> Iterator[Finding]:
             step = next((step for step in job.steps if step.command.line == command.line), None)
             text = " ".join(word.text for word in step.program) if step else ""
         serves = command.way.certain and _SERVES.search(text) and words[0].base not in ("echo", "trap", "pkill")
-        if serves and any(item.name not in ("echo", "date", "exit", "wait") for item in commands[place + 1 :]):
+        if serves and any(item.name not in ("echo", "date", "exit", "wait", "sleep") for item in commands[place + 1 :]):
             name = next((word.base for word in words if word.base not in ("srun", "-m")), command.name)
             yield make_finding(
                 "never-returns", command.line, f"{_short(text)}: a server in the foreground", command=name

@@ -48,10 +48,10 @@ def _to_shell(job: JobFile, handlers: list[Command], name: str, line: int) -> It
     if ends is not None and ends.name == "exec":
         what = f"B: sends {name} to this script, which has become {ends.words[1].base}"
         yield make_finding("signal-after-exec", ends.line, what)
-    elif not handlers:
+    elif not handlers and not job.sourced:
         what = f"B: sends {name} to this script, which has no trap for it"
         yield make_finding("signal-not-trapped", line, what, name=name)
-    else:
+    elif handlers:
         yield from _handler(job, handlers[0])
         yield from _wait(job, handlers[0])
 
@@ -61,6 +61,9 @@ def _to_tasks(job: JobFile, handlers: list[Command], name: str, line: int, befor
         what = f"without B: {name} goes to the tasks, not to this script"
         instead = f"B:{name}@{before_s}"
         yield make_finding("signal-not-for-script", line, what, handler=handlers[0].line, instead=instead)
+    elif not job.steps and not job.partial and not job.sourced and job.launches:
+        what = f"without B: {name} goes to the steps of srun, and there are none"
+        yield make_finding("signal-to-nobody", line, what, instead=f"B:{name}@{before_s}")
     elif any(run.kind == "torchrun" and run.step for run in job.launches) and name not in _TORCHRUN_HEARS:
         yield make_finding("signal-kills-torchrun", line, f"{name} goes to torchrun", before_s=before_s)
 

@@ -70,9 +70,9 @@ def _meant(name: str, known: set[str]) -> str | None:
     """The variable of which `name` is a slip: one letter apart, and long enough that this is no chance."""
     if len(name) < 6 or re.search(r"\d$", name):
         return None
-    if name.startswith("SLURM_") and name not in SLURM_VARIABLES:
+    if name.startswith("SLURM_") and name not in SLURM_VARIABLES and name not in _ONLY_WITH:
         return next((other for other in SLURM_VARIABLES if one_letter_apart(name, other)), None)
-    if name in SLURM_VARIABLES:
+    if name in SLURM_VARIABLES or name in _ONLY_WITH:
         return None
     return next((other for other in sorted(known) if one_letter_apart(name, other) and not re.search(r"\d$", other)
                  and other.rstrip("sS") != name.rstrip("sS")), None)  # fmt: skip

@@ -23,7 +23,7 @@ _ARITHMETIC: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 }
 _HOLDS_WORDS = re.compile(r"\b(torchrun|srun|torch\.distributed\.(run|launch)|accelerate|deepspeed)\b|^\s*-")
 _LIST = re.compile(r'"?\$\{(\w+)\[[@*]\]\}"?')
-_SCALAR = re.compile(r'("?)\$(?:\{(\w+)\}|(\w+))\1')
+_SCALAR = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _VARIABLE = re.compile(r"\$\{(\w+)(?::?([-?=+])([^}]*))?\}|\$([A-Za-z_]\w*)")
 
 
@@ -123,16 +123,17 @@ class Values:
         return tuple(found)
 
     def _words_of(self, word: Word) -> tuple[Word, ...] | None:
-        """The words that a variable holds; None if it stays one word, or is not known."""
+        """The words that a variable holds; None if it stays one word, as in quotes, or is not known."""
         if match := _LIST.fullmatch(word.raw):
             return self._items(match[1])
         match = _SCALAR.fullmatch(word.raw)
-        name = (match[2] or match[3]) if match else ""
+        name = (match[1] or match[2]) if match else ""
         found = self._all(name)
         if not found or any(item.maybe for item in found) or any(item.items is not None for item in found):
             return None
         text = " ".join(item.word.text.strip() for item in found if item is found[-1] or item.adds)
-        if name in Word(found[-1].raw, 0).expansions() or not _HOLDS_WORDS.search(text):
+        own = name in Word(found[-1].raw, 0).expansions()
+        if own or not _HOLDS_WORDS.search(self.with_definitions(text)):
             return None
         return tuple(inner for command in parse(text, found[-1].line).commands for inner in command.words)
 

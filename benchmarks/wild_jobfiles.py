@@ -1,0 +1,53 @@
+"""How often `frog slurm explain` is right about job files that people have published: precision by weight.
+
+python benchmarks/wild_jobfiles.py FOLDER, which holds the files of tests/jobfile/wild.toml under any names: each is
+found by its sha256. A finding that nobody has judged is counted apart; so is a judged one that is no longer told.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import tomllib
+from collections import Counter
+from pathlib import Path
+
+from frog.jobfile.explain import explain_file
+
+ROOT = Path(__file__).parents[1]
+KINDS = ("will fail", "may hang or waste", "advice")
+
+
+def main(folder: Path) -> None:
+    judged = {item["sha256"]: item for item in tomllib.loads((ROOT / "tests/jobfile/wild.toml").read_text())["file"]}
+    found = {hashlib.sha256(path.read_bytes()).hexdigest(): path for path in sorted(folder.iterdir())}
+    told: Counter[tuple[str, str]] = Counter()
+    silent = lost = missed = 0
+    for digest in judged.keys() & found.keys():
+        item, explanation = judged[digest], explain_file(found[digest])
+        verdicts = {key: verdict for verdict in ("true", "debatable", "false") for key in item.get(verdict, ())}
+        for finding in explanation.findings:
+            told[finding.kind, verdicts.pop(f"{finding.line}:{finding.code}", "not judged")] += 1
+        for key in verdicts:
+            print(f"no longer told: {item['repository']} {item['path']} {key}")
+        silent += not explanation.findings
+        lost += bool(explanation.job.shell.unread)
+        missed += len(item.get("missed", ()))
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
+    files = judged.keys() & found.keys()
+    repositories = len({judged[digest]["repository"] for digest in files})
+    print(f"commit {commit.strip()}: {len(files)} of {len(judged)} files from {repositories} repositories")
+    print(f"{silent} of them silent, {lost} with lines that were not understood; {missed} true traps missed")
+    print(f"{'':20}{'told':>6}{'true':>6}{'debatable':>11}{'false':>7}{'not judged':>12}{'precision':>11}{'strict':>8}")
+    for kind in (*KINDS, "all"):
+        row = {verdict: sum(told[each, verdict] for each in KINDS if kind in (each, "all"))
+               for verdict in ("true", "debatable", "false", "not judged")}  # fmt: skip
+        count = sum(row.values())
+        right = (row["true"] + row["debatable"]) / count if count else 1.0
+        print(f"{kind:20}{count:>6}{row['true']:>6}{row['debatable']:>11}{row['false']:>7}{row['not judged']:>12}"
+              f"{right:>11.0%}{row['true'] / count if count else 1.0:>8.0%}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
