@@ -21,7 +21,7 @@ def check(grade: Grade) -> None:
     found = grade.call({"seed": grade.seed}, seconds=8).values[0]
     check_loop(grade, found["never"], plain_loop(grade.seed))
     oracle = found["never"]
-    check_again(grade, found["again"], oracle)
+    check_again(grade, found["again"], found["longer"], oracle)
     for start in found["killed"]:
         last = (start["step"] - 1) // EVERY * EVERY
         check_start(grade, start, oracle, last)
@@ -52,14 +52,17 @@ def check_loop(grade: Grade, found: dict[str, Any], oracle: dict[str, Any]) -> N
     grade.compare(found["weights"], oracle["weights"], f"never killed, weights after step {NUM_STEPS}:", 1e-3, 1e-4)
 
 
-def check_again(grade: Grade, found: dict[str, Any], oracle: dict[str, Any]) -> None:
-    """Called once more when the run is complete."""
+def check_again(grade: Grade, found: dict[str, Any], longer: dict[str, Any], oracle: dict[str, Any]) -> None:
+    """Called once more when the run is complete; `longer`: the start after a complete run of one digit."""
     if found["taken"] == list(range(1, NUM_STEPS + 1)):
         text = f"Called again in the folder of a complete run, train began at step 1 and made all {NUM_STEPS} steps."
         grade.reject("starts-over", text)
     if found["taken"] == list(range(NUM_STEPS // EVERY * EVERY + 1, NUM_STEPS + 1)):
         text = f"A checkpoint every {EVERY} steps, {NUM_STEPS} steps, all made; called again, train made the steps"
-        grade.reject("last-step-unsaved", f"{text} {', '.join(map(str, found['taken']))} once more.")
+        text = f"{text} {', '.join(map(str, found['taken']))} once more."
+        if longer["taken"][:1] == [SHORTER + 1]:
+            grade.reject("sorted-as-text", f"{text} Called again after a run of {SHORTER}, it made none twice.")
+        grade.reject("last-step-unsaved", text)
     if found["taken"] == [NUM_STEPS]:
         grade.reject("step-off-by-one", f"Called again on a complete run, train made step {NUM_STEPS} again.")
     if found["taken"]:
@@ -92,6 +95,10 @@ def check_losses(grade: Grade, found: dict[str, Any], oracle: dict[str, Any], ab
     if isinstance(losses, list) and len(losses) < NUM_STEPS and losses == oracle["losses"][NUM_STEPS - len(losses) :]:
         text = f"{about}: train returned {len(losses)} losses, of a run of {NUM_STEPS} steps."
         grade.reject("losses-lost", text)
+    extra = len(losses) - NUM_STEPS if isinstance(losses, list) else 0
+    if extra > 0 and any(losses[:n] + losses[n + extra :] == oracle["losses"] for n in range(NUM_STEPS)):
+        text = f"{about}: train returned {len(losses)} losses, of a run of {NUM_STEPS} steps."
+        grade.reject("dead-past-kept", f"{text} A step made before the kill, and again after it, has two.")
     step = first_difference(losses, oracle["losses"])
     if step is not None:
         check_state(grade, found, oracle, f"{about}: {pair(losses, oracle['losses'], step)}.")

@@ -109,7 +109,8 @@ def work(learner: ModuleType, case: dict[str, Any]) -> Any:
     found["killed"] = []
     numbers = random.Random(seed)
     for first in range(1, NUM_STEPS + 1, EVERY):
-        kill_at = numbers.randint(first, min(first + EVERY - 1, NUM_STEPS))
+        last = min(first + EVERY - 1, NUM_STEPS)
+        kill_at = last if first == 1 + EVERY else numbers.randint(first, last)
         clear(folder)
         start(learner, seed, folder, kill_at=kill_at)
         found["killed"].append({"at": f"step {kill_at}", "step": kill_at, **start(learner, seed, folder)})
