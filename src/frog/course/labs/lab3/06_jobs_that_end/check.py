@@ -96,5 +96,5 @@ def check_exit(grade: Grade, job: Job) -> None:
     if job.state != "FAILED":
         grade.reject("unknown", f"{observed}.")
     grade.measured(job.file, f"{job.state} with code {job.exit}, at once")
-    if job.exit.startswith("137:"):
-        grade.note("exit.sbatch: rank 1 ended with 7, srun killed rank 0 (128 + 9 = 137), and gave the highest code.")
+    if job.exit.startswith("143:"):
+        grade.note("exit.sbatch: rank 1 ended with 7, srun ended rank 0 (128 + SIGTERM = 143): the highest counts.")

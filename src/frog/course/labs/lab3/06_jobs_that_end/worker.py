@@ -40,7 +40,7 @@ def main() -> None:
         if done == 3:
             note("trained", RANK)
             if args.fail is not None:
-                fail(args.fail)
+                fail(args.fail, asked)
         if asked:
             note("stopping", RANK)
             save(path, step + done)
@@ -61,11 +61,15 @@ def save(path: Path, step: int) -> None:
     note("saved", [RANK, step])
 
 
-def fail(failing: int) -> None:
+def fail(failing: int, asked: list[int]) -> None:
     if failing == RANK:
         note("failed", RANK)
         sys.exit(7)
-    time.sleep(WAIT_S)
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        if asked:
+            sys.exit(128 + asked[0])
+        time.sleep(0.02)
     note("waited", RANK)
     sys.exit(1)
 
