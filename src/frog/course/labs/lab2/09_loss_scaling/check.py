@@ -96,19 +96,22 @@ class Believer:
         factor = 1.0 if believes("never-scales") or believes("never-unscales") else self.scale
         if believes("clips-before-unscaling"):
             gradients = clipped(gradients)
-        gradients = [g / factor for g in gradients]
         seen = self.own if believes("overflow-is-private") else gradients
-        if believes("nan-is-finite"):
+        if believes("looks-at-the-loss"):
+            overflowed = not bool(flat(self.model).isfinite().all())  # then the loss is none, too
+        elif believes("nan-is-finite"):
             overflowed = any(bool(g.isinf().any()) for g in seen)
         else:
             overflowed = any(not bool(g.isfinite().all()) for g in seen)
+        self.update(overflowed)
+        gradients = [g / (self.scale if believes("unscales-too-late") else factor) for g in gradients]
         moves = not overflowed or believes("steps-on-overflow")
         if moves:
-            set_gradients(self.model, gradients if believes("clips-before-unscaling") else clipped(gradients))
+            is_left = believes("clips-before-unscaling") or believes("never-clips")
+            set_gradients(self.model, gradients if is_left else clipped(gradients))
             for p in self.model.parameters():
                 p.data -= RATE * p.grad
         self.left = gradients if overflowed and believes("keeps-the-bad-gradient") else None
-        self.update(overflowed)
         self.steps.append({"moved": moves, "scale": self.scale, "weights": flat(self.model)})
 
     def update(self, overflowed):
@@ -150,6 +153,9 @@ BELIEFS = (
     "grows-too-soon",
     "grows-too-soon.2",
     "counts-through-overflows",
+    "unscales-too-late",
+    "never-clips",
+    "looks-at-the-loss",
 )
 
 
