@@ -38,6 +38,7 @@ def check(grade: Grade) -> None:
             check_gradients(grade, world, case, step, own, mean, calls)
             check_sent(grade, case, step, calls[step])
             largest = max(largest, check_state(grade, world, step, models[0]))
+        check_no_sync_ends(grade, size, calls[: len(case["routes"])])
     last = calls[len(case["routes"]) - 1]
     inside = len(until_backward(last))
     grade.measured("weights of 4 ranks and of one process, after 4 steps", f"largest difference {largest:.1e}")
@@ -177,6 +178,17 @@ def check_sent(grade, case, step, calls):
         grade.reject("one-a-gradient", f"{says} Buckets may have {limit}.")
     if max(sent, default=0) > max(limit, *trained):
         grade.reject("bucket-too-large", f"{says} The largest had {max(sent):,}, and a bucket may have {limit}.")
+
+
+def check_no_sync_ends(grade, size, steps):
+    """Who reduces during backward in the first step does so in the last one, too: all layers are used there."""
+    first, *_, last = (len(until_backward(calls)) for calls in steps)
+    if first and not last:
+        grade.reject(
+            "no-sync-stays",
+            f"World of {size}: {first} all-reduces began during the backward of step 1, and none during that of step "
+            f"{len(steps)}, after a step that used no_sync. The gradients are right.",
+        )
 
 
 def check_state(grade, world, step, model):
