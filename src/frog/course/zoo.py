@@ -130,6 +130,8 @@ def check(args: argparse.Namespace) -> int:
     exercises = [find_exercise(name, labs) for name in args.exercise] or find_exercises(labs)
     found = [one for exercise in exercises for one in specimens(exercise)] * args.times
     found = [one for one in found if args.only in f"{one.exercise.id} {one.kind}/{one.name}"]
+    if not found:
+        raise UsageError(f"--only {args.only}: no solution has that in its name", "leave --only out to see them all")
     start, problems = time.monotonic(), []
     for one, verdict in prove(found, args.workers):
         problem = one.problem(verdict)
