@@ -42,14 +42,14 @@ def draw_mixed(draw):
                 return parameters, limit
 
 
-def fill(sizes, limit, size_of=lambda numel, dtype: numel * BYTES[dtype], ask_before=True):
+def fill(sizes, limit, size_of=lambda numel, dtype: numel * BYTES[dtype], ask_before=True, resets=True):
     """The buckets for (numel, dtype) in the order of `sizes`, as (numel, dtype)."""
     buckets, used = [], 0
     for numel, dtype in sizes:
         more = size_of(numel, dtype) if ask_before else 0
         if not buckets or buckets[-1][1] != dtype or used + more > limit:
             buckets.append([0, dtype])
-            used = 0
+            used = 0 if resets else used
         buckets[-1][0] += numel
         used += size_of(numel, dtype)
     return [tuple(bucket) for bucket in buckets]
@@ -168,6 +168,7 @@ RULES = {
     "one-a-gradient": lambda sizes, limit: sizes,
     "limit-is-elements": lambda sizes, limit: fill(sizes, limit, size_of=lambda numel, dtype: numel),
     "over-the-limit": lambda sizes, limit: fill(sizes, limit, ask_before=False),
+    "count-goes-on": lambda sizes, limit: fill(sizes, limit, resets=False),
 }
 """What a belief makes of gradients and a limit. It has to explain every case."""
 

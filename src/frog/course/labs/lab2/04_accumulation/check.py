@@ -75,7 +75,11 @@ def explain(grade, setting, rank, flat, own, mean, size):
         if close(flat, mean[0] / size):
             grade.reject("divided-twice", f"{says} {1 / size:.3f} times the whole batch's.")
         return
+    each_time = torch.zeros_like(mean[0])
+    for part in mean:
+        each_time = (each_time + part) / num
     told = [
+        ("divided-each-time", each_time, f"a sum: micro-batch 1 counts 1/{num**num}, the last one 1/{num}."),
         ("not-divided", mean.sum(0), f"{num}.000 times the whole batch's."),
         ("divided-twice", mean.mean(0) / size, f"{1 / size:.3f} times the whole batch's."),
         (

@@ -38,6 +38,10 @@ def absent_counts(parts, size):
     return sum(g for g, _ in parts) / size
 
 
+def means_not_weighted(parts, size):
+    return sum(g for g, _ in parts) / sum(n for _, n in parts)
+
+
 def simulate(case, combine, repeat=False, steps=None):
     """The weights after each step. `combine` makes one gradient of the (gradient, samples) of the ranks present."""
     model = make_model(case)
@@ -73,6 +77,9 @@ def by_belief(case):
     yield "mean-of-means", simulate(case, mean_of_means)[-1]
     yield "absent-counts", simulate(case, absent_counts)[-1]
     yield "absent-counts", simulate(case, lambda parts, size: of_all_samples(parts, size) * len(parts) / size)[-1]
+    yield "means-not-weighted", simulate(case, means_not_weighted)[-1]
+    yield "divided-by-ranks", simulate(case, lambda parts, size: sum(g * n for g, n in parts) / size)[-1]
+    yield "divided-by-ranks", simulate(case, lambda parts, size: sum(g * n for g, n in parts))[-1]
     for nominal in (first, largest):
         for present in (True, False):
             yield "nominal-size", simulate(case, divided_by(nominal, present))[-1]
