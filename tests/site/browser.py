@@ -34,9 +34,11 @@ class Tab:
 
     def __init__(self, browser: Browser, session: str) -> None:
         self._browser, self._session = browser, session
+        browser.hear_for(session, self)
         self.faults: list[str] = []
         """Errors of the console, and exceptions."""
         self.requests: list[str] = []
+        """Where to."""
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
@@ -52,7 +54,7 @@ class Tab:
 
     def open(self, url: str) -> None:
         """Go to a page, and wait until it is loaded."""
-        self._browser.take(self)
+        self._browser.forget(self)
         self.call("Page.navigate", url=url)
         self._browser.wait(self, "Page.loadEventFired")
 
@@ -85,6 +87,7 @@ class Browser:
     def __init__(self, write: int, read: int) -> None:
         self._write, self._next = write, 0
         self._tabs: dict[str, Tab] = {}
+        self._events: list[tuple[Tab, str]] = []
         self._heard: queue.Queue[dict[str, Any]] = queue.Queue()
         threading.Thread(target=self._listen, args=(read,), daemon=True).start()
 
@@ -114,9 +117,7 @@ class Browser:
             self._events.append((tab, heard["method"]))
         return heard
 
-    _events: list[tuple[Tab, str]]
-
-    def take(self, tab: Tab) -> None:
+    def forget(self, tab: Tab) -> None:
         """Forget what a tab has said of its events."""
         self._events = [event for event in self._events if event[0] is not tab]
 
@@ -125,13 +126,12 @@ class Browser:
             self._hear()
 
     def new_tab(self) -> Tab:
-        self._events = getattr(self, "_events", [])
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        tab = Tab.__new__(Tab)
+        return Tab(self, session)
+
+    def hear_for(self, session: str, tab: Tab) -> None:
         self._tabs[session] = tab
-        tab.__init__(self, session)  # type: ignore[misc]
-        return tab
 
 
 @contextlib.contextmanager

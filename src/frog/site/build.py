@@ -58,8 +58,8 @@ def build_site(root: Path, parser: argparse.ArgumentParser, work: Path) -> Path:
     examples = example_pages(work / "examples")
     lay_out(root, pages, reference_pages(parser) | examples.pages)
     shutil.copytree(ASSETS, pages / "assets", ignore=shutil.ignore_patterns("*.yml"))
-    for run in examples.files:
-        shutil.copy(run, pages / "examples")
+    for name, path in examples.files.items():
+        shutil.copy(path, pages / "examples" / name)
     settings = (ASSETS / "site.yml").read_text() + yaml.safe_dump({"nav": navigation(root, examples.titles)})
     write_atomic(work / "mkdocs.yml", settings)
     _generate(work)
@@ -78,7 +78,9 @@ def _generate(work: Path) -> None:
 
 
 def _finish(site: Path) -> None:
-    """Our copy of the script that lets search work from disk, in place of one from the network."""
+    """Let search work from disk by our copy of a script, not by one from the network; remove what names an address."""
+    for name in ("404.html", "sitemap.xml"):
+        (site / name).unlink(missing_ok=True)
     for page in site.rglob("*.html"):
         text = page.read_text()
         if SHIM in text:

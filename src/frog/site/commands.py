@@ -29,10 +29,13 @@ def add_docs_parser(
 
 def _docs(args: argparse.Namespace, frog: argparse.ArgumentParser) -> int:
     from frog.site.build import build_site, find_clone, is_current
+    from frog.site.examples import make_examples
     from frog.site.serve import serve
 
     root = find_clone()
     work = root / "build" / "docs"
+    if args.examples:
+        make_examples(root, work / "examples")
     if args.build or args.examples or not is_current(root, work / "site"):
         print(f"site: {build_site(root, frog, work)}")
     if not args.build:

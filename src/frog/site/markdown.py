@@ -13,7 +13,11 @@ _NAMED = re.compile(r"^([A-Z][a-z]+):\s+(.*)$")
 def prose(text: str) -> str:
     """Words in which nothing but code between backticks is markup."""
     parts = _CODE.split(text)
-    return "".join(part if at % 2 else re.sub(r"([*<\\[\]_])", r"\\\1", part) for at, part in enumerate(parts))
+    return "".join(part if at % 2 else _escaped(part) for at, part in enumerate(parts))
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([*\\[\]_])", r"\\\1", text).replace("<", "&lt;")
 
 
 def cell(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from frog.site.pages import exercise_title
 from frog.site.reference import API_ROOMS
 
 _LABS = "src/frog/course/labs"
@@ -59,8 +60,8 @@ def navigation(root: Path, examples: dict[str, str]) -> list[Any]:
 
 
 def _lab(root: Path, number: int) -> dict[str, list[Any]]:
-    exercises = _in(root, f"{_LABS}/lab{number}/*/README.md")
-    return {f"Lab {number}": [f"docs/labs/lab{number}.md", *exercises, f"{_LABS}/lab{number}/quiz.toml.md"]}
+    exercises = [{exercise_title(root / page): page} for page in _in(root, f"{_LABS}/lab{number}/*/README.md")]
+    return {f"Lab {number}": [f"docs/labs/lab{number}.md", *exercises, {"Quiz": f"{_LABS}/lab{number}/quiz.toml.md"}]}
 
 
 def _teaching(root: Path) -> list[str]:

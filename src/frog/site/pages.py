@@ -7,6 +7,7 @@ from __future__ import annotations
 import posixpath
 import re
 import shutil
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -65,7 +66,15 @@ def _text_of(root: Path, name: str) -> str:
     text = path.read_text()
     if text.startswith("---\nmarp: true"):
         return _page_of_deck(text)
+    if (path.parent / "manifest.toml").exists() and not text.startswith("# "):
+        text = f"# {exercise_title(path)}\n\n{text}"
     return text.replace("<details>", '<details markdown="1">')
+
+
+def exercise_title(page: Path) -> str:
+    """Of an exercise's page, its number and title: "3.1 ranks of nodes, and back"."""
+    title = tomllib.loads((page.parent / "manifest.toml").read_text())["title"]
+    return f"{page.parents[1].name.removeprefix('lab')}.{int(page.parent.name[:2])} {title}"
 
 
 def _linked(root: Path, name: str, text: str, made: dict[str, str]) -> tuple[str, list[str]]:
