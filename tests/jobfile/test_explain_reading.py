@@ -100,6 +100,12 @@ def test_a_file_that_was_lost_is_not_called_free_of_traps(tmp_path: Path) -> Non
     assert [(item.code, item.line) for item in lost.findings] == [("not-understood", 3)]
 
 
+def test_a_job_within_a_file_is_read(tmp_path: Path) -> None:
+    text = "#!/bin/bash\nX=`sbatch <<EOF\n#!/bin/bash\n#SBATCH -t 48\nsrun a --x \\$SLURM_JOB_ID\nEOF`\n"
+    (finding,) = explain(text, Path("job"), None, (tmp_path,)).findings
+    assert (finding.code, finding.line) == ("time-in-minutes", 4)
+
+
 def test_a_template_has_one_message(tmp_path: Path) -> None:
     text = "#!/bin/bash\n#SBATCH -N {{ nodes }} -t {{ time }}\n#SBATCH --gpus-per-node=<GPUS>\n"
     text += "{% if x %}\nsrun {{ command }}\n{% endif %}\n"

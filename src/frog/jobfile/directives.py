@@ -279,8 +279,9 @@ def find_option(name: str, table: Mapping[str, Option]) -> Option | None:
     name = _ALIASES.get(name, name)
     if name in table:
         return table[name]
-    begun = [option for key, option in table.items() if key.startswith(name)] if name else []
-    return begun[0] if len(begun) == 1 else None
+    names = {**{key: key for key in table}, **_ALIASES} if name else {}
+    begun = {full for key, full in names.items() if key.startswith(name)}
+    return table.get(begun.pop()) if len(begun) == 1 else None
 
 
 def one_letter_apart(one: str, other: str) -> bool:

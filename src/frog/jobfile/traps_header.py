@@ -74,7 +74,7 @@ def _comments_that_look_like_directives(job: JobFile) -> Iterator[Finding]:
 def _bare_option(job: JobFile) -> Iterator[Finding]:
     """An option on a line of its own, where the file's first command would be."""
     command = min(job.shell.everything, key=lambda command: command.line, default=None)
-    line = "" if command is None else job.lines[command.line - 1].strip()
+    line = "" if command is None else job.lines[command.line - job.first_line].strip()
     if command is not None and re.match(r"--[a-z]", line):
         yield make_finding("no-directive", command.line, "an option of sbatch without its #SBATCH", rest=line)
 
@@ -216,7 +216,8 @@ def _minutes(job: JobFile, asked: GivenOption, limit_s: int | None) -> Iterator[
     match = re.fullmatch(r"0*(\d+)(:00)?", asked.value or "")
     if match is None or limit_s is None or len(match[1]) > 3:
         return
-    line = job.lines[asked.line - 1] if 0 < asked.line <= len(job.lines) else ""
+    place = asked.line - job.first_line
+    line = job.lines[place] if 0 <= place < len(job.lines) else ""
     comment = line.partition(" #")[2]
     said = re.search(rf"\b{match[1]}\s*(h|hr|hrs)\b|\bhours?\b(?!.*\bmin)", comment)
     if said or (int(match[1]) in _HOURS and not re.search(r"min|mm:ss|MM:SS", re.sub("HH:MM:SS", "", comment))):

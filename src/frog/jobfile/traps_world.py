@@ -49,7 +49,7 @@ def _no_gpus(job: JobFile) -> Iterator[Finding]:
                and (word.text == "gpu" or ((job.resolve_int(word.raw) or 0) > 1))]  # fmt: skip
     if several and not any(run.option("cpu") for run in several) and (job.uses_gpus or job.several_nodes):
         word = several[0].option("nproc-per-node", "num-processes")
-        kind: Kind | None = "advice" if job.asks("partition") else None
+        kind: Kind | None = "advice" if job.asks("partition") or not job.uses_gpus else None
         gpus = job.resolve_int(word.raw) if word else None
         yield make_finding("no-gpus", several[0].line, "no GPUs are asked for", kind, gpus=gpus or "N")
     elif not several and any(step.python for step in job.steps) and named & {"NCCL_DEBUG", "CUDA_VISIBLE_DEVICES"}:
