@@ -61,7 +61,7 @@ EXAMPLES = (
     Example(
         "chaos",
         "A fault and its diagnosis",
-        "Rank 1 is killed in the reduce phase of step 12. The report begins with what `frog diagnose` says.",
+        "Rank 1 is killed in the reduce phase of step 12. First what `frog diagnose` says of it, then the report.",
         (
             'frog chaos --fault "kill rank=1 step=12 phase=reduce" --nproc 2 -- train config/demo.toml '
             f"--set name=chaos {_SHORT}",
@@ -76,6 +76,7 @@ EXAMPLES = (
         "Three learners' exports on one page: Ada has passed two exercises, Ben one, Eve none yet.",
         (
             "frog learn init ada; frog learn init ben; frog learn init eve; mkdir -p exports",
+            "for who in Ada Ben Eve; do git -C ${who,,} config user.name $who; done",
             f"cp {_LABS}/01_one_formula/right/optimizer.py ada/exercises/lab0/01_one_formula/descend.py",
             f"cp {_LABS}/01_one_formula/right/optimizer.py ben/exercises/lab0/01_one_formula/descend.py",
             f"cp {_LABS}/01_one_formula/wrong/uphill.py eve/exercises/lab0/01_one_formula/descend.py",
@@ -131,13 +132,21 @@ def example_pages(folder: Path) -> Examples:
     found.titles["All of them"] = "examples/README.md"
     for example in made:
         shown = f"shown-{example.name}.html"
-        found.pages[f"examples/{example.name}.md"] = _page(example, shown)
+        found.pages[f"examples/{example.name}.md"] = _page(example, shown, _said(folder, example, "frog diagnose"))
         found.titles[example.title] = f"examples/{example.name}.md"
         found.files[shown] = folder / example.shows
     return found
 
 
-def _page(example: Example, shown: str) -> str:
+def _said(folder: Path, example: Example, command: str) -> str:
+    """What a command printed as the example was made."""
+    kept = folder / f"{example.name}.txt"
+    parts = ("\n" + kept.read_text()).split("\n$ ") if kept.exists() else []
+    return "".join(fence(f"$ {part}", "console") + "\n" for part in parts if part.startswith(command))
+
+
+def _page(example: Example, shown: str, said: str) -> str:
     typed = fence("".join(f"$ {command}\n" for command in example.commands), "console")
     frame = f'<iframe class="example" src="{shown}" title="The page of {example.title}" loading="lazy"></iframe>'
-    return f"# {example.title}\n\n{example.about}\n\n{typed}\n<p><a href='{shown}'>The page alone</a></p>\n\n{frame}\n"
+    alone = f'<p><a href="{shown}">The page alone</a></p>'
+    return f"# {example.title}\n\n{example.about}\n\n{typed}\n{said}{alone}\n\n{frame}\n"
