@@ -64,6 +64,8 @@ def test_fine_tunings_that_come_back() -> None:
         ("model.num_hidden_layers=1000000000", "must be at most 10000"),
         ("model.initializer_range=-1", "must be at least 0"),
         ("seed=99999999999999999999", "of 64 bits"),
+        ("train.timeout_s=1e18", "must be at most 1000000000"),
+        ("strategy.bucket_mb=1e300", "must be at most 1000000000"),
     ],
 )
 def test_numbers_that_no_run_can_mean(run_file: Path, setting: str, said: str) -> None:

@@ -277,3 +277,10 @@ def test_where_a_prediction_is_drawn() -> None:
     assert [place_of(times(value, 1.0)) for value in (1.0, 16.0, 1e300, 0.5, -3.0)] == [100, 190, 190, 77.5, 10]
     assert times(5.0, 0.0) == 16
     assert times(1e308, 1e-308) == 16
+
+
+def test_a_link_that_leads_to_itself_is_named(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "loop.json").symlink_to("loop.json")
+    assert main(["class", "loop.json"]) != 0
+    captured = capsys.readouterr()
+    assert "loop.json: cannot be read" in captured.out + captured.err

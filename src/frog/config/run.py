@@ -167,7 +167,7 @@ class RunConfig:
                 ("checkpoint", "every", self.checkpoint.every, 1),
                 ("checkpoint", "keep_last", self.checkpoint.keep_last, 1),
             )
-            if value < least or (isinstance(value, int) and value > _MOST)  # a rate may be as large as one likes
+            if value < least or (value > _MOST and section != "optimizer")  # a rate may be as large as one likes
         ]
         found += [
             f"optimizer.{name}={value}: must lie in [0, 1)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -75,11 +76,12 @@ def read_reports(paths: Sequence[Path]) -> tuple[list[Report], list[str]]:
 
 
 def _files(paths: Sequence[Path]) -> Iterator[Path]:
-    seen: set[Path] = set()
+    seen: set[str] = set()
     for path in paths:
         for file in sorted(path.glob("*.json")) if path.is_dir() else [path]:
-            if file.resolve() not in seen:
-                seen.add(file.resolve())
+            real = os.path.realpath(file)  # unlike resolve, it takes links that lead to themselves
+            if real not in seen:
+                seen.add(real)
                 yield file
 
 
