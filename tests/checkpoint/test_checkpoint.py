@@ -211,7 +211,14 @@ def forbidden(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return ask
 
     with monkeypatch.context() as patch:
-        for module, name in ((os, "stat"), (os, "listdir"), (os, "scandir"), (io, "open"), (builtins, "open")):
+        for module, name in (
+            (os, "stat"),
+            (os, "open"),
+            (os, "listdir"),
+            (os, "scandir"),
+            (io, "open"),
+            (builtins, "open"),
+        ):
             patch.setattr(module, name, asked(getattr(module, name)))
         yield
 

@@ -99,6 +99,7 @@ def put_in_place(staging: Path, target: Path) -> None:
     the old one its name again if the new one has not come.
     """
     aside = put_aside(target)
+    put_back(target)
     if os.path.lexists(target):
         target.rename(aside)
     staging.rename(target)
@@ -115,9 +116,11 @@ def put_aside(target: Path) -> Path:
 def put_back(target: Path) -> None:
     """After a crash: what was put aside in vain gets its name back, what was replaced goes."""
     aside = put_aside(target)
+    if not os.path.lexists(aside):
+        return
     if os.path.lexists(target):
         remove(aside)
-    elif os.path.lexists(aside):
+    else:
         aside.rename(target)
 
 

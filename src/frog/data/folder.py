@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from frog.core.errors import DataError
-from frog.core.files import sync_folder
+from frog.core.files import put_back, put_in_place
 from frog.core.names import name_problem
 
 DEFAULT_NAME = "python-docs"
@@ -46,7 +46,7 @@ def set_folder(name: str, root: Path = DATA_ROOT) -> SetFolder:
 
 @contextmanager
 def claim(name: str, root: Path, wait: bool = False) -> Iterator[None]:
-    """Hold the right to prepare `name`, and clear away what dead processes left of it.
+    """Hold the right to prepare `name`, and clear away what dead processes left of it; what they put aside comes back.
 
     The claim is a lock that the system drops when its holder dies, however it dies; the pid in it is only for people.
 
@@ -65,7 +65,8 @@ def claim(name: str, root: Path, wait: bool = False) -> Iterator[None]:
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
-        for leftover in [*root.glob(f".{name}.partial-*"), *root.glob(f".{name}.old-*")]:
+        put_back(root / name)
+        for leftover in root.glob(f".{name}.partial-*"):
             shutil.rmtree(leftover)
         yield
 
@@ -81,11 +82,6 @@ def replace_when_whole(name: str, root: Path) -> Iterator[SetFolder]:
     partial.mkdir()
     try:
         yield SetFolder(partial)
-        old = root / f".{name}.old-{os.getpid()}"
-        if final.exists():
-            os.rename(final, old)
-        os.rename(partial, final)
-        sync_folder(root)
-        shutil.rmtree(old, ignore_errors=True)
+        put_in_place(partial, final)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from frog.core.errors import DataError, FrogError
-from frog.data.folder import DATA_ROOT, SetFolder, set_folder
+from frog.core.files import put_aside
+from frog.data.folder import DATA_ROOT, SetFolder, claim, set_folder
 from frog.data.manifest import SPLITS, DataManifest, Shard, check_file, prepare_again, read_data_manifest
 from frog.data.shards import OFFSET_DTYPE
 
@@ -102,6 +103,9 @@ def open_prepared(name: str, root: Path = DATA_ROOT, verify: bool = False) -> Pr
     Raises:  DataError if there is no such set, or if a file of it is missing, truncated or altered.
     """
     folder = set_folder(name, root)
+    if put_aside(folder.path).is_dir() and not folder.path.exists():  # whoever was to replace it was killed
+        with claim(name, root, wait=True):
+            pass
     if not folder.manifest_json.is_file():
         raise DataError(
             f"{folder.path}: no prepared data set {name!r} there",

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from frog.config.finetune import ALL_TARGETS, LoraConfig
 from frog.core.errors import ConfigError, RunError, ShapeError
-from frog.core.files import sync_folder, write_json
+from frog.core.files import put_in_place, write_json
 from frog.core.schema import Amount, Name, Positive, Typed, convert, read_typed, shortened
 from frog.model.classifier import Classifier
 from frog.model.lora import add_lora, lora_layers, trained_parameters
@@ -63,13 +63,13 @@ class _PeftConfig(Typed, frozen=True):
 def save_adapter(
     model: TinyTransformer, config: LoraConfig, folder: Path, *, base: str, labels: Sequence[str], replace: bool = False
 ) -> None:
-    """Write what was trained into `folder`, which is whole or absent: written to a staging folder, then renamed.
+    """Write what was trained into `folder`, which is whole or absent: written to a staging folder, then put in place.
 
     Raises:  RunError if the folder exists, unless it may `replace`.
     """
     if folder.exists() and not replace:
         raise RunError(f"{folder}: exists already", "name a new folder")
-    staging, before = (folder.with_name(f".{folder.name}.{os.getpid()}.{end}") for end in ("tmp", "before"))
+    staging = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
     try:
@@ -79,14 +79,9 @@ def save_adapter(
         with open(staging / WEIGHTS_FILE, "rb") as file:
             os.fsync(file.fileno())
         write_json(staging / CONFIG_FILE, _peft_config(model, config, base))
-        if folder.exists():
-            os.rename(folder, before)
-        os.rename(staging, folder)
-    except BaseException:
+        put_in_place(staging, folder)
+    finally:
         shutil.rmtree(staging, ignore_errors=True)
-        raise
-    shutil.rmtree(before, ignore_errors=True)
-    sync_folder(folder.parent)
 
 
 def load_adapter(model: TinyTransformer, folder: Path) -> LoraConfig:

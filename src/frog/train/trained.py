@@ -9,6 +9,7 @@ from frog.checkpoint import Checkpoint, find_good
 from frog.config import ModelConfig, from_dict
 from frog.config.finetune import FinetuneConfig, finetune_from_dict
 from frog.core.errors import CheckpointError, RunError, UsageError
+from frog.core.files import put_aside
 from frog.core.runfolder import RunFolder, find_run
 from frog.model import TinyTransformer
 from frog.model.adapter import load_adapter
@@ -89,14 +90,23 @@ def load_finetuned(folder: RunFolder) -> Finetuned:
     config = read_finetune(folder)
     if config is None:
         raise RunError(f"{folder.path}: is not fine-tuned, it has no adapter", "`frog finetune` makes such a run")
-    adapter = folder.adapter
-    if not adapter.is_dir():
-        raise RunError(f"{folder.path}: has no adapter: its fine-tuning did not end", folder.resume_command)
+    adapter = whole_adapter(folder)
     base = load_base(folder, config)
     model = Classifier.from_base(base, len(config.labels)) if config.head == "classification" else base
     load_adapter(model, adapter)
     record = folder.read_achieved()
     return Finetuned(folder, config, model.eval(), record.step if record else 0)
+
+
+def whole_adapter(folder: RunFolder) -> Path:
+    """A fine-tuning's adapter: where a start was killed as it put a new one in place, the one before.
+
+    Raises:  RunError if it has none.
+    """
+    for path in (folder.adapter, put_aside(folder.adapter)):
+        if path.is_dir():
+            return path
+    raise RunError(f"{folder.path}: has no adapter: its fine-tuning did not end", folder.resume_command)
 
 
 def load_base(folder: RunFolder, config: FinetuneConfig) -> TinyTransformer:
