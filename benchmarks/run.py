@@ -27,6 +27,7 @@ from frog.core.files import write_atomic
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
+JOB_FILES = HERE.parent / "tests" / "jobfile" / "right"
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,8 @@ class Benchmark:
     words: tuple[str, ...] = ()
     tiny: tuple[str, ...] = ()
     nproc: int = 1
-    needs_gpu: bool = False
+    needs: str = ""
+    """What it needs that is not everywhere."""
 
     def command(self, words: tuple[str, ...]) -> list[str]:
         """What is typed after `python`."""
@@ -53,7 +55,7 @@ BENCHMARKS = {
     "checkpoint": Benchmark("checkpoint.py", tiny=("--sizes", "4", "--rounds", "1")),
     "data_prepare": Benchmark("data_prepare.py", tiny=("--mb", "1")),
     "events": Benchmark("events.py", tiny=("--steps", "4")),
-    "gpu": Benchmark("gpu.py", tiny=("--tiny",), needs_gpu=True),
+    "gpu": Benchmark("gpu.py", tiny=("--tiny",), needs="a GPU"),
     "guard": Benchmark("guard.py", tiny=("--steps", "1", "--seeds", "1", "--ways", "head alone")),
     "learn": Benchmark("learn.py", ("--zoo",), ("--rounds", "1", "--only", "lab0/01_one_formula")),
     "loader": Benchmark("loader.py", tiny=("--runs", "1", "--repeats", "1")),
@@ -62,6 +64,7 @@ BENCHMARKS = {
     "strategies": Benchmark("strategies.py", tiny=("--tiny",), nproc=2),
     "train_cpu": Benchmark("train_cpu.py", tiny=("--tiny", "--threads", "1")),
     "train_ddp": Benchmark("train_ddp.py", tiny=("--tiny",), nproc=2),
+    "wild_jobfiles": Benchmark("wild_jobfiles.py", tiny=(str(JOB_FILES),), needs="a folder after --"),
 }
 
 
@@ -95,8 +98,8 @@ def run(name: str, more: tuple[str, ...], tiny: bool) -> int:
     Returns: its exit code.
     """
     benchmark = BENCHMARKS[name]
-    if benchmark.needs_gpu and not tiny and not torch.cuda.is_available():
-        print(f"{name}: left out: it needs a GPU")
+    if benchmark.needs and not (tiny or more or torch.cuda.is_available()):
+        print(f"{name}: left out: it needs {benchmark.needs}")
         return 0
     command = benchmark.command((*(benchmark.tiny if tiny else benchmark.words), *more))
     head = header(command)

@@ -1,13 +1,13 @@
 """How often `frog slurm explain` is right about job files that people have published: precision by weight.
 
-python benchmarks/wild_jobfiles.py FOLDER, which holds the files of tests/jobfile/wild.toml under any names: each is
-found by its sha256. A finding that nobody has judged is counted apart; so is a judged one that is no longer told.
+    python benchmarks/wild_jobfiles.py FOLDER
+
+The folder holds the files of tests/jobfile/wild.toml under any names: each is found by its sha256. A finding that nobody has judged is counted apart; so is a judged one that is no longer told.
 """
 
 from __future__ import annotations
 
 import hashlib
-import subprocess
 import sys
 import tomllib
 from collections import Counter
@@ -34,10 +34,9 @@ def main(folder: Path) -> None:
         silent += not explanation.findings
         lost += bool(explanation.job.shell.unread)
         missed += len(item.get("missed", ()))
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout
     files = judged.keys() & found.keys()
     repositories = len({judged[digest]["repository"] for digest in files})
-    print(f"commit {commit.strip()}: {len(files)} of {len(judged)} files from {repositories} repositories")
+    print(f"{len(files)} of {len(judged)} files from {repositories} repositories")
     print(f"{silent} of them silent, {lost} with lines that were not understood; {missed} true traps missed")
     print(f"{'':20}{'told':>6}{'true':>6}{'debatable':>11}{'false':>7}{'not judged':>12}{'precision':>11}{'strict':>8}")
     for kind in (*KINDS, "all"):

@@ -262,6 +262,7 @@ def found(text: str, here: Path, profile: ClusterProfile | None = None) -> dict[
 @pytest.mark.parametrize("name", CASES)
 def test_a_trap_is_found_where_it_is(name: str, tmp_path: Path) -> None:
     code, line, changes = CASES[name]
+    (tmp_path / "train.py").touch()  # so it is from here that the job would be handed in
     assert found(changed(GOOD, changes), tmp_path).get(code) == line
 
 
@@ -277,6 +278,11 @@ def on_mn5() -> str:
     return changed(
         GOOD, (("#SBATCH --job-name", MN5_HEAD + "#SBATCH --job-name"), ("--cpus-per-task=32", "--cpus-per-task=80"))
     )
+
+
+def test_a_folder_for_output_is_missed_only_where_the_job_is_handed_in(tmp_path: Path) -> None:
+    _, _, changes = CASES["no folder"]
+    assert found(changed(GOOD, changes), tmp_path) == {}
 
 
 def test_a_correct_file_has_nothing_to_tell(tmp_path: Path) -> None:

@@ -33,7 +33,15 @@ def printable_lines(text: str) -> str:
 def print_coloured(text: str) -> None:
     """Print lines that hold colours of Frog's own; nothing else in them steers the terminal."""
     coloured = zip(_COLOUR.split(text), [*_COLOUR.findall(text), ""], strict=True)
-    print("".join(printable_lines(part) + colour for part, colour in coloured), file=beneath(sys.stdout), flush=True)
+    stream = beneath(sys.stdout)
+    drawn = "".join(printable_lines(part) + colour for part, colour in coloured)
+    print(_encodable(drawn, stream, "replace"), file=stream, flush=True)
+
+
+def _encodable(text: str, stream: TextIO, errors: str) -> str:
+    """The text with what the stream's encoding has no character for replaced."""
+    encoding = stream.encoding or "utf-8"
+    return text.encode(encoding, errors).decode(encoding)
 
 
 def _escape(match: re.Match[str]) -> str:
@@ -48,8 +56,7 @@ class PrintableStream:
         self.beneath = beneath
 
     def write(self, text: str) -> int:
-        encoding = self.beneath.encoding or "utf-8"
-        self.beneath.write(printable_lines(text).encode(encoding, "backslashreplace").decode(encoding))
+        self.beneath.write(_encodable(printable_lines(text), self.beneath, "backslashreplace"))
         return len(text)
 
     def __getattr__(self, name: str) -> Any:

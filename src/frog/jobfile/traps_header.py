@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -244,12 +245,22 @@ def _output(job: JobFile, places: Sequence[Path]) -> Iterator[Finding]:
             what = f"{asked.written} {asked.value}: every job writes this same file"
             yield make_finding("output-overwritten", asked.line, what, name=name, instead=_with_job(asked.value))
         folder = Path(asked.value).parent
-        if folder not in told and _absent(folder, [place / (job.text("chdir") or "") for place in places]):
+        made = any(command.name == "mkdir" and folder.name in command.text for command in job.shell.everything)
+        starts = [place / (job.text("chdir") or "") for place in places]
+        if folder not in told and _absent(folder, starts) and (made or any(_is_start(job, place) for place in starts)):
             told.add(folder)
-            made = any(command.name == "mkdir" and folder.name in command.text for command in job.shell.everything)
             what = f"{folder}/ does not exist here" + (", and mkdir in the script comes too late" if made else "")
             kind: Kind | None = None if made else "advice"
             yield make_finding("no-output-folder", asked.line, what, kind, folder=folder)
+
+
+def _is_start(job: JobFile, place: Path) -> bool:
+    """Whether sbatch seems to be called there: a file that the script names is there."""
+    commands = [*job.shell.everything, *(command for step in job.steps for command in step.commands)]
+    words = {word.text for command in commands for word in command.words}
+    with contextlib.suppress(OSError, ValueError):
+        return any((place / word).is_file() for word in words if not word.startswith(("/", "-", "~")))
+    return False
 
 
 def _absent(folder: Path, places: Sequence[Path]) -> bool:
