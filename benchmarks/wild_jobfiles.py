@@ -2,7 +2,8 @@
 
     python benchmarks/wild_jobfiles.py FOLDER
 
-The folder holds the files of tests/jobfile/wild.toml under any names: each is found by its sha256. A finding that nobody has judged is counted apart; so is a judged one that is no longer told.
+The folder holds the files of tests/jobfile/wild.toml under any names: each is found by its sha256. A finding that nobody
+has judged is counted apart; so is a judged one that is no longer told.
 """
 
 from __future__ import annotations
