@@ -2,13 +2,14 @@
 
     python benchmarks/wild_jobfiles.py FOLDER
 
-The folder holds the files of tests/jobfile/wild.toml under any names: each is found by its sha256. A finding that nobody
-has judged is counted apart; so is a judged one that is no longer told.
+The folder holds the files of tests/jobfile/wild.toml under any names: each is found by its sha256. A finding that
+nobody has judged is counted apart; so is a judged one that is no longer told.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 import tomllib
 from collections import Counter
@@ -22,6 +23,8 @@ KINDS = ("will fail", "may hang or waste", "advice")
 
 def main(folder: Path) -> None:
     judged = {item["sha256"]: item for item in tomllib.loads((ROOT / "tests/jobfile/wild.toml").read_text())["file"]}
+    folder = folder.resolve()
+    os.chdir(folder)  # what lies where this is called from is no part of it
     found = {hashlib.sha256(path.read_bytes()).hexdigest(): path for path in sorted(folder.iterdir())}
     told: Counter[tuple[str, str]] = Counter()
     silent = lost = missed = 0
