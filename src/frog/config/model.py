@@ -11,7 +11,7 @@ _MOST = {
     "num_hidden_layers": 10**4,
     "num_attention_heads": 10**5,
     "num_key_value_heads": 10**5,
-    "max_position_embeddings": 10**9,
+    "max_position_embeddings": 10**8,
     "num_local_experts": 10**5,
 }
 """Ten times the largest that anybody has trained, and more: what lies above is a slip of the pen."""
@@ -107,6 +107,10 @@ class ModelConfig:
     def num_parameters(self) -> int:
         """How many weights the model has; a tied embedding counts once."""
         return self._num_parameters(self.num_local_experts)
+
+    def built_bytes(self) -> int:
+        """What a built model takes: its weights, and cosine and sine of each position, in float32."""
+        return 4 * (self.num_parameters() + 2 * self.max_position_embeddings * self.head_dim)
 
     def num_active_parameters(self) -> int:
         """How many weights one token passes: of a layer's experts only those that it is sent to."""

@@ -16,6 +16,9 @@ from frog.core.names import name_problem
 _MOST = 10**9
 """Of whatever is counted in a run file: what lies above is a slip of the pen."""
 
+_MOST_OF = {"global_batch_size": 10**7, "grad_accum": 10**5, "sequence_length": 10**8}
+"""Where less is a slip already: ten times the largest that anybody has trained with, and more."""
+
 
 @dataclass(frozen=True)
 class ModelSource:
@@ -142,7 +145,7 @@ class RunConfig:
         if wrong_name := name_problem(self.name):
             found.append(wrong_name)
         found += [
-            f"{section}.{name}={value}: must be {f'at least {least}' if value < least else f'at most {_MOST}'}"
+            f"{section}.{name}={value}: must be {f'at least {least}' if value < least else f'at most {_most(name)}'}"
             for section, name, value, least in (
                 ("data", "sequence_length", self.data.sequence_length, 2),
                 ("train", "steps", self.train.steps, 1),
@@ -167,7 +170,7 @@ class RunConfig:
                 ("checkpoint", "every", self.checkpoint.every, 1),
                 ("checkpoint", "keep_last", self.checkpoint.keep_last, 1),
             )
-            if value < least or (value > _MOST and section != "optimizer")  # a rate may be as large as one likes
+            if value < least or (value > _most(name) and section != "optimizer")  # a rate may be as large as one likes
         ]
         found += [
             f"optimizer.{name}={value}: must lie in [0, 1)"
@@ -186,6 +189,19 @@ class RunConfig:
                 f"max_position_embeddings={self.model.max_position_embeddings}: every position needs its rotation"
             )
         return found
+
+    def least_bytes(self, world_size: int) -> int:
+        """Memory that each rank surely takes when it trains on a CPU: less than it will, so that no run is refused
+        that can be. Each builds the whole model; of gradients and moments a rank has its share at least, and of a
+        micro-batch what goes into a layer.
+
+        Units:   bytes
+        Assumes: float32, AdamW, and that the run can be in this world.
+        """
+        sequences = self.micro_batch_size(self.strategy.dp_size(world_size))
+        layer_input = 4 * sequences * self.data.sequence_length * self.model.hidden_size
+        layer_input //= self.strategy.tp * self.strategy.cp
+        return self.model.built_bytes() + 3 * 4 * self.model.num_parameters() // world_size + layer_input
 
     def micro_batch_size(self, dp_size: int) -> int:
         """Sequences that one rank takes in one forward pass; `world_problems` says why when it is not whole."""
@@ -243,3 +259,7 @@ class RunConfig:
                 "the same number of sequences in every micro-batch"
             )
         return found
+
+
+def _most(name: str) -> int:
+    return _MOST_OF.get(name, _MOST)

@@ -19,6 +19,7 @@ from frog.config import DataConfig, RunConfig, from_dict
 from frog.core.env import world_env
 from frog.core.errors import CheckpointError, RunError, UsageError
 from frog.core.files import sync_folder, write_json
+from frog.core.memory import check_memory
 from frog.core.names import name_problem
 from frog.core.runfolder import RunFolder, find_run
 from frog.core.scratch import scratch_folder
@@ -143,6 +144,7 @@ def import_model(args: argparse.Namespace) -> int:
         name=args.name,
         data=DataConfig(sequence_length=min(DataConfig.sequence_length, model_config.max_position_embeddings)),
     )
+    check_memory(model_config.built_bytes(), f"{source}/config.json: the model", "correct its sizes")
     model = TinyTransformer(model_config)
     model.load_state_dict(weights)
     runs.mkdir(exist_ok=True)

@@ -6,11 +6,13 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from frog.comm.world import pick_device
 from frog.config import RunConfig, from_dict, load_run_config
 from frog.config.arguments import DEFAULT_RUN_FILE, add_train_arguments
 from frog.config.load import override_dict
 from frog.core.env import WorldEnv
 from frog.core.errors import UsageError
+from frog.core.memory import check_memory
 from frog.core.runfolder import RunFolder, find_run
 from frog.train.failure import FailureReporter, as_rank
 from frog.train.loop import train
@@ -40,6 +42,11 @@ def run_rank(args: argparse.Namespace, loop: Loop = train) -> int:
 def _run(args: argparse.Namespace, env: WorldEnv, stop: StopRequest, reporter: FailureReporter, loop: Loop) -> int:
     config, folder = _configuration(args)
     config.check_world(env.world_size)
+    on_gpu = pick_device(config.train.device, env).type == "cuda"
+    least = config.model.built_bytes() if on_gpu else config.least_bytes(env.world_size)
+    check_memory(
+        least, f"{config.name}: a rank", "a smaller model or batch; `frog strategies RUN.toml` counts the bytes"
+    )
     return run_start(
         Start(config, folder, args.go_on),
         env,

@@ -10,6 +10,7 @@ from frog.config import ModelConfig, from_dict
 from frog.config.finetune import FinetuneConfig, finetune_from_dict
 from frog.core.errors import CheckpointError, RunError, UsageError
 from frog.core.files import put_aside
+from frog.core.memory import check_memory
 from frog.core.runfolder import RunFolder, find_run
 from frog.model import TinyTransformer
 from frog.model.adapter import load_adapter
@@ -59,6 +60,7 @@ def load_trained(folder: RunFolder, step: int | None = None) -> tuple[TinyTransf
         return load_merged(folder)
     config = from_dict(folder.read_run_json().config).model
     checkpoint = trusted_checkpoint(folder, step)
+    check_memory(config.built_bytes(), f"{folder.run_json}: the model", "correct its sizes, or ask a larger machine")
     model = TinyTransformer(config)
     checkpoint.load_into({f"model/{name}": parameter for name, parameter in model.named_parameters()})
     return model.eval(), config, checkpoint.step

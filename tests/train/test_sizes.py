@@ -1,0 +1,93 @@
+"""Sizes that fit no machine are refused in words, before anything of that size is made."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+from harness import RUN_FILE, Harness, set_words
+from in_process import train
+
+from frog.chaos.sandbox import TINY_MODEL
+from frog.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, TrainConfig
+from frog.core import memory
+from frog.core.errors import ConfigError
+from frog.core.files import write_json
+from frog.model import TinyTransformer
+from frog.model.hf import save_hf
+from frog.plan.memory import step_memory
+from frog.train import commands
+from frog.train.trained import load_trained
+
+WIDE = "model.hidden_size=1000000", "model.vocab_size=100000000"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Harness:
+    monkeypatch.chdir(tmp_path)
+    write_json(tmp_path / "config.json", TINY_MODEL)
+    (tmp_path / "run.toml").write_text(RUN_FILE)
+    return Harness(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        WIDE,
+        ("model.max_position_embeddings=100000000", "model.hidden_size=4096"),
+        ("train.global_batch_size=10000000", "data.sequence_length=100000", "model.max_position_embeddings=100000"),
+        ("model.num_hidden_layers=10000", "model.hidden_size=4096", "model.intermediate_size=16384"),
+    ],
+)
+def test_a_run_is_held_against_the_machine(
+    here: Harness, settings: tuple[str, ...], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert train(here, "run.toml", *set_words("train.device=cpu", *settings)) == 2
+    said = capfd.readouterr().err
+    assert "a rank takes at least" in said
+    assert "Traceback" not in said
+    assert not (here.root / "runs").exists()
+
+
+def test_a_folder_to_import_and_a_run_that_came_back(here: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small weights, and a config.json or run.json that asks for tables of a hundred million positions."""
+    save_hf(TinyTransformer(ModelConfig(**TINY_MODEL)), here.root / "hf", None)
+    arguments = argparse.Namespace(folder="hf", name="base")
+    assert commands.import_model(arguments) == 0
+    monkeypatch.setattr(memory, "machine_bytes", lambda: 1 << 30)
+    for path in (here.root / "hf" / "config.json", here.root / "runs" / "base" / "run.json"):
+        table = json.loads(path.read_text())
+        (table if path.name == "config.json" else table["config"]["model"])["max_position_embeddings"] = 10**8
+        path.write_text(json.dumps(table))
+    with pytest.raises(ConfigError, match=r"hf/config\.json: the model takes at least"):
+        commands.import_model(argparse.Namespace(folder="hf", name="other"))
+    with pytest.raises(ConfigError, match=r"base/run\.json: the model takes at least"):
+        load_trained(here.folder("base"))
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        StrategyConfig(),
+        StrategyConfig(name="zero3"),
+        StrategyConfig(name="ddp", tp=2),
+        StrategyConfig(name="ddp", pp=2),
+    ],
+)
+def test_the_least_is_not_more_than_a_run_takes(strategy: StrategyConfig) -> None:
+    """By the formula of all that it takes, beside the model that it is made from: nothing that can be is refused."""
+    train, data = TrainConfig(grad_accum=2), DataConfig(sequence_length=16)
+    config = RunConfig(ModelConfig(**TINY_MODEL), data=data, train=train, strategy=strategy)
+    assert config.problems() == config.world_problems(4) == []
+    takes = max(step_memory(config, 4, rank).total for rank in range(4))
+    assert config.model.built_bytes() < config.least_bytes(4) <= config.model.built_bytes() + takes
+
+
+def test_a_container_may_use_less_than_the_machine_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_LIMIT", tmp_path / "memory.max")
+    machine = memory.machine_bytes()
+    for said, expected in (("max", machine), ("1048576", 1 << 20), (str(1 << 62), machine)):
+        (tmp_path / "memory.max").write_text(said)
+        assert memory.machine_bytes() == expected
