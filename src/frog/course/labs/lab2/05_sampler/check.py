@@ -1,5 +1,6 @@
 """The shares of all ranks against the rules, and their lengths against torch's DistributedSampler."""
 
+import itertools
 import random
 from collections import Counter
 
@@ -131,6 +132,18 @@ def check_epochs(grade, case, shares):
             "shuffles-own-share",
             f"{setting}: the order changes, but rank 0 takes the same {len(set(epoch_0[0]))} samples each time.",
         )
+    before, after = neighbours(epoch_0), neighbours(epoch_1)
+    if 2 * len(before & after) > len(before):
+        grade.reject(
+            "begins-elsewhere",
+            f"{setting}: of {len(before)} pairs that follow each other on a rank in epoch 0, {len(before & after)} "
+            "do so in epoch 1 too.",
+        )
+
+
+def neighbours(epoch):
+    """The pairs of samples that some rank takes one after the other; of two drawn orders about one is common."""
+    return {frozenset(pair) for share in epoch for pair in itertools.pairwise(share)}
 
 
 def check_states(grade, before, after):
