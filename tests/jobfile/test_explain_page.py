@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -95,6 +97,29 @@ def test_the_page_holds_every_line_of_the_file(capsys: pytest.CaptureFixture[str
     page = capsys.readouterr().out
     for number, line in enumerate(EXAMPLE.read_text().splitlines(), 1):
         assert f"{number:>3}  {line}".rstrip().lstrip() in page
+
+
+LONG = "".join(f"srun --foo{number} python train.py $UNSET{number}\n" for number in range(900))
+
+
+def test_a_file_of_thousands_of_lines_is_not_printed_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is left out is counted, and the gravest is not: a trap in the last line used to be called none."""
+    monkeypatch.chdir(tmp_path)
+    Path("long").write_text(
+        f"#!/bin/bash\n#SBATCH --nodes=2\n{LONG}wait\nsrun --ntasks=99 hostname\n# done\n#SBATCH --mem=1\n"
+    )
+    for options in ([], ["--traps"], ["--json"]):
+        assert main(["slurm", "explain", "long", *options]) == 1
+        out = capsys.readouterr().out
+        assert len(out) < 1 << 16
+        assert "after-a-command" in out
+        if "--json" in options:
+            assert json.loads(out)["left_out"] > 1000
+        else:
+            assert ("lines are left out; what was found" in out) == (not options)
+            assert re.search(r"long: \d+ traps?, \d+ pieces of advice; \d+ of these are left out here", out)
 
 
 def test_any_file_can_be_explained() -> None:

@@ -6,12 +6,13 @@ import argparse
 import json
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from frog.core.errors import UsageError
+from frog.core.schema import shortened
 
 if TYPE_CHECKING:
     from frog.jobfile.explain import Explanation
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 _WIDTH = 112
 _LONGEST_LINE = 400
+_PAGE_BYTES, _FINDINGS_BYTES = 36 << 10, 20 << 10
+"""How much is printed of a file of thousands of lines, and of what was found there."""
+_MOST_ABOUT, _MOST_UNREAD = 40, 1000
 _OURS = ("help", "usage", "profile", "version", "wrap", "parsable", "quiet", "verbose", "test-only")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
@@ -94,16 +98,21 @@ def as_json(explanation: Explanation) -> dict[str, object]:
     from frog.jobfile.lines import summary
 
     job = explanation.job
+    gravest = _gravest_first(explanation.findings)
+    num_fitting = len(_fitting((json.dumps(_table(finding), indent=2) for finding in gravest), _PAGE_BYTES))
     return {
         "format": 1,
         "file": str(job.path),
-        "summary": summary(job),
-        "not_understood": sorted(set(job.shell.unread)),
-        "findings": [
-            {("severity" if key == "kind" else key): value for key, value in asdict(finding).items()}
-            for finding in explanation.findings
-        ],
+        "summary": summary(job)[:_MOST_ABOUT],
+        "not_understood": sorted(set(job.shell.unread))[:_MOST_UNREAD],
+        "findings": list(map(_table, sorted(gravest[:num_fitting], key=lambda finding: finding.line))),
+        "left_out": len(gravest) - num_fitting,
     }
+
+
+def _table(finding: Finding) -> dict[str, object]:
+    table = {("severity" if key == "kind" else key): value for key, value in asdict(finding).items()}
+    return {key: shortened(value, _LONGEST_LINE) if isinstance(value, str) else value for key, value in table.items()}
 
 
 def _page(explanation: Explanation) -> list[str]:
@@ -113,29 +122,55 @@ def _page(explanation: Explanation) -> list[str]:
     said = say_lines(job)
     for inner in explanation.inner:
         said |= say_lines(inner)
-    lines = [plain(str(job.path)), *(f"  {line}" for each in (job, *explanation.inner) for line in summary(each)), ""]
-    lines += _numbered(job.lines, said, explanation.findings)
-    return lines
+    about = [f"  {line}" for each in (job, *explanation.inner) for line in summary(each)]
+    if len(about) > _MOST_ABOUT:
+        about[_MOST_ABOUT:] = [f"  ... {len(about) - _MOST_ABOUT} lines more"]
+    lines = _fitting(_numbered(job.lines, said, explanation.findings), _PAGE_BYTES)
+    if len(lines) < len(job.lines):
+        lines.append(f"... {len(job.lines) - len(lines)} lines are left out; what was found in all of them:")
+    return [plain(str(job.path)), *about, "", *lines]
 
 
-def _numbered(texts: Sequence[str], said: dict[int, list[str]], findings: Sequence[Finding]) -> list[str]:
-    lines, width = [], len(str(len(texts)))
+def _fitting(texts: Iterable[str], most_bytes: int) -> list[str]:
+    """The first of these texts, as many as fit."""
+    found = []
+    for text in texts:
+        most_bytes -= len(text.encode(errors="replace")) + 1
+        if most_bytes < 0:
+            break
+        found.append(text)
+    return found
+
+
+def _numbered(texts: Sequence[str], said: dict[int, list[str]], findings: Sequence[Finding]) -> Iterator[str]:
+    """Each line, with what it does and what was found in it."""
+    width = len(str(len(texts)))
+    found_in: dict[int, list[Finding]] = {}
+    for finding in findings:
+        found_in.setdefault(finding.line, []).append(finding)
     for number, text in enumerate(texts, 1):
-        lines.append(f"{number:>{width}}  {plain(text)}".rstrip())
+        lines = [f"{number:>{width}}  {plain(text)}".rstrip()]
         for words in said.get(number, []):
             lines += _indented(words, " " * (width + 4))
-        for finding in findings:
-            if finding.line == number:
-                lines += _indented(f"{finding.kind} [{finding.code}] {finding.what}", " " * (width + 2) + "! ")
-    return lines
+        for finding in found_in.get(number, []):
+            lines += _indented(f"{finding.kind} [{finding.code}] {finding.what}", " " * (width + 2) + "! ")
+        yield "\n".join(lines)
+
+
+def _gravest_first(findings: Sequence[Finding]) -> list[Finding]:
+    order = ("will fail", "may hang or waste", "advice")
+    return sorted(findings, key=lambda finding: order.index(finding.kind))
 
 
 def format_findings(explanation: Explanation) -> list[str]:
-    """Every finding, the gravest first, with why and what to write; and how many there are."""
-    order = ("will fail", "may hang or waste", "advice")
-    found = sorted(explanation.findings, key=lambda finding: order.index(finding.kind))
-    lines = [line for finding in found for line in _format_finding(finding, explanation.job.path)]
-    return [*lines, f"{plain(str(explanation.job.path))}: {_count(explanation)}"]
+    """The findings, the gravest first, with why and what to write; how many there are, and how many did not fit."""
+    path = explanation.job.path
+    texts = ("\n".join(_format_finding(finding, path)) for finding in _gravest_first(explanation.findings))
+    shown = _fitting(texts, _FINDINGS_BYTES)
+    left_out = len(explanation.findings) - len(shown)
+    more = f"; {left_out} of these are left out here, put the others right first" if left_out else ""
+    lines = [line for text in shown for line in text.split("\n")]
+    return [*lines, f"{plain(str(path))}: {_count(explanation)}{more}"]
 
 
 def _count(explanation: Explanation) -> str:

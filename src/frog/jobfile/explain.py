@@ -25,7 +25,6 @@ from frog.jobfile.traps_world import world_findings
 from frog.jobfile.values import GAP
 
 _LONGEST = 1 << 20
-_MOST_FINDINGS = 200
 _IGNORE = re.compile(r"#\s*frog:\s*ignore\s+([\w, -]+)")
 
 
@@ -77,7 +76,7 @@ def explain_as(text: str, path: Path, view: View) -> Explanation:
         item for item in unique if item.code not in ignored.get(item.line, ()) and item.code not in ignored.get(0, ())
     ]
     order = sorted(kept, key=lambda item: (item.line, item.kind == "advice", item.code))
-    return Explanation(job, tuple(order[:_MOST_FINDINGS]), tuple(within))
+    return Explanation(job, tuple(order), tuple(within))
 
 
 def _of_job(job: JobFile, view: View) -> Iterator[Finding]:
