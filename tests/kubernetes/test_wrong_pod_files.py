@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from mutations import held_to_its_schema
 from small_manifest import SMALL
 
@@ -13,6 +14,7 @@ from frog.core.schema import read_typed, write_typed
 from frog.kubernetes import enter
 from frog.kubernetes.controller import Outcome
 from frog.kubernetes.enter import PodSpec
+from frog.kubernetes.fields import ManifestError
 from frog.kubernetes.manifest import read_manifest
 from frog.kubernetes.rootfs import Mount
 from frog.kubernetes.yamltext import load_documents
@@ -39,3 +41,34 @@ def test_what_came_of_a_job(tmp_path: Path) -> None:
     path = tmp_path / "outcome.json"
     write_typed(path, Outcome(entered=True, reason=("BackoffLimitExceeded", "too often")))
     held_to_its_schema(path, lambda: read_typed(path, Outcome, error=LaunchError))
+
+
+def _aliases(first: str, each: str) -> str:
+    """Twelve values, each of which holds the one before three times."""
+    texts = [f"a0: &a0 {first}", *(f"a{i}: &a{i} {each.replace('*', f'*a{i - 1}')}" for i in range(1, 13))]
+    return "\n".join(["kind: Job", *texts])
+
+
+def test_aliases_unfold_within_bounds(tmp_path: Path) -> None:
+    """Some hundred bytes that are half a million values, and with a line more three times as many."""
+    path = tmp_path / "k8s.yaml"
+    for text in (
+        _aliases("{x: 1}", "[*, *, *]"),
+        _aliases("{x: 1}", "{<<: [*, *, *]}"),
+        _aliases("{x: 1}", "{l: *, m: *, r: *}"),
+        "kind: Job\nspec: &s {template: *s}",
+    ):
+        path.write_text(text)
+        with pytest.raises(ManifestError, match=r"k8s\.yaml: not valid YAML: its aliases unfold"):
+            read_manifest(path)
+    path.write_text("kind: &k Job\nlabels: &l {a: *k}\nagain: *l")
+    with pytest.raises(ManifestError, match="mistakes"):
+        read_manifest(path)
+
+
+def test_a_thousand_mistakes_are_not_all_listed(tmp_path: Path) -> None:
+    path = tmp_path / "k8s.yaml"
+    path.write_text("kind: Job\n" + "".join(f"key{i}: 1\n" for i in range(1000)))
+    with pytest.raises(ManifestError, match=r"\n  \.\.\. 9\d\d more") as caught:
+        read_manifest(path)
+    assert len(str(caught.value)) < 1 << 14

@@ -17,6 +17,8 @@ from frog.kubernetes.podspec import PodTemplate, read_template
 from frog.kubernetes.yamltext import load_documents
 
 _RULE_ACTIONS = ("FailJob", "Ignore", "Count")
+_MOST_BYTES, _MOST_SHOWN = 4 << 20, 50
+"""Of a manifest, and of the mistakes in it that are listed. An object of Kubernetes has 1.5 MiB at most."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ def read_manifest(path: Path, extra: Sequence[str] = ()) -> Manifest:
     Raises:  ManifestError with every mistake of the file.
     """
     try:
-        text = read_bounded(path, ManifestError).decode()
+        text = read_bounded(path, ManifestError, most_bytes=_MOST_BYTES).decode()
         documents = load_documents(text)
     except (OSError, UnicodeDecodeError) as error:
         raise ManifestError(f"{path}: cannot be read: {error}") from None
@@ -104,8 +106,11 @@ def read_manifest(path: Path, extra: Sequence[str] = ()) -> Manifest:
         _check_together(manifest, problems)
     if problems:
         count = f"{len(problems)} mistakes" if len(problems) > 1 else "a mistake"
+        lines = [f"  - {shortened(problem, 500)}" for problem in problems[:_MOST_SHOWN]]
+        if len(problems) > _MOST_SHOWN:
+            lines.append(f"  ... {len(problems) - _MOST_SHOWN} more")
         raise ManifestError(
-            f"{path}: {count}\n" + "\n".join(f"  - {shortened(problem, 500)}" for problem in problems),
+            f"{path}: {count}\n" + "\n".join(lines),
             "correct the lines above; nothing was started",
         )
     manifest.text = text

@@ -16,6 +16,9 @@ _WORDS = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
 _BLOCK = re.compile("[\t\n\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]*")
 """What stands for itself in a block, and breaks no line that is none."""
 
+_MOST_NODES = 100_000
+"""Of one document. A few hundred bytes of aliases within aliases unfold to as many values as one likes."""
+
 
 def load_documents(text: str) -> list[Any]:
     """The documents of a text, empty ones left out. Raises ValueError, with the line, if it is not valid YAML."""
@@ -33,12 +36,28 @@ def load_documents(text: str) -> list[Any]:
             found: dict[Any, Any] = super().construct_mapping(node, deep)
             return found
 
+        def construct_document(self, node: Any) -> Any:
+            if _unfolded(node, {}) > _MOST_NODES:
+                what = f"its aliases unfold to more than {_MOST_NODES} values, or to themselves"
+                raise yaml.constructor.ConstructorError(None, None, what, node.start_mark)
+            return super().construct_document(node)
+
     try:
         return [document for document in yaml.load_all(text, Loader=StrictLoader) if document is not None]
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from None
     except RecursionError:
         raise ValueError("nested too deep to be read") from None
+
+
+def _unfolded(node: Any, known: dict[int, int]) -> int:
+    """How many values a node has with every alias written out. One that holds itself has more than are allowed."""
+    if id(node) not in known:
+        known[id(node)] = _MOST_NODES + 1
+        items = node.value if isinstance(node.value, list) else ()
+        parts = (part for item in items for part in (item if isinstance(item, tuple) else (item,)))
+        known[id(node)] = 1 + sum(_unfolded(part, known) for part in parts)
+    return known[id(node)]
 
 
 def scalar(value: object) -> str:
