@@ -55,6 +55,12 @@ def _run(args: argparse.Namespace) -> int:
     except BrokenPipeError:  # `frog runs | head`
         sys.stderr.close()
         return 141
+    except OSError as error:  # a folder where a file is to be written, a file where a folder is, no permission
+        path = error.filename2 or error.filename
+        if path is None:
+            raise
+        print(f"error: {shortened(str(path))}: {error.strerror}\n  try: name another place", file=sys.stderr)
+        return 1
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -34,6 +35,31 @@ def test_report_by_name_by_folder_and_to_another_file(project: Path, capsys: pyt
     written = (project / "runs/pond/report.html").read_bytes()
     assert written.startswith(b"<!doctype html>")
     assert (project / "out/page.html").read_bytes() == written
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "report pond -o runs",
+        "report pond -o file/page.html",
+        "report pond -o /dev/null/page.html",
+        "tensorboard pond --to file",
+        "export pond --to hf file",
+        "export pond --to hf /dev/null",
+        "export pond --to hf link",
+    ],
+)
+def test_what_is_written_needs_a_place_for_it(project: Path, capsys: pytest.CaptureFixture[str], words: str) -> None:
+    """A folder where a file is to be, a file where a folder is: in words, and what was there stays."""
+    (project / "file").write_text("kept")
+    (project / "link").symlink_to("nowhere")
+    before = sorted(project.rglob("*"))
+    assert main(words.split()) in (1, 2)
+    said = capsys.readouterr().err
+    assert re.match(r"error: \S+: .+\n  try: name .+\n", said)
+    assert re.search(r"runs|file|/dev/null|link", said)
+    assert sorted(project.rglob("*")) == before
+    assert (project / "file").read_text() == "kept"
 
 
 def test_a_run_that_is_not_there(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -108,6 +108,8 @@ def checkpoints(args: argparse.Namespace) -> int:
 def export(args: argparse.Namespace) -> int:
     """`frog export RUN --to hf DIR`"""
     folder, target = find_run(args.run), Path(args.folder)
+    if os.path.lexists(target) and not target.is_dir():
+        raise RunError(f"{target}: no folder", "name a new folder")
     if target.exists() and any(target.iterdir()):
         raise RunError(f"{target}: exists and is not empty", "name a new folder")
     if read_finetune(folder) is not None:
