@@ -139,7 +139,7 @@ def test_names_of_files_are_looked_at_when_a_job_is_handed_in() -> None:
 @pytest.mark.parametrize(
     ("program", "words", "named"),
     [
-        ("sbatch", ["--gpus-per-task=1"], "--gpus-per-task of sbatch"),
+        ("sbatch", ["--gpus-per-socket=1"], "--gpus-per-socket of sbatch"),
         ("sbatch", ["-C", "a100"], "-C of sbatch"),
         ("sbatch", ["--gpus=4"], "--gpus of sbatch"),
         ("srun", ["--multi-prog", "x"], "--multi-prog of srun"),

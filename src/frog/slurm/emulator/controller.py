@@ -334,11 +334,7 @@ class SlurmController:
                     raise SlurmRefusal(
                         f"Unable to create step for job {job.number}: Job/step already completing or completed"
                     )
-                busy_cpus: dict[str, int] = {}
-                for step in job.steps:
-                    for node, cpus in step.cpus.items() if not step.ended else ():
-                        busy_cpus[node] = busy_cpus.get(node, 0) + cpus
-                allocations = place_step(request, job.allocations, busy_cpus)
+                allocations = place_step(request, job.allocations, job.busy_cpus(), job.busy_gpus())
                 if allocations is not None:
                     break
                 if not reported:
@@ -346,7 +342,8 @@ class SlurmController:
                     reported = True
                 self.changed.wait(timeout=1.0)
             taken = {} if request.overlap else {allocation.node: allocation.cpus for allocation in allocations}
-            step = JobStep(len(job.steps), taken, srun_pid, notify)
+            gpus = {part.node: part.gpus for part in allocations} if request.reserves_gpus else {}
+            step = JobStep(len(job.steps), taken, srun_pid, notify, gpus)
             job.steps.append(step)
             return step, allocations
 

@@ -25,7 +25,7 @@ from frog.slurm.cluster_file import CLUSTER_FILE, EmulatorFile
 from frog.slurm.emulator import view
 from frog.slurm.emulator.controller import SlurmController
 from frog.slurm.emulator.job import CANCELLED, PENDING, RUNNING, EmulatedJob, JobRequest, Node
-from frog.slurm.emulator.layout import StepRequest
+from frog.slurm.emulator.layout import StepRequest, check_step_gpus
 from frog.slurm.emulator.notation import parse_moment, parse_time_limit
 from frog.slurm.emulator.refusal import SlurmRefusal, unknown
 
@@ -204,6 +204,7 @@ class _Handler(socketserver.StreamRequestHandler):
         controller = self._controller
         job = controller.find_one(request["job"])
         wanted = StepRequest(**{**request["step"], "node_names": tuple(request["step"]["node_names"])})
+        check_step_gpus(wanted, job)
         try:
             step, parts = controller.begin_step(
                 job, wanted, request["asker"], lambda text: self._send(notice=text), lambda: self._send(busy=True)
@@ -211,7 +212,9 @@ class _Handler(socketserver.StreamRequestHandler):
         except SlurmRefusal as error:
             raise SlurmRefusal(error.what.replace("{job}", str(job.number))) from None
         try:
-            answer = view.step_answer(controller, job, step, parts, label=request["label"], cpus=request["cpus"])
+            answer = view.step_answer(
+                controller, job, step, parts, wanted.gpus_per_task, label=request["label"], cpus=request["cpus"]
+            )
             self._send(**answer)
             while said := self._hear():
                 step.groups += said.get("groups", [])

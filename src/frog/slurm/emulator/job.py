@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -61,6 +62,7 @@ class JobRequest:
     gpus_per_node: int = 0
     gpus_per_node_option: int | None = None
     """What --gpus-per-node said, which SLURM_GPUS_PER_NODE repeats; --gres, if it is there, decides."""
+    gpus_per_task: int | None = None
     exclusive: bool = False
     mem_mb: int | None = None
     account: str | None = None
@@ -110,6 +112,8 @@ class JobStep:
     srun_pid: int
     notify: Callable[[str], None]
     """Gives srun a line for its user."""
+    gpus: dict[str, list[int]] = field(default_factory=dict)
+    """Reserved on each node, by --gpus-per-task alone."""
     groups: list[int] = field(default_factory=list)
     """Process groups of its tasks."""
     ended: bool = False
@@ -162,6 +166,18 @@ class EmulatedJob:
     @property
     def node_names(self) -> list[str]:
         return [allocation.node for allocation in self.allocations]
+
+    def busy_cpus(self) -> dict[str, int]:
+        """How many CPUs of each node its steps have reserved."""
+        busy: Counter[str] = Counter()
+        for step in self.steps:
+            busy.update({} if step.ended else step.cpus)
+        return dict(busy)
+
+    def busy_gpus(self) -> set[tuple[str, int]]:
+        """The GPUs that its steps have reserved, each with its node."""
+        running = [step.gpus for step in self.steps if not step.ended]
+        return {(node, gpu) for gpus in running for node, numbers in gpus.items() for gpu in numbers}
 
     @property
     def has_ended(self) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from frog.slurm.emulator.job import EmulatedJob, JobRequest, Node, NodeAllocation
 from frog.slurm.emulator.refusal import SlurmRefusal, unknown
@@ -53,7 +53,8 @@ def check_fits(request: JobRequest, nodes: Sequence[Node]) -> str | None:
         return "PartitionNodeLimit"
     if place_job(request, free_resources(nodes, [])) is not None:
         return None
-    if request.nodes is None and request.ntasks_per_node is None and request.gpus_per_node <= node.gpus:
+    asks_nodes = request.nodes is not None or request.ntasks_per_node is not None
+    if not asks_nodes and not request.gpus_per_task and request.gpus_per_node <= node.gpus:
         return "PartitionConfig"
     raise SlurmRefusal(_UNAVAILABLE)
 
@@ -77,6 +78,8 @@ def _most_tasks(request: JobRequest, part: FreeResources) -> int:
     if len(part.gpus) < request.gpus_per_node or (request.exclusive and not part.is_idle):
         return 0
     most = part.cpus // request.cpus_of_task
+    if request.gpus_per_task:
+        most = min(most, len(part.gpus) // request.gpus_per_task)
     if request.ntasks_per_node is None:
         return most
     return request.ntasks_per_node if most >= request.ntasks_per_node else 0
@@ -119,7 +122,7 @@ def _fill(chosen: Sequence[FreeResources], able: Mapping[str, int], request: Job
 
 def _allocate(request: JobRequest, part: FreeResources, tasks: int) -> NodeAllocation:
     if not request.exclusive:
-        gpus = list(part.gpus[: request.gpus_per_node])
+        gpus = list(part.gpus[: request.gpus_per_node + tasks * (request.gpus_per_task or 0)])
         return NodeAllocation(part.node.name, tasks * request.cpus_of_task, gpus, tasks)
     if request.ntasks is None and request.ntasks_per_node is None:
         tasks = part.node.cpus // request.cpus_of_task
@@ -138,6 +141,14 @@ class StepRequest:
     exact: bool
     per_node: int | None = None
     """What --ntasks-per-node says; without a meaning where it contradicts the other numbers."""
+    gpus_per_task: int | None = None
+    all_gpus: bool = False
+    """Whether the step has all GPUs of its nodes, because its job asked for them with --gpus-per-node."""
+
+    @property
+    def reserves_gpus(self) -> bool:
+        """Whether its GPUs are kept from other steps."""
+        return bool(self.gpus_per_task) and not self.all_gpus and not self.overlap
 
 
 @dataclass(frozen=True)
@@ -148,10 +159,15 @@ class StepAllocation:
     tasks: int
     cpus: int
     """Reserved against other steps: all that the job has there, unless --exact."""
+    gpus: list[int] = field(default_factory=list)
+    """All that the job has there, unless --gpus-per-task."""
 
 
 def place_step(
-    request: StepRequest, allocations: Sequence[NodeAllocation], busy_cpus: Mapping[str, int]
+    request: StepRequest,
+    allocations: Sequence[NodeAllocation],
+    busy_cpus: Mapping[str, int],
+    busy_gpus: Collection[tuple[str, int]] = (),
 ) -> list[StepAllocation] | None:
     """Where the tasks of a step go; None if its nodes are busy with other steps.
 
@@ -173,20 +189,27 @@ def place_step(
     left = {allocation.node: allocation.cpus - busy_cpus.get(allocation.node, 0) for allocation in allocations}
     if not request.exact:  # a node is busy as soon as another step has a part of it
         left = {name: cpus if cpus == whole[name] else 0 for name, cpus in left.items()}
-    return _step_on(request, allocations, left)
+    free = allocations
+    if request.reserves_gpus:
+        free = [replace(one, gpus=[gpu for gpu in one.gpus if (one.node, gpu) not in busy_gpus]) for one in allocations]
+    return _step_on(request, free, left)
 
 
 def _step_on(
     request: StepRequest, allocations: Sequence[NodeAllocation], cpus: Mapping[str, int]
 ) -> list[StepAllocation] | None:
     """The tasks dealt out in turn to the nodes that have CPUs for them."""
-    able = [each for each in allocations if cpus[each.node] >= request.cpus_per_task]
+    per_task = request.gpus_per_task or 0
+    most_on = {each.node: cpus[each.node] // request.cpus_per_task for each in allocations}
+    if per_task:
+        most_on = {each.node: min(most_on[each.node], len(each.gpus) // per_task) for each in allocations}
+    able = [each for each in allocations if most_on[each.node] > 0]
     in_order = sorted(able, key=lambda each: each.node not in request.node_names)
     chosen_names = {each.node for each in in_order[: request.num_nodes]}
     chosen = [each for each in allocations if each.node in chosen_names]
     if len(chosen) < request.num_nodes or not set(request.node_names[: request.num_nodes]) <= chosen_names:
         return None
-    most = [cpus[each.node] // request.cpus_per_task for each in chosen]
+    most = [most_on[each.node] for each in chosen]
     counts = [0] * len(chosen)
     while sum(counts) < request.ntasks:
         before = sum(counts)
@@ -196,6 +219,27 @@ def _step_on(
         if sum(counts) == before:
             return None
     return [
-        StepAllocation(each.node, tasks, tasks * request.cpus_per_task if request.exact else cpus[each.node])
+        StepAllocation(
+            each.node,
+            tasks,
+            tasks * request.cpus_per_task if request.exact else cpus[each.node],
+            each.gpus[: tasks * per_task] if per_task and not request.all_gpus else each.gpus,
+        )
         for each, tasks in zip(chosen, counts, strict=True)
     ]
+
+
+def check_step_gpus(request: StepRequest, job: EmulatedJob) -> None:
+    """Refuse a step that asks for other GPUs than its job has. Raises SlurmRefusal."""
+    per_task, of_job = request.gpus_per_task, job.request.gpus_per_task
+    if not per_task:
+        return
+    said = None
+    if not any(allocation.gpus for allocation in job.allocations):
+        said = "Step requested GRES but job doesn't have GRES"
+    elif of_job is not None and per_task > of_job:
+        said = f"Step requested gres_per_task=gpu:{per_task} is more than the job's gres_per_task=gpu:{of_job}"
+    if said:
+        raise SlurmRefusal(
+            f"{said}\nUnable to create step for job {job.number}: Invalid generic resource (gres) specification"
+        )

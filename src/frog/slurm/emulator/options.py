@@ -13,9 +13,9 @@ from frog.slurm.emulator.notation import expand_hosts, fill_pattern, parse_whole
 from frog.slurm.emulator.refusal import SlurmRefusal, unknown
 
 _BOTH = (
-    "account", "chdir", "comment", "cpus-per-task", "error", "exclusive", "export", "gpus-per-node", "gres", "help",
-    "input", "job-name", "mem", "nodelist", "nodes", "ntasks", "ntasks-per-node", "open-mode", "output", "partition",
-    "qos", "quiet", "time", "version",
+    "account", "chdir", "comment", "cpus-per-task", "error", "exclusive", "export", "gpus-per-node", "gpus-per-task",
+    "gres", "help", "input", "job-name", "mem", "nodelist", "nodes", "ntasks", "ntasks-per-node", "open-mode", "output",
+    "partition", "qos", "quiet", "time", "version",
 )  # fmt: skip
 KNOWN = {
     "sbatch": frozenset(
@@ -91,17 +91,22 @@ def count(options: Mapping[str, str | None], name: str, least: int = 1) -> int |
 
 def gpus(options: Mapping[str, str | None]) -> tuple[int, int | None]:
     """GPUs of each node, and what --gpus-per-node says of them: --gres has the last word, wherever it stands."""
-    said: dict[str, int] = {}
-    for name in ("gpus-per-node", "gres"):
-        if name not in options:
-            continue
-        text = options[name] or ""
-        number = text.removeprefix("gpu:") if name == "gres" and text != "gpu" else text.replace("gpu", "1")
-        if (count := parse_whole(number)) is None:
-            raise unknown(f"--{name}={text}")
-        said[name] = count
+    said = {name: _gpu_count(options, name) for name in ("gpus-per-node", "gres") if name in options}
     per_node = said.get("gpus-per-node")
     return said.get("gres", per_node or 0), per_node
+
+
+def gpus_per_task(options: Mapping[str, str | None]) -> int | None:
+    """What --gpus-per-task says."""
+    return _gpu_count(options, "gpus-per-task") if "gpus-per-task" in options else None
+
+
+def _gpu_count(options: Mapping[str, str | None], name: str) -> int:
+    text = options[name] or ""
+    number = text.removeprefix("gpu:") if name == "gres" and text != "gpu" else text.replace("gpu", "1")
+    if (count := parse_whole(number)) is None:
+        raise unknown(f"--{name}={text}")
+    return count
 
 
 def hosts(options: Mapping[str, str | None]) -> list[str]:
@@ -132,6 +137,7 @@ def memory_mb(text: str) -> int:
 
 
 _FROM_VARIABLES = {
+    "SLURM_GPUS_PER_TASK": "gpus-per-task",
     "SLURM_KILL_BAD_EXIT": "kill-on-bad-exit",
     "SLURM_LABELIO": "label",
     "SRUN_CPUS_PER_TASK": "cpus-per-task",
@@ -142,7 +148,7 @@ _REFUSED_VARIABLES = frozenset(
         "ACCOUNT", "ACCTG_FREQ", "BCAST", "BCAST_EXCLUDE", "BURST_BUFFER", "CLUSTERS", "CLUSTER_CONSTRAINT", "COMPRESS",
         "CONSTRAINT", "CORE_SPEC", "CPUS_PER_GPU", "CPU_BIND", "CPU_FREQ_REQ", "DELAY_BOOT", "DEPENDENCY",
         "DISABLE_STATUS", "DIST_PLANESIZE", "EPILOG", "EXACT", "EXCLUSIVE", "EXIT_ERROR", "EXIT_IMMEDIATE", "GPUS",
-        "GPUS_PER_TASK", "GPU_BIND", "GPU_FREQ", "GRES", "GRES_FLAGS", "HINT", "IMMEDIATE", "MEM_BIND", "MEM_PER_CPU",
+        "GPU_BIND", "GPU_FREQ", "GRES", "GRES_FLAGS", "HINT", "IMMEDIATE", "MEM_BIND", "MEM_PER_CPU",
         "MEM_PER_GPU", "MPI_TYPE", "NETWORK", "NO_KILL", "NTASKS_PER_CORE", "NTASKS_PER_GPU", "NTASKS_PER_SOCKET",
         "OPEN_MODE", "OVERCOMMIT", "OVERLAP", "PARTITION", "POWER", "PROFILE", "PROLOG", "QOS", "REMOTE_CWD",
         "REQ_SWITCH", "RESERVATION", "RESV_PORTS", "SEND_LIBS", "SIGNAL", "SPREAD_JOB", "SRUN_REDUCE_TASK_EXIT_MSG",

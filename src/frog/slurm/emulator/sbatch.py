@@ -114,6 +114,7 @@ def make_request(options: Mapping[str, str | None], *, default_name: str, progra
         cpus_per_task=opt.count(options, "cpus-per-task"),
         gpus_per_node=gpus,
         gpus_per_node_option=gpus_per_node_option,
+        gpus_per_task=opt.gpus_per_task(options),
         exclusive=_exclusive(options),
         mem_mb=opt.memory_mb(options["mem"] or "") if "mem" in options else None,
         account=options.get("account"),
@@ -132,7 +133,23 @@ def make_request(options: Mapping[str, str | None], *, default_name: str, progra
         hold="hold" in options,
     )
     _settle_nodes(request, program)
+    if request.gpus_per_task is not None:
+        _settle_gpus(request, options)
     return request
+
+
+def _settle_gpus(request: JobRequest, options: Mapping[str, str | None]) -> None:
+    """--gpus-per-task needs a number of tasks; Slurm counts one for each node."""
+    for name in ("gpus-per-node", "gres"):
+        if name in options:
+            raise unknown(f"--gpus-per-task beside --{name}")
+    if request.nodes is None and request.ntasks is None and request.ntasks_per_node is None:
+        raise SlurmRefusal(
+            "Failed to validate job spec. --gpus-per-task used without either --gpus or -n/--ntasks is not allowed.\n"
+            "Invalid generic resource (gres) specification"
+        )
+    if request.ntasks is None:
+        request.ntasks = (request.nodes or 1) * (request.ntasks_per_node or 1)
 
 
 def _settle_nodes(request: JobRequest, program: str) -> None:

@@ -111,6 +111,8 @@ def _wanted(options: Mapping[str, str | None], env: Mapping[str, str]) -> StepRe
         overlap="overlap" in options,
         exact="exact" in options or "cpus-per-task" in options,
         per_node=per_node,
+        gpus_per_task=opt.gpus_per_task(options),
+        all_gpus="SLURM_GPUS_PER_NODE" in env,
     )
 
 

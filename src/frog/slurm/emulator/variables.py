@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from frog.slurm.emulator.job import EmulatedJob, JobRequest, NodeAllocation
+from frog.slurm.emulator.job import EmulatedJob, JobRequest
 from frog.slurm.emulator.layout import StepAllocation
 from frog.slurm.emulator.notation import compress_counts, compress_hosts
 from frog.slurm.emulator.processes import MARK
@@ -31,6 +31,8 @@ def batch_variables(job: EmulatedJob, cluster: str, array: Sequence[EmulatedJob]
         **node_variables(first.node, first.cpus),
         **gpu_variables(first.gpus),
     }
+    if request.gpus_per_task is not None:
+        variables["SLURM_GPUS_PER_TASK"] = str(request.gpus_per_task)
     if request.export is not None:
         variables["SLURM_EXPORT_ENV"] = request.export
         if request.export != "ALL":
@@ -162,27 +164,26 @@ def step_variables(
     return variables
 
 
-def task_variables(
-    allocation: NodeAllocation,
-    part: StepAllocation,
-    node_rank: int,
-    local_rank: int,
-    first_rank: int,
-    *,
-    with_gpus: bool,
-) -> dict[str, str]:
+def task_variables(part: StepAllocation, node_rank: int, local_rank: int, first_rank: int) -> dict[str, str]:
     """What is a task's own."""
     ranks = range(first_rank, first_rank + part.tasks)
-    variables = {
+    return {
         **node_variables(part.node, part.cpus),
         "SLURM_GTIDS": ",".join(map(str, ranks)),
         "SLURM_LOCALID": str(local_rank),
         "SLURM_NODEID": str(node_rank),
         "SLURM_PROCID": str(first_rank + local_rank),
     }
-    if with_gpus and allocation.gpus:
-        variables |= gpu_variables(allocation.gpus) | {"SLURM_STEP_GPUS": ",".join(map(str, allocation.gpus))}
-    return variables
+
+
+def task_gpu_variables(gpus: Sequence[int], per_task: int, local_rank: int, tasks: int) -> dict[str, str]:
+    """The GPUs that a task sees: all of its step's on the node, or its own share where --gpus-per-task divides them."""
+    if not gpus:
+        return {}
+    shared = bool(per_task) and tasks > 1
+    own = gpus[local_rank * per_task : (local_rank + 1) * per_task] if shared else gpus
+    variables = {**gpu_variables(own), "SLURM_GPUS_ON_NODE": str(len(gpus)), "SLURM_STEP_GPUS": ",".join(map(str, own))}
+    return variables | ({"SLURMD_TRES_BIND": f"gpu:per_task:{per_task}"} if shared else {})
 
 
 def task_environment(base: Mapping[str, str], *changes: Mapping[str, str], with_gpus: bool) -> dict[str, str]:

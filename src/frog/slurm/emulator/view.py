@@ -12,7 +12,14 @@ from frog.slurm.emulator.layout import StepAllocation, free_resources
 from frog.slurm.emulator.notation import compress_hosts
 from frog.slurm.emulator.processes import MARK
 from frog.slurm.emulator.queue import dependency_text
-from frog.slurm.emulator.variables import PARTITION, job_variables, mark_of, step_variables, task_variables
+from frog.slurm.emulator.variables import (
+    PARTITION,
+    job_variables,
+    mark_of,
+    step_variables,
+    task_gpu_variables,
+    task_variables,
+)
 
 if TYPE_CHECKING:
     from frog.slurm.emulator.controller import SlurmController
@@ -115,17 +122,19 @@ def step_answer(
     job: EmulatedJob,
     step: JobStep,
     parts: Sequence[StepAllocation],
+    gpus_per_task: int | None,
     *,
     label: bool,
     cpus: int | None,
 ) -> dict[str, Any]:
     """Where each task of a step runs and with which variables."""
-    own = {allocation.node: allocation for allocation in job.allocations}
-    asked_gpus = bool(job.request.gpus_per_node)
+    with_gpus = bool(job.request.gpus_per_node or job.request.gpus_per_task or gpus_per_task)
     tasks, rank = [], 0
     for node_rank, part in enumerate(parts):
         for local_rank in range(part.tasks):
-            variables = task_variables(own[part.node], part, node_rank, local_rank, rank, with_gpus=asked_gpus)
+            variables = task_variables(part, node_rank, local_rank, rank)
+            if with_gpus:
+                variables |= task_gpu_variables(part.gpus, gpus_per_task or 0, local_rank, part.tasks)
             tasks.append({"rank": rank + local_rank, "node": part.node, "node_rank": node_rank, "variables": variables})
         rank += part.tasks
     shared = step_variables(job, controller.cluster, step.number, parts, label=label, cpus_per_task=cpus)
@@ -138,6 +147,6 @@ def step_answer(
         "user": job.request.user,
         "variables": shared,
         "tasks": tasks,
-        "with_gpus": asked_gpus,
+        "with_gpus": with_gpus,
         "kill_wait_s": controller.kill_wait_s,
     }
