@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +51,19 @@ def test_an_absent_set_names_the_commands(tmp_path: Path) -> None:
 def test_a_missing_shard(copy: PreparedData) -> None:
     (copy.path / "heldout_00000.bin").unlink()
     assert f"{copy.path / 'heldout_00000.bin'}: missing, though the manifest names it" in refusal(copy)
+
+
+def test_pipes_and_folders_are_not_waited_for(copy: PreparedData) -> None:
+    """In place of every file of a set, whether it is mapped, loaded or parsed."""
+    for path in sorted(copy.path.iterdir()):
+        good = path.read_bytes()
+        for put in (os.mkfifo, os.mkdir):
+            path.unlink()
+            put(path)
+            assert path.name in refusal(copy) or path.name == "manifest.json"
+            path.rmdir() if path.is_dir() else path.unlink()
+            path.write_bytes(good)
+    open_prepared(copy.name, copy.path.parent, verify=True)
 
 
 def test_a_truncated_shard(copy: PreparedData) -> None:

@@ -37,6 +37,7 @@ def saved(tmp_path: Path) -> Path:
 
 def test_configurations_of_adapters(adapter: Path) -> None:
     held_to_its_schema(adapter / CONFIG_FILE, lambda: read_config(adapter))
+    held_to_its_schema(adapter / CONFIG_FILE, lambda: load_adapter(TinyTransformer(SIZES), adapter), names=str(adapter))
 
 
 def test_sizes_in_a_folder_of_hugging_face(saved: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from frog.cli import main
 from frog.core.files import write_json
 from frog.core.runfile import Record, RunFile
 from frog.core.runfolder import RunFolder
+from frog.events.heartbeat import read_heartbeat
 from frog.events.launcher_schema import AnyLauncherEvent
 from frog.events.read import read_lines
 from frog.events.schema import Beat, RankEvent
@@ -122,6 +124,23 @@ def fits(table: Any, kind: Any) -> bool:
     except (msgspec.DecodeError, UnicodeError):
         return False
     return True
+
+
+def test_a_world_of_two_hundred_million_ranks(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """A size that no world has is no event's: each rank that should be there is listed, in gigabytes of lists."""
+    for path in (run.heartbeat(1), run.rank_events(0), run.launcher_events):
+        good = path.read_text()
+        changed = re.sub(r'"world_size": ?2\b', '"world_size": 200000000', good)
+        assert changed != good
+        path.write_text(changed)
+        if path.suffix == ".json":
+            assert read_heartbeat(path) is None
+        else:
+            assert read_lines(path, RankEvent if path.stem == "rank_0" else AnyLauncherEvent).num_bad >= 1
+        wrong = list[str]()
+        assert ("passed over" in read_by_all(path.name, capsys, wrong)) == (path.suffix == ".jsonl")
+        assert wrong == []
+        path.write_text(good)
 
 
 @pytest.mark.slow

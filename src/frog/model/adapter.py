@@ -91,7 +91,11 @@ def load_adapter(model: TinyTransformer, folder: Path) -> LoraConfig:
              another model.
     """
     config = read_config(folder)
-    add_lora(model, config)
+    try:
+        add_lora(model, config)
+    except ConfigError as error:
+        what = f"{folder / CONFIG_FILE}: {error.what}"
+        raise ConfigError(what, "load it over the model that it was made for") from None
     if isinstance(model, Classifier):
         model.score.requires_grad_(True)
     weights = {_frog_name(name): tensor for name, tensor in _read_weights(folder).items()}
