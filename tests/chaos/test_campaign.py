@@ -19,7 +19,15 @@ from msgspec import convert
 from run_files import event, record_json, run_json, segment
 
 from frog.chaos.campaign import Campaign, can_restart, choose_kinds, draw_restarts, read_count
-from frog.chaos.oracle import Oracle, Place, diagnosis_problems, read_oracle, recovery_problems, resume_problems
+from frog.chaos.oracle import (
+    Oracle,
+    Place,
+    diagnosis_problems,
+    read_oracle,
+    recovery_problems,
+    resume_problems,
+    resumed_from,
+)
 from frog.chaos.trial import Launch, Setting, Verdict, word_problems
 from frog.cli import main
 from frog.config import load_run_config, to_dict
@@ -172,6 +180,7 @@ def commit(step: int) -> dict[str, Any]:
 
 
 KILL = Fault("kill", 1, 3, "reduce")
+NODE = Fault("node", 1, 0, "evaluate")
 CORRUPT = Fault("corrupt", 1, 2, "checkpoint")
 
 
@@ -197,6 +206,30 @@ def test_where_a_run_goes_on_is_checked(
 ) -> None:
     problems = resume_problems(fault, folder_of(tmp_path / "run", events))
     assert problems == [] if words is None else words in problems[0]
+
+
+def test_a_start_counts_though_rank_0_was_killed_before_its_first_event(tmp_path: Path) -> None:
+    """Its only start is the second; the launcher tells of both."""
+    folder = RunFolder(tmp_path / "run")
+    folder.events.mkdir(parents=True)
+    folder.rank_events(0).write_text(json.dumps(event("start", step=0, pid=2, unix_ns=9)) + "\n")
+    world = {"event": "world", "attempt": 0, "node": 0, "node_rank": 0, "ranks": [0], "world_size": 1}
+    world |= {"master_addr": "127.0.0.1", "master_port": 1}
+    launcher = [
+        told
+        for launch in (1, 2)
+        for told in (event("launch", unix_ns=launch), {**world, "unix_ns": launch, "pids": [launch]})
+    ]
+    folder.launcher_events.write_text("".join(json.dumps(each) + "\n" for each in launcher))
+    assert resume_problems(NODE, folder) == []
+    assert resumed_from(folder) == 0
+
+
+def test_of_a_loss_before_the_first_event_no_step_is_asked() -> None:
+    found = Diagnosis("node", "", rank=0, node_rank=0)
+    one_node = replace(ORACLE, node_of={0: 0, 1: 0})
+    assert problems_of(NODE, found, one_node) == []
+    assert problems_of(replace(NODE, step=1), found, one_node) != []
 
 
 def test_what_a_run_came_to_is_checked(tmp_path: Path) -> None:

@@ -482,6 +482,30 @@ def test_node_gone(tmp_path: Path) -> None:
     assert "ranks 2 and 3" in result.finding
 
 
+def test_a_node_that_went_before_its_first_rank_had_said_anything(tmp_path: Path) -> None:
+    """The other rank of the node, which had, is told of: that of which nobody knows where it was tells nothing."""
+    run = FailedRun(tmp_path / "run", num_ranks=2)
+    run.start()
+    run.enter(1, 0, "evaluate")
+    for path in (run.folder.rank_events(0), run.folder.heartbeat(0)):
+        path.unlink()
+    run.tell("node", run.ranks[1].now_ns + 100_000_000, node=0, host="node0", code=-9)
+    result = found(run)
+    assert (*place(result), result.node_rank) == ("node", 1, 0, "evaluate", 0)
+
+
+def test_a_node_that_went_before_its_first_event(tmp_path: Path) -> None:
+    run = FailedRun(tmp_path / "run", num_ranks=2)
+    run.start()
+    for rank in run.ranks:
+        for path in (run.folder.rank_events(rank), run.folder.heartbeat(rank)):
+            path.unlink()
+    run.tell("node", run.ranks[1].now_ns + 100_000_000, node=0, host="node0", code=-9)
+    result = found(run)
+    assert (*place(result), result.node_rank) == ("node", 0, None, None, 0)
+    assert "went before its first step, and ranks 0 and 1 with it" in result.finding
+
+
 def test_a_node_that_was_ended_with_the_rest_is_not_the_fault(tmp_path: Path) -> None:
     run = two_nodes(tmp_path / "run")
     run.exit(3, -9)

@@ -16,7 +16,7 @@ from frog.core.runfolder import RunFolder
 from frog.core.vocabulary import MESSAGES
 from frog.diagnose.diagnosis import Diagnosis
 from frog.events import RankEvents, RecordedRun, read_run
-from frog.events.schema import CollectiveEvent, CommitEvent, RankEvent, SpanEvent, StartEvent, StepEvent
+from frog.events.schema import CollectiveEvent, CommitEvent, SpanEvent, StartEvent, StepEvent
 
 _RTOL = 1e-5
 """Between losses of worlds of different sizes."""
@@ -184,21 +184,24 @@ def _close(loss: float | None, expected: float) -> bool:
 
 
 def resumed_from(folder: RunFolder) -> int | None:
-    """At which step the world began that came after the fault; None if none came."""
-    starts = read_run(folder).main.of(StartEvent)
-    return starts[1].step if len(starts) > 1 else None
+    """At which step the world began that came after the fault; None if none came.
+
+    Of the world that met the fault rank 0 may have said nothing: it counts by what others, or the launcher, said of it.
+    """
+    later = read_run(folder).attempts[1:]
+    starts = (worker.start for attempt in later for worker in attempt.workers.values() if worker.start)
+    return next((start.step for start in starts), None)
 
 
 def resume_problems(fault: Fault, folder: RunFolder) -> list[str]:
     """Whether it went on from the last checkpoint that was whole, and from none that had been damaged."""
-    events = read_run(folder).main.events
-    first = next((i for i, event in enumerate(events) if isinstance(event, StartEvent)), 0)
-    second = next((i for i, event in enumerate(events) if isinstance(event, StartEvent) and i > first), None)
-    if second is None:
+    from_step = resumed_from(folder)
+    if from_step is None:
         return ["did not start again"]
-    from_step = events[second].step
     damaged = fault.step if KINDS[fault.kind].checkpoint is not None else None
-    whole = max((step for step in _committed(events[first:second]) if step != damaged), default=0)
+    main = read_run(folder).attempts[0].workers.get(0)
+    committed = main.of(CommitEvent) if main is not None else []
+    whole = max((event.step for event in committed if event.step != damaged), default=0)
     found = []
     if from_step < whole:
         found.append(f"began at step {from_step}, though the checkpoint of step {whole} was whole")
@@ -207,15 +210,12 @@ def resume_problems(fault: Fault, folder: RunFolder) -> list[str]:
     return found
 
 
-def _committed(events: Sequence[RankEvent]) -> set[int]:
-    return {event.step for event in events if isinstance(event, CommitEvent)}
-
-
 def diagnosis_problems(fault: Fault, found: Diagnosis, oracle: Oracle) -> list[str]:
     """Where a diagnosis misses the fault, as far as evidence can tell: what it cannot tell is not asked for.
 
     A closed connection has two ends, which in a world of two look alike, as do the two nodes of a cut; both are seen
-    when the rank next speaks to others. Of a node that went, nobody can tell which of its ranks the fault was aimed at.
+    when the rank next speaks to others. Of a node that went, nobody can tell which of its ranks the fault was aimed at,
+    nor, if none had said anything yet, where they were.
     A gradient spoiled as the reduction begins looks like one that the backward pass has spoiled. Who was slow in the
     last step alone may have been so by chance: that is reported too.
     """
@@ -235,6 +235,8 @@ def diagnosis_problems(fault: Fault, found: Diagnosis, oracle: Oracle) -> list[s
         wanted |= {"node_rank": node, "rank": found.rank if found.rank in on_node else f"one of {on_node}"}
     if kind.of_node and not kind.severs and len(on_node) > 1:
         wanted["phase"] = found.phase
+    if kind.of_node and fault.step == 0 and found.step is None:
+        wanted |= {"step": None, "phase": None}
     if kind.spoils_gradient:
         wanted["phase"] = "backward"
     problems = [

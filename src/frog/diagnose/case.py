@@ -114,6 +114,11 @@ class Case:
             return Position(beat.step, None, self.beat_file(rank))
         return Position(None, None, file)
 
+    def where(self, rank: int) -> str:
+        """Its position, as a sentence goes on with it: in step 3, reduce."""
+        position = self.position(rank)
+        return str(position) if position.step is None else f"in {position}"
+
     def beat(self, rank: int) -> Beat | None:
         """Its last heartbeat in this attempt: its own, or the one that the watchdog kept."""
         hang = self.hang(rank)

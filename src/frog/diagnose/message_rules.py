@@ -85,7 +85,7 @@ def unanswered(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     return Diagnosis(
         "stuck",
         f"rank {first} waited {facts.waited_s:.0f} s for rank {peer} in {call}; its message never came, or never was "
-        f"taken: its process beat on in {case.position(peer)}",
+        f"taken: its process beat on {case.where(peer)}",
         **case.about(peer),
         collective=call,
         certain=False,

@@ -63,10 +63,11 @@ def node_gone(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
 
 
 def _lost_node(case: Case, calls: CollectiveCalls, ranks: list[int], what: str, lines: list[str]) -> Diagnosis:
-    first = ranks[0] if ranks else None
+    heard = [rank for rank in ranks if case.position(rank).step is not None]  # the rest ended before their first event
+    first = next(iter(heard or ranks), None)
     others = [line for rank in case.ranks if rank not in ranks and (line := case.report_error(rank))]
     about = case.about(first) if first is not None else {}
-    where = f" in {case.position(first)}" if first is not None else ""
+    where = f" {case.where(first)}" if first is not None else ""
     with_it = f", and {span(ranks)} with it" if ranks else ""
     return Diagnosis(
         "node",
@@ -167,7 +168,8 @@ def _cut(case: Case, calls: CollectiveCalls, lines: tuple[str, ...]) -> Diagnosi
         doubt = " (or the other one: of two, each sees the other go)"
     return Diagnosis(
         "cut",
-        f"{where}{doubt} in {position} or just before: {call or 'a collective'} timed out while every process beat on",
+        f"{where}{doubt} {case.where(first)} or just before: {call or 'a collective'} timed out while every process "
+        "beat on",
         rank=ranks[0] if ranks else None,
         node_rank=node,
         step=position.step,
@@ -202,12 +204,11 @@ def _closed(case: Case, calls: CollectiveCalls, closed: list[int], lines: tuple[
     """All-reduce goes round a ring: with the rank whose connections close fail its neighbours, then the rest."""
     candidates = _centre(case, closed)
     rank = candidates[0]
-    position = case.position(rank)
     first = f"{'':12}  failed first: {span(_first_of(case, closed))}; the neighbours of {span(candidates)} on the ring"
     either = "" if len(candidates) == 1 else f" ({span(candidates)} look alike)"
     return Diagnosis(
         "port",
-        f"the connections of rank {rank}, which lived on, were closed in {position}{either}",
+        f"the connections of rank {rank}, which lived on, were closed {case.where(rank)}{either}",
         **case.about(rank),
         collective=_failed(case, rank),
         certain=False,

@@ -62,7 +62,7 @@ def own_words(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     if error.facts.cause == "no_memory":
         return found.with_more(
             fault="memory",
-            finding=f"rank {rank} ran out of memory in {case.position(rank)}: {error.first_line}",
+            finding=f"rank {rank} ran out of memory {case.where(rank)}: {error.first_line}",
             advice="smaller micro-batches: raise train.grad_accum; `frog strategies` compares what each strategy holds",
         )
     advice = error.hint or (
@@ -71,7 +71,7 @@ def own_words(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     )
     return found.with_more(
         fault="raise",
-        finding=f"rank {rank} raised {error.kind} in {case.position(rank)}: {error.first_line}",
+        finding=f"rank {rank} raised {error.kind} {case.where(rank)}: {error.first_line}",
         advice=advice,
     )
 
@@ -138,7 +138,7 @@ def _not_finite(case: Case, calls: CollectiveCalls, rank: int, error: RankError)
 def _full_disk(case: Case, calls: CollectiveCalls, rank: int, error: RankError) -> Diagnosis:
     found, saved = _base(case, calls, rank), error.facts.step
     step, phase = (saved, "checkpoint") if saved is not None else (found.step, found.phase)
-    doing = f"writing its part of the checkpoint of step {saved}" if saved is not None else f"in {case.position(rank)}"
+    doing = f"writing its part of the checkpoint of step {saved}" if saved is not None else case.where(rank)
     steps = case.run.folder.checkpoint_steps()
     kept = f"the last whole checkpoint is of step {steps[-1]}" if steps else "there is no checkpoint yet"
     return found.with_more(
@@ -184,7 +184,7 @@ def stopped(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     return _base(case, calls, rank).with_more(
         fault="stop",
         certain=certain,
-        finding=f"rank {rank} was stopped in {case.position(rank)}: its process was there but did nothing more ({how})",
+        finding=f"rank {rank} was stopped {case.where(rank)}: its process was there but did nothing more ({how})",
         advice="a stopped process (SIGSTOP, a debugger, a frozen container or laptop) or one held in the kernel (a "
         "network file system that does not answer: state D in `ps`)\n"
         f"{_again(case)}",
@@ -238,7 +238,7 @@ def stuck(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
         collective=str(absence.call),
         certain=False,
         finding=f"{span(waiting)} waited for rank {rank} in {absence.call} (step {absence.call.step}); it never came: "
-        f"its process beat on in {case.position(rank)}",
+        f"its process beat on {case.where(rank)}",
         advice=f"what does rank {rank} do there that others do not? A collective inside an `if rank == ...`, a loop "
         f"with more turns, a lock: `py-spy dump --pid PID` shows it live\n{_again(case)}",
     )
@@ -259,13 +259,13 @@ def killed(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     if name == "SIGKILL":
         return found.with_more(
             fault="kill",
-            finding=f"rank {rank} was killed by SIGKILL in {case.position(rank)}",
+            finding=f"rank {rank} was killed by SIGKILL {case.where(rank)}",
             advice="SIGKILL comes from a person, a scheduler, or a kernel that is out of memory: "
             f"`dmesg | grep -i oom`, `sacct -j JOB --format=MaxRSS`\n{_again(case)}",
         )
     return found.with_more(
         fault="crash",
-        finding=f"rank {rank} crashed with {name} in {case.position(rank)}",
+        finding=f"rank {rank} crashed with {name} {case.where(rank)}",
         advice="SIGSEGV, SIGBUS and SIGABRT come from compiled code: a full /dev/shm (SIGBUS), an extension, a "
         f"collective of the wrong size (SIGABRT of gloo)\n{_again(case)}",
     )
@@ -279,7 +279,7 @@ def _ended_unseen(case: Case, calls: CollectiveCalls, rank: int) -> Diagnosis:
         line,
         fault="kill",
         certain=case.signal_of(rank) == "SIGKILL",
-        finding=f"rank {rank} was killed in {case.position(rank)}: it ended without a word, and its connections closed",
+        finding=f"rank {rank} was killed {case.where(rank)}: it ended without a word, and its connections closed",
         advice=f"SIGKILL comes from a person, a scheduler, or a kernel that is out of memory: `dmesg | grep -i oom`\n"
         f"{_again(case)}",
     )
@@ -298,7 +298,7 @@ def vanished(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
             **(case.about(rank) if rank is not None else {}),
             fault="kill" if rank is not None else "gone",
             certain=False,
-            finding=f"{who} ended without a word in {case.position(gone[0])}: killed by SIGKILL, or the machine failed",
+            finding=f"{who} ended without a word {case.where(gone[0])}: killed by SIGKILL, or the machine failed",
             advice="`dmesg | grep -i oom`, `last -x reboot`, the scheduler's log (`sacct -j JOB`) would decide\n"
             f"{_again(case)}",
         )
@@ -306,7 +306,7 @@ def vanished(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     return _base(case, calls, rank).with_more(
         fault="kill",
         certain=False,
-        finding=f"rank {rank} ended without a word in {case.position(rank)}, and the others lost it: killed by "
+        finding=f"rank {rank} ended without a word {case.where(rank)}, and the others lost it: killed by "
         "SIGKILL, or by the kernel when memory ran out",
         advice=f"`dmesg | grep -i oom` on its host, or the scheduler's log, would decide\n{_again(case)}",
     )

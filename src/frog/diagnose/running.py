@@ -32,7 +32,7 @@ def under_way(case: Case, calls: CollectiveCalls, now_ns: int | None = None) -> 
             **case.about(rank),
             fault="stop",
             certain=False,
-            finding=f"rank {rank} has given no sign of life for {format_seconds(ages[rank])}, in {case.position(rank)}"
+            finding=f"rank {rank} has given no sign of life for {format_seconds(ages[rank])}, {case.where(rank)}"
             "; the others wait for it, or soon will: stopped, killed, or cut off from the disk that holds the run",
             advice=f"{_process(case, rank)} (T: stopped, D: held in the kernel)\n"
             "`frog run` kills it after --deadline seconds; with --restarts it begins again from the last checkpoint",
@@ -54,7 +54,7 @@ def under_way(case: Case, calls: CollectiveCalls, now_ns: int | None = None) -> 
         collective=str(absence.call),
         certain=False,
         finding=f"{span(list(absence.waiting))} have waited {format_seconds(waited_s)} in {absence.call} (step "
-        f"{absence.call.step}) for {span(absence.absent)}, which beats on in {case.position(rank)}: slow, or hung",
+        f"{absence.call.step}) for {span(absence.absent)}, which beats on {case.where(rank)}: slow, or hung",
         advice=f"{_process(case, rank)}; `py-spy dump --pid` shows what it does",
     )
 
