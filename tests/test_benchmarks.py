@@ -37,6 +37,8 @@ def test_all_run_in_miniature() -> None:
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     failed = {}
     for name in names():
+        if name.startswith("chaos_") and name != "chaos_cut":
+            continue  # the same program with other campaigns
         done = subprocess.run([*RUN, "--tiny", name], env=env, capture_output=True, text=True, timeout=300)
         if done.returncode or "commit" not in done.stdout.splitlines()[1]:
             failed[name] = done.stdout + done.stderr
