@@ -57,7 +57,7 @@ def naive_bayes(data: LabelledSet) -> float:
 def trained(folder: Path, steps: int) -> str:
     """Name of a run of the demo for so many steps."""
     name = f"steps-{steps}"
-    words = ("train", str(DEMO), "--name", name, "--set", f"train.steps={steps}")
+    words = ("train", str(DEMO), "--set", f"name={name}", "--set", f"train.steps={steps}")
     subprocess.run((*FROG, *words), cwd=folder, check=True, stdout=subprocess.DEVNULL)
     return name
 

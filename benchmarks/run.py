@@ -72,11 +72,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", choices=[*BENCHMARKS, []], metavar="NAME")
     parser.add_argument("--tiny", action="store_true", help="in miniature; nothing is kept")
-    parser.add_argument("--list", action="store_true", help="the benchmarks' names")
+    parser.add_argument("--list", action="store_true", help="the benchmarks' names and programs")
     own, _, more = split_at("--", sys.argv[1:])
     args = parser.parse_args(own)
     if args.list:
-        print("\n".join(BENCHMARKS))
+        print("\n".join(f"{name:18} {benchmark.script}" for name, benchmark in BENCHMARKS.items()))
         return 0
     if more and len(args.names) != 1:
         parser.error("arguments after -- are for one benchmark: name it")

@@ -26,6 +26,16 @@ TERMS = (
 _LOOK = (Path(__file__).parent / "look.js").read_text()
 """Finds what is wrong with a page as it is shown now."""
 
+THEMES = {"light": "default", "dark": "slate"}
+"""What the page takes for what the system asks for."""
+
+_THEME = """async wanted => {
+  for (let left = 400; left > 0 && document.body.dataset.mdColorScheme != wanted; left--)
+    await new Promise(wake => setTimeout(wake, 50))
+  return document.body.dataset.mdColorScheme
+}"""
+"""The page is told of the system's wish by an event: wait for what it makes of it."""
+
 _STILL = "*, *::before, *::after { transition: none !important; animation: none !important }"
 
 
@@ -51,14 +61,14 @@ def test_pages_on_a_phone_and_on_a_desk_light_and_dark(browser: Browser, site: P
         still(tab)
         for width, scheme in looks(name):
             tab.show(width, 1000, scheme)
-            schemes.add(f"{scheme} {tab.run('document.body.dataset.mdColorScheme')}")
+            schemes.add(f"{scheme} {tab.run(f'({_THEME})({json.dumps(THEMES[scheme])})')}")
             for fault in tab.run(f"({_LOOK})()"):
                 found.setdefault(fault, []).append(f"{name} {width} {scheme}")
         for fault in tab.faults:
             found.setdefault(fault, []).append(name)
         tab.faults.clear()
     assert {fault: (len(pages), pages[0]) for fault, pages in found.items()} == {}
-    assert schemes == {"light default", "dark slate"}
+    assert schemes == {f"{scheme} {theme}" for scheme, theme in THEMES.items()}
     assert [url for url in tab.requests if not url.startswith((address, "data:", "blob:"))] == []
 
 
