@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -276,6 +277,13 @@ else:
 """
 
 
+def peak_bytes(text: Path) -> int:
+    """The most memory that a preparation held. When threads allocate moves it up by some MB, never down."""
+    command = [sys.executable, "-c", MEASURED, str(text)]
+    shutil.rmtree(text.parent / "data", ignore_errors=True)
+    return int(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=150).stdout)
+
+
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
     """With small samples and batches, 24 MB of text take hardly more than 4 MB of it."""
@@ -283,9 +291,6 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
     for megabytes in (4, 24):
         text = tmp_path / f"text{megabytes}.txt"
         text.write_text("".join(f"{number} frogs leap over the pond.\n" for number in range(megabytes * 30_000)))
-        done = subprocess.run(
-            [sys.executable, "-c", MEASURED, str(text)], stdout=subprocess.PIPE, text=True, check=True, timeout=150
-        )
-        memory_bytes.append(int(done.stdout))
+        memory_bytes.append(min(peak_bytes(text), peak_bytes(text)))
     assert text.stat().st_size > 20e6
     assert memory_bytes[1] - memory_bytes[0] < 12e6
