@@ -21,8 +21,6 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-import torch
-
 from frog.core.files import write_atomic
 
 HERE = Path(__file__).parent
@@ -98,7 +96,7 @@ def run(name: str, more: tuple[str, ...], tiny: bool) -> int:
     Returns: its exit code.
     """
     benchmark = BENCHMARKS[name]
-    if benchmark.needs and not (tiny or more or torch.cuda.is_available()):
+    if benchmark.needs and not (tiny or more or has_gpu()):
         print(f"{name}: left out: it needs {benchmark.needs}")
         return 0
     command = benchmark.command((*(benchmark.tiny if tiny else benchmark.words), *more))
@@ -136,8 +134,16 @@ def commit() -> str:
     return done.stdout.strip() or "not known"
 
 
+def has_gpu() -> bool:
+    import torch  # it takes seconds, and --list is to take none
+
+    return torch.cuda.is_available()
+
+
 def processor() -> str:
     """Its name, as far as the system tells it."""
+    import torch
+
     return str(torch.cpu.get_capabilities().get("cpu_name", "unknown processor"))
 
 

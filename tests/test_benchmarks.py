@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ RUN = [sys.executable, str(FOLDER / "run.py")]
 PROGRAMS = sorted(path.name for path in FOLDER.glob("*.py") if "def main(" in path.read_text() and path.stem != "run")
 
 
+@functools.cache
 def listed() -> dict[str, str]:
     """The benchmarks that `run.py` has, each with its program."""
     done = subprocess.run([*RUN, "--list"], capture_output=True, text=True, check=True, timeout=120)
