@@ -110,7 +110,7 @@ def test_the_numbers_add_up(profiled: tuple[str, RunFolder, str]) -> None:
             assert sum(marks) / STEPS == pytest.approx(rank.phases[phase], abs=0.1)
             more = [mark - own for mark, own in zip(marks, reported_us, strict=True)]
             assert min(more) > -5
-            assert min(more) < 200, "one may be interrupted at its edges, but not every one"
+            assert min(more) < rank.step_us / 10, "one may be interrupted at its edges, but not every one"
         assert rank.communication is not None
         if strategy != "torch":
             waits = [one.wait_ns / 1e3 for one in events.of(CollectiveEvent) if one.step >= FIRST_RECORDED]
