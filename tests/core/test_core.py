@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import os
 import sys
@@ -11,6 +12,7 @@ import pytest
 from frog.core.env import world_env
 from frog.core.errors import FrogError, RunError, UsageError
 from frog.core.files import link_folder, sha256_file, write_atomic, write_json
+from frog.core.loading import loading
 from frog.core.processes import is_alive
 from frog.core.runfolder import RunFolder, find_run
 from frog.core.seeds import derive_seed
@@ -160,3 +162,13 @@ def test_units() -> None:
     assert [format_bytes(n) for n in (12, 1536, 3 << 30)] == ["12 B", "1.5 KiB", "3.0 GiB"]
     assert [format_count(n) for n in (12, 1234567)] == ["12", "1.23 M"]
     assert [format_seconds(s) for s in (0.012, 5.04, 83.4, 7380)] == ["12 ms", "5.0 s", "1 min 23 s", "2 h 3 min"]
+
+
+def test_what_is_loaded_is_never_looked_through_for_garbage() -> None:
+    num_before = gc.get_freeze_count()
+    with loading():
+        assert not gc.isenabled()
+        kept = [[] for _ in range(1000)]  # type: ignore[var-annotated]
+    assert gc.isenabled()
+    assert gc.get_freeze_count() - num_before > len(kept)
+    gc.unfreeze()
