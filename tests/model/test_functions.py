@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from frog.config import ModelConfig
 from frog.model import TinyTransformer, functions, matmul
 from frog.model.functions import linear, linear_cross_entropy, rms_norm
+from frog.model.transformer import causal_attention
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 3) -> Tensor:
@@ -151,6 +152,29 @@ def test_plain_formulas_elsewhere() -> None:
     assert not functions.takes_fast_path(x.to("meta"))
     with torch.autocast("cpu", torch.bfloat16):
         assert not functions.takes_fast_path(x, x)
+
+
+@pytest.mark.parametrize("num_kv_heads", [1, 2, 6])
+def test_attention_by_scores_is_the_fused_kernel(num_kv_heads: int) -> None:
+    q, k, v = (random(2, heads, 9, 8, seed=heads + n) for n, heads in enumerate((6, num_kv_heads, num_kv_heads)))
+    actual = functions.attention_by_scores(q, k, v)
+    expected = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    torch.testing.assert_close(actual, expected)
+    torch.testing.assert_close(gradients(actual.square().sum(), q, k, v), gradients(expected.square().sum(), q, k, v))
+
+
+def test_scores_are_written_out_in_bfloat16_of_short_sequences() -> None:
+    short, long = torch.randn(1, 2, 8, 4), torch.randn(1, 2, 513, 4)
+    assert not functions.writes_scores_out(short, short, short)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert functions.writes_scores_out(short, short, short)
+        assert not functions.writes_scores_out(long, long, long)
+        y = causal_attention(short, short, short)
+        exact = functions.attention_by_scores(short.double(), short.double(), short.double())
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(y.double(), exact, rtol=0.05, atol=0.05)
+    with torch.autocast("cpu", torch.float16):
+        assert not functions.writes_scores_out(short, short, short)
 
 
 def test_compiled_model_has_the_same_loss() -> None:

@@ -1,13 +1,15 @@
-"""The model's three costly formulas, with gradients written by hand where that is faster than autograd's.
+"""The model's costly formulas in forms that are faster on a CPU, most with gradients written by hand.
 
 Each public function has a plain formula beside it and takes it wherever the faster one was not made for: on an
 accelerator, under autocast, inside torch.compile, for tensor subclasses such as DTensor.
 
-Shapes: N tokens (B and T as one), D input width, F output width, V vocabulary.
+Shapes: N tokens (B and T as one), D input width, F output width, V vocabulary; B batch, T time (sequence), H heads,
+K key/value heads, G query heads that share one, C head width.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -24,6 +26,9 @@ _LEAST_CHUNK_ROWS = 128
 """Fewer rows make the products too thin, whatever the vocabulary."""
 
 _IGNORED_LABEL = -100
+
+_MOST_SCORED_POSITIONS = 512
+"""Scores of longer sequences take more memory than they save time."""
 
 
 def takes_fast_path(*tensors: Tensor) -> bool:
@@ -94,6 +99,31 @@ class _RMSNorm(torch.autograd.Function):
         mean = torch.mv(grad_x_ND, weight_D).div_(width).view(r.shape)
         dx = (grad * weight_D).mul_(r).addcmul_(x, mean.mul_(r.pow(3)), value=-1)
         return dx, torch.mv(grad_x_ND.t(), r.view(-1)), None
+
+
+def writes_scores_out(q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor) -> bool:
+    """Whether `attention_by_scores` is the faster: in bfloat16 on a CPU, where torch's fused kernel is slow."""
+    return (
+        torch.is_autocast_enabled("cpu")
+        and torch.get_autocast_dtype("cpu") == torch.bfloat16
+        and all(t.device.type == "cpu" and type(t) is Tensor for t in (q_BHTC, k_BKTC, v_BKTC))
+        and q_BHTC.shape[2] <= _MOST_SCORED_POSITIONS
+        and not torch.compiler.is_compiling()
+    )
+
+
+def attention_by_scores(q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor) -> Tensor:
+    """softmax(q k^T / sqrt(C)) v, causal, with all scores of a sequence written out.
+
+    Shapes:  q (B, H, T, C), k and v (B, K, T, C) -> (B, H, T, C)
+    Equals:  `F.scaled_dot_product_attention`, but that scores and weights are rounded to what products are taken in.
+    """
+    B, H, T, C = q_BHTC.shape
+    G = H // k_BKTC.shape[1]
+    k_ATC, v_ATC = k_BKTC.reshape(-1, T, C), v_BKTC.reshape(-1, T, C)  # A: B * K
+    later_GTT = torch.full((T, T), -math.inf, dtype=v_ATC.dtype, device=v_ATC.device).triu(1).repeat(G, 1)
+    scores_AMT = torch.baddbmm(later_GTT, q_BHTC.reshape(-1, G * T, C), k_ATC.mT, alpha=C**-0.5)  # M: G * T
+    return (scores_AMT.softmax(dim=-1) @ v_ATC).view(B, H, T, C)
 
 
 def linear_cross_entropy(x_ND: Tensor, w_VD: Tensor, labels_N: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from frog.config import ModelConfig
 from frog.core.errors import ConfigError, ShapeError
-from frog.model.functions import linear, linear_cross_entropy, rms_norm
+from frog.model.functions import attention_by_scores, linear, linear_cross_entropy, rms_norm, writes_scores_out
 from frog.model.moe import Experts, MixtureOfExperts, balance_losses, weigh
 
 
@@ -69,6 +69,8 @@ def causal_attention(q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor) -> Tensor:
 
     Shapes:  q (B, H, T, C), k and v (B, K, T, C) -> (B, H, T, C)
     """
+    if writes_scores_out(q_BHTC, k_BKTC, v_BKTC):
+        return attention_by_scores(q_BHTC, k_BKTC, v_BKTC)
     grouped = q_BHTC.shape[1] != k_BKTC.shape[1]
     return F.scaled_dot_product_attention(q_BHTC, k_BKTC, v_BKTC, is_causal=True, enable_gqa=grouped)
 
