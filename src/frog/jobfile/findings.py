@@ -44,13 +44,17 @@ FAILS: dict[str, tuple[str, str | None]] = {
         "lo reaches no other node: the ranks of other nodes wait until they give up",
         "leave it out, or name the network that joins the nodes, such as ib0 or eth0",
     ),
+    "blank-behind-equals": (
+        "the shell runs the value as a program, and {name} stays empty",
+        "{name}={value}",
+    ),
     "quote-not-closed": ("the shell finds the end of the file first, and runs nothing", None),
     "broken-line": (
         "the shell ends the command before it, and takes this line for a command of its own",
         "put the comment on a line of its own, before the command",
     ),
     "conda-not-ready": (
-        "a batch shell does not read ~/.bashrc: conda is not a function there, and activate ends with an error",
+        "a batch shell does not read ~/.bashrc: unless a module brings conda's function, activate ends with an error",
         'source "$(conda info --base)/etc/profile.d/conda.sh", before it',
     ),
     "not-a-signal": ("it is [B:]NAME[@SECONDS]", "--signal=B:USR1@120"),
@@ -123,6 +127,10 @@ WASTES: dict[str, tuple[str, str | None]] = {
         "SLURM_NODEID 0, and so rank 0, is on the first: it must listen where the others look",
         'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1), before srun',
     ),
+    "many-addresses": (
+        "hostname -I prints one for each network of the host, with blanks between: that is no address",
+        'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1), before srun',
+    ),
     "port-beyond": (
         "ports that users may take go from 1024 to 65535",
         "MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000)), before srun",
@@ -180,11 +188,13 @@ ADVICE: dict[str, tuple[str, str | None]] = {
     "said-twice": ("the last counts", None),
     "output-overwritten": ("the next job overwrites what this one said", "--{name}={instead}"),
     "uneven-gpus": (
-        "Slurm may deal them out unevenly, and launchers start as many ranks on every node",
-        "#SBATCH {instead}",
+        "nodes get unlike shares, and launchers start as many ranks on every node",
+        "#SBATCH --gpus-per-node=N",
     ),
-    "one-task": ("a rank uses one, unless the program starts the others itself", "#SBATCH --ntasks-per-node={gpus}"),
-    "head-own-name": ("{why}", 'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1), before srun'),
+    "first-node-only": (
+        "the script runs on the first node alone: the others stand idle, unless the program itself reaches them",
+        "srun python ...",
+    ),
     "port-fixed": (
         "two jobs that share a node collide: address already in use",
         "MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000)), before srun",
@@ -219,8 +229,8 @@ UNLESS_PARTIAL = {
     "no-time-limit", "no-gpus", "torchrun-without-srun", "nodes-apart", "one-rank", "node-rank", "not-exported",
     "never-set", "slurm-sets-none", "no-wait", "conda-not-ready", "goes-on-without-one", "cpus-not-passed-on",
     "goes-on-after-errors", "no-requeue", "signal-not-trapped", "log-truncated", "short-grace",
-    "begins-again", "one-task", "no-hostfile", "never-returns", "no-account", "no-qos", "wait-ends-script",
-    "modules-not-ready",
+    "begins-again", "first-node-only", "no-hostfile", "never-returns", "no-account", "no-qos",
+    "wait-ends-script", "modules-not-ready",
 }  # fmt: skip
 """What follows from something that is not there: not to be told where lines were not understood."""
 

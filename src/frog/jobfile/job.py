@@ -18,8 +18,11 @@ _GPU_GRES = re.compile(r"\bgpu(?::[^:,=]+)??(?:[:=](\d+))?(?:,|$)")
 _LIBRARY = re.compile(
     r"activate|bashrc|profile|conda\.sh|mamba\.sh|modules?\.sh|lmod|/init/|setvars|miniconda|\bvenv\b"
 )
-_LAUNCHES = re.compile(r"\btorchrun\b|torch\.distributed|accelerate|deepspeed|LAUNCHER")
+_LAUNCHES = re.compile(r"\btorchrun\b|torch\.distributed|accelerate|deepspeed|LAUNCHER|^[\"']?python[\d.]*\s")
 
+_MANY_GPUS, _MANY_CPUS = 4, 64
+"""With so many on a node a job may well have all of them."""
+MEETING = {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"}
 PER_TASK = {"SLURM_NODEID", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_TASK_PID", "SLURMD_NODENAME"}
 """What differs from task to task: read in the batch script itself it is the first node's."""
 
@@ -114,9 +117,16 @@ class JobFile:
         return self.nodes is not None and self.nodes > 1
 
     @property
-    def takes_whole_nodes(self) -> bool:
-        """Whether no other job can be on its nodes."""
-        return self.asks("exclusive") is not None or self.text("mem") == "0" or (self.gpus_per_node or 0) >= 8
+    def shares_nodes(self) -> bool:
+        """Whether it asks for a part of a node's GPUs, so that another such job may be on the same node."""
+        whole = self.asks("exclusive") is not None or self.text("mem") == "0"
+        cpus = (self.number("cpus-per-task") or 1) * (self.tasks_per_node or 1)
+        return (
+            not whole
+            and self.gpu_directive is not None
+            and (self.gpus_per_node or 0) < _MANY_GPUS
+            and cpus < _MANY_CPUS
+        )
 
     @property
     def tasks_per_node(self) -> int | None:
@@ -211,6 +221,19 @@ class JobFile:
 
     def with_definitions(self, raw: str) -> str:
         return self.values.with_definitions(raw)
+
+    def is_rank(self, step: SrunStep) -> bool:
+        """Whether each task is a rank itself: Python, and no launcher that watches over others."""
+        return step.python and not any(run.step is step for run in self.launches)
+
+    @property
+    def distributed(self) -> bool:
+        """Whether the tasks form one world, as far as the file tells."""
+        names = {item.name for item in (*self.assignments, *self.task_assignments)}
+        words = [re.sub(r"\$\w+|\$\{\w+\}", "", word.text)
+                 for step in self.steps for command in step.commands for word in command.words]  # fmt: skip
+        return bool(names & MEETING or any(name.startswith("NCCL_") for name in names)
+                    or re.search(r"ddp|distributed|nccl|fsdp|train", " ".join(words), re.IGNORECASE))  # fmt: skip
 
     @property
     def requeues(self) -> bool:

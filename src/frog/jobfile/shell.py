@@ -265,7 +265,8 @@ class _Reader:
             parts = {child.type: child for child in node.children}
             if node.type == "heredoc_redirect" and {"heredoc_start", "heredoc_body"} <= parts.keys():
                 body = parts["heredoc_body"]
-                yield _text(body), self._line(body), _text(parts["heredoc_start"])[:1] in "'\"\\"
+                text = re.sub(r"^\t+", "", _text(body), flags=re.MULTILINE) if "<<-" in parts else _text(body)
+                yield text, self._line(body), _text(parts["heredoc_start"])[:1] in "'\"\\"
             waiting += reversed(node.children)
 
     def command(self, node: Node, way: Way, depth: int) -> bool:

@@ -15,6 +15,7 @@ from frog.jobfile.values import GAP
 from frog.jobfile.words import Word
 
 _NUMBERS = ("nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gpus-per-node", "gpus", "gpus-per-task")
+_PROGRAM = re.compile(r"[^/~-].*\.(py|sh|toml|json|ya?ml)|\./.+")
 _HOURS = (24, 36, 48, 72, 96, 168)
 
 
@@ -150,13 +151,9 @@ def _total_gpus(job: JobFile) -> Iterator[Finding]:
     ):
         return
     match = re.search(r"(\d+)$", total.value)
-    even = match and int(match[1]) % nodes == 0
-    yield make_finding(
-        "uneven-gpus",
-        total.line,
-        f"{total.written} {total.value} is for the whole job of {nodes} nodes",
-        instead=f"--gpus-per-node={int(match[1]) // nodes if match and even else 'N'}",
-    )
+    if match and int(match[1]) % nodes:
+        what = f"{total.written} {total.value} is for the whole job of {nodes} nodes"
+        yield make_finding("uneven-gpus", total.line, what)
 
 
 def _gpus_per_node(job: JobFile, profile: ClusterProfile | None) -> Iterator[Finding]:
@@ -259,7 +256,7 @@ def _is_start(job: JobFile, place: Path) -> bool:
     commands = [*job.shell.everything, *(command for step in job.steps for command in step.commands)]
     words = {word.text for command in commands for word in command.words}
     with contextlib.suppress(OSError, ValueError):
-        return any((place / word).is_file() for word in words if not word.startswith(("/", "-", "~")))
+        return any((place / word).is_file() for word in words if _PROGRAM.fullmatch(word))
     return False
 
 

@@ -13,7 +13,7 @@ from frog.jobfile.words import Word
 _RANDOM = re.compile(r"\bS?RANDOM\b|\bshuf\b|\$\$|/dev/u?random|random\.randint|bind\(\s*\(|free_?port")
 _LOCAL = re.compile(r"localhost|127(\.\d+){3}|0\.0\.0\.0|::1|\[::1\]")
 _OWN_NAME = re.compile(r"\bhostname\b|\$\{?HOSTNAME\b|\buname -n")
-_OWN_ADDRESS = re.compile(r"\bhostname\s+(-[a-zA-Z]*[iI]|--ip-address|--all-ip)")
+_ADDRESSES = re.compile(r"\bhostname\s+(-I|--all-ip-addresses)\s*[)`]")
 _OWN_IN_TASK = re.compile(rf"{_OWN_NAME.pattern}|SLURMD_NODENAME|SLURM_LAUNCH_NODE")
 _NOT_FIRST = re.compile(r"\btail\b|\bsort\b|\bshuf\b|\bsed -n .?[2-9]|NR\s*==\s*[2-9]|\[(-1|[1-9])\]")
 _GROWS = re.compile(r"\$\(\([\d\s+]*\$?\{?SLURM_JOB_?ID\}?[\d\s+]*\)\)|\"?\d*\$\{?SLURM_JOB_?ID\}?\"?")
@@ -32,7 +32,7 @@ def rendezvous_findings(job: JobFile) -> Iterator[Finding]:
         yield from _port(job, raw, line, in_task)
     for run in job.launches:
         plain = run.kind == "torchrun" and run.step is not None and run.alone and not run.option("standalone")
-        if plain and not ports and job.several_nodes and not job.takes_whole_nodes:
+        if plain and not ports and job.several_nodes and job.shares_nodes:
             yield make_finding("port-fixed", run.line, "torchrun without a port: every job meets at its default")
     yield from _names_of_meetings(job)
     yield from _loopback(job)
@@ -100,15 +100,9 @@ def _address(job: JobFile, raw: str, line: int, in_task: bool) -> Iterator[Findi
         yield make_finding("head-of-its-own", line, "every task takes its own host for the rendezvous")
     elif "scontrol" in text and _NOT_FIRST.search(text):
         yield make_finding("head-not-node-0", line, "the rendezvous is not at the first host of the allocation")
-    elif _OWN_ADDRESS.search(text):
-        what = "the ranks meet at the address that a host's own name resolves to there"
-        yield make_finding("head-own-name", line, what, why="on many systems that is 127.0.1.1, or another network's")
-    elif "scontrol" in text:
-        return
-    elif _OWN_NAME.search(text):
-        why = "on many systems it resolves to 127.0.1.1 there: rank 0 listens where no other node comes"
-        yield make_finding("head-own-name", line, "the ranks meet at the name that this host gives itself", why=why)
-    elif _FOLDED.search(text):
+    elif _ADDRESSES.search(raw):
+        yield make_finding("many-addresses", line, "the ranks meet at all addresses of a host at once")
+    elif "scontrol" not in text and _FOLDED.search(text):
         yield make_finding("nodelist-folded", line, "SLURM_JOB_NODELIST is folded, like node[01-04]")
 
 
@@ -121,7 +115,7 @@ def _port(job: JobFile, raw: str, line: int, in_task: bool) -> Iterator[Finding]
     elif value is not None and value.isdigit():
         if not 1024 <= int(value[:9]) <= 65535 and value != "0":
             yield make_finding("port-beyond", line, f"port {value}")
-        elif not job.takes_whole_nodes and value != "0":
+        elif job.shares_nodes and value != "0":
             yield make_finding("port-fixed", line, f"every job meets at port {value}")
     elif _GROWS.fullmatch(raw):
         yield make_finding("port-beyond", line, "the port grows with the job's number")

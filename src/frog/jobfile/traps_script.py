@@ -49,8 +49,7 @@ def _step(job: JobFile, step: SrunStep) -> Iterator[Finding]:
             what = f"srun {asked.written}: {asked.problem}"
             yield make_finding("not-an-option", asked.line, what, instead=asked.instead)
     tasks = (job.step_nodes(step) or 1) * (job.step_tasks_per_node(step) or 1)
-    launched = any(run.step is step for run in job.launches)
-    if tasks == 1 or not (launched or step.python) or step.asks("wait"):
+    if tasks == 1 or not job.is_rank(step) or not (job.gpu_directive or job.distributed) or step.asks("wait"):
         return
     kills = step.asks("kill-on-bad-exit")
     set_here = {item.name for item in step.command.assignments} | job.exported

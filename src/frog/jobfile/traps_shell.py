@@ -18,12 +18,13 @@ _SERVES = re.compile(
 _CONDA_READY = re.compile(
     r"conda\.sh|mamba\.sh|bashrc|bash_profile|\.profile|hook|bin/activate|/activate\b|zshrc|modules?/|conda_init"
 )
-_BASH_ONLY = ("source", "[[", "declare", "mapfile", "pushd", "shopt")
+_BASH_ONLY = ("[[", "declare", "mapfile", "pushd", "shopt")
 
 
 def shell_findings(job: JobFile) -> Iterator[Finding]:
     """Everything about the shell."""
     yield from _broken_lines(job)
+    yield from _blanks(job)
     yield from _servers(job)
     yield from _conda(job)
     yield from _modules(job)
@@ -47,6 +48,17 @@ def _broken_lines(job: JobFile) -> Iterator[Finding]:
         elif re.search(r"(^|\s)\\$", line) and begins and (not following or following.startswith("#")):
             what = "an empty line" if not following else "a comment"
             yield make_finding("broken-line", number + 2, f"{what} behind the backslash of line {number}")
+
+
+def _blanks(job: JobFile) -> Iterator[Finding]:
+    """`NAME= "value"`: a program that is called like the value, with an empty NAME."""
+    read = {name for command in job.shell.everything for word in command.words for name in word.expansions()}
+    for command in job.shell.everything:
+        empty = [item for item in command.assignments if not item.raw and item.items is None]
+        if len(empty) == 1 and len(command.words) == 1 and command.words[0].raw[:1] in "\"'" and empty[0].name in read:
+            name, value = empty[0].name, command.words[0].raw
+            what = f"a blank between {name}= and its value"
+            yield make_finding("blank-behind-equals", command.line, what, name=name, value=value)
 
 
 def _servers(job: JobFile) -> Iterator[Finding]:

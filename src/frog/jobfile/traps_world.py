@@ -6,12 +6,18 @@ import re
 from collections.abc import Iterator
 
 from frog.jobfile.findings import Finding, Kind, make_finding
-from frog.jobfile.job import PER_TASK, JobFile
-from frog.jobfile.launchers import Launch, SrunStep
+from frog.jobfile.job import MEETING, PER_TASK, JobFile
+from frog.jobfile.launchers import SHELLS, Launch, SrunStep, program_at
+from frog.jobfile.shell import Command
 from frog.jobfile.words import Assignment, Word
 
 _TOO_EARLY = PER_TASK - {"SLURMD_NODENAME"}
 """The first node's name may be just what is wanted: rank 0 is there."""
+_MPI = ("mpirun", "mpiexec", "orterun")
+_REACHES = re.compile(
+    r"\b(srun|sbatch|mpi|ssh|pdsh|clush|horovod|ray|dask|submitit|ibrun|aprun|jsrun|torchx|parallel)", re.IGNORECASE
+)
+"""What may start something on other nodes."""
 
 
 def world_findings(job: JobFile) -> Iterator[Finding]:
@@ -34,6 +40,8 @@ def world_findings(job: JobFile) -> Iterator[Finding]:
     yield from _not_exported(job)
     for step in job.steps:
         yield from _plain_ranks(job, step)
+    yield from _mpi_ranks(job)
+    yield from _one_python(job)
     yield from _no_gpus(job)
 
 
@@ -47,9 +55,9 @@ def _no_gpus(job: JobFile) -> Iterator[Finding]:
     named = {item.name for item in (*job.assignments, *job.task_assignments)}
     several = [run for run in job.launches if (word := run.option("nproc-per-node", "num-processes"))
                and (word.text == "gpu" or ((job.resolve_int(word.raw) or 0) > 1))]  # fmt: skip
-    if several and not any(run.option("cpu") for run in several) and (job.uses_gpus or job.several_nodes):
+    if several and not any(run.option("cpu") for run in several) and job.uses_gpus:
         word = several[0].option("nproc-per-node", "num-processes")
-        kind: Kind | None = "advice" if job.asks("partition") or not job.uses_gpus else None
+        kind: Kind | None = "advice" if job.asks("partition") else None
         gpus = job.resolve_int(word.raw) if word else None
         yield make_finding("no-gpus", several[0].line, "no GPUs are asked for", kind, gpus=gpus or "N")
     elif not several and any(step.python for step in job.steps) and named & {"NCCL_DEBUG", "CUDA_VISIBLE_DEVICES"}:
@@ -142,22 +150,43 @@ def _only(job: JobFile, run: Launch) -> bool:
 
 def _plain_ranks(job: JobFile, step: SrunStep) -> Iterator[Finding]:
     """srun python: a rank is a task."""
-    if not step.python or step.asked_gpus or any(run.step is step for run in job.launches):
+    if not job.is_rank(step) or step.asked_gpus:
         return
     gpus, tasks = job.gpus_per_node or 0, job.step_tasks_per_node(step)
-    if tasks == 1 and gpus > 1 and (job.step_nodes(step) or 1) > 1:
-        yield make_finding("one-task", step.line, f"one task on each node, but {gpus} GPUs", gpus=gpus)
-    elif gpus and tasks is not None and tasks > gpus and (gpus > 1 or job.several_nodes) and _distributed(job):
+    if gpus and tasks is not None and tasks > gpus and (gpus > 1 or job.several_nodes) and job.distributed:
         what = f"{tasks} tasks on each node, but {gpus} GPUs"
         yield make_finding("tasks-beyond-gpus", step.line, what, gpus=gpus)
 
 
-def _distributed(job: JobFile) -> bool:
-    """Whether the tasks form one world, as far as the file tells."""
-    names = {item.name for item in (*job.assignments, *job.task_assignments)}
-    text = " ".join(command.text for step in job.steps for command in step.commands)
-    return bool(names & {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"} or any(name.startswith("NCCL_") for name in names)
-                or re.search(r"ddp|distributed|nccl|fsdp|train", text, re.IGNORECASE))  # fmt: skip
+def _mpi_ranks(job: JobFile) -> Iterator[Finding]:
+    """mpirun -n 3 python, on GPUs that three ranks cannot share evenly."""
+    gpus = (job.gpus_per_node or 0) * (job.nodes or 0)
+    started = [command for command in job.shell.commands if _base(command) in _MPI]
+    if len(started) != 1 or started[0].way.maybe or started[0].way.loop:
+        return
+    words = job.values.split(started[0].words)
+    python = any(re.fullmatch(r"python[\d.]*", word.base) for word in words)
+    named = next((place for place, word in enumerate(words[:-1]) if re.fullmatch(r"-n|--?np", word.text)), None)
+    count = job.resolve_int(words[named + 1].raw) if named is not None else None
+    if python and count and 1 < count < gpus and gpus % count:
+        yield make_finding("gpus-idle", started[0].line, f"{count} ranks, but {gpus} GPUs")
+
+
+def _one_python(job: JobFile) -> Iterator[Finding]:
+    """Python in the batch script itself, on several nodes with GPUs, and nothing in the file that reaches another."""
+    text = "\n".join(line for line in job.lines if not line.startswith("#"))
+    if not job.several_nodes or not job.gpus_per_node or job.launches or job.sourced or _REACHES.search(text):
+        return
+    plain = [item for item in job.shell.commands if item.way.certain and re.fullmatch(r"python[\d.]*", _base(item))]
+    meets = any(item.name in MEETING for item in job.assignments)
+    trains = [item for item in plain if meets or re.search(r"\btrain|train\w*\.py|finetun", item.text)]
+    if trains and not any(item.name in SHELLS or item.text.endswith(".sh") for item in job.shell.commands):
+        yield make_finding("first-node-only", trains[0].line, f"python without srun, on {job.nodes} nodes")
+
+
+def _base(command: Command) -> str:
+    place = program_at(command.words)
+    return command.words[place].base if place < len(command.words) else ""
 
 
 def _node_rank(job: JobFile, run: Launch) -> Iterator[Finding]:
@@ -191,7 +220,7 @@ def _early_in_script(job: JobFile) -> Iterator[Finding]:
     """The same in a variable of the script that a task then uses."""
     if not job.several_nodes and job.tasks_per_node == 1:
         return
-    plain = any(step.python and not any(run.step is step for run in job.launches) for step in job.steps)
+    plain = any(job.is_rank(step) for step in job.steps)
     words = [word for step in job.steps for word in step.command.words]
     words += [word for step in job.steps for command in step.inner for word in command.words]
     used = {name for word in words for name in word.expansions()}
@@ -230,7 +259,7 @@ def _not_exported(job: JobFile) -> Iterator[Finding]:
 
 def _meeting_not_exported(job: JobFile, scripted: dict[str, Assignment]) -> Iterator[Finding]:
     """MASTER_ADDR and MASTER_PORT that nobody passes on, where each task is a rank and looks for them itself."""
-    plain = [step for step in job.steps if step.python and not any(run.step is step for run in job.launches)]
+    plain = [step for step in job.steps if job.is_rank(step)]
     read = {name for command in job.shell.everything for word in command.words for name in word.expansions()
             if command.name not in ("echo", "printf")}  # fmt: skip
     read |= {name for item in job.assignments for name in item.word.expansions()}
