@@ -1,17 +1,20 @@
 """What writing events costs: the time of a step's events, beside the time of the step.
 
-    python benchmarks/events.py [--steps 300]
+    python benchmarks/events.py [--steps 1000]
 
-One process trains the demo's model on random tokens, in turn with and without a span around each phase and the step's
-line, a block of steps at a time. Printed are the medians of a step with and without, and the cost of the writes alone.
+One process of one thread trains the demo's model on random tokens, by turns a step with a span around each phase and
+the step's line and one without; which of a pair comes first changes. Printed are the median of the pairs' differences
+in processor time, which other programs disturb little, with its 95 % interval, and the cost of the writes alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -30,8 +33,9 @@ _WARMUP_STEPS = 10
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=1000)
     args = parser.parse_args()
+    torch.set_num_threads(1)
     config = load_model_config(CONFIG)
     model = TinyTransformer(config)
     parameters = list(model.parameters())
@@ -44,7 +48,7 @@ def main() -> None:
         line = dict.fromkeys(FIELDS["step"], 1.2345678) | {"sample_ids": list(range(8))}
 
         def step(write: bool) -> float:
-            start = time.perf_counter()
+            start = time.thread_time()
             span = writer.span if write else lambda phase: nullcontext()
             with span("data"):
                 pass
@@ -61,26 +65,35 @@ def main() -> None:
                 optimizer.zero_grad()
             if write:
                 writer.emit("step", **line)
-            return time.perf_counter() - start
+            return (time.thread_time() - start) * 1e3
 
-        times: dict[bool, list[float]] = {True: [], False: []}
+        pairs = []
         for index in range(_WARMUP_STEPS + args.steps):
-            for write in (True, False):
-                seconds = step(write)
-                if index >= _WARMUP_STEPS:
-                    times[write].append(seconds)
-        start = time.perf_counter()
+            first = index % 2 == 0
+            taken = {write: step(write) for write in (first, not first)}
+            pairs.append((taken[True] - taken[False], taken[False]))
+        start = time.thread_time()
         for _ in range(1000):
             for _ in STEP_PHASES:
                 with writer.span("data"):
                     pass
             writer.collective("all_reduce", "dp", 4).done(time.monotonic_ns(), 1)
             writer.emit("step", **line)
-        alone_us = (time.perf_counter() - start) * 1e3
-    bare, told = (1e3 * statistics.median(times[write]) for write in (False, True))
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, batch 8 x 64, {args.steps} steps each way")
-    print(f"step without events {bare:.3f} ms, with events {told:.3f} ms (medians): {100 * (told / bare - 1):+.2f} %")
-    print(f"the eight writes of a step alone: {alone_us:.0f} us = {alone_us / bare / 10:.2f} % of a step")
+        alone_us = (time.thread_time() - start) * 1e3
+    differences, bare = zip(*pairs[_WARMUP_STEPS:], strict=True)
+    step_ms = statistics.median(bare)
+    low, middle, high = (100 * ms / step_ms for ms in median_with_interval(differences))
+    print(f"torch {torch.__version__}, 1 thread, batch 8 x 64, {args.steps} pairs of steps, processor time")
+    print(f"step without events {step_ms:.3f} ms; with events {middle:+.2f} % (95 %: {low:+.2f} to {high:+.2f})")
+    print(f"the eight writes of a step alone: {alone_us:.0f} us = {alone_us / step_ms / 10:.2f} % of a step")
+
+
+def median_with_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """The median, between the two values that hold it with a probability of 95 %."""
+    ordered = sorted(values)
+    middle, reach = len(ordered) / 2, 0.98 * math.sqrt(len(ordered))  # ranks: binomial, 1.96 standard deviations
+    low, high = max(0, math.floor(middle - reach)), min(len(ordered) - 1, math.ceil(middle + reach))
+    return ordered[low], statistics.median(ordered), ordered[high]
 
 
 if __name__ == "__main__":

@@ -100,6 +100,14 @@ def test_both_libraries_agree_on_transposed_views() -> None:
     torch.testing.assert_close(matmul.product(a, b), expected, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize(("in_width", "out_width"), [(96, 130), (130, 96), (40, 130)])
+def test_weight_gradient_is_one_product_to_the_bit(in_width: int, out_width: int) -> None:
+    grad, x = torch.randn(200, out_width), torch.randn(200, in_width)
+    gradient = matmul.weight_gradient(grad, x)
+    assert gradient.is_contiguous()
+    assert torch.equal(gradient, matmul.product(grad.t(), x.t()))
+
+
 @pytest.mark.parametrize("spread", [1.0, 60.0])
 def test_linear_cross_entropy_is_the_plain_formula(small_chunks: None, spread: float) -> None:
     """With a spread of 60 the probability of most labels underflows to zero, their loss must not."""

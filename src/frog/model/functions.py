@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from frog.model.matmul import product, uses_onednn
+from frog.model.matmul import product, uses_onednn, weight_gradient
 
 _CHUNK_ELEMENTS = 2**18
 """Logits that are held at once: 1 MiB of float32 stays in a core's second-level cache."""
@@ -65,7 +65,7 @@ class _Linear(torch.autograd.Function):
         grad_NF = grad.flatten(0, -2)
         needs_x, needs_w = ctx.needs_input_grad
         grad_x = product(grad_NF, w_FD.t()).view(x.shape) if needs_x else None
-        grad_w_FD = product(grad_NF.t(), x.flatten(0, -2).t()) if needs_w else None
+        grad_w_FD = weight_gradient(grad_NF, x.flatten(0, -2)) if needs_w else None
         return grad_x, grad_w_FD
 
 
@@ -145,7 +145,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, x_ND: Tensor, w_VD: Tensor, labels_N: Tensor, with_grad: bool) -> Tensor:
         rows = max(_LEAST_CHUNK_ROWS, _CHUNK_ELEMENTS // w_VD.shape[0])
         grad_x_ND = torch.empty_like(x_ND) if with_grad and ctx.needs_input_grad[0] else None
-        grad_w_VD = torch.zeros_like(w_VD) if with_grad and ctx.needs_input_grad[1] else None
+        grad_w_DV = w_VD.new_zeros(w_VD.shape[::-1]) if with_grad and ctx.needs_input_grad[1] else None
         losses = []
         for start in range(0, len(labels_N), rows):
             chunk = slice(start, start + rows)
@@ -153,9 +153,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
             losses.append(losses_R1)
             if grad_x_ND is not None:
                 grad_x_ND[chunk] = product(error_RV, w_VD.t())
-            if grad_w_VD is not None:
-                grad_w_VD += product(error_RV.t(), x_ND[chunk].t())
-        ctx.save_for_backward(grad_x_ND, grad_w_VD)
+            if grad_w_DV is not None:
+                grad_w_DV += product(x_ND[chunk].t(), error_RV.t())
+        ctx.save_for_backward(grad_x_ND, None if grad_w_DV is None else grad_w_DV.t().contiguous())
         ctx.num_labels = len(labels_N)
         return torch.cat(losses).mean()
 

@@ -5,7 +5,8 @@ convolutions and reduced precision, uses AVX-512 wherever it is: about twice the
 the processor and the shapes alone, never on a timing, so that a run repeats bit for bit on the same machine.
 Measured in docs/decisions/0005-model-speed.md.
 
-Shapes: M rows of the left, N rows of the right factor, K the width that is summed over.
+Shapes: M rows of the left, N rows of the right factor, K the width that is summed over; of a linear layer N tokens,
+D input width, F output width.
 """
 
 from __future__ import annotations
@@ -60,3 +61,13 @@ def product(a_MK: Tensor, b_NK: Tensor) -> Tensor:
         result: Tensor = torch.ops.mkldnn._linear_pointwise(a_MK, b_NK, None, "none", [], "")
         return result
     return a_MK @ b_NK.t()
+
+
+def weight_gradient(grad_NF: Tensor, x_ND: Tensor) -> Tensor:
+    """`grad.T @ x`, the wider of the two as the right factor: oneDNN copies the left one if it is transposed.
+
+    Equals:  `product(grad.T, x.T)`, bit for bit.
+    """
+    if grad_NF.shape[1] > x_ND.shape[1] >= _LEAST_ROWS:
+        return product(x_ND.t(), grad_NF.t()).t().contiguous()
+    return product(grad_NF.t(), x_ND.t())

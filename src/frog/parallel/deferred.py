@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from frog.model.functions import takes_fast_path
-from frog.model.matmul import product, uses_onednn
+from frog.model.matmul import product, uses_onednn, weight_gradient
 from frog.model.transformer import Linear
 
 
@@ -78,7 +78,7 @@ def _weight_gradient(due: Due) -> Tensor:
     """The same product as in the backward pass of `frog.model.functions.linear`."""
     x_ND, grad_NF, w_FD = due.x_ND, due.grad_NF, due.weight
     if takes_fast_path(x_ND, w_FD) and uses_onednn(x_ND, w_FD):
-        return product(grad_NF.t(), x_ND.t())
+        return weight_gradient(grad_NF, x_ND)
     return (grad_NF.t() @ x_ND).to(w_FD.dtype)
 
 
