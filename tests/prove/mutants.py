@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from frog.comm.axis import NOTHING, Axis
-from frog.parallel import context, data, ddp, pipeline, scratch, tensor, zero1, zero2, zero3
+from frog.parallel import context, data, ddp, diloco, pipeline, scratch, tensor, zero1, zero2, zero3
 
 Patch = Callable[[], AbstractContextManager[Any]]
 
@@ -202,6 +202,37 @@ def experts_not_averaged() -> Patch:
     return replaced(scratch, "build_groups", parts)
 
 
+def summed_twice(axis: Axis, x: Tensor, *op: Any) -> Any:
+    dist.all_reduce(x, group=axis.group)
+    x.mul_(axis.size)
+    return NOTHING
+
+
+def gradients_averaged_too() -> Patch:
+    original = diloco.DiLoCo.finish
+
+    def finish(self: Any, tail: Tensor | None = None) -> bool:
+        self.axis.all_reduce(self.grad)
+        self.grad.div_(self.axis.size)
+        return original(self, tail)
+
+    return replaced(diloco.DiLoCo, "finish", finish)
+
+
+def without_nesterov() -> Patch:
+    """The outer weights move by the momentum alone."""
+    original = diloco.DiLoCo.gather
+
+    def gather(self: Any) -> None:
+        before, ends_round = self.outer.clone(), self._ends_round
+        original(self)
+        if ends_round:
+            self.outer.copy_(before - self._rate * self._momentum)
+            self.flat.data.copy_(self.outer)
+
+    return replaced(diloco.DiLoCo, "gather", gather)
+
+
 NOT_SHARED = forgotten(scratch, "broadcast_weights")
 
 MUTANTS = [
@@ -224,6 +255,12 @@ MUTANTS = [
     Mutant("stale parameters", "zero3", 2, never_freed()),
     Mutant("shards in the wrong order", "zero3", 2, around("start_all_gather", slices_swapped)),
     Mutant("the neighbour's shard", "zero3", 2, around("start_reduce_scatter", neighbours_slice)),
+    Mutant("rank 0's weights not shared", "diloco", 2, NOT_SHARED),
+    Mutant("sum for average", "diloco", 2, around("start_all_reduce", only_on("dp", summed_twice))),
+    Mutant("differences stay at home", "diloco", 2, forgotten(diloco.DiLoCo, "_average")),
+    Mutant("ranks never meet", "diloco", 2, forgotten(diloco.DiLoCo, "finish")),
+    Mutant("gradients averaged too", "diloco", 2, gradients_averaged_too()),
+    Mutant("momentum without Nesterov", "diloco", 2, without_nesterov()),
     Mutant("no sum in the backward pass", "tp", 2, no_backward_sum()),
     Mutant("each rank's own largest logit", "tp", 2, around("start_all_reduce", without_maximum)),
     Mutant("norms counted once a rank", "tp", 2, replaced(scratch.FromScratch, "_counts", lambda self, name: True)),

@@ -101,7 +101,7 @@ def added(monkeypatch: pytest.MonkeyPatch) -> RunConfig:
 
 def test_without_its_entry_a_name_is_a_mistake() -> None:
     (problem,) = StrategyConfig(name=ENTRY.name).problems()
-    assert problem == "strategy.name='two-halves': must be 'ddp', 'zero1', 'zero2' or 'zero3'"
+    assert problem == "strategy.name='two-halves': must be 'ddp', 'zero1', 'zero2', 'zero3' or 'diloco'"
 
 
 def test_the_run_file_takes_it_and_knows_its_limits(added: RunConfig) -> None:

@@ -160,6 +160,7 @@ class RunConfig:
                 ("strategy", "shard", self.strategy.shard or 1, 1),
                 ("strategy", "bucket_mb", self.strategy.bucket_mb, 0),
                 ("strategy", "virtual_stages", self.strategy.virtual_stages, 2),
+                ("strategy", "inner_steps", self.strategy.inner_steps, 1),
                 ("optimizer", "learning_rate", self.optimizer.learning_rate, 0),
                 ("optimizer", "min_learning_rate", self.optimizer.min_learning_rate, 0),
                 ("optimizer", "warmup_steps", self.optimizer.warmup_steps, 0),
@@ -173,10 +174,18 @@ class RunConfig:
             if value < least or (value > _most(name) and section != "optimizer")  # a rate may be as large as one likes
         ]
         found += [
-            f"optimizer.{name}={value}: must lie in [0, 1)"
-            for name, value in (("beta1", self.optimizer.beta1), ("beta2", self.optimizer.beta2))
+            f"{name}={value}: must lie in [0, 1)"
+            for name, value in (
+                ("optimizer.beta1", self.optimizer.beta1),
+                ("optimizer.beta2", self.optimizer.beta2),
+                ("strategy.outer_momentum", self.strategy.outer_momentum),
+            )
             if not 0 <= value < 1
         ]
+        if not 0 < self.strategy.outer_learning_rate < math.inf:
+            found.append(
+                f"strategy.outer_learning_rate={self.strategy.outer_learning_rate}: must be above 0, and finite"
+            )
         if self.optimizer.eps <= 0:
             found.append(f"optimizer.eps={self.optimizer.eps}: must be above 0")
         if self.optimizer.grad_clip != "off" and self.optimizer.grad_clip <= 0:
@@ -189,6 +198,12 @@ class RunConfig:
                 f"max_position_embeddings={self.model.max_position_embeddings}: every position needs its rotation"
             )
         return found
+
+    def meets(self, step: int) -> bool:
+        """Whether the data ranks meet in this step: always, but where they go apart. Then in the last step of a round,
+        and in the run's last, so that a run ends with one model.
+        """
+        return not self.strategy.entry.apart or step % self.strategy.inner_steps == 0 or step == self.train.steps
 
     def least_bytes(self, world_size: int) -> int:
         """Memory that each rank surely takes when it trains on a CPU: less than it will, so that no run is refused
@@ -247,6 +262,12 @@ class RunConfig:
                     f"train.compile=true with strategy.{named}: the ranks communicate inside the model, which is "
                     f"compiled whole; take {able}"
                 )
+        if self.train.precision == "fp16" and (strategy.entry.apart or strategy.compression == "int8"):
+            why = (
+                "its own loss scale and its own steps left out" if strategy.entry.apart else "overflows in what is kept"
+            )
+            named = f"name={strategy.name!r}" if strategy.entry.apart else f"compression={strategy.compression!r}"
+            found.append(f"train.precision='fp16' with strategy.{named}: each rank would have {why}; take bf16")
         if found:
             return found
         dp_size = self.strategy.dp_size(world_size)

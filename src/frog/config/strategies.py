@@ -38,15 +38,15 @@ class StrategyEntry:
 
 @dataclass(frozen=True)
 class Transfer:
-    """A collective of the data ranks that every step has: how often, and in how many messages.
+    """A collective of the data ranks that every step has, or every round of steps: how often, in how many messages.
 
     `pieces` are the buckets that `strategy.reduction` makes; one message; one for each layer and one for the rest; or
     one for each layer but the last, where that and the rest need not be sent.
     """
 
     op: Literal["all_reduce", "reduce_scatter", "all_gather"]
-    what: Literal["gradients", "parameters"]
-    every: Literal["step", "micro-batch"]
+    what: Literal["gradients", "parameters", "differences"]
+    every: Literal["step", "micro-batch", "round"]
     pieces: Literal["buckets", "one", "layers", "layers but the last"]
 
 
@@ -57,6 +57,8 @@ class DataStrategyEntry(StrategyEntry):
     splits: frozenset[Literal["optimizer", "gradients", "parameters"]] = frozenset()
     """What each rank keeps only its partition of. Everything else every rank has whole."""
     transfers: tuple[Transfer, ...] = ()
+    apart: bool = False
+    """Whether the data ranks go on apart, each with weights and moments of its own, and meet once a round."""
 
     @property
     def sends_every_micro_batch(self) -> bool:
@@ -139,6 +141,18 @@ DATA_STRATEGIES = _by_name(
             Transfer("all_gather", "parameters", "micro-batch", "layers but the last"),
             _REDUCED_BY_LAYER,
         ),
+    ),
+    # 2(n-1)/n P in every H-th step, in 8 bits a quarter of it. Source: Douillard et al. 2023, section 2.
+    DataStrategyEntry(
+        name="diloco",
+        title="diloco",
+        summary="Every data rank trains a replica by itself; every inner_steps steps the replicas meet, and an outer "
+        "optimizer takes the mean of how far they have come.",
+        use="links are slow: one exchange in inner_steps steps; not what one process computes, so compare the losses",
+        modules={"frog": "frog.parallel.diloco"},
+        transfers=(Transfer("all_reduce", "differences", "round", "one"),),
+        apart=True,
+        proofs={"diloco": {"name": "diloco", "inner_steps": 2}},
     ),
 )
 """What `strategy.name` can be: how the data ranks keep what they train."""

@@ -33,8 +33,14 @@ class StrategyConfig:
     """ddp: one all-reduce a parameter; one a bucket after the backward pass; one a bucket during it."""
     bucket_mb: float = 25.0
     """ddp: how much gradient goes into one all-reduce."""
-    compression: Literal["off", "fp16", "bf16", "powersgd"] = "off"
-    """ddp of torch: the communication hook."""
+    compression: Literal["off", "fp16", "bf16", "powersgd", "int8"] = "off"
+    """What is sent with fewer bits. diloco of Frog: int8. ddp of torch: its hooks fp16, bf16 and powersgd."""
+    inner_steps: int = 50
+    """diloco: H, the steps of a round, which each rank takes by itself."""
+    outer_learning_rate: float = 0.7
+    """diloco: of the outer optimizer, at the end of a round."""
+    outer_momentum: float = 0.9
+    """diloco: of the outer optimizer, Nesterov's; 0 is none."""
     sequence_parallel: bool = True
     """tp: whether the norms' inputs are split over the sequence."""
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = "1f1b"
@@ -73,6 +79,7 @@ def strategy_problems(
     found = _size_problems(strategy, model, sequence_length, grad_accum)
     found += _sharding_problems(strategy, world_size // (strategy.tp * strategy.pp))
     found += _expert_problems(strategy, model, strategy.dp_size(world_size))
+    found += _apart_problems(strategy, model)
     return found + implementation_problems(strategy, model, grad_accum)
 
 
@@ -128,10 +135,33 @@ def _sharding_problems(strategy: StrategyConfig, data_size: int) -> list[str]:
             f"strategy.name={strategy.name!r} with strategy.pp={strategy.pp}: it would reduce or gather again in every "
             f"micro-batch of every stage; take {able}"
         )
-    if strategy.compression != "off" and (strategy.name, strategy.implementation) != ("ddp", "torch"):
+    return found + _compression_problems(strategy)
+
+
+def _compression_problems(strategy: StrategyConfig) -> list[str]:
+    able = {("diloco", "frog")} if strategy.compression == "int8" else {("ddp", "torch")}
+    if strategy.compression == "off" or (strategy.name, strategy.implementation) in able:
+        return []
+    what = "of Frog's own diloco" if strategy.compression == "int8" else "a communication hook of torch's ddp"
+    return [
+        f"strategy.compression={strategy.compression!r}: {what}; here strategy.name={strategy.name!r} and "
+        f"strategy.implementation={strategy.implementation!r}"
+    ]
+
+
+def _apart_problems(strategy: StrategyConfig, model: ModelConfig) -> list[str]:
+    if not strategy.entry.apart:
+        return []
+    found = [
+        f"strategy.name={strategy.name!r} with strategy.{axis}={size}: each replica is one rank here, which has the "
+        "whole model and whole sequences"
+        for axis in AXES
+        if (size := getattr(strategy, axis)) > 1
+    ]
+    if model.num_local_experts is not None:
         found.append(
-            f"strategy.compression={strategy.compression!r}: a communication hook of torch's ddp; here strategy.name="
-            f"{strategy.name!r} and strategy.implementation={strategy.implementation!r}"
+            f"strategy.name={strategy.name!r} with num_local_experts={model.num_local_experts}: the routers are "
+            "balanced over all data ranks in every micro-batch, and replicas meet once a round"
         )
     return found
 

@@ -81,6 +81,26 @@ class DataParallel(ABC):
         """This rank's own gradient before `finish`, as one vector, where it is there."""
         return None
 
+    def weights(self, name: str, parameter: nn.Parameter) -> Tensor:
+        """The value of a parameter that counts: the one that is saved, scored and sampled from."""
+        return parameter.detach()
+
+    def train(self, mode: bool) -> None:
+        """A time in which the weights that count are to be in the model begins (False) or ends (True)."""
+        return
+
+    def shared(self) -> dict[str, Tensor]:
+        """What is laid out like the parameters, the same on every rank, and goes into a checkpoint beside them."""
+        return {}
+
+    def own(self) -> dict[str, Tensor]:
+        """What is this rank's alone, and goes into a checkpoint for it alone."""
+        return {}
+
+    def loaded(self) -> None:
+        """The parameters' `weights` were filled from a checkpoint."""
+        return
+
     def frozen_runs(self) -> Iterator[tuple[str, Tensor, int, torch.Size]]:
         """Where parameters are split: this rank's elements of those not trained, as `ShardedBuffer.runs` has them."""
         return iter(())

@@ -21,7 +21,7 @@ class ParameterGroup:
     entry: DataStrategyEntry
     data: DataParallel
     copies: Axis
-    """Ranks that hold the same reduced gradients and optimizer state."""
+    """Ranks that hold the same reduced gradients and optimizer state; or each its own, where they go apart."""
     sharded_over: list[Axis]
     """Axes whose ranks hold different ones: a sum over all parameters goes over these too."""
 

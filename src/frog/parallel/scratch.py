@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from frog.comm import Axis
-from frog.comm.local_shard import LocalShard, slice_shards
+from frog.comm.local_shard import LocalShard, slice_shards, whole_copy
 from frog.config import RunConfig
 from frog.data import Batch
 from frog.model.transformer import TinyTransformer
@@ -40,6 +40,7 @@ class FromScratch(Strategy):
         autocast: AbstractContextManager[Any] | None = None,
     ) -> None:
         self.config, self.mesh, self.model = config.strategy, mesh, model
+        self._meets = config.meets
         self._autocast = autocast or nullcontext()
         self.shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
         broadcast_weights(model, mesh)
@@ -91,7 +92,7 @@ class FromScratch(Strategy):
             group.data.after_backward()
 
     def reduces(self, step: int) -> bool:
-        return all(group.data.reduces(step) for group in self.groups)
+        return self._meets(step) and all(group.data.reduces(step) for group in self.groups)
 
     def reduce(self, loss: Tensor, stop: bool) -> Agreement:
         dense, grads = self.groups[0].data, [group.data.local_gradient() for group in self.groups]
@@ -108,7 +109,7 @@ class FromScratch(Strategy):
         if self.pipeline is not None and not is_there:
             self.pipeline.reduce_tied()
         self._sum_repeated()
-        return self._agreement(slots, local)
+        return replace(self._agreement(slots, local), own_gradient=self.config.entry.apart)
 
     def _sum_repeated(self) -> None:
         """With sequence parallelism each tp rank has the norms' gradients from its own positions alone."""
@@ -172,6 +173,8 @@ class FromScratch(Strategy):
 
     def train(self, mode: bool = True) -> None:
         self.model.train(mode)
+        for group in self.groups:
+            group.data.train(mode)
 
     # ---- what is where -----------------------------------------------------------------------------------------------
 
@@ -182,7 +185,8 @@ class FromScratch(Strategy):
             if not group.splits_parameters:
                 corner, whole = self._corner(name, parameter.shape)
                 axis = self.mesh.expert_data if name in self._experts else self.mesh.data
-                shards.append(LocalShard(name, parameter.detach(), corner, whole, self._copies(name, axis)))
+                value = group.data.weights(name, parameter)
+                shards.append(LocalShard(name, value, corner, whole, self._copies(name, axis)))
         for group in self.groups:
             if group.splits_parameters:
                 shards += self._shards_like(group, lambda tensor: tensor.detach()) + self._frozen(group)
@@ -193,12 +197,41 @@ class FromScratch(Strategy):
 
     def moment_shards(self) -> list[LocalShard]:
         state = self.optimizer.state
-        return [
+        shared = [
+            whole_copy(f"{kind}/{name}", share.flat.view(values, name), group.copies)
+            for group in self.groups
+            for share in group.data.partitions
+            for kind, values in group.data.shared().items()
+            for name in share.flat.spans
+        ]
+        return shared + [
             replace(shard, name=f"{moment}/{shard.name}")
             for moment in MOMENTS
             for group in self.groups
             for shard in self._shards_like(group, lambda tensor, moment=moment: state[tensor][moment])  # type: ignore[misc]
         ]
+
+    def own(self) -> dict[str, Tensor]:
+        data = self.groups[0].data
+        found = data.own()
+        if self.config.entry.apart and self.mesh.data.rank > 0:  # the moments of rank 0 are among the shards
+            for share in data.partitions:
+                for kind, tensor in (("decayed", share.decayed), ("plain", share.plain)):
+                    if tensor.numel():
+                        found |= {f"{moment}/{kind}": self.optimizer.state[tensor][moment] for moment in MOMENTS}
+        return {f"{self.config.name}/{name}": tensor for name, tensor in found.items()}
+
+    def further_state(self) -> list[Tensor]:
+        return [
+            tensor
+            for group in self.groups
+            for kept in (group.data.own(), group.data.shared())
+            for tensor in kept.values()
+        ]
+
+    def loaded(self, shards: Sequence[LocalShard]) -> None:
+        for group in self.groups:
+            group.data.loaded()
 
     def _group_of(self, name: str) -> ParameterGroup:
         return self.groups[-1] if name in self._experts else self.groups[0]
@@ -214,6 +247,8 @@ class FromScratch(Strategy):
                 run = found[piece.start : piece.end]
                 corner, whole = self._corner(piece.name, local)
                 copies = self._copies(piece.name, group.copies)
+                if group.entry.apart and copies is not None:  # of replicas that differ the first counts
+                    copies = (0, 1) if copies[0] == 0 else None
                 shards += slice_shards(piece.name, run, piece.first, local, corner, whole, copies)
         return shards
 

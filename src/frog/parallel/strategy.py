@@ -51,6 +51,8 @@ class Agreement:
     """Whether some rank was asked to stop."""
     alone: bool = False
     """Whether nothing was reduced: then the numbers are this rank's own, and no other knows them."""
+    own_gradient: bool = False
+    """Whether the gradient, and so its norm, is this rank's own even if the rest was agreed on."""
 
 
 class Strategy(ABC):
@@ -139,6 +141,14 @@ class Strategy(ABC):
     def loaded(self, shards: Sequence[LocalShard]) -> None:
         """The shards of `parameter_shards` and `moment_shards` were filled: put them in place if they are copies."""
         return
+
+    def own(self) -> dict[str, Tensor]:
+        """What differs between ranks that otherwise hold the same, by name: a checkpoint keeps it for each rank."""
+        return {}
+
+    def further_state(self) -> list[Tensor]:
+        """What takes memory beside parameters, gradients and the optimizer's own state."""
+        return []
 
     def step_counts(self) -> list[Tensor]:
         """The optimizer's own count of steps, one for each tensor that it updates."""

@@ -21,6 +21,7 @@ memory      in float32, of the rank that holds most; activations at their peak
 in passing  whole layers of zero2 and zero3 while they are worked on; what is computed again, or put off
 micro       micro-batches, which a pipeline needs: the batch is the same, in smaller bites, so it holds less at once
 sent        bytes that leave the rank that sends most in one step, by ring algorithms; messages: how many collectives
+            (of diloco: the mean over a round of inner_steps steps, and the messages of its last)
 bubble      share of the time in which a pipeline's ranks wait for each other, if all stages take equally long"""
 
 

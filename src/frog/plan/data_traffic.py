@@ -1,7 +1,7 @@
 """What data parallelism sends in a step: the transfers of a strategy's entry, over all data ranks or over rows of them.
 
 n is the number of ranks that share out, P the bytes of the rank's parameters in float32 (of its pipeline stages, of its
-tp slice), A the micro-batches of a step.
+tp slice), A the micro-batches of a step. Where the ranks go apart it is the step in which they meet.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from frog.config import StrategyConfig
 from frog.plan.flow import Flow
 from frog.plan.layout import FLOAT_BYTES, Layout, UnitSizes, join
+
+_BLOCK = 1024
+"""Numbers that share a scale."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +69,24 @@ def data(layout: Layout) -> list[Flow]:
 def _flows(group: PlannedGroup, layout: Layout) -> Iterator[Flow]:
     strategy = layout.config.strategy
     for transfer in strategy.entry.transfers:
+        if strategy.compression == "int8":
+            num_bytes = _int8_bytes(join(group.units).numel, group.size)
+            yield group.flow("all_to_all", num_bytes, 1, transfer.what)
+            yield group.flow("all_gather", num_bytes, 1, transfer.what)
+            continue
         times = layout.num_micro if transfer.every == "micro-batch" else 1
         elements, messages = _pieces(transfer.pieces, group, strategy)
         yield group.flow(transfer.op, times * FLOAT_BYTES * elements, times * messages, transfer.what)
         if transfer.op == "reduce_scatter":
             yield group.over_replicas(messages)
+
+
+def _int8_bytes(numel: int, n: int) -> int:
+    """A vector in 8 bits, with a scale for each block of its n slices.
+
+    Assumes: `parallel/compression.py`'s rule, without the 64 bytes to which each parameter's start is rounded up.
+    """
+    return -(-numel // (n * _BLOCK)) * n * (_BLOCK + FLOAT_BYTES)
 
 
 def _pieces(pieces: str, group: PlannedGroup, strategy: StrategyConfig) -> tuple[int, int]:

@@ -199,6 +199,15 @@ class Layout:
         return (self.parameter_bytes - experts) / self.shard + experts / self.num_expert_copies
 
     @property
+    def kept_bytes(self) -> float:
+        """What a strategy keeps beside parameters, gradients and moments. Where ranks go apart: the weights of the
+        round's start and the outer momentum, 2 P. In 8 bits: what both roundings left over, P and P/n.
+        """
+        strategy, whole = self.config.strategy, self.parameter_bytes
+        rounded = strategy.compression == "int8" and self.data > 1
+        return 2 * whole * strategy.entry.apart + (whole + whole / self.data) * rounded
+
+    @property
     def num_expert_copies(self) -> int:
         """How many ranks hold the same experts."""
         return self.data // self.config.strategy.ep

@@ -58,17 +58,19 @@ def step_collectives(events: RankEvents, step: int) -> list[CollectiveEvent]:
 
 
 def compare_step(
-    config: RunConfig, world_size: int, rank: int, collectives: Iterable[CollectiveEvent]
+    config: RunConfig, world_size: int, rank: int, collectives: Iterable[CollectiveEvent], step: int | None = None
 ) -> list[Comparison]:
     """A rank's collectives of one step, beside the formulas; in the formulas' order, then what they do not know.
 
-    The axis `world` is left out: it carries the few numbers that all ranks agree on.
+    The axis `world` is left out: it carries the few numbers that all ranks agree on. Without `step` it is one in which
+    the ranks meet.
     """
     sent: dict[tuple[str, str], list[int]] = {}
     for one in collectives:
         if one.axis != "world":
             sent.setdefault((one.axis, one.op), []).append(one.payload_bytes)
-    plan = step_traffic(config, world_size, rank) if has_formula(config) else []
+    meets = step is None or config.meets(step)
+    plan = step_traffic(config, world_size, rank) if has_formula(config) and meets else []
     expected = {(flow.axis, flow.op): flow for flow in plan}
     sizes = axis_sizes(Layout(config, world_size, rank))
     found = []
@@ -80,11 +82,11 @@ def compare_step(
 
 
 def has_formula(config: RunConfig) -> bool:
-    """Whether the formulas are of this run: not of compressed gradients, nor of tensor parallelism's activations at a
-    lower precision, some of which are sent in 16 bits and some in 32.
+    """Whether the formulas are of this run: not of torch's compressed gradients, nor of tensor parallelism's
+    activations at a lower precision, some of which are sent in 16 bits and some in 32.
     """
     strategy = config.strategy
-    return strategy.compression == "off" and (strategy.tp == 1 or config.train.precision == "fp32")
+    return strategy.compression in ("off", "int8") and (strategy.tp == 1 or config.train.precision == "fp32")
 
 
 def axis_sizes(layout: Layout) -> dict[str, int]:
@@ -108,7 +110,7 @@ def traffic_problems(config: RunConfig, world_size: int, events: RankEvents, ste
 
     Of an axis and operation that no formula knows, 1 % of all that the rank sends may be.
     """
-    return problems(compare_step(config, world_size, events.rank, step_collectives(events, step)), world_size)
+    return problems(compare_step(config, world_size, events.rank, step_collectives(events, step), step), world_size)
 
 
 def problems(found: Iterable[Comparison], world_size: int) -> list[str]:

@@ -46,7 +46,7 @@ def step_memory(config: RunConfig, world_size: int, rank: int = 0) -> Memory:
     return Memory(
         parameters=partition if "parameters" in splits else whole,
         gradients=partition if "gradients" in splits else whole,
-        optimizer=2 * (partition if "optimizer" in splits else whole),
+        optimizer=2 * (partition if "optimizer" in splits else whole) + layout.kept_bytes,
         activations=activation_bytes(layout),
         passing=_passing(layout),
     )

@@ -36,7 +36,7 @@ class Row:
     memory: Memory | None = None
     """Of the rank that holds most."""
     sent_bytes: float = 0.0
-    """In one step, by the rank that sends most."""
+    """In one step, by the rank that sends most; the mean of a round's steps where the ranks go apart."""
     num_messages: int = 0
     bubble: float | None = None
     """The pipeline's, as a share of the time; None without a pipeline."""
@@ -89,7 +89,8 @@ def _candidates(world: int, with_experts: bool) -> list[tuple[str, str, dict[str
 
 def _with_strategy(config: RunConfig, changes: dict[str, Any], world: int) -> RunConfig:
     """`config` under another strategy; a pipeline without enough micro-batches gets more, of the same global batch."""
-    kept = {name: getattr(config.strategy, name) for name in ("reduction", "bucket_mb", "sequence_parallel")}
+    names = ("reduction", "bucket_mb", "sequence_parallel", "inner_steps")
+    kept = {name: getattr(config.strategy, name) for name in names}
     strategy = StrategyConfig(**kept, **changes)
     if strategy.pp == 1 or config.train.grad_accum >= strategy.pp:
         return replace(config, strategy=strategy)
@@ -111,10 +112,15 @@ def _row(name: str, kind: str, config: RunConfig, world: int) -> Row:
     return replace(
         row,
         memory=max((step_memory(config, world, rank) for rank in ranks), key=lambda memory: memory.total),
-        sent_bytes=max(sum(flow.wire_bytes for flow in flows) for flows in traffic),
+        sent_bytes=max(sum(flow.wire_bytes for flow in flows) for flows in traffic) / _round_steps(strategy),
         num_messages=max(sum(flow.num_messages for flow in flows if flow.op != "recv") for flows in traffic),
         bubble=expected_bubble(config),
     )
+
+
+def _round_steps(strategy: StrategyConfig) -> int:
+    """In how many steps the data ranks meet once."""
+    return strategy.inner_steps if strategy.entry.apart else 1
 
 
 def expected_bubble(config: RunConfig) -> float | None:

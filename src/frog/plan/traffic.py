@@ -1,5 +1,7 @@
 """What one rank sends in one optimizer step: every collective, with its payload and the bytes that leave the rank.
 
+Of a strategy whose ranks go apart it is the last step of a round; in the others they send nothing.
+
 Left out are the few numbers that ranks agree on (loss, norm, a request to stop): some 100 bytes a step, which is why
 a run sends a little more.
 """

@@ -13,6 +13,7 @@ an epsilon of 1e-3 in place of 1e-8 keeps the noise in proportion. bf16 rounds t
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -121,7 +122,11 @@ def local_batch(case: Case, mesh: Mesh, step: int) -> Batch:
 
 
 def one_process(case: Case, dp_size: int) -> Trace:
-    """The oracle. `dp_size` matters for experts alone, which balance each micro-batch of all data ranks by itself."""
+    """The oracle. `dp_size` matters for experts, which balance each micro-batch of all data ranks by itself, and where
+    the ranks go apart.
+    """
+    if case.config.strategy.entry.apart:
+        return replicas_in_turn(case, dp_size)
     model = make_model(case, seed=0)
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     optimizer = make_optimizer([p for p in named.values() if p.dim() >= 2], [p for p in named.values() if p.dim() < 2])
@@ -136,6 +141,54 @@ def one_process(case: Case, dp_size: int) -> Trace:
         optimizer.step()
         optimizer.zero_grad()
         trace.weights.append({name: p.detach().clone() for name, p in model.named_parameters()})
+    return trace
+
+
+def replicas_in_turn(case: Case, num_replicas: int) -> Trace:
+    """The oracle of ranks that go apart: one process takes every replica's steps in turn, each on its own slice.
+
+    The outer step is torch's SGD, whose gradient is the mean difference. Within a round replica 0's
+    numbers are compared.
+    """
+    config, strategy = case.config, case.config.strategy
+    outer = make_model(case, seed=0)
+    trained = [p for p in outer.parameters() if p.requires_grad]
+    momentum = strategy.outer_momentum
+    outer_sgd = torch.optim.SGD(trained, strategy.outer_learning_rate, momentum, nesterov=momentum > 0)
+    replicas = [copy.deepcopy(outer) for _ in range(num_replicas)]
+    own = [[p for p in replica.parameters() if p.requires_grad] for replica in replicas]
+    optimizers = [make_optimizer([p for p in ps if p.dim() >= 2], [p for p in ps if p.dim() < 2]) for ps in own]
+    trace = Trace([], [], [], [])
+    for step in range(1, NUM_STEPS + 1):
+        tokens, labels = global_batch(case, step)
+        num_labels = (labels != _IGNORED_LABEL).sum().item()
+        losses: list[float] = []
+        norms: list[float] = []
+        slices = zip(tokens.chunk(num_replicas), labels.chunk(num_replicas), strict=True)
+        for replica, parameters, (tokens_BT, labels_BT) in zip(replicas, own, slices, strict=True):
+            with autocast(config.train.precision, _CPU):
+                logits = replica(tokens_BT).float().flatten(0, 1)
+            loss = nn.functional.cross_entropy(logits, labels_BT.flatten(), reduction="sum") * num_replicas / num_labels
+            loss.backward()  # type: ignore[no-untyped-call]
+            losses.append(loss.item())
+            if not norms:
+                named = replica.named_parameters()
+                trace.gradients.append({name: p.grad.clone() for name, p in named if p.grad is not None})
+            norms.append(_clip(parameters))
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        meets = step % strategy.inner_steps == 0
+        if meets:
+            for parameter, *copies in zip(trained, *own, strict=True):
+                parameter.grad = torch.stack([parameter.detach() - one.detach() for one in copies]).mean(0)
+            outer_sgd.step()
+            for parameters in own:
+                for one, parameter in zip(parameters, trained, strict=True):
+                    one.data.copy_(parameter.detach())
+        trace.losses.append(sum(losses) / num_replicas if meets else losses[0])
+        trace.norms.append(norms[0])
+        trace.weights.append({name: p.detach().clone() for name, p in outer.named_parameters()})
     return trace
 
 
@@ -178,7 +231,8 @@ def spread(case: Case, world: World) -> Trace:
     trace = Trace([], [], [], [])
     for step in range(1, NUM_STEPS + 1):
         loss = strategy.forward_backward(local_batch(case, mesh, step), lambda loss: loss)
-        trace.losses.append(strategy.reduce(loss, stop=False).loss_mean)
+        agreed = strategy.reduce(loss, stop=False) if strategy.reduces(step) else strategy.alone(loss)
+        trace.losses.append(agreed.loss_mean)
         trace.gradients.append(_copies(strategy.assembled(strategy.gradient_shards()), world))
         trace.norms.append(strategy.norm())
         strategy.clip(trace.norms[-1], _MAX_NORM)
@@ -240,7 +294,8 @@ def _oracle_key(case: Case, world_size: int) -> str:
     config, train = case.config, case.config.train
     cut = (config.strategy.dp_size(world_size), train.grad_accum) if _has_experts(case) else None
     numbers = (train.global_batch_size, train.precision, case.frozen, case.uneven)
-    return repr((config.model, config.data.sequence_length, numbers, cut))
+    apart = (config.strategy, config.strategy.dp_size(world_size)) if config.strategy.entry.apart else None
+    return repr((config.model, config.data.sequence_length, numbers, cut, apart))
 
 
 def _finite(result: dict[str, Any]) -> dict[str, Any]:

@@ -50,6 +50,11 @@ EXAMPLES = (
     _strategy("zero1", "The ranks share out Adam's moments.", "strategy.name=zero1"),
     _strategy("zero2", "The gradients too.", "strategy.name=zero2"),
     _strategy("zero3", "The parameters too.", "strategy.name=zero3"),
+    _strategy(
+        "diloco",
+        "Each rank trains by itself; every ten steps they meet.",
+        "strategy.name=diloco strategy.inner_steps=10",
+    ),
     _strategy("tp", "Every matrix of a layer is split over two ranks.", "strategy.tp=2"),
     _strategy("pp", "Each rank has two of the four layers.", "strategy.pp=2 train.grad_accum=4"),
     _strategy("cp", "Each rank has half of the positions of a sequence.", "strategy.cp=2"),

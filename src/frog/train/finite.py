@@ -17,7 +17,7 @@ def overflowed(run: Run, batch: Batch, agreed: Agreement, grad_norm: float, scal
     """Whether fp16 overflowed (`scale` is its loss scale, None for other precisions), so that the step is left out.
 
     Every rank has the same mean loss and norm here, since both come out of the same all-reduce: all say the same.
-    In a step that each takes alone, each says its own.
+    In a step that each takes alone, and of a gradient that is not averaged, each says its own.
 
     Comm:    none while all is well, or each is alone; else two all-gathers: two numbers, and a rank's sample ids.
     Raises:  NonFiniteError, on every rank, naming the ranks and their samples.
@@ -43,9 +43,10 @@ def overflowed(run: Run, batch: Batch, agreed: Agreement, grad_norm: float, scal
 
 def _culprits(run: Run, batch: Batch, agreed: Agreement, grad_norm: float) -> list[NotFinite]:
     """The ranks whose own loss or gradient is not finite, with their samples."""
-    norm = grad_norm if agreed.alone else agreed.grad_norm_local or 0.0
+    alone = agreed.alone or (agreed.own_gradient and math.isfinite(agreed.loss_mean))
+    norm = grad_norm if agreed.own_gradient or alone else agreed.grad_norm_local or 0.0
     own, ids_N = torch.tensor([agreed.loss, norm]), torch.from_numpy(batch.ids_N)
-    if agreed.alone:
+    if alone:
         rows = {run.world.rank: (own.tolist(), ids_N.tolist())}
     else:
         gathered = run.world.gather_rows(own).tolist(), run.world.gather_rows(ids_N).tolist()

@@ -28,15 +28,16 @@ def storage_bytes(tensors: Iterable[Tensor | None]) -> int:
     return sum(storages.values())
 
 
-def optimizer_bytes(optimizers: Iterable[torch.optim.Optimizer]) -> int:
+def optimizer_bytes(optimizers: Iterable[torch.optim.Optimizer], further: Iterable[Tensor] = ()) -> int:
     """Bytes of what optimizers remember of every element; counts of steps, one number each, are left out."""
-    return storage_bytes(
+    remembered = (
         value
         for optimizer in optimizers
         for state in optimizer.state.values()
         for value in state.values()
         if isinstance(value, Tensor) and value.dim() > 0
     )
+    return storage_bytes([*remembered, *further])
 
 
 def memory_fields(strategy: Strategy, activations: int) -> dict[str, int]:
@@ -44,7 +45,7 @@ def memory_fields(strategy: Strategy, activations: int) -> dict[str, int]:
     return {
         "parameters": storage_bytes(shard.tensor for shard in strategy.parameter_shards()),
         "gradients": storage_bytes(shard.tensor for shard in strategy.gradient_shards()),
-        "optimizer": optimizer_bytes([strategy.optimizer]),
+        "optimizer": optimizer_bytes([strategy.optimizer], strategy.further_state()),
         "activations": activations,
     }
 

@@ -19,7 +19,7 @@ from frog.train.optimizer import build_optimizer
 from frog.train.order import OrderProof
 from frog.train.runfile import start_event, write_run_json
 from frog.train.setup import Run
-from frog.train.state import TrainState, generators
+from frog.train.state import TrainState
 from frog.train.workload import Batches, Workload
 
 
@@ -62,7 +62,7 @@ def save(run: Run, parts: Parts) -> None:
     step = parts.state.step
     with run.events.span("checkpoint"):
         scalars = parts.state.scalars(parts.order.link(run.world, run.mesh.readers))
-        blocked_ns = parts.saver.save(step, scalars, generators(), parts.state.shards())
+        blocked_ns = parts.saver.save(step, scalars, parts.state.own(), parts.state.shards())
     run.events.emit("checkpoint", step=step, payload_bytes=parts.saver.payload_bytes, blocked_ns=blocked_ns)
 
 
@@ -85,7 +85,7 @@ def _saver(run: Run, state: TrainState) -> Saver:
         run.world.rank,
         run.world.size,
         state.shards(),
-        generators(),
+        state.own(),
         attempt=run.attempt,
         keep_last=run.config.checkpoint.keep_last,
         timeout_s=run.config.train.timeout_s,

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from frog.checkpoint import Checkpoint
 from frog.comm.local_shard import LocalShard
+from frog.core.errors import CheckpointError
 from frog.parallel.strategy import Strategy
 
 
@@ -45,6 +46,10 @@ class TrainState:
         moments = [replace(shard, name=f"optimizer/{shard.name}") for shard in self._strategy.moment_shards()]
         return [*parameters, *moments]
 
+    def own(self) -> dict[str, Tensor]:
+        """What is this rank's alone: its random generators, and what its strategy keeps apart."""
+        return generators() | {f"own/{name}": tensor for name, tensor in self._strategy.own().items()}
+
     def scalars(self, order_link: str) -> dict[str, Any]:
         """What a manifest holds beside the tensors."""
         return {
@@ -53,18 +58,22 @@ class TrainState:
             "loss_mean": self.loss_mean,
             "wall_s": self.wall_s,
             "order_sha256": order_link,
+            "apart": self.step > 0 and not self._strategy.reduces(self.step),
             "scaler": self._scaler.state_dict(),
             "optimizer_steps": int(self._step_counts[0]) if self._step_counts else 0,
         }
 
     def load(self, checkpoint: Checkpoint, rank: int) -> str:
         """Take everything over from a checkpoint of any world and strategy; return the link of its data order."""
-        shards = self.shards()
+        shards = [
+            shard for shard in self.shards() if shard.name in checkpoint.manifest.tensors or not _may_be_new(shard)
+        ]
         checkpoint.load_into(shards)
         self._strategy.loaded(shards)
         own = checkpoint.load_own(rank)
         if own is not None:
             restore_generators(own)
+        self._load_own(checkpoint, own or {})
         state = checkpoint.state
         self.step, self.tokens = int(state["step"]), int(state["tokens"])
         self.loss_mean = state.get("loss_mean")  # older checkpoints have none
@@ -74,6 +83,30 @@ class TrainState:
         if self._scaler.is_enabled() and state["scaler"]:
             self._scaler.load_state_dict(state["scaler"])
         return str(state["order_sha256"])
+
+    def _load_own(self, checkpoint: Checkpoint, found: dict[str, Tensor]) -> None:
+        """Take over what the checkpoint has of this rank alone, if a world of this size wrote it.
+
+        Raises:  CheckpointError if the ranks that wrote it were apart, and cannot go on here as they were.
+        """
+        world, wanted = self._strategy.mesh.world, self._strategy.own()
+        fits = checkpoint.world_size == world.size and any(f"own/{name}" in found for name in wanted)
+        if checkpoint.state.get("apart") and not fits:
+            raise CheckpointError(
+                f"{checkpoint.path}: step {checkpoint.step} is in the middle of a round: its {checkpoint.world_size} "
+                f"ranks each had weights of their own, and a world of {world.size} under another strategy or size "
+                "cannot go on with them",
+                f"go on under strategy.name=diloco in a world of {checkpoint.world_size} up to the end of the round; "
+                "checkpoints of such steps (checkpoint.every a multiple of strategy.inner_steps) go on anywhere",
+            )
+        for name, tensor in wanted.items() if fits else ():
+            if (kept := found.get(f"own/{name}")) is not None:
+                tensor.copy_(kept)
+
+
+def _may_be_new(shard: LocalShard) -> bool:
+    """Whether a checkpoint of another strategy may be without it: what the outer optimizer remembers begins at zero."""
+    return shard.name.startswith("optimizer/outer_")
 
 
 def generators() -> dict[str, Tensor]:

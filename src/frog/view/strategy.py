@@ -61,7 +61,7 @@ class Seen:
     segment: int
     ranks: list[Recent]
     step: int
-    """The last one that all of them took."""
+    """The last one that all of them took and in which they met."""
     has_formula: bool
     """Whether the configuration can be in this world at all."""
     trains_all: bool
@@ -117,7 +117,8 @@ def _look(run: RunFile, history: History) -> Seen | None:
     ranks = [recent for recent in ranks if recent.steps]
     if not ranks:
         return None
-    step = min(recent.steps[-1] for recent in ranks)
+    common = [step for step in ranks[0].steps if all(step in recent.steps for recent in ranks)]
+    step = max(filter(config.meets, common), default=min(recent.steps[-1] for recent in ranks))
     return Seen(history, config, world_size, segment, ranks, step, has_formula, run.finetune is None)
 
 
@@ -176,7 +177,9 @@ def _collectives_of(recent: Recent, step: int) -> list[CollectiveEvent]:
 def _traffic(seen: Seen, recent: Recent) -> dict[str, Any]:
     """One rank's bytes of one step, by axis and operation, and in all. What is received another rank has sent."""
     reported = _collectives_of(recent, seen.step)
-    found = [one for one in compare_step(seen.config, seen.world_size, recent.rank, reported) if one.op != "recv"]
+    found = [
+        one for one in compare_step(seen.config, seen.world_size, recent.rank, reported, seen.step) if one.op != "recv"
+    ]
     sent, expected = sum(one.sent_bytes for one in found), sum(one.expected_bytes for one in found)
     return {
         "rank": recent.rank,

@@ -1,0 +1,114 @@
+"""The outer step by itself. Whole rounds are held against one process in tests/prove, runs in tests/worlds."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from threads_axis import on_every_rank
+from torch import Tensor, nn
+
+from frog.config import ModelConfig, RunConfig, StrategyConfig, TrainConfig
+from frog.core.errors import NonFiniteError
+from frog.data import Batch
+from frog.parallel.diloco import DiLoCo
+from frog.parallel.strategy import Agreement
+from frog.train.finite import overflowed
+
+
+def rounds(size: int, num_rounds: int, **strategy: Any) -> list[list[Tensor]]:
+    """Weights of each rank after each round; a step of training is a random change, another on each rank."""
+
+    def work(axis: Any) -> list[Tensor]:
+        weight = nn.Parameter(torch.arange(6.0).view(2, 3))
+        diloco = DiLoCo({"w": weight}, axis, StrategyConfig(name="diloco", **strategy))
+        found = []
+        for number in range(num_rounds):
+            weight.data += change(axis.rank, number)
+            diloco.gather()  # a step within the round: nothing happens
+            weight.data += change(axis.rank, number + 100)
+            diloco.finish()
+            diloco.gather()
+            assert torch.equal(diloco.weights("w", weight), weight)
+            found.append(weight.detach().clone())
+        return found
+
+    return on_every_rank(size, work)
+
+
+def change(rank: int, number: int) -> Tensor:
+    return torch.randn(2, 3, generator=torch.Generator().manual_seed(1000 * rank + number)) / 10
+
+
+def test_with_rate_one_and_no_momentum_it_is_the_mean_of_the_weights() -> None:
+    weights = torch.arange(6.0).view(2, 3)
+    found = rounds(3, 2, outer_learning_rate=1.0, outer_momentum=0.0)
+    for number in range(2):
+        own = [weights + change(rank, number) + change(rank, number + 100) for rank in range(3)]
+        weights = torch.stack(own).mean(0)
+        for rank in range(3):
+            torch.testing.assert_close(found[rank][number], weights)
+
+
+@pytest.mark.parametrize("compression", ["off", "int8"])
+def test_every_rank_ends_a_round_with_the_same_bits(compression: str) -> None:
+    first, *others = rounds(3, 4, compression=compression)
+    for other in others:
+        assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+def test_the_outer_weights_are_those_that_are_scored() -> None:
+    weight = nn.Parameter(torch.ones(2, 3))
+    axis: Any = SimpleNamespace(size=1, rank=0)
+    diloco = DiLoCo({"w": weight}, axis, StrategyConfig(name="diloco"))
+    weight.data += 1
+    assert torch.equal(diloco.weights("w", weight), torch.ones(2, 3))
+    diloco.train(False)
+    diloco.train(False)
+    assert torch.equal(weight, torch.ones(2, 3))
+    diloco.train(True)
+    assert torch.equal(weight, 2 * torch.ones(2, 3))
+
+
+def test_a_gradient_that_one_rank_alone_knows_is_told_without_the_others() -> None:
+    """At a round's end the loss is agreed on and the norm is not: who asked the others would wait for ever."""
+    run: Any = SimpleNamespace(world=SimpleNamespace(rank=1), mesh=SimpleNamespace(readers=[0, 1]))
+    tokens = torch.zeros(1, 1, 2, dtype=torch.long)
+    batch = Batch(4, np.array([17]), tokens, tokens, (1.0,))
+    agreed = Agreement(2.0, 2.0, 1.0, stop=False, own_gradient=True)
+    with pytest.raises(NonFiniteError, match=r"rank 1: loss 2, gradient norm inf, samples \[17\]"):
+        overflowed(run, batch, agreed, math.inf, None)
+
+
+MODEL = ModelConfig(64, 32, 64, 4, 4, 4, 32)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "precision", "said"),
+    [
+        ({"tp": 2}, "fp32", "strategy.name='diloco' with strategy.tp=2: each replica is one rank here"),
+        ({"cp": 2}, "fp32", "strategy.name='diloco' with strategy.cp=2"),
+        ({"shard": 2}, "fp32", "diloco shards nothing"),
+        ({"implementation": "torch"}, "fp32", "it has no such strategy; frog has"),
+        ({"compression": "fp16"}, "fp32", "strategy.compression='fp16': a communication hook of torch's ddp"),
+        ({}, "fp16", "train.precision='fp16' with strategy.name='diloco': each rank would have its own loss scale"),
+        ({"inner_steps": 0}, "fp32", "strategy.inner_steps=0: must be at least 1"),
+        ({"outer_momentum": 1.0}, "fp32", "strategy.outer_momentum=1.0: must lie in [0, 1)"),
+        ({"outer_learning_rate": 0.0}, "fp32", "strategy.outer_learning_rate=0.0: must be above 0"),
+    ],
+)
+def test_what_cannot_be_says_why(strategy: dict[str, Any], precision: Any, said: str) -> None:
+    train = TrainConfig(precision=precision, grad_accum=2)
+    config = RunConfig(model=MODEL, train=train, strategy=StrategyConfig(**{"name": "diloco", **strategy}))
+    assert any(said in problem for problem in config.problems() + config.world_problems(4))
+
+
+def test_the_ranks_meet_at_the_end_of_a_round_and_of_the_run() -> None:
+    strategy = StrategyConfig(name="diloco", inner_steps=3)
+    config = RunConfig(model=MODEL, train=TrainConfig(steps=8), strategy=strategy)
+    assert [step for step in range(1, 9) if config.meets(step)] == [3, 6, 8]
+    assert all(RunConfig(model=MODEL).meets(step) for step in range(1, 9))
