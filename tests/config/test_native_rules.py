@@ -33,6 +33,13 @@ def problems(grad_accum: int = 4, model: ModelConfig = MODEL, **strategy: Any) -
         ({"implementation": "torch", "name": "zero1", "pp": 2}, "strategy.name='zero1' with strategy.pp=2"),
         ({"implementation": "torch", "compression": "fp16", "tp": 2}, "strategy.compression='fp16' with strategy.tp=2"),
         ({"implementation": "torch", "compression": "fp16", "name": "zero3"}, "strategy.compression='fp16'"),
+        (
+            {"implementation": "torch", "compression": "int8"},
+            "strategy.compression='int8': of Frog's own ddp and diloco",
+        ),
+        ({"name": "zero1", "compression": "int8"}, "strategy.compression='int8': of Frog's own ddp and diloco"),
+        ({"compression": "int8", "reduction": "overlapped"}, "with strategy.reduction='overlapped'"),
+        ({"compression": "int8", "pp": 2}, "strategy.compression='int8' with strategy.pp=2"),
         ({"implementation": "deepspeed"}, "strategy.name='ddp' with strategy.implementation='deepspeed'"),
         ({"implementation": "deepspeed", "name": "zero1", "tp": 2}, "strategy.tp=2 with"),
         ({"implementation": "deepspeed", "name": "zero3", "shard": 2}, "strategy.shard=2 with"),

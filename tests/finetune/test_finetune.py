@@ -244,6 +244,8 @@ def test_spreads_that_cannot_be(here: Harness) -> None:
         "strategy.implementation='deepspeed'",
         "train.precision='fp16'",
     ]
+    apart = run_config(arguments("--set", "strategy.name=diloco"), here.folder("base"), read_labelled("guard", 0.25))
+    assert [problem.split(":")[0] for problem in spread_problems(apart)] == ["strategy.name='diloco'"]
 
 
 def test_completions_have_no_classes(here: Harness) -> None:

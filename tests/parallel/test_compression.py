@@ -82,6 +82,16 @@ def test_what_is_rounded_off_arrives_later() -> None:
     assert np.abs(found - true).max() < 3 * one, "40 means together are as far off as one"
 
 
+def test_the_tail_is_summed_exactly() -> None:
+    def work(axis: Any) -> list[float]:
+        tail = torch.tensor([1.0, 1e-8, 3.7]) * (axis.rank + 1)
+        Int8Mean(axis, SIZE, torch.device("cpu")).average(torch.zeros(SIZE), tail)
+        return tail.tolist()
+
+    expected = (torch.tensor([1.0, 1e-8, 3.7]) + torch.tensor([1.0, 1e-8, 3.7]) * 2).tolist()
+    assert on_every_rank(2, work) == [expected, expected]
+
+
 def test_alone_nothing_is_rounded() -> None:
     ((row,),) = means(1, [vectors(0, calls=1)])
     assert np.array_equal(row, vectors(0, calls=1)[0])

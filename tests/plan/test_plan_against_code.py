@@ -22,6 +22,7 @@ CASES: dict[str, tuple[int, dict[str, Any]]] = {
     "ddp, overlapped": (4, {"bucket_mb": 0.1, "reduction": "overlapped"}),
     "zero1, hybrid": (4, {"name": "zero1", "shard": 2}),
     "zero3, hybrid": (4, {"name": "zero3", "shard": 2}),
+    "ddp, in 8 bits": (4, {"compression": "int8"}),
     "diloco, in 8 bits": (4, {"name": "diloco", "compression": "int8"}),
     "tp": (2, {"tp": 2}),
     "tp, whole stream": (2, {"tp": 2, "sequence_parallel": False}),

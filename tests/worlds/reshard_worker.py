@@ -48,9 +48,8 @@ def state_of(strategy: Strategy) -> dict[str, Tensor]:
     """Weights and moments, whole and by name."""
     found = {f"model/{name}": tensor.clone() for name, tensor in strategy.whole()}
     shards = strategy.moment_shards()
-    shapes = {
-        f"{moment}/{name}": shape for moment in ("exp_avg", "exp_avg_sq") for name, shape in strategy.shapes.items()
-    }
+    kinds = sorted({shard.name.partition("/")[0] for shard in shards})
+    shapes = {f"{kind}/{name}": shape for kind in kinds for name, shape in strategy.shapes.items()}
     return found | {f"optimizer/{name}": tensor for name, tensor in assemble(shapes, shards, world.axis)}
 
 

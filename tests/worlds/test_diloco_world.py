@@ -1,4 +1,4 @@
-"""DiLoCo in real runs: who sends what when, which weights count, and a run that goes on within a round."""
+"""DiLoCo and ddp in 8 bits in real runs: who sends what when, which weights count, and runs that go on exactly."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ from frog.plan.measure import traffic_problems
 
 SETTINGS = ("strategy.name=diloco", "strategy.inner_steps=4", "eval.every=2", "eval.sample_tokens=0")
 COMPRESSIONS = ("off", "int8")
+PLAIN = ("eval.sample_tokens=0",)
+NAMES = ("d-off", "d-int8", "ddp-int8")
 
 
 @pytest.fixture(scope="module")
 def runs(harness: Harness) -> Harness:
-    train_many(harness, 2, {f"d-{name}": (*SETTINGS, f"strategy.compression={name}") for name in COMPRESSIONS})
+    apart = {f"d-{name}": (*SETTINGS, f"strategy.compression={name}") for name in COMPRESSIONS}
+    train_many(harness, 2, {**apart, "ddp-off": PLAIN, "ddp-int8": (*PLAIN, "strategy.compression=int8")})
     return harness
 
 
@@ -47,14 +50,22 @@ def weights(harness: Harness, name: str, step: int) -> dict[str, torch.Tensor]:
     return named
 
 
-@pytest.mark.parametrize("name", COMPRESSIONS)
-def test_ranks_send_at_the_end_of_a_round_what_the_formulas_say(runs: Harness, name: str) -> None:
-    config = from_dict(runs.folder(f"d-{name}").read_run_json().config)
-    for events in runs.events(f"d-{name}").ranks.values():
+@pytest.mark.parametrize("name", NAMES)
+def test_ranks_send_what_the_formulas_say(runs: Harness, name: str) -> None:
+    """Under diloco at the end of a round, and nothing within it."""
+    config = from_dict(runs.folder(name).read_run_json().config)
+    for events in runs.events(name).ranks.values():
         for step in range(1, 9):
             assert traffic_problems(config, 2, events, step) == []
         sizes = [one.payload_bytes for one in events.of(CollectiveEvent) if one.axis == "dp" and one.step in (4, 8)]
         assert max(sizes) > 10_000
+
+
+def test_gradients_in_8_bits_train_as_well(runs: Harness) -> None:
+    plain, compressed = runs.record("ddp-off"), runs.record("ddp-int8")
+    assert compressed["order_sha256"] == plain["order_sha256"]
+    assert compressed["weights_sha256"] != plain["weights_sha256"]
+    assert compressed["loss"] == pytest.approx(plain["loss"], rel=1e-2)
 
 
 def test_ranks_are_apart_within_a_round(runs: Harness) -> None:
@@ -74,25 +85,26 @@ def test_the_outer_weights_count_within_a_round(runs: Harness, name: str) -> Non
     assert not all(torch.equal(after[key], within[key]) for key in after)
 
 
-def test_a_run_goes_on_within_a_round_bit_for_bit(runs: Harness) -> None:
-    for name in COMPRESSIONS:
-        cut_off(runs, f"d-{name}", f"d-{name}-again", step=6)
+def test_a_run_goes_on_bit_for_bit(runs: Harness) -> None:
+    """Within a round too, when weights, moments and errors differ between the ranks."""
+    for name in NAMES:
+        cut_off(runs, name, f"{name}-again", step=6)
     path = runs.root / "again.json"
-    path.write_text(json.dumps([["--resume", f"runs/d-{name}-again"] for name in COMPRESSIONS]))
+    path.write_text(json.dumps([["--resume", f"runs/{name}-again"] for name in NAMES]))
     runs.run("frog", "run", "--nproc", "2", "--threads", "1", "--", str(WORKER), str(path), timeout=120)
-    for name in COMPRESSIONS:
-        undisturbed, again = runs.record(f"d-{name}"), runs.record(f"d-{name}-again")
+    for name in NAMES:
+        undisturbed, again = runs.record(name), runs.record(f"{name}-again")
         for field in ("loss", "weights_sha256", "order_sha256", "eval"):
             assert again[field] == undisturbed[field], (name, field)
 
 
 @pytest.mark.parametrize("settings", [(), ("strategy.name=ddp",)])
 def test_another_world_cannot_go_on_within_a_round(
-    runs: Harness, settings: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+    runs: Harness, settings: tuple[str, ...], capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = cut_off(runs, "d-off", f"d-within-{len(settings)}", step=6)
     assert train(runs, "--resume", str(path), *set_words(*settings)) == 1
-    said = capsys.readouterr().err
+    said = capfd.readouterr().err
     assert "step 6 is in the middle of a round: its 2 ranks each had weights of their own" in said
     assert "Traceback" not in said
 

@@ -262,12 +262,16 @@ class RunConfig:
                     f"train.compile=true with strategy.{named}: the ranks communicate inside the model, which is "
                     f"compiled whole; take {able}"
                 )
-        if self.train.precision == "fp16" and (strategy.entry.apart or strategy.compression == "int8"):
-            why = (
-                "its own loss scale and its own steps left out" if strategy.entry.apart else "overflows in what is kept"
+        if self.train.precision == "fp16" and strategy.entry.apart:
+            found.append(
+                f"train.precision='fp16' with strategy.name={strategy.name!r}: each rank would have a loss scale "
+                "of its own and leave out its own steps; take bf16"
             )
-            named = f"name={strategy.name!r}" if strategy.entry.apart else f"compression={strategy.compression!r}"
-            found.append(f"train.precision='fp16' with strategy.{named}: each rank would have {why}; take bf16")
+        elif self.train.precision == "fp16" and strategy.compression == "int8":
+            found.append(
+                "train.precision='fp16' with strategy.compression='int8': the overflow of a step that is left out "
+                "would stay in what the roundings keep; take bf16"
+            )
         if found:
             return found
         dp_size = self.strategy.dp_size(world_size)

@@ -34,7 +34,7 @@ class StrategyConfig:
     bucket_mb: float = 25.0
     """ddp: how much gradient goes into one all-reduce."""
     compression: Literal["off", "fp16", "bf16", "powersgd", "int8"] = "off"
-    """What is sent with fewer bits. diloco of Frog: int8. ddp of torch: its hooks fp16, bf16 and powersgd."""
+    """What is sent with fewer bits. ddp and diloco of Frog: int8. ddp of torch: its hooks fp16, bf16 and powersgd."""
     inner_steps: int = 50
     """diloco: H, the steps of a round, which each rank takes by itself."""
     outer_learning_rate: float = 0.7
@@ -139,14 +139,29 @@ def _sharding_problems(strategy: StrategyConfig, data_size: int) -> list[str]:
 
 
 def _compression_problems(strategy: StrategyConfig) -> list[str]:
-    able = {("diloco", "frog")} if strategy.compression == "int8" else {("ddp", "torch")}
-    if strategy.compression == "off" or (strategy.name, strategy.implementation) in able:
+    int8 = strategy.compression == "int8"
+    able = {("ddp", "frog"), ("diloco", "frog")} if int8 else {("ddp", "torch")}
+    if strategy.compression == "off":
         return []
-    what = "of Frog's own diloco" if strategy.compression == "int8" else "a communication hook of torch's ddp"
-    return [
-        f"strategy.compression={strategy.compression!r}: {what}; here strategy.name={strategy.name!r} and "
-        f"strategy.implementation={strategy.implementation!r}"
+    by = f"strategy.compression={strategy.compression!r}"
+    if (strategy.name, strategy.implementation) not in able:
+        what = "of Frog's own ddp and diloco" if int8 else "a communication hook of torch's ddp"
+        return [
+            f"{by}: {what}; here strategy.name={strategy.name!r} and "
+            f"strategy.implementation={strategy.implementation!r}"
+        ]
+    found = []
+    if int8 and strategy.name == "ddp" and strategy.reduction != "bucketed":
+        found.append(
+            f"{by} with strategy.reduction={strategy.reduction!r}: the whole gradient is quantised at once, after the "
+            'backward pass; leave it at "bucketed"'
+        )
+    found += [
+        f"{by} with strategy.{axis}={size}: what the roundings leave over is kept for ranks that hold the whole model"
+        for axis in AXES
+        if int8 and not strategy.entry.apart and (size := getattr(strategy, axis)) > 1
     ]
+    return found
 
 
 def _apart_problems(strategy: StrategyConfig, model: ModelConfig) -> list[str]:

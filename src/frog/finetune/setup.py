@@ -152,6 +152,8 @@ def spread_problems(config: RunConfig) -> list[str]:
         for name in ("tp", "pp", "cp", "ep")
         if getattr(strategy, name) > 1
     ]
+    if strategy.entry.apart:
+        found.append(f"strategy.name={strategy.name!r}: fine-tuning is here for ranks that meet in every step")
     if strategy.implementation == "deepspeed":
         found.append("strategy.implementation='deepspeed': fine-tuning is here for 'frog' and 'torch'")
     if config.train.precision == "fp16":

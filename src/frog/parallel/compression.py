@@ -37,19 +37,26 @@ class Int8Mean:
 
     def own(self) -> dict[str, Tensor]:
         """What a checkpoint keeps of each rank."""
-        return {"error": self._error, "error_of_mean": self._error_of_mean}
+        return {} if self._axis.size == 1 else {"error": self._error, "error_of_mean": self._error_of_mean}
 
-    def average(self, x: Tensor) -> None:
-        """Replace `x` by its mean over the ranks, nearly. Alone nothing is sent, and nothing is rounded."""
+    def average(self, x: Tensor, tail: Tensor | None = None) -> None:
+        """Replace `x` by its mean over the ranks, nearly. Alone nothing is sent, and nothing is rounded.
+
+        `tail`, a few float32 numbers, is summed exactly: it rides on the first message, since each has its delay.
+        """
         if self._axis.size == 1:
             return
+        tail = self._error[:0] if tail is None else tail
         self._error[: self._size] += x
-        sent = _round_off(self._error)
+        slices = _round_off(self._error).view(self._axis.size, -1)
+        sent = torch.cat([slices, tail.view(torch.int8).expand(self._axis.size, -1)], dim=1)
         received = torch.empty_like(sent)
         self._axis.all_to_all(received, sent)
-        mean = torch.zeros_like(self._error_of_mean)
-        for part in received.view(self._axis.size, -1, BLOCK + SCALE_BYTES):
-            mean += dequantise(part)
+        mean, total = torch.zeros_like(self._error_of_mean), torch.zeros_like(tail)
+        for part in received:
+            mean += dequantise(part[: slices.shape[1]].view(-1, BLOCK + SCALE_BYTES))
+            total += part[slices.shape[1] :].clone().view(torch.float32)
+        tail.copy_(total)
         self._error_of_mean += mean.div_(self._axis.size)
         own = _round_off(self._error_of_mean)
         whole = own.new_empty(self._axis.size * len(own), BLOCK + SCALE_BYTES)

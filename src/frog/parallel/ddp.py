@@ -3,6 +3,8 @@
 Plan of communication, once a step, over `dp` (P bytes of gradients, n ranks; 2(n-1)/n P bytes leave each rank):
   naive       after the last backward pass one all-reduce for each parameter: many small messages, nothing overlaps.
   bucketed    after the last backward pass one all-reduce for each bucket, a stretch of the flat gradient.
+  in 8 bits   after the last backward pass an all-to-all and an all-gather, of a quarter of P each: `compression.py`.
+              What is rounded off is added to the next step's gradient.
   overlapped  during the last backward pass: a hook counts the gradients as they come, and a bucket is on its way as
               soon as it is full. Buckets go in one fixed order, from the end of the model to its beginning, because
               collectives must start in the same order on every rank, even where a rank leaves a parameter unused.
@@ -20,13 +22,16 @@ import torch
 from torch import Tensor, nn
 
 from frog.comm import Axis, Pending
+from frog.parallel.compression import Int8Mean
 from frog.parallel.data import DataParallel, GroupSpec
 from frog.parallel.flat import FlatParameters, Partition
 
 
 def build(spec: GroupSpec) -> DataParallel:
-    """The one that `strategy.reduction` names."""
+    """The one that `strategy.compression` or `strategy.reduction` names."""
     config = spec.config
+    if config.compression == "int8":
+        return CompressedDDP(spec.trained, spec.shard)
     if config.reduction == "naive":
         return NaiveDDP(spec.trained, spec.shard)
     kind = OverlappedDDP if config.reduction == "overlapped" else BucketedDDP
@@ -142,6 +147,21 @@ class OverlappedDDP(BucketedDDP):
         for pending in self._pending:
             pending.wait()
         self._pending.clear()
+
+
+class CompressedDDP(NaiveDDP):
+    """The whole gradient in 8 bits, when all is computed."""
+
+    def __init__(self, named: Mapping[str, nn.Parameter], axis: Axis) -> None:
+        super().__init__(named, axis)
+        self._int8 = Int8Mean(axis, self.flat.size, self.grad.device)
+
+    def finish(self, tail: Tensor | None = None) -> bool:
+        self._int8.average(self.grad, tail)
+        return tail is not None
+
+    def own(self) -> dict[str, Tensor]:
+        return self._int8.own()
 
 
 def cut_buckets(flat: FlatParameters, most: int, end: int) -> list[tuple[int, int]]:
