@@ -17,7 +17,7 @@ FLOORS = {
     **dict.fromkeys(("data", "model", "checkpoint", "jobfile", "kubernetes", "diagnose"), 2),
     **dict.fromkeys(("parallel", "launch", "slurm", "submit"), 3),
     **dict.fromkeys(("train", "chaos", "plan", "grader"), 4),
-    **dict.fromkeys(("finetune", "prove", "profile", "explain", "view", "doctor", "course", "demo"), 5),
+    **dict.fromkeys(("finetune", "prove", "profile", "explain", "view", "doctor", "course", "demo", "gauge"), 5),
     "site": 6,
     "cli": 7,
 }
@@ -67,13 +67,13 @@ def circle_in(graph: dict[str, set[str]]) -> list[str] | None:
     return next((circle for node in sorted(graph) if (circle := visit(node, []))), None)
 
 
-CONTENT = SOURCE / "course" / "labs"
-"""Exercises: what learners read and write, and what judges it, is no part of the house."""
+CONTENT = {SOURCE / "course" / "labs", SOURCE / "gauge" / "examples"}
+"""What learners read and write, and what judges it, is no part of the house."""
 
 FILES = [
     path
     for path in sorted(SOURCE.rglob("*.py"))
-    if CONTENT not in path.parents and (path.name != "__init__.py" or path.parent != SOURCE)
+    if CONTENT.isdisjoint(path.parents) and (path.name != "__init__.py" or path.parent != SOURCE)
 ]
 
 MODULES = {module_of(path): path for path in FILES}
@@ -129,7 +129,17 @@ def test_only_env_reads_the_environment() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["--help", "train --help", "data --help", "report --help", "runs", "learn", "doctor --help"]
+    "command",
+    [
+        "--help",
+        "train --help",
+        "data --help",
+        "report --help",
+        "runs",
+        "learn",
+        "doctor --help",
+        "collectives check --help",
+    ],
 )
 def test_light_commands_do_not_load_torch(command: str, tmp_path: Path) -> None:
     code = (

@@ -21,6 +21,7 @@ from frog.diagnose.commands import add_diagnose_parser
 from frog.doctor.commands import add_doctor_parser
 from frog.explain.commands import add_explain_parser
 from frog.finetune.commands import add_finetune_parsers
+from frog.gauge.commands import add_collectives_parser
 from frog.launch.commands import add_run_parser
 from frog.parallel.commands import add_schedule_parser
 from frog.plan.commands import add_plan_parsers
@@ -82,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     add_schedule_parser(commands)
     add_proof_parser(commands)
     add_profile_parser(commands)
+    add_collectives_parser(commands)
     add_slurm_parser(commands)
     add_explain_parser(commands)
     add_submit_parser(commands)

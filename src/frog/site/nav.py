@@ -38,7 +38,12 @@ def navigation(root: Path, examples: dict[str, str]) -> list[Any]:
             ]
         },
         {"Teach": ["docs/teach/README.md", "docs/tutorial-guide.md", *_teaching(root), {"Slides": _slides(root)}]},
-        {"Strategies": ["docs/strategies.md", "docs/explain.md", {"Real runs": [{t: p} for t, p in examples.items()]}]},
+        {
+            "Strategies": [
+                *(f"docs/{name}.md" for name in ("strategies", "explain", "peers")),
+                {"Real runs": [{t: p} for t, p in examples.items()]},
+            ]
+        },
         {
             "Cluster": [
                 *(f"docs/{name}.md" for name in ("launchers", "nodes", "network", "slurm", "kubernetes", "chaos")),

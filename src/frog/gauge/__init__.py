@@ -1,0 +1,1 @@
+"""Collectives, measured and graded from outside."""
