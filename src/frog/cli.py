@@ -10,6 +10,7 @@ from frog import __version__
 from frog.chaos.commands import add_chaos_parser
 from frog.config.arguments import add_train_arguments
 from frog.core.errors import FrogError
+from frog.core.loading import loading
 from frog.core.printable import printable_output
 from frog.core.schema import shortened
 from frog.course.classroom.commands import add_class_parser
@@ -102,7 +103,8 @@ def _add_train(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _train(args: argparse.Namespace) -> int:
-    from frog.train.main import run_rank
+    with loading():
+        from frog.train.main import run_rank
 
     return run_rank(args)
 
@@ -144,7 +146,8 @@ def _add_model_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
 
 def _model_command(name: str) -> Callable[[argparse.Namespace], int]:
     def handler(args: argparse.Namespace) -> int:
-        from frog.train import commands
+        with loading():
+            from frog.train import commands
 
         code: int = getattr(commands, name)(args)
         return code

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from frog.core.loading import loading
 from frog.finetune.arguments import add_finetune_arguments
 
 _DESCRIPTION = """Train low-rank adapters (LoRA) beside a run's frozen weights, on labelled texts.
@@ -37,12 +38,14 @@ def add_finetune_parsers(commands: argparse._SubParsersAction[argparse.ArgumentP
 
 
 def _finetune(args: argparse.Namespace) -> int:
-    from frog.finetune.main import run_rank
+    with loading():
+        from frog.finetune.main import run_rank
 
     return run_rank(args)
 
 
 def _classify(args: argparse.Namespace) -> int:
-    from frog.finetune.classify import classify
+    with loading():
+        from frog.finetune.classify import classify
 
     return classify(args)
