@@ -121,7 +121,8 @@ class Harness:
         self, nproc: int, name: str, *settings: str, code: int = 0, timeout: float = 120
     ) -> subprocess.CompletedProcess[str]:
         """Train the tiny run in a world of `nproc` under torchrun."""
-        words = ("frog", "run", "--nproc", str(nproc), "--", "train", "run.toml", *set_words(f"name={name}", *settings))
+        world = ("--nproc", str(nproc), "--threads", "1")
+        words = ("frog", "run", *world, "--", "train", "run.toml", *set_words(f"name={name}", *settings))
         return self.run(*words, code=code, timeout=timeout)
 
     def folder(self, name: str) -> RunFolder:
