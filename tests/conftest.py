@@ -26,11 +26,16 @@ def pytest_configure() -> None:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+_APART = ("e2e/", "test_zoo", "test_benchmarks")
+_LONG = ("worlds/", "prove/", "launchers/", "slurm/", "demo/", "site/", "test_notebooks", *_APART)
+"""What takes minutes: first the files, then what is shared out by the test. The rest fills up."""
+
+
 class _Scheduling(LoadScopeScheduling):
-    """A file's tests run in one worker, since they share worlds; pages of commands and exercises have theirs each."""
+    """The tests of a file run in one worker, since they share worlds; those of some files share none."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return nodeid if "e2e/" in nodeid or "test_zoo" in nodeid else nodeid.partition("::")[0]
+        return nodeid if any(part in nodeid for part in _APART) else nodeid.partition("::")[0]
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
@@ -40,7 +45,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest first, so that no worker waits for the other at the end."""
-    items.sort(key=lambda item: "e2e/" not in item.nodeid)
+    items.sort(key=lambda item: next((i for i, part in enumerate(_LONG) if part in item.nodeid), len(_LONG)))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
