@@ -28,6 +28,9 @@ RESULTS = HERE / "results"
 JOB_FILES = HERE.parent / "tests" / "jobfile" / "right"
 
 
+FUZZ = ("--seed", "1", "--seed", "2", "--seed", "3", "--processes", "30")
+
+
 @dataclass(frozen=True)
 class Benchmark:
     """A program of this folder: its arguments, and those that make it end within seconds."""
@@ -53,6 +56,7 @@ BENCHMARKS = {
     "checkpoint": Benchmark("checkpoint.py", tiny=("--sizes", "4", "--rounds", "1")),
     "data_prepare": Benchmark("data_prepare.py", tiny=("--mb", "1")),
     "events": Benchmark("events.py", tiny=("--steps", "4")),
+    "fuzz": Benchmark("fuzz.py", FUZZ, ("--cases", "60", "--processes", "1")),
     "gpu": Benchmark("gpu.py", tiny=("--tiny",), needs="a GPU"),
     "guard": Benchmark("guard.py", tiny=("--steps", "1", "--seeds", "1", "--ways", "head alone")),
     "learn": Benchmark("learn.py", ("--zoo",), ("--rounds", "1", "--only", "lab0/01_one_formula")),

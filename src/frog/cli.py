@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from frog import __version__
 from frog.chaos.commands import add_chaos_parser
@@ -65,8 +66,15 @@ def _run(args: argparse.Namespace) -> int:
         return 1
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        super().error(shortened(message, _MOST_ERROR))  # it quotes what was typed, which may be a file's content
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="frog", description="Learn distributed training locally, scale it globally.")
+    parser: argparse.ArgumentParser = _Parser(
+        prog="frog", description="Learn distributed training locally, scale it globally."
+    )
     parser.add_argument("--version", action="version", version=f"frog {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     add_doctor_parser(commands)

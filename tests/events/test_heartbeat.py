@@ -37,6 +37,16 @@ def test_it_says_what_has_begun_and_not_ended(tmp_path: Path) -> None:
     assert after.beat_ns > beat.beat_ns
 
 
+def test_one_that_cannot_be_read_is_told_and_one_that_is_not_there_is_not(tmp_path: Path) -> None:
+    problems: list[str] = []
+    assert read_heartbeat(tmp_path / "absent.json", problems) is None
+    assert problems == []
+    (tmp_path / "rank_1.json").write_text('{"rank": ')
+    assert read_heartbeat(tmp_path / "rank_1.json", problems) is None
+    (told,) = problems
+    assert told.startswith(f"{tmp_path}/rank_1.json: not valid JSON")
+
+
 def test_a_killed_process_leaves_its_last_word(tmp_path: Path) -> None:
     path = tmp_path / "beat.json"
     code = f"""

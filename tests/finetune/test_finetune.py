@@ -109,10 +109,14 @@ def test_the_saved_adapter_classifies_as_the_record_says(here: Harness, name: st
 
 def test_lines_of_input(here: Harness) -> None:
     (here.root / "texts.txt").write_text(f"{SINGERS[0]}\n\n{JUMPERS[0]}\n")
+    (here.root / "broken.txt").write_bytes(b"caf\xe9\n")
     told = here.run("bash", "-c", "frog classify who < texts.txt").stdout.splitlines()
     assert [line.split()[0] for line in told] == ["sang", "jumped"]
     assert told[0].endswith(SINGERS[0])
     assert "no text to classify" in here.run("bash", "-c", "frog classify who < /dev/null", code=2).stderr
+    for words in ("< broken.txt", "--text $'caf\\xe9'"):
+        error = here.run("bash", "-c", f"frog classify who {words}", code=2).stderr
+        assert "not UTF-8: 'caf\\udce9', character 3" in error
     assert "is not fine-tuned" in here.run("frog", "classify", "base", "--text", "a", code=2).stderr
     assert "has no classes" in here.run("frog", "classify", "log", "--text", "a", code=2).stderr
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from harness import Harness
 
+from frog.core.errors import RunError
 from frog.core.runfolder import RunFolder
 from frog.events.schema import CollectiveEvent, SpanEvent, StepEvent
 from frog.profile.numbers import OPERATORS, TRANSFER, WAITING, Profile, read_profile
@@ -118,6 +119,20 @@ def test_the_numbers_add_up(profiled: tuple[str, RunFolder, str]) -> None:
             assert rank.parts[TRANSFER] + rank.parts[WAITING] == pytest.approx(rank.communication.blocked_us)
         assert rank.memory is not None
         assert rank.peak_bytes > 2**20
+
+
+def test_what_is_known_of_a_trace_must_fit_the_run(profiled: tuple[str, RunFolder, str]) -> None:
+    _, folder, _ = profiled
+    path = folder.profile / "rank_0.json"
+    good = path.read_text()
+    wrong = ({"plain_steps": []}, {"recorded_steps": []}, {"recorded_steps": [99]}, {"axes": {"dp": [1]}}, {"rank": 7})
+    try:
+        for change in wrong:
+            path.write_text(json.dumps(json.loads(good) | change))
+            with pytest.raises(RunError, match="not of this run's ranks, steps and events"):
+                read_profile(folder)
+    finally:
+        path.write_text(good)
 
 
 def test_the_summary_is_one_page(profiled: tuple[str, RunFolder, str]) -> None:

@@ -19,7 +19,7 @@ from frog.core.files import write_json
 from frog.core.names import name_problem
 from frog.core.runfolder import RunFolder
 from frog.data.tokenizer import train_tokenizer
-from frog.model import TinyTransformer
+from frog.model import TinyTransformer, hf
 from frog.model.hf import save_hf
 from frog.train import commands
 
@@ -45,6 +45,24 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def import_as(name: str) -> int:
     return commands.import_model(argparse.Namespace(folder="hf", name=name))
+
+
+@pytest.mark.parametrize("target", ["out", "new/out", "empty"])
+def test_an_export_is_whole_or_absent(here: Path, monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    (here / "empty").mkdir()
+    arguments = argparse.Namespace(run="base", folder=target, merge=False, step=None)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hf, "write_json", killed)
+        with pytest.raises(KeyboardInterrupt):
+            commands.export(arguments)
+    assert not list(here.glob(f"{target}/*"))
+    assert not list((here / target).parent.glob(".export-*"))
+    assert commands.export(arguments) == 0
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(os.listdir(target))
 
 
 def words_of(name: str) -> list[str]:

@@ -11,14 +11,14 @@ from harness import RUN_FILE, Harness, set_words
 from in_process import train
 
 from frog.chaos.sandbox import TINY_MODEL
-from frog.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, TrainConfig
+from frog.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, TrainConfig, load_run_config
 from frog.core import memory
 from frog.core.errors import ConfigError
 from frog.core.files import write_json
 from frog.model import TinyTransformer
 from frog.model.hf import save_hf
 from frog.plan.memory import step_memory
-from frog.train import commands
+from frog.train import commands, main
 from frog.train.trained import load_trained
 
 WIDE = "model.hidden_size=1000000", "model.vocab_size=100000000"
@@ -49,6 +49,21 @@ def test_a_run_is_held_against_the_machine(
     assert "a rank takes at least" in said
     assert "Traceback" not in said
     assert not (here.root / "runs").exists()
+
+
+@pytest.mark.parametrize(("ranks", "refused"), [("1", False), ("4", True)])
+def test_the_ranks_of_a_node_share_its_memory(
+    here: Harness, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], ranks: str, refused: bool
+) -> None:
+    """What is enough for one rank of four is not for four, where they are on one node."""
+    least = load_run_config(here.root / "run.toml").least_bytes(4)
+    monkeypatch.setattr(memory, "machine_bytes", lambda: 3 * least)
+    world = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": ranks, "RANK": "0", "MASTER_ADDR": "nowhere", "MASTER_PORT": "1"}
+    for name, value in world.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(main, "run_start", lambda *_: 0)
+    assert train(here, "run.toml", *set_words("train.device=cpu")) == (2 if refused else 0)
+    assert ("a node of 4 ranks takes at least" in capfd.readouterr().err) == refused
 
 
 def test_a_folder_to_import_and_a_run_that_came_back(here: Harness, monkeypatch: pytest.MonkeyPatch) -> None:

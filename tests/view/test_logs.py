@@ -254,6 +254,16 @@ def test_a_day_that_there_is_not(folder: RunFolder) -> None:
     assert "a line" in "\n".join(line for entry in Logs(folder, Choice()).read(close=True) for line in entry.lines)
 
 
+def test_a_line_is_shown_as_far_as_it_can_be_read(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    with (folder.logs / "rank_0" / "train.log").open("a") as log:
+        log.write("x" * 600_000 + "\nthe next\n")
+    assert main(["logs", str(folder.path)]) == 0
+    out = capsys.readouterr().out
+    assert len(out) < 20_000
+    assert "xxx…\n" in out
+    assert "the next" in out
+
+
 def test_a_log_cannot_steer_the_terminal(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     write(folder.rank_log(0), "2026-11-21 10:00:00.000 rank 0 | \x1b[2J\x1b]0;t\x07 \x9b1m \u202e \r over")
     assert main(["logs", str(folder.path)]) == 0

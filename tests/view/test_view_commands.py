@@ -68,6 +68,17 @@ def test_a_run_that_is_not_there(project: Path, capsys: pytest.CaptureFixture[st
         assert "puddle: no run folder there" in capsys.readouterr().err
 
 
+def test_a_long_word_is_not_said_again_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["sample", "one", "--tokens", "3" + "x" * 100_000])
+    assert 1000 < len(capsys.readouterr().err) < 20_000
+
+
+def test_a_prompt_that_is_no_text(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sample", "one", "--prompt", "caf\udce9"]) == 2
+    assert "--prompt: not UTF-8: 'caf\\udce9', character 3" in capsys.readouterr().err
+
+
 def test_compare_says_it_and_exits_so(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "pond", "pond"]) == 0
     assert capsys.readouterr().out.strip().endswith("bitwise equal")
@@ -100,6 +111,19 @@ def test_runs_are_listed_with_what_is_known_of_each(project: Path, capsys: pytes
     assert "60/60" in out
     assert "passed over runs/broken/run.json: not valid JSON" in out
     assert "passed over runs/strange" in out
+
+
+def test_a_heartbeat_that_cannot_be_read_is_told_in_one_line(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = RunFolder(project / "runs" / "killed")
+    write_json(folder.heartbeat(0), beat(unix_ns=1))
+    assert main(["runs"]) == 0
+    assert "passed over" not in capsys.readouterr().out
+    for rank in (0, 1):
+        folder.heartbeat(rank).write_text("{")
+    assert main(["runs"]) == 0
+    assert capsys.readouterr().out.count("passed over runs/killed/heartbeats/rank_") == 1
+    assert main(["diagnose", "killed"]) == 0
+    assert capsys.readouterr().out.count("heartbeats/rank_0.json: not valid JSON") == 1
 
 
 def test_no_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from frog.core.errors import DataError
-from frog.core.schema import read_bounded
+from frog.core.errors import DataError, UsageError
+from frog.core.schema import read_bounded, shortened
 
 END_OF_DOCUMENT = "<|endoftext|>"
 END_OF_DOCUMENT_ID = 0
@@ -51,6 +51,16 @@ def load_tokenizer(path: Path, hint: str = "prepare the set again: --force") -> 
         return _plain(Tokenizer.from_buffer(data))
     except Exception as error:  # `tokenizers` raises the bare class
         raise DataError(f"{path}: not a tokenizer: {error}", hint) from None
+
+
+def check_text(text: str, what: str) -> None:
+    """Raises UsageError if a text that was typed (`what` names it) is not UTF-8: it has half a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"{what}: not UTF-8: {shortened(text, 100)!a}, character {error.start}", "save or type it as UTF-8"
+        ) from None
 
 
 def token_lengths(tokenizer: Tokenizer) -> np.ndarray:

@@ -97,13 +97,16 @@ class Heartbeat:
                 continue
 
 
-def read_heartbeat(path: Path) -> Beat | None:
-    """A rank's last word; None if there is none that can be read."""
+def read_heartbeat(path: Path, problems: list[str] | None = None) -> Beat | None:
+    """A rank's last word; None if there is none that can be read. Why a file cannot be read is added to `problems`."""
+    said = ""
     for _ in range(3):  # a change may just be going on
         try:
             return decode(read_bounded(path), Beat, str(path))
         except FileNotFoundError:
             return None
-        except RunError:
-            continue
+        except RunError as error:
+            said = error.what
+    if problems is not None:
+        problems.append(said)
     return None

@@ -79,8 +79,9 @@ def read_run(folder: RunFolder) -> RecordedRun:
 def assemble(folder: RunFolder, workers: list[Worker], problems: list[str]) -> RecordedRun:
     """A run of which the ranks' events have been read: they are sorted into attempts with all the rest."""
     launcher = read_launcher(folder)
-    attempts = sort_attempts(launcher.events, workers, _read_beats(folder))
-    run = RecordedRun(folder, None, None, attempts, launcher.events, problems=[*launcher.problems, *problems])
+    unread: list[str] = []
+    attempts = sort_attempts(launcher.events, workers, _read_beats(folder, unread))
+    run = RecordedRun(folder, None, None, attempts, launcher.events, problems=[*launcher.problems, *problems, *unread])
     if not folder.run_json.exists():
         run.problems.append(f"{folder.run_json}: missing, so the run never came to its first step")
         return run
@@ -95,20 +96,21 @@ def assemble(folder: RunFolder, workers: list[Worker], problems: list[str]) -> R
     return run
 
 
-def _read_beats(folder: RunFolder) -> dict[str, Beat]:
+def _read_beats(folder: RunFolder, problems: list[str]) -> dict[str, Beat]:
     paths = [*sorted(folder.heartbeats.glob("attempt_*/rank_*.json")), *sorted(folder.heartbeats.glob("rank_*.json"))]
-    found = {str(path.relative_to(folder.path)): read_heartbeat(path) for path in paths}
+    found = {str(path.relative_to(folder.path)): read_heartbeat(path, problems) for path in paths}
     return {file: beat for file, beat in found.items() if beat is not None}
 
 
-def is_under_way(folder: RunFolder) -> bool:
+def is_under_way(folder: RunFolder, problems: list[str] | None = None) -> bool:
     """Whether the run still goes on: its launcher lives, or a rank's heart has just beaten.
 
-    The launcher's process id alone does not say: it may be another's by now, or of another machine.
+    The launcher's process id alone does not say: it may be another's by now, or of another machine. Which heartbeats
+    cannot be read, so that they say nothing, is added to `problems`.
     """
     launcher = read_launcher(folder).events
     last = next((event for event in reversed(launcher) if isinstance(event, LaunchEvent | LauncherEndEvent)), None)
-    beats = list(_last_beats(folder))
+    beats = list(_last_beats(folder, problems))
     if isinstance(last, LaunchEvent) and is_alive(last.pid):
         sign_ns = max(said.unix_ns for said in (launcher[-1], *beats))
         if time.time_ns() - sign_ns < _QUIET_S * 1e9:
@@ -119,9 +121,9 @@ def is_under_way(folder: RunFolder) -> bool:
     )
 
 
-def _last_beats(folder: RunFolder) -> Iterator[Beat]:
+def _last_beats(folder: RunFolder, problems: list[str] | None) -> Iterator[Beat]:
     for rank in folder.heartbeat_ranks():
-        beat = read_heartbeat(folder.heartbeat(rank))
+        beat = read_heartbeat(folder.heartbeat(rank), problems)
         if beat is not None:
             yield beat
 

@@ -14,6 +14,7 @@ from frog.config import from_dict
 from frog.core.errors import UsageError
 from frog.core.runfolder import find_run
 from frog.data import load_tokenizer
+from frog.data.tokenizer import check_text
 from frog.finetune.task import Task
 from frog.train.trained import Finetuned, load_finetuned
 
@@ -45,8 +46,11 @@ def _classified(tuned: Finetuned, given: Sequence[str] | None) -> tuple[list[str
     texts = list(given) if given else list(_lines_of_input())
     if not texts or not all(text.strip() for text in texts):
         raise UsageError("there is no text to classify", '--text "...", or lines on standard input')
+    for text in texts:
+        check_text(text, "a text to classify")
     return texts, task_of(tuned).class_scores(tuned.model, texts).softmax(-1)
 
 
 def _lines_of_input() -> Iterator[str]:
-    yield from (line.strip() for line in sys.stdin if line.strip())
+    lines = (line.decode(errors="surrogateescape").strip() for line in sys.stdin.buffer)
+    yield from filter(None, lines)

@@ -100,6 +100,10 @@ def read_profile(folder: RunFolder) -> Profile:
     if not abouts:
         raise RunError(f"{folder.profile}: no traces there", "frog profile RUN.toml")
     run = read_run(folder)
+    if not all(_fits(about, abouts, run) for about in abouts.values()):
+        raise RunError(
+            f"{folder.profile}/rank_*.json: not of this run's ranks, steps and events", "frog profile RUN.toml"
+        )
     is_ours = run.setting("strategy", "implementation") == "frog"
     collectives = {
         rank: {step: _collectives(run.ranks[rank], step) for step in about.recorded_steps}
@@ -113,6 +117,23 @@ def read_profile(folder: RunFolder) -> Profile:
         reported = [one for step in collectives[rank].values() for one in step] if is_ours else []
         ranks.append(_measure(abouts[rank], trace, run.ranks[rank], reported, blocked))
     return Profile(folder, ranks, files, traces, run)
+
+
+def _fits(about: TracedRank, abouts: Mapping[int, TracedRank], run: RecordedRun) -> bool:
+    """Whether a rank's steps were all taken, and the ranks beside it recorded the same."""
+    events, steps = run.ranks.get(about.rank), {*about.plain_steps, *about.recorded_steps}
+    beside = {rank for ranks in about.axes.values() for rank in ranks}
+    return (
+        events is not None
+        and bool(about.plain_steps and about.recorded_steps)
+        and steps <= events.by_step(StepEvent).keys() & _data_starts(events).keys()
+        and all(about.rank in ranks for ranks in about.axes.values())
+        and all(rank in abouts and abouts[rank].recorded_steps == about.recorded_steps for rank in beside)
+    )
+
+
+def _data_starts(events: RankEvents) -> dict[int, int]:
+    return {span.step: span.start_ns for span in events.of(SpanEvent) if span.phase == "data"}
 
 
 def _collectives(events: RankEvents, step: int) -> list[CollectiveEvent]:
@@ -214,6 +235,6 @@ def _communication(
 
 def _median_us(events: RankEvents, steps: Iterable[int]) -> float:
     """The median time of some steps, from the start of the data phase to the step's last word."""
-    starts = {span.step: span.start_ns for span in events.of(SpanEvent) if span.phase == "data"}
+    starts = _data_starts(events)
     ends = {step: event.end_ns for step, event in events.by_step(StepEvent).items()}
     return statistics.median([float(ends[step] - starts[step]) / 1e3 for step in steps])

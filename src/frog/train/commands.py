@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -18,13 +19,14 @@ from frog.comm.world import pick_device
 from frog.config import DataConfig, RunConfig, from_dict
 from frog.core.env import world_env
 from frog.core.errors import CheckpointError, RunError, UsageError
-from frog.core.files import sync_folder, write_json
+from frog.core.files import put_in_place, sync_folder, write_json
 from frog.core.memory import check_memory
 from frog.core.names import name_problem
 from frog.core.runfolder import RunFolder, find_run
 from frog.core.scratch import scratch_folder
 from frog.core.units import format_bytes
 from frog.data import Windows, load_tokenizer, open_prepared, verify_once
+from frog.data.tokenizer import check_text
 from frog.model import TinyTransformer
 from frog.model.hf import load_hf, save_hf
 from frog.parallel.build import build_strategy
@@ -39,6 +41,7 @@ _BATCH_SIZE = 16
 
 def sample(args: argparse.Namespace) -> int:
     """`frog sample RUN --prompt ...`"""
+    check_text(args.prompt, "--prompt")
     folder = find_run(args.run)
     model, _, _ = load_trained(folder, args.step)
     if not folder.tokenizer_json.exists():
@@ -118,13 +121,25 @@ def export(args: argparse.Namespace) -> int:
                 f"{folder.path}: a fine-tuning, whose adapter is {folder.path / 'adapter'} already, as peft loads it",
                 "--merge exports base and adapter as one model",
             )
-        loader = export_merged(folder, target)
+        with _whole(target) as staging:
+            loader = export_merged(folder, staging)
         print(f"{target}: {folder.path} merged into its base, for {loader}.from_pretrained({args.folder!r})")
         return 0
     model, _, step = load_trained(folder, args.step)
-    save_hf(model, target, folder.tokenizer_json if folder.tokenizer_json.exists() else None)
+    with _whole(target) as staging:
+        save_hf(model, staging, folder.tokenizer_json if folder.tokenizer_json.exists() else None)
     print(f"{target}: {folder.path} at step {step}, for AutoModelForCausalLM.from_pretrained({args.folder!r})")
     return 0
+
+
+@contextlib.contextmanager
+def _whole(target: Path) -> Iterator[Path]:
+    """A folder to be written in this block, which gets its name at the end: it is whole or absent."""
+    target = target.resolve()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with scratch_folder(".export-", target.parent) as scratch:
+        yield scratch / target.name
+        put_in_place(scratch / target.name, target)
 
 
 def import_model(args: argparse.Namespace) -> int:

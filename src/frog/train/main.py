@@ -43,9 +43,11 @@ def _run(args: argparse.Namespace, env: WorldEnv, stop: StopRequest, reporter: F
     config, folder = _configuration(args)
     config.check_world(env.world_size)
     on_gpu = pick_device(config.train.device, env).type == "cuda"
-    least = config.model.built_bytes() if on_gpu else config.least_bytes(env.world_size)
+    ranks = 1 if on_gpu else env.local_world_size  # which share the memory
+    least = config.model.built_bytes() if on_gpu else ranks * config.least_bytes(env.world_size)
+    who = "a rank" if ranks == 1 else f"a node of {ranks} ranks"
     check_memory(
-        least, f"{config.name}: a rank", "a smaller model or batch; `frog strategies RUN.toml` counts the bytes"
+        least, f"{config.name}: {who}", "a smaller model or batch; `frog strategies RUN.toml` counts the bytes"
     )
     return run_start(
         Start(config, folder, args.go_on),

@@ -101,9 +101,8 @@ def _runs(args: argparse.Namespace) -> int:
         return 0
     screen = _console()
     screen.print(runs_table([row for row in rows if row.problem is None]))
-    for row in rows:
-        if row.problem is not None:
-            screen.print(Text(f"passed over {printable(row.problem)}", style="yellow"))
+    for problem in (problem for row in rows for problem in (row.problem, *row.unread[:1]) if problem is not None):
+        screen.print(Text(f"passed over {printable(problem)}", style="yellow"))
     return 0
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from frog.core.errors import RunError, UsageError
 from frog.core.printable import printable
 from frog.core.runfolder import RunFolder
+from frog.core.schema import shortened
 from frog.events import read_run
 from frog.events.run import is_under_way
 
@@ -231,6 +232,10 @@ def follow(folder: RunFolder, logs: Logs, wait: Callable[[float], None] = time.s
         wait(POLL_S)
 
 
+_MOST_LINE = 8_000
+"""Characters of a line that are shown; the log has all."""
+
+
 def format_entry(entry: Entry, width: int, colour: bool) -> str:
     """`2026-11-21 10:51:38.123 [rank 2] text`, a line for each of the entry's, the time on the first."""
     time_text = " " * 23
@@ -243,7 +248,7 @@ def format_entry(entry: Entry, width: int, colour: bool) -> str:
         style = "1" if entry.source.kind == "node" else str(number)
         name, time_text = f"\033[{style}m{name}\033[0m", f"\033[2m{time_text}\033[0m"
     heads = [time_text, *[" " * 23] * (len(entry.lines) - 1)]
-    lines = map(printable, entry.lines)
+    lines = (shortened(printable(line), _MOST_LINE) for line in entry.lines)
     return "\n".join(f"{head} {name} {line}".rstrip() for head, line in zip(heads, lines, strict=True))
 
 

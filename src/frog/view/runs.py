@@ -35,6 +35,8 @@ class RunRow:
     created: str | None
     problem: str | None = None
     """Why the run cannot be read, if it cannot."""
+    unread: tuple[str, ...] = ()
+    """Heartbeats that cannot be read, and so had no say in its status."""
 
 
 def list_runs(runs: Path) -> list[RunRow]:
@@ -48,9 +50,10 @@ def _row(folder: RunFolder) -> RunRow:
         run, record = folder.read_run_json(), folder.read_record()
     except RunError as error:
         return RunRow(folder.path.name, "unreadable", None, None, None, None, None, None, None, error.what)
+    unread: list[str] = []
     row = RunRow(
         name=folder.path.name,
-        status=status_of(folder, run, record),
+        status=status_of(folder, run, record, unread),
         step=0,
         num_steps=run.setting("train", "steps"),
         world_size=run.segments[-1].world_size if run.segments else None,
@@ -58,6 +61,7 @@ def _row(folder: RunFolder) -> RunRow:
         heldout_loss=None,
         tokens_per_s=None,
         created=run.created,
+        unread=tuple(unread),
     )
     if record is not None:
         record = numbers_of(folder, record)
@@ -84,13 +88,16 @@ def _with_last_step(row: RunRow, folder: RunFolder) -> RunRow:
     return replace(row, heldout_loss=score.loss if score else None)
 
 
-def status_of(folder: RunFolder, run: RunFile, record: Record | None) -> str:
-    """How a run ended by its record; without one it is `imported`, if it never trained, `running` or `died`."""
+def status_of(folder: RunFolder, run: RunFile, record: Record | None, problems: list[str] | None = None) -> str:
+    """How a run ended by its record; without one it is `imported`, if it never trained, `running` or `died`.
+
+    Which heartbeats could not be asked is added to `problems`.
+    """
     if record is not None:
         return record.status
     if not run.segments:
         return "imported"
-    return "running" if is_under_way(folder) else "died"
+    return "running" if is_under_way(folder, problems) else "died"
 
 
 def runs_table(rows: list[RunRow]) -> Table:

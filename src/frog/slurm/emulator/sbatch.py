@@ -68,7 +68,7 @@ def _script(given: Mapping[str, str | None], rest: Sequence[str]) -> tuple[str, 
             raise SlurmRefusal("Script arguments not permitted with --wrap option")
         return f"#!/bin/sh\n# This script was created by sbatch --wrap.\n\n{wrapped}\n", "wrap", ["wrap"]
     if not rest:
-        return _checked(sys.stdin.read()), "sbatch", ["sbatch"]
+        return _checked(sys.stdin.buffer.read().decode(errors="surrogateescape")), "sbatch", ["sbatch"]
     try:
         text = read_bounded(Path(rest[0]), UsageError).decode(errors="surrogateescape")
     except (OSError, UsageError):

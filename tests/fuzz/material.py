@@ -1,0 +1,93 @@
+"""A folder with a good file of every kind that Frog reads, made by Frog's own commands."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from frog.core.files import write_json
+
+ROOT = Path(__file__).parents[2]
+
+_SMALL = (
+    "train.steps=4", "train.global_batch_size=4", "data.name=tiny", "data.sequence_length=16", "checkpoint.every=2",
+    "eval.every=2", "eval.tokens=64", "eval.sample_tokens=4", "model.hidden_size=16", "model.intermediate_size=32",
+    "model.num_hidden_layers=1", "model.num_attention_heads=2", "model.num_key_value_heads=2", "model.vocab_size=300",
+)  # fmt: skip
+_SETS = [word for setting in _SMALL for word in ("--set", setting)]
+
+
+def make_material(folder: Path) -> None:
+    """Everything that the targets read, below `folder`, which is the current folder of every case."""
+    folder.mkdir(parents=True)
+    shutil.copytree(ROOT / "config", folder / "config")
+    _write_texts(folder)
+    _frog(folder, "data", "prepare", "--corpus", "corpus/one.txt", "--name", "tiny", "--vocab-size", "300")
+    _frog(folder, "run", "--nproc", "2", "--", "train", "config/demo.toml", "--set", "name=one", *_SETS)
+    _frog(
+        folder, "finetune", "one", "--data", "labelled.jsonl", "--name", "tuned", "--epochs", "1", "--max-length", "8"
+    )
+    _frog(folder, "export", "one", "--to", "hf", "hf")
+    _frog(folder, "bundle", "config/demo.toml", "--to", "bundle", "--no-wheels", *_SETS)
+    _frog(folder, "profile", "config/demo.toml", "--steps", "1", "--name", "profiled", *_SETS)
+    _frog(folder, "learn", "init", "course")
+    _frog(folder / "course", "learn", "predict", "2.1", "1", wanted=(0, 1, 2))
+    _frog(folder / "course", "learn", "hint", "1.1", wanted=(0, 1, 2))
+    _frog(folder / "course", "learn", "export", "../reports/ada.json")
+    for record in ("one", "tuned"):
+        failed = {"format": 2, "status": "failed", "step": 3, "ended": "2026-01-01T00:00:00+00:00"}
+        error = {"type": "CommError", "message": "all_reduce failed", "rank": 1, "step": 3}
+        (folder / "runs" / record / "attempt.json").write_text(json.dumps({**failed, "error": error}))
+    shutil.rmtree(folder / "course/.git", ignore_errors=True)
+
+
+def _write_texts(folder: Path) -> None:
+    (folder / "corpus").mkdir()
+    text = "".join(f"The frog number {n % 17} jumps over stone {n}.\n\n" for n in range(1200))
+    (folder / "corpus/one.txt").write_text(text)
+    (folder / "corpus/two.md.gz").write_bytes(gzip.compress(text[:5000].encode()))
+    (folder / "corpus/three.py").write_text('"""A pond."""\n\nFROGS = 3\n')
+    rows = "".join(json.dumps({"text": f"frog {n}", "label": ("wet", "dry")[n % 2]}) + "\n" for n in range(24))
+    (folder / "corpus/four.jsonl").write_text(rows)
+    (folder / "labelled.jsonl").write_text(rows)
+    (folder / "reports").mkdir()
+    shutil.copytree(ROOT / "src/frog/course/labs/lab1/01_shift_labels", folder / "labs/lab1/01_shift_labels")
+    run_file = (folder / "config/demo.toml").read_text().partition("[train]")[0].replace("python-docs", "tiny")
+    (folder / "config/small.toml").write_text(
+        run_file.replace("sequence_length = 64", "sequence_length = 16")
+        + "[train]\nsteps = 2\nglobal_batch_size = 2\n[eval]\ntokens = 64\nsample_tokens = 4\n"
+    )
+    shutil.copytree(ROOT / "tests/jobfile/right", folder / "jobs")
+    shutil.copytree(ROOT / "src/frog/demo/sessions", folder / "sessions")
+    shutil.copy(ROOT / "src/frog/course/labs/lab1/quiz.toml", folder / "labs/lab1/quiz.toml")
+    _write_clusters(folder / "clusters")
+    (folder / ".venv/bin").mkdir(parents=True)
+    (folder / ".venv/bin/python").write_text("#!/bin/true\n")
+    (folder / ".venv/bin/python").chmod(0o755)
+    (folder / "heads.txt").write_text("0123456789ab Ada Lovelace\n")
+    (folder / "faults.toml").write_text('[[fault]]\nkind = "kill"\nrank = 1\nstep = 3\nphase = "reduce"\n')
+
+
+def _write_clusters(folder: Path) -> None:
+    about = {"format": 1, "kind": "emulator", "port": 4000, "token": "abc", "pid": 99, "cluster": "frog01234567"}
+    write_json(folder / "emulated/cluster.json", about)
+    site = {
+        "name": "frog-01234567", "folder": "/nowhere", "scratch": "/tmp/frog-slurm-x", "host": "a",
+        "address": "127.0.0.1", "user": "me", "ports": [4000, 4001], "first_job": 1,
+    }  # fmt: skip
+    shape = {"nodes": 2, "gpus_per_node": 0, "cpus_per_node": 2}
+    write_json(folder / "real/cluster.json", {"format": 1, "kind": "slurm", "site": site, "shape": shape})
+
+
+def _frog(folder: Path, *words: str, wanted: tuple[int, ...] = (0,)) -> None:
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(
+        [sys.executable, "-m", "frog.cli", *words], cwd=folder, env=env, capture_output=True, text=True, timeout=120
+    )
+    if done.returncode not in wanted:
+        raise RuntimeError(f"frog {' '.join(words)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")

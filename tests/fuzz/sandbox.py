@@ -1,0 +1,76 @@
+"""A copy of the material in which cases run: what a case has changed there, and everything as it was again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from pathlib import Path
+
+_About = tuple[int, int, int]
+"""Kind and permissions, size, and when it was last changed."""
+
+
+class Sandbox:
+    """A folder that is looked at before and after each case."""
+
+    def __init__(self, material: Path, folder: Path) -> None:
+        self.material, self.folder = material, folder
+        shutil.copytree(material, folder, symlinks=True)
+        self._good = self.look()
+
+    def look(self) -> dict[str, _About]:
+        """All that is there, by its path below the folder."""
+        found: dict[str, _About] = {}
+        _look_into(str(self.folder), "", found)
+        return found
+
+    def original(self, name: str) -> bytes:
+        """A file's bytes before anything was made wrong, or nothing if there is none of that name."""
+        path = self.material / name
+        return path.read_bytes() if path.is_file() else b""
+
+    def restore(self) -> None:
+        """Everything as it was."""
+        now = self.look()
+        for name in sorted(now.keys() - self._good.keys(), reverse=True):
+            self._remove(name)
+        for name, about in sorted(self._good.items()):
+            found = now.get(name)
+            if found == about:
+                continue
+            if found is not None and found[0] != about[0]:
+                self._remove(name)
+            source = self.material / name
+            if source.is_dir() and not source.is_symlink():
+                (self.folder / name).mkdir(exist_ok=True)
+            else:
+                self._remove(name)
+                shutil.copy2(source, self.folder / name, follow_symlinks=False)
+
+    def _remove(self, name: str) -> None:
+        path = self.folder / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+    def strays(self) -> list[str]:
+        """What lies beside the sandbox, and was removed just now: nothing may."""
+        found = [path for path in self.folder.parent.iterdir() if path != self.folder]
+        for path in found:
+            with contextlib.suppress(OSError):
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        return [str(path) for path in found]
+
+
+def _look_into(folder: str, below: str, found: dict[str, _About]) -> None:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            about = entry.stat(follow_symlinks=False)
+            name = below + entry.name
+            if entry.is_dir(follow_symlinks=False):
+                found[name] = (about.st_mode, 0, 0)
+                _look_into(entry.path, f"{name}/", found)
+            else:
+                found[name] = (about.st_mode, about.st_size, about.st_mtime_ns)
