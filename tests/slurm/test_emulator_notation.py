@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,7 +27,7 @@ from frog.slurm.emulator.notation import (
 from frog.slurm.emulator.options import check_patterns, gpus, memory_mb, read_script, read_words, srun_variables
 from frog.slurm.emulator.processes import parse_ps
 from frog.slurm.emulator.refusal import SlurmRefusal
-from frog.slurm.emulator.sbatch import parse_dependency
+from frog.slurm.emulator.sbatch import _script, parse_dependency
 
 
 @pytest.mark.parametrize(
@@ -190,3 +192,8 @@ def test_numbers_that_cannot_be(text: str) -> None:
     with pytest.raises(SlurmRefusal):
         parse_time_limit(text)
     assert signal_number(text) is None
+
+
+def test_a_job_file_on_standard_input_may_be_of_any_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"#!/bin/sh\n# caf\xe9\n")))
+    assert _script({}, [])[0] == "#!/bin/sh\n# caf\udce9\n"
