@@ -112,6 +112,7 @@ def test_a_command_that_cannot_be_started_is_a_mistake_of_the_user(tmp_path: Pat
         outcomes_of(["no-such-program"], tmp_path, (2,), "results")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("cargo") is None, reason="cargo is not on this machine")
 def test_the_rust_example_is_built_as_the_page_says_and_passes(tmp_path: Path) -> None:
     block = re.search(r"```sh\n(cargo new .*?)```", PAGE.read_text(), re.DOTALL)

@@ -149,7 +149,9 @@ class _Session:
         while self._note_ends() < self._plan.world and not self._is_late() and self.breach is None:
             self.relay.turn(_TURN_S)
             now = time.monotonic()
-            if (sent := self.relay.sent.total()) != moved:
+            if (
+                sent := self.relay.sent.total()
+            ) != moved or self.fault_at_s is not None:  # then it has its own deadline
                 moved, watch.stirred = sent, now
             if now > look_at:
                 look_at = now + _LOOK_S
