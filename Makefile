@@ -32,7 +32,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@touch $(VENV)/.ready
 
 # Without these, what needs them says so in the tests' summary, and job files run under the emulator.
-SYSTEM_PACKAGES := slurm-wlm munge openmpi-bin mpich iproute2
+SYSTEM_PACKAGES := slurm-wlm munge openmpi-bin mpich iproute2 shellcheck
 # For the slides, unless they are there from elsewhere; Ubuntu's packages have no Chromium.
 PAGE_PACKAGES := $(if $(shell command -v chromium || command -v google-chrome),,chromium) $(if $(shell command -v npm),,npm)
 

@@ -173,7 +173,7 @@ def train(rank, world_size, device, windows, config, args, say):
     model = TinyTransformer(config).to(device)
     # From here on the copies are equal: DDP sends rank 0's weights to all. Small buckets, so that there are several;
     # the angles of the positions never change, so they need not be sent again before each forward pass.
-    ddp = DistributedDataParallel(model, bucket_cap_mb=1, broadcast_buffers=False)
+    ddp = DistributedDataParallel(model, bucket_cap_mb=1, forward_sync_buffers=False)
     local = LocalGradient()
     ddp.register_comm_hook(None, local.measure_then_average)
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=args.learning_rate)

@@ -16,6 +16,7 @@ import pytest
 from harness import Harness, run_to_end
 
 from frog.cli import main
+from frog.core import memory
 from frog.doctor import machine, probes, tools
 from frog.doctor.needs import LABS, NEEDS
 from frog.doctor.screen import as_json, as_text
@@ -168,11 +169,11 @@ def test_a_small_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd:
     def refused(*_: object, **__: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    usage, memory = namedtuple("Usage", "free"), namedtuple("Memory", "available")
+    usage, memory_seen = namedtuple("Usage", "free"), namedtuple("Memory", "available")
     (tmp_path / "cpu.max").write_text("50000 100000\n")
-    monkeypatch.setattr(machine, "_CGROUP", tmp_path)
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: usage(1 << 20))
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory(1 << 30))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory_seen(1 << 30))
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
     monkeypatch.setattr(machine.watchfiles, "watch", lambda *_, **__: iter([set()] * 40))
     monkeypatch.setenv("OMP_NUM_THREADS", "8")

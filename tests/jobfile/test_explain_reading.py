@@ -86,8 +86,8 @@ def test_what_is_no_job_file(tmp_path: Path) -> None:
     (tmp_path / "large").write_bytes(b"#" * (1 << 21))
     for name, message in (
         ("binary", "not a text"),
-        ("large", "not a job file"),
-        (".", "not a file"),
+        ("large", "expected at most"),
+        (".", "expected a file"),
         ("a\0b", "cannot be read"),
     ):
         with pytest.raises(UsageError, match=message):

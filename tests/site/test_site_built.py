@@ -71,6 +71,10 @@ def test_nothing_is_loaded_from_elsewhere(site: Path, pages: dict[Path, Page]) -
     assert styles == []
 
 
+def test_checklists_have_boxes(site: Path) -> None:
+    assert 'type="checkbox"' in (site / "scale/first-hour.html").read_text()
+
+
 def test_pictures_have_words_and_names_stand_once(site: Path, pages: dict[Path, Page]) -> None:
     found = {str(path.relative_to(site)): page.wordless for path, page in pages.items() if page.wordless}
     assert found == {}

@@ -101,7 +101,7 @@ def test_the_least_is_not_more_than_a_run_takes(strategy: StrategyConfig) -> Non
 
 
 def test_a_container_may_use_less_than_the_machine_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_LIMIT", tmp_path / "memory.max")
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
     machine = memory.machine_bytes()
     for said, expected in (("max", machine), ("1048576", 1 << 20), (str(1 << 62), machine)):
         (tmp_path / "memory.max").write_text(said)

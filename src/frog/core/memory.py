@@ -10,15 +10,25 @@ import psutil
 from frog.core.errors import ConfigError
 from frog.core.units import format_bytes
 
-_LIMIT = Path("/sys/fs/cgroup/memory.max")
+CGROUP = Path("/sys/fs/cgroup")
+"""Where a container's limits stand."""
 
 
 def machine_bytes() -> int:
     """The machine's memory, used or not; in a container what it may use of that."""
     total = int(psutil.virtual_memory().total)
     with contextlib.suppress(OSError, ValueError):  # no container's limit; the word max
-        total = min(total, int(_LIMIT.read_text()))
+        total = min(total, int((CGROUP / "memory.max").read_text()))
     return total
+
+
+def free_bytes() -> int:
+    """The memory that is not in use; in a container, of what it may use."""
+    free = int(psutil.virtual_memory().available)
+    with contextlib.suppress(OSError, ValueError):
+        limit = int((CGROUP / "memory.max").read_text())
+        free = min(free, limit - int((CGROUP / "memory.current").read_text()))
+    return free
 
 
 def check_memory(num_bytes: int, what: str, hint: str) -> None:

@@ -19,9 +19,9 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import watchfiles
 
+from frog.core import memory
 from frog.core.env import host_name, variable
 from frog.core.files import write_atomic
 from frog.core.processes import leave, leave_with_parent
@@ -32,8 +32,6 @@ from frog.launch.network import Network, parse_network
 _LEAST_DISK, _LEAST_MEMORY, _LEAST_SHARED, _LEAST_FILES = 1 << 30, 2 << 30, 128 << 20, 512
 _RANKS = 4
 """The largest world of the labs."""
-
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 def main(what: str, temporary: Path) -> None:
@@ -87,7 +85,7 @@ def usable_cores() -> float:
     """Those that this process may use: by its affinity, and by the quota of its container."""
     cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     with contextlib.suppress(OSError, ValueError):
-        quota, period = (_CGROUP / "cpu.max").read_text().split()
+        quota, period = (memory.CGROUP / "cpu.max").read_text().split()
         cores = min(cores, int(quota) / int(period))
     return cores
 
@@ -103,11 +101,7 @@ def _threads() -> str:
 
 
 def _memory() -> str:
-    free = int(psutil.virtual_memory().available)
-    with contextlib.suppress(OSError, ValueError):
-        limit = int((_CGROUP / "memory.max").read_text())
-        free = min(free, limit - int((_CGROUP / "memory.current").read_text()))
-    return _at_least(_LEAST_MEMORY, free)
+    return _at_least(_LEAST_MEMORY, memory.free_bytes())
 
 
 def _at_least(least: int, found: int) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from frog.core.errors import UsageError
+from frog.core.schema import read_bounded
 from frog.jobfile.cluster import ClusterProfile
 from frog.jobfile.directives import GivenOption
 from frog.jobfile.findings import UNLESS_PARTIAL, Finding, make_finding
@@ -138,22 +139,14 @@ def explain_file(path: Path, profile: ClusterProfile | None = None, view: View |
 
 
 def _read(path: Path) -> bytes:
-    try:
-        if str(path) == "-":
-            data = sys.stdin.buffer.read(_LONGEST + 1)
-        elif path.exists() and not path.is_file():
-            raise UsageError(f"{path}: not a file", "name a job file")
-        else:
-            with path.open("rb") as file:
-                data = file.read(_LONGEST + 1)
-    except FileNotFoundError:
-        raise UsageError(f"{path}: no such file", "config/slurm_example.sbatch is one") from None
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise UsageError(f"{path}: cannot be read: {error}") from None
+    if str(path) != "-":
+        try:
+            return read_bounded(path, UsageError, "name a job file", _LONGEST)
+        except FileNotFoundError:
+            raise UsageError(f"{path}: no such file", "config/slurm_example.sbatch is one") from None
+    data = sys.stdin.buffer.read(_LONGEST + 1)
     if len(data) > _LONGEST:
-        raise UsageError(f"{path}: more than {_LONGEST >> 20} MiB: not a job file", "name a job file")
+        raise UsageError(f"{path}: found more than {_LONGEST} bytes, expected at most as many", "name a job file")
     return data
 
 
