@@ -42,12 +42,13 @@ def draw_mixed(draw):
                 return parameters, limit
 
 
-def fill(sizes, limit, size_of=lambda numel, dtype: numel * BYTES[dtype], ask_before=True, resets=True):
+def fill(sizes, limit, size_of=lambda numel, dtype: numel * BYTES[dtype], ask_before=True, resets=True, full=False):
     """The buckets for (numel, dtype) in the order of `sizes`, as (numel, dtype)."""
     buckets, used = [], 0
     for numel, dtype in sizes:
         more = size_of(numel, dtype) if ask_before else 0
-        if not buckets or buckets[-1][1] != dtype or used + more > limit:
+        over = used + more >= limit if full else used + more > limit
+        if not buckets or buckets[-1][1] != dtype or over:
             buckets.append([0, dtype])
             used = 0 if resets else used
         buckets[-1][0] += numel
@@ -143,14 +144,17 @@ def explain(grade, rank, found, own, mean, calls, late):
     shapes = [list(g.shape) if isinstance(g, torch.Tensor) else g for g in found[rank]]
     if shapes != [list(m.shape) for m in mean]:
         grade.reject("unknown", f"The gradients of rank {rank} have the shapes {shapes} afterwards.")
+    if not calls:
+        grade.reject("never-reduces", "No all-reduce ran on rank 0, and its gradients are not the mean.")
     if late:
         grade.reject("not-waited", f"{late} operations were started on rank 0 and never waited for.")
     if all(torch.equal(a, b) for parts in zip(found, own, strict=True) for a, b in zip(*parts, strict=True)):
-        says = f"{len(calls)} all-reduces ran on rank 0, and not one gradient changed."
-        grade.reject("result-dropped" if calls else "unknown", says)
+        grade.reject("result-dropped", f"{len(calls)} all-reduces ran on rank 0, and not one gradient changed.")
     size = len(found)
     if all(close(g, m * size) for g, m in zip(found[rank], mean, strict=True)):
         grade.reject("sum-is-average", f"The gradients on rank {rank} are {size}.000 times the mean of {size} ranks.")
+    if all(close(g, m / size) for g, m in zip(found[rank], mean, strict=True)):
+        grade.reject("divided-twice", f"The gradients on rank {rank} are a {size}th of the mean of {size} ranks.")
     values, means = (torch.cat([g.float().flatten() for g in parts]).sort().values for parts in (found[rank], mean))
     if close(values, means):
         wrong = [n for n, (g, m) in enumerate(zip(found[rank], mean, strict=True)) if not close(g, m)]
@@ -169,6 +173,9 @@ RULES = {
     "limit-is-elements": lambda sizes, limit: fill(sizes, limit, size_of=lambda numel, dtype: numel),
     "over-the-limit": lambda sizes, limit: fill(sizes, limit, ask_before=False),
     "count-goes-on": lambda sizes, limit: fill(sizes, limit, resets=False),
+    "never-full": lambda sizes, limit: fill(sizes, limit, full=True),
+    "over-the-limit.2": lambda sizes, limit: fill(sizes, limit, ask_before=False, full=True),
+    "one-bucket": lambda sizes, limit: fill(sizes, math.inf),
 }
 """What a belief makes of gradients and a limit. It has to explain every case."""
 
@@ -187,5 +194,8 @@ def check_buckets(grade, cases, calls):
         grade.reject("types-mixed", f"{says} {more} float16 gradients were sent as something wider.")
     for id, rule in RULES.items():
         if all(calls[n] == rule(sizes_of(case), case["bucket_bytes"]) for n, case in enumerate(cases)):
-            grade.reject(id, f"{says} {rules}")
-    grade.reject("unknown", f"{says} {rules}")
+            grade.reject(id.split(".")[0], f"{says} {rules}")
+    for rule in RULES.values():
+        if all(calls[n] == rule(sizes_of(case)[::-1], case["bucket_bytes"]) for n, case in enumerate(cases)):
+            grade.reject("forward-order", f"{says} {rules} Turn the order round first; the rule is another one, too.")
+    grade.reject("another-rule", f"{says} {rules}")

@@ -72,6 +72,8 @@ def ways_of(ranks):
         "steps-added-up.2": {"slowest_step_s": sum(steps)},
         "steps-added-up.3": {"slowest_step_s": sum(slowest)},
         "another-base": {"perplexity": 2**loss},
+        "exponential-of-a-sum": {"perplexity": math.exp(sum(losses))},
+        "exponential-of-a-sum.2": {"perplexity": math.inf},
         "mean-hides-the-slowest.3": {"slowest_step_s": sum(slowest) / len(ranks)},
     }
 
@@ -118,6 +120,8 @@ def judge(grade, ranks, found):
 
 
 def as_numbers(grade, setting, rank, value):
+    if isinstance(value, str):
+        grade.reject("exponential-of-a-sum", f"{setting}: on rank {rank} a number became too large: {value}.")
     if not isinstance(value, dict) or set(value) != set(NAMES):
         grade.reject("unknown", f"{setting}: rank {rank} returned {value!r}, expected a dict of {', '.join(NAMES)}.")
     try:

@@ -20,4 +20,11 @@ def measured(case: dict[str, Any], rank: int) -> dict[str, list[Any]]:
 
 
 def work(learner: ModuleType, cases: dict[str, Any]) -> Any:
-    return [learner.world_metrics(**measured(case, dist.get_rank())) for case in cases["cases"]]
+    return [metrics(learner, measured(case, dist.get_rank())) for case in cases["cases"]]
+
+
+def metrics(learner: ModuleType, figures: dict[str, list[Any]]) -> Any:
+    try:
+        return learner.world_metrics(**figures)
+    except OverflowError as problem:  # of math.exp: its argument was no loss
+        return str(problem)

@@ -93,6 +93,7 @@ class Believer:
 
     def finish(self, gradients):
         believes = self.belief.__eq__
+        gradients = self.own if believes("never-reduces") else gradients
         factor = 1.0 if believes("never-scales") or believes("never-unscales") else self.scale
         if believes("clips-before-unscaling"):
             gradients = clipped(gradients)
@@ -111,7 +112,10 @@ class Believer:
             set_gradients(self.model, gradients if is_left else clipped(gradients))
             for p in self.model.parameters():
                 p.data -= RATE * p.grad
-        self.left = gradients if overflowed and believes("keeps-the-bad-gradient") else None
+        if believes("never-clears"):
+            self.left = [p.grad.clone() for p in self.model.parameters()] if moves else gradients
+        else:
+            self.left = gradients if overflowed and believes("keeps-the-bad-gradient") else None
         self.steps.append({"moved": moves, "scale": self.scale, "weights": flat(self.model)})
 
     def update(self, overflowed):
@@ -120,7 +124,8 @@ class Believer:
             self.good = self.good if self.belief == "counts-through-overflows" else 0
             return
         self.good += 1
-        if self.good >= self.interval or self.belief == "grows-too-soon":
+        enough = self.interval + (self.belief == "grows-too-late")
+        if self.belief != "never-grows" and (self.good >= enough or self.belief == "grows-too-soon"):
             self.scale *= 2.0
             self.good = self.good if self.belief == "grows-too-soon.2" else 0
 
@@ -156,6 +161,10 @@ BELIEFS = (
     "unscales-too-late",
     "never-clips",
     "looks-at-the-loss",
+    "never-reduces",
+    "never-clears",
+    "grows-too-late",
+    "never-grows",
 )
 
 
@@ -180,7 +189,15 @@ def judge(grade, case, found):
         steps = believed(case, belief)
         if all(same(a, b) for rank, one in zip(found, steps, strict=True) for a, b in zip(rank, one, strict=True)):
             grade.reject(belief.split(".")[0], says)
-    grade.reject("unknown", says)
+    grade.reject(differing([rank[first] for rank in found], expected[first]), says)
+
+
+def differing(ranks, expected):
+    """The one thing in which a step differs first, where no belief explains all that follows."""
+    for key, id in (("moved", "says-otherwise"), ("scale", "another-scale")):
+        if all(same(one | {key: expected[key]}, expected) for one in ranks):
+            return id
+    return "unknown"
 
 
 def signs(overflows):

@@ -54,20 +54,36 @@ def combine(case, size=2):
     mean = flat(mean_parts)
     norm = mean.norm()
     norms = [g.norm() for g in own]
-    summed = sum(part.norm() for part in mean_parts)
-    squares = torch.stack(norms).square()
     return {
         "right": (norm, mean * limit(norm, most)),
         "clips-before-reducing": (None, sum(g * limit(g.norm(), most) for g in own) / size),
         "own-norm": (None, [mean * limit(n, most) for n in norms]),
         "clips-each": (None, flat([part * limit(part.norm(), most) for part in mean_parts])),
         "always-scales": (None, mean * most / norm),
-        "sum-of-norms": (None, mean * limit(summed, most)),
-        "mean-of-norms": (None, mean * limit(sum(norms) / size, most)),
-        "mean-of-norms.2": (None, mean * limit(max(norms), most)),
-        "mean-of-norms.3": (None, mean * limit(squares.sum().sqrt(), most)),
-        "mean-of-norms.4": (None, mean * limit(squares.mean().sqrt(), most)),
         "clips-values": (None, mean.clamp(-most, most)),
+        "never-reduces": (None, [g * limit(n, most) for g, n in zip(own, norms, strict=True)]),
+        "sum-is-average": (None, mean * size * limit(norm * size, most)),
+        **{id: (other, mean * limit(other, most)) for id, other in other_norms(case, size).items()},
+    }
+
+
+def other_norms(case, size):
+    """What is taken for the norm of the mean."""
+    ranks = [gradients(case, rank) for rank in range(size)]
+    mean_parts = [torch.stack(parts).mean(0) for parts in zip(*ranks, strict=True)]
+    mean, norms = flat(mean_parts), torch.stack([flat(parts).norm() for parts in ranks])
+    return {
+        "sum-of-norms": sum(part.norm() for part in mean_parts),
+        "mean-of-norms": norms.mean(),
+        "mean-of-norms.2": norms.max(),
+        "mean-of-norms.3": norms.square().sum().sqrt(),
+        "mean-of-norms.4": norms.square().mean().sqrt(),
+        "another-norm": mean.norm() ** 2,
+        "another-norm.2": mean.abs().sum(),
+        "another-norm.3": mean.abs().max(),
+        "another-norm.4": mean.square().mean().sqrt(),
+        "counted-again": mean.norm() * size**0.5,
+        "counted-again.2": mean.norm() * size,
     }
 
 
@@ -120,9 +136,12 @@ def judge_norm(grade, size, rank, case, norm, right):
         return
     says = f"World of {size}: the gradients are right, rank {rank} returned {norm}; the norm was {before:.4g}"
     if norm is None:
-        grade.reject("unknown", f"{says}.")
+        grade.reject("returns-nothing", f"{says}.")
     if math.isclose(norm, after, rel_tol=1e-4):
         grade.reject("norm-after", f"{says} before it was limited to {case['max_norm']:g}.")
     if math.isclose(norm, flat(gradients(case, rank)).norm().item(), rel_tol=1e-4):
         grade.reject("own-norm", f"{says}. Yours is the norm of the rank's own gradient.")
+    for id, other in other_norms(case, size).items():
+        if math.isclose(norm, other.item(), rel_tol=1e-4):
+            grade.reject(id.split(".")[0], f"{says}.")
     grade.reject("unknown", f"{says}.")
