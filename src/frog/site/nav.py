@@ -46,7 +46,10 @@ def navigation(root: Path, examples: dict[str, str]) -> list[Any]:
         },
         {
             "Cluster": [
-                *(f"docs/{name}.md" for name in ("launchers", "nodes", "network", "slurm", "kubernetes", "chaos")),
+                *(
+                    f"docs/{name}.md"
+                    for name in ("launchers", "nodes", "network", "slow-links", "slurm", "kubernetes", "chaos")
+                ),
                 {"From LOCAL to GPU": [f"docs/scale/{name}.md" for name in ("README", "first-hour", "cost")]},
             ]
         },
