@@ -82,9 +82,7 @@ def draw(rng: random.Random, sandbox: Sandbox, processes: bool) -> Case:
     target = rng.choices(among, [each.share for each in among])[0]
     text = wrong_files.hostile_text(rng, target.good)
     words = [word.replace("{text}", wrong_files.as_argument(text)) for word in shlex.split(target.words)]
-    paths = sorted(path for pattern in target.files for path in sandbox.folder.glob(pattern) if path.is_file())
-    path = rng.choice(paths)
-    name = str(path.relative_to(sandbox.folder))
+    name = rng.choice(sandbox.files(target.files))
     if target.names and rng.random() < 0.15:
         old = sandbox.folder / target.names
         new = wrong_files.rename(rng, old)
@@ -96,7 +94,7 @@ def draw(rng: random.Random, sandbox: Sandbox, processes: bool) -> Case:
             return Case(target, words, f"named {new.name!r}", target.names, text, writes)
     if "{text}" in target.words and rng.random() < 0.7:
         return Case(target, words, f"the text {text[:60]!r}", name, text, target.writes)
-    return Case(target, words, wrong_files.spoil(rng, path), name, text, target.writes)
+    return Case(target, words, wrong_files.spoil(rng, sandbox.folder / name), name, text, target.writes)
 
 
 class _Output(io.TextIOWrapper):
@@ -115,7 +113,7 @@ def run_case(seed: int, number: int, sandbox: Sandbox, processes: bool) -> tuple
     case = draw(random.Random(f"{seed}/{number}"), sandbox, processes)
     spoiled = sandbox.folder / case.path
     content = spoiled.read_bytes() if spoiled.is_file() and not spoiled.is_symlink() else b""
-    before = sandbox.look()
+    before = sandbox.look() if case.path == case.target.names else sandbox.look_after(case.path)
     written.clear()
     start = time.process_time()
     problem, where = _in_process(case, sandbox) if processes else _here(case, sandbox)
@@ -126,12 +124,13 @@ def run_case(seed: int, number: int, sandbox: Sandbox, processes: bool) -> tuple
     outside = [path for path in written if not is_allowed(path, sandbox.folder)] + sandbox.strays()
     if outside:
         found.append((f"wrote outside: {outside[:3]}", f"outside, {case.target.words}"))
-    kept = check_kept(sandbox, before, case.writes or ("nothing",), case.code != 0, (case.path, content))
+    after = sandbox.look()
+    kept = check_kept(sandbox, before, after, case.writes or ("nothing",), case.code != 0, (case.path, content))
     found += [(said, f"kept, {case.target.words}") for said in kept]
     if os.path.lexists(os.environ["EVIL"]):
         os.unlink(os.environ["EVIL"])
         found.append(("a value became a command", f"command, {case.target.words}"))
-    sandbox.restore()
+    sandbox.restore(after)
     return [Finding(seed, number, processes, str(case), said, where) for said, where in found], case, took_s
 
 

@@ -36,14 +36,18 @@ def _steers(char: str) -> bool:
 
 
 def check_kept(
-    sandbox: Sandbox, before: Mapping[str, Any], writes: tuple[str, ...], failed: bool, spoiled: tuple[str, bytes]
+    sandbox: Sandbox,
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    writes: tuple[str, ...],
+    failed: bool,
+    spoiled: tuple[str, bytes],
 ) -> Iterator[str]:
     """What was written where the command has nothing to write, and what is lost.
 
-    `before` is what `Sandbox.look` found, `writes` are beginnings of paths, `spoiled` is the file that was made wrong
-    and what it had then.
+    `before` and `after` are what `Sandbox.look` found, `writes` are beginnings of paths, `spoiled` is the file that was
+    made wrong and what it had then.
     """
-    after = sandbox.look()
     changed = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
     stray = [name for name in changed if not name.startswith(writes)]
     if stray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 from pathlib import Path
 
 _About = tuple[int, int, int]
@@ -18,6 +19,7 @@ class Sandbox:
         self.material, self.folder = material, folder
         shutil.copytree(material, folder, symlinks=True)
         self._good = self.look()
+        self._files: dict[tuple[str, ...], list[str]] = {}
 
     def look(self) -> dict[str, _About]:
         """All that is there, by its path below the folder."""
@@ -25,14 +27,29 @@ class Sandbox:
         _look_into(str(self.folder), "", found)
         return found
 
+    def files(self, patterns: tuple[str, ...]) -> list[str]:
+        """The files of the material that some patterns fit."""
+        if patterns not in self._files:
+            paths = (path for pattern in patterns for path in self.material.glob(pattern) if path.is_file())
+            self._files[patterns] = sorted(str(path.relative_to(self.material)) for path in paths)
+        return self._files[patterns]
+
+    def look_after(self, spoiled: str) -> dict[str, _About]:
+        """As `look`, where nothing was changed but one file, which may be gone."""
+        about = os.lstat(self.folder / spoiled) if os.path.lexists(self.folder / spoiled) else None
+        found = {name: about for name, about in self._good.items() if name != spoiled}
+        if about is not None:
+            is_folder = stat.S_ISDIR(about.st_mode)
+            found[spoiled] = (about.st_mode, 0, 0) if is_folder else (about.st_mode, about.st_size, about.st_mtime_ns)
+        return found
+
     def original(self, name: str) -> bytes:
         """A file's bytes before anything was made wrong, or nothing if there is none of that name."""
         path = self.material / name
         return path.read_bytes() if path.is_file() else b""
 
-    def restore(self) -> None:
-        """Everything as it was."""
-        now = self.look()
+    def restore(self, now: dict[str, _About]) -> None:
+        """Everything as it was; `now` is how it looks."""
         for name in sorted(now.keys() - self._good.keys(), reverse=True):
             self._remove(name)
         for name, about in sorted(self._good.items()):

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from cases import Finding, run_cases
 from material import make_material
-from promises import MOST_OUTPUT, check_output
+from promises import MOST_OUTPUT, check_kept, check_output, is_allowed, run_job
+from sandbox import Sandbox
 
 CASES = 2000
 SEED = int(os.environ.get("FUZZ_SEED", "1"))
@@ -46,3 +47,59 @@ def test_promises_are_kept_whatever_comes_in(material: Path, tmp_path: Path) -> 
 def test_what_is_wrong_with_output(data: bytes, said: str) -> None:
     assert said in (check_output(data) or "")
     assert check_output("frog ✓\n\tgood".encode()) is None
+
+
+@pytest.fixture
+def sandbox(tmp_path: Path) -> Sandbox:
+    files = {
+        "runs/one/record.json": '{"status": "completed"}',
+        "data/tiny/a.bin": "1",
+        "course/exercises/a.py": "x = 1\n",
+    }
+    for name, text in files.items():
+        (tmp_path / "material" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "material" / name).write_text(text)
+    return Sandbox(tmp_path / "material", tmp_path / "place" / "box")
+
+
+@pytest.mark.parametrize(
+    ("name", "writes", "failed", "said"),
+    [
+        ("runs/one/record.json", ("runs/",), False, "a completed run is"),
+        ("runs/one/record.json", ("runs/",), True, "by a command that failed"),
+        ("data/tiny/a.bin", ("data/",), True, "by a command that failed"),
+        ("data/tiny/a.bin", ("runs/",), False, "wrote outside of"),
+        ("new/file", ("runs/",), False, "wrote outside of"),
+        ("course/exercises/a.py", ("course/",), False, "what the learner wrote is lost"),
+        ("data/tiny/a.bin", ("data/",), False, None),
+        ("course/progress.html", ("course/",), True, None),
+    ],
+)
+def test_what_is_written_wrongly_or_lost(
+    sandbox: Sandbox, name: str, writes: tuple[str, ...], failed: bool, said: str | None
+) -> None:
+    before = sandbox.look()
+    path = sandbox.folder / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("changed")
+    found = list(check_kept(sandbox, before, sandbox.look(), writes, failed, ("", b"")))
+    assert found == [] if said is None else said in found[0]
+    sandbox.restore(sandbox.look())
+    assert sandbox.look() == before == sandbox.look_after("data/tiny/a.bin")
+
+
+def test_what_lies_beside_the_sandbox_is_found_and_removed(sandbox: Sandbox) -> None:
+    beside = sandbox.folder.parent / "evil"
+    beside.write_text("")
+    assert not is_allowed(str(beside), sandbox.folder)
+    assert sandbox.strays() == [str(beside)]
+    assert sandbox.strays() == []
+
+
+def test_a_value_that_is_a_command_is_run(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    mark = sandbox.folder / "mark"
+    monkeypatch.setenv("EVIL", str(mark))
+    run_job(b"set -eu\nsrun --comment='$(echo>$EVIL)' x\nexit 2\n", sandbox.folder)
+    assert not mark.exists()
+    run_job(b"srun x\nexit 2\nmodule load $(echo>$EVIL)\n", sandbox.folder)
+    assert mark.exists()
