@@ -75,6 +75,8 @@ def one_call(grade: Grade, world: World, expected: dict) -> None:
         ratio = (after[0]["first.bias"] / expected["first.bias"]).median()
         grade.reject("sum-is-average", f"Your gradients are {ratio:.3f} times the whole batch's at world {size}.")
     ratios = [(a["first.bias"] / expected["first.bias"]).median().item() for a in after]
+    if size > 1 and all(far(a, scaled(expected, 1 / size)) <= 1e-6 for a in after):
+        grade.reject("divided-twice", f"At world {size} your gradients are {ratios[0]:.3f} times the whole batch's.")
     if all(far(a, scaled(expected, ratio)) <= 1e-5 for a, ratio in zip(after, ratios, strict=True)):
         grade.reject("one-world-only", f"At world {size} your gradients are {ratios[0]:.3f} times the whole batch's.")
     if size > 1 and all(far(a, filled(before[0], expected)) <= 1e-6 for a in after):
@@ -130,16 +132,29 @@ def three_steps(grade: Grade, world: World) -> None:
         for name, value in table.items():
             if not torch.equal(value, trained[0][name]):
                 gap = (value - trained[0][name]).abs().max()
-                grade.reject("unknown", f"After 3 steps {name} on rank {rank} is {gap:.1g} away from rank 0's.")
-    model, x_NBD, y_NBV = make(grade.seed, world.size)
+                grade.reject("steps-alone", f"After 3 steps {name} on rank {rank} is {gap:.1g} away from rank 0's.")
+    expected = after_three_steps(grade.seed, world.size)
+    for id, other in (
+        ("never-clears", after_three_steps(grade.seed, world.size, clears=False)),
+        ("clears-too-soon", after_three_steps(grade.seed, world.size, moves=False)),
+    ):
+        if far(trained[0], expected) > 1e-3 and far(trained[0], other) <= 1e-5:
+            gap = far(trained[0], expected)
+            grade.reject(id, f"After 3 steps at world {world.size} the weights are {gap:.1g} off one process's.")
+    grade.compare(trained[0], expected, f"weights after 3 steps at world {world.size}", rtol=1e-3, atol=1e-3)
+
+
+def after_three_steps(seed: int, size: int, clears: bool = True, moves: bool = True) -> dict[str, torch.Tensor]:
+    """The weights of one process that has the whole batch."""
+    model, x_NBD, y_NBV = make(seed, size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for step in range(3):
-        x = samples_of_step(x_NBD, grade.seed, step)
+    for step in range(3 if moves else 0):
+        x = samples_of_step(x_NBD, seed, step)
         torch.stack([nn.functional.mse_loss(model(a), b) for a, b in zip(x, y_NBV, strict=True)]).mean().backward()
         optimizer.step()
-        optimizer.zero_grad()
-    expected = {name: p.detach() for name, p in model.named_parameters()}
-    grade.compare(trained[0], expected, f"weights after 3 steps at world {world.size}", rtol=1e-3, atol=1e-3)
+        if clears:
+            optimizer.zero_grad()
+    return {name: p.detach() for name, p in model.named_parameters()}
 
 
 def sent(grade: Grade) -> None:
