@@ -13,13 +13,14 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "frog"
 FLOORS = {
     "core": 0,
-    **dict.fromkeys(("config", "events", "comm"), 1),
-    **dict.fromkeys(("data", "model", "checkpoint", "jobfile", "kubernetes", "diagnose"), 2),
-    **dict.fromkeys(("parallel", "launch", "slurm", "submit"), 3),
-    **dict.fromkeys(("train", "chaos", "plan", "grader"), 4),
-    **dict.fromkeys(("finetune", "prove", "profile", "explain", "view", "doctor", "course", "demo", "gauge"), 5),
-    "site": 6,
-    "cli": 7,
+    "collectives": 1,
+    **dict.fromkeys(("config", "events", "comm"), 2),
+    **dict.fromkeys(("data", "model", "checkpoint", "jobfile", "kubernetes", "diagnose"), 3),
+    **dict.fromkeys(("parallel", "launch", "slurm", "submit"), 4),
+    **dict.fromkeys(("train", "chaos", "plan", "grader"), 5),
+    **dict.fromkeys(("finetune", "prove", "profile", "explain", "view", "doctor", "course", "demo", "gauge"), 6),
+    "site": 7,
+    "cli": 8,
 }
 """As docs/architecture.md has them."""
 

@@ -9,7 +9,7 @@
 | `wordings`      | what its errors say, and which cause each means: the only place where their text is read   |
 
 To add one: a subclass, an entry in `BACKENDS`, and its name in `CommConfig.backend` (a test holds the two together). A
-process group written in Python is registered with `dist.Backend.register_backend` in the subclass's `start`.
+process group written in Python is registered in the subclass's `start`, as `frog`'s is.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from frog.collectives.errors import CollectiveError
 from frog.core.env import WorldEnv, bind_loopback
 from frog.core.errors import UsageError
 from frog.core.facts import Cause
@@ -122,7 +123,27 @@ class NCCL(Backend):
         super().start(env, device, timeout_s, store)
 
 
-BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Gloo(), NCCL())}
+class Frog(Backend):
+    """Our own, between CPUs: through shared memory on one machine, over TCP between machines. See frog.collectives."""
+
+    name = "frog"
+    devices = ("cpu",)
+    stamps_end = True
+
+    def start(self, env: WorldEnv, device: torch.device, timeout_s: float, store: Any = None) -> None:
+        from frog.comm.process_group import register  # the classes of torch that it extends take their time
+
+        register()
+        super().start(env, device, timeout_s, store)
+
+    def owns(self, error: Exception) -> bool:
+        return isinstance(error, CollectiveError) or super().owns(error)
+
+    def cause_of(self, error: Exception) -> Cause | None:
+        return error.cause if isinstance(error, CollectiveError) else super().cause_of(error)
+
+
+BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Gloo(), NCCL(), Frog())}
 
 
 def choose_backend(requested: str, device: torch.device) -> Backend:

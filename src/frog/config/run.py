@@ -71,8 +71,9 @@ class TrainConfig:
 class CommConfig:
     """[comm]"""
 
-    backend: Literal["auto", "gloo", "nccl"] = "auto"
-    """What carries the collectives: gloo between CPUs, NCCL between NVIDIA GPUs. "auto" follows train.device."""
+    backend: Literal["auto", "gloo", "nccl", "frog"] = "auto"
+    """What carries the collectives: gloo or our own `frog` between CPUs, NCCL between NVIDIA GPUs. "auto" follows
+    train.device."""
 
 
 @dataclass(frozen=True)

@@ -21,14 +21,14 @@ from frog.prove.exchange import ProofResult, read_results
 from frog.prove.matrix import ALL_VARIANTS, DEFAULT_VARIANTS, IMPLEMENTATIONS, SMALL_MODEL, Cell, cells, proofs
 
 
-def prove(chosen: Sequence[Cell]) -> Iterator[tuple[Cell, ProofResult]]:
+def prove(chosen: Sequence[Cell], backend: str = "auto") -> Iterator[tuple[Cell, ProofResult]]:
     """Prove cells, world by world; give each with its result. Raises LaunchError if a world fails."""
     for world_size in sorted({cell.world_size for cell in chosen}):
         here = [cell for cell in chosen if cell.world_size == world_size]
         with tempfile.TemporaryDirectory(prefix="frog-proof-") as scratch:
             cases, results = Path(scratch) / "cases.json", Path(scratch) / "results.json"
             write_json(cases, [msgspec.structs.asdict(cell.fields(number)) for number, cell in enumerate(here)])
-            run_world(world_size, ["prove", str(cases), str(results)], Options(threads=1))
+            run_world(world_size, ["prove", str(cases), str(results), backend], Options(threads=1))
             found = {int(result.name): result for result in read_results(results)}
         yield from ((cell, found[number]) for number, cell in enumerate(here))
 
@@ -49,11 +49,11 @@ def run_proof(args: argparse.Namespace) -> int:
     if not chosen:
         reasons = "\n".join(f"  - {reason}" for reason in wanted if isinstance(reason, str))
         raise UsageError(f"nothing to prove\n{reasons}".rstrip(), "other --strategy, --world or --model")
-    return _report(model, wanted, chosen, args.json)
+    return _report(model, wanted, chosen, args)
 
 
-def _report(model: ModelConfig, wanted: Sequence[Cell | str], chosen: Sequence[Cell], as_json: bool) -> int:
-    start = time.monotonic()
+def _report(model: ModelConfig, wanted: Sequence[Cell | str], chosen: Sequence[Cell], args: argparse.Namespace) -> int:
+    start, as_json = time.monotonic(), args.json
     rows: list[dict[str, Any]] = []
     if not as_json:
         print(
@@ -62,7 +62,7 @@ def _report(model: ModelConfig, wanted: Sequence[Cell | str], chosen: Sequence[C
             "Numbers are differences: the largest in a tensor, over the tensor's largest value."
         )
         print(_line(["world", "strategy", "by", "loss", "gradient", "weight", "", "variant"]))
-    for cell, result in prove(chosen):
+    for cell, result in prove(chosen, args.backend):
         rows.append(
             {"strategy": cell.strategy, "implementation": cell.implementation, "world": cell.world_size}
             | {"variant": cell.variant.name}
@@ -106,6 +106,7 @@ def add_proof_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
         "--world", type=int, action="append", metavar="N", help="in a world of N; repeatable; default: 1, 2 and 4"
     )
     parser.add_argument("--implementation", choices=[*IMPLEMENTATIONS, "all"], default="frog")
+    parser.add_argument("--backend", choices=("gloo", "frog"), default="gloo", help="what carries the collectives")
     parser.add_argument("--full", action="store_true", help="every variant by itself, recomputed and bf16 too")
     parser.add_argument("--json", action="store_true", help="the table as JSON")
     parser.set_defaults(handler=run_proof)

@@ -1,6 +1,6 @@
 """Proof that a strategy computes what one process computes: losses, gradients and weights, step by step.
 
-    torchrun --nproc-per-node 4 -m frog.prove.rank CASES.json RESULTS.json
+    torchrun --nproc-per-node 4 -m frog.prove.rank CASES.json RESULTS.json gloo
 
 `frog prove` starts this. Each rank draws other weights, so that a strategy which forgets to share them out shows; rank
 0's count. The oracle is written in another way: the plain model, the whole batch at once, torch's AdamW over single
@@ -305,9 +305,9 @@ def _finite(result: dict[str, Any]) -> dict[str, Any]:
 
 def main(arguments: list[str]) -> int:
     """Read the cases, run them in this world, write the results."""
-    cases_path, results_path = map(Path, arguments[:2])
+    cases_path, results_path, backend = Path(arguments[0]), Path(arguments[1]), arguments[2]
     env = world_env()
-    world = join_world(env, _CPU, timeout_s=60)
+    world = join_world(env, _CPU, timeout_s=60, backend=backend)
     cases = [Case.of(fields, cases_path) for fields in read_cases(cases_path)]
 
     try:

@@ -40,7 +40,7 @@ def navigation(root: Path, examples: dict[str, str]) -> list[Any]:
         {"Teach": ["docs/teach/README.md", "docs/tutorial-guide.md", *_teaching(root), {"Slides": _slides(root)}]},
         {
             "Strategies": [
-                *(f"docs/{name}.md" for name in ("strategies", "explain", "peers")),
+                *(f"docs/{name}.md" for name in ("strategies", "collectives", "explain", "peers")),
                 {"Real runs": [{t: p} for t, p in examples.items()]},
             ]
         },

@@ -1,0 +1,56 @@
+"""Groups whose ranks are threads of the test: real sockets and real shared memory, no process to start."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from frog.collectives.cost import Costs
+from frog.collectives.group import Group, open_group
+from frog.collectives.rendezvous import FolderBook
+
+T = TypeVar("T")
+
+RING = Costs(alpha_s=0.0, beta_s_per_byte=1.0)
+DOUBLING = Costs(alpha_s=1.0, beta_s_per_byte=0.0)
+
+
+def together(
+    folder: Path,
+    size: int,
+    act: Callable[[Group], T],
+    nodes: tuple[str, ...] | None = None,
+    memory: bool = True,
+    costs: Costs | None = None,
+    timeout_s: float = 20.0,
+) -> list[T]:
+    """What `act` gives for each rank of a group. Raises the first error of a rank."""
+    folder.mkdir(exist_ok=True)
+    results: list[Any] = [None] * size
+    errors: list[BaseException] = []
+
+    def be(rank: int) -> None:
+        try:
+            node = nodes[rank] if nodes else "one"
+            group = open_group(
+                FolderBook(folder, timeout_s), rank, size, secret=b"secret", node=node,
+                memory=memory, costs=costs, timeout_s=timeout_s,
+            )  # fmt: skip
+            try:
+                results[rank] = act(group)
+            finally:
+                group.close()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=be, args=(rank,), daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+        assert not thread.is_alive(), "a rank hangs"
+    if errors:
+        raise errors[0]
+    return results
