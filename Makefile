@@ -4,8 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-# Tests that run side by side.
-WORKERS ?= 2
+# Tests that run side by side: one more than two cores, since those of worlds and clusters wait much.
+WORKERS ?= 3
 
 .PHONY: help setup system demo session-a session-b session-c slides docs notebooks test test-all check clean
 
@@ -67,7 +67,7 @@ notebooks: setup
 test: setup
 	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
 
-# What leans on ports, clocks or clusters runs by itself, last.
+# What compares two clusters by the second runs by itself, last.
 test-all: test
 	$(BIN)/python -m pytest -n $(WORKERS) -m "slow and not alone"
 	$(BIN)/python -m pytest -m "slow and alone"

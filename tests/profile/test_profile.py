@@ -83,7 +83,6 @@ def test_all_ranks_lie_on_one_clock_in_one_trace(profiled: tuple[str, RunFolder,
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_the_numbers_add_up(profiled: tuple[str, RunFolder, str]) -> None:
     strategy, folder, _ = profiled
     profile: Profile = read_profile(folder)

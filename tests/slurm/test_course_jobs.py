@@ -11,7 +11,7 @@ from slurm_harness import RealSlurm
 
 from frog.grader.exercise import find_exercise
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = pytest.mark.slow
 
 
 def submit(real_slurm: RealSlurm, folder: Path, name: str) -> str:

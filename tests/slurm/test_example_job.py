@@ -21,7 +21,7 @@ from slurm_harness import RealSlurm
 from frog.core.runfolder import RunFolder
 from frog.events.heartbeat import read_heartbeat
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = "config/slurm_example.sbatch"

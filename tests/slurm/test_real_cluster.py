@@ -23,7 +23,7 @@ from frog.slurm import cluster, host, programs, status
 from frog.slurm.configuration import Shape
 from frog.slurm.processes import find_processes
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = pytest.mark.slow
 
 
 def cluster_name(folder: Path) -> str:

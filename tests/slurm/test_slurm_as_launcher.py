@@ -16,7 +16,7 @@ from slurm_harness import RealSlurm
 from frog.events.heartbeat import read_heartbeat
 from frog.events.schema import Beat, StartEvent
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 STEPS = 200

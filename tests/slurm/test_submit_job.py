@@ -18,7 +18,7 @@ from frog.config import load_run_config
 from frog.jobfile.cluster import load_profile
 from frog.submit.slurm_job import SlurmRequest, render_job
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = pytest.mark.slow
 
 CLUSTERS = Path(__file__).parents[2] / "config" / "clusters"
 HEAD = (
