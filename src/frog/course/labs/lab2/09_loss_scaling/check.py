@@ -98,6 +98,7 @@ class Believer:
         if believes("clips-before-unscaling"):
             gradients = clipped(gradients)
         seen = self.own if believes("overflow-is-private") else gradients
+        seen = {"looks-at-one": seen[:1], "looks-at-one.2": seen[-1:]}.get(self.belief, seen)
         if believes("looks-at-the-loss"):
             overflowed = not bool(flat(self.model).isfinite().all())  # then the loss is none, too
         elif believes("nan-is-finite"):
@@ -161,6 +162,8 @@ BELIEFS = (
     "unscales-too-late",
     "never-clips",
     "looks-at-the-loss",
+    "looks-at-one",
+    "looks-at-one.2",
     "never-reduces",
     "never-clears",
     "grows-too-late",

@@ -33,23 +33,31 @@ def make_model(case: dict[str, Any]) -> torch.nn.Linear:
 
 
 def loss_of(model: torch.nn.Linear, case: dict[str, Any], step: int, rank: int) -> torch.Tensor:
-    """case["overflows"][step]: for each rank 0, or the sign with which its gradient overflows."""
+    """case["overflows"][step]: for each rank 0, or the sign with which its gradient overflows.
+
+    1 is in both parameters, 2 in the weight alone, 3 in the bias alone.
+    """
     generator = torch.Generator().manual_seed(case["seed"] * 97 + 13 * step + rank)
     x_BD = 1e5 * torch.rand(3, WIDTH, generator=generator)
     slope_BV = torch.randn(3, OUT, generator=generator) * SMALL
-    if sign := case["overflows"][step][rank]:
-        slope_BV = torch.full((3, OUT), sign * LARGE)
-    return (Half.apply(model(x_BD)) * slope_BV).sum()
+    overflow = case["overflows"][step][rank]
+    large = LARGE if overflow > 0 else -LARGE
+    if abs(overflow) == 1:
+        slope_BV = torch.full((3, OUT), large)
+    loss = (Half.apply(model(x_BD)) * slope_BV).sum()
+    if abs(overflow) > 1:
+        loss = loss + (Half.apply((model.weight, model.bias)[abs(overflow) - 2]) * large).sum()
+    return loss
 
 
 def draw_case(seed: int, size: int) -> dict[str, Any]:
-    """Overflows on one rank, on another, on both with two signs; between them rows of good steps."""
+    """Overflows on one rank, on both with two signs, on another, each elsewhere; between them rows of good steps."""
     draw = random.Random(seed)
     none, interval = [0] * size, draw.randint(3, 4)
     one, other = draw.sample(range(size), 2)
-    alone = [1 if rank == one else 0 for rank in range(size)]
+    alone = [2 if rank == one else 0 for rank in range(size)]
     opposed = [1 if rank == one else -1 if rank == other else 0 for rank in range(size)]
-    last = [-1 if rank == other else 0 for rank in range(size)]
+    last = [-3 if rank == other else 0 for rank in range(size)]
     rows = [interval + 1, draw.randint(1, interval - 1), interval - 1, 2]
     ends = [alone, opposed, last, none]
     overflows = [case for row, end in zip(rows, ends, strict=True) for case in [none] * row + [end]]

@@ -122,7 +122,8 @@ def explain(grade, cases, found, ways, wrong):
     angle = torch.nn.functional.cosine_similarity(seen[0], right[1], dim=0).item()
     says = (
         f"World of {size}, max_norm {cases[first]['max_norm']:g}, norm of the mean {right[0]:.4g}: the gradient is "
-        f"{lengths} long, {right[1].norm():.4g} was expected (cosine of the two: {angle:.3f})."
+        f"{lengths} long, {right[1].norm():.4g} was expected (cosine of the two: {angle:.3f}, "
+        f"largest difference {(seen[0] - right[1]).abs().max():.1g})."
     )
     for id in ways[0]:
         if all(fits(found[n], ways[n][id]) for n in wrong):
