@@ -72,7 +72,7 @@ def test_nothing_is_loaded_from_elsewhere(site: Path, pages: dict[Path, Page]) -
 
 
 def test_checklists_have_boxes(site: Path) -> None:
-    assert 'type="checkbox"' in (site / "docs/scale/first-hour.html").read_text()
+    assert 'class="task-list-item"' in (site / "docs/scale/first-hour.html").read_text()
 
 
 def test_pictures_have_words_and_names_stand_once(site: Path, pages: dict[Path, Page]) -> None:
