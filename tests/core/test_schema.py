@@ -77,6 +77,11 @@ def test_tables_of_other_readers(tmp_path: Path) -> None:
         convert({"format": 3, "step": [1]}, Whole, "f")
 
 
+def test_half_a_surrogate_pair_in_a_table_of_another_reader() -> None:
+    with pytest.raises(RunError, match=r"here: found half a surrogate pair, '\\ud800', expected text"):
+        convert({"name": "a", "\ud800": 1}, Part, "here")
+
+
 def test_what_is_no_plain_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(RunError, match="found a named pipe, expected a file"):

@@ -137,6 +137,9 @@ def convert(value: Any, kind: type[T], origin: str, hint: str | None = None, err
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as problem:
         raise error(_refusal(origin, problem, value), hint) from None
+    except UnicodeEncodeError as problem:
+        half = problem.object[problem.start]
+        raise error(f"{origin}: found half a surrogate pair, {half!a}, expected text", hint) from None
     except RecursionError:
         raise error(f"{origin}: nested too deep to be read", hint) from None
 
