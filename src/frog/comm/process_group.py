@@ -136,6 +136,9 @@ class FrogWork(dist._Work):
 class FrogProcessGroup(dist.ProcessGroup):
     """A group of ranks whose collectives are those of frog.collectives."""
 
+    memory: bool | None = None
+    """Whether ranks of a node share memory; None: where the machine can."""
+
     def __init__(self, store: Any, rank: int, size: int, timeout_s: float) -> None:
         super().__init__(rank, size)
         self._rank, self._size = rank, size
@@ -153,6 +156,7 @@ class FrogProcessGroup(dist.ProcessGroup):
             host=host,
             node=f"{machine()} {env.node_rank}",
             timeout_s=timeout_s,
+            memory=self.memory,
         )
         self.worker = Worker(f"collectives of rank {rank}")
 

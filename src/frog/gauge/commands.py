@@ -18,11 +18,12 @@ def add_collectives_parser(commands: _Parsers) -> None:
     """Add `frog collectives`."""
     parser = commands.add_parser(
         "collectives",
-        help="grade a collective library from outside, in whatever language it is written",
+        help="collective libraries: ours measured, others graded, in whatever language they are written",
         description="Collective libraries, measured and graded.",
     )
     actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_check(actions)
+    _add_bench(actions)
     example = actions.add_parser(
         "example",
         help="print a peer to begin with",
@@ -63,6 +64,55 @@ def _add_check(actions: _Parsers) -> None:
     parser.add_argument("--seed", type=int, metavar="N", help="of the inputs, to repeat a check")
     parser.add_argument("--json", action="store_true", help="print what was found as JSON")
     parser.set_defaults(handler=_check)
+
+
+def _add_bench(actions: _Parsers) -> None:
+    from frog.gauge.measurement import CONTENDERS, OPERATIONS
+
+    parser = actions.add_parser(
+        "bench",
+        help="how fast collectives are here, ours beside others",
+        description="Time collectives in a world of this machine: medians of rounds in which all contenders have their "
+        "turn. algbw is bytes over time; busbw what each link must carry for that, as nccl-tests defines it.",
+    )
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--nproc", type=int, metavar="N", help="how many ranks, on one node")
+    size.add_argument("--nodes", metavar="NODESxRANKS", help="pretended nodes: 2x2 is two of two ranks")
+    parser.add_argument(
+        "--network", metavar="LINK", help='a slow network between them: "rate=100mbit delay=20ms" (Linux)'
+    )
+    parser.add_argument(
+        "--against",
+        type=lambda text: _names(text, [name for name in CONTENDERS if name != "frog"]),
+        default=(),
+        metavar="NAMES",
+        help="others in turn: gloo, or tcp (frog without shared memory), or gloo,tcp",
+    )
+    parser.add_argument(
+        "--operations",
+        type=lambda text: _names(text, OPERATIONS),
+        default=("all_reduce",),
+        metavar="NAMES",
+        help=f"some of {','.join(OPERATIONS)} (default: all_reduce)",
+    )
+    parser.add_argument(
+        "--sizes", type=_sizes, default="4KiB,256KiB,4MiB,64MiB", metavar="SIZES", help="default: %(default)s"
+    )
+    parser.add_argument("--rounds", type=int, metavar="N", help="default: as many as fit into a second or so")
+    parser.add_argument("--json", action="store_true", help="print what was measured as JSON")
+    parser.set_defaults(handler=_bench, threads=1, restarts=0, deadline=60.0)
+
+
+def _bench(args: argparse.Namespace) -> int:
+    from frog.gauge.bench import bench
+
+    return bench(args)
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    from frog.gauge.bench import sizes
+
+    return sizes(text)
 
 
 def _operations(text: str) -> tuple[str, ...]:

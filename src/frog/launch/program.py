@@ -13,6 +13,7 @@ _PROGRAMS = {
     "prove": "frog.prove.rank",
     "profile": "frog.profile.rank",
     "explain": "frog.explain.rank",
+    "collectives": "frog.gauge.rank",
 }
 """Frog's own programs that run on every rank."""
 
