@@ -8,11 +8,12 @@ directions are open at once.
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from frog.collectives.errors import Mismatch, PeerClosed, TimedOut
 from frog.collectives.frames import HEADER_BYTES, Header, Sealer
@@ -21,6 +22,8 @@ Bytes = memoryview
 
 NOTHING = memoryview(bytearray())
 SOCKET_BUFFER_BYTES = 4 << 20
+_YIELDS = 10
+"""How often a rank gives its processor away before it sleeps: an answer on its way is there before a sleeper wakes."""
 
 
 def _nothing() -> None:
@@ -165,15 +168,25 @@ def complete(connections: Iterable[Connection], timeout_s: float) -> None:
     """
     connections = tuple(connections)
     while True:
-        moved = False
-        for connection in connections:
-            moved |= connection.move()
-        if moved:
+        if _move(connections):
             continue
         busy = [one for one in connections if one.outgoing or one.incoming]
         if not busy:
             return
-        wait_for(busy, timeout_s)
+        for _ in range(_YIELDS):
+            os.sched_yield()
+            if _move(busy):
+                break
+        else:
+            wait_for(busy, timeout_s)
+
+
+def _move(connections: Sequence[Connection]) -> bool:
+    """Move what can be on all of them. Returns whether anything did."""
+    moved = False
+    for connection in connections:
+        moved |= connection.move()
+    return moved
 
 
 def wait_for(busy: list[Connection], timeout_s: float) -> None:

@@ -25,7 +25,8 @@ def bench(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="frog-bench-") as scratch:
         asked, found = Path(scratch) / "request.json", Path(scratch) / "result.json"
         request.write(asked)
-        run_world(nodes, ["collectives", str(asked), str(found)], options)
+        if code := run_world(nodes, ["collectives", str(asked), str(found)], options):
+            return code
         result = json.loads(found.read_text())
     num_ranks = nodes.most * nodes.ranks
     rows = [Row(**row) for row in result["rows"]]
