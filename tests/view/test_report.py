@@ -149,7 +149,7 @@ def test_a_killed_run_without_a_record_is_kept_apart_from_one_that_runs(tmp_path
     text = page_of(make_run(tmp_path / "r", Synthetic(status=None))).text
     assert "died" in text
     assert "The run ended without a record" in text
-    monkeypatch.setattr("frog.view.runs.is_under_way", lambda folder: True)
+    monkeypatch.setattr("frog.view.runs.is_under_way", lambda folder, problems: True)
     text = page_of(make_run(tmp_path / "s", Synthetic(status=None))).text
     assert "running" in text
     assert "without a record" not in text
