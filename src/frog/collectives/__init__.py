@@ -9,9 +9,9 @@
 | `exchange`         | small messages: everybody to everybody, or doubling; broadcast by a tree        |
 | `ring`             | large ones: reduce-scatter and all-gather around a ring                         |
 | `shared_memory`    | ranks of one machine, through memory that both see                              |
-| `hierarchy`        | inside a node through memory, between nodes over the network                    |
 | `cost`             | which of these, by latency and bandwidth                                        |
 | `group`            | the collectives that a caller sees                                              |
 | `worker`           | asynchronous ones, on a thread                                                  |
 | `messages`         | send and receive, with tags                                                     |
+| `survivors`        | a group that goes on when ranks are lost                                        |
 """

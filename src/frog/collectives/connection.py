@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from frog.collectives.errors import Mismatch, PeerClosed, TimedOut
+from frog.collectives.errors import Alarm, Mismatch, PeerClosed, TimedOut
 from frog.collectives.frames import HEADER_BYTES, Header, Sealer
 
 Bytes = memoryview
@@ -101,6 +101,10 @@ class Connection:
         except OSError:
             return True
 
+    def can_be_read(self) -> bool:
+        """Whether something has come, or the end, found without taking any byte."""
+        return bool(select.select([self.socket], [], [], 0)[0])
+
     def close(self) -> None:
         self.outgoing.clear()
         self.incoming.clear()
@@ -161,10 +165,12 @@ class _Incoming:
         return seen
 
 
-def complete(connections: Iterable[Connection], timeout_s: float) -> None:
+def complete(connections: Iterable[Connection], timeout_s: float, alarms: Sequence[Connection] = ()) -> None:
     """Return when everything that was queued on these connections, and what that led to, has moved.
 
-    Raises:  PeerClosed, TimedOut if nothing moves for `timeout_s`, Mismatch, Refused.
+    alarms: connections on which nothing is said unless something is wrong.
+
+    Raises:  PeerClosed, TimedOut if nothing moves for `timeout_s`, Mismatch, Refused; Alarm.
     """
     connections = tuple(connections)
     while True:
@@ -178,7 +184,7 @@ def complete(connections: Iterable[Connection], timeout_s: float) -> None:
             if _move(busy):
                 break
         else:
-            wait_for(busy, timeout_s)
+            wait_for(busy, timeout_s, alarms)
 
 
 def _move(connections: Sequence[Connection]) -> bool:
@@ -189,21 +195,36 @@ def _move(connections: Sequence[Connection]) -> bool:
     return moved
 
 
-def wait_for(busy: list[Connection], timeout_s: float) -> None:
-    """Sleep until one of these can move. Raises TimedOut."""
+def wait_for(busy: list[Connection], timeout_s: float, alarms: Sequence[Connection] = ()) -> None:
+    """Sleep until one of these can move. Raises TimedOut, or Alarm if an alarm can be read or has ended."""
     poll = select.poll()
+    for one in alarms:
+        poll.register(one.socket, select.POLLIN)
     for one in busy:
         poll.register(one.socket, (select.POLLOUT if one.outgoing else 0) | (select.POLLIN if one.incoming else 0))
     began_s = time.monotonic()
-    if not poll.poll(timeout_s * 1e3):
+    ready = poll.poll(timeout_s * 1e3)
+    if not ready:
         raise TimedOut(time.monotonic() - began_s, [one.peer for one in busy])
+    rung = {one.socket.fileno(): one.peer for one in alarms}
+    for descriptor, _ in ready:
+        if descriptor in rung:
+            raise Alarm(rung[descriptor])
 
 
 class Mesh:
     """The ranks of a group, seen from one of them: a connection to each other one."""
 
-    def __init__(self, rank: int, size: int, connections: dict[int, Connection], timeout_s: float) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        connections: dict[int, Connection],
+        timeout_s: float,
+        alarms: Sequence[Connection] = (),
+    ) -> None:
         self.rank, self.size, self.connections, self.timeout_s = rank, size, connections, timeout_s
+        self.alarms = alarms
 
     @property
     def others(self) -> list[int]:
@@ -211,4 +232,4 @@ class Mesh:
         return [(self.rank + step) % self.size for step in range(1, self.size)]
 
     def complete(self) -> None:
-        complete(self.connections.values(), self.timeout_s)
+        complete(self.connections.values(), self.timeout_s, self.alarms)

@@ -22,6 +22,13 @@ class PeerClosed(CollectiveError):
         super().__init__(f"rank {peer} of the group closed its connection: {why}", "closed", peer)
 
 
+class Alarm(CollectiveError):
+    """A peer has left, or calls for an agreement about who is left."""
+
+    def __init__(self, peer: int) -> None:
+        super().__init__(f"rank {peer} of the group has left, or asks who is left", "closed", peer)
+
+
 class TimedOut(CollectiveError):
     """No byte went or came in time."""
 

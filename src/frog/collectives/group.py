@@ -15,7 +15,7 @@ from frog.collectives import exchange, ring
 from frog.collectives.arithmetic import Buffer, Reduction
 from frog.collectives.connection import Connection, Mesh
 from frog.collectives.cost import Costs
-from frog.collectives.errors import PeerClosed
+from frog.collectives.errors import Alarm, PeerClosed
 from frog.collectives.exchange import cuts
 from frog.collectives.messages import Messages
 from frog.collectives.rendezvous import Book, Peer, Place, meet
@@ -25,6 +25,7 @@ OPERATIONS = (
     "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather", "scatter", "all_to_all", "barrier",
 )  # fmt: skip
 _TAGS = {name: number for number, name in enumerate(OPERATIONS)}
+_TEXT_BYTES = 256
 
 
 class Group:
@@ -32,17 +33,18 @@ class Group:
 
     def __init__(
         self,
-        place: Place,
+        rank: int,
         peers: Sequence[Peer],
         connections: dict[int, Connection],
         messages: Messages,
-        book: Book,
         timeout_s: float,
         costs: Costs,
         memory: bool,
+        alarms: Sequence[Connection] = (),
     ) -> None:
-        self.rank, self.size, self.peers, self.costs = place.rank, place.size, peers, costs
-        self.mesh = Mesh(place.rank, place.size, connections, timeout_s)
+        """peers: all ranks, in order. alarms: connections on which nothing is said unless something is wrong."""
+        self.rank, self.size, self.peers, self.costs = rank, len(peers), peers, costs
+        self.mesh = Mesh(rank, self.size, connections, timeout_s, alarms)
         self.messages = messages
         self._seq = 0
         self._shared = False
@@ -50,35 +52,46 @@ class Group:
         for peer in peers:
             by_node.setdefault(peer.node, []).append(peer.rank)
         self._nodes = list(by_node.values())
-        self._local = by_node[peers[place.rank].node]
-        self.segment = self._share(book, timeout_s) if memory else None
+        self._local = by_node[peers[rank].node]
+        self.segment = self._share() if memory and self.size > len(self._nodes) else None
 
-    def _share(self, book: Book, timeout_s: float) -> Segment | None:
+    def _share(self) -> Segment | None:
         """Memory that the ranks of this node map; None on a node of one rank, and everywhere if a node has no room."""
         heads = [ranks[0] for ranks in self._nodes if len(ranks) > 1]
-        if self.rank in heads:
-            path = create(len(self._local))
-            book.set(f"memory {self.rank}", str(path or ""))
-        names = {head: book.get(f"memory {head}").decode() for head in heads}
-        if not all(names.values()):
-            if names.get(self.rank):
-                Path(names[self.rank]).unlink()
-            return None
-        self._shared = True
-        if len(self._local) == 1:
-            return None
-        path = Path(names[self._local[0]])
-        segment = Segment(path, self._local.index(self.rank), len(self._local), timeout_s, self.look)
-        segment.commit()
-        if self.rank in heads:
-            path.unlink()
-        return segment
+        path = create(len(self._local)) if self.rank in heads else None
+        try:
+            names = self._tell_all(str(path or ""))
+            if not all(names[head] for head in heads):
+                return None
+            self._shared = True
+            if len(self._local) == 1:
+                return None
+            own = self._local.index(self.rank)
+            name = Path(names[self._local[0]])
+            segment = Segment(name, own, len(self._local), self.mesh.timeout_s, self.look)
+            segment.commit()
+            return segment
+        finally:
+            if path is not None:
+                path.unlink()
+
+    def _tell_all(self, text: str) -> list[str]:
+        """A short text of each rank, in order of ranks."""
+        rows = [np.zeros(_TEXT_BYTES, np.uint8) for _ in range(self.size)]
+        data = text.encode()
+        rows[self.rank][: len(data)] = np.frombuffer(data, np.uint8)
+        self._seq += 1
+        exchange.all_gather(self.mesh, self._seq, _TAGS["all_gather"], rows)
+        return [row.tobytes().rstrip(b"\0").decode() for row in rows]
 
     def look(self) -> None:
-        """Raise PeerClosed if the connection to a peer has been closed from there."""
+        """Raise PeerClosed if the connection to a peer has been closed from there, Alarm if one has rung."""
         for connection in self.mesh.connections.values():
             if connection.has_left():
                 raise PeerClosed(connection.peer)
+        for alarm in self.mesh.alarms:
+            if alarm.can_be_read():
+                raise Alarm(alarm.peer)
 
     @property
     def _whole(self) -> Segment | None:
@@ -262,7 +275,7 @@ def open_group(
         book.set("memory", "yes" if shares else "no")
     shares = size > 1 and book.get("memory") == b"yes"
     agreed = Costs.from_text(book.get("costs"))
-    return Group(place, peers, meshes[0], Messages(meshes[1], timeout_s), book, timeout_s, agreed, shares)
+    return Group(rank, peers, meshes[0], Messages(meshes[1], timeout_s), timeout_s, agreed, shares)
 
 
 class Prefixed:

@@ -99,7 +99,10 @@ class Messages:
         return transfer
 
     def close(self) -> None:
+        """Give the connections back. Calling it again does nothing."""
         with self._lock:
+            if self._closed:
+                return
             self._closed = True
         self._stir()
         if self._thread is not None:

@@ -13,6 +13,7 @@ Steps:   one round trip and a half for each pair; n - 1 connections a rank.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import json
@@ -22,12 +23,13 @@ import select
 import socket
 import struct
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from frog.collectives.connection import SOCKET_BUFFER_BYTES, Connection
-from frog.collectives.errors import CollectiveError, TimedOut
+from frog.collectives.errors import Alarm, CollectiveError, TimedOut
 from frog.collectives.frames import MAGIC, VERSION, Sealer, keys_of
 from frog.core.files import write_atomic
 
@@ -118,18 +120,24 @@ def meet(place: Place, book: Book, timeout_s: float) -> tuple[list[Peer], dict[i
     return peers, connections
 
 
-def call(place: Place, peer: Peer, deadline_s: float) -> Connection:
-    """Connect to a peer and prove who calls."""
-    left_s = max(0.1, deadline_s - time.monotonic())
+def call(place: Place, peer: Peer, deadline_s: float, alarms: Sequence[Connection] = ()) -> Connection:
+    """Connect to a peer and prove who calls. Raises CollectiveError; Alarm if an alarm can be read or has ended."""
     sock = socket.socket(_family(peer.host))
     try:
         _widen_buffers(sock)
-        sock.settimeout(left_s)
-        sock.connect((peer.host, peer.port))
-        nonces = _read(sock, _NONCE_BYTES) + secrets.token_bytes(_NONCE_BYTES)
+        sock.setblocking(False)
+        if (failure := sock.connect_ex((peer.host, peer.port))) not in (0, errno.EINPROGRESS):
+            raise OSError(failure, os.strerror(failure))
+        _wait(sock, select.POLLOUT, deadline_s, alarms)
+        if failure := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            raise OSError(failure, os.strerror(failure))
+        nonces = _read(sock, _NONCE_BYTES, deadline_s, alarms) + secrets.token_bytes(_NONCE_BYTES)
         own = place.proof(place.rank, peer.rank, nonces, b">")
         sock.sendall(_HELLO.pack(MAGIC, VERSION, place.rank, nonces[_NONCE_BYTES:], own))
-        theirs = _read(sock, _PROOF_BYTES)
+        theirs = _read(sock, _PROOF_BYTES, deadline_s, alarms)
+    except Alarm:
+        sock.close()
+        raise
     except (OSError, EOFError) as error:
         sock.close()
         raise CollectiveError(
@@ -142,18 +150,28 @@ def call(place: Place, peer: Peer, deadline_s: float) -> Connection:
     return place.connection(sock, peer.rank, nonces, called=False)
 
 
-def answer(place: Place, expected: set[int], deadline_s: float) -> dict[int, Connection]:
-    """Wait until all who are expected have called and proved who they are; turn strangers away."""
+def answer(
+    place: Place, expected: set[int], deadline_s: float, alarms: Sequence[Connection] = ()
+) -> dict[int, Connection]:
+    """Wait until all who are expected have called and proved who they are; turn strangers away.
+
+    Raises:  TimedOut; Alarm if an alarm can be read or has ended.
+    """
     found: dict[int, Connection] = {}
     waiting: dict[int, _Caller] = {}
     poll = select.poll()
     poll.register(place.listener, select.POLLIN)
+    rung = {one.socket.fileno(): one.peer for one in alarms}
+    for one in rung:
+        poll.register(one, select.POLLIN)
     try:
         while set(found) != expected:
             now_s = time.monotonic()
             if now_s > deadline_s:
                 raise TimedOut(now_s - deadline_s, sorted(expected - set(found)))
             for descriptor, _ in poll.poll(min(1.0, deadline_s - now_s) * 1e3):
+                if descriptor in rung:
+                    raise Alarm(rung[descriptor])
                 if descriptor == place.listener.fileno():
                     caller = _Caller(place)
                     waiting[caller.socket.fileno()] = caller
@@ -166,6 +184,10 @@ def answer(place: Place, expected: set[int], deadline_s: float) -> dict[int, Con
             for descriptor in [one for one, caller in waiting.items() if now_s > caller.until_s]:
                 poll.unregister(descriptor)
                 waiting.pop(descriptor).refuse("it said nothing")
+    except CollectiveError:
+        for connection in found.values():
+            connection.close()
+        raise
     finally:
         for caller in waiting.values():
             caller.socket.close()
@@ -248,9 +270,25 @@ def _stays_here(sock: socket.socket) -> bool:
     return bool(sock.getpeername()[0] == sock.getsockname()[0])
 
 
-def _read(sock: socket.socket, num_bytes: int) -> bytes:
+def _wait(sock: socket.socket, event: int, deadline_s: float, alarms: Sequence[Connection]) -> None:
+    """Return when `event` is true of the socket. Raises TimeoutError, Alarm."""
+    poll = select.poll()
+    poll.register(sock, event)
+    rung = {one.socket.fileno(): one.peer for one in alarms}
+    for one in rung:
+        poll.register(one, select.POLLIN)
+    ready = poll.poll(max(0.1, deadline_s - time.monotonic()) * 1e3)
+    if not ready:
+        raise TimeoutError("timed out")
+    for descriptor, _ in ready:
+        if descriptor in rung:
+            raise Alarm(rung[descriptor])
+
+
+def _read(sock: socket.socket, num_bytes: int, deadline_s: float, alarms: Sequence[Connection]) -> bytes:
     data = b""
     while len(data) < num_bytes:
+        _wait(sock, select.POLLIN, deadline_s, alarms)
         more = sock.recv(num_bytes - len(data))
         if not more:
             raise EOFError("it hung up")

@@ -1,0 +1,203 @@
+"""Ranks are lost in the middle of collectives: the others agree on a verdict, and go on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ranks import DOUBLING, RING
+
+from frog.collectives.connection import Connection
+from frog.collectives.rendezvous import FolderBook
+from frog.collectives.survivors import LeftOut, Survivors, WorldChanged
+from frog.collectives.waiting import Waiter
+
+STEPS = 6
+"""More than any rank that is to die here lives to take."""
+ELEMENTS = 150_000
+WAYS: dict[str, dict[str, Any]] = {
+    "memory": {},
+    "ring": {"memory": False, "costs": RING},
+    "doubling": {"memory": False, "costs": DOUBLING},
+    "nodes": {"nodes": ("a", "b", "a", "b"), "costs": RING},
+}
+_limits = threading.local()
+
+
+class Killed(Exception):
+    """Of a rank that is to die here."""
+
+
+def _limited(function: Callable[..., Any]) -> Callable[..., Any]:
+    """One of the functions through which a rank speaks, which it can do only so often."""
+
+    def act(*args: Any) -> Any:
+        left = getattr(_limits, "left", None)
+        if left is not None:
+            if left == 0:
+                raise Killed
+            _limits.left = left - 1
+        return function(*args)
+
+    return act
+
+
+@pytest.fixture(autouse=True)
+def _mortal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Connection, "_send_some", _limited(Connection._send_some))
+    monkeypatch.setattr(Connection, "_receive_some", _limited(Connection._receive_some))
+    monkeypatch.setattr(Waiter, "say", _limited(Waiter.say))
+
+
+def gift(rank: int, step: int) -> np.ndarray[Any, Any]:
+    return np.full(ELEMENTS, float(10**rank * (step + 1)))
+
+
+def steps_of(world: Survivors, changes: list[tuple[int, ...]]) -> list[float]:
+    """Take every step, again if the world changed in it. What came out of each."""
+    sums = []
+    while len(sums) < STEPS:
+        x = gift(world.identity, len(sums))
+        try:
+            world.all_reduce(x)
+        except WorldChanged as changed:
+            assert np.array_equal(x, gift(world.identity, len(sums))), "the buffer is not as it was"
+            changes.append(changed.members)
+            continue
+        assert (x == x[0]).all()
+        sums.append(float(x[0]))
+    return sums
+
+
+def die(world: Survivors) -> None:
+    """As the system does it: every connection is closed, whatever was on its way."""
+    for connection in (*world.group.mesh.connections.values(), *world._lines.values()):
+        connection.socket.close()
+
+
+def live(
+    folder: Path, size: int, deaths: dict[int, int], nodes: tuple[str, ...] = (), **options: Any
+) -> dict[int, Any]:
+    """Take the steps in a world whose ranks die after so many signs of life. What each survivor saw."""
+    folder.mkdir(exist_ok=True)
+    seen: dict[int, Any] = {}
+    ready = threading.Barrier(size)
+
+    def be(rank: int) -> None:
+        book = FolderBook(folder, 20)
+        node = nodes[rank] if nodes else "one"
+        world = Survivors(book, rank, size, b"secret", node=node, timeout_s=20, **options)
+        ready.wait(20)
+        _limits.left = deaths.get(rank)
+        changes: list[tuple[int, ...]] = []
+        try:
+            sums = steps_of(world, changes)
+            if rank not in deaths:
+                seen[rank] = (sums, changes)
+                ends.wait(30)
+        except Killed:
+            die(world)
+        except BaseException as error:
+            seen[rank] = error
+        finally:
+            _limits.left = None
+            world.group.messages.close()
+            die(world)
+
+    ends = threading.Barrier(size - len(deaths))
+    threads = [threading.Thread(target=be, args=(rank,), daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "a rank hangs"
+    return seen
+
+
+def check(seen: dict[int, Any], size: int, deaths: dict[int, int]) -> None:
+    survivors = sorted(set(range(size)) - set(deaths))
+    assert sorted(seen) == survivors, seen
+    sums, changes = seen[survivors[0]]
+    assert not changes or changes[-1] == tuple(survivors)
+    for rank in survivors:
+        assert seen[rank][0] == sums, "survivors hold different sums"
+        assert seen[rank][1][-1:] == changes[-1:], "survivors believe in different worlds"
+    worlds = [tuple(range(size)), *(world for rank in survivors for world in seen[rank][1])]
+    for step, value in enumerate(sums):
+        allowed = [sum(10**rank * (step + 1) for rank in world) for world in worlds]
+        assert value in allowed, f"step {step}: {value} is the sum of no world {worlds}"
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("after", [0, 1, 2, 3, 5, 8, 11, 17, 25])
+def test_one_is_lost_anywhere(way: str, after: int, tmp_path: Path) -> None:
+    deaths = {after % 4: after}
+    seen = live(tmp_path, 4, deaths, **WAYS[way])
+    check(seen, 4, deaths)
+    assert next(iter(seen.values()))[1], "nobody was lost"
+
+
+@pytest.mark.parametrize("way", ["memory", "ring"])
+@pytest.mark.parametrize(("first", "second"), [(0, 0), (3, 4), (2, 12), (7, 9)])
+def test_two_are_lost(way: str, first: int, second: int, tmp_path: Path) -> None:
+    deaths = {0: first, 2: second}
+    check(live(tmp_path, 4, deaths, **WAYS[way]), 4, deaths)
+
+
+def test_a_world_of_two_goes_on_without_either(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        deaths = {rank: 4}
+        check(live(tmp_path / str(rank), 2, deaths), 2, deaths)
+
+
+def test_nothing_is_lost_and_nothing_changes(tmp_path: Path) -> None:
+    seen = live(tmp_path, 3, {})
+    assert seen[0] == ([111.0 * (step + 1) for step in range(STEPS)], [])
+    check(seen, 3, {})
+
+
+def test_who_is_silent_is_left_out_and_told_when_it_wakes(tmp_path: Path) -> None:
+    verdicts: dict[int, Any] = {}
+    asleep = threading.Event()
+
+    def be(rank: int) -> None:
+        options = {"timeout_s": 20, "patience_s": 3.0, "memory": False}
+        world = Survivors(FolderBook(tmp_path, 20), rank, 3, b"secret", node="one", **options)
+        world.group.mesh.timeout_s = 0.5
+        x = np.ones(10)
+        try:
+            if rank == 1:
+                asleep.wait(20)
+            world.all_reduce(x)
+        except (WorldChanged, LeftOut) as verdict:
+            verdicts[rank] = (type(verdict), world.members)
+        if rank != 1:
+            world.all_reduce(x)
+            verdicts[rank] += (float(x[0]),)
+            world.barrier()
+        asleep.set()
+        world.close()
+
+    threads = [threading.Thread(target=be, args=(rank,), daemon=True) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    assert verdicts[0] == verdicts[2] == (WorldChanged, (0, 2), 2.0)
+    assert verdicts[1][0] is LeftOut
+
+
+def test_half_that_hears_nobody_does_not_go_on_without_the_lowest() -> None:
+    world = Survivors.__new__(Survivors)
+    world.members, world._dead = (0, 1, 2, 3), set()
+    world._check_quorum(frozenset({0, 3}))
+    world._check_quorum(frozenset({1, 2, 3}))
+    with pytest.raises(LeftOut, match="only 2 of 4 ranks can be heard"):
+        world._check_quorum(frozenset({1, 2}))
+    world._dead = {0}
+    world._check_quorum(frozenset({1, 2}))
