@@ -104,7 +104,8 @@ class Harness:
     def start(self, *words: str, **options: Any) -> subprocess.Popen[str]:
         """Begin a command; words are `frog ...` or any other program of the environment."""
         path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
-        env = {**os.environ, "PATH": path, "FROG_START": "fork", **options.pop("env", {})}
+        own = {"PATH": path, "FROG_START": "fork", "FROG_CACHE_DIR": str(self.root / ".cache")}
+        env = {**os.environ, **own, **options.pop("env", {})}
         return subprocess.Popen(
             words, cwd=self.root, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
         )

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from ranks import DOUBLING, RING, together
 
 from frog.collectives.arithmetic import BFLOAT16, Buffer
-from frog.collectives.cost import Costs
 from frog.collectives.group import Group, open_group
 from frog.collectives.rendezvous import FolderBook
 
@@ -166,13 +165,6 @@ def test_nodes_send_one_buffer_however_many_ranks_they_have(tmp_path: Path) -> N
     sent = together(tmp_path, 4, act, nodes=("a", "a", "b", "b"), costs=RING)
     assert sent[1] == sent[3] == 0
     assert 400_000 <= sent[0] < 404_000
-
-
-def test_the_choice_looks_at_sizes_alone() -> None:
-    costs = Costs()
-    assert not costs.takes_ring(4 << 10, 4)
-    assert costs.takes_ring(4 << 20, 4)
-    assert Costs.from_text(costs.to_text()) == costs
 
 
 def test_a_mean_of_whole_numbers_is_refused(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_every_command_of_a_page_runs(page: Path, prepared: Path, tmp_path: Path
         done = subprocess.run(
             ["bash", "-c", command],
             cwd=here,
-            env={**os.environ, "PATH": path},
+            env={**os.environ, "PATH": path, "FROG_CACHE_DIR": str(tmp_path / ".cache")},
             capture_output=True,
             text=True,
             timeout=240,

@@ -7,6 +7,7 @@ import json
 import pytest
 from harness import Harness
 
+from frog.collectives.cost import Costs, kept
 from frog.gauge.bench import sizes, table
 from frog.gauge.measurement import OPERATIONS, Row
 
@@ -45,3 +46,12 @@ def test_every_operation_is_measured(harness: Harness) -> None:
         (operation, name) for operation in OPERATIONS for name in ("frog", "gloo", "tcp")
     ]
     assert all(row["time_s"] > 0 and row["num_bytes"] == 4096 for row in found["rows"])
+
+
+@pytest.mark.slow
+def test_a_machine_is_tuned(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FROG_CACHE_DIR", str(harness.root / ".cache"))
+    done = harness.run("frog", "collectives", "tune", "--nproc", "2", "--rounds", "2")
+    assert "the ring from" in done.stdout
+    assert kept() != Costs()
+    assert "--nproc 2" in harness.run("frog", "collectives", "tune", "--nproc", "3", code=2).stderr

@@ -1,9 +1,10 @@
 """Which algorithm for which message: latency and bandwidth decide (the alpha-beta model).
 
-A message of S bytes takes `alpha_s` + S `beta_s_per_byte` from one rank to another. So, of n ranks,
+A message of S bytes takes `alpha_s` + S `beta_s_per_byte` from one rank to another, and S `gamma_s_per_byte` to be
+added. So, of n ranks,
 
-    doubling   log2(n) (alpha + S beta)                       few steps, all bytes in each
-    ring       2(n-1) alpha + 2(n-1)/n S beta                 many steps, no byte more than must be
+    doubling   log2(n) (alpha + S beta + S gamma)                      few steps, all bytes in each
+    ring       2(n-1) alpha + 2(n-1)/n S beta + (n-1)/n S gamma        many steps, no byte more than must be
 
 Everybody must choose alike: the constants are those of rank 0, and the choice looks at nothing but sizes.
 """
@@ -12,7 +13,25 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from frog.core.env import cache_dir
+from frog.core.errors import UsageError
+from frog.core.schema import Typed, read_typed, write_typed
+
+
+class CostFile(Typed, frozen=True):
+    """What `frog collectives tune` keeps."""
+
+    KIND: ClassVar[str] = "the costs of this machine's collectives"
+    FORMAT: ClassVar[int | None] = 1
+
+    alpha_s: float
+    beta_s_per_byte: float
+    gamma_s_per_byte: float
 
 
 @dataclass(frozen=True)
@@ -20,15 +39,17 @@ class Costs:
     """What `frog collectives tune` measures. Without it, what is sensible between processes of one machine."""
 
     alpha_s: float = 40e-6
-    beta_s_per_byte: float = 0.5e-9
+    beta_s_per_byte: float = 0.4e-9
+    gamma_s_per_byte: float = 0.2e-9
 
     def doubling_s(self, num_bytes: int, num_ranks: int) -> float:
         power = 1 << (num_ranks.bit_length() - 1)
         steps = int(math.log2(power)) + (0 if power == num_ranks else 2)
-        return steps * (self.alpha_s + num_bytes * self.beta_s_per_byte)
+        return steps * (self.alpha_s + num_bytes * (self.beta_s_per_byte + self.gamma_s_per_byte))
 
     def ring_s(self, num_bytes: int, num_ranks: int) -> float:
-        return 2 * (num_ranks - 1) * (self.alpha_s + num_bytes / num_ranks * self.beta_s_per_byte)
+        part = num_bytes / num_ranks
+        return (num_ranks - 1) * (2 * self.alpha_s + part * (2 * self.beta_s_per_byte + self.gamma_s_per_byte))
 
     def takes_ring(self, num_bytes: int, num_ranks: int) -> bool:
         """Whether the ring is the faster one. The same answer on every rank."""
@@ -40,4 +61,52 @@ class Costs:
     @staticmethod
     def from_text(text: str | bytes) -> Costs:
         known = json.loads(text)
-        return Costs(float(known["alpha_s"]), float(known["beta_s_per_byte"]))
+        return Costs(**{name: float(known[name]) for name in asdict(Costs())})
+
+    @staticmethod
+    def fit(num_bytes: Sequence[int], times_s: Sequence[float], gamma_s_per_byte: float) -> Costs:
+        """The line through the times of single steps of doubling, in which small ones count as much as large ones.
+
+        Raises:  ValueError if there are not two sizes.
+        """
+        weights = [1 / time_s**2 for time_s in times_s]
+        total = sum(weights)
+        mean_x = sum(w * x for w, x in zip(weights, num_bytes, strict=True)) / total
+        mean_y = sum(w * y for w, y in zip(weights, times_s, strict=True)) / total
+        spread = sum(w * (x - mean_x) ** 2 for w, x in zip(weights, num_bytes, strict=True))
+        if not spread:
+            raise ValueError("a line needs two sizes")
+        slope = (
+            sum(w * (x - mean_x) * (y - mean_y) for w, x, y in zip(weights, num_bytes, times_s, strict=True)) / spread
+        )
+        return Costs(max(mean_y - slope * mean_x, 1e-9), max(slope - gamma_s_per_byte, 1e-12), gamma_s_per_byte)
+
+
+def cost_file() -> Path:
+    """Where the costs of this machine are kept."""
+    return cache_dir() / "collectives.json"
+
+
+def keep(costs: Costs) -> Path:
+    """Write the costs of this machine down, for every group whose rank 0 is here."""
+    path = cost_file()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_typed(path, CostFile(**asdict(costs)))
+    return path
+
+
+def kept() -> Costs:
+    """The costs that were measured here; sensible ones if none were.
+
+    Raises:  UsageError if the file cannot be read, or says what no machine takes.
+    """
+    path, hint = cost_file(), "measure again: frog collectives tune"
+    try:
+        known = read_typed(path, CostFile, hint, UsageError)
+    except FileNotFoundError:
+        return Costs()
+    costs = Costs(known.alpha_s, known.beta_s_per_byte, known.gamma_s_per_byte)
+    for name, value in asdict(costs).items():
+        if not 0 < value < 1:
+            raise UsageError(f"{path}: {name}={value}: expected seconds, above 0 and below 1", hint)
+    return costs

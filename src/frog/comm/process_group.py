@@ -26,6 +26,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import _create_work_from_future
 
 from frog.collectives.arithmetic import BFLOAT16, Buffer
+from frog.collectives.cost import kept
 from frog.collectives.exchange import bytes_of
 from frog.collectives.group import Group, open_group
 from frog.collectives.messages import Transfer
@@ -157,6 +158,7 @@ class FrogProcessGroup(dist.ProcessGroup):
             node=f"{machine()} {env.node_rank}",
             timeout_s=timeout_s,
             memory=self.memory,
+            costs=kept() if rank == 0 else None,
         )
         self.worker = Worker(f"collectives of rank {rank}")
 

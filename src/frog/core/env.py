@@ -168,3 +168,9 @@ def prepare_deepspeed(local_rank: int, *, on_cpu: bool) -> None:
 def quiet_profiler() -> None:
     """Before torch.profiler first runs: keep its own log to errors, which are level 6 and above."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+
+
+def cache_dir() -> Path:
+    """Where Frog keeps what it has measured on this machine: FROG_CACHE_DIR, or `frog` in the user's cache."""
+    own = os.environ.get("FROG_CACHE_DIR")
+    return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "frog"

@@ -24,6 +24,7 @@ def add_collectives_parser(commands: _Parsers) -> None:
     actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_check(actions)
     _add_bench(actions)
+    _add_tune(actions)
     example = actions.add_parser(
         "example",
         help="print a peer to begin with",
@@ -75,12 +76,7 @@ def _add_bench(actions: _Parsers) -> None:
         description="Time collectives in a world of this machine: medians of rounds in which all contenders have their "
         "turn. algbw is bytes over time; busbw what each link must carry for that, as nccl-tests defines it.",
     )
-    size = parser.add_mutually_exclusive_group()
-    size.add_argument("--nproc", type=int, metavar="N", help="how many ranks, on one node")
-    size.add_argument("--nodes", metavar="NODESxRANKS", help="pretended nodes: 2x2 is two of two ranks")
-    parser.add_argument(
-        "--network", metavar="LINK", help='a slow network between them: "rate=100mbit delay=20ms" (Linux)'
-    )
+    _add_world(parser)
     parser.add_argument(
         "--against",
         type=lambda text: _names(text, [name for name in CONTENDERS if name != "frog"]),
@@ -101,6 +97,33 @@ def _add_bench(actions: _Parsers) -> None:
     parser.add_argument("--rounds", type=int, metavar="N", help="default: as many as fit into a second or so")
     parser.add_argument("--json", action="store_true", help="print what was measured as JSON")
     parser.set_defaults(handler=_bench, threads=1, restarts=0, deadline=60.0)
+
+
+def _add_tune(actions: _Parsers) -> None:
+    parser = actions.add_parser(
+        "tune",
+        help="measure latency and bandwidth here, and keep them",
+        description="Time single messages between two ranks. What comes out decides from then on, on this machine, "
+        "which messages go around a ring. Without it sensible constants do.",
+    )
+    _add_world(parser)
+    parser.add_argument("--rounds", type=int, metavar="N", help="default: as many as fit into a second or so")
+    parser.set_defaults(handler=_tune, threads=1, restarts=0, deadline=60.0)
+
+
+def _add_world(parser: argparse.ArgumentParser) -> None:
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--nproc", type=int, metavar="N", help="how many ranks, on one node")
+    size.add_argument("--nodes", metavar="NODESxRANKS", help="pretended nodes: 2x2 is two of two ranks")
+    parser.add_argument(
+        "--network", metavar="LINK", help='a slow network between them: "rate=100mbit delay=20ms" (Linux)'
+    )
+
+
+def _tune(args: argparse.Namespace) -> int:
+    from frog.gauge.tune import tune
+
+    return tune(args)
 
 
 def _bench(args: argparse.Namespace) -> int:

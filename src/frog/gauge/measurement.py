@@ -26,6 +26,8 @@ class Request:
     contenders: tuple[str, ...]
     rounds: int | None = None
     """None: as many as fit into a second or so."""
+    steps: bool = False
+    """Whether each all-reduce is to be the single step of doubling, as `tune` needs it."""
 
     def write(self, path: Path) -> None:
         write_json(path, asdict(self))
@@ -34,7 +36,8 @@ class Request:
 def read_request(path: Path) -> Request:
     """What `Request.write` wrote."""
     known = json.loads(path.read_text())
-    return Request(tuple(known["operations"]), tuple(known["sizes"]), tuple(known["contenders"]), known["rounds"])
+    lists = {name: tuple(known.pop(name)) for name in ("operations", "sizes", "contenders")}
+    return Request(**lists, rounds=known["rounds"], steps=known["steps"])
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from frog.collectives.cost import Costs
 from frog.comm import World, join_world
 from frog.comm.process_group import FrogProcessGroup, register
 from frog.core.env import world_env
@@ -73,6 +74,8 @@ def _turn_s(call: Callable[[], object], repeats: int, world: World) -> float:
 def measure(request: Request, world: World) -> list[Row]:
     """Every operation at every size by every contender."""
     groups = {name: _group(name) for name in request.contenders}
+    if request.steps:
+        groups["tcp"].group.costs = Costs(alpha_s=1e9)
     rows = []
     for operation in request.operations:
         for num_bytes in request.sizes:
