@@ -33,6 +33,8 @@ DENSE = ModelConfig(61, 32, 48, 2, 4, 2, 64)
 UNTIED = ModelConfig(61, 32, 48, 2, 4, 4, 64, tie_word_embeddings=False)
 MIXTURE = ModelConfig(61, 32, 24, 2, 4, 2, 64, num_local_experts=8, router_aux_loss_coef=0.5)
 SINGLE = ModelConfig(61, 32, 24, 2, 4, 2, 64, num_local_experts=4, num_experts_per_tok=1, router_aux_loss_coef=0.5)
+ALL_EXPERTS = ModelConfig(61, 32, 24, 2, 4, 2, 64, num_local_experts=4, num_experts_per_tok=4, router_aux_loss_coef=0.5)
+"""Of a choice between experts, bf16 makes another one now and then: here there is none."""
 
 MIXTURE_FORWARD = moe.MixtureOfExperts.forward
 
@@ -225,7 +227,7 @@ def cases(world: World, meshes: dict[str, Mesh]) -> dict[str, Callable[[], float
         "ep, uneven": lambda: train(ep, MIXTURE, 7),
         "ep, all tokens to one rank": lambda: train(ep, MIXTURE, 8, one_sided=True),
         "ep, activation checkpointing": lambda: train(ep, MIXTURE, 8, checkpointing=True),
-        "ep, autocast": lambda: train(ep, MIXTURE, 8, autocast=True, rtol=0.0),
+        "ep, autocast": lambda: train(ep, ALL_EXPERTS, 8, autocast=True, rtol=0.0),
     }
     if world.size == 4:
         found |= {
