@@ -11,6 +11,7 @@
 | `shared_memory`    | ranks of one machine, through memory that both see                              |
 | `cost`             | which of these, by latency and bandwidth                                        |
 | `group`            | the collectives that a caller sees                                              |
+| `under_way`        | what was begun: it is waited for, and calls back                                |
 | `worker`           | asynchronous ones, on a thread                                                  |
 | `messages`         | send and receive, with tags                                                     |
 | `survivors`        | a group that goes on when ranks are lost                                        |

@@ -30,9 +30,9 @@ def cuts(num_elements: int, num_parts: int) -> list[slice]:
     return [slice(begin, end) for begin, end in itertools.pairwise(ends)]
 
 
-def pieces(x: Buffer) -> list[Buffer]:
-    """`x` in pieces of at most PIECE_BYTES; at least one, of no elements if `x` has none."""
-    step = max(1, PIECE_BYTES // x.itemsize)
+def pieces(x: Buffer, most_bytes: int = PIECE_BYTES) -> list[Buffer]:
+    """`x` in pieces of at most so many bytes; at least one, of no elements if `x` has none."""
+    step = max(1, most_bytes // x.itemsize)
     return [x[begin : begin + step] for begin in range(0, max(len(x), 1), step)]
 
 

@@ -30,8 +30,8 @@ SEAL_BYTES = 8
 HEADER_BYTES = _FIELDS.size + SEAL_BYTES
 MOST_BYTES = 1 << 40
 
-HELLO, DATA, MESSAGE, DONE, CONTROL = range(5)
-KINDS = ("hello", "data", "message", "done", "control")
+DATA, MESSAGE, CONTROL = range(3)
+KINDS = ("data", "message", "control")
 
 
 @dataclass(frozen=True)

@@ -17,47 +17,17 @@ from collections.abc import Callable
 from frog.collectives.connection import Bytes, Connection
 from frog.collectives.errors import CollectiveError, Mismatch, PeerClosed, TimedOut
 from frog.collectives.frames import HEADER_BYTES, MESSAGE, Header
+from frog.collectives.under_way import UnderWay
 
 BACKLOG_BYTES = 1 << 30
 
 
-class Transfer:
-    """A send or a receive under way."""
+class Transfer(UnderWay):
+    """A send or a receive: over when what was sent has left, or what is received is there."""
 
     def __init__(self, peer: int | None, tag: int, payload: Bytes) -> None:
+        super().__init__()
         self.peer, self.tag, self.payload = peer, tag, payload
-        self.error: BaseException | None = None
-        self._guard = threading.Lock()
-        self._calls: list[Callable[[], None]] | None = []
-        self._done = threading.Lock()
-        self._done.acquire()
-
-    def is_completed(self) -> bool:
-        return not self._done.locked()
-
-    def wait(self) -> None:
-        """Return when it is complete: what was sent has left, what is received is there. Raises what went wrong."""
-        self._done.acquire()
-        self._done.release()
-        if self.error is not None:
-            raise self.error
-
-    def call_at_end(self, call: Callable[[], None]) -> bool:
-        """Have `call` called when it is complete. Returns False if it is."""
-        with self._guard:
-            if self._calls is not None:
-                self._calls.append(call)
-            return self._calls is not None
-
-    def finish(self, error: BaseException | None = None) -> None:
-        with self._guard:
-            calls, self._calls = self._calls, None
-        if calls is None:
-            return
-        self.error = error
-        self._done.release()
-        for call in calls:
-            call()
 
 
 class Messages:
@@ -149,7 +119,7 @@ class Messages:
             with self._lock:
                 if self._closed:
                     return
-                moved = any(self._move(number, one) for number, one in self._peers.items() if one.error is None)
+                moved = sum(self._move(number, one) for number, one in self._peers.items() if one.error is None)
                 busy = self._busy()
             now_s = time.monotonic()
             if moved or not busy:

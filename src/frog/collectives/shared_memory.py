@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from frog.collectives.arithmetic import Buffer, Reduction
-from frog.collectives.exchange import cuts
+from frog.collectives.exchange import cuts, pieces
 from frog.collectives.waiting import Waiter
 
 SMALL_BYTES = 32 << 10
@@ -101,7 +101,7 @@ class Segment:
         Comm:    two steps a slice; each rank writes and reads (n-1)/n S bytes for the sums, and writes S/n and reads
                  (n-1)/n S for the results.
         """
-        slices = _slices(x, SLICE_BYTES)
+        slices = pieces(x, SLICE_BYTES)
         first, self._slices = self._slices, self._slices + len(slices)
         self._post(first, slices[0])
         for number, piece in enumerate(slices, first):
@@ -125,8 +125,8 @@ class Segment:
         Comm:    one step a slice; (n-1)/n S bytes written and read by each rank.
         """
         step_bytes = SLICE_BYTES // self.size
-        rows = [_slices(part, step_bytes) for part in parts]
-        for index, mine in enumerate(_slices(out, step_bytes)):
+        rows = [pieces(part, step_bytes) for part in parts]
+        for index, mine in enumerate(pieces(out, step_bytes)):
             number = self._slices
             self._slices += 1
             self._waiter.until(REDUCED, number - 1)
@@ -148,7 +148,7 @@ class Segment:
 
         Comm:    one step a slice; S/n bytes written, (n-1)/n S read by each rank.
         """
-        rows = [_slices(part, SLICE_BYTES) for part in parts]
+        rows = [pieces(part, SLICE_BYTES) for part in parts]
         for index, mine in enumerate(rows[self.rank]):
             number = self._slices
             self._slices += 1
@@ -167,7 +167,7 @@ class Segment:
         Comm:    one step a slice; (n-1)/n S bytes written and read by each rank.
         """
         step_bytes = SLICE_BYTES // self.size
-        out, into = ([_slices(part, step_bytes) for part in parts] for parts in (leave, arrive))
+        out, into = ([pieces(part, step_bytes) for part in parts] for parts in (leave, arrive))
         for index, mine in enumerate(out[self.rank]):
             number = self._slices
             self._slices += 1
@@ -188,7 +188,7 @@ class Segment:
 
         Comm:    one step a slice; S bytes written by root and read by each other rank.
         """
-        for piece in _slices(x, SLICE_BYTES):
+        for piece in pieces(x, SLICE_BYTES):
             number = self._slices
             self._slices += 1
             result = self._results[number & 1, : piece.nbytes].view(x.dtype)
@@ -228,8 +228,3 @@ class Segment:
     def _done(self, number: int) -> None:
         for counter in (POSTED, REDUCED, COLLECTED):
             self._waiter.say(counter, number + 1)
-
-
-def _slices(x: Buffer, num_bytes: int) -> list[Buffer]:
-    step = max(1, num_bytes // x.itemsize)
-    return [x[begin : begin + step] for begin in range(0, max(len(x), 1), step)]

@@ -13,46 +13,24 @@ from collections.abc import Callable
 import numpy as np
 
 from frog.collectives.errors import CollectiveError
+from frog.collectives.under_way import UnderWay
 
 
-class Handle:
+class Handle(UnderWay):
     """A collective that was asked for."""
 
     def __init__(self, worker: Worker, job: Callable[[], None]) -> None:
+        super().__init__()
         self._worker, self.job = worker, job
-        self._done = threading.Lock()
-        self._done.acquire()
         self.begun = False
-        self.error: BaseException | None = None
-        self._guard = threading.Lock()
-        self._calls: list[Callable[[], None]] | None = []
-
-    def is_completed(self) -> bool:
-        return not self._done.locked()
 
     def wait(self) -> None:
-        """Return when it is complete. Raises what went wrong."""
         self._worker.help(self)
-        self._done.acquire()
-        self._done.release()
-        if self.error is not None:
-            raise self.error
+        super().wait()
 
-    def call_at_end(self, call: Callable[[], None]) -> bool:
-        """Have `call` called when it is complete. Returns False if it is."""
-        with self._guard:
-            if self._calls is not None:
-                self._calls.append(call)
-            return self._calls is not None
-
-    def finish(self, error: BaseException | None) -> None:
-        self.error = error
+    def finish(self, error: BaseException | None = None) -> None:
         self.job = _nothing  # and with it the buffers
-        with self._guard:
-            calls, self._calls = self._calls or [], None
-        self._done.release()
-        for call in calls:
-            call()
+        super().finish(error)
 
 
 def _nothing() -> None:
