@@ -1,13 +1,13 @@
-"""Job files of a learner on an emulated Slurm: submitted as with sbatch, under the limits of any program.
+"""Job files of a learner on a Slurm of two nodes: submitted as with sbatch, under the limits of any program.
 
-`python -m frog.grader.jobs CLUSTER REQUEST.json` is that program: it starts the cluster, submits the files,
-waits for their end and writes what became of them. What the ranks saw they note themselves; the check reads it.
+`python -m frog.grader.jobs CLUSTER REQUEST.json` is that program: it submits the files, to the real Slurm that runs
+here or to an emulator that it starts, waits for their end and writes what became of them. What the ranks saw they note
+themselves; the check reads it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import shutil
@@ -19,19 +19,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from frog.core.env import child_env, replace_env, variable
+from frog.core.env import variable
 from frog.core.errors import LaunchError, UsageError
 from frog.core.processes import take_orphans
+from frog.grader.job_clusters import FINISHED, EmulatedSlurm, JobCluster, RealSlurm, end_jobs, running_slurm
 from frog.slurm.emulator import cluster
-from frog.slurm.emulator.refusal import SlurmRefusal
-from frog.slurm.emulator.sbatch import sbatch
-from frog.slurm.emulator.wire import Client, read_client
 
 if TYPE_CHECKING:
     from frog.grader.grade import Grade  # loads torch, which the program below has no need of
 
-_FINISHED = {"COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL"}
+_JOBS_S = 30.0
 _POLL_S = 0.02
+_EMULATOR, _RECORD = "cluster", "jobs"
 
 
 @dataclass(frozen=True)
@@ -39,6 +38,8 @@ class Job:
     """What became of a job file."""
 
     file: str
+    slurm: str
+    """Which Slurm it ran on: a real one's name and version, or the emulator."""
     state: str
     """Slurm's word, such as COMPLETED; REFUSED if sbatch did not take it, RUNNING if it goes on."""
     exit: str
@@ -50,6 +51,11 @@ class Job:
     notes: list[list[Any]] = field(default_factory=list)
     """What its ranks noted: lines of NOTES/JOB.jsonl, in the order of time."""
 
+    @property
+    def title(self) -> str:
+        """The file and where it ran, as a verdict begins."""
+        return f"{self.file}, on {self.slurm}"
+
     def noted(self, what: str) -> list[Any]:
         """The values of all notes of one kind."""
         return [note[-1] for note in self.notes if note[-2] == what]
@@ -60,13 +66,16 @@ def run_jobs(
 ) -> dict[str, Job]:
     """Run job files side by side on 2 nodes, each alone with its log, and tell what became of each.
 
-    near_limit: {"when": what, "count": n, "end": "now+8seconds", "until": other}: the time limit of a job is moved
-    there when its ranks have noted that n times, and far away again when one has noted the other thing.
+    They run on the real Slurm that `running_slurm` finds; without one, on the emulator.
+
+    near_limit: {"of": names, "when": what, "count": n, "end": "now+8seconds", "until": other}: the time limit of these
+    jobs is moved there when their ranks have noted that n times, and far away again when one has noted the other thing.
+    They always run on the emulator: a real Slurm looks at its clock every 30 s.
     """
     place = Path(tempfile.mkdtemp(prefix="frog-learn-slurm-"))
     try:
-        request = json.dumps({"names": list(names), "near_limit": near_limit})
-        words = [sys.executable, "-m", "frog.grader.jobs", str(place / "cluster"), "request.json"]
+        request = json.dumps({"names": list(names), "near_limit": near_limit, "real": running_slurm()})
+        words = [sys.executable, "-m", "frog.grader.jobs", str(place), "request.json"]
         path = [_names_of_nodes(place / "bin"), Path(sys.executable).parent, variable("PATH") or os.defpath]
         env = {"PATH": os.pathsep.join(map(str, path))}
         ended = grade.program(words, files={**files, "request.json": request}, env=env, seconds=30.0)
@@ -74,9 +83,10 @@ def run_jobs(
             raise LaunchError(f"the cluster of this check did not come to its end\n{ended.err}")
         found = json.loads((ended.folder / "jobs.json").read_text())
         return {name: Job(**table) for name, table in found.items()}
-    finally:
-        with contextlib.suppress(UsageError):  # it was ended before, as it should be
-            cluster.down(place / "cluster")
+    finally:  # what the program has left, if it was ended
+        end_jobs(place / _RECORD)
+        with contextlib.suppress(UsageError):
+            cluster.down(place / _EMULATOR)
         shutil.rmtree(place, ignore_errors=True)
 
 
@@ -92,62 +102,66 @@ def _names_of_nodes(folder: Path) -> Path:
 
 
 def main(place: Path, request: dict[str, Any]) -> None:
-    """Start the cluster, run the jobs, end it."""
+    """Submit each job to its cluster and wait for all."""
     take_orphans()
-    cluster.up(place, 2, 4, 32, kill_wait_s=1.0, look_s=0.2)
-    try:
-        replace_env(child_env(**cluster.environment(place)))
-        client = read_client(place)
-        numbers = {name: _submit(client, name) for name in request["names"]}
-        jobs = _wait(client, [number for number in numbers.values() if isinstance(number, int)], request["near_limit"])
-        Path("jobs.json").write_text(json.dumps({name: _told(name, n, jobs) for name, n in numbers.items()}))
-    finally:
-        cluster.down(place)
+    near_limit = request["near_limit"] or {"of": []}
+    with contextlib.ExitStack() as clusters:
+        real = clusters.enter_context(RealSlurm(request["real"], place / _RECORD)) if request["real"] else None
+        emulated = None
+        if real is None or near_limit["of"]:
+            emulated = clusters.enter_context(EmulatedSlurm(place / _EMULATOR))
+        on: dict[str, JobCluster] = {}
+        for name in request["names"]:
+            one = emulated if real is None or name in near_limit["of"] else real
+            assert one is not None
+            on[name] = one
+        numbers = {name: on[name].submit(name) for name in request["names"]}
+        jobs = _wait({name: number for name, number in numbers.items() if isinstance(number, int)}, on, near_limit)
+        told = {name: _told(name, on[name].name, number, jobs) for name, number in numbers.items()}
+    Path("jobs.json").write_text(json.dumps(told))
 
 
-def _submit(client: Client, name: str) -> int | str:
-    """The job's number, or why there is none."""
-    with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(io.StringIO()) as wrong:
-        try:
-            code = sbatch(client, ["--parsable", name])
-        except SlurmRefusal as refusal:
-            return str(refusal)
-    return int(said.getvalue()) if code == 0 else wrong.getvalue()
-
-
-def _wait(client: Client, numbers: Sequence[int], near_limit: Mapping[str, Any] | None) -> dict[int, dict[str, Any]]:
-    """The jobs as they stand when all have ended, or after 30 s."""
-    deadline = time.monotonic() + 30
-    ahead = {number: ["when", "until"] for number in numbers if near_limit is not None}
+def _wait(
+    numbers: Mapping[str, int], on: Mapping[str, JobCluster], near_limit: Mapping[str, Any]
+) -> dict[int, dict[str, Any]]:
+    """The jobs as they stand when all have ended, or after a time."""
+    deadline = time.monotonic() + _JOBS_S
+    ahead = {numbers[name]: ["when", "until"] for name in near_limit["of"] if name in numbers}
+    jobs: dict[int, dict[str, Any]] = {}
     while True:
-        jobs = {job["id"]: job for job in client.ask("look")["jobs"] if job["id"] in numbers}
-        if all(job["state"] in _FINISHED for job in jobs.values()) or time.monotonic() > deadline:
+        for one in set(on.values()):
+            jobs |= one.look([n for name, n in numbers.items() if on[name] is one and not _has_ended(jobs.get(n))])
+        if all(map(_has_ended, jobs.values())) or time.monotonic() > deadline:
             return jobs
-        for number, left in ahead.items():
-            if near_limit is not None and left and jobs[number]["state"] == "RUNNING":
-                _move_limit(client, number, left, near_limit)
+        for name, number in numbers.items():
+            one, left = on[name], ahead.get(number)
+            if isinstance(one, EmulatedSlurm) and left and jobs[number]["state"] == "RUNNING":
+                _move_limit(one, number, left, near_limit)
         time.sleep(_POLL_S)
 
 
-def _move_limit(client: Client, number: int, left: list[str], near_limit: Mapping[str, Any]) -> None:
+def _has_ended(job: Mapping[str, Any] | None) -> bool:
+    return job is not None and job["state"] in FINISHED
+
+
+def _move_limit(emulator: EmulatedSlurm, number: int, left: list[str], near_limit: Mapping[str, Any]) -> None:
     """If what it waits for was noted: the limit comes near, or goes away again."""
     count = near_limit["count"] if left[0] == "when" else 1
     if sum(note[-2] == near_limit[left[0]] for note in _notes(number)) >= count:
-        name, value = ("endtime", near_limit["end"]) if left[0] == "when" else ("timelimit", "60")
-        with contextlib.suppress(SlurmRefusal):  # it has ended since it was looked at
-            client.ask("update", job=str(number), name=name, value=value)
+        emulator.update(number, *(("endtime", near_limit["end"]) if left[0] == "when" else ("timelimit", "60")))
         left.pop(0)
 
 
-def _told(name: str, number: int | str, jobs: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
+def _told(name: str, slurm: str, number: int | str, jobs: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
     if isinstance(number, str):
-        return {"file": name, "state": "REFUSED", "exit": "", "restarts": 0, "limit_min": None, "said": number}
+        refused = {"file": name, "slurm": slurm, "state": "REFUSED", "exit": "", "restarts": 0}
+        return {**refused, "limit_min": None, "said": number}
     job = jobs[number]
-    state = job["state"] if job["state"] in _FINISHED else "RUNNING"
+    state = job["state"] if _has_ended(job) else "RUNNING"
     log = Path(job["stdout"])
     said = log.read_text(errors="replace")[-2000:] if log.is_file() else ""
-    table = {"file": name, "state": state, "exit": job["exit"], "restarts": job["restarts"], "said": said}
-    return {**table, "limit_min": job["limit_min"], "notes": _notes(number)}
+    table = {"file": name, "slurm": slurm, "state": state, "exit": job["exit"], "restarts": job["restarts"]}
+    return {**table, "said": said, "limit_min": job["limit_min"], "notes": _notes(number)}
 
 
 def _notes(number: int) -> list[list[Any]]:

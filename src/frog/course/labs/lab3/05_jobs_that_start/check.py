@@ -23,15 +23,15 @@ def check(grade: Grade) -> None:
     for name in FILES:
         job = jobs[name]
         if job.state == "REFUSED":
-            grade.reject("unknown", f"{name}: sbatch did not take it: {job.said.strip()}")
+            grade.reject("unknown", f"{job.title}: sbatch did not take it: {job.said.strip()}")
         check_size(grade, job)
         check_ranks(grade, job)
         check_meeting(grade, job)
         if name == "directives.sbatch":
             check_limit(grade, job)
         if job.state != "COMPLETED":
-            grade.reject("unknown", f"{name}: all ranks met, and the job is {job.state}, {job.exit}. {tail(job)}")
-        grade.measured(name, "4 ranks on 2 nodes met")
+            grade.reject("unknown", f"{job.title}: all ranks met, and the job is {job.state}, {job.exit}. {tail(job)}")
+        grade.measured(name, f"4 ranks on 2 nodes met, on {job.slurm}")
     grade.predicted("workers", len(jobs[MEASURED].noted("started")))
 
 
@@ -53,7 +53,7 @@ def check_size(grade: Grade, job: Job) -> None:
     counts = [sum(each["node"] == node for each in started) for node in NODES]
     if counts == [2, 2]:
         return
-    observed = f"{job.file}: {len(started)} workers ran, {where(job)}; there should be 2 on each."
+    observed = f"{job.title}: {len(started)} workers ran, {where(job)}; there should be 2 on each."
     if job.file == "launcher.sbatch":
         if counts == [2, 0]:
             grade.reject("first-node-alone", observed)
@@ -71,12 +71,12 @@ def check_ranks(grade: Grade, job: Job) -> None:
     started = job.noted("started")
     missing = sorted({name for each in started for name, value in each.items() if value is None})
     if missing:
-        grade.reject("unknown", f"{job.file}: a worker has no {', '.join(missing)} in its environment.")
+        grade.reject("unknown", f"{job.title}: a worker has no {', '.join(missing)} in its environment.")
     ranks = sorted(each["RANK"] for each in started)
-    observed = f"{job.file}: the four workers have RANK {', '.join(ranks)}, on node1, node1, node2 and node2."
+    observed = f"{job.title}: the four workers have RANK {', '.join(ranks)}, on node1, node1, node2 and node2."
     if {each["WORLD_SIZE"] for each in started} != {"4"}:
         worlds = ", ".join(each["WORLD_SIZE"] for each in started)
-        grade.reject("unknown", f"{job.file}: the four workers have WORLD_SIZE {worlds}.")
+        grade.reject("unknown", f"{job.title}: the four workers have WORLD_SIZE {worlds}.")
     if ranks in (["0", "0", "0", "0"], ["0", "0", "1", "1"]):
         same_everywhere = {each["NODE_RANK"] for each in started} == {"0"}
         grade.reject("read-too-early" if same_everywhere else "local-rank-is-rank", observed)
@@ -95,7 +95,7 @@ def check_meeting(grade: Grade, job: Job) -> None:
     started = job.noted("started")
     ports = sorted({each["MASTER_PORT"] for each in started})
     hosts = sorted({each["MASTER_ADDR"] for each in started})
-    observed = f"{job.file}: {len(job.noted('met'))} of 4 ranks met. They look at {', '.join(hosts)}"
+    observed = f"{job.title}: {len(job.noted('met'))} of 4 ranks met. They look at {', '.join(hosts)}"
     observed += f", port {', '.join(ports)}. Rank 0 is on node1."
     if len(ports) > 1:
         grade.reject("each-its-own-port", observed)
@@ -108,5 +108,5 @@ def check_limit(grade: Grade, job: Job) -> None:
     """A day is 1440 minutes."""
     if job.limit_min != 24 * 60:
         found = "no limit" if job.limit_min is None else f"a limit of {job.limit_min} minutes"
-        observed = f"{job.file}: the job has {found}, and 24 hours are 1440 minutes."
+        observed = f"{job.title}: the job has {found}, and 24 hours are 1440 minutes."
         grade.reject("time-in-hours" if job.limit_min == 24 else "unknown", observed)

@@ -11,7 +11,7 @@ FILES = ("warning.sbatch", "passing_on.sbatch", "requeue.sbatch", "exit.sbatch")
 
 def check(grade: Grade) -> None:
     """All four run side by side; when both ranks of a job have trained, its limit is 8 s away."""
-    near_limit = {"when": "trained", "count": 2, "end": "now+8seconds", "until": "stopping"}
+    near_limit = {"of": FILES[:3], "when": "trained", "count": 2, "end": "now+8seconds", "until": "stopping"}
     jobs = run_jobs(grade, FILES, {"worker.py": (HERE / "worker.py").read_text()}, near_limit)
     for name in FILES:
         check_started(grade, jobs[name])
@@ -25,11 +25,11 @@ def check(grade: Grade) -> None:
 def check_started(grade: Grade, job: Job) -> None:
     """Two ranks trained."""
     if job.state == "REFUSED":
-        grade.reject("unknown", f"{job.file}: sbatch did not take it: {job.said.strip()}")
+        grade.reject("unknown", f"{job.title}: sbatch did not take it: {job.said.strip()}")
     ranks = sorted(each["rank"] for each in job.noted("started") if each["start"] == 0)
     if ranks != [0, 1] or len(job.noted("trained")) < 2:
         lines = job.said.strip().splitlines() or ["nothing"]
-        observed = f"{job.file}: ranks {ranks} started, there should be 0 and 1."
+        observed = f"{job.title}: ranks {ranks} started, there should be 0 and 1."
         grade.reject("unknown", f"{observed} Its log ends with: {lines[-1][:300]}")
 
 
@@ -38,28 +38,28 @@ def check_saved(grade: Grade, job: Job) -> None:
     saved, stopping = job.noted("saved"), job.noted("stopping")
     if len(saved) == 2:
         steps = " and ".join(f"rank {rank} at step {step}" for rank, step in sorted(saved))
-        grade.measured(job.file, f"both ranks saved, {steps}: no collective keeps these two in step")
+        grade.measured(job.title, f"both ranks saved, {steps}: no collective keeps these two in step")
         return
     killed = job.noted("killed")
     if killed:
         observed = (
-            f"{job.file}: {len(killed)} ranks got {killed[0]}, which they do not know, and ended at once. 0 saved."
+            f"{job.title}: {len(killed)} ranks got {killed[0]}, which they do not know, and ended at once. 0 saved."
         )
         grade.reject("signal-to-my-script", observed)
     count = f"{len(stopping)} of 2 ranks began to save, {len(saved)} came to the end of it, 1.5 s later"
     if job.state == "TIMEOUT":
         grade.reject(
             "trap-behind-srun",
-            f"{job.file}: the warning came and no rank heard of it. At the limit {count}: SIGKILL came after 1 s.",
+            f"{job.title}: the warning came and no rank heard of it. At the limit {count}: SIGKILL came after 1 s.",
         )
     if not stopping:
         grade.reject(
             "kill-srun",
-            f"{job.file}: the warning came; no rank got a SIGTERM, and none runs any more. The job is {job.state}.",
+            f"{job.title}: the warning came; no rank got a SIGTERM, and none runs any more. The job is {job.state}.",
         )
     if len(saved) < len(stopping):
-        grade.reject("wait-once", f"{job.file}: {count}. The job was {job.state} before: its script had ended.")
-    grade.reject("unknown", f"{job.file}: {count}; the job is {job.state}.")
+        grade.reject("wait-once", f"{job.title}: {count}. The job was {job.state} before: its script had ended.")
+    grade.reject("unknown", f"{job.title}: {count}; the job is {job.state}.")
 
 
 def check_resumed(grade: Grade, job: Job) -> None:
@@ -67,34 +67,34 @@ def check_resumed(grade: Grade, job: Job) -> None:
     first = [step for _, step in job.noted("saved")]
     again = [each for each in job.noted("started") if each["start"] == 1]
     if not again:
-        observed = f"{job.file}: saved at step {first[0]}, and ended for good: {job.restarts} restarts, {job.state}."
+        observed = f"{job.title}: saved at step {first[0]}, and ended for good: {job.restarts} restarts, {job.state}."
         grade.reject("requeue-is-automatic", observed)
     steps = sorted(each["step"] for each in again)
     if steps != sorted(first):
         before = job.noted("started")[0]["folder"]
         observed = (
-            f"{job.file}: the ranks saved at steps {first} in {before}; started again, they began at steps {steps}"
+            f"{job.title}: the ranks saved at steps {first} in {before}; started again, they began at steps {steps}"
         )
         if again[0]["folder"] != before:
             grade.reject("a-new-name-each-time", f"{observed} and looked in {again[0]['folder']}.")
         grade.reject("starts-anew", f"{observed}, with the checkpoint beside them.")
     if len(job.noted("finished")) != 2 or job.state != "COMPLETED":
         grade.reject(
-            "unknown", f"{job.file}: {len(job.noted('finished'))} of 2 ranks finished; the job is {job.state}."
+            "unknown", f"{job.title}: {len(job.noted('finished'))} of 2 ranks finished; the job is {job.state}."
         )
-    grade.measured(f"{job.file}, second start", f"went on at steps {steps}")
+    grade.measured(f"{job.title}, second start", f"went on at steps {steps}")
 
 
 def check_exit(grade: Grade, job: Job) -> None:
     """Failed, and at once."""
     waited = job.noted("waited")
-    observed = f"{job.file}: rank 1 failed with code 7; the job is {job.state}, with code {job.exit}"
+    observed = f"{job.title}: rank 1 failed with code 7; the job is {job.state}, with code {job.exit}"
     if job.state == "COMPLETED":
         grade.reject("code-lost", f"{observed}.")
     if waited:
         grade.reject("others-wait", f"{observed}. Rank {waited[0]} had waited 4 s for it, until it gave up by itself.")
     if job.state != "FAILED":
         grade.reject("unknown", f"{observed}.")
-    grade.measured(job.file, f"{job.state} with code {job.exit}, at once")
+    grade.measured(job.title, f"{job.state} with code {job.exit}, at once")
     if job.exit.startswith("143:"):
         grade.note("exit.sbatch: rank 1 ended with 7, srun ended rank 0 (128 + SIGTERM = 143): the highest counts.")
