@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
-from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
-from frog.core.errors import UsageError
-from frog.gauge.measurement import CONTENDERS, Request, Row
+from frog.core.errors import LaunchError, UsageError
+from frog.gauge.measurement import CONTENDERS, LIMITS, Request, Result
+from frog.gauge.open_mpi import mpirun
+from frog.gauge.report import write_report
 from frog.launch.commands import read_world
+from frog.launch.harness import Program
 from frog.launch.world import run_world
 
+_MPIRUN_S = 3600.0
 _UNITS = {"": 1, "B": 1, "K": 1 << 10, "KIB": 1 << 10, "M": 1 << 20, "MIB": 1 << 20}
 
 
@@ -20,43 +25,61 @@ def bench(args: argparse.Namespace) -> int:
     """Start a world that measures, and print what came out."""
     nodes, options = read_world(args)
     check_world(nodes.most * nodes.ranks)
-    contenders = ("frog", *args.against)
-    request = Request(args.operations, args.sizes, contenders, args.rounds)
+    if "mpi" in args.against and nodes.several:
+        raise UsageError("--against mpi measures Open MPI on one node: it knows nothing of pretended ones", "--nproc N")
+    request = Request(args.operations, args.sizes, ("frog", *args.against), args.rounds)
     with tempfile.TemporaryDirectory(prefix="frog-bench-") as scratch:
         asked, found = Path(scratch) / "request.json", Path(scratch) / "result.json"
         request.write(asked)
-        if code := run_world(nodes, ["collectives", str(asked), str(found)], options):
+        if "mpi" in args.against:
+            _run_under_mpirun(nodes.ranks, [str(asked), str(found)], Path(scratch))
+        elif code := run_world(nodes, ["collectives", str(asked), str(found)], options):
             return code
-        result = json.loads(found.read_text())
-    num_ranks = nodes.most * nodes.ranks
-    rows = [Row(**row) for row in result["rows"]]
-    if args.json:
-        print(json.dumps({"ranks": num_ranks, **result}, indent=2))
-    else:
-        print(table(rows, num_ranks, result["copy_bytes_per_s"], nodes.several))
+        result = Result.of(json.loads(found.read_text()))
+    print(json.dumps(asdict(result), indent=2) if args.json else table(result))
+    if args.report is not None:
+        print(f"report: {write_report(result, args.report)}", file=sys.stderr)
     return 0
 
 
-def table(rows: Sequence[Row], num_ranks: int, copy_bytes_per_s: float, several_nodes: bool) -> str:
-    """The measurement as text: a line for each operation, size and contender."""
-    contenders = list(dict.fromkeys(row.contender for row in rows))
-    place = "on several nodes" if several_nodes else "on one node"
+def _run_under_mpirun(num_ranks: int, arguments: list[str], scratch: Path) -> None:
+    """Measure in a world that mpirun starts. Raises LaunchError with the end of what it wrote if it fails."""
+    command = mpirun(num_ranks, [sys.executable, "-m", "frog.gauge.rank", *arguments])
+    with Program(command, scratch, {"OMP_NUM_THREADS": "1"}) as program:
+        code = program.wait(_MPIRUN_S)
+        if code != 0:
+            how = f"did not end within {_MPIRUN_S:g} s" if code is None else f"ended with exit code {code}"
+            last = "\n".join(program.output.splitlines()[-20:])
+            raise LaunchError(f"mpirun {how}; it wrote last:\n{last}", "does mpirun -n 2 hostname work?")
+
+
+def table(result: Result) -> str:
+    """The measurement as text: a line for each operation, size and contender; then the machine's limits."""
+    place = "on several nodes" if result.several_nodes else "on one node"
     lines = [
-        f"{num_ranks} ranks {place}, float32, one thread each; medians of rounds in turn, the slowest rank's time",
-        *(f"  {name:5} {CONTENDERS[name]}" for name in contenders),
+        f"{result.num_ranks} ranks {place}, float32, one thread each; medians of rounds in turn, "
+        "the slowest rank's time",
+        *(f"  {name:5} {CONTENDERS[name]}" for name in result.contenders),
         "",
-        f"{'operation':15}{'bytes':>10}  {'by':5}{'time':>12}{'algbw':>10}{'busbw':>10}"
-        + (f"{'gloo / it':>11}" if "gloo" in contenders else ""),
+        f"{'operation':15}{'bytes':>10}  {'by':5}{'time':>12}{'algbw':>10}{'busbw':>10}{'of limit':>10}"
+        + (f"{'gloo / it':>11}" if "gloo" in result.contenders else ""),
     ]
-    gloo = {(row.operation, row.num_bytes): row.time_s for row in rows if row.contender == "gloo"}
-    for row in rows:
-        ratio = gloo.get((row.operation, row.num_bytes))
+    for row in result.rows:
+        ratio = result.times_gloo(row)
         lines.append(
             f"{row.operation:15}{row.num_bytes:>10}  {row.contender:5}{row.time_s * 1e6:>9.1f} us"
-            f"{row.algorithm_bytes_per_s / 1e9:>10.3f}{row.bus_bytes_per_s(num_ranks) / 1e9:>10.3f}"
-            + (f"{ratio / row.time_s:>11.2f}" if ratio and row.contender != "gloo" else "")
+            f"{row.algorithm_bytes_per_s / 1e9:>10.3f}{row.bus_bytes_per_s(result.num_ranks) / 1e9:>10.3f}"
+            f"{result.share_of_limit(row):>10.1%}" + (f"{ratio:>11.2f}" if ratio else "")
         )
-    lines += ["", f"GB/s. Copying 64 MiB of memory, all ranks at once: {copy_bytes_per_s / 1e9:.1f} GB/s each."]
+    lines += ["", "GB/s. Limits, measured in the same run with buffers of the same size:"]
+    for name, what in LIMITS.items():
+        through = ", ".join(one for one in result.contenders if result.limit_name(one) == name)
+        lines += [f"  {name} ({what}), of {through}:"] if through else []
+        lines += [
+            f"{one.num_bytes:>25}       {one.time_s * 1e6:>9.1f} us{one.bytes_per_s / 1e9:>10.3f}"
+            for one in result.limits
+            if through and one.name == name
+        ]
     return "\n".join(lines)
 
 

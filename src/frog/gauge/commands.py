@@ -82,7 +82,7 @@ def _add_bench(actions: _Parsers) -> None:
         type=lambda text: _names(text, [name for name in CONTENDERS if name != "frog"]),
         default=(),
         metavar="NAMES",
-        help="others in turn: gloo, or tcp (frog without shared memory), or gloo,tcp",
+        help="others in turn, some of gloo,tcp,mpi: torch's; frog without shared memory; Open MPI, if installed",
     )
     parser.add_argument(
         "--operations",
@@ -96,6 +96,7 @@ def _add_bench(actions: _Parsers) -> None:
     )
     parser.add_argument("--rounds", type=int, metavar="N", help="default: as many as fit into a second or so")
     parser.add_argument("--json", action="store_true", help="print what was measured as JSON")
+    parser.add_argument("--report", type=Path, metavar="FILE.html", help="also draw the curves over sizes, on one page")
     parser.set_defaults(handler=_bench, threads=1, restarts=0, deadline=60.0)
 
 
