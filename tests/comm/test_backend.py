@@ -21,10 +21,21 @@ def test_a_run_file_may_name_every_backend() -> None:
     assert set(typing.get_args(names)) == {"auto", *BACKENDS}
 
 
-def test_auto_follows_the_device() -> None:
+def test_auto_follows_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FROG_BACKEND", raising=False)
     assert choose_backend("auto", CPU) is GLOO
     assert choose_backend("auto", torch.device("cuda", 0)) is NCCL
     assert choose_backend("auto", torch.device("mps")) is GLOO  # alone in its world
+
+
+def test_the_environment_says_which_auto_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FROG_BACKEND", "frog")
+    assert choose_backend("auto", CPU) is BACKENDS["frog"]
+    assert choose_backend("auto", torch.device("cuda", 0)) is NCCL  # it does not fit there
+    assert choose_backend("gloo", CPU) is GLOO
+    monkeypatch.setenv("FROG_BACKEND", "toad")
+    with pytest.raises(UsageError, match="FROG_BACKEND=toad: there are gloo, nccl, frog"):
+        choose_backend("auto", CPU)
 
 
 def test_a_backend_that_does_not_fit_the_device_is_refused() -> None:

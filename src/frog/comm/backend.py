@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from frog.collectives.errors import CollectiveError
-from frog.core.env import WorldEnv, bind_loopback
+from frog.core.env import WorldEnv, bind_loopback, preferred_backend
 from frog.core.errors import UsageError
 from frog.core.facts import Cause
 
@@ -149,10 +149,16 @@ BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Gloo(), NC
 def choose_backend(requested: str, device: torch.device) -> Backend:
     """The backend that a run file asks for by name; for "auto", the first that moves tensors of `device`.
 
-    Raises:  UsageError if the one that is named cannot.
+    The environment's FROG_BACKEND goes before the others there.
+
+    Raises:  UsageError if the one that is named cannot, or if there is none of that name.
     """
     if requested == "auto":  # a device that none serves, such as MPS, is alone in its world: nothing is moved there
-        return next((found for found in BACKENDS.values() if device.type in found.devices), BACKENDS["gloo"])
+        first = preferred_backend()
+        if first not in (None, *BACKENDS):
+            raise UsageError(f"FROG_BACKEND={first}: there are {', '.join(BACKENDS)}", "unset FROG_BACKEND")
+        by_preference = sorted(BACKENDS.values(), key=lambda backend: backend.name != first)
+        return next((found for found in by_preference if device.type in found.devices), BACKENDS["gloo"])
     backend = BACKENDS[requested]
     if device.type not in backend.devices:
         raise UsageError(

@@ -130,6 +130,11 @@ def start_method() -> str | None:
     return variable("FROG_START")
 
 
+def preferred_backend() -> str | None:
+    """Which backend `comm.backend = "auto"` is to take where it serves the device; None: gloo or NCCL."""
+    return variable("FROG_BACKEND")
+
+
 def check_start_method() -> None:
     """Raises UsageError for a way to start ranks that there is not."""
     if start_method() not in (None, "fork", "spawn"):
