@@ -118,26 +118,24 @@ def all_gather(mesh: Mesh, seq: int, tag: int, parts: Sequence[Buffer]) -> None:
 def all_to_all(mesh: Mesh, seq: int, tag: int, leave: Sequence[Buffer], arrive: Sequence[Buffer]) -> None:
     """Send `leave[i]` to rank i, whose own for this rank comes into `arrive[i]`. The caller copies its own part.
 
+    Whole, since nothing is added to a part or passed on: a frame costs some 30 us of a processor.
+
     Comm:    one step; what `leave` has for others leaves.
     """
     for peer in mesh.others:
-        for piece in pieces(leave[peer]):
-            mesh.connections[peer].send(DATA, seq, bytes_of(piece), tag)
+        mesh.connections[peer].send(DATA, seq, bytes_of(leave[peer]), tag)
     for peer in reversed(mesh.others):
-        for piece in pieces(arrive[peer]):
-            mesh.connections[peer].receive(DATA, seq, bytes_of(piece), tag)
+        mesh.connections[peer].receive(DATA, seq, bytes_of(arrive[peer]), tag)
     mesh.complete()
 
 
 def gather(mesh: Mesh, seq: int, tag: int, x: Buffer, parts: Sequence[Buffer] | None, root: int) -> None:
     """`root` gets everybody's `x` into its `parts`. Comm: one step; S bytes leave each rank."""
     if mesh.rank != root:
-        for piece in pieces(x):
-            mesh.connections[root].send(DATA, seq, bytes_of(piece), tag)
+        mesh.connections[root].send(DATA, seq, bytes_of(x), tag)
     for peer in mesh.others if parts is not None else ():
         assert parts is not None
-        for piece in pieces(parts[peer]):
-            mesh.connections[peer].receive(DATA, seq, bytes_of(piece), tag)
+        mesh.connections[peer].receive(DATA, seq, bytes_of(parts[peer]), tag)
     mesh.complete()
 
 
@@ -145,11 +143,9 @@ def scatter(mesh: Mesh, seq: int, tag: int, x: Buffer, parts: Sequence[Buffer] |
     """Everybody gets its own of `root`'s `parts` into `x`. Comm: one step; n - 1 messages of S bytes leave root."""
     for peer in mesh.others if parts is not None else ():
         assert parts is not None
-        for piece in pieces(parts[peer]):
-            mesh.connections[peer].send(DATA, seq, bytes_of(piece), tag)
+        mesh.connections[peer].send(DATA, seq, bytes_of(parts[peer]), tag)
     if mesh.rank != root:
-        for piece in pieces(x):
-            mesh.connections[root].receive(DATA, seq, bytes_of(piece), tag)
+        mesh.connections[root].receive(DATA, seq, bytes_of(x), tag)
     mesh.complete()
 
 
