@@ -197,19 +197,31 @@ def _move(connections: Sequence[Connection]) -> bool:
 
 def wait_for(busy: list[Connection], timeout_s: float, alarms: Sequence[Connection] = ()) -> None:
     """Sleep until one of these can move. Raises TimedOut, or Alarm if an alarm can be read or has ended."""
-    poll = select.poll()
-    for one in alarms:
-        poll.register(one.socket, select.POLLIN)
+    poll = Poll(alarms)
     for one in busy:
         poll.register(one.socket, (select.POLLOUT if one.outgoing else 0) | (select.POLLIN if one.incoming else 0))
     began_s = time.monotonic()
-    ready = poll.poll(timeout_s * 1e3)
-    if not ready:
+    if not poll.wait(timeout_s):
         raise TimedOut(time.monotonic() - began_s, [one.peer for one in busy])
-    rung = {one.socket.fileno(): one.peer for one in alarms}
-    for descriptor, _ in ready:
-        if descriptor in rung:
-            raise Alarm(rung[descriptor])
+
+
+class Poll:
+    """select's `poll`, which an alarm ends."""
+
+    def __init__(self, alarms: Sequence[Connection]) -> None:
+        self._poll = select.poll()
+        self._alarms = {one.socket.fileno(): one.peer for one in alarms}
+        for descriptor in self._alarms:
+            self._poll.register(descriptor, select.POLLIN)
+        self.register, self.unregister = self._poll.register, self._poll.unregister
+
+    def wait(self, timeout_s: float) -> list[int]:
+        """The descriptors of which something is true, none if nothing is in time. Raises Alarm."""
+        ready = [descriptor for descriptor, _ in self._poll.poll(timeout_s * 1e3)]
+        for descriptor in ready:
+            if descriptor in self._alarms:
+                raise Alarm(self._alarms[descriptor])
+        return ready
 
 
 class Mesh:

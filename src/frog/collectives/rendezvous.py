@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from frog.collectives.connection import SOCKET_BUFFER_BYTES, Connection
+from frog.collectives.connection import SOCKET_BUFFER_BYTES, Connection, Poll
 from frog.collectives.errors import Alarm, CollectiveError, TimedOut
 from frog.collectives.frames import MAGIC, VERSION, Sealer, keys_of
 from frog.core.files import write_atomic
@@ -159,19 +159,14 @@ def answer(
     """
     found: dict[int, Connection] = {}
     waiting: dict[int, _Caller] = {}
-    poll = select.poll()
+    poll = Poll(alarms)
     poll.register(place.listener, select.POLLIN)
-    rung = {one.socket.fileno(): one.peer for one in alarms}
-    for one in rung:
-        poll.register(one, select.POLLIN)
     try:
         while set(found) != expected:
             now_s = time.monotonic()
             if now_s > deadline_s:
                 raise TimedOut(now_s - deadline_s, sorted(expected - set(found)))
-            for descriptor, _ in poll.poll(min(1.0, deadline_s - now_s) * 1e3):
-                if descriptor in rung:
-                    raise Alarm(rung[descriptor])
+            for descriptor in poll.wait(min(1.0, deadline_s - now_s)):
                 if descriptor == place.listener.fileno():
                     caller = _Caller(place)
                     waiting[caller.socket.fileno()] = caller
@@ -272,17 +267,10 @@ def _stays_here(sock: socket.socket) -> bool:
 
 def _wait(sock: socket.socket, event: int, deadline_s: float, alarms: Sequence[Connection]) -> None:
     """Return when `event` is true of the socket. Raises TimeoutError, Alarm."""
-    poll = select.poll()
+    poll = Poll(alarms)
     poll.register(sock, event)
-    rung = {one.socket.fileno(): one.peer for one in alarms}
-    for one in rung:
-        poll.register(one, select.POLLIN)
-    ready = poll.poll(max(0.1, deadline_s - time.monotonic()) * 1e3)
-    if not ready:
+    if not poll.wait(max(0.1, deadline_s - time.monotonic())):
         raise TimeoutError("timed out")
-    for descriptor, _ in ready:
-        if descriptor in rung:
-            raise Alarm(rung[descriptor])
 
 
 def _read(sock: socket.socket, num_bytes: int, deadline_s: float, alarms: Sequence[Connection]) -> bytes:
