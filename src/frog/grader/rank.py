@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from frog.core.env import bind_loopback, child_env, replace_env
-from frog.grader import codec, collectives, guard, message
+from frog.grader import codec, collectives, guard, message, turns
 from frog.grader.collectives import Layer
 from frog.grader.guard import Snapshot, set_bounds
 from frog.grader.limits import MOST_FILE_BYTES
@@ -132,6 +132,7 @@ def _watched() -> list[ModuleType | type]:
     ]
     modules += [torch.autograd, torch.linalg, dist, distributed_c10d, os, time, socket, numpy]
     modules += [codec, collectives, guard, message, Layer, Line, Snapshot, collectives.LateWork]
+    modules += [turns, turns.Turns, turns.TurnStore]
     return [*modules, sys.modules["ranks"], sys.modules[__name__]]
 
 

@@ -1,13 +1,8 @@
-"""Run the learner's join on pretended hosts whose processes take turns, in an order from a seed; then by a real store.
-
-The processes are threads. Who waits for a key, or for somebody who listens, has no turn until it is there. If nobody
-can have a turn, the next deadline passes; if there is none, they wait for ever, which is known at once.
-"""
+"""Run the learner's join on pretended hosts whose processes take turns, in an order from a seed; then for real."""
 
 import contextlib
+import functools
 import os
-import random
-import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -17,135 +12,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-POLLS_S = 0.6
-"""How long a run goes on in which nobody does anything but ask again."""
-OPERATIONS = 5000
-"""More than any rendezvous needs."""
+from frog.grader.turns import Turns, TurnStore, pretend_clock
 
-
-class Stopped(BaseException):
-    """Ends a process's thread: the run is over."""
-
-
-class Turns:
-    """Who may go on, on which hosts somebody listens, and what each did."""
-
-    def __init__(self, case: dict[str, Any]) -> None:
-        self.draw, self.size = random.Random(case["seed"]), len(case["tasks"])
-        self.timeout_s = case["timeout_s"]
-        self.all_come = not case["absent"]
-        self.stores: dict[tuple[str, int], dict[str, bytes]] = {}
-        self.opened: list[list[Any]] = []
-        self.waits: dict[int, tuple[str, Callable[[], bool], float | None]] = {}
-        self.does: dict[int, str] = {}
-        self.ended: set[int] = set()
-        self.expired: dict[int, float] = {}
-        self.turn: int | None = None
-        self.late = False
-        self.stopped: str | None = None
-        self.version = self.operations = 0
-        self.idle_since: float | None = None
-        self.changed = threading.Condition()
-
-    def take(self, who: int, does: str, ready: Callable[[], bool], timeout_s: float | None = None) -> None:
-        """Wait for a turn, with `changed` held. Raises TimeoutError when no other could go on any more."""
-        patient = timeout_s is None or timeout_s > 1.5 * self.timeout_s
-        ends = None if patient else time.monotonic() + timeout_s
-        self.waits[who], self.does[who] = (does, ready, ends), does
-        self.pass_on()
-        while self.turn != who:
-            if self.stopped is not None:
-                raise Stopped
-            self.changed.wait()
-        self.turn, late = None, self.late
-        self.operations += 1
-        if self.operations > OPERATIONS:
-            self.stop("asks again and again")
-        del self.waits[who]
-        if late:
-            time.sleep(max(0.0, ends - time.monotonic()))
-            self.expired[who] = self.expired.get(who, 0.0) + timeout_s
-            raise TimeoutError(f"{does}: {timeout_s:.3f} s have passed")
-
-    def end(self, who: int) -> None:
-        with self.changed:
-            self.ended.add(who)
-            self.pass_on()
-
-    def pass_on(self) -> None:
-        """When all have come to an operation, or are through, choose one of those that can go on."""
-        if self.turn is not None or len(self.waits) + len(self.ended) < self.size or not self.waits:
-            return
-        ready = sorted(who for who, (_, is_ready, _) in self.waits.items() if is_ready())
-        self.late = False
-        if ready:
-            self.turn, self.idle_since = self.draw.choice(ready), None
-        elif asking := [who for who, (does, _, _) in self.waits.items() if does.startswith(("check", "add"))]:
-            self.idle_since = self.idle_since or time.monotonic()
-            if self.all_come or time.monotonic() - self.idle_since > POLLS_S:
-                self.stop("asks again and again")
-            self.turn = asking[0] if self.stopped is None else None
-        elif (ends := [(at, who) for who, (_, _, at) in self.waits.items() if at is not None]) and not self.all_come:
-            self.turn, self.late = min(ends)[1], True
-        else:
-            self.stop("waits for ever")
-        self.changed.notify_all()
-
-    def stop(self, why: str) -> None:
-        self.stopped = self.stopped or why
-        self.changed.notify_all()
-
-
-class TurnStore:
-    """One process's view of a store."""
-
-    def __init__(self, turns: Turns, who: int, values: dict[str, bytes]) -> None:
-        self._turns, self._who, self._values = turns, who, values
-        self._seen: tuple[str, int] | None = None
-
-    def set(self, key: str, value: str | bytes) -> None:
-        self._do(f"set({key})", lambda: self._write(key, value if isinstance(value, bytes) else str(value).encode()))
-
-    def get(self, key: str) -> bytes:
-        return self._do(f"get({key})", lambda: self._values[key], keys=[key])
-
-    def add(self, key: str, amount: int) -> int:
-        return self._do(f"add({key})", lambda: self._count(key, amount), again=amount == 0)
-
-    def wait(self, keys: list[str], timeout_s: float | None = None) -> None:
-        self._do(f"wait({', '.join(keys)})", lambda: None, keys=list(keys), timeout_s=timeout_s)
-
-    def check(self, keys: list[str]) -> bool:
-        return self._do(f"check({', '.join(keys)})", lambda: all(key in self._values for key in keys), again=True)
-
-    def _do(
-        self,
-        does: str,
-        operation: Callable[[], Any],
-        keys: list[str] | None = None,
-        timeout_s: float | None = None,
-        again: bool = False,
-    ) -> Any:
-        """Who asks the same again has no turn before something was written, or nobody else has."""
-        turns, seen = self._turns, self._seen
-
-        def ready() -> bool:
-            return not (again and seen == (does, turns.version)) and all(key in self._values for key in keys or [])
-
-        with turns.changed:
-            turns.take(self._who, does, ready, timeout_s)
-            self._seen = (does, turns.version) if again else None
-            return operation()
-
-    def _write(self, key: str, value: bytes) -> None:
-        self._values[key] = value
-        self._turns.version += 1
-
-    def _count(self, key: str, amount: int) -> int:
-        total = int(self._values.get(key, b"0")) + amount
-        if amount or key not in self._values:
-            self._write(key, str(total).encode())
-        return total
+PATIENCE = 10
+"""How many times timeout_s processes may ask again and again when nobody writes."""
+pretend_clock()
 
 
 def work(learner: ModuleType, case: dict[str, Any]) -> list[dict[str, Any]]:
@@ -155,65 +26,84 @@ def work(learner: ModuleType, case: dict[str, Any]) -> list[dict[str, Any]]:
 
 def take_turns(learner: ModuleType, case: dict[str, Any]) -> dict[str, Any]:
     """All processes that come join once in each round."""
-    turns = Turns(case)
+    hosts = Hosts(case)
     gave: dict[str, dict[str, Any]] = {}
-    errors: list[BaseException] = []
+    took_s: dict[str, float] = {}
 
-    def be(who: int, rounds: list[dict[str, Any]]) -> None:
+    def be(who: int) -> None:
+        rounds = case["tasks"][who]
         store: list[TurnStore] = []
 
         def open_store(host: str, port: int, listen: bool, timeout_s: float | None = None) -> TurnStore:
             if not store:
-                values = open_pretended(turns, who, rounds[0]["host"], (host, int(port)), listen, timeout_s)
-                store.append(TurnStore(turns, who, values))
+                store.append(hosts.open(who, rounds[0]["host"], (host, int(port)), bool(listen), timeout_s))
             return store[0]
 
-        try:
-            for task in rounds:
-                gave.setdefault(str(who), {})[str(task["round"])] = outcome(learner, task, open_store)
-        except Stopped:
-            pass
-        except BaseException as error:
-            errors.append(error)
-            with turns.changed:
-                turns.stop("raised")
-        finally:
-            turns.end(who)
+        for task in rounds:
+            began_s = hosts.turns.now_s
+            gave.setdefault(str(who), {})[str(task["round"])] = outcome(learner, task, open_store)
+            took_s[str(who)] = hosts.turns.now_s - began_s
 
-    threads = [threading.Thread(target=be, args=each, daemon=True) for each in enumerate(case["tasks"])]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors and not turns.opened:
+    turns = hosts.turns
+    errors = turns.run([functools.partial(be, who) for who in range(len(case["tasks"]))])
+    if errors and not hosts.opened:
         raise errors[0]
-    waits = {str(who): turns.does[who] for who in range(turns.size) if who not in turns.ended or who in turns.waits}
-    error = f"{type(errors[0]).__name__}: {errors[0]}" if errors else None
-    expired = {str(who): asked for who, asked in turns.expired.items()}
     return {
         "gave": gave,
-        "opened": turns.opened,
+        "opened": hosts.opened,
         "stuck": turns.stopped,
-        "waits": waits,
-        "expired": expired,
-        "error": error,
+        "waits": {str(who): turns.does.get(who, "") for who in sorted(turns.waiting)},
+        "took_s": took_s,
+        "error": f"{type(errors[0]).__name__}: {errors[0]}" if errors else None,
     }
 
 
-def open_pretended(
-    turns: Turns, who: int, own: str, where: tuple[str, int], listen: bool, timeout_s: float | None
-) -> dict[str, bytes]:
-    """Listen, or connect when somebody does; the store's values."""
-    with turns.changed:
-        turns.opened.append([who, *where, bool(listen)])
-        does = f"open_store({where[0]}:{where[1]}, listen={bool(listen)})"
-        turns.take(who, does, lambda: listen or where in turns.stores, timeout_s)
-        if listen and where[0] != own:
-            raise OSError(f"{own} cannot listen at {where[0]}: that is another host")
-        if listen and where in turns.stores:
-            raise OSError(f"cannot listen at {where[0]}:{where[1]}: address already in use")
-        turns.version += 1
-        return turns.stores.setdefault(where, {}) if listen else turns.stores[where]
+class PatientStore(TurnStore):
+    """A store on which who waits for much longer than was asked for waits for ever."""
+
+    def __init__(self, patient: Callable[[float | None], float | None], *about: Any) -> None:
+        super().__init__(*about)
+        self._patient = patient
+
+    def wait(self, keys: list[str], timeout_s: float | None = None) -> None:
+        super().wait(keys, self._patient(timeout_s))
+
+
+class Hosts:
+    """The pretended hosts: where somebody listens, and who went where."""
+
+    def __init__(self, case: dict[str, Any]) -> None:
+        self.timeout_s, self.all_come = case["timeout_s"], not case["absent"]
+        self.turns = Turns(case["seed"], len(case["tasks"]), PATIENCE * self.timeout_s)
+        self.stores: dict[tuple[str, int], dict[str, bytes]] = {}
+        self.opened: list[list[Any]] = []
+
+    def patient(self, timeout_s: float | None) -> float | None:
+        """A deadline as it holds here: none where all come, or where it is not the one that was asked for."""
+        return None if self.all_come or timeout_s is None or timeout_s > 1.5 * self.timeout_s else timeout_s
+
+    def open(self, who: int, own: str, where: tuple[str, int], listen: bool, timeout_s: float | None) -> TurnStore:
+        """Listen, or connect when somebody does."""
+
+        def join() -> dict[str, bytes]:
+            if not listen:
+                return self.stores[where]
+            if where[0] != own:
+                raise OSError(f"{own} cannot listen at {where[0]}: that is another host")
+            if where in self.stores:
+                raise OSError(f"cannot listen at {where[0]}:{where[1]}: address already in use")
+            self.turns.write()
+            return self.stores.setdefault(where, {})
+
+        self.opened.append([who, *where, listen])
+        values = self.turns.do(
+            who,
+            f"open_store({where[0]}:{where[1]}, listen={listen})",
+            join,
+            is_ready=lambda: listen or where in self.stores,
+            timeout_s=self.patient(timeout_s),
+        )
+        return PatientStore(self.patient, self.turns, who, values, set())
 
 
 def outcome(learner: ModuleType, task: dict[str, Any], open_store: Callable[..., Any]) -> dict[str, Any]:
@@ -249,7 +139,7 @@ def meet(learner: ModuleType, case: dict[str, Any]) -> dict[str, Any]:
 
     def open_store(host: str, port: int, listen: bool, timeout_s: float | None = None) -> RealStore:
         if not store:
-            store.append(open_real(Path(f"{host}-{port}"), listen, timeout_s or task["timeout_s"]))
+            store.append(open_real(Path(f"{host}-{port}"), listen))
         return RealStore(store[0], task["timeout_s"])
 
     found = outcome(learner, task, open_store)
@@ -261,16 +151,13 @@ def meet(learner: ModuleType, case: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def open_real(place: Path, listen: bool, timeout_s: float) -> dist.TCPStore:
+def open_real(place: Path, listen: bool) -> dist.TCPStore:
     """The pretended host and port are a file that says where the store really is."""
     if listen:
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         place.with_suffix(".new").write_text(str(store.port))
         place.with_suffix(".new").rename(place)
         return store
-    ends = time.monotonic() + timeout_s
-    while not place.exists():
-        if time.monotonic() > ends:
-            raise TimeoutError(f"nobody listened at {place} within {timeout_s} s")
+    while not place.exists():  # whoever does not come to listen has failed, and ends this world
         time.sleep(0.01)
     return dist.TCPStore("127.0.0.1", int(place.read_text()), is_master=False, wait_for_workers=False)
