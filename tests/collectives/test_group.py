@@ -15,6 +15,7 @@ from ranks import DOUBLING, RING, together
 from frog.collectives.arithmetic import BFLOAT16, Buffer
 from frog.collectives.group import Group, open_group
 from frog.collectives.rendezvous import FolderBook
+from frog.collectives.shared_memory import usable
 
 WAYS: dict[str, dict[str, Any]] = {
     "memory 2": {"size": 2},
@@ -187,3 +188,14 @@ def test_several_groups_at_once(tmp_path: Path) -> None:
         return [float(x[0]), float(y[-1])]
 
     assert together(tmp_path / "all", 4, act, memory=False) == [[1, 6], [1, 6], [5, 6], [5, 6]]
+
+
+@pytest.mark.parametrize(("system", "processor", "shares"), [
+    ("linux", "x86_64", True), ("linux", "aarch64", False), ("darwin", "x86_64", False), ("darwin", "arm64", False),
+])  # fmt: skip
+def test_memory_is_for_linux_on_a_processor_that_keeps_the_order_of_writes(
+    monkeypatch: pytest.MonkeyPatch, system: str, processor: str, shares: bool
+) -> None:
+    monkeypatch.setattr("sys.platform", system)
+    monkeypatch.setattr("platform.machine", lambda: processor)
+    assert usable() == shares

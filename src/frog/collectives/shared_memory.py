@@ -12,7 +12,7 @@ rank alone:
 Slice g may be laid out once all have REDUCED g-2, whose room it takes. A result may replace that of g-2 once all have
 COLLECTED it; where everybody has POSTED g they have.
 
-Assumes: that a processor shows its writes to others in their order, as x86-64 does. `usable` says no elsewhere.
+Assumes: Linux, and a processor that shows its writes to others in their order, as x86-64 does. Else `usable` is False.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from __future__ import annotations
 import mmap
 import os
 import platform
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -39,8 +40,8 @@ POSTED, REDUCED, COLLECTED, SMALL, COMMITTED = range(5)
 
 
 def usable() -> bool:
-    """Whether this machine's processor keeps the order of writes."""
-    return platform.machine().lower() in ("x86_64", "amd64")
+    """Whether this is Linux, which gives room and wakes sleepers, on a processor that keeps the order of writes."""
+    return sys.platform == "linux" and platform.machine() == "x86_64"
 
 
 def size_of(num_ranks: int) -> int:
