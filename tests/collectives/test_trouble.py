@@ -170,6 +170,25 @@ def test_asynchronous_ones_run_in_order_and_after_an_error_nothing_does() -> Non
     worker.close()
 
 
+def test_whoever_is_called_at_the_end_may_ask_for_another_and_wait_for_it() -> None:
+    """As PowerSGD does, by a future of torch, which cannot help."""
+    worker, done = Worker("test"), threading.Event()
+
+    def ask(depth: int) -> None:
+        if depth == 3:
+            done.set()
+            return
+        ended = threading.Event()
+        worker.start(lambda: None, ended.set)
+        if ended.wait(5):
+            ask(depth + 1)
+
+    worker.start(lambda: None, lambda: ask(0))
+    assert done.wait(10)
+    worker.run(lambda: None)
+    worker.close()
+
+
 def test_whoever_is_called_at_the_end_may_wait_for_the_next() -> None:
     worker, done = Worker("test"), threading.Event()
     late = threading.Event()

@@ -56,7 +56,8 @@ class Worker:
             handle.call_at_end(call)
         with self._state:
             self._jobs.append(handle)
-            if self._thread is None:
+            # Where the thread itself asks, called back at a collective's end, it may wait there: a new one carries on.
+            if self._thread in (None, threading.current_thread()):
                 self._thread = threading.Thread(target=self._run, name=f"frog {self._name}", daemon=True)
                 self._thread.start()
             self._state.notify_all()
@@ -105,7 +106,7 @@ class Worker:
             self._state.notify_all()
 
     def _run(self) -> None:
-        while True:
+        while self._thread is threading.current_thread():
             with self._state:
                 self._state.wait_for(lambda: self._closed or (self._jobs and not self._busy))
                 if self._closed:

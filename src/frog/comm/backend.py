@@ -129,6 +129,7 @@ class Frog(Backend):
     name = "frog"
     devices = ("cpu",)
     stamps_end = True
+    runs_hooks_on_its_threads = True  # on one, at the end of a collective
 
     def start(self, env: WorldEnv, device: torch.device, timeout_s: float, store: Any = None) -> None:
         from frog.comm.process_group import register  # the classes of torch that it extends take their time
