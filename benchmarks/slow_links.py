@@ -7,6 +7,8 @@ tokens/s, from the end of step 10 to the end of the last; of a step, on the mean
 collectives, what the link takes for them by the alpha-beta formula (frog.plan.network), and the bytes that left the
 rank; and the held-out loss at the end. Formula, bytes and losses are the same on every day, on a busy machine too.
 
+"plain" is DiLoCo with an outer learning rate of 0.7, or 1, and no momentum.
+
 Without the link two runs are taken, first and last, so that a machine that has become slower meanwhile shows.
 """
 
@@ -61,12 +63,16 @@ def diloco(inner_steps: int, *more: str) -> tuple[str, ...]:
 
 
 INT8 = "strategy.compression=int8"
+PLAIN = "strategy.outer_momentum=0"
+"""The published outer optimizer, 0.7 with a momentum of 0.9, is for many rounds; here there are 20 at most."""
 NEAR = Way("ddp, no link", far=False)
 WAYS = [
     NEAR,
     Way("ddp"),
     Way("ddp, int8", (INT8,)),
     *(Way(f"diloco, H={h}", diloco(h)) for h in (10, 50, 100)),
+    *(Way(f"diloco, H={h}, plain", diloco(h, PLAIN)) for h in (10, 20)),
+    Way("diloco, H=50, plain 1", diloco(50, PLAIN, "strategy.outer_learning_rate=1")),
     Way("diloco, H=50, int8", diloco(50, INT8)),
     Way("ddp, no link, again", far=False),
 ]
