@@ -35,7 +35,7 @@ from frog.gauge.open_mpi import OpenMPI
 _TIMEOUT_S = 120.0
 _TURN_S = 0.02
 """A turn repeats a short call until it has taken about so long."""
-_ROUND_S = 1.5
+_ROUND_S = 0.6
 """What one size of one operation may take of a contender, all rounds together."""
 _MOST_ROUNDS = 40
 
@@ -80,7 +80,7 @@ class Bench:
 
     def _medians(self, calls: Mapping[str, Callable[[], object]]) -> dict[str, tuple[float, int]]:
         """What each call takes, as the median of rounds in which each has its turn, and how many rounds these were."""
-        first_s = {name: min(self._turn_s(call, 5) for _ in range(3)) for name, call in calls.items()}
+        first_s = {name: self._first_s(call) for name, call in calls.items()}
         repeats = {name: min(500, max(1, round(_TURN_S / one_s))) for name, one_s in first_s.items()}
         longest_s = max(first_s[name] * repeats[name] for name in calls)
         rounds = self._request.rounds or max(5, min(_MOST_ROUNDS, round(_ROUND_S / longest_s)))
@@ -91,6 +91,11 @@ class Bench:
             for name in names[first:] + names[:first]:
                 times[name].append(self._turn_s(calls[name], repeats[name]))
         return {name: (statistics.median(found), rounds) for name, found in times.items()}
+
+    def _first_s(self, call: Callable[[], object]) -> float:
+        """What a call takes, so that it is known how many are a turn."""
+        first_s = self._turn_s(call, 1)
+        return first_s if first_s > _TURN_S else min(self._turn_s(call, 5) for _ in range(3))
 
     def _turn_s(self, call: Callable[[], object], repeats: int) -> float:
         """Seconds a call takes on the slowest rank."""
