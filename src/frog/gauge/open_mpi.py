@@ -27,7 +27,7 @@ def mpirun(num_ranks: int, command: Sequence[str]) -> list[str]:
     if program is None:
         raise UsageError("--against mpi: there is no mpirun here", _HINT)
     said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60).stdout
-    if "Open MPI" not in said:
+    if "Open MPI" not in said and "OpenRTE" not in said:  # which name it says depends on the one it was called by
         raise UsageError(f"--against mpi: {program} is not Open MPI's: {said.splitlines()[:1]}", _HINT)
     try:
         ctypes.CDLL(_LIBRARY)
