@@ -22,6 +22,7 @@ from frog.core.units import format_bytes, format_count, format_seconds
 def test_an_error_says_what_to_try() -> None:
     assert str(FrogError("it broke", "mend it")) == "it broke\n  try: mend it"
     assert str(FrogError("it broke")) == "it broke"
+    assert len(str(FrogError("x" * 100_000, "y" * 100_000))) < 40_000
     assert (FrogError("").exit_code, UsageError("").exit_code) == (1, 2)
 
 
