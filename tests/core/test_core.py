@@ -40,6 +40,11 @@ def test_write_atomic_replaces_whole_or_not_at_all(tmp_path: Path, monkeypatch: 
     assert [entry.name for entry in path.parent.iterdir()] == ["file"]
 
 
+def test_a_folder_is_no_name_for_a_file() -> None:
+    with pytest.raises(IsADirectoryError):
+        write_atomic(Path("."), b"")
+
+
 def test_a_folder_may_be_renamed_as_soon_as_the_file_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As rank 0 does with a checkpoint's, once every rank's part is in it."""
     beside, whole, replace = tmp_path / "beside", tmp_path / "whole", os.replace
@@ -149,8 +154,9 @@ def test_find_run(tmp_path: Path) -> None:
     assert find_run("latest", runs).path.name == "new"
     assert find_run("old", runs).read_run_json().name == "old"
     assert find_run(str(runs / "old"), runs).path.name == "old"
-    with pytest.raises(RunError, match="absent"):
-        find_run("absent", runs)
+    for text in ("absent", "absent" * 100):
+        with pytest.raises(RunError, match="absent"):
+            find_run(text, runs)
     (runs / "old" / "run.json").write_text("{")
     with pytest.raises(RunError, match="not valid JSON"):
         find_run("old", runs).read_run_json()

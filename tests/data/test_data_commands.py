@@ -104,8 +104,12 @@ def test_the_list_says_why_a_set_cannot_be_used(capsys: pytest.CaptureFixture[st
 
 
 def test_mistakes_are_errors_of_frog() -> None:
-    for words in (["inspect", "nothing"], ["prepare", "--corpus", "nothing.txt"]):
-        with pytest.raises(DataError, match="nothing"):
+    for words, said in (
+        (["inspect", "nothing"], "nothing"),
+        (["prepare", "--corpus", "nothing.txt"], "nothing"),
+        (["prepare", "--vocab-size", "9" * 30], "the most is"),
+    ):
+        with pytest.raises(DataError, match=said):
             frog(*words)
     frog("prepare", "--corpus", "ponds.txt", "--vocab-size", "300")
     with pytest.raises(DataError, match="--documents -1"):

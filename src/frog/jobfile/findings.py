@@ -131,6 +131,10 @@ WASTES: dict[str, tuple[str, str | None]] = {
         "hostname -I prints one for each network of the host, with blanks between: that is no address",
         'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1), before srun',
     ),
+    "not-its-folder": (
+        "Slurm runs a copy that lies in a folder of its own, on the first node",
+        '"$SLURM_SUBMIT_DIR", the folder that sbatch was called in',
+    ),
     "port-beyond": (
         "ports that users may take go from 1024 to 65535",
         "MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000)), before srun",
