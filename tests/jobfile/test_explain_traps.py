@@ -247,6 +247,8 @@ CASES: dict[str, tuple[str, int, tuple[tuple[str, str], ...]]] = {
         8,
         ((SRUN, "python train.py --continue\n"), ("B:USR1", "USR1"), NO_SIGNAL[1]),
     ),
+    "blanks": ("blank-behind-equals", 15, (("MASTER_PORT=$", "MASTER_PORT = $"),)),
+    "blanks behind export": ("blank-behind-equals", 15, (("MASTER_PORT=$", "export MASTER_PORT = $"),)),
     "an id by chance": (
         "meeting-per-task",
         18,

@@ -45,7 +45,7 @@ FAILS: dict[str, tuple[str, str | None]] = {
         "leave it out, or name the network that joins the nodes, such as ib0 or eth0",
     ),
     "blank-behind-equals": (
-        "the shell runs the value as a program, and {name} stays empty",
+        "the shell takes the parts for a program and its words, and {name} stays empty",
         "{name}={value}",
     ),
     "quote-not-closed": ("the shell finds the end of the file first, and runs nothing", None),

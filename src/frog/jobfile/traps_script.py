@@ -158,7 +158,7 @@ def _copied(job: JobFile) -> Iterator[Finding]:
     if job.inner or not job.directives or "SLURM_SUBMIT_DIR" in text or "scontrol show job" in text:  # it knows
         return
     for command in job.shell.commands:
-        raw = [word.raw for word in (*command.words, *command.assignments)]
+        raw = [*(word.raw for word in command.words), *(item.raw for item in command.assignments)]
         if command.way.certain and any(_OWN_FOLDER.search(text) for text in raw):
             yield make_finding("not-its-folder", command.line, "the folder of this file, by its own name")
             return
