@@ -37,6 +37,7 @@ from frog.parallel.build import build_mesh, build_strategy
 from frog.parallel.mesh import Mesh
 from frog.prove.exchange import CaseFields, read_cases
 from frog.train.hardware import autocast
+from frog.train.optimizer import EagerAdamW
 
 NUM_STEPS = 5
 TOLERANCE = {"fp32": 1e-5, "bf16": 5e-2}
@@ -88,10 +89,10 @@ def make_model(case: Case, seed: int) -> TinyTransformer:
     return model
 
 
-def make_optimizer(decayed: Any, plain: Any) -> torch.optim.AdamW:
+def make_optimizer(decayed: Any, plain: Any) -> EagerAdamW:
     """AdamW as the trainer has it, but for epsilon."""
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
-    return torch.optim.AdamW([group for group in groups if group["params"]], lr=1e-3, betas=(0.9, 0.95), eps=1e-3)
+    return EagerAdamW([group for group in groups if group["params"]], lr=1e-3, betas=(0.9, 0.95), eps=1e-3)
 
 
 def global_batch(case: Case, step: int) -> tuple[Tensor, Tensor]:

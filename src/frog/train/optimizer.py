@@ -12,7 +12,7 @@ from torch import nn
 from frog.config import OptimizerConfig
 
 
-class _EagerAdamW(torch.optim.AdamW):
+class EagerAdamW(torch.optim.AdamW):
     """torch's AdamW without torch's compiler.
 
     torch marks these methods as not to be compiled when they are first called, and imports the compiler for that: 800
@@ -38,7 +38,7 @@ def build_optimizer(
         for params, decay in ((decayed, config.weight_decay), (plain, 0.0))
         if params
     ]
-    optimizer = _EagerAdamW(
+    optimizer = EagerAdamW(
         groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), eps=config.eps, fused=True
     )
     for parameter in (*decayed, *plain):
