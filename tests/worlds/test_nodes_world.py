@@ -14,13 +14,17 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
-from harness import Harness, all_gone, set_words, tree, wait_until
+from harness import Harness, all_gone, run_to_end, set_words, tree, wait_until
+from in_process import write_faults
 
 from frog.events.heartbeat import read_heartbeat
 from frog.events.schema import CommitEvent, StartEvent, StepEvent
 
-STEPS = 500
-"""Enough for a run not to be over before it is harmed."""
+STEPS = 60
+HELD_AT = 35
+"""The first checkpoint, at 10, is whole by then."""
+HOLD = {"kind": "stop", "rank": 0, "step": HELD_AT, "phase": "forward"}
+"""Rank 0 stops by itself, for a run not to be over before it is harmed; rank 1 waits for it in that step."""
 SETTINGS = (f"train.steps={STEPS}", "checkpoint.every=10", f"eval.every={STEPS}", "train.timeout_s=60")
 
 
@@ -53,15 +57,36 @@ def reach(harness: Harness, name: str, step: int, process: subprocess.Popen[str]
     return dict(msgspec.to_builtins(found))
 
 
+def start_faulty(
+    harness: Harness, name: str, options: list[str], program: list[str], *faults: dict[str, Any]
+) -> subprocess.Popen[str]:
+    path = write_faults(harness.root / f"{name}.faults.toml", *faults)
+    return harness.start("frog", "run", *options, "--", *program, env={"FROG_FAULTS": str(path)})
+
+
+def reach_hold(harness: Harness, name: str, process: subprocess.Popen[str]) -> tuple[dict[str, Any], psutil.Process]:
+    """Wait until rank 0 has stopped; return where rank 1 is then, and rank 0."""
+    found = reach(harness, name, HELD_AT, process)
+    held = psutil.Process(harness.events(name).main.of(StartEvent)[0].pid)
+    wait_until(lambda: held.status() == psutil.STATUS_STOPPED, 60, "rank 0 to stop", process)
+    return found, held
+
+
 def disturb(
-    harness: Harness, name: str, options: list[str], harm: Callable[[dict[str, Any]], None], *settings: str
+    harness: Harness,
+    name: str,
+    options: list[str],
+    harm: Callable[[dict[str, Any]], None],
+    *settings: str,
+    faults: tuple[dict[str, Any], ...] = (HOLD,),
 ) -> str:
     """Start a world, harm it in its steps, and return its messages; it must end well and leave nothing."""
-    process = harness.start("frog", "run", *options, "--", *words(name, *settings))
-    found = reach(harness, name, 15, process)
-    wait_until(lambda: harness.events(name).main.of(CommitEvent) != [], 30, "the first checkpoint", process)
+    process = start_faulty(harness, name, options, words(name, *settings), *faults)
+    found, held = reach_hold(harness, name, process)
+    assert harness.events(name).main.of(CommitEvent) != [], "no checkpoint yet"
     family = tree(process)
     harm(found)
+    held.resume()
     _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     wait_until(lambda: all_gone(family), 20, "the world to go")
@@ -115,12 +140,13 @@ def test_a_killed_rank_is_told_and_the_world_starts_again_to_the_same_weights(
 
 @pytest.mark.slow
 def test_a_stopped_rank_is_found_by_the_watchdog(harness: Harness, undisturbed: dict[str, Any]) -> None:
-    err = disturb(
-        harness,
-        "nodes-stopped",
-        ["--nproc", "2", "--restarts", "1", "--deadline", "8"],
-        lambda found: os.kill(found["pid"], signal.SIGSTOP),
-    )
+    options = ["--nproc", "2", "--restarts", "1", "--deadline", "8"]
+    process = start_faulty(harness, "nodes-stopped", options, words("nodes-stopped"), {**HOLD, "rank": 1})
+    harness.wait_for_step("nodes-stopped", HELD_AT - 1, process)
+    family = tree(process)
+    _, err = run_to_end(process, 300)
+    assert process.returncode == 0, err
+    assert all_gone(family)
     assert "rank 1" in err
     assert "gave no sign of life" in err
     (hang,) = launcher_events(harness, "nodes-stopped", "hang")
@@ -145,10 +171,17 @@ def test_a_node_that_goes_comes_back(harness: Harness, undisturbed: dict[str, An
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_world_shrinks_and_grows(harness: Harness) -> None:
-    """Enough steps for the node to come back in the middle. Campaigns compare samples and losses of such worlds."""
-    more = ("train.steps=4000", "checkpoint.every=200", "eval.every=4000", "eval.sample_tokens=0")
+    """Alone, rank 0 is slow, for the node to come back in the middle. Campaigns compare samples and losses of such."""
     err = disturb(
-        harness, "nodes-elastic", ["--nodes", "1:2x1"], lambda found: lose_node(harness, "nodes-elastic", 1), *more
+        harness,
+        "nodes-elastic",
+        ["--nodes", "1:2x1"],
+        lambda found: lose_node(harness, "nodes-elastic", 1),
+        "train.steps=400",
+        faults=(
+            HOLD,
+            {"kind": "slow", "rank": 0, "step": HELD_AT + 1, "seconds": 0.1},
+        ),
     )
     assert "started again (attempt 1): a world of 1" in err
     assert "started again (attempt 2): a world of 2" in err
@@ -156,7 +189,7 @@ def test_a_world_shrinks_and_grows(harness: Harness) -> None:
     assert [size for size, _ in worlds] == [2, 1, 2]
     assert worlds[2][1] > worlds[1][1], "the larger world went on where the smaller one stopped"
     steps = harness.events("nodes-elastic").main.by_step(StepEvent)
-    assert list(steps) == list(range(1, 4001))
+    assert list(steps) == list(range(1, 401))
 
 
 @pytest.mark.slow
@@ -232,13 +265,15 @@ def test_nor_of_a_script_that_knows_nothing_of_frog(harness: Harness) -> None:
 @pytest.mark.slow
 def test_continue_goes_on_where_the_run_of_that_name_is(harness: Harness, undisturbed: dict[str, Any]) -> None:
     """What a job that is started again by its scheduler types."""
-    process = harness.start("frog", "run", "--nproc", "2", "--", *words("nodes-again"), "--continue")
-    reach(harness, "nodes-again", 15, process)
+    program = [*words("nodes-again"), "--continue"]
+    process = start_faulty(harness, "nodes-again", ["--nproc", "2"], program, HOLD)
+    _, held = reach_hold(harness, "nodes-again", process)
     process.send_signal(signal.SIGTERM)
+    held.resume()
     process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGTERM
     stopped = harness.record("nodes-again")["step"]
-    assert 15 <= stopped < STEPS
+    assert HELD_AT <= stopped < STEPS
     harness.run("frog", "run", "--nproc", "2", "--", *words("nodes-again"), "--continue")
     assert harness.events("nodes-again").main.of(StartEvent)[1].step == stopped
     assert harness.record("nodes-again")["weights_sha256"] == undisturbed["weights_sha256"]
