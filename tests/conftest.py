@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
 import signal
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -71,7 +73,19 @@ def harness(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Harness
 @pytest.fixture(scope="session")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the harness of every file of tests begins with."""
-    root = tmp_path_factory.mktemp("prepared")
+    return _made_once(tmp_path_factory, "prepared", _prepare_rhymes)
+
+
+@pytest.fixture(scope="session")
+def default_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project's folder `data` with the default data set in it."""
+    root = _made_once(
+        tmp_path_factory, "default", lambda root: Harness(root).run("frog", "data", "prepare", timeout=240)
+    )
+    return root / "data"
+
+
+def _prepare_rhymes(root: Path) -> None:
     (root / "config.json").write_text(json.dumps(MODEL))
     (root / "run.toml").write_text(RUN_FILE)
     lines = "".join(
@@ -79,4 +93,18 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     (root / "rhymes.txt").write_text(lines)
     Harness(root).run("frog", "data", "prepare", "--corpus", "rhymes.txt", "--name", "rhymes", "--vocab-size", "300")
-    return root
+
+
+def _made_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """A folder that the first worker that asks for it makes, for all of them."""
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder, whole = base / name, base / f"{name}.whole"
+    with (base / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not whole.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # of a worker that failed at it
+            folder.mkdir()
+            make(folder)
+            whole.touch()
+    return folder

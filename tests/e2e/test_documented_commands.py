@@ -50,14 +50,6 @@ def namespaces_allowed() -> bool:
     return unshare is not None and subprocess.run([unshare, "-Urnm", "true"], capture_output=True).returncode == 0
 
 
-@pytest.fixture(scope="session")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The default data set, prepared once: pages after the README find it there, as a reader does."""
-    root = tmp_path_factory.mktemp("prepared")
-    subprocess.run([Path(sys.executable).parent / "frog", "data", "prepare"], cwd=root, check=True, timeout=240)
-    return root / "data"
-
-
 def test_the_documentation_shows_commands() -> None:
     assert commands_of(ROOT / "README.md")
     assert all(commands_of(ROOT / "docs" / "labs" / f"lab{number}.md") for number in (1, 2, 3))
@@ -68,15 +60,15 @@ def test_the_documentation_shows_commands() -> None:
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if commands_of(page)], ids=lambda page: str(page.relative_to(ROOT))
 )
-def test_every_command_of_a_page_runs(page: Path, prepared: Path, tmp_path: Path) -> None:
+def test_every_command_of_a_page_runs(page: Path, default_data: Path, tmp_path: Path) -> None:
     if absent := absent_needs(page):
         pytest.skip(f"not on this machine: {', '.join(absent)}")
     for name in ("config", "scripts"):
         shutil.copytree(ROOT / name, tmp_path / name)
     for name in ("train.py", "Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path / name)
-    if page.name != "README.md":
-        shutil.copytree(prepared, tmp_path / "data")
+    if page.name != "README.md":  # pages after it find the data set there, as a reader does
+        shutil.copytree(default_data, tmp_path / "data")
     prefix = Path(sys.prefix)
     (tmp_path / ".venv").symlink_to(prefix)
     (prefix / ".ready").touch()  # the environment stands: these tests run in it

@@ -23,8 +23,6 @@ def write_atomic(path: Path, data: bytes | str, *, replace: bool = True) -> None
 
     Unless it may `replace`, a file that another process has put there stays.
     """
-    if not path.name:
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     staging = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with _opened(path.parent) as folder:  # who waits for the file may give its folder another name at once
