@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from mortal import Killed, die, limits, make_mortal
 from ranks import DOUBLING, RING
 
-from frog.collectives.connection import Connection
+from frog.collectives.agreement import LeftOut, WorldChanged
+from frog.collectives.entrance import meet_survivors
 from frog.collectives.rendezvous import FolderBook
-from frog.collectives.survivors import LeftOut, Survivors, WorldChanged
-from frog.collectives.waiting import Waiter
+from frog.collectives.survivors import Survivors
 
 STEPS = 6
 """More than any rank that is to die here lives to take."""
@@ -25,32 +25,11 @@ WAYS: dict[str, dict[str, Any]] = {
     "doubling": {"memory": False, "costs": DOUBLING},
     "nodes": {"nodes": ("a", "b", "a", "b"), "costs": RING},
 }
-_limits = threading.local()
-
-
-class Killed(Exception):
-    """Of a rank that is to die here."""
-
-
-def _limited(function: Callable[..., Any]) -> Callable[..., Any]:
-    """One of the functions through which a rank speaks, which it can do only so often."""
-
-    def act(*args: Any) -> Any:
-        left = getattr(_limits, "left", None)
-        if left is not None:
-            if left == 0:
-                raise Killed
-            _limits.left = left - 1
-        return function(*args)
-
-    return act
 
 
 @pytest.fixture(autouse=True)
 def _mortal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Connection, "_send_some", _limited(Connection._send_some))
-    monkeypatch.setattr(Connection, "_receive_some", _limited(Connection._receive_some))
-    monkeypatch.setattr(Waiter, "say", _limited(Waiter.say))
+    make_mortal(monkeypatch)
 
 
 def gift(rank: int, step: int) -> np.ndarray[Any, Any]:
@@ -73,12 +52,6 @@ def steps_of(world: Survivors, changes: list[tuple[int, ...]]) -> list[float]:
     return sums
 
 
-def die(world: Survivors) -> None:
-    """As the system does it: every connection is closed, whatever was on its way."""
-    for connection in (*world.group.mesh.connections.values(), *world._lines.values()):
-        connection.socket.close()
-
-
 def live(
     folder: Path, size: int, deaths: dict[int, int], nodes: tuple[str, ...] = (), **options: Any
 ) -> dict[int, Any]:
@@ -90,9 +63,9 @@ def live(
     def be(rank: int) -> None:
         book = FolderBook(folder, 20)
         node = nodes[rank] if nodes else "one"
-        world = Survivors(book, rank, size, b"secret", node=node, timeout_s=20, **options)
+        world = meet_survivors(book, rank, size, b"secret", node=node, timeout_s=20, **options)
         ready.wait(20)
-        _limits.left = deaths.get(rank)
+        limits.left = deaths.get(rank)
         changes: list[tuple[int, ...]] = []
         try:
             sums = steps_of(world, changes)
@@ -104,8 +77,7 @@ def live(
         except BaseException as error:
             seen[rank] = error
         finally:
-            _limits.left = None
-            world.group.messages.close()
+            limits.left = None
             die(world)
 
     ends = threading.Barrier(size - len(deaths))
@@ -166,7 +138,7 @@ def test_who_is_silent_is_left_out_and_told_when_it_wakes(tmp_path: Path) -> Non
 
     def be(rank: int) -> None:
         options = {"timeout_s": 20, "patience_s": 3.0, "memory": False}
-        world = Survivors(FolderBook(tmp_path, 20), rank, 3, b"secret", node="one", **options)
+        world = meet_survivors(FolderBook(tmp_path, 20), rank, 3, b"secret", node="one", **options)
         world.group.mesh.timeout_s = 0.5
         x = np.ones(10)
         try:
@@ -195,9 +167,8 @@ def test_who_is_silent_is_left_out_and_told_when_it_wakes(tmp_path: Path) -> Non
 def test_half_that_hears_nobody_does_not_go_on_without_the_lowest() -> None:
     world = Survivors.__new__(Survivors)
     world.members, world._dead = (0, 1, 2, 3), set()
-    world._check_quorum(frozenset({0, 3}))
-    world._check_quorum(frozenset({1, 2, 3}))
-    with pytest.raises(LeftOut, match="only 2 of 4 ranks can be heard"):
-        world._check_quorum(frozenset({1, 2}))
+    assert world._is_quorum(frozenset({0, 3}))
+    assert world._is_quorum(frozenset({1, 2, 3}))
+    assert not world._is_quorum(frozenset({1, 2}))
     world._dead = {0}
-    world._check_quorum(frozenset({1, 2}))
+    assert world._is_quorum(frozenset({1, 2}))

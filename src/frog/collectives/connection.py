@@ -14,6 +14,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from frog.collectives.errors import Alarm, Mismatch, PeerClosed, TimedOut
 from frog.collectives.frames import HEADER_BYTES, Header, Sealer
@@ -28,6 +29,16 @@ _YIELDS = 10
 
 def _nothing() -> None:
     return
+
+
+class Bell(Protocol):
+    """Something to listen to while waiting for something else: it rings when its socket can be read."""
+
+    @property
+    def socket(self) -> socket.socket: ...
+
+    @property
+    def peer(self) -> int: ...
 
 
 class Connection:
@@ -208,7 +219,7 @@ def wait_for(busy: list[Connection], timeout_s: float, alarms: Sequence[Connecti
 class Poll:
     """select's `poll`, which an alarm ends."""
 
-    def __init__(self, alarms: Sequence[Connection]) -> None:
+    def __init__(self, alarms: Sequence[Bell]) -> None:
         self._poll = select.poll()
         self._alarms = {one.socket.fileno(): one.peer for one in alarms}
         for descriptor in self._alarms:

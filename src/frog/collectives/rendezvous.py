@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from frog.collectives.connection import SOCKET_BUFFER_BYTES, Connection, Poll
+from frog.collectives.connection import SOCKET_BUFFER_BYTES, Bell, Connection, Poll
 from frog.collectives.errors import Alarm, CollectiveError, TimedOut
 from frog.collectives.frames import MAGIC, VERSION, Sealer, keys_of
 from frog.core.files import write_atomic
@@ -150,9 +150,7 @@ def call(place: Place, peer: Peer, deadline_s: float, alarms: Sequence[Connectio
     return place.connection(sock, peer.rank, nonces, called=False)
 
 
-def answer(
-    place: Place, expected: set[int], deadline_s: float, alarms: Sequence[Connection] = ()
-) -> dict[int, Connection]:
+def answer(place: Place, expected: set[int], deadline_s: float, alarms: Sequence[Bell] = ()) -> dict[int, Connection]:
     """Wait until all who are expected have called and proved who they are; turn strangers away.
 
     Raises:  TimedOut; Alarm if an alarm can be read or has ended.
@@ -179,7 +177,7 @@ def answer(
             for descriptor in [one for one, caller in waiting.items() if now_s > caller.until_s]:
                 poll.unregister(descriptor)
                 waiting.pop(descriptor).refuse("it said nothing")
-    except CollectiveError:
+    except BaseException:
         for connection in found.values():
             connection.close()
         raise

@@ -1,9 +1,9 @@
 """A group that goes on when ranks are lost: the survivors of a collective agree on one verdict, and on who they are.
 
-Beside the connections of the collectives, which are made anew for each epoch (a time between two losses), there is
-one connection between each two ranks on which nothing is said as long as all is well. When a rank dies, the system
-closes its ends, and everybody is woken; whoever else gives up speaks there. Either ends the collective under way on
-every rank.
+Beside the connections of the collectives, which are made anew for each epoch (a time between two changes), there is
+one connection between each two ranks, a line, on which nothing is said as long as all is well. When a rank dies, the
+system closes its ends, and everybody is woken; whoever else gives up speaks there. Either ends the collective under
+way on every rank.
 
 Then each rank proposes: who it thinks is left, how many collectives it has the result of, and where it can be called
 next. A rank decides when all whom it thinks left have proposed just the same set. What it then knows is what each of
@@ -19,6 +19,9 @@ A rank that is silent for `patience_s` while the others agree is left out, and t
 are left go on only if they are more than half of those who are not known to be dead, or half with the lowest rank
 among them: two halves that cannot hear each other do not both go on.
 
+Who comes in (`door.py`) first gets a line to each member. From then on it takes part in the next agreement, and is in
+if all members have such a line.
+
 Comm:    a barrier more per collective; a loss costs each rank a message to each other, and new connections.
 Source:  Chandra and Toueg 1996 for what can be agreed on; the sets here are flooded until they are equal.
 """
@@ -26,100 +29,64 @@ Source:  Chandra and Toueg 1996 for what can be agreed on; the sets here are flo
 from __future__ import annotations
 
 import select
-import struct
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import NoReturn
 
 import numpy as np
 
+from frog.collectives.agreement import MOST_RANKS, PROPOSAL_BYTES, LeftOut, Proposal, WorldChanged
 from frog.collectives.arithmetic import Buffer
 from frog.collectives.connection import Connection
 from frog.collectives.cost import Costs
+from frog.collectives.door import NOTE_BYTES, Applicant, Welcome, read_note
 from frog.collectives.errors import CollectiveError, PeerClosed
 from frog.collectives.frames import CONTROL
 from frog.collectives.group import Group
 from frog.collectives.messages import Messages
-from frog.collectives.rendezvous import Book, Place, answer, call, meet
-
-MOST_RANKS = 64
-_PROPOSAL = struct.Struct("!?IQQQH")
-
-
-class WorldChanged(CollectiveError):
-    """The collective was not completed, its buffers are as they were. All who are left get this."""
-
-    def __init__(self, members: Sequence[int], lost: Sequence[int]) -> None:
-        names = ", ".join(map(str, lost))
-        super().__init__(f"rank {names} of the group was lost; {len(members)} are left", "closed")
-        self.members, self.lost = tuple(members), tuple(lost)
-
-
-class LeftOut(CollectiveError):
-    """The others go on without this rank, or it is among too few to go on."""
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """What a rank says of the next epoch."""
-
-    is_last_word: bool
-    """Said to a rank that is left out."""
-    epoch: int
-    alive: frozenset[int]
-    completed: int
-    """Collectives whose result it has; of a rank that has decided meanwhile, those that all had."""
-    settled: int
-    """Collectives that were agreed on as completed at the last decision."""
-    port: int
-
-    def pack(self) -> bytes:
-        mask = sum(1 << rank for rank in self.alive)
-        return _PROPOSAL.pack(self.is_last_word, self.epoch, mask, self.completed, self.settled, self.port)
-
-    @staticmethod
-    def unpack(data: bytes | bytearray) -> Proposal:
-        last, epoch, mask, completed, settled, port = _PROPOSAL.unpack(data)
-        alive = frozenset(rank for rank in range(MOST_RANKS) if mask >> rank & 1)
-        return Proposal(last, epoch, alive, completed, settled, port)
+from frog.collectives.rendezvous import Peer, Place, answer, call
 
 
 class Survivors:
-    """The collectives of a group whose ranks may be lost. `members` are the first ranks of those who are left."""
+    """The collectives of a group whose ranks may be lost. A rank keeps its `identity`; `rank` is its place among
+    `members`, the identities of those who are there."""
 
     def __init__(
         self,
-        book: Book,
-        rank: int,
-        size: int,
+        identity: int,
+        peers: Mapping[int, Peer],
+        lines: Mapping[int, Connection],
+        members: Sequence[int],
         secret: bytes,
-        host: str = "127.0.0.1",
-        node: str = "",
-        timeout_s: float = 60.0,
-        patience_s: float = 2.0,
-        costs: Costs | None = None,
-        memory: bool = True,
+        *,
+        timeout_s: float,
+        patience_s: float,
+        costs: Costs,
+        memory: bool,
+        epoch: int = 0,
+        completed: int = 0,
     ) -> None:
-        if size > MOST_RANKS:
-            raise ValueError(f"{size} ranks: at most {MOST_RANKS} can agree")
-        self.identity, self._secret = rank, secret
-        self._timeout_s, self._patience_s = timeout_s, patience_s
-        self._costs, self._memory = costs or Costs(), memory
-        place = Place(rank, size, "survivors", secret, host, node)
-        try:
-            peers, self._lines = meet(place, book, timeout_s)
-        finally:
-            place.close()
-        self._peers = {peer.rank: peer for peer in peers}
-        self._rooms = {peer: bytearray(_PROPOSAL.size) for peer in self._lines}
+        """peers: all who ever were members, and this rank. lines: to each member. See `entrance.py`."""
+        self.identity, self._peers, self._secret = identity, dict(peers), secret
+        self._timeout_s, self._patience_s, self._costs, self._memory = timeout_s, patience_s, costs, memory
+        self._lines: dict[int, Connection] = {}
+        self._rooms: dict[int, bytearray] = {}
         self._inbox: list[tuple[int, Proposal]] = []
-        for peer in self._lines:
-            self._listen(peer)
-        self.members: tuple[int, ...] = tuple(range(size))
-        self.epoch = self._completed = self._settled = 0
+        for peer, line in lines.items():
+            self._add_line(peer, line)
+        self.members = tuple(members)
+        self._newcomers = {identity} - set(members)
+        """Who has a line to each member that this rank knows of, and is no member yet."""
+        self.epoch, self._completed, self._settled = epoch, completed, completed
         self._dead: set[int] = set()
         self._news: WorldChanged | None = None
-        self.group = self._regroup(timeout_s)
+        try:
+            self.group = self._regroup(timeout_s)
+        except BaseException:
+            self._hang_up()
+            raise
 
     @property
     def rank(self) -> int:
@@ -129,31 +96,96 @@ class Survivors:
     def size(self) -> int:
         return len(self.members)
 
+    @property
+    def address(self) -> Peer:
+        """Where this rank is."""
+        return self._peers[self.identity]
+
+    @property
+    def messages(self) -> Messages:
+        return self.group.messages
+
     def all_reduce(self, x: Buffer, op: str = "sum") -> None:
-        """`x` of all ranks, summed in place. Raises WorldChanged."""
+        """`x` of all ranks, summed in place. Raises WorldChanged, as all of these do."""
         self._attempt(lambda group: group.all_reduce(x, op), [x])
 
     def all_gather(self, parts: Sequence[Buffer], x: Buffer) -> None:
-        """Fill `parts` with everybody's `x`, in order of ranks. Raises WorldChanged."""
+        """Fill `parts` with everybody's `x`, in order of ranks."""
         self._attempt(lambda group: group.all_gather(parts, x), parts)
 
     def reduce_scatter(self, out: Buffer, parts: Sequence[Buffer], op: str = "sum") -> None:
-        """`out` becomes the sum of everybody's `parts[rank]`. Raises WorldChanged."""
+        """`out` becomes the sum of everybody's `parts[rank]`."""
         self._attempt(lambda group: group.reduce_scatter(out, parts, op), [out])
 
     def broadcast(self, x: Buffer, root: int) -> None:
-        """Give everybody `root`'s `x`. Raises WorldChanged."""
+        """Give everybody `root`'s `x`."""
         self._attempt(lambda group: group.broadcast(x, root), [x])
 
+    def all_to_all(self, arrive: Sequence[Buffer], leave: Sequence[Buffer], even: bool = False) -> None:
+        """`arrive[i]` becomes rank i's `leave[rank]`."""
+        self._attempt(lambda group: group.all_to_all(arrive, leave, even), arrive)
+
     def barrier(self) -> None:
-        """Return when every rank is here. Raises WorldChanged."""
+        """Return when every rank is here."""
         self._attempt(lambda group: group.barrier(), [])
 
     def close(self) -> None:
         """Leave. To the others this is a loss, unless they leave too."""
         self.group.close()
+        self._hang_up()
+
+    def _hang_up(self) -> None:
         for line in self._lines.values():
             line.close()
+
+    # ---- one who comes in --------------------------------------------------------------------------------------------
+
+    def admit(self, applicant: Applicant | None) -> NoReturn:
+        """Let one in. A collective call, in which the first member brings the applicant; it always ends the epoch.
+
+        Raises:  WorldChanged, which says whether it was let in.
+        """
+        before, note = self.members, np.zeros(NOTE_BYTES, np.uint8)
+        if applicant is not None:
+            note[:] = np.frombuffer(applicant.note, np.uint8)
+        try:
+            self.broadcast(note, 0)
+        except BaseException:
+            if applicant is not None:
+                applicant.send_away()
+            raise
+        peer = read_note(note.tobytes(), max(self._peers) + 1)
+        self._peers[peer.rank] = peer
+        if applicant is not None:
+            applicant.welcome(
+                Welcome(peer.rank, self.epoch, self._completed, self.members, self._peers, self._costs.to_text())
+            )
+        self._greet(peer)
+        epoch = self.epoch
+        with suppress(WorldChanged):
+            self.barrier()  # all have a line to it, or know that they have none
+        if epoch == self.epoch:
+            self.group.close()
+            self.group = self._regroup(self._timeout_s)
+        self._news = None
+        raise WorldChanged(before, self.members)
+
+    def _greet(self, peer: Peer) -> None:
+        """Make a line to one who comes in. Who cannot be reached is dead."""
+        place = self._place("survivors")
+        try:
+            self._add_line(peer.rank, call(place, peer, time.monotonic() + self._patience_s))
+            self._newcomers.add(peer.rank)
+        except CollectiveError:
+            self._dead.add(peer.rank)
+        finally:
+            place.close()
+
+    def _add_line(self, peer: int, line: Connection) -> None:
+        self._lines[peer], self._rooms[peer] = line, bytearray(PROPOSAL_BYTES)
+        self._listen(peer)
+
+    # ---- a collective ------------------------------------------------------------------------------------------------
 
     def _attempt(self, job: Callable[[Group], None], buffers: Sequence[Buffer]) -> None:
         """Carry out a collective: it is completed on all survivors, or undone on all of them."""
@@ -171,7 +203,7 @@ class Survivors:
             was = self.members
             self.group.close()
             self.group = self._regroup(self._patience_s if error.cause == "timed_out" else self._timeout_s)
-        changed = WorldChanged(self.members, sorted(set(was) - set(self.members)))
+        changed = WorldChanged(was, self.members)
         if self._completed >= number:
             self._news = changed
             return
@@ -182,7 +214,7 @@ class Survivors:
     def _regroup(self, patience_s: float) -> Group:
         """Agree on who is left, and connect to each of them; again if one is lost meanwhile."""
         while True:
-            place = Place(self.identity, MOST_RANKS, f"epoch {self.epoch + 1}", self._secret, self._host, "")
+            place = self._place(f"epoch {self.epoch + 1}")
             try:
                 ports = self._agree(place, patience_s)
                 return self._connect(place, ports)
@@ -192,14 +224,18 @@ class Survivors:
             finally:
                 place.close()
 
+    def _place(self, name: str) -> Place:
+        return Place(self.identity, MOST_RANKS, name, self._secret, self._peers[self.identity].host, "")
+
     @property
-    def _host(self) -> str:
-        return self._peers[self.identity].host
+    def _all(self) -> frozenset[int]:
+        """Members, and who is about to be one."""
+        return frozenset(self.members) | self._newcomers
 
     def _agree(self, place: Place, patience_s: float) -> dict[int, int]:
         """Return each survivor's port, once all have proposed the same. Sets what was completed, and members."""
         target, until_s = self.epoch + 1, time.monotonic() + patience_s
-        alive = frozenset(self.members) - self._dead
+        alive = self._all - self._dead
         heard: dict[int, Proposal] = {}
 
         def missing(alive: frozenset[int]) -> frozenset[int]:
@@ -230,26 +266,33 @@ class Survivors:
                 if said.epoch == target:
                     heard[peer] = said
             self._inbox.clear()
-        self._check_quorum(alive)
-        for peer in set(self.members) - alive - self._dead:
+        self._await_quorum(alive)
+        for peer in self._all - alive - self._dead:
             self._tell(replace(own, is_last_word=True), [peer])
             self._lines[peer].close()
             self._dead.add(peer)
         heard[self.identity] = own
         self._settle(min(heard[peer].completed for peer in alive))
-        self.epoch, self.members = target, tuple(sorted(alive))
+        self.epoch, self.members, self._newcomers = target, tuple(sorted(alive)), set()
         return {peer: heard[peer].port for peer in alive}
 
     def _settle(self, completed: int) -> None:
         self._completed = self._settled = completed
 
-    def _check_quorum(self, alive: frozenset[int]) -> None:
-        voters = set(self.members) - self._dead
-        half = 2 * len(alive) == len(voters) and min(voters) in alive
-        if 2 * len(alive) <= len(voters) and not half:
-            raise LeftOut(f"only {len(alive)} of {len(voters)} ranks can be heard: the others may go on", "timed_out")
+    def _await_quorum(self, alive: frozenset[int]) -> None:
+        """Return once these may go on by themselves. Others may know of a death before this rank sees it."""
+        until_s = time.monotonic() + self._patience_s
+        while not self._is_quorum(alive):
+            if time.monotonic() > until_s:
+                raise LeftOut(f"only ranks {sorted(alive)} can be heard: the others may go on", "timed_out")
+            self._hear(until_s)
 
-    def _tell(self, proposal: Proposal, peers: Sequence[int] | frozenset[int]) -> None:
+    def _is_quorum(self, alive: frozenset[int]) -> bool:
+        voters = set(self.members) - self._dead
+        left = voters & alive
+        return 2 * len(left) > len(voters) or (2 * len(left) == len(voters) and min(voters) in left)
+
+    def _tell(self, proposal: Proposal, peers: Iterable[int]) -> None:
         for peer in sorted(set(peers) - {self.identity} - self._dead):
             line = self._lines[peer]
             line.send(CONTROL, 0, memoryview(proposal.pack()))
@@ -272,7 +315,7 @@ class Survivors:
     def _hear(self, until_s: float) -> None:
         """Wait until somebody says something or dies, or it is time."""
         poll = select.poll()
-        lines = {self._lines[peer].socket.fileno(): peer for peer in self.members if self._can_speak(peer)}
+        lines = {self._lines[peer].socket.fileno(): peer for peer in self._all if self._can_speak(peer)}
         for descriptor in lines:
             poll.register(descriptor, select.POLLIN)
         for descriptor, _ in poll.poll(max(0.0, until_s - time.monotonic()) * 1e3 + 1):
@@ -295,7 +338,7 @@ class Survivors:
             later = {peer for peer in self.members if peer > self.identity}
             found |= answer(place, later, deadline_s, alarms)
             return self._group(found, alarms)
-        except CollectiveError:
+        except BaseException:
             for connection in found.values():
                 connection.close()
             raise

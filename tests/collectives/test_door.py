@@ -1,0 +1,159 @@
+"""Somebody comes into a group while it works; members and newcomers are lost on the way."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mortal import Killed, die, limits, make_mortal
+
+from frog.collectives.agreement import WorldChanged
+from frog.collectives.door import Door
+from frog.collectives.entrance import join_survivors, meet_survivors
+from frog.collectives.errors import CollectiveError
+from frog.collectives.rendezvous import FolderBook, Peer
+from frog.collectives.survivors import Survivors
+
+SECRET = b"a secret of this run"
+ROUNDS = 40
+
+
+@pytest.fixture(autouse=True)
+def _mortal(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_mortal(monkeypatch)
+
+
+def gift(identity: int) -> np.ndarray[Any, Any]:
+    return np.full(1000, float(10**identity))
+
+
+class Play:
+    """Some members, and newcomers who come once the members have taken a round."""
+
+    def __init__(self, folder: Path, size: int, **options: Any) -> None:
+        self.folder, self.size, self.options = folder, size, options
+        self.where: Peer | None = None
+        self.is_open = threading.Event()
+        self.seen: dict[str, Any] = {}
+        self.wanted = threading.Event()
+        """Set when the members need not wait for anybody any more."""
+        self.num_wanted = 1
+
+    def member(self, name: str, world: Survivors, deadly: int | None = None) -> None:
+        """Sum until all has happened that is to happen; the first member has a door."""
+        limits.left = deadly
+        door: Door | None = None
+        rounds = 0
+        try:
+            while True:
+                if world.rank == 0 and door is None:
+                    door = Door(world.identity, SECRET, "127.0.0.1", lambda line: None)
+                    self.where = door.peer
+                    self.is_open.set()
+                try:
+                    signs = np.array([bool(door), self.wanted.is_set()], np.int64) * (world.rank == 0)
+                    world.all_reduce(signs)
+                    x, members = gift(world.identity), world.members
+                    world.all_reduce(x)
+                    assert (x == sum(10.0**one for one in members)).all()
+                    if signs[0]:
+                        world.admit(door.next() if door is not None else None)
+                    if signs[1] and rounds > 3:
+                        break
+                    rounds += 1
+                except WorldChanged:
+                    rounds = 0
+            self.seen[name] = world.members
+        except Killed:
+            die(world)
+        except BaseException as error:
+            self.seen[name] = error
+            raise
+        finally:
+            limits.left = None
+            if door is not None:
+                door.close()
+            die(world)
+
+    def begin(self, rank: int, deadly: int | None = None) -> None:
+        world = meet_survivors(FolderBook(self.folder, 20), rank, self.size, SECRET, node="one", timeout_s=20)
+        self.member(str(rank), world, deadly)
+
+    def come(self, name: str, deadly: int | None = None) -> None:
+        """Knock until let in."""
+        until_s = time.monotonic() + 20
+        while time.monotonic() < until_s:
+            assert self.is_open.wait(20)
+            assert self.where is not None
+            limits.left = deadly
+            try:
+                world = join_survivors(self.where, SECRET, node="one", timeout_s=20)
+            except Killed:
+                break
+            except CollectiveError:
+                time.sleep(0.01)  # the next first member opens its door
+                continue
+            self.num_wanted -= 1
+            if not self.num_wanted:
+                self.wanted.set()
+            self.member(name, world, deadly)
+            return
+        self.wanted.set()
+
+    def play(self, deaths: dict[str, int], newcomers: int = 1) -> dict[str, Any]:
+        """What each who lived saw at its end."""
+        acts = [
+            threading.Thread(target=self.begin, args=(r, deaths.get(str(r))), daemon=True) for r in range(self.size)
+        ]
+        names = [f"new {n}" for n in range(newcomers)]
+        acts += [threading.Thread(target=self.come, args=(name, deaths.get(name)), daemon=True) for name in names]
+        for act in acts:
+            act.start()
+        for act in acts:
+            act.join(60)
+            assert not act.is_alive(), "a rank hangs"
+        return self.seen
+
+
+def test_one_comes_in(tmp_path: Path) -> None:
+    seen = Play(tmp_path, 2).play({})
+    assert set(seen) == {"0", "1", "new 0"}
+    assert set(seen.values()) == {(0, 1, 2)}
+
+
+def test_one_alone_lets_another_in(tmp_path: Path) -> None:
+    assert set(Play(tmp_path, 1).play({}).values()) == {(0, 1)}
+
+
+def agree(seen: dict[str, Any]) -> tuple[int, ...]:
+    """What all who lived saw."""
+    assert len(set(seen.values())) == 1, seen
+    members: tuple[int, ...] = next(iter(seen.values()))
+    assert len(members) == len(seen), seen
+    return members
+
+
+def test_two_come_in_one_after_the_other(tmp_path: Path) -> None:
+    play = Play(tmp_path, 2)
+    play.num_wanted = 2
+    assert agree(play.play({}, newcomers=2)) == (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("after", range(0, 30, 2))
+def test_the_newcomer_is_lost_on_the_way(after: int, tmp_path: Path) -> None:
+    seen = Play(tmp_path, 3).play({"new 0": after})
+    seen.pop("new 0", None)
+    assert {"0", "1", "2"} == set(seen)
+    assert len(set(seen.values())) == 1
+    assert seen["0"][:3] == (0, 1, 2)
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 3, 5, 8, 11, 14, 17, 20, 23, 26, 29])
+@pytest.mark.parametrize("who", ["0", "1"])
+def test_a_member_is_lost_while_one_comes_in(who: str, after: int, tmp_path: Path) -> None:
+    members = agree(Play(tmp_path, 3).play({who: after}))
+    assert max(members) >= 3, "nobody came in"
