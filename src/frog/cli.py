@@ -81,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     add_quiz_parser(commands)
     add_data_parser(commands)
     _add_train(commands)
+    _add_join(commands)
     add_run_parser(commands)
     _add_model_commands(commands)
     add_finetune_parsers(commands)
@@ -150,6 +151,24 @@ def _add_model_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
     imported.add_argument("--from", dest="source", choices=["hf"], required=True, help="hf: what save_pretrained wrote")
     imported.add_argument("--name", required=True, help="of the new run, under runs/")
     imported.set_defaults(handler=_model_command("import_model"))
+
+
+def _add_join(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "join",
+        help="one more rank for a run that goes on",
+        description="Come into a run of comm.on_loss=shrink between two of its steps, and train with it to its end.",
+    )
+    parser.add_argument("run", metavar="RUN", help="a run: a name, a folder, or latest")
+    parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="how long to knock; default: 60")
+    parser.set_defaults(handler=_join)
+
+
+def _join(args: argparse.Namespace) -> int:
+    with loading():
+        from frog.train.join import main
+
+    return main(args)
 
 
 def _model_command(name: str) -> Callable[[argparse.Namespace], int]:

@@ -15,7 +15,8 @@ import pytest
 from run_files import beat
 
 from frog.core.runfolder import RunFolder
-from frog.launch.watch import find_hangs, keep_heartbeats
+from frog.events.heartbeat import keep_heartbeats
+from frog.launch.watch import find_hangs
 
 S = 1_000_000_000
 

@@ -105,6 +105,11 @@ class Saver:
         self.last_step = step
         return time.monotonic_ns() - start_ns
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the last checkpoint, on this rank, is whole or was never begun."""
+        return self._error is None and (self._thread is None or not self._thread.is_alive())
+
     def check(self) -> None:
         """Raise CheckpointError if a checkpoint has failed; costs next to nothing."""
         if self._error is not None:

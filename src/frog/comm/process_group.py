@@ -31,8 +31,9 @@ from frog.collectives.exchange import bytes_of
 from frog.collectives.group import Group, open_group
 from frog.collectives.messages import Transfer
 from frog.collectives.rendezvous import machine, own_host
+from frog.collectives.survivors import Survivors
 from frog.collectives.worker import Handle, Worker
-from frog.core.env import world_env
+from frog.core.env import WorldEnv, world_env
 
 _OPERATIONS = {
     "SUM": "sum", "AVG": "avg", "MIN": "min", "MAX": "max", "PRODUCT": "product",
@@ -59,7 +60,51 @@ def register() -> None:
 
 
 def _create(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> FrogProcessGroup:
-    return FrogProcessGroup(store, rank, size, timeout.total_seconds())
+    if _given is not None:
+        return FrogProcessGroup(_given, rank, size, closes=False)
+    return FrogProcessGroup(_open(store, rank, size, timeout.total_seconds()), rank, size)
+
+
+_given: Survivors | None = None
+"""What the next group of torch is to work with, in place of one of its own."""
+
+
+def start_on(survivors: Survivors, timeout_s: float) -> None:
+    """Make the members who are there now torch's default group. It is theirs until they change."""
+    global _given
+    register()
+    _given = survivors
+    try:
+        dist.init_process_group(
+            "frog", store=dist.HashStore(), rank=survivors.rank, world_size=survivors.size,
+            timeout=datetime.timedelta(seconds=timeout_s),
+        )  # fmt: skip
+    finally:
+        _given = None
+
+
+def address(env: WorldEnv) -> tuple[str, str]:
+    """The host that other ranks find this one at, and the name of its node: ranks of one node share memory."""
+    here = env.master_addr in ("localhost", "127.0.0.1", "::1") or env.world_size == env.local_world_size
+    return "127.0.0.1" if here else own_host(env.master_addr), f"{machine()} {env.node_rank}"
+
+
+def _open(store: Any, rank: int, size: int, timeout_s: float) -> Group:
+    """Meet the other ranks of a group."""
+    host, node = address(world_env())
+    if rank == 0:
+        store.set("secret", secrets.token_hex(16))
+    return open_group(
+        store,
+        rank,
+        size,
+        secret=store.get("secret"),
+        host=host,
+        node=node,
+        timeout_s=timeout_s,
+        memory=FrogProcessGroup.memory,
+        costs=kept() if rank == 0 else None,
+    )
 
 
 def buffer_of(x: Tensor) -> Buffer:
@@ -140,26 +185,12 @@ class FrogProcessGroup(dist.ProcessGroup):
     memory: bool | None = None
     """Whether ranks of a node share memory; None: where the machine can."""
 
-    def __init__(self, store: Any, rank: int, size: int, timeout_s: float) -> None:
+    def __init__(self, group: Any, rank: int, size: int, closes: bool = True) -> None:
+        """group: a Group, or Survivors. closes: whether it ends with this."""
         super().__init__(rank, size)
-        self._rank, self._size = rank, size
+        self._rank, self._size, self._closes = rank, size, closes
         self._name = self._description = ""
-        env = world_env()
-        here = env.master_addr in ("localhost", "127.0.0.1", "::1") or env.world_size == env.local_world_size
-        host = "127.0.0.1" if here else own_host(env.master_addr)
-        if rank == 0:
-            store.set("secret", secrets.token_hex(16))
-        self.group: Group = open_group(
-            store,
-            rank,
-            size,
-            secret=store.get("secret"),
-            host=host,
-            node=f"{machine()} {env.node_rank}",
-            timeout_s=timeout_s,
-            memory=self.memory,
-            costs=kept() if rank == 0 else None,
-        )
+        self.group = group
         self.worker = Worker(f"collectives of rank {rank}")
 
     # What torch asks of every group.
@@ -204,7 +235,8 @@ class FrogProcessGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         self.worker.close()
-        self.group.close()
+        if self._closes:
+            self.group.close()
 
     abort = shutdown
 

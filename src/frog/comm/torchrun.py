@@ -28,7 +28,7 @@ from torch.distributed.run import parse_args, run
 
 from frog.comm.error_file import read_error
 from frog.comm.forkserver import ForkServer, start_fork_server
-from frog.core.env import set_attempt, start_method
+from frog.core.env import set_attempt, start_method, survives_losses
 from frog.core.errors import UsageError
 from frog.core.exitcodes import signal_code
 from frog.core.processes import NOT_MET, kill_group, leave, leave_with_parent
@@ -69,6 +69,8 @@ class _ReportingAgent(LocalElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._note_ends()
+        if survives_losses():
+            self._let_go(worker_group)
         result: RunResult = super()._monitor_workers(worker_group)
         for rank, failure in result.failures.items():
             report = _describe(rank, failure)
@@ -77,6 +79,22 @@ class _ReportingAgent(LocalElasticAgent):
             ended_ns = self._ended_ns.get(failure.pid) or time.time_ns()
             self._write("exit", ended_ns, node_rank=worker_group.group_rank, code=report.pop("exit_code"), **report)
         return result
+
+    def _let_go(self, worker_group: WorkerGroup) -> None:
+        """Report who has failed while others go on, or have ended well, and look at them no more."""
+        running: set[int] = getattr(self._pcontext, "_running_local_ranks", set())
+        handlers: dict[int, Any] = getattr(self._pcontext, "subprocess_handlers", {})
+        codes = {local: handler.proc.poll() for local, handler in handlers.items()}
+        failed = [local for local in running if codes[local]]
+        if not failed or not any(code in (None, 0) for code in codes.values()):
+            return
+        for local in failed:
+            running.discard(local)
+            pid, code = handlers[local].proc.pid, codes[local]
+            failure = ProcessFailure(local, pid, code, self._pcontext.error_files[local])  # type: ignore[union-attr]
+            report = _describe(worker_group.workers[local].global_rank, failure)
+            report.pop("exit_code")
+            self._write("exit", self._ended_ns.get(pid), node_rank=worker_group.group_rank, code=code, **report)
 
     def _note_ends(self) -> None:
         """Note who has ended by now: of a failure torchrun reports only when it has made the others leave."""

@@ -74,6 +74,9 @@ class CommConfig:
     backend: Literal["auto", "gloo", "nccl", "frog"] = "auto"
     """What carries the collectives: gloo or our own `frog` between CPUs, NCCL between NVIDIA GPUs. "auto" follows
     train.device."""
+    on_loss: Literal["fail", "shrink"] = "fail"
+    """What becomes of a run that loses a rank. "shrink": the others go on without it, and `frog join` brings new ones;
+    for ddp on our own backend."""
 
 
 @dataclass(frozen=True)
@@ -237,6 +240,28 @@ class RunConfig:
             f"{train.global_batch_size * self.data.sequence_length:,} tokens a step{shared}"
         )
 
+    def _shrink_problems(self) -> list[str]:
+        """What a run that goes on without lost ranks cannot do."""
+        strategy = self.strategy
+        wrong = [
+            f"strategy.{axis}={size}" for axis in ("tp", "pp", "cp", "ep") if (size := getattr(strategy, axis)) > 1
+        ]
+        if strategy.name != "ddp" or strategy.implementation != "frog":
+            wrong.append(f"strategy.name={strategy.name!r} of {strategy.implementation}")
+        if strategy.compression != "off":
+            wrong.append(f"strategy.compression={strategy.compression!r}")
+        if self.model.num_local_experts is not None:
+            wrong.append("a mixture of experts")
+        if self.comm.backend not in ("auto", "frog"):
+            wrong.append(f"comm.backend={self.comm.backend!r}")
+        if self.train.compile:
+            wrong.append("train.compile=true")
+        return [
+            f"comm.on_loss='shrink' with {one}: what a lost rank held could not be had from the others; take ddp of "
+            "frog on backend frog, where every rank has everything"
+            for one in wrong
+        ]
+
     def check_world(
         self,
         world_size: int,
@@ -263,6 +288,8 @@ class RunConfig:
                     f"train.compile=true with strategy.{named}: the ranks communicate inside the model, which is "
                     f"compiled whole; take {able}"
                 )
+        if self.comm.on_loss == "shrink":
+            found += self._shrink_problems()
         if self.train.precision == "fp16" and strategy.entry.apart:
             found.append(
                 f"train.precision='fp16' with strategy.name={strategy.name!r}: each rank would have a loss scale "

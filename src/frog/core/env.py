@@ -11,6 +11,9 @@ from pathlib import Path
 from frog.core.errors import UsageError
 from frog.core.launchers import in_torchrun_words, is_mpich
 
+SURVIVES = "survives"
+"""In a launcher's folder: a file of this name says that the loss of a rank is not the end of the others."""
+
 
 @dataclass(frozen=True)
 class WorldEnv:
@@ -101,6 +104,12 @@ def launch_dir() -> Path | None:
     """The scratch folder that a launcher shares with its ranks, if one started this process (frog.launch.world)."""
     text = os.environ.get("FROG_LAUNCH_DIR")
     return Path(text) if text else None
+
+
+def survives_losses() -> bool:
+    """Whether the run that this launcher's ranks are in goes on when some of them are lost."""
+    folder = launch_dir()
+    return folder is not None and (folder / SURVIVES).exists()
 
 
 def faults_file() -> Path | None:

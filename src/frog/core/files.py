@@ -18,16 +18,17 @@ import msgspec
 _BLOCK_BYTES = 1 << 20
 
 
-def write_atomic(path: Path, data: bytes | str, *, replace: bool = True) -> None:
+def write_atomic(path: Path, data: bytes | str, *, replace: bool = True, private: bool = False) -> None:
     """Write `data` so that `path` never holds a part of it, also if the machine stops midway.
 
-    Unless it may `replace`, a file that another process has put there stays.
+    Unless it may `replace`, a file that another process has put there stays. A `private` one only its owner can read.
     """
+    mode = 0o600 if private else 0o666
     path.parent.mkdir(parents=True, exist_ok=True)
     staging = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with _opened(path.parent) as folder:  # who waits for the file may give its folder another name at once
         try:
-            with open(staging, "wb") as file:
+            with open(staging, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
                 file.write(data.encode() if isinstance(data, str) else data)
                 file.flush()
                 os.fsync(file.fileno())

@@ -1,4 +1,4 @@
-"""What a rank asks the launcher for: faults of whole nodes, which no rank can bring about by itself."""
+"""What a rank asks the launcher for: faults of whole nodes, and the end of ranks that were left out."""
 
 from __future__ import annotations
 
@@ -12,5 +12,7 @@ class LaunchRequest(Typed, frozen=True):
 
     KIND: ClassVar[str] = "a request to the launcher"
 
-    act: Literal["kill_node", "cut", "heal"]
-    node: Natural
+    act: Literal["kill_node", "cut", "heal", "end_rank"]
+    node: Natural = 0
+    pid: Natural | None = None
+    """Of a rank that is to end."""

@@ -37,6 +37,11 @@ class RunFolder:
         return self.path / "attempt.json"
 
     @property
+    def door_json(self) -> Path:
+        """Where a run that others may join says how."""
+        return self.path / "door.json"
+
+    @property
     def tokenizer_json(self) -> Path:
         return self.path / "tokenizer.json"
 

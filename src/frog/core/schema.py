@@ -144,11 +144,11 @@ def convert(value: Any, kind: type[T], origin: str, hint: str | None = None, err
         raise error(f"{origin}: nested too deep to be read", hint) from None
 
 
-def write_typed(path: Path, value: Typed) -> None:
+def write_typed(path: Path, value: Typed, *, private: bool = False) -> None:
     """Write an instance as indented JSON, whole or not at all, with its format first."""
     table = {"format": value.FORMAT} if value.FORMAT is not None else {}
     table |= msgspec.to_builtins(value)
-    write_atomic(path, json.dumps(table, indent=2, ensure_ascii=False) + "\n")
+    write_atomic(path, json.dumps(table, indent=2, ensure_ascii=False) + "\n", private=private)
 
 
 class _Versioned(msgspec.Struct):

@@ -17,11 +17,8 @@ from frog.config.finetune import NO_LABEL
 from frog.core.errors import ShapeError
 from frog.core.seeds import derive_seed
 from frog.data.labelled import Example
-from frog.data.loader import Batch
+from frog.data.loader import FILLING, Batch
 from frog.data.tokenizer import END_OF_DOCUMENT_ID
-
-FILLING = -1
-"""The sample id of a row that is there to make a batch whole, and counts nothing."""
 
 _LENGTH_MULTIPLE = 8
 """Rows are padded to a multiple of this, so that not every batch brings new shapes."""

@@ -14,11 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from frog.config.finetune import NO_LABEL
 from frog.core.errors import ShapeError
 from frog.data.order import stream_ids
 from frog.data.windows import Windows
 
 _BLOCK_IDS = 4096
+
+FILLING = -1
+"""The sample id of a row that is there to make a batch whole, and counts nothing."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +46,10 @@ class Loader:
     A rank takes the contiguous slice [rank * N, rank * N + N) of the step's samples, and its micro-batches are
     contiguous slices of that: one rank with grad_accum 4 sees as micro-batches what four ranks see.
     The position that a checkpoint keeps is the step.
+    Where `uneven` is allowed the batch need not divide: ranks and micro-batches then differ by a sample, and are filled
+    up with rows that have no label and the sample id -1.
 
-    Raises:  ShapeError if the global batch does not divide into ranks and micro-batches.
+    Raises:  ShapeError if the global batch does not divide into ranks and micro-batches, or does not give each one.
              What goes wrong while a batch is made is raised from `next`, on the thread that asks.
     """
 
@@ -59,8 +65,10 @@ class Loader:
         start_step: int = 0,
         device: torch.device | None = None,
         prefetch: int = 2,
+        uneven: bool = False,
     ) -> None:
-        if global_batch_size < 1 or global_batch_size % (dp_size * grad_accum):
+        rest = global_batch_size % (dp_size * grad_accum)
+        if global_batch_size < dp_size * grad_accum or (rest and not uneven):
             raise ShapeError(
                 f"global_batch_size={global_batch_size} is not a multiple of dp_size={dp_size} * "
                 f"grad_accum={grad_accum} = {dp_size * grad_accum}: each micro-batch holds equally many sequences",
@@ -70,9 +78,13 @@ class Loader:
             raise ShapeError(f"dp_rank={dp_rank} lies outside dp_size={dp_size}")
         self._windows, self._seed = windows, seed
         self._global_batch_size, self._grad_accum = global_batch_size, grad_accum
-        self._share_A = (1.0 / grad_accum,) * grad_accum
-        rank_batch_size = global_batch_size // dp_size
-        self._slice = slice(dp_rank * rank_batch_size, (dp_rank + 1) * rank_batch_size)
+        cuts = [global_batch_size * rank // dp_size for rank in (dp_rank, dp_rank + 1)]
+        self._slice = slice(*cuts)
+        mine = cuts[1] - cuts[0]
+        self._counts_A = [mine * (a + 1) // grad_accum - mine * a // grad_accum for a in range(grad_accum)]
+        self._share_A = tuple(count * dp_size / global_batch_size for count in self._counts_A)
+        self._num_rows = -(-global_batch_size // (dp_size * grad_accum))
+        """Of a micro-batch."""
         self._block_steps = max(1, _BLOCK_IDS // global_batch_size)
         self._block_ids = self._block_steps * global_batch_size
         self._block: np.ndarray | None = None
@@ -121,12 +133,20 @@ class Loader:
 
     def _make(self, step: int) -> Batch:
         """Gather one batch. With numpy alone: torch's copies would start a second pool of threads on this one."""
-        ids_N = self._global_ids(step)[self._slice]
-        tokens_NT = self._windows.gather(ids_N)
-        shape = (self._grad_accum, len(ids_N) // self._grad_accum, self._windows.sequence_length)
-        return Batch(
-            step, ids_N, self._tensor(tokens_NT[:, :-1], shape), self._tensor(tokens_NT[:, 1:], shape), self._share_A
-        )
+        ids_N = self._filled(self._global_ids(step)[self._slice])
+        tokens_NT = self._windows.gather(np.maximum(ids_N, 0))
+        labels_NT = tokens_NT[:, 1:].copy()
+        labels_NT[ids_N == FILLING] = NO_LABEL
+        shape = (self._grad_accum, self._num_rows, self._windows.sequence_length)
+        return Batch(step, ids_N, self._tensor(tokens_NT[:, :-1], shape), self._tensor(labels_NT, shape), self._share_A)
+
+    def _filled(self, ids_N: np.ndarray) -> np.ndarray:
+        """The samples of this rank, cut into micro-batches of equally many rows."""
+        if len(ids_N) == self._grad_accum * self._num_rows:
+            return ids_N
+        filled = np.full((self._grad_accum, self._num_rows), FILLING, dtype=ids_N.dtype)
+        filled[np.arange(self._num_rows) < np.array(self._counts_A)[:, None]] = ids_N
+        return filled.reshape(-1)
 
     def _global_ids(self, step: int) -> np.ndarray:
         """`sample_ids` of this step, drawn for many steps at once: numpy's calls cost more than their work."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from frog.core.errors import RunError
+from frog.core.runfolder import RunFolder
 from frog.core.schema import decode, read_bounded
 from frog.core.vocabulary import Phase
 from frog.events.schema import Beat
@@ -110,3 +111,13 @@ def read_heartbeat(path: Path, problems: list[str] | None = None) -> Beat | None
     if problems is not None:
         problems.append(said)
     return None
+
+
+def keep_heartbeats(folder: RunFolder, attempt: int) -> None:
+    """Put the last heartbeats of an attempt aside; those that a later one has written already stay."""
+    aside = folder.heartbeats / f"attempt_{attempt}"
+    aside.mkdir(parents=True, exist_ok=True)
+    for path in folder.heartbeats.glob("rank_*.json"):
+        beat = read_heartbeat(path)
+        if beat is not None and beat.attempt <= attempt:
+            path.replace(aside / path.name)

@@ -156,6 +156,21 @@ class CommitEvent(EventOfStep, tag="commit", frozen=True, kw_only=True):
     write_ns: Count
 
 
+class MembershipEvent(EventOfStep, tag="membership", frozen=True, kw_only=True):
+    """The world has changed while the run went on: `comm.on_loss = "shrink"`. Follows the `start` in the new one."""
+
+    epoch: Count
+    """Counts the changes, from 1: 0 is the meeting at the start."""
+    identity: Rank
+    """This process's number for all its life; `rank` in the start event is its place among the members."""
+    members: list[Rank]
+    """Who is there now, by identity."""
+    lost: list[Rank]
+    joined: list[Rank]
+    took_ns: Count
+    """From where this rank learnt of it to where it went on."""
+
+
 class ReportedError(Typed, frozen=True, kw_only=True):
     """An error as the process that met it reports it."""
 
@@ -196,6 +211,7 @@ RankEvent = (
     | SampleEvent
     | CheckpointEvent
     | CommitEvent
+    | MembershipEvent
     | ErrorEvent
     | EndEvent
 )

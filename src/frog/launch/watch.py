@@ -15,16 +15,6 @@ from frog.events.heartbeat import read_heartbeat
 from frog.events.schema import Beat
 
 
-def keep_heartbeats(folder: RunFolder, attempt: int) -> None:
-    """Put the last heartbeats of an attempt aside; those that a later one has written already stay."""
-    aside = folder.heartbeats / f"attempt_{attempt}"
-    aside.mkdir(parents=True, exist_ok=True)
-    for path in folder.heartbeats.glob("rank_*.json"):
-        beat = read_heartbeat(path)
-        if beat is not None and beat.attempt <= attempt:
-            path.replace(aside / path.name)
-
-
 @dataclass(frozen=True)
 class Hang:
     """A rank that does not go on."""

@@ -15,14 +15,14 @@ from typing import Any
 
 import msgspec
 
-from frog.core.env import check_start_method
+from frog.core.env import SURVIVES, check_start_method
 from frog.core.errors import LaunchError, UsageError
 from frog.core.exitcodes import signal_code, signal_name
 from frog.core.launch_request import LaunchRequest
-from frog.core.processes import NOT_MET
+from frog.core.processes import NOT_MET, kill_group
 from frog.core.schema import read_typed
 from frog.core.scratch import scratch_folder
-from frog.events.heartbeat import read_heartbeat
+from frog.events.heartbeat import keep_heartbeats, read_heartbeat
 from frog.events.outcome import Failure, in_words, world_error
 from frog.launch.agent import Agent, Output
 from frog.launch.journal import Journal
@@ -30,7 +30,7 @@ from frog.launch.lifecycle import Lifecycle, Limits, Repairs, State
 from frog.launch.nodes import Nodes, world_table
 from frog.launch.program import can_go_on, target
 from frog.launch.start import Options, Starter
-from frog.launch.watch import find_hangs, keep_heartbeats
+from frog.launch.watch import find_hangs
 
 _LOOK_S = 0.5
 """Between two looks at the heartbeats."""
@@ -191,7 +191,7 @@ class _Launch:
             self.journal.record(kind, unix_ns, **event)
             if kind == "exit":
                 self.failures.append({**event, "time_s": time_s})
-                if self.options.restarts:
+                if self.options.restarts or (self.scratch / SURVIVES).exists():
                     print(f"{in_words(event)}", file=sys.stderr, flush=True)
             elif kind == "world":
                 self._show(event)
@@ -236,7 +236,7 @@ class _Launch:
                     os.kill(hang.pid, signal.SIGKILL)
 
     def _serve_requests(self) -> None:
-        """Do what a rank asks for: faults of whole nodes, which no rank can bring about by itself."""
+        """Do what a rank asks for, which none can bring about by itself."""
         for path in (self.scratch / "requests").glob("*.json"):
             done = path.with_suffix(".done")
             if done.exists():
@@ -246,6 +246,9 @@ class _Launch:
                 for agent in self._running():
                     if agent.node == request.node:
                         agent.kill()
+            elif request.act == "end_rank":
+                if any(request.pid in agent.pids.values() for agent in self._running()) and request.pid:
+                    kill_group(request.pid)
             elif self.network is not None:
                 {"cut": self.network.cut, "heal": self.network.heal}[request.act](request.node)
             done.touch()

@@ -47,7 +47,7 @@ def arm_faults(run: Run, strategy: Strategy, saver: Saver) -> None:
     path = faults_file()
     if path is None:
         return
-    faults = {number: fault for number, fault in enumerate(load_faults(path)) if fault.rank == run.world.rank}
+    faults = {number: fault for number, fault in enumerate(load_faults(path)) if fault.rank == run.identity}
     injector = _Injector(faults, marks_folder(path), run, strategy)
     run.events.at_phase = injector.reach
     kinds = [KINDS[fault.kind] for fault in faults.values()]

@@ -39,8 +39,8 @@ class RankLog:
             self._file.write(f"{time_text()} rank {self._rank} | {line}\n")
 
     def start_bar(self, done: int, total: int) -> None:
-        """Show a bar, where there is a terminal to show it on."""
-        if self._console is not None and self._console.is_terminal:
+        """Show a bar, where there is a terminal to show it on, unless it is there already."""
+        if self._progress is None and self._console is not None and self._console.is_terminal:
             self._progress = Progress(
                 TextColumn("training"),
                 BarColumn(),
@@ -64,6 +64,10 @@ class RankLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """No more lines, and no bar."""
         if self._progress is not None:
             self._progress.stop()
         if self._file is not None:

@@ -9,109 +9,115 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from frog.collectives.agreement import WorldChanged
+from frog.core.errors import CommError
 from frog.parallel.mesh import draw
 from frog.train.finite import overflowed, update_scale
 from frog.train.hardware import peak_flops, peak_memory_bytes
 from frog.train.memory import watch_memory
 from frog.train.optimizer import learning_rate
-from frog.train.parts import build_parts, save, score
+from frog.train.parts import Parts, attend, build_parts
 from frog.train.setup import Run
 from frog.train.state import weights_sha256
 from frog.train.step import StepReport
+from frog.train.survive import go_on
 from frog.train.workload import Workload
 
 
 def train(run: Run, workload: Workload) -> dict[str, Any]:
     """Take the steps that the configuration asks for; return the run's record, the same on every rank."""
+    parts = build_parts(run, workload) if not run.joins else go_on(run, workload, None, None)
+    started_at = parts.state.step
+    headline, *details = workload.describe()
+    run.log.say(headline + (f", resumed at step {started_at}" if started_at else ""))
+    run.log.note(f"the mesh:\n{draw(run.mesh.sizes)}")
+    for line in details:
+        run.log.say(line)
+    try:
+        while True:
+            try:
+                return take_steps(run, workload, parts)
+            except (CommError, WorldChanged) as error:  # the world has changed, or else it is raised again
+                parts = go_on(run, workload, parts, error)
+    finally:
+        parts.close(grace_s=10)
+
+
+def take_steps(run: Run, workload: Workload, parts: Parts) -> dict[str, Any]:
+    """Take those that are left, in one world."""
     config, world, events, log = run.config, run.world, run.events, run.log
-    parts = build_parts(run, workload)
     strategy, scaler, state = parts.strategy, parts.scaler, parts.state
     num_steps = config.train.steps
     peak, flops_per_token = peak_flops(world.device, config.train.precision), workload.flops_per_token
     full_tokens_per_s = peak * world.size / flops_per_token if peak and flops_per_token else None
 
     started_at = events.step = state.step
-    headline, *details = workload.describe()
-    log.say(headline + (f", resumed at step {started_at}" if started_at else ""))
-    log.note(f"the mesh:\n{draw(run.mesh.sizes)}")
-    for line in details:
-        log.say(line)
-    # At the last step: of a run that ended between its last checkpoint and its record.
-    scores = score(run, parts, workload) if state.step in (0, num_steps) else {"eval": None}
+    attend(run, parts, workload)
     stopped = False
     log.start_bar(state.step, num_steps)
-    try:
-        while state.step < num_steps and not stopped:
-            start_ns = time.monotonic_ns()
-            step = events.step = state.step + 1
+    while state.step < num_steps and not stopped:
+        start_ns = time.monotonic_ns()
+        step = events.step = state.step + 1
 
-            # ---- one step --------------------------------------------------------------------------------------------
-            # The next batch: a thread has made it ready while the last step ran.
-            with events.span("data"):
-                batch = next(parts.batches)
-                parts.order.took(step, batch.ids_N)
+        # ---- one step --------------------------------------------------------------------------------------------
+        # The next batch: a thread has made it ready while the last step ran.
+        with events.span("data"):
+            batch = next(parts.batches)
+            parts.order.took(step, batch.ids_N)
 
-            # Forward and backward, micro-batch after micro-batch: in turn, or as a pipeline's schedule has them.
-            with watch_memory(strategy, events, wanted=step == started_at + 1 and not config.train.compile):
-                loss = strategy.forward_backward(batch, scaler.scale, events.span)
+        # Forward and backward, micro-batch after micro-batch: in turn, or as a pipeline's schedule has them.
+        with watch_memory(strategy, events, wanted=step == started_at + 1 and not config.train.compile):
+            loss = strategy.forward_backward(batch, scaler.scale, events.span)
 
-            # Reduce. The gradient becomes the mean over the data ranks, and all ranks agree on what they must agree on.
-            # A strategy may let ranks go on alone for some steps: then each has its own loss, and nobody stops.
-            with events.span("reduce"):
-                loss_scale = scaler.get_scale() if scaler.is_enabled() else None
-                agreed = strategy.reduce(loss, run.stop.wanted) if strategy.reduces(step) else strategy.alone(loss)
-                stopped = agreed.stop
+        # Reduce. The gradient becomes the mean over the data ranks, and all ranks agree on what they must agree on.
+        # A strategy may let ranks go on alone for some steps: then each has its own loss, and nobody stops.
+        with events.span("reduce"):
+            loss_scale = scaler.get_scale() if scaler.is_enabled() else None
+            agreed = strategy.reduce(loss, run.stop.wanted) if strategy.reduces(step) else strategy.alone(loss)
+            stopped = agreed.stop
 
-            # Optimize. All ranks know the same norm and the same loss, so all take the same decision.
-            with events.span("optimize"):
-                scaler.unscale_(strategy.optimizer)
-                grad_norm = strategy.norm()
-                skipped = overflowed(run, batch, agreed, grad_norm, loss_scale)
-                if config.optimizer.grad_clip != "off" and not skipped:
-                    strategy.clip(grad_norm, config.optimizer.grad_clip)
-                rate = learning_rate(step, num_steps, config.optimizer)
-                for group in strategy.optimizer.param_groups:
-                    group["lr"] = rate
-                if not skipped:
-                    strategy.step(scaler)
-                update_scale(scaler, skipped)
+        # Optimize. All ranks know the same norm and the same loss, so all take the same decision.
+        with events.span("optimize"):
+            scaler.unscale_(strategy.optimizer)
+            grad_norm = strategy.norm()
+            skipped = overflowed(run, batch, agreed, grad_norm, loss_scale)
+            if config.optimizer.grad_clip != "off" and not skipped:
+                strategy.clip(grad_norm, config.optimizer.grad_clip)
+            rate = learning_rate(step, num_steps, config.optimizer)
+            for group in strategy.optimizer.param_groups:
+                group["lr"] = rate
+            if not skipped:
+                strategy.step(scaler)
+            update_scale(scaler, skipped)
 
-            # Gradient zero, ready for the next step.
-            with events.span("zero"):
-                strategy.zero()
-            # ----------------------------------------------------------------------------------------------------------
+        # Gradient zero, ready for the next step.
+        with events.span("zero"):
+            strategy.zero()
+        # ----------------------------------------------------------------------------------------------------------
 
-            step_tokens = batch.tokens_ABT.numel() * run.mesh.dp.size  # padding too: it is computed on like the rest
-            state.step, state.tokens, state.loss_mean = step, state.tokens + step_tokens, agreed.loss_mean
-            report = StepReport(
-                batch, agreed, grad_norm, rate, loss_scale, skipped, step_tokens, state.tokens, start_ns
-            )
-            memory_bytes = peak_memory_bytes(world.device)
-            events.emit("step", **report.event(full_tokens_per_s=full_tokens_per_s, memory_bytes=memory_bytes))
-            log.advance(step, report.brief)
-            if step % config.train.log_every == 0 or step == num_steps:
-                log.note(report.line)
+        step_tokens = batch.tokens_ABT.numel() * run.mesh.dp.size  # padding too: it is computed on like the rest
+        state.step, state.tokens, state.loss_mean = step, state.tokens + step_tokens, agreed.loss_mean
+        report = StepReport(batch, agreed, grad_norm, rate, loss_scale, skipped, step_tokens, state.tokens, start_ns)
+        memory_bytes = peak_memory_bytes(world.device)
+        events.emit("step", **report.event(full_tokens_per_s=full_tokens_per_s, memory_bytes=memory_bytes))
+        log.advance(step, report.brief)
+        if step % config.train.log_every == 0 or step == num_steps:
+            log.note(report.line)
 
-            # Once in a while: look at the held-out text, keep a checkpoint.
-            parts.saver.check()
-            if step % config.eval.every == 0 or step == num_steps:
-                scores = score(run, parts, workload)
-            if step % config.checkpoint.every == 0 or step == num_steps or stopped:
-                save(run, parts)
-        parts.saver.wait_part()
+        # Once in a while: look at the held-out text, keep a checkpoint.
         parts.saver.check()
-        world.barrier()  # from here on rank 0 waits for no other: all parts of the last checkpoint are there
-        parts.saver.wait()
-        world.barrier()  # nobody leaves before it is whole
-    finally:
-        parts.batches.close()
-        parts.saver.abandon(grace_s=10)
+        attend(run, parts, workload, stopped)
+    parts.saver.wait_part()
+    parts.saver.check()
+    world.barrier()  # from here on rank 0 waits for no other: all parts of the last checkpoint are there
+    parts.saver.wait()
+    world.barrier()  # nobody leaves before it is whole
 
     return {
         "status": "completed" if state.step >= num_steps else "interrupted",
         "step": state.step,
         "loss": state.loss_mean,
-        **scores,
+        **parts.scores,
         **workload.conclude(strategy, state),
         "weights_sha256": weights_sha256(strategy.whole()),
         "order_sha256": parts.order.link(world, run.mesh.readers),

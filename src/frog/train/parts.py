@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,10 +13,11 @@ from frog.core.seeds import derive_seed
 from frog.core.units import format_bytes
 from frog.parallel.build import build_strategy
 from frog.parallel.strategy import Strategy
+from frog.train.handover import Handover
 from frog.train.hardware import autocast
 from frog.train.inject import arm_faults
 from frog.train.optimizer import build_optimizer
-from frog.train.order import OrderProof
+from frog.train.order import OrderProof, SharedOrder
 from frog.train.runfile import start_event, write_run_json
 from frog.train.setup import Run
 from frog.train.state import TrainState
@@ -33,10 +34,22 @@ class Parts:
     order: OrderProof
     saver: Saver
     batches: Batches
+    scores: dict[str, Any] = field(default_factory=lambda: {"eval": None})
+    """Of the held-out text, the last."""
+    scored_step: int | None = None
+    saved_step: int | None = None
+    """After which steps that was done last."""
+    owes_checkpoint: bool = False
+    """Whether one that was begun came to nothing, as a rank was lost."""
+
+    def close(self, grace_s: float) -> None:
+        """Give back what runs by itself; a checkpoint under way has a last while to finish."""
+        self.batches.close()
+        self.saver.abandon(grace_s)
 
 
-def build_parts(run: Run, workload: Workload) -> Parts:
-    """Spread the model, load the checkpoint that is resumed, write run.json and the start event. A collective call."""
+def build_parts(run: Run, workload: Workload, kept: Handover | None = None) -> Parts:
+    """Spread the model, load what is gone on from, write run.json and the start event. A collective call."""
     config, world = run.config, run.world
     trained = {name for name, parameter in workload.model.named_parameters() if parameter.requires_grad}
     precision = autocast(config.train.precision, world.device)
@@ -48,13 +61,40 @@ def build_parts(run: Run, workload: Workload) -> Parts:
     torch.manual_seed(derive_seed(config.seed, "rank", world.rank))
 
     state = TrainState(strategy, scaler, trained)
-    order_link = state.load(run.resume_from, world.rank) if run.resume_from is not None else ""
+    order_link = ""
+    if kept is not None:
+        order_link = state.take_over(kept.fill, kept.scalars)
+    elif run.resume_from is not None:
+        order_link = state.load(run.resume_from, world.rank)
     if world.is_main:
         write_run_json(run, workload, state.step)
     run.events.emit("start", **start_event(run, state.step))
     saver = _saver(run, state)
     arm_faults(run, strategy, saver)
-    return Parts(strategy, scaler, state, OrderProof(order_link), saver, workload.batches(state.step))
+    # At the last step: of a run that ended between its last checkpoint and its record.
+    scored = state.step if 0 < state.step < config.train.steps else None
+    return Parts(
+        strategy, scaler, state, _order(run, order_link), saver, workload.batches(state.step),
+        scored_step=scored, saved_step=state.step,
+    )  # fmt: skip
+
+
+def _order(run: Run, link: str) -> OrderProof:
+    member = run.membership
+    return OrderProof(link) if member is None else SharedOrder(link, run.world, member.has_knocked, member.let_in)
+
+
+def attend(run: Run, parts: Parts, workload: Workload, stopped: bool = False) -> None:
+    """Once in a while: look at the held-out text, keep a checkpoint. Does what is due and was not done yet."""
+    step, config = parts.state.step, run.config
+    stopped = stopped or parts.owes_checkpoint
+    is_last = step == config.train.steps
+    if (step % config.eval.every == 0 or is_last) and parts.scored_step != step:
+        parts.scores = score(run, parts, workload)
+        parts.scored_step = step
+    if (step % config.checkpoint.every == 0 or is_last or stopped) and parts.saved_step != step:
+        save(run, parts)
+        parts.saved_step, parts.owes_checkpoint = step, False
 
 
 def save(run: Run, parts: Parts) -> None:

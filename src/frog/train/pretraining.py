@@ -29,7 +29,7 @@ class Pretraining(Workload):
         self._tokenizer = load_tokenizer(data.tokenizer_json)
         # Rank 0's weights count; the same seed everywhere makes the others' the same before they are sent.
         torch.manual_seed(derive_seed(config.seed, "init"))
-        self.model = TinyTransformer(config.model, config.train.activation_checkpointing).to(run.world.device)
+        self.renew_model()
         initial_weights(self.model, config.source.init_from)
         self.num_parameters = sum(parameter.numel() for parameter in self.model.parameters())
         self.flops_per_token = config.model.flops_per_token(config.data.sequence_length)
@@ -42,6 +42,11 @@ class Pretraining(Workload):
             "heldout_tokens": data.split("heldout").num_tokens,
         }
 
+    def renew_model(self) -> None:
+        config = self._run.config
+        model = TinyTransformer(config.model, config.train.activation_checkpointing)
+        self.model = model.to(self._run.world.device)
+
     def batches(self, start_step: int) -> Loader:
         run, config = self._run, self._run.config
         return Loader(
@@ -53,6 +58,7 @@ class Pretraining(Workload):
             grad_accum=config.train.grad_accum,
             start_step=start_step,
             device=run.world.device,
+            uneven=config.comm.on_loss == "shrink",
         )
 
     def describe(self) -> list[str]:

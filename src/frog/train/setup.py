@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from frog.checkpoint import Checkpoint, find_good
 from frog.checkpoint.save import clean_up
 from frog.comm import World
+from frog.comm.membership import Membership
 from frog.config import RunConfig
 from frog.core.env import attempt_number, host_name, launch_dir
 from frog.core.errors import CheckpointError, ConfigError, RunError
@@ -40,6 +41,20 @@ class Run:
     """Differs each time the run is started, and is the same on all ranks."""
     passed_over: Sequence[Damage] = ()
     """Newer checkpoints than `resume_from`, which could not be trusted."""
+    membership: Membership | None = None
+    """Of a run that goes on without lost ranks; `world` and `mesh` are those of now."""
+
+    joins: bool = False
+    """Whether this rank comes into a run that others have begun."""
+    shows: bool = True
+    """Whether this process may print what the main rank says."""
+    changed: Callable[[Run], None] = lambda run: None
+    """Called when `world`, `events` and `log` are others, as the world has changed."""
+
+    @property
+    def identity(self) -> int:
+        """This rank's number since it was started, whatever became of others."""
+        return self.world.rank if self.membership is None else self.membership.identity
 
 
 def new_folder(world: World, runs: Path, name: str) -> RunFolder:
@@ -72,7 +87,7 @@ def choose_folder(world: World, runs: Path, name: str, go_on: bool) -> RunFolder
     return RunFolder(Path(known))
 
 
-def open_events(folder: RunFolder, world: World) -> EventWriter:
+def open_events(folder: RunFolder, world: World, epoch: int = 0) -> EventWriter:
     """This rank's events and heartbeat in its run folder. The launcher learns from rank 0 which folder that is."""
     env, launch = world.env, launch_dir()
     if world.is_main and launch is not None:
@@ -82,7 +97,7 @@ def open_events(folder: RunFolder, world: World) -> EventWriter:
         "pid": os.getpid(),
         "node_rank": env.node_rank,
         "host": host_name(),
-        "attempt": attempt_number(),
+        "attempt": attempt_number() + epoch,
         "world_size": env.world_size,
         "timeout_s": world.timeout_s,
     }

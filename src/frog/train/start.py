@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from frog.comm import World, join_world
+from frog.comm.membership import Membership, found_membership
 from frog.comm.world import pick_device
 from frog.config import RunConfig
 from frog.core.env import WorldEnv, attempt_number
@@ -20,6 +21,7 @@ from frog.train.log import RankLog
 from frog.train.runfile import write_end
 from frog.train.setup import Run, check_resume, choose_folder, find_resume, is_complete, open_events
 from frog.train.stop import StopRequest
+from frog.train.survive import announce
 
 
 class Data(Protocol):
@@ -57,7 +59,7 @@ def run_start(
     """Join the world and train; return the exit code. `train` returns the run's record, the same on every rank."""
     config, go_on = start.config, start.go_on or attempt_number() > 0
     keep_freed_memory()
-    world = join_world(env, pick_device(config.train.device, env), config.train.timeout_s, config.comm.backend)
+    world, member = _meet(config, env)
     try:
         mesh = build_mesh(config, world)
         data = get_data(world)
@@ -77,14 +79,45 @@ def run_start(
         with RankLog(folder.rank_log(env.rank), env.rank, show=env.is_main) as log:
             resume_from, passed_over = find_resume(folder, world, log, or_anew=go_on) if may_resume else (None, ())
             run = Run(config, world, mesh, folder, events, log, stop, resume_from, attempt, passed_over)
-            record = train(run, data)
-            if world.is_main:
-                write_end(folder, record)
-                log.say(_farewell(folder, record))
-            events.emit("end", step=record["step"], status=record["status"])
-        return stop.exit_code if record["status"] == "interrupted" else 0
+            if member is not None:
+                admit_others(run, member, reporter)
+            return finish(run, train(run, data))
     finally:
-        world.leave()
+        (member or world).leave()
+
+
+def _meet(config: RunConfig, env: WorldEnv) -> tuple[World, Membership | None]:
+    """The world that this rank was started for; with what it needs to go on when others are lost, if it is to."""
+    device, timeout_s = pick_device(config.train.device, env), config.train.timeout_s
+    if config.comm.on_loss == "fail":
+        return join_world(env, device, timeout_s, config.comm.backend), None
+    member = found_membership(env, device, timeout_s)
+    return member.renew(), member
+
+
+def admit_others(run: Run, member: Membership, reporter: FailureReporter) -> None:
+    """Let this run go on without lost ranks, and others into it."""
+
+    def changed(run: Run) -> None:
+        reporter.env, reporter.events = run.world.env, run.events
+
+    def refused(line: str) -> None:
+        run.log.note(f"turned away at the door: {line}")
+
+    run.membership, run.changed = member, changed
+    member.door_file, member.refused = run.folder.door_json, refused
+    member.open_door()
+    announce(run)
+
+
+def finish(run: Run, record: dict[str, Any]) -> int:
+    """A run has taken its steps, or stopped: say so everywhere, and return the exit code."""
+    if run.world.is_main:
+        write_end(run.folder, record)
+        run.log.say(_farewell(run.folder, record))
+    run.events.emit("end", step=record["step"], status=record["status"])
+    run.log.close()
+    return run.stop.exit_code if record["status"] == "interrupted" else 0
 
 
 def _farewell(folder: RunFolder, record: dict[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -74,7 +74,17 @@ class TrainState:
         if own is not None:
             restore_generators(own)
         self._load_own(checkpoint, own or {})
-        state = checkpoint.state
+        return self._load_scalars(checkpoint.state)
+
+    def take_over(self, fill: Callable[[Sequence[LocalShard]], None], scalars: dict[str, Any]) -> str:
+        """Take everything over from the memory of those who have it, by `fill`; return the link of its data order."""
+        shards = self.shards()
+        with torch.no_grad():
+            fill(shards)
+        self._strategy.loaded(shards)
+        return self._load_scalars(scalars)
+
+    def _load_scalars(self, state: dict[str, Any]) -> str:
         self.step, self.tokens = int(state["step"]), int(state["tokens"])
         self.loss_mean = state.get("loss_mean")  # older checkpoints have none
         self._wall_s_before = state.get("wall_s", 0.0)

@@ -34,6 +34,10 @@ class Workload(ABC):
     flops_per_token: float | None = None
     """Of a whole step; None where no formula says."""
 
+    def renew_model(self) -> None:
+        """Make `model` anew, with whatever weights: the one before was spread over a world that is no more."""
+        raise NotImplementedError
+
     @abstractmethod
     def batches(self, start_step: int) -> Batches:
         """This rank's batches of the steps start_step + 1, start_step + 2, ..."""

@@ -1,0 +1,153 @@
+"""A world that changes: ranks are lost, others come in, and those who are there go on (`comm.on_loss = "shrink"`).
+
+Under it is `frog.collectives.survivors`. Each change ends an epoch: every collective of torch's group fails from then
+on, and `renew` makes a group, and a world, of those who are there now. A rank's number is its place among them.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from frog.collectives.agreement import WorldChanged
+from frog.collectives.cost import kept
+from frog.collectives.door import Door
+from frog.collectives.entrance import join_survivors, meet_survivors
+from frog.collectives.rendezvous import Peer
+from frog.collectives.survivors import Survivors
+from frog.comm.backend import choose_backend
+from frog.comm.process_group import address, start_on
+from frog.comm.world import World, explained_rendezvous
+from frog.core.env import WorldEnv
+from frog.core.schema import Natural, Typed, read_typed, write_typed
+
+_PATIENCE_S = 5.0
+"""How long a rank may be silent while the others agree on who is left."""
+
+
+class DoorFile(Typed, frozen=True):
+    """`door.json` of a run that others may join: where its first member listens, and the run's secret. For its owner's
+    eyes alone."""
+
+    KIND: ClassVar[str] = "a run's door"
+    FORMAT: ClassVar[int] = 1
+
+    identity: Natural
+    host: str
+    port: Natural
+    secret: str
+
+
+@dataclass
+class Membership:
+    """This rank's part in a world that changes."""
+
+    survivors: Survivors
+    env: WorldEnv
+    """As this process was started."""
+    device: torch.device
+    timeout_s: float
+    secret: str
+    door_file: Path | None = None
+    """Where the first member says how to come in; None: nobody may."""
+    refused: Callable[[str], None] = lambda line: None
+    """Called with a line for each stranger at the door."""
+    members: tuple[int, ...] = ()
+    """Of the world that `renew` made last."""
+    _door: Door | None = None
+
+    @property
+    def identity(self) -> int:
+        """This rank's number for all its life."""
+        return self.survivors.identity
+
+    def renew(self) -> World:
+        """The world of those who are there now."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        survivors = self.survivors
+        self.members = survivors.members
+        start_on(survivors, self.timeout_s)
+        env = replace(self.env, rank=survivors.rank, world_size=survivors.size)
+        return World(env, self.device, self.timeout_s, requested_backend="frog")
+
+    def open_door(self) -> None:
+        """Let others knock, if this is the first member and the door is not open yet."""
+        if self.door_file is None or self._door is not None or self.survivors.rank != 0:
+            return
+        own = self.survivors.address
+        door = self._door = Door(self.identity, self.secret.encode(), own.host, self.refused)
+        here = DoorFile(identity=self.identity, host=own.host, port=door.peer.port, secret=self.secret)
+        write_typed(self.door_file, here, private=True)
+
+    def has_knocked(self) -> bool:
+        """Whether somebody has knocked, as far as this rank knows: only the first member does."""
+        return bool(self._door)
+
+    def let_in(self) -> NoReturn:
+        """Let one in who waits. A collective call. Raises WorldChanged."""
+        self.survivors.admit(self._door.next() if self._door is not None else None)
+
+    def leave(self) -> None:
+        """The run is over for this rank."""
+        if self._door is not None:
+            self._door.close()
+            if self.door_file is not None:
+                self.door_file.unlink(missing_ok=True)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        self.survivors.close()
+
+
+def found_membership(env: WorldEnv, device: torch.device, timeout_s: float) -> Membership:
+    """Meet the ranks that a launcher has started.
+
+    Raises:  CommError if they do not come together in time; UsageError if this device's tensors cannot be moved.
+    """
+    backend = choose_backend("frog", device)
+    with explained_rendezvous(backend, env):
+        store = _store(env)
+        if env.rank == 0:
+            store.set("secret", secrets.token_hex(16))
+        secret = store.get("secret").decode()
+        host, node = address(env)
+        survivors = meet_survivors(
+            store, env.rank, env.world_size, secret.encode(), host, node,
+            timeout_s=timeout_s, patience_s=_PATIENCE_S, costs=kept() if env.rank == 0 else None,
+        )  # fmt: skip
+    return Membership(survivors, env, device, timeout_s, secret)
+
+
+def join_membership(env: WorldEnv, device: torch.device, timeout_s: float, door_file: Path) -> Membership:
+    """Come into a run through its door, as soon as it lets somebody in.
+
+    Raises:  CollectiveError if that comes to nothing; RunError if the door's file cannot be read.
+    """
+    door = read_typed(door_file, DoorFile)
+    host, node = address(env)
+    peer = Peer(door.identity, door.host, door.port, "")
+    survivors = join_survivors(peer, door.secret.encode(), host, node, timeout_s=timeout_s, patience_s=_PATIENCE_S)
+    return Membership(survivors, env, device, timeout_s, door.secret, door_file)
+
+
+def change_behind(error: BaseException) -> WorldChanged | None:
+    """The change of the world that an error comes from, if it does."""
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, WorldChanged):
+        found = found.__cause__
+    return found
+
+
+def _store(env: WorldEnv) -> Store:
+    if env.world_size == 1:
+        return HashStore()
+    store, _, _ = next(iter(rendezvous("env://", env.rank, env.world_size)))
+    return PrefixStore("survivors", store)

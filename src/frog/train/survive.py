@@ -1,0 +1,150 @@
+"""Training goes on when ranks are lost, and takes in others: `comm.on_loss = "shrink"`.
+
+A step changes nothing before all ranks have its gradient. So whichever collective ends with a change of the world, the
+ranks that are left stand after the same step, with the same weights: they make a world, deal the step's samples anew,
+and take it again. No process starts again. A rank that comes in is handed the state between two steps.
+
+    change      survivors agree on who is there (frog.collectives.survivors)
+    hand over   whoever has just come gets weights, moments and position, and proves their hash
+    go on       with the step that was not completed
+
+Comm:    without a loss one all-gather a step more, of its sample ids. A change costs a few messages of some bytes each;
+         with a newcomer, all-reduces of weights and moments (three times the parameters' bytes).
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from frog.collectives.agreement import WorldChanged
+from frog.comm.membership import change_behind
+from frog.core.env import SURVIVES, attempt_number, host_name, launch_dir
+from frog.core.errors import CommError, RunError
+from frog.core.launch_request import LaunchRequest
+from frog.core.processes import is_alive
+from frog.core.schema import write_typed
+from frog.events.heartbeat import keep_heartbeats, read_heartbeat
+from frog.parallel.build import build_mesh
+from frog.train.handover import hand_over
+from frog.train.log import RankLog
+from frog.train.order import SharedOrder
+from frog.train.parts import Parts, build_parts
+from frog.train.setup import Run, open_events
+from frog.train.state import weights_sha256
+from frog.train.workload import Workload
+
+
+def announce(run: Run) -> None:
+    """Let the launcher know that this run goes on when ranks are lost."""
+    if run.world.is_main and (folder := launch_dir()) is not None:
+        (folder / SURVIVES).touch()
+
+
+def go_on(run: Run, workload: Workload, old: Parts | None, error: BaseException | None) -> Parts:
+    """After a change of the world: the same state in the new one. `old` is what this rank has of it.
+
+    Raises:  `error`, if no change of the world is behind it.
+    """
+    began_ns = time.monotonic_ns()
+    while True:
+        change = change_behind(error) if error is not None else None
+        if run.membership is None or (error is not None and change is None):
+            assert error is not None
+            raise error
+        try:
+            return _enter(run, workload, old, change, began_ns)
+        except (CommError, WorldChanged) as further:
+            error = further
+
+
+def _enter(run: Run, workload: Workload, old: Parts | None, change: WorldChanged | None, began_ns: int) -> Parts:
+    member = run.membership
+    assert member is not None
+    if old is not None:
+        old.close(grace_s=0)
+    before = member.members
+    run.world = world = member.renew()
+    if world.is_main:
+        _end_left_out(run, [rank for rank, identity in enumerate(before) if identity not in member.members])
+    run.mesh = build_mesh(run.config, world)
+    kept = hand_over(world, old.state if old else None, _scalars(run, old))
+    run.attempt = kept.scalars["attempt"]
+    _reopen(run)
+    workload.renew_model()
+    parts = build_parts(run, workload, kept)
+    for name in ("scores", "scored_step", "saved_step", "owes_checkpoint"):
+        setattr(parts, name, kept.scalars[name])
+    if not kept.everybody_has_all:
+        _prove(run, parts)
+    member.open_door()
+    _report(run, parts, change, began_ns)
+    return parts
+
+
+def _end_left_out(run: Run, ranks: Sequence[int]) -> None:
+    """Have the launcher end those of the last world's ranks that are lost and still there: stopped, or cut off."""
+    folder = launch_dir()
+    for rank in ranks if folder is not None else ():
+        beat = read_heartbeat(run.folder.heartbeat(rank))
+        if folder is not None and beat is not None and beat.host == host_name() and is_alive(beat.pid):
+            write_typed(folder / "requests" / f"end_rank_{beat.pid}.json", LaunchRequest(act="end_rank", pid=beat.pid))
+
+
+def _scalars(run: Run, old: Parts | None) -> dict[str, object]:
+    """What the first member tells the others."""
+    if old is None:
+        return {}
+    assert isinstance(old.order, SharedOrder)
+    owes = old.owes_checkpoint or not old.saver.is_settled
+    return {
+        **old.state.scalars(old.order.link_after(old.state.step)),
+        "attempt": run.attempt if run.world.size == 1 else secrets.token_hex(4),
+        "scores": old.scores,
+        "scored_step": old.scored_step,
+        "saved_step": None if owes else old.saved_step,
+        "owes_checkpoint": owes,
+    }
+
+
+def _reopen(run: Run) -> None:
+    """Go on in the files of the rank that this is now. The heartbeats of the world before are put aside."""
+    world, epoch = run.world, run.membership.survivors.epoch if run.membership else 0
+    if world.is_main:
+        keep_heartbeats(run.folder, attempt_number() + epoch - 1)
+    world.barrier()
+    run.events.close()
+    run.log.close()
+    run.events = open_events(run.folder, world, epoch)
+    run.log = RankLog(run.folder.rank_log(world.rank), world.rank, show=world.is_main and run.shows)
+    run.changed(run)
+
+
+def _prove(run: Run, parts: Parts) -> None:
+    """Raise RunError unless all ranks hold the same weights and moments, bit for bit."""
+    digest = weights_sha256((shard.name, shard.tensor) for shard in parts.state.shards())
+    own = torch.from_numpy(np.frombuffer(bytes.fromhex(digest), np.uint8).copy())
+    rows = run.world.gather_rows(own)
+    if not (rows == rows[0]).all():
+        raise RunError(f"rank {run.world.rank}: the state that was handed over is not what the others hold")
+
+
+def _report(run: Run, parts: Parts, change: WorldChanged | None, began_ns: int) -> None:
+    member, step, took_ns = run.membership, parts.state.step, time.monotonic_ns() - began_ns
+    assert member is not None
+    members = list(member.survivors.members)
+    lost, joined = (list(change.lost), list(change.joined)) if change else ([], [member.identity])
+    run.events.emit(
+        "membership", step=step, epoch=member.survivors.epoch, identity=member.identity,
+        members=members, lost=lost, joined=joined, took_ns=took_ns,
+    )  # fmt: skip
+    changes = ((lost, "is lost"), (joined, "has joined"))
+    words = [f"rank {', '.join(map(str, who))} {what}" for who, what in changes if who]
+    run.log.say(
+        f"{'; '.join(words) or 'nobody came'}: a world of {len(members)} goes on after step {step}, "
+        f"{took_ns / 1e9:.2f} s later"
+    )

@@ -1,0 +1,145 @@
+"""Runs that go on when ranks are lost, and take others in: real worlds, real kills."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from harness import Harness, run_to_end, set_words, wait_until
+
+from frog.events.heartbeat import read_heartbeat
+from frog.events.schema import EvalEvent, MembershipEvent, StartEvent, StepEvent
+
+SETTINGS = ("train.steps=40", "train.global_batch_size=12", "checkpoint.every=8", "eval.every=8", "train.timeout_s=60")
+
+
+def words(name: str, *settings: str) -> list[str]:
+    return ["train", "run.toml", *set_words(f"name={name}", "comm.on_loss=shrink", *SETTINGS, *settings)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(harness: Harness) -> dict[str, Any]:
+    harness.run("frog", "train", "run.toml", *set_words("name=shrink-calm", *SETTINGS))
+    return harness.record("shrink-calm")
+
+
+def losses(harness: Harness, name: str) -> dict[int, float]:
+    """Of every step, the mean over all ranks, as it was last taken."""
+    return {step: event.loss_mean or 0.0 for step, event in harness.events(name).main.by_step(StepEvent).items()}
+
+
+def check(harness: Harness, name: str, undisturbed: dict[str, Any]) -> None:
+    record = harness.record(name)
+    assert (record["status"], record["step"]) == ("completed", 40)
+    assert record["order_sha256"] == undisturbed["order_sha256"], "other samples were taken"
+    calm, found = losses(harness, "shrink-calm"), losses(harness, name)
+    assert found.keys() == calm.keys()
+    assert max(abs(found[step] - calm[step]) for step in calm) < 1e-5
+    assert record["eval"]["loss"] == pytest.approx(undisturbed["eval"]["loss"], abs=1e-5)
+    assert not harness.folder(name).door_json.exists()
+
+
+def memberships(harness: Harness, name: str) -> list[MembershipEvent]:
+    return harness.events(name).main.of(MembershipEvent)
+
+
+def join(harness: Harness, name: str) -> str:
+    """Let one come in while the first member is held, so that the run is not over before; what it says."""
+    folder = harness.folder(name)
+    door, first = json.loads(folder.door_json.read_text()), read_heartbeat(folder.heartbeat(0))
+    assert first is not None
+    os.kill(first.pid, signal.SIGSTOP)
+    try:
+        newcomer = harness.start("frog", "join", name)
+        links = psutil.Process(newcomer.pid).net_connections
+        wait_until(lambda: any(link.raddr[1:] == (door["port"],) for link in links()), 60, "a knock", newcomer)
+    finally:
+        os.kill(first.pid, signal.SIGCONT)
+    out, err = run_to_end(newcomer, 120)
+    assert newcomer.returncode == 0, err
+    return out
+
+
+def test_four_lose_two_get_one_back_and_end_as_if_nothing_had_been(
+    harness: Harness, undisturbed: dict[str, Any]
+) -> None:
+    faults = ("--fault", "kill rank=2 step=4 phase=backward", "--fault", "kill rank=0 step=9 phase=reduce",
+              "--fault", "slow rank=1 step=10 phase=data seconds=0.1")  # fmt: skip
+    process = harness.start("frog", "chaos", *faults, "--nproc", "4", "--threads", "1", "--", *words("shrink-all"))
+    door = harness.folder("shrink-all").door_json
+    wait_until(lambda: door.exists() and json.loads(door.read_text())["identity"] == 1, 60, "the loss of 0", process)
+    joined = join(harness, "shrink-all")
+    out, err = run_to_end(process, 120)
+    assert process.returncode == 0, err
+    assert joined == "runs/shrink-all: joined as rank 2, in a world of 3\n"
+    check(harness, "shrink-all", undisturbed)
+    seen = memberships(harness, "shrink-all")
+    assert [(event.lost, event.joined) for event in seen] == [([2], []), ([0], []), ([], [4])]
+    assert [event.step for event in seen[:2]] == [3, 8]
+    assert seen[-1].members == [1, 3, 4]
+    assert [line.partition(" ")[2].partition(")")[2] for line in err.splitlines()] == [" was killed by SIGKILL"] * 2
+    assert "rank 2 is lost: a world of 3 goes on after step 3" in out
+    sizes = [start.world_size for start in harness.events("shrink-all").main.of(StartEvent)]
+    assert sizes == [4, 3, 2, 3]
+    segments = json.loads(harness.folder("shrink-all").run_json.read_text())["segments"]
+    assert [(part["world_size"], part["from_step"]) for part in segments[:3]] == [(4, 0), (3, 3), (2, 8)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["data", "forward", "optimize", "zero", "evaluate", "checkpoint"])
+def test_a_rank_may_be_lost_in_any_phase(phase: str, harness: Harness, undisturbed: dict[str, Any]) -> None:
+    name = f"shrink-{phase}"
+    fault = f"kill rank=1 step=8 phase={phase}"
+    harness.run("frog", "chaos", "--fault", fault, "--nproc", "3", "--threads", "1", "--", *words(name))
+    check(harness, name, undisturbed)
+    assert memberships(harness, name)[0].lost == [1]
+    assert 8 in harness.events(name).main.by_step(EvalEvent), "what was due at the loss is done after it"
+    assert {8, 40} <= set(harness.folder(name).checkpoint_steps())
+
+
+@pytest.mark.slow
+def test_one_alone_goes_on_and_takes_another_in(harness: Harness, undisturbed: dict[str, Any]) -> None:
+    faults = ("--fault", "kill rank=0 step=3 phase=forward", "--fault", "slow rank=1 step=4 phase=data seconds=0.1")
+    process = harness.start("frog", "chaos", *faults, "--nproc", "2", "--threads", "1", "--", *words("shrink-one"))
+    door = harness.folder("shrink-one").door_json
+    wait_until(lambda: door.exists() and json.loads(door.read_text())["identity"] == 1, 60, "the loss of 0", process)
+    join(harness, "shrink-one")
+    _, err = run_to_end(process, 120)
+    assert process.returncode == 0, err
+    check(harness, "shrink-one", undisturbed)
+    assert memberships(harness, "shrink-one")[-1].members == [1, 2]
+
+
+@pytest.mark.slow
+def test_a_stopped_rank_is_left_out_and_ended(harness: Harness, undisturbed: dict[str, Any]) -> None:
+    fault = "stop rank=1 step=5 phase=forward"
+    harness.run(
+        "frog", "chaos", "--fault", fault, "--nproc", "3", "--threads", "1", "--",
+        *words("shrink-stop", "train.timeout_s=3"),
+    )  # fmt: skip
+    check(harness, "shrink-stop", undisturbed)
+    assert memberships(harness, "shrink-stop")[0].lost == [1]
+
+
+def test_what_cannot_shrink_says_so(harness: Harness) -> None:
+    done = harness.train(2, "no", "comm.on_loss=shrink", "strategy.tp=2", code=2)
+    assert "comm.on_loss='shrink' with strategy.tp=2" in done.stderr
+    done = harness.train(2, "no", "comm.on_loss=shrink", "comm.backend=gloo", code=2)
+    assert "comm.on_loss='shrink' with comm.backend='gloo'" in done.stderr
+
+
+def test_who_would_join_what_cannot_be_joined_is_told(harness: Harness, undisturbed: dict[str, Any]) -> None:
+    done = harness.run("frog", "join", "shrink-calm", code=2)
+    assert "its world does not change: comm.on_loss is 'fail'" in done.stderr
+    file = harness.folder("shrink-calm").run_json
+    before = file.read_text()
+    file.write_text(before.replace('"on_loss": "fail"', '"on_loss": "shrink"'))
+    done = harness.run("frog", "join", "shrink-calm", "--timeout", "0.1", code=2)
+    file.write_text(before)
+    assert "cannot be joined: it has no door" in done.stderr
+    assert Path(harness.root / "runs/shrink-calm/record.json").exists()
