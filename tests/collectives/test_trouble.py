@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -66,6 +67,48 @@ def test_ranks_in_different_collectives_are_told_so(tmp_path: Path) -> None:
     assert "rank 1 of the group sent" in found[0]
     assert "80 bytes" in found[0]
     assert "40 bytes" in found[0]
+
+
+def _all_reduce(group: Group, count: int) -> None:
+    group.all_reduce(np.ones(count, np.float32))
+
+
+def _all_gather(group: Group, count: int) -> None:
+    group.all_gather([np.ones(count, np.float32) for _ in range(group.size)], np.ones(count, np.float32))
+
+
+def _reduce_scatter(group: Group, count: int) -> None:
+    group.reduce_scatter(np.ones(count, np.float32), [np.ones(count, np.float32) for _ in range(group.size)])
+
+
+def _all_to_all(group: Group, count: int) -> None:
+    rows = [np.ones(count, np.float32) for _ in range(group.size)]
+    group.all_to_all(rows, [row.copy() for row in rows], even=True)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        ((_all_reduce, 10), (_all_reduce, 20), "an all-reduce of 80 bytes; this one in an all-reduce of 40 bytes"),
+        ((_all_reduce, 300_000), (_all_reduce, 900_000), "an all-reduce of 3600000 bytes"),
+        ((_all_gather, 10), (_all_gather, 900_000), "an all-gather of 3600000 bytes"),
+        ((_all_gather, 10), (_reduce_scatter, 10), "a reduce-scatter of 40 bytes; this one in an all-gather"),
+        ((_all_to_all, 10), (_all_to_all, 11), "an all-to-all of 44 bytes"),
+    ],
+)
+def test_so_they_are_in_memory(first: Any, second: Any, said: str, tmp_path: Path) -> None:
+    both = threading.Barrier(2)
+
+    def act(group: Group) -> str:
+        group.barrier()
+        call, count = (first, second)[group.rank]
+        with pytest.raises(Mismatch) as caught:
+            call(group, count)
+        both.wait(10)
+        assert caught.value.peer == 1 - group.rank
+        return str(caught.value)
+
+    assert said in together(tmp_path, 2, act, memory=True)[0]
 
 
 def test_messages_find_their_tags(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ rank alone:
 Slice g may be laid out once all have REDUCED g-2, whose room it takes. A result may replace that of g-2 once all have
 COLLECTED it; where everybody has POSTED g they have.
 
+Beside what it lays out each rank notes which collective it is in, and of how many bytes; who reads it compares.
+
 Assumes: Linux, and a processor that shows its writes to others in their order, as x86-64 does. Else `usable` is False.
 """
 
@@ -29,14 +31,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from frog.collectives.arithmetic import Buffer, Reduction
+from frog.collectives.errors import Mismatch
 from frog.collectives.exchange import cuts, pieces
 from frog.collectives.waiting import Waiter
 
 SMALL_BYTES = 32 << 10
 SLICE_BYTES = 1 << 20
 _LINE_BYTES = 128
-_CONTROL_BYTES = 64 << 10
+_CONTROL_BYTES, _NOTES_AT = 64 << 10, 32 << 10
 POSTED, REDUCED, COLLECTED, SMALL, COMMITTED = range(5)
+_ALL_REDUCE, _REDUCE_SCATTER, _ALL_GATHER, _ALL_TO_ALL, _BROADCAST = range(5)
 
 
 def usable() -> bool:
@@ -63,6 +67,15 @@ def create(num_ranks: int) -> Path | None:
     return Path(name)
 
 
+def _note(collective: int, num_bytes: int) -> int:
+    return num_bytes << 8 | collective
+
+
+def _said(note: int) -> str:
+    names = ("an all-reduce", "a reduce-scatter", "an all-gather", "an all-to-all", "a broadcast")
+    return f"{names[note & 0xFF]} of {note >> 8} bytes"
+
+
 class Segment:
     """The memory that the ranks of a group on one machine share, seen from one of them."""
 
@@ -79,6 +92,7 @@ class Segment:
         self._rooms = rooms.reshape(2, size, SLICE_BYTES)
         self._results = results.reshape(2, SLICE_BYTES)
         self._waiter = Waiter(memory, _LINE_BYTES, rank, size, timeout_s, look)
+        self._notes = memoryview(memory)[_NOTES_AT:_CONTROL_BYTES].cast("Q")
         self._slices = self._smalls = self._commits = 0
 
     def all_reduce_small(self, x: Buffer, reduction: Reduction) -> None:
@@ -89,8 +103,9 @@ class Segment:
         number, self._smalls = self._smalls, self._smalls + 1
         room = self._small[number & 1, :, : x.nbytes].view(x.dtype)
         room[self.rank] = x
-        self._waiter.say(SMALL, number + 1)
-        self._waiter.until(SMALL, number + 1)
+        note = _note(_ALL_REDUCE, x.nbytes)
+        self._lay_out(number, note, SMALL)
+        self._compare(number, note, SMALL)
         reduction.combine(room[0], room[1], x)
         for rank in range(2, self.size):
             reduction.combine(x, room[rank], x)
@@ -104,12 +119,14 @@ class Segment:
         """
         slices = pieces(x, SLICE_BYTES)
         first, self._slices = self._slices, self._slices + len(slices)
-        self._post(first, slices[0])
+        note = _note(_ALL_REDUCE, x.nbytes)
+        self._post(first, slices[0], note)
         for number, piece in enumerate(slices, first):
             if number + 1 < self._slices:
-                self._post(number + 1, slices[number + 1 - first])
+                self._post(number + 1, slices[number + 1 - first], note)
             part = cuts(len(piece), self.size)
             mine = piece[part[self.rank]]
+            self._compare(number, note)
             self._reduce(number, piece, mine, reduction)
             result = self._results[number & 1, : piece.nbytes].view(x.dtype)
             result[part[self.rank]] = mine
@@ -127,6 +144,7 @@ class Segment:
         """
         step_bytes = SLICE_BYTES // self.size
         rows = [pieces(part, step_bytes) for part in parts]
+        note = _note(_REDUCE_SCATTER, out.nbytes)
         for index, mine in enumerate(pieces(out, step_bytes)):
             number = self._slices
             self._slices += 1
@@ -135,8 +153,8 @@ class Segment:
             for peer in range(self.size):
                 if peer != self.rank:
                     room[peer] = rows[peer][index]
-            self._waiter.say(POSTED, number + 1)
-            self._waiter.until(POSTED, number + 1)
+            self._lay_out(number, note)
+            self._compare(number, note)
             terms = [
                 rows[rank][index] if rank == self.rank else self._room(number, rank, mine, self.size)[self.rank]
                 for rank in range(self.size)
@@ -150,13 +168,14 @@ class Segment:
         Comm:    one step a slice; S/n bytes written, (n-1)/n S read by each rank.
         """
         rows = [pieces(part, SLICE_BYTES) for part in parts]
+        note = _note(_ALL_GATHER, parts[self.rank].nbytes)
         for index, mine in enumerate(rows[self.rank]):
             number = self._slices
             self._slices += 1
             self._waiter.until(REDUCED, number - 1)
             self._room(number, self.rank, mine)[0] = mine
-            self._waiter.say(POSTED, number + 1)
-            self._waiter.until(POSTED, number + 1)
+            self._lay_out(number, note)
+            self._compare(number, note)
             for peer, row in enumerate(rows):
                 if peer != self.rank:
                     row[index][:] = self._room(number, peer, mine)[0]
@@ -169,6 +188,7 @@ class Segment:
         """
         step_bytes = SLICE_BYTES // self.size
         out, into = ([pieces(part, step_bytes) for part in parts] for parts in (leave, arrive))
+        note = _note(_ALL_TO_ALL, leave[self.rank].nbytes)
         for index, mine in enumerate(out[self.rank]):
             number = self._slices
             self._slices += 1
@@ -177,8 +197,8 @@ class Segment:
             for peer in range(self.size):
                 if peer != self.rank:
                     room[peer] = out[peer][index]
-            self._waiter.say(POSTED, number + 1)
-            self._waiter.until(POSTED, number + 1)
+            self._lay_out(number, note)
+            self._compare(number, note)
             for peer in range(self.size):
                 if peer != self.rank:
                     into[peer][index][:] = self._room(number, peer, mine, self.size)[self.rank]
@@ -189,6 +209,7 @@ class Segment:
 
         Comm:    one step a slice; S bytes written by root and read by each other rank.
         """
+        note = _note(_BROADCAST, x.nbytes)
         for piece in pieces(x, SLICE_BYTES):
             number = self._slices
             self._slices += 1
@@ -196,9 +217,9 @@ class Segment:
             if self.rank == root:
                 self._waiter.until(COLLECTED, number - 1)
                 result[:] = piece
-                self._waiter.say(POSTED, number + 1)
+                self._lay_out(number, note)
             else:
-                self._waiter.until(POSTED, number + 1, (root,))
+                self._compare(number, note, ranks=(root,))
                 piece[:] = result
             self._done(number)
 
@@ -212,16 +233,30 @@ class Segment:
         """Where `rank` lays out slice `number`: rows as long as `like`."""
         return self._rooms[number & 1, rank, : rows * like.nbytes].view(like.dtype).reshape(rows, len(like))
 
-    def _post(self, number: int, piece: Buffer) -> None:
+    def _lay_out(self, number: int, note: int, counter: int = POSTED) -> None:
+        """Say that this rank's `number` lies there, and what it is of."""
+        self._notes[self._place(number, self.rank, counter)] = note
+        self._waiter.say(counter, number + 1)
+
+    def _compare(self, number: int, note: int, counter: int = POSTED, ranks: Sequence[int] | None = None) -> None:
+        """Return when these ranks (all) have laid out `number`. Raises Mismatch if theirs is of something else."""
+        self._waiter.until(counter, number + 1, ranks)
+        for rank in range(self.size) if ranks is None else ranks:
+            if (seen := self._notes[self._place(number, rank, counter)]) != note:
+                raise Mismatch(f"rank {rank} of the group is in {_said(seen)}; this one in {_said(note)}", rank)
+
+    def _place(self, number: int, rank: int, counter: int) -> int:
+        return (2 * (counter == SMALL) + (number & 1)) * self.size + rank
+
+    def _post(self, number: int, piece: Buffer, note: int) -> None:
         self._waiter.until(REDUCED, number - 1)
         room = self._room(number, self.rank, piece)[0]
         own = cuts(len(piece), self.size)[self.rank]
         room[: own.start] = piece[: own.start]
         room[own.stop :] = piece[own.stop :]
-        self._waiter.say(POSTED, number + 1)
+        self._lay_out(number, note)
 
     def _reduce(self, number: int, piece: Buffer, mine: Buffer, reduction: Reduction) -> None:
-        self._waiter.until(POSTED, number + 1)
         own = cuts(len(piece), self.size)[self.rank]
         terms = [mine if rank == self.rank else self._room(number, rank, piece)[0][own] for rank in range(self.size)]
         reduction.total(terms, mine, self._room(number, self.rank, piece)[0][own])
