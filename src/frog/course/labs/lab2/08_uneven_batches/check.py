@@ -38,6 +38,14 @@ def absent_counts(parts, size):
     return sum(g for g, _ in parts) / size
 
 
+def sum_of_means(parts, size):
+    return sum(g for g, _ in parts)
+
+
+def divided_twice(parts, size):
+    return of_all_samples(parts, size) / size
+
+
 def means_not_weighted(parts, size):
     return sum(g for g, _ in parts) / sum(n for _, n in parts)
 
@@ -80,6 +88,8 @@ def by_belief(case):
     yield "means-not-weighted", simulate(case, means_not_weighted)[-1]
     yield "divided-by-ranks", simulate(case, lambda parts, size: sum(g * n for g, n in parts) / size)[-1]
     yield "divided-by-ranks", simulate(case, lambda parts, size: sum(g * n for g, n in parts))[-1]
+    yield "sum-of-means", simulate(case, sum_of_means)[-1]
+    yield "divided-twice", simulate(case, divided_twice)[-1]
     for nominal in (first, largest):
         for present in (True, False):
             yield "nominal-size", simulate(case, divided_by(nominal, present))[-1]
@@ -106,6 +116,10 @@ def explain(grade, cases, found, right, wrong):
     first = wrong[0]
     setting = f"Batches of {' and '.join(map(str, cases[first]['sizes']))} samples"
     num_steps = len(right[first]) - 1
+    lost = [rank for rank, value in enumerate(found[first]) if not value["weights"].isfinite().all()]
+    if lost:
+        says = f"{setting}: {num_steps} steps have samples. After the epoch the weights of {len(lost)} ranks are nan."
+        grade.reject("step-of-nobody", says)
     off = [(value["weights"] - right[first][-1]).abs().max().item() for value in found[first]]
     for rank, value in enumerate(found[first]):
         own = len(cases[first]["sizes"][rank])
@@ -115,6 +129,8 @@ def explain(grade, cases, found, right, wrong):
                 f"{setting}: rank {rank} has the weights of step {own}, the others those of step {num_steps}: "
                 f"{off[rank]:.1e} apart.",
             )
+    if any(not close(value["weights"], found[first][0]["weights"]) for value in found[first]):
+        check_equal(grade, setting, found[first], "ranks-apart")
     says = f"{setting}: after the epoch the weights are {max(off):.1e} off those of one process that has all samples."
     beliefs = [list(by_belief(cases[n])) for n in wrong]
     for n, (id, _) in enumerate(beliefs[0]):
@@ -126,10 +142,23 @@ def explain(grade, cases, found, right, wrong):
 def check_rest(grade, cases, found, right):
     for case, ranks, weights in zip(cases, found, right, strict=True):
         setting = f"Batches of {' and '.join(map(str, case['sizes']))} samples"
+        check_equal(grade, setting, ranks, "nearly-equal")
         for rank, value in enumerate(ranks):
-            if not torch.equal(value["weights"], ranks[0]["weights"]):
-                off = (value["weights"] - ranks[0]["weights"]).abs().max().item()
-                grade.reject("unknown", f"{setting}: the weights of rank {rank} are {off:.1e} off rank 0's.")
-            if value["steps"] != len(weights) - 1:
-                seen = f"{setting}: rank {rank} says {value['steps']} steps, {len(weights) - 1} were expected."
-                grade.reject("unknown", seen)
+            check_steps(grade, setting, rank, value["steps"], len(weights) - 1, len(case["sizes"][rank]))
+
+
+def check_equal(grade, setting, ranks, id):
+    """Bit for bit the same weights on all ranks."""
+    for rank, value in enumerate(ranks):
+        if not torch.equal(value["weights"], ranks[0]["weights"]):
+            off = (value["weights"] - ranks[0]["weights"]).abs().max().item()
+            grade.reject(id, f"{setting}: the weights of rank {rank} are {off:.1e} off rank 0's.")
+
+
+def check_steps(grade, setting, rank, says, expected, own):
+    """The weights are right; the number of steps that a rank returns may not be."""
+    if says == expected:
+        return
+    seen = f"{setting}: the weights are right. Rank {rank} says {says} steps; all took {expected} together, "
+    seen += f"{own} of them with a batch of rank {rank}."
+    grade.reject("own-batches-counted" if says == own else "counted-beside-the-step", seen)

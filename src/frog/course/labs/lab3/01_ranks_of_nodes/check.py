@@ -42,6 +42,11 @@ BELIEFS: dict[str, list[Callable[[Sizes, int], Place]]] = {
         lambda s, r: right(s, r - 1) if r else [0, -1],
     ],
     "edge-of-a-node": [_edge],
+    "one-node-before": [
+        lambda s, r: [right(s, r)[0], r - (s[right(s, r)[0] - 1] if right(s, r)[0] else 0)],
+        lambda s, r: [right(s, r)[0], r - (s[0] if right(s, r)[0] else 0)],
+    ],
+    "counts-from-the-end": [lambda s, r: [right(s, r)[0], r - sum(s[: right(s, r)[0] + 1])]],
 }
 
 
@@ -87,10 +92,21 @@ def check_places(grade: Grade, asked: list[tuple[Sizes, int, Any]]) -> None:
     for belief, ways in BELIEFS.items():
         if any(all(there == way(sizes, rank) for sizes, rank, there in asked) for way in ways):
             grade.reject(belief, f"{observed} {len(wrong)} of {len(asked)} places differ.")
+    away = [(sizes, rank) for sizes, rank, there in wrong if there == "ValueError"]
+    if away and len(away) == len(wrong):
+        grade.reject("turned-away", f"{observed} {len(away)} of {len(asked)} ranks that are there were turned away.")
+    silent = [each for each in wrong if each[2] is None]
+    if silent:
+        grade.reject("no-answer", f"{observed} {len(silent)} of {len(asked)} places were None.")
     even = [each for each in wrong if len(set(each[0])) == 1]
     if not even:
         grade.reject("nodes-are-equal", f"{observed} Where all nodes have as many ranks, every place is right.")
-    grade.reject("unknown", f"{observed} {len(wrong)} of {len(asked)} places differ.")
+    node = [each for each in wrong if numbers(each[2])[:1] == right(*each[:2])[:1]]
+    if len(node) == len(wrong):
+        says = f"{observed} All nodes are right; of {len(asked)} local ranks {len(wrong)} are not."
+        grade.reject("not-counted-from-its-node", says)
+    right_nodes = len(asked) - len(wrong) + len(node)
+    grade.reject("wrong-node", f"{observed} Of {len(asked)} places {right_nodes} have the right node.")
 
 
 def check_outside(grade: Grade, sizes: Sizes, answers: dict[str, Any]) -> None:

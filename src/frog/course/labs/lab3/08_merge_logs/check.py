@@ -4,6 +4,7 @@ import heapq
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from typing import Any
 
 from frog.grader.grade import Grade
@@ -69,8 +70,9 @@ Run = tuple[Case, list[Event], Lines]
 
 def pair_of(grade: Grade, found: Any) -> tuple[int, str]:
     """What was yielded, if it is what the docstring says."""
-    if not isinstance(found, list) or [type(each) for each in found] != [int, str]:
-        grade.reject("unknown", f"merge yielded {found!r}; expected pairs of a rank and a line: (0, '9.500 step').")
+    if not isinstance(found, list) or [type(each) for each in found] != [int, str] or "\n" in found[1]:
+        shown = repr(found) if len(repr(found)) < 100 else f"{repr(found)[:97]}..."
+        grade.reject("not-pairs", f"merge yielded {shown}; expected pairs of a rank and a line: (0, '9.500 step').")
     return found[0], found[1]
 
 
@@ -78,10 +80,13 @@ def check_whole(grade: Grade, runs: list[Run]) -> None:
     """Every line of every run came, once."""
     for case, events, came in runs:
         written, left = Counter(expect(case, events)), Counter(came)
+        for rank, line in left - written:
+            seen = f"written {written[rank, line]} x, and came {left[rank, line]} x: {rank} | {line}"
+            missing = f"Of what was written {sum((written - left).values())} lines did not come."
+            id = "came-twice" if written[rank, line] else "lines-changed"
+            grade.reject(id, f"{about(case)}: {seen}. {missing}")
         for rank, line in written - left:
             grade.reject("lines-lost", f"{about(case)}: {len(came)} came out. Lost: {rank} | {line}")
-        for rank, line in left - written:
-            grade.reject("unknown", f"{about(case)}: {len(came)} came out. Too many: {rank} | {line}")
 
 
 def check_order(grade: Grade, runs: list[Run]) -> None:
@@ -96,8 +101,11 @@ def check_order(grade: Grade, runs: list[Run]) -> None:
     for case, events, came in wrong:
         if (place := tear(events, came)) is not None:
             grade.reject("events-torn-apart", f"{about(case)}: {stands(came, place)}")
-    early = [run for run in wrong if goes_back(*run[1:])]
-    grade.reject("unknown" if early else "ties-by-text", differs(*(early or wrong)[0]))
+    early = [run for run in wrong if times_back(run)]
+    if not early:
+        grade.reject("ties-by-text", differs(*wrong[0]))
+    behind = sum(map(times_back, early))
+    grade.reject("not-the-earliest", f"{differs(*early[0])} In all runs {behind} events came behind a later one.")
 
 
 def expect(case: Case, events: list[Event]) -> Lines:
@@ -127,6 +135,9 @@ BELIEFS: list[tuple[str, Callable[[Event, int], Any]]] = [
     ("compared-as-text", lambda event, lead: (f"{event[0] / 1000:.3f}", *event[1:3])),
     ("compared-as-text", lambda event, lead: (f"{(event[0] + lead) / 1000:.3f}", *event[1:3])),
     ("compared-as-text", lambda event, lead: (str(event[0] / 1000), *event[1:3])),
+    ("whole-seconds", lambda event, lead: (event[0] // 1000, *event[1:3])),
+    ("whole-seconds", lambda event, lead: ((event[0] + lead) // 1000 - lead / 1000, *event[1:3])),
+    ("one-from-each", lambda event, lead: (event[2], event[1])),
 ]
 """By what one sorts who believes that; `lead` is that of the event's clock, in milliseconds."""
 
@@ -170,8 +181,8 @@ def stands(came: Lines, place: int) -> str:
     return f"line {place + 1} is '{came[place][0]} | {came[place][1]}', {before}."
 
 
-def goes_back(events: list[Event], came: Lines) -> bool:
-    """Whether an event came before one that was earlier."""
-    times = {(rank, lines[0]): now for now, rank, _, lines in events}
-    moments = [times[pair] for pair in came if pair in times]
-    return moments != sorted(moments)
+def times_back(run: Run) -> int:
+    """How many events came right behind one that was later."""
+    times = {(rank, lines[0]): now for now, rank, _, lines in run[1]}
+    moments = [times[pair] for pair in run[2] if pair in times]
+    return sum(later < earlier for earlier, later in pairwise(moments))

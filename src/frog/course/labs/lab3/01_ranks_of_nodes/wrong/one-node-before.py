@@ -1,0 +1,36 @@
+"""Where the ranks are: from (node, local rank) to the global rank, and back.
+
+Everywhere, ranks_per_node[n] is how many ranks node n has, at least 1: [2, 1, 3] are three nodes and a world of 6.
+"""
+
+
+def world_size(ranks_per_node: list[int]) -> int:
+    """WORLD_SIZE: how many ranks there are on all nodes."""
+    return sum(ranks_per_node)
+
+
+def global_rank(ranks_per_node: list[int], node_rank: int, local_rank: int) -> int:
+    """RANK of the process with this LOCAL_RANK on the node with this NODE_RANK.
+
+    Raises:  ValueError if there is no such node, or no such local rank on it.
+    """
+    if not 0 <= node_rank < len(ranks_per_node):
+        raise ValueError(f"node_rank is {node_rank}: nodes count from 0 to {len(ranks_per_node) - 1}")
+    if not 0 <= local_rank < ranks_per_node[node_rank]:
+        raise ValueError(f"local_rank is {local_rank}: node {node_rank} has {ranks_per_node[node_rank]} ranks")
+    return sum(ranks_per_node[:node_rank]) + local_rank
+
+
+def place(ranks_per_node: list[int], rank: int) -> tuple[int, int]:
+    """(node_rank, local_rank) of the process with this RANK: global_rank the other way round.
+
+    Raises:  ValueError if there is no such rank in this world.
+    """
+    if not 0 <= rank < world_size(ranks_per_node):
+        raise ValueError(f"rank is {rank}: ranks count from 0 to {world_size(ranks_per_node) - 1}")
+    node_rank, end = 0, ranks_per_node[0]
+    while rank >= end:
+        node_rank += 1
+        end += ranks_per_node[node_rank]
+    before = ranks_per_node[node_rank - 1] if node_rank else 0
+    return node_rank, rank - before
