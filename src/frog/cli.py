@@ -134,10 +134,6 @@ def _add_model_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
     evaluate.add_argument("--step", type=int, metavar="N", help="the checkpoint of that step; default: the last")
     evaluate.set_defaults(handler=_model_command("evaluate"))
 
-    checkpoints = commands.add_parser("checkpoints", help="list a run's checkpoints and check their hashes")
-    checkpoints.add_argument("run", metavar="RUN")
-    checkpoints.set_defaults(handler=_model_command("checkpoints"))
-
     export = commands.add_parser("export", help="write a trained model for another library")
     export.add_argument("run", metavar="RUN")
     export.add_argument("--to", choices=["hf"], required=True, help="hf: a folder for transformers' from_pretrained")

@@ -141,7 +141,7 @@ def test_a_run_of_another_machine_is_judged_by_when_it_was_last_heard(project: P
     assert statuses == ["running", "died"]
 
 
-@pytest.mark.parametrize("command", ["report pond", "compare pond lake", "tensorboard pond"])
+@pytest.mark.parametrize("command", ["report pond", "compare pond lake", "checkpoints pond", "tensorboard pond"])
 def test_views_do_without_torch(project: Path, command: str) -> None:
     code = "import sys\nfrom frog.cli import main\nmain(sys.argv[1:])\nsys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code, *command.split()], cwd=project, capture_output=True, timeout=60)

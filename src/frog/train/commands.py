@@ -1,4 +1,4 @@
-"""Commands on a trained run: write text, score it, check its checkpoints, carry its model out and others in."""
+"""Commands on a trained run: write text, score it, carry its model out and others in."""
 
 from __future__ import annotations
 
@@ -11,20 +11,18 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from frog.checkpoint import Saver, verify
-from frog.checkpoint.load import open_checkpoint
+from frog.checkpoint import Saver
 from frog.comm import World
 from frog.comm.local_shard import whole_copy
 from frog.comm.world import pick_device
 from frog.config import DataConfig, RunConfig, from_dict
 from frog.core.env import world_env
-from frog.core.errors import CheckpointError, RunError, UsageError
+from frog.core.errors import RunError, UsageError
 from frog.core.files import put_in_place, sync_folder, write_json
 from frog.core.memory import check_memory
 from frog.core.names import name_problem
 from frog.core.runfolder import RunFolder, find_run
 from frog.core.scratch import scratch_folder
-from frog.core.units import format_bytes
 from frog.data import Windows, load_tokenizer, open_prepared, verify_once
 from frog.data.tokenizer import check_text
 from frog.model import TinyTransformer
@@ -32,6 +30,7 @@ from frog.model.hf import load_hf, save_hf
 from frog.parallel.build import build_strategy
 from frog.parallel.mesh import Mesh
 from frog.train.evaluate import evaluate as score_windows
+from frog.train.optimizer import EagerAdamW
 from frog.train.runfile import new_run_json
 from frog.train.sample import sample_text
 from frog.train.trained import export_merged, load_trained, read_finetune
@@ -84,28 +83,8 @@ def evaluate(args: argparse.Namespace) -> int:
 
 
 def _no_optimizer(decayed: Sequence[nn.Parameter], plain: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-    """One without state: nothing is trained here."""
-    return torch.optim.SGD([*decayed, *plain], lr=0.0)
-
-
-def checkpoints(args: argparse.Namespace) -> int:
-    """`frog checkpoints RUN`: exit code 1 if one cannot be trusted."""
-    folder = find_run(args.run)
-    steps = folder.checkpoint_steps()
-    num_bad = 0
-    for step in steps:
-        path = folder.checkpoint(step)
-        try:
-            checkpoint = open_checkpoint(path)
-            verify(checkpoint)
-            size = format_bytes(checkpoint.manifest.payload_bytes)
-            print(f"{path}  good  {checkpoint.world_size} ranks  {size}")
-        except CheckpointError as error:
-            num_bad += 1
-            print(f"{path}  BAD   {error.what}")
-    if not steps:
-        print(f"{folder.path}: no checkpoints")
-    return 1 if num_bad else 0
+    """One that takes no step, and so has no state: nothing is trained here."""
+    return EagerAdamW([*decayed, *plain], lr=0.0)
 
 
 def export(args: argparse.Namespace) -> int:

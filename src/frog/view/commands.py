@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def add_view_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add `report`, `compare`, `runs` and `tensorboard`; each sets `handler`, which takes the arguments."""
+    """Add `report`, `compare`, `runs`, `checkpoints`, `tensorboard`; each sets `handler`, which takes the arguments."""
     report = subparsers.add_parser("report", help="write a run's report: one HTML file that opens offline")
     report.add_argument("run", metavar="RUN", help="a run folder, a name under runs/, or 'latest'")
     report.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: RUN/report.html")
@@ -37,6 +37,10 @@ def add_view_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentPar
     runs = subparsers.add_parser("runs", help="list the runs")
     runs.add_argument("--runs", type=Path, default=Path("runs"), metavar="FOLDER", help="default: runs")
     runs.set_defaults(handler=_runs)
+
+    checkpoints = subparsers.add_parser("checkpoints", help="list a run's checkpoints and check their hashes")
+    checkpoints.add_argument("run", metavar="RUN")
+    checkpoints.set_defaults(handler=_checkpoints)
 
     tensorboard = subparsers.add_parser("tensorboard", help="write a run's numbers as TensorBoard event files")
     tensorboard.add_argument("run", metavar="RUN", help="a run folder, a name under runs/, or 'latest'")
@@ -104,6 +108,28 @@ def _runs(args: argparse.Namespace) -> int:
     for problem in (problem for row in rows for problem in (row.problem, *row.unread[:1]) if problem is not None):
         screen.print(Text(f"passed over {printable(problem)}", style="yellow"))
     return 0
+
+
+def _checkpoints(args: argparse.Namespace) -> int:
+    """Exit code 1 if one cannot be trusted."""
+    from frog.core.errors import CheckpointError
+    from frog.core.runfolder import find_run
+    from frog.core.units import format_bytes
+    from frog.view.checkpoints import open_checkpoint
+
+    folder = find_run(args.run)
+    steps = folder.checkpoint_steps()
+    num_bad = 0
+    for path in map(folder.checkpoint, steps):
+        try:
+            checkpoint = open_checkpoint(path)
+            print(f"{path}  good  {checkpoint.world_size} ranks  {format_bytes(checkpoint.payload_bytes)}")
+        except CheckpointError as error:
+            num_bad += 1
+            print(f"{path}  BAD   {error.what}")
+    if not steps:
+        print(f"{folder.path}: no checkpoints")
+    return 1 if num_bad else 0
 
 
 def _tensorboard(args: argparse.Namespace) -> int:
