@@ -94,7 +94,7 @@ def _add_bench(actions: _Parsers) -> None:
     parser.add_argument(
         "--sizes", type=_sizes, default="4KiB,256KiB,4MiB,64MiB", metavar="SIZES", help="default: %(default)s"
     )
-    parser.add_argument("--rounds", type=int, metavar="N", help="default: as many as fit into a second or so")
+    parser.add_argument("--rounds", type=int, metavar="N", help="default: as many as fit into half a second or so")
     parser.add_argument("--json", action="store_true", help="print what was measured as JSON")
     parser.add_argument("--report", type=Path, metavar="FILE.html", help="also draw the curves over sizes, on one page")
     parser.set_defaults(handler=_bench, threads=1, restarts=0, deadline=60.0)
@@ -108,7 +108,7 @@ def _add_tune(actions: _Parsers) -> None:
         "which messages go around a ring. Without it sensible constants do.",
     )
     _add_world(parser)
-    parser.add_argument("--rounds", type=int, metavar="N", help="default: as many as fit into a second or so")
+    parser.add_argument("--rounds", type=int, metavar="N", help="default: as many as fit into half a second or so")
     parser.set_defaults(handler=_tune, threads=1, restarts=0, deadline=60.0)
 
 

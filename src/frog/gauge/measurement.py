@@ -32,7 +32,7 @@ class Request:
     """Bytes of the whole buffer."""
     contenders: tuple[str, ...]
     rounds: int | None = None
-    """None: as many as fit into a second or so."""
+    """None: as many as fit into half a second or so."""
     steps: bool = False
     """Whether each all-reduce is to be the single step of doubling, as `tune` needs it; then no limits are."""
 

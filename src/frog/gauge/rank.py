@@ -35,7 +35,7 @@ from frog.gauge.open_mpi import OpenMPI
 _TIMEOUT_S = 120.0
 _TURN_S = 0.02
 """A turn repeats a short call until it has taken about so long."""
-_ROUND_S = 0.6
+_ROUND_S = 0.4
 """What one size of one operation may take of a contender, all rounds together."""
 _MOST_ROUNDS = 40
 
