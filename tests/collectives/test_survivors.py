@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 from mortal import Killed, die, limits, make_mortal
 from ranks import DOUBLING, RING
 
-from frog.collectives.agreement import LeftOut, WorldChanged
+from frog.collectives.agreement import LeftOut, Proposal, WorldChanged
 from frog.collectives.entrance import meet_survivors
 from frog.collectives.rendezvous import FolderBook
 from frog.collectives.survivors import Survivors
@@ -172,3 +174,22 @@ def test_half_that_hears_nobody_does_not_go_on_without_the_lowest() -> None:
     assert not world._is_quorum(frozenset({1, 2}))
     world._dead = {0}
     assert world._is_quorum(frozenset({1, 2}))
+
+
+def test_a_rank_that_wakes_late_takes_the_verdict_of_the_others() -> None:
+    """Rank 0 is silent. When rank 2 looks up, its patience is over, and the others have left rank 0 out already."""
+    late = Survivors.__new__(Survivors)
+    late.identity, late.members, late.epoch = 2, (0, 1, 2, 3), 0
+    late._dead, late._newcomers, late._inbox, late._patience_s = set(), set(), [], 0.01
+    late._completed = late._settled = 5
+    late._lines = {0: SimpleNamespace(close=lambda: None)}  # type: ignore[dict-item]
+    late._tell = lambda proposal, peers: None  # type: ignore[method-assign]
+
+    def hear(until_s: float) -> None:
+        time.sleep(max(0.0, until_s - time.monotonic()) + 0.001)
+        late._inbox += [(peer, Proposal(False, 1, frozenset({1, 2, 3}), 5, 5, 70 + peer)) for peer in (1, 3)]
+
+    late._hear = hear  # type: ignore[method-assign]
+    place = SimpleNamespace(peer=SimpleNamespace(port=72))
+    assert late._agree(place, 0.01) == {1: 71, 2: 72, 3: 73}  # type: ignore[arg-type]
+    assert late.members == (1, 2, 3)

@@ -246,7 +246,7 @@ class Survivors:
         self._tell(own, alive)
         while True:
             left = alive.intersection(*(said.alive for said in heard.values())) - self._dead
-            if time.monotonic() > until_s:
+            if left == alive and time.monotonic() > until_s:  # else others have left somebody out already
                 left -= missing(alive)
             if left != alive:
                 alive, until_s = left, time.monotonic() + patience_s

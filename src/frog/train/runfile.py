@@ -79,7 +79,10 @@ def new_run_json(
 
 
 def write_end(folder: RunFolder, record: dict[str, Any]) -> None:
-    """Write how a start ended that came to its end: a record, unless an earlier start came farther."""
+    """Write how a start ended that came to its end: a record, unless an earlier start came farther.
+
+    That a rank failed without which the others went on is not how the start ended.
+    """
     record = {
         "format": FORMAT,
         **record,
@@ -89,6 +92,7 @@ def write_end(folder: RunFolder, record: dict[str, Any]) -> None:
     }
     before = folder.read_achieved()
     is_achievement = before is None or record["step"] >= before.step
+    folder.attempt_json.unlink(missing_ok=True)
     write_json(folder.record_json if is_achievement else folder.attempt_json, record)
 
 
