@@ -77,6 +77,8 @@ def test_every_kind_can_be_written_and_read(name: str, tmp_path: Path) -> None:
         ("torn rank=1 step=3", "step=3: phase checkpoint comes at steps 2, 4"),
         ("stop rank=1 step=2 phase=evaluate", "step=2: phase evaluate comes at steps 0, 3, 4"),
         ("cut rank=1 step=2", "no network that could be cut"),
+        ("midway rank=1 step=2", "--set comm.backend=frog"),
+        ("midway rank=1 step=2 signs=1.5", "signs=1.5: must be a whole number of at least 0"),
         ("slow rank=1 step=2 seconds=-1", "seconds=-1: must be a number of seconds"),
         ("kill rank=one step=2", "rank=one: must be a whole number of at least 0"),
         ("kill rank=1 step=2 times=0", "times=0: must be a whole number of at least 1"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import math
 import os
@@ -22,6 +23,7 @@ import torch
 from harness import Harness, all_gone, tree, wait_until
 from torch import nn
 
+from frog.collectives.waiting import Waiter
 from frog.comm.axis import NOTHING, Axis, Pending, Silent
 from frog.config.fault_kinds import FULL_DEVICE, KINDS
 from frog.config.faults import Fault, dump_faults, marks_folder
@@ -56,7 +58,7 @@ def test_only_this_ranks_faults_are_armed(tmp_path: Path, monkeypatch: pytest.Mo
     path.write_text(dump_faults([Fault("raise", 1, 2, "reduce"), Fault("raise", 0, 3, "reduce")]))
     monkeypatch.setenv("FROG_FAULTS", str(path))
     events = EventWriter(tmp_path / "events.jsonl")
-    arm_faults(SimpleNamespace(events=events, world=SimpleNamespace(rank=0)), None, None)  # type: ignore[arg-type]
+    arm_faults(SimpleNamespace(events=events, identity=0), None, None)  # type: ignore[arg-type]
     events.step = 2
     with events.span("reduce"):
         pass
@@ -83,6 +85,24 @@ def test_a_fault_that_comes_twice_comes_twice(tmp_path: Path) -> None:
         with pytest.raises(RuntimeError):
             injector(tmp_path, fault).reach(2, "reduce", 0)
     injector(tmp_path, fault).reach(2, "reduce", 0)
+
+
+def test_a_rank_is_killed_midway_after_so_many_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed: list[int] = []
+    monkeypatch.setattr(inject.os, "kill", lambda pid, number: killed.append(number))
+    for owner, name in inject._SIGNS_OF_LIFE:
+        monkeypatch.setattr(owner, name, lambda *args: None)
+    injector(tmp_path, fault := Fault("midway", 0, 2, "reduce", signs=3)).reach(2, "reduce", 0)
+    for _, (owner, name) in zip(range(3), itertools.cycle(inject._SIGNS_OF_LIFE), strict=False):
+        getattr(owner, name)()
+    assert not killed
+    for _ in range(3):
+        Waiter.say(*[None] * 3)  # type: ignore[arg-type]
+    assert killed == [signal.SIGKILL]
+    injector(tmp_path, fault).reach(2, "reduce", 0)  # the world that was started again
+    for _ in range(9):
+        Waiter.say(*[None] * 3)  # type: ignore[arg-type]
+    assert killed == [signal.SIGKILL]
 
 
 def test_a_straggler_stays_slow_in_its_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -223,7 +223,7 @@ class FailedRun:
         own.now_ns += int(after_s * 1e9)
         report = {**report_error(error), "unix_ns": UNIX_NS + own.now_ns}
         own.writer.emit("error", step=own.step, phase=own.phase, **report)
-        own.writer.emit("end", step=own.step, status="failed")
+        own.writer.emit("end", step=own.step, status="failed", weights_sha256=None)
         self.beat(rank, "failed")
         if code is not None and self.launcher:
             self.exit(rank, code, report)
@@ -237,7 +237,7 @@ class FailedRun:
     def complete(self, status: str = "completed", step: int = 8) -> None:
         """All ranks end well."""
         for rank, own in self.ranks.items():
-            own.writer.emit("end", step=step, status=status)
+            own.writer.emit("end", step=step, status=status, weights_sha256=None)
             own.phase = None
             self.beat(rank, status)
         write_json(self.folder.record_json, record_json(status=status, step=step))

@@ -19,7 +19,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         with writer.span("forward", 2):
             note = writer.collective("all_reduce", "dp", 16)
             note.done(note.start_ns + 30, wait_ns=20)
-        writer.emit("end", step=1, status="completed")
+        writer.emit("end", step=1, status="completed", weights_sha256=None)
         writer.close()
     events = read_run(folder)
     assert list(events.ranks) == [0, 1]
@@ -64,10 +64,10 @@ def test_a_phase_that_raises_is_remembered(tmp_path: Path) -> None:
 def test_a_torn_line_swallows_nothing(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     first = EventWriter(folder.rank_events(0))
-    first.emit("end", step=1, status="completed")
+    first.emit("end", step=1, status="completed", weights_sha256=None)
     with open(folder.rank_events(0), "a") as file:
         file.write('{"event":"end","st')
-    EventWriter(folder.rank_events(0)).emit("end", step=2, status="completed")
+    EventWriter(folder.rank_events(0)).emit("end", step=2, status="completed", weights_sha256=None)
     events = read_run(folder).main
     assert [event.step for event in events.events] == [1, 2]
     assert events.num_bad == 1
@@ -96,7 +96,7 @@ def test_of_a_step_taken_twice_the_later_counts(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     writer = EventWriter(folder.rank_events(0))
     for step, status in ((1, "failed"), (2, "failed"), (1, "completed")):
-        writer.emit("end", step=step, status=status)
+        writer.emit("end", step=step, status=status, weights_sha256=None)
     assert {step: event.status for step, event in read_run(folder).main.by_step(EndEvent).items()} == {
         1: "completed",
         2: "failed",

@@ -30,7 +30,7 @@ def test_it_says_what_has_begun_and_not_ended(tmp_path: Path) -> None:
     assert {key: getattr(beat, key) for key in WHO} == WHO
     assert (beat.step, beat.phase, beat.status, beat.num_collectives) == (7, "reduce", "running", 2)
     assert [(c.seq, c.op, c.axis, c.payload_bytes) for c in beat.open] == [(1, "all_gather", "tp", 64)]
-    writer.emit("end", step=7, status="completed")
+    writer.emit("end", step=7, status="completed", weights_sha256=None)
     after = read_heartbeat(path)
     assert after is not None
     assert (after.phase, after.status) == (None, "completed")

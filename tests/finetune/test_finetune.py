@@ -68,7 +68,9 @@ def test_a_run_like_any_other(here: Harness) -> None:
     assert len(events.by_step(StepEvent)) == record["step"]
     assert events.by_step(EvalEvent)[record["step"]].loss == record["eval"]["loss"]
     assert {event.phase for event in events.of(SpanEvent)} >= {"data", "forward", "backward", "optimize", "zero"}
-    assert events.of(EndEvent) == [EndEvent(step=record["step"], status="completed")]
+    assert events.of(EndEvent) == [
+        EndEvent(step=record["step"], status="completed", weights_sha256=record["weights_sha256"])
+    ]
     assert sorted(entry.name for entry in (folder.path / "adapter").iterdir()) == [CONFIG_FILE, WEIGHTS_FILE]
     assert folder.checkpoint_steps()[-1] == record["step"]
     assert "who" in here.run("frog", "runs").stdout

@@ -274,7 +274,7 @@ def _write_rank(
         if kind.error is not None and kind.error["rank"] == rank:
             words = {name: kind.error[name] for name in ("type", "message")}
             writer.emit("error", step=last, phase="reduce", **words, hint=None, facts={}, unix_ns=1)
-        writer.emit("end", step=last, status=kind.status)
+        writer.emit("end", step=last, status=kind.status, weights_sha256=None)
     writer.close()
 
 

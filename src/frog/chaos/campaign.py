@@ -14,11 +14,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import ClassVar
 
 from frog.chaos.oracle import Oracle, read_oracle
 from frog.chaos.sandbox import FOLDER, Sandbox, read_sandbox
+from frog.chaos.survival import LOSSES, Loss, plan_losses, run_loss
 from frog.chaos.trial import Launch, Setting, Verdict, run_trial
 from frog.config.fault_kinds import KINDS
+from frog.config.faults import Fault
 from frog.core.errors import FrogError, LaunchError, UsageError
 from frog.core.files import write_atomic
 from frog.core.runfolder import RunFolder
@@ -33,15 +36,17 @@ def run_campaign(args: argparse.Namespace, program: Sequence[str]) -> int:
     count = read_count(args.campaign)
     if args.restarts is not None:
         raise UsageError("a campaign restarts every other world by itself", "leave --restarts out, or --campaign")
+    shrinks = args.on_loss == "shrink"
     if args.nproc is None and args.nodes is None:
-        args.nproc = 2
+        args.nproc = 4 if shrinks else 2
     nodes, options = read_world(args)
-    kinds = choose_kinds(args.kinds, nodes, options.network is not None)
+    kinds = choose_kinds(args.kinds, nodes, options.network is not None, shrinks)
     sandbox = read_sandbox(program)
     if sandbox.resumes:
         raise UsageError("a campaign's runs all begin at step 0", "leave --resume out, or --campaign")
     setting = make_setting(args, sandbox)
-    campaign = Campaign(setting, count, args.seed, args.out or FOLDER / f"seed-{args.seed}.txt", args.kinds)
+    make = SurvivalCampaign if shrinks else Campaign
+    campaign = make(setting, count, args.seed, args.out or FOLDER / f"seed-{args.seed}.txt", args.kinds)
     print(f"the undisturbed run: runs/{campaign.oracle_name}", flush=True)
     with _sigterm_is_ctrl_c():
         oracle = campaign.run_oracle()
@@ -57,9 +62,17 @@ def read_count(words: str) -> int | None:
     return int(words)
 
 
-def choose_kinds(requested: str | None, nodes: Nodes, network: bool) -> list[str]:
-    """The kinds that a campaign draws from: those named, or all that can be in such a world."""
-    possible = [name for name, kind in KINDS.items() if kind.missing(nodes.most * nodes.ranks, network) is None]
+def choose_kinds(requested: str | None, nodes: Nodes, network: bool, shrinks: bool = False) -> list[str]:
+    """The kinds that a campaign draws from: those named, or all that can be in such a world.
+
+    shrinks: only the losses after which others are left.
+    """
+    size = nodes.most * nodes.ranks
+    if shrinks and size < 3:
+        raise UsageError(f"--on-loss shrink: a world of {size}: of one left alone nobody can agree", "take --nproc 4")
+    possible = [name for name, kind in KINDS.items() if kind.missing(size, network, shrinks) is None]
+    if shrinks:
+        possible = [name for name in possible if name in LOSSES and (nodes.several or not KINDS[name].of_node)]
     if requested is None:
         return possible
     names = requested.split(",")
@@ -85,6 +98,11 @@ def make_setting(args: argparse.Namespace, sandbox: Sandbox) -> Setting:
 @dataclass
 class Campaign:
     """The trials so far, and the file that always holds all of them."""
+
+    words: ClassVar[str] = ""
+    """What else was typed."""
+    recovered: ClassVar[str] = "recovered to the undisturbed run's weights"
+    took: ClassVar[str] = "from fault to all gone"
 
     setting: Setting
     count: int | None
@@ -118,16 +136,16 @@ class Campaign:
         faults = (
             oracle.everywhere(kinds, self.seed) if self.count is None else oracle.draw(kinds, self.count, self.seed)
         )
-        self.num_faults = len(faults)
-        restarts = draw_restarts([fault.kind for fault in faults], self.seed, may_restart)
+        planned = self.plan(faults, oracle, may_restart)
+        self.num_faults = len(planned)
         print("  ".join(_HEAD), flush=True)
         try:
-            for number, (fault, again) in enumerate(zip(faults, restarts, strict=True), 1):
+            for number, verdict in enumerate(planned, 1):
                 name = f"chaos-{self.seed}-{number:03d}"
                 try:
-                    verdict = run_trial(self.setting, fault, again, name, oracle)
+                    self.meet(verdict, name, oracle)
                 except FrogError as error:  # of a folder that cannot be read: a finding too
-                    verdict = Verdict(fault, again, problems=[str(error)])
+                    verdict.problems.append(str(error))
                 self.verdicts.append(verdict)
                 print(row(number, verdict), flush=True)
                 write_atomic(self.out, self.table())
@@ -137,6 +155,15 @@ class Campaign:
             raise
         print(f"\n{self.summary()}\ntable: {self.out}", flush=True)
         return 1 if any(verdict.problems for verdict in self.verdicts) else 0
+
+    def plan(self, faults: Sequence[Fault], oracle: Oracle, may_restart: Callable[[str], bool]) -> Sequence[Verdict]:
+        """The trials to come."""
+        restarts = draw_restarts([fault.kind for fault in faults], self.seed, may_restart)
+        return [Verdict(fault, again) for fault, again in zip(faults, restarts, strict=True)]
+
+    def meet(self, verdict: Verdict, name: str, oracle: Oracle) -> None:
+        """Run one."""
+        run_trial(self.setting, verdict, name, oracle)
 
     def _tidy(self, folder: RunFolder, verdict: Verdict) -> None:
         """The run of a trial that was as it must be is of no further use; of another, what was said is kept with it."""
@@ -149,7 +176,8 @@ class Campaign:
         """Every trial in a line, what was not as it must be under it, and the summary."""
         rows = [row(number, verdict) for number, verdict in enumerate(self.verdicts, 1)]
         world = " ".join(self.setting.world)
-        args = f"--campaign {self.count or 'all'} --seed {self.seed}" + (f" --kinds {self.kinds}" if self.kinds else "")
+        args = f"--campaign {self.count or 'all'} --seed {self.seed}{self.words}"
+        args += f" --kinds {self.kinds}" if self.kinds else ""
         world += f" --deadline {self.setting.deadline_s:g}"
         title = f"frog chaos {args} {world} -- {' '.join(self.setting.program)}"
         return "\n".join([title, "", "  ".join(_HEAD), *rows, "", self.summary(), ""])
@@ -167,14 +195,29 @@ class Campaign:
         seconds = [verdict.seconds for verdict in self.verdicts]
         lines = [
             f"{done} of {self.num_faults} faults met: {done - len(bad)} as they must be, {len(bad)} not",
-            f"recovered to the undisturbed run's weights: {sum(v.recovered for v in self.verdicts)} of {done}",
+            f"{self.recovered}: {sum(v.recovered for v in self.verdicts)} of {done}",
             f"kinds: {kinds}",
             f"phases: {', '.join(f'{phase} {number}' for phase, number in phases.most_common())}",
             f"a trial took {statistics.median(seconds):.1f} s (median), {sum(seconds) / 60:.0f} min in all",
         ]
         if left:
-            lines.append(f"from fault to all gone: {statistics.median(left):.1f} s (median), {max(left):.1f} s at most")
+            lines.append(f"{self.took}: {statistics.median(left):.1f} s (median), {max(left):.1f} s at most")
         return "\n".join(lines)
+
+
+class SurvivalCampaign(Campaign):
+    """Of runs that go on by themselves: `--on-loss shrink`."""
+
+    words = " --on-loss shrink"
+    recovered = "went on by themselves to the undisturbed run's samples and losses"
+    took = "from when a loss was known to a new world"
+
+    def plan(self, faults: Sequence[Fault], oracle: Oracle, may_restart: Callable[[str], bool]) -> Sequence[Verdict]:
+        return plan_losses(faults, oracle, self.seed)
+
+    def meet(self, verdict: Verdict, name: str, oracle: Oracle) -> None:
+        assert isinstance(verdict, Loss)
+        run_loss(self.setting, verdict, name, oracle)
 
 
 def draw_restarts(kinds: Sequence[str], seed: int, may_restart: Callable[[str], bool]) -> list[int]:
@@ -190,26 +233,19 @@ def draw_restarts(kinds: Sequence[str], seed: int, may_restart: Callable[[str], 
 
 def row(number: int, verdict: Verdict) -> str:
     """A trial in a line, and under it what was not as it must be."""
-    fault, found = verdict.fault, verdict.found
-    seen = "" if found is None else _place(found.fault, found.rank, found.step, found.phase)
-    how = "restarted" if verdict.restarts else "resumed"
-    went_on = "" if verdict.from_step is None else f"{how} at step {verdict.from_step}"
+    fault = verdict.fault
     cells = (
         f"{number:4}",
         f"{fault!s:<42}",
         f"{'' if verdict.code is None else verdict.code:>4}",
         f"{'' if verdict.left_s is None else format(verdict.left_s, '.1f'):>6}",
-        f"{seen:<38}",
-        f"{went_on:<19}",
+        f"{verdict.seen:<38}",
+        f"{verdict.went_on:<19}",
         f"{verdict.seconds:4.0f}",
         "ok" if not verdict.problems else "NOT as it must be",
     )
-    return "\n".join(["  ".join(cells), *(f"{'':6}- {problem}" for problem in verdict.problems)])
-
-
-def _place(kind: str, rank: int | None, step: int | None, phase: str | None) -> str:
-    fields = {"rank": rank, "step": step, "phase": phase}
-    return " ".join([kind, *(f"{name}={value}" for name, value in fields.items() if value is not None)])
+    beside = [f"{'':6}+ {words}" for words in verdict.beside]
+    return "\n".join(["  ".join(cells), *beside, *(f"{'':6}- {problem}" for problem in verdict.problems)])
 
 
 @contextmanager

@@ -31,6 +31,9 @@ def add_chaos_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
     )
     parser.add_argument("--seed", type=int, default=1, help="of a campaign's faults (default: %(default)s)")
     parser.add_argument("--kinds", metavar="KIND,...", help="of a campaign's faults; default: all that can be there")
+    parser.add_argument(
+        "--on-loss", choices=["shrink"], help="of a campaign: its runs must go on by themselves, with who is left"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="a campaign's table (default: chaos/seed-SEED.txt)")
     add_world_arguments(parser)
     parser.set_defaults(deadline=15.0)
@@ -50,6 +53,8 @@ def _chaos(args: argparse.Namespace) -> int:
         from frog.chaos.campaign import run_campaign
 
         return run_campaign(args, program)
+    if args.on_loss is not None:
+        raise UsageError("--on-loss is of a campaign", "of one run: -- train RUN.toml --set comm.on_loss=shrink")
     if not args.fault and args.faults is None:
         raise UsageError("no fault is named", _EXAMPLE)
     return _meet(args, program)

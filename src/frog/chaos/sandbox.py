@@ -75,6 +75,7 @@ class Sandbox:
             grad_accum=self.config.train.grad_accum,
             network=network,
             native=self.config.strategy.implementation != "frog",
+            own_backend=self.config.comm.backend == "frog" or self.config.comm.on_loss == "shrink",
         )
 
 

@@ -69,10 +69,30 @@ class Verdict:
     problems: list[str] = field(default_factory=list)
     output: str = ""
 
+    @property
+    def beside(self) -> list[str]:
+        """What else happened."""
+        return []
 
-def run_trial(setting: Setting, fault: Fault, restarts: int, name: str, oracle: Oracle) -> Verdict:
+    @property
+    def seen(self) -> str:
+        """What was found out, for the table."""
+        if (found := self.found) is None:
+            return ""
+        fields = {"rank": found.rank, "step": found.step, "phase": found.phase}
+        return " ".join([found.fault, *(f"{name}={value}" for name, value in fields.items() if value is not None)])
+
+    @property
+    def went_on(self) -> str:
+        """How it went on."""
+        how = "restarted" if self.restarts else "resumed"
+        return "" if self.from_step is None else f"{how} at step {self.from_step}"
+
+
+def run_trial(setting: Setting, verdict: Verdict, name: str, oracle: Oracle) -> None:
     """Run a world that meets the fault; without restarts, resume it afterwards; say what is not as it must be."""
-    verdict, folder, start_s = Verdict(fault, restarts), RunFolder(Path("runs") / name), time.monotonic()
+    fault, restarts = verdict.fault, verdict.restarts
+    folder, start_s = RunFolder(Path("runs") / name), time.monotonic()
     shutil.rmtree(folder.path, ignore_errors=True)
     words = [*setting.program, "--set", f"name={name}"]
     with tempfile.TemporaryDirectory(prefix="frog-trial-") as scratch:
@@ -103,7 +123,6 @@ def run_trial(setting: Setting, fault: Fault, restarts: int, name: str, oracle: 
     wrong += [f"left behind: {path.name}" for path in folder.unfinished_checkpoints()]
     verdict.seconds = time.monotonic() - start_s
     verdict.problems += wrong
-    return verdict
 
 
 def _check_end(verdict: Verdict, setting: Setting, folder: RunFolder, launch: Launch, met_s: float) -> None:

@@ -25,7 +25,7 @@ class Kind:
     """Where it does if nothing is said."""
     own: tuple[str, ...] = ()
     """Fields that it alone has."""
-    needs: Literal["peers", "network", "full_device"] | None = None
+    needs: Literal["peers", "network", "full_device", "own_backend"] | None = None
     """What there must be for it to happen."""
     ends: bool = True
     """Whether the run cannot go on after it."""
@@ -58,12 +58,14 @@ class Kind:
         """Whether something else stands in place of a collective."""
         return self.collective in ("resized", "left_out")
 
-    def missing(self, world_size: int, network: bool) -> str | None:
+    def missing(self, world_size: int, network: bool, own_backend: bool = False) -> str | None:
         """What it needs and such a world, on this system, has not; None if it can happen there."""
         if self.needs == "peers" and world_size == 1:
             return "a world of one rank has no collectives and no connections"
         if self.needs == "network" and not network:
             return 'this world has no network that could be cut; try --nodes 2x1 --network "delay=1ms"'
+        if self.needs == "own_backend" and not (own_backend and world_size > 1):
+            return "a rank's signs of life are counted in our own collectives; try 2 ranks, --set comm.backend=frog"
         if self.needs == "full_device" and not FULL_DEVICE.exists():
             return f"this system has no {FULL_DEVICE}, the device on which every write fails"
         return None
@@ -83,6 +85,11 @@ KINDS: dict[str, Kind] = {
             name="kill",
             what="it is killed (SIGKILL), as by a machine that runs out of memory",
             peers_wait=True, named_first=True,
+        ),
+        Kind(
+            name="midway",
+            what="it is killed in the midst of a collective, after `signs` (3) signs of life; needs comm.backend=frog",
+            own=("signs",), needs="own_backend", peers_wait=True, named_first=True,
         ),
         Kind(
             name="stop",

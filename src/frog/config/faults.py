@@ -43,6 +43,7 @@ class Fault:
     after_s: float = 0.0
     for_s: float | None = None
     """None: for good."""
+    signs: int = 3
 
     def __str__(self) -> str:
         """The words that `parse_fault` takes."""
@@ -75,6 +76,8 @@ class Scene:
     network: bool = False
     native: bool = False
     """Whether torch or DeepSpeed carries the strategy out."""
+    own_backend: bool = False
+    """Whether the collectives are our own."""
 
     def problems(self, fault: Fault) -> list[str]:
         """Why a fault would never happen there."""
@@ -97,7 +100,7 @@ class Scene:
             found.append(
                 f"{kind.name} phase=reduce: torch has reduced the gradient by then; phase=backward can be spoiled"
             )
-        if missing := kind.missing(self.world_size, self.network):
+        if missing := kind.missing(self.world_size, self.network, self.own_backend):
             found.append(f"{kind.name}: {missing}")
         return found
 
@@ -206,7 +209,7 @@ def _wrong(kind: Kind, key: str, value: Any, problems: list[str]) -> bool:
         elif value not in kind.phases:
             problems.append(f"phase={value}: {kind.name} can only happen in {', '.join(kind.phases)}")
         return value not in kind.phases
-    if key in kind.own:
+    if key in kind.own and key != "signs":
         if type(value) in (int, float) and 0 <= value < float("inf"):
             return False
         problems.append(f"{key}={value}: must be a number of seconds, at least 0")

@@ -199,6 +199,8 @@ class EndEvent(EventOfStep, tag="end", frozen=True, kw_only=True):
     """The rank's last word."""
 
     status: Status
+    weights_sha256: str | None = None
+    """Of what this rank itself has of them; None if it failed."""
 
 
 RankEvent = (

@@ -111,7 +111,7 @@ class FailureReporter:
         write_failure(self.folder, step, short, replace=not isinstance(error, CommError))
         if self.events is not None:
             self.events.emit("error", step=step, phase=self.events.phase, **report)
-            self.events.emit("end", step=step, status="failed")
+            self.events.emit("end", step=step, status="failed", weights_sha256=None)
         with RankLog(self.folder.rank_log(self.rank), self.rank, show=False) as log:
             log.note(text)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import math
 import os
 import re
@@ -24,6 +25,8 @@ import torch
 from torch import Tensor
 
 from frog.checkpoint import Saver
+from frog.collectives.connection import Connection
+from frog.collectives.waiting import Waiter
 from frog.comm.axis import NOTHING, Axis, Pending
 from frog.config.fault_kinds import FULL_DEVICE, KINDS, Kind
 from frog.config.faults import Fault, load_faults, marks_folder
@@ -37,6 +40,9 @@ from frog.parallel.strategy import Strategy
 from frog.train.setup import Run
 
 _POLL_S = 0.005
+
+_SIGNS_OF_LIFE = ((Connection, "_send_some"), (Connection, "_receive_some"), (Waiter, "say"))
+"""All by which a rank's peers in our own collectives see that it goes on."""
 
 _REQUEST_S = 60.0
 """How long the launcher may take to do what it was asked for."""
@@ -97,6 +103,9 @@ class _Injector:
 
     def _kill(self, number: int, fault: Fault) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
+
+    def _kill_midway(self, number: int, fault: Fault) -> None:
+        die_after(fault.signs, lambda: self._take(number, fault))
 
     def _stop(self, number: int, fault: Fault) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -248,6 +257,7 @@ def _at_once(act: _Act) -> _Act:
 _ACTS: dict[str, _Act] = {
     "raise": _at_once(_Injector._raise),
     "kill": _at_once(_Injector._kill),
+    "midway": _Injector._kill_midway,
     "stop": _at_once(_Injector._stop),
     "slow": _at_once(_Injector._become_slow),
     "shape": _Injector._arm,
@@ -262,6 +272,22 @@ _ACTS: dict[str, _Act] = {
     "cut": _at_once(_Injector._cut_node),
 }
 """What each kind of fault does as its phase begins."""
+
+
+def die_after(signs: int, wanted: Callable[[], bool]) -> None:
+    """Let this process be killed as it gives a sign of life more than these in our own collectives, if it is wanted."""
+    left = itertools.count(signs, -1)
+
+    def mortal(speak: Callable[..., Any]) -> Callable[..., Any]:
+        def act(*args: Any) -> Any:
+            if next(left) == 0 and wanted():
+                os.kill(os.getpid(), signal.SIGKILL)
+            return speak(*args)
+
+        return act
+
+    for owner, name in _SIGNS_OF_LIFE:
+        setattr(owner, name, mortal(getattr(owner, name)))
 
 
 def _inode(folder: Path) -> int | None:

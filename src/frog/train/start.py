@@ -115,7 +115,8 @@ def finish(run: Run, record: dict[str, Any]) -> int:
     if run.world.is_main:
         write_end(run.folder, record)
         run.log.say(_farewell(run.folder, record))
-    run.events.emit("end", step=record["step"], status=record["status"])
+    own = record.get("weights_sha256")
+    run.events.emit("end", step=record["step"], status=record["status"], weights_sha256=own)
     run.log.close()
     return run.stop.exit_code if record["status"] == "interrupted" else 0
 

@@ -1,0 +1,220 @@
+"""Runs that go on when ranks are lost (`comm.on_loss = "shrink"`): what they meet, and what must come of it.
+
+Each ends by itself, with the samples and losses of the undisturbed run, whoever was lost and whoever came.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+
+from frog.chaos.oracle import Oracle, losses_of
+from frog.chaos.sandbox import met_faults, write_faults
+from frog.chaos.trial import Launch, Setting, Verdict
+from frog.config.fault_kinds import KINDS
+from frog.config.faults import Fault, marks_folder
+from frog.core.runfolder import RunFolder
+from frog.events import RecordedRun, read_run
+from frog.events.schema import EndEvent, MembershipEvent
+from frog.launch.harness import Program
+
+LOSSES = ("raise", "kill", "midway", "stop", "port", "node", "cut")
+"""The kinds of fault after which others are left."""
+
+_ATOL = 1e-5
+"""Between losses of worlds of different sizes."""
+
+_SIGNS_A_STEP = 12
+_LAST_SIGNS = 4
+"""How many signs of life a rank gives at least: in a step, with what follows it; after the last one."""
+
+_SLOW_S = 1.5
+"""How long each step waits where somebody is to come in."""
+
+_STOP_TIMEOUT_S = 3
+"""`train.timeout_s` where a rank is stopped: so long do the others wait for it."""
+
+_LEFT_S = 60.0
+"""How long a newcomer may take to end after the run."""
+
+_NEWCOMER = """
+import sys, time
+from pathlib import Path
+import frog.train.join
+from frog.cli import main
+from frog.train.inject import die_after
+
+run, signs, mark = sys.argv[1:]
+until_s = time.monotonic() + 120
+while not (Path(run) / "run.json").exists() and time.monotonic() < until_s:
+    time.sleep(0.01)
+if signs:
+    die_after(int(signs), lambda: Path(mark).touch() is None)
+sys.exit(main(["join", run]))
+"""
+"""`frog join`, that has torch loaded when there is something to join; killed after some signs of life, if told."""
+
+
+@dataclass
+class Loss(Verdict):
+    """Somebody is lost, perhaps somebody else too, or while somebody joins."""
+
+    others: tuple[Fault, ...] = ()
+    """Other faults in the same run."""
+    joins: bool = False
+    """Whether somebody comes in."""
+    newcomer_dies: bool = False
+    """Whether the fault is the newcomer's."""
+    changes: tuple[MembershipEvent, ...] = ()
+
+    @property
+    def beside(self) -> list[str]:
+        return [*map(str, self.others), *(["somebody joins"] if self.joins else [])]
+
+    @property
+    def seen(self) -> str:
+        changes = (("lost", [e.lost for e in self.changes]), ("joined", [e.joined for e in self.changes]))
+        said = (
+            f"{what} {', '.join(str(one) for ranks in lists for one in ranks)}" for what, lists in changes if any(lists)
+        )
+        return "; ".join(said)
+
+    @property
+    def went_on(self) -> str:
+        return f"{len(self.changes[-1].members)} after step {self.changes[-1].step}" if self.changes else ""
+
+
+def plan_losses(faults: Sequence[Fault], oracle: Oracle, seed: int) -> list[Loss]:
+    """In turn: one loss alone; one of rank 0; two at once; one while somebody joins; that of who joins."""
+    generator, planned = random.Random(f"{seed} losses"), list[Loss]()
+    for number, fault in enumerate(faults):
+        kind, scene = KINDS[fault.kind], number % 5
+        if kind.of_node and kind.severs:
+            scene = 0  # each half may go on or not: there is nobody to spare
+        fault = replace(fault, rank=0) if scene == 1 else fault
+        most = _SIGNS_A_STEP if fault.step < oracle.record.step else _LAST_SIGNS
+        fault = replace(fault, signs=generator.randint(0, most)) if "signs" in kind.own else fault
+        rest = sorted(set(oracle.node_of) - _gone(fault, oracle))
+        slow = Fault("slow", generator.choice(rest), 1, "data", times=9, seconds=_SLOW_S)
+        newcomer = Fault("midway", oracle.world_size, 0, "data", signs=generator.randint(0, 2 * _SIGNS_A_STEP))
+        planned.append(
+            [
+                Loss(fault, 0),
+                Loss(fault, 0),
+                Loss(fault, 0, others=(Fault("kill", generator.choice(rest), fault.step, fault.phase, fault.micro),)),
+                Loss(fault, 0, others=(slow,), joins=True),
+                Loss(newcomer, 0, others=(slow,), joins=True, newcomer_dies=True),
+            ][scene]
+        )
+    return planned
+
+
+def _gone(fault: Fault, oracle: Oracle) -> set[int]:
+    """Whom it takes."""
+    if not KINDS[fault.kind].of_node:
+        return {fault.rank}
+    return {rank for rank, node in oracle.node_of.items() if node == oracle.node_of[fault.rank]}
+
+
+def run_loss(setting: Setting, loss: Loss, name: str, oracle: Oracle) -> None:
+    """Run a world that meets it and must go on; note what is not as it must be."""
+    folder, start_s = RunFolder(Path("runs") / name), time.monotonic()
+    shutil.rmtree(folder.path, ignore_errors=True)
+    faults = [loss.fault, *loss.others]
+    words = [*setting.program, "--set", f"name={name}", "--set", "comm.on_loss=shrink"]
+    if any(fault.kind == "stop" for fault in faults):
+        words += ["--set", f"train.timeout_s={_STOP_TIMEOUT_S}"]
+    with tempfile.TemporaryDirectory(prefix="frog-trial-") as scratch, ExitStack() as stack:
+        path = Path(scratch) / "faults.toml"
+        write_faults(path, faults)
+        newcomer = stack.enter_context(_start_newcomer(loss, folder, path)) if loss.joins else None
+        launch = Launch(setting, words, 0, Path(scratch), {"FROG_FAULTS": str(path)})
+        launch.run(folder)
+        loss.code, loss.output = launch.code, launch.output
+        loss.problems += launch.problems + ([f"exit code {launch.code}"] if launch.code else [])
+        if newcomer is not None:
+            loss.problems += _newcomer_problems(loss, newcomer)
+        met = met_faults(path)
+    loss.problems += [f"never met: {fault}" for number, fault in enumerate(faults) if number not in met]
+    run = read_run(folder)
+    loss.problems += (wrong := outcome_problems(run, oracle))
+    loss.recovered = not wrong
+    loss.problems += member_problems(loss, run, oracle)
+    loss.seconds = time.monotonic() - start_s
+
+
+def _start_newcomer(loss: Loss, folder: RunFolder, faults: Path) -> Program:
+    scratch, marks = faults.with_name("newcomer"), marks_folder(faults)
+    scratch.mkdir()
+    marks.mkdir()
+    signs = str(loss.fault.signs) if loss.newcomer_dies else ""
+    words = [str(folder.path), signs, str(marks / "0.0")]
+    return Program([sys.executable, "-c", _NEWCOMER, *words], scratch, {"OMP_NUM_THREADS": "1"})
+
+
+def _newcomer_problems(loss: Loss, newcomer: Program) -> list[str]:
+    code, expected = newcomer.wait(_LEFT_S), -signal.SIGKILL if loss.newcomer_dies else 0
+    loss.output += newcomer.output
+    return [] if code == expected else [f"the newcomer's exit code {code}, not {expected}"]
+
+
+def outcome_problems(run: RecordedRun, oracle: Oracle) -> list[str]:
+    """How its samples and losses differ from the undisturbed run's, and the weights of its ranks from each other."""
+    record, calm = run.record, oracle.record
+    if record is None or record.status != "completed":
+        return [f"did not complete: {record.status if record else 'no record'}"]
+    found = [] if record.order_sha256 == calm.order_sha256 else ["took other samples"]
+    losses = losses_of(run)
+    if far := [step for step, loss in oracle.losses.items() if not _close(losses.get(step), loss)]:
+        found.append(f"losses differ at steps {', '.join(map(str, far))}")
+    if calm.eval is not None and not _close(record.eval.loss if record.eval else None, calm.eval.loss):
+        found.append(f"the held-out loss differs: {record.eval}, not {calm.eval}")
+    return found
+
+
+def _close(loss: float | None, expected: float | None) -> bool:
+    return loss is not None and expected is not None and abs(loss - expected) <= _ATOL
+
+
+def member_problems(loss: Loss, run: RecordedRun, oracle: Oracle) -> list[str]:
+    """Whether all who were there told the same, the right ones were left, and they hold the same weights."""
+    told = sorted((e for said in run.ranks.values() for e in said.of(MembershipEvent)), key=lambda e: e.epoch)
+    by_epoch = {epoch: list(events) for epoch, events in groupby(told, key=lambda e: e.epoch)}
+    loss.changes = tuple(max(events, key=lambda e: len(e.lost + e.joined)) for events in by_epoch.values())
+    loss.left_s = max((e.took_ns / 1e9 for e in told), default=None)
+    found = [
+        f"of epoch {epoch} its members tell different things"
+        for epoch, events in by_epoch.items()
+        if len({(e.step, tuple(e.members)) for e in events}) > 1
+    ]
+    last = loss.changes[-1].members if loss.changes else [*oracle.node_of]
+    silent = {*last} - {e.identity for e in by_epoch[max(by_epoch)]} if by_epoch else set()
+    found += [f"rank {identity} of the last world did not tell of it" for identity in sorted(silent)]
+    own, new = {*last} & {*oracle.node_of}, {*last} - {*oracle.node_of}
+    if own not in _may_be_left(loss, oracle) or len(new) != (loss.joins and not loss.newcomer_dies):
+        found.append(f"left are {sorted(last)}")
+    ends = [run.ranks[rank].of(EndEvent) if rank in run.ranks else [] for rank in range(len(last))]
+    hashes = {end[-1].weights_sha256 if end else None for end in ends}
+    if run.record is not None and hashes != {run.record.weights_sha256}:
+        found.append(f"{len(hashes)} different weights at the end of {len(last)} ranks")
+    return found
+
+
+def _may_be_left(loss: Loss, oracle: Oracle) -> list[set[int]]:
+    """Who of the beginning. Either half of a cut network; in the last step closed connections may go unseen."""
+    faults = [fault for fault in (loss.fault, *loss.others) if KINDS[fault.kind].ends and fault.rank in oracle.node_of]
+    gone = set().union(*(_gone(fault, oracle) for fault in faults))
+    rest = {*oracle.node_of} - gone
+    kind, last = KINDS[loss.fault.kind], loss.fault.step == oracle.record.step
+    if kind.severs and kind.of_node:
+        return [rest, gone]
+    return [rest, rest | {loss.fault.rank}] if kind.severs and last else [rest]

@@ -1,0 +1,137 @@
+"""Campaigns of runs that go on by themselves: what they draw, and what they find."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from harness import Harness, set_words
+from msgspec import convert
+from run_files import record_json
+
+from frog.chaos.campaign import choose_kinds
+from frog.chaos.oracle import Oracle, Place
+from frog.chaos.survival import LOSSES, Loss, member_problems, outcome_problems, plan_losses
+from frog.cli import main
+from frog.config.fault_kinds import KINDS
+from frog.config.faults import Fault
+from frog.core.errors import UsageError
+from frog.core.runfile import Record
+from frog.core.runfolder import RunFolder
+from frog.core.vocabulary import PHASES
+from frog.events import RankEvents, RecordedRun
+from frog.events.schema import EndEvent, MembershipEvent, StepEvent
+from frog.launch.nodes import Nodes
+
+RECORD = convert(record_json(weights_sha256="w", order_sha256="o", step=3, loss=1.0), Record)
+ORACLE = Oracle(
+    RECORD,
+    {1: 4.0},
+    dict.fromkeys(range(4), 0),
+    tuple(Place(r, s, p, 0, True, None) for r in range(4) for s in (1, 2, 3) for p in PHASES),
+)
+KILL = Fault("kill", 2, 2, "reduce")
+
+
+def test_only_losses_are_drawn_and_a_node_only_beside_others() -> None:
+    one, two = (choose_kinds(None, Nodes(n, n, 4 // n), n == 2, shrinks=True) for n in (1, 2))
+    assert set(two) == set(LOSSES)
+    assert set(two) - set(one) == {"node", "cut"}
+    with pytest.raises(UsageError, match="nan: cannot be in this world"):
+        choose_kinds("nan", Nodes(1, 1, 4), network=False, shrinks=True)
+    with pytest.raises(UsageError, match="a world of 2"):
+        choose_kinds(None, Nodes(1, 1, 2), network=False, shrinks=True)
+
+
+def test_losses_come_alone_of_the_first_at_once_and_while_somebody_joins() -> None:
+    planned = plan_losses(ORACLE.draw(["kill", "midway"], 20, seed=1), ORACLE, seed=1)
+    assert planned == plan_losses(ORACLE.draw(["kill", "midway"], 20, seed=1), ORACLE, seed=1)
+    alone, of_the_first, two, joins, of_who_joins = (planned[scene::5] for scene in range(5))
+    assert all(not loss.others for loss in (*alone, *of_the_first))
+    assert {loss.fault.rank for loss in of_the_first} == {0}
+    assert all(other.step == loss.fault.step and other.rank != loss.fault.rank for loss in two for other in loss.others)
+    assert all(loss.joins and not loss.newcomer_dies and loss.fault.rank < 4 for loss in joins)
+    assert all(loss.newcomer_dies and loss.fault.rank == 4 for loss in of_who_joins)
+    assert all(0 <= loss.fault.signs <= 4 for loss in planned if loss.fault.step == 3)
+
+
+def change(identity: int, members: tuple[int, ...] = (0, 1, 3), step: int = 1) -> MembershipEvent:
+    lost = [rank for rank in range(4) if rank not in members]
+    return MembershipEvent(
+        step=step, epoch=1, identity=identity, members=[*members], lost=lost, joined=[], took_ns=10**8
+    )
+
+
+def run_of(*said: list[Any], **changes: Any) -> RecordedRun:
+    run = RecordedRun(RunFolder.__new__(RunFolder), None, replace_record(**changes), [], [])
+    run.ranks = {rank: RankEvents(events=events, rank=rank) for rank, events in enumerate(said)}
+    return run
+
+
+def replace_record(**changes: Any) -> Record:
+    return convert(
+        record_json(**{"weights_sha256": "w", "order_sha256": "o", "step": 3, "loss": 1.0, **changes}), Record
+    )
+
+
+def end(weights: str | None = "w") -> EndEvent:
+    return EndEvent(step=3, status="completed", weights_sha256=weights)
+
+
+GOOD = ([change(0), end()], [change(1), end()], [change(3), end()], [])
+
+
+@pytest.mark.parametrize(
+    ("said", "fault", "words"),
+    [
+        (GOOD, KILL, []),
+        (GOOD, replace(KILL, rank=1), ["left are [0, 1, 3]"]),
+        (([change(0), end()], [change(1), end("v")], [change(3), end()], []), KILL, ["2 different weights at the end"]),
+        (([change(0), end()], [change(1), end()], [change(3)], []), KILL, ["2 different weights at the end"]),
+        (([change(0), end()], [end()], [change(3), end()], []), KILL, ["rank 1 of the last world did not tell"]),
+        (
+            ([change(0), end()], [change(1, step=2), end()], [change(3), end()], []),
+            KILL,
+            ["of epoch 1 its members tell different things"],
+        ),
+        (([end()], [end()], [end()], [end()]), KILL, ["left are [0, 1, 2, 3]"]),
+    ],
+)
+def test_what_the_members_said_is_checked(said: tuple[list[Any], ...], fault: Fault, words: list[str]) -> None:
+    found = member_problems(Loss(fault, 0), run_of(*said), ORACLE)
+    assert len(found) == len(words)
+    assert all(word in problem for word, problem in zip(words, found, strict=True))
+
+
+def test_what_the_run_came_to_is_checked() -> None:
+    step = convert(
+        dict.fromkeys(StepEvent.__struct_fields__, 0)
+        | {"step": 1, "loss_mean": 4.0, "skipped": False, "sample_ids": []},
+        StepEvent,
+        strict=False,
+    )
+    assert outcome_problems(run_of([step]), ORACLE) == []
+    assert outcome_problems(run_of([]), ORACLE) == ["losses differ at steps 1"]
+    assert outcome_problems(run_of([step], order_sha256="p"), ORACLE) == ["took other samples"]
+    assert outcome_problems(run_of([step], status="failed"), ORACLE) == ["did not complete: failed"]
+
+
+def test_a_single_run_is_told_how_it_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chaos", "--fault", "kill rank=1 step=1", "--on-loss", "shrink"]) == 2
+    assert "--set comm.on_loss=shrink" in capsys.readouterr().err
+
+
+def test_every_loss_is_a_fault() -> None:
+    assert set(LOSSES) <= set(KINDS)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_small_campaign_of_losses(harness: Harness) -> None:
+    program = ["train", "run.toml", *set_words("train.steps=3", "checkpoint.every=1", "train.timeout_s=30")]
+    words = ["--campaign", "3", "--seed", "1", "--kinds", "kill,midway", "--on-loss", "shrink", "--out", "shrink.txt"]
+    done = harness.run("frog", "chaos", *words, "--nproc", "4", "--", *program, timeout=380)
+    table = (harness.root / "shrink.txt").read_text()
+    assert "3 of 3 faults met: 3 as they must be, 0 not" in table, done.stdout
+    assert "went on by themselves to the undisturbed run's samples and losses: 3 of 3" in table
