@@ -1,0 +1,169 @@
+"""How long a run stands still when one of its ranks is killed, and how soon another takes part.
+
+    python benchmarks/survive.py [--rounds 3] [--tiny]
+
+Measured are, on the demo's model, in worlds of 2 and 4, in turn, round after round; printed are medians with the
+fastest and the slowest round:
+
+- shrink: comm.on_loss=shrink; from SIGKILL of the last rank to the end of the next step that the others take
+- restart: `frog run --restarts 1`; the same, of the world that starts again from its last checkpoint, and how many
+  steps it must take again
+- join: from `frog join` to the end of the first step that the newcomer takes part in, and how many the others took
+
+Beside each stands a step as long as nothing happens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from start import DEADLINE_S, read
+
+from frog.chaos.sandbox import tiny_program
+
+DEMO_MODEL = Path(__file__).parents[1] / "config" / "config.json"
+SETTINGS = ("train.steps=100000", "train.global_batch_size=32", "data.sequence_length=64", "eval.every=100000",
+            "checkpoint.every=25", "eval.sample_tokens=0", "train.timeout_s=60")  # fmt: skip
+STEPS = 40
+"""Taken before anything happens."""
+
+
+class World:
+    """A run under way, and what it said."""
+
+    def __init__(self, name: str, size: int, options: list[str], settings: list[str]) -> None:
+        self.name, self.size, self.events = name, size, Path("runs") / name / "events"
+        words = [word for one in (f"name={name}", *SETTINGS, *settings) for word in ("--set", one)]
+        self.process = popen(
+            "run", "--nproc", str(size), "--threads", "1", *options, "--", "train", "demo.toml", *words
+        )
+        self.wait(lambda: len(self.steps(0)) >= STEPS)
+
+    def said(self, rank: int, kind: str) -> list[dict[str, Any]]:
+        return [event for event in read(self.events / f"rank_{rank}.jsonl") if event["event"] == kind]
+
+    def steps(self, rank: int, after_ns: int = 0) -> list[dict[str, Any]]:
+        return [event for event in self.said(rank, "step") if event["end_ns"] > after_ns]
+
+    def step_s(self) -> float:
+        """A step as long as nothing happens."""
+        ends = [event["end_ns"] for event in self.steps(0)[STEPS // 2 : STEPS]]
+        return statistics.median(after - before for before, after in itertools.pairwise(ends)) / 1e9
+
+    def wait(self, done: Callable[[], object]) -> None:
+        deadline_s = time.monotonic() + DEADLINE_S
+        while not done():
+            if time.monotonic() > deadline_s or self.process.poll() is not None:
+                self.process.kill()
+                raise SystemExit(f"{self.name}: ended, or not so far within {DEADLINE_S:g} s")
+            time.sleep(0.02)
+
+    def end(self) -> None:
+        self.process.terminate()
+        self.process.wait(DEADLINE_S)
+
+
+def popen(*words: str) -> subprocess.Popen[bytes]:
+    nowhere = subprocess.DEVNULL
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, "-m", "frog.cli", *words], env=env, stdout=nowhere, stderr=nowhere)
+
+
+def kill_last(world: World) -> int:
+    """When it was killed, on the clock of the events."""
+    (start,) = world.said(world.size - 1, "start")
+    now_ns = time.monotonic_ns()
+    os.kill(start["pid"], signal.SIGKILL)
+    return now_ns
+
+
+def measure_shrink(name: str, size: int) -> dict[str, float]:
+    world = World(name, size, [], ["comm.on_loss=shrink"])
+    killed_ns = kill_last(world)
+    world.wait(lambda: world.said(0, "membership") and world.steps(0, world.said(0, "start")[-1]["mono_ns"]))
+    next_step = world.steps(0, world.said(0, "start")[-1]["mono_ns"])[0]
+    step_s = world.step_s()
+    world.end()
+    return {"to the next step": (next_step["end_ns"] - killed_ns) / 1e9, "a step": step_s}
+
+
+def measure_restart(name: str, size: int) -> dict[str, float]:
+    world = World(name, size, ["--restarts", "1"], [])
+    step_s, killed_ns = world.step_s(), kill_last(world)
+    world.wait(lambda: len(world.said(0, "start")) > 1 and world.steps(0, world.said(0, "start")[-1]["mono_ns"]))
+    start = world.said(0, "start")[-1]
+    next_step, last = world.steps(0, start["mono_ns"])[0], world.steps(0)
+    before = max(event["step"] for event in last if event["end_ns"] < start["mono_ns"])
+    world.end()
+    return {"to the next step": (next_step["end_ns"] - killed_ns) / 1e9, "a step": step_s,
+            "steps to take again": before - start["step"]}  # fmt: skip
+
+
+def measure_join(name: str, size: int) -> dict[str, float]:
+    """In a world of one fewer, so that the newcomer makes it as large as the others."""
+    world = World(name, size - 1, [], ["comm.on_loss=shrink"])
+    typed_ns = time.monotonic_ns()
+    newcomer = popen("join", name)
+    world.wait(lambda: world.steps(size - 1))
+    first_ns, step_s = world.steps(size - 1)[0]["end_ns"], world.step_s()
+    meanwhile = sum(event["end_ns"] < first_ns for event in world.steps(0, typed_ns))
+    world.end()
+    newcomer.wait(DEADLINE_S)
+    return {"to its first step": (first_ns - typed_ns) / 1e9, "a step": step_s, "steps of the others": meanwhile}
+
+
+WAYS = {"shrink": measure_shrink, "restart": measure_restart, "join": measure_join}
+
+
+def prepare(tiny: bool) -> None:
+    """The demo's model on the tiny text of `frog chaos`."""
+    tiny_program()
+    run_file = Path("chaos/tiny.toml").read_text()
+    if not tiny:
+        Path("chaos/demo.json").write_text(DEMO_MODEL.read_text())
+        run_file = run_file.replace("tiny.json", "demo.json")
+    Path("chaos/demo.toml").write_text(run_file)
+    Path("demo.toml").write_text(run_file.replace('file = "', 'file = "chaos/'))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tiny", action="store_true", help="one round of the tiny model, in a world of 2")
+    args = parser.parse_args()
+    os.chdir(tempfile.mkdtemp(prefix="frog-survive-"))
+    prepare(args.tiny)
+    cases = [(way, size) for size in ((2,) if args.tiny else (2, 4)) for way in WAYS]
+    found: dict[tuple[str, int], list[dict[str, float]]] = {case: [] for case in cases}
+    rounds = 1 if args.tiny else args.rounds
+    for number in range(rounds):
+        for way, size in cases:
+            found[way, size].append(WAYS[way](f"{way}-{size}-{number}", size))
+            print(f"{way}, world {size}: {json.dumps(found[way, size][-1])}", file=sys.stderr)
+    print(f"{rounds} rounds; median (fastest to slowest)\n")
+    for (way, size), rows in found.items():
+        cells = [f"{what} {_cell([row[what] for row in rows], what)}" for what in rows[0]]
+        print(f"{way:<8} world {size}:  {',  '.join(cells)}")
+
+
+def _cell(values: list[float], what: str) -> str:
+    digits = 0 if "steps" in what else 3
+    unit = "" if digits == 0 else " s"
+    middle, low, high = (format(one, f".{digits}f") for one in (statistics.median(values), min(values), max(values)))
+    return f"{middle}{unit} ({low} to {high})"
+
+
+if __name__ == "__main__":
+    main()
