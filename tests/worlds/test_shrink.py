@@ -126,6 +126,18 @@ def test_a_stopped_rank_is_left_out_and_ended(harness: Harness, undisturbed: dic
     assert memberships(harness, "shrink-stop")[0].lost == [1]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 2])
+def test_one_whose_connections_are_closed_does_not_go_on_alone(
+    rank: int, harness: Harness, undisturbed: dict[str, Any]
+) -> None:
+    name = f"shrink-port-{rank}"
+    fault = f"port rank={rank} step=5 phase=reduce"
+    harness.run("frog", "chaos", "--fault", fault, "--nproc", "3", "--threads", "1", "--", *words(name))
+    check(harness, name, undisturbed)
+    assert [(event.lost, len(event.members)) for event in memberships(harness, name)] == [([rank], 2)]
+
+
 def test_what_cannot_shrink_says_so(harness: Harness) -> None:
     done = harness.train(2, "no", "comm.on_loss=shrink", "strategy.tp=2", code=2)
     assert "comm.on_loss='shrink' with strategy.tp=2" in done.stderr

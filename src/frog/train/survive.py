@@ -14,6 +14,7 @@ Comm:    without a loss one all-gather a step more, of its sample ids. A change 
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Sequence
@@ -37,6 +38,11 @@ from frog.train.parts import Parts, build_parts
 from frog.train.setup import Run, open_events
 from frog.train.state import weights_sha256
 from frog.train.workload import Workload
+
+_GONE_S = 10.0
+"""How long those who were lost may take to be gone."""
+
+_LOOK_S = 0.01
 
 
 def announce(run: Run) -> None:
@@ -69,6 +75,7 @@ def _enter(run: Run, workload: Workload, old: Parts | None, change: WorldChanged
         old.close(grace_s=0)
     before = member.members
     run.world = world = member.renew()
+    _give_way(run)
     if world.is_main:
         _end_left_out(run, [rank for rank, identity in enumerate(before) if identity not in member.members])
     run.mesh = build_mesh(run.config, world)
@@ -84,6 +91,31 @@ def _enter(run: Run, workload: Workload, old: Parts | None, change: WorldChanged
     member.open_door()
     _report(run, parts, change, began_ns)
     return parts
+
+
+def _give_way(run: Run) -> None:
+    """Return when this world may go on: fewer of its run are alive outside of it. Two worlds never go on in one folder.
+
+    A rank whose connections were all closed takes the others for lost, as they do it: it must not be the one to go on.
+
+    Raises:  RunError if the others have not ended in time, nor ended this rank.
+    """
+    mine = set(run.world.gather_rows(torch.tensor([os.getpid()])).flatten().tolist())
+    until_s = time.monotonic() + _GONE_S
+    while (others := _alive(run) - mine) and (-len(others), min(others)) < (-len(mine), min(mine)):
+        if time.monotonic() > until_s:
+            raise RunError(f"this rank was cut off from the others: {len(others)} of them go on, with {len(mine)} here")
+        time.sleep(_LOOK_S)
+
+
+def _alive(run: Run) -> set[int]:
+    """The run's processes on this machine, by their heartbeats, also by those put aside."""
+    beats = [read_heartbeat(path) for path in run.folder.heartbeats.rglob("rank_*.json")]
+    return {
+        beat.pid
+        for beat in beats
+        if beat and beat.status == "running" and beat.host == host_name() and is_alive(beat.pid)
+    }
 
 
 def _end_left_out(run: Run, ranks: Sequence[int]) -> None:
