@@ -11,9 +11,11 @@ A result is replaced when its benchmark has come to a good end. Figures are told
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import platform
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -87,10 +89,15 @@ def main() -> int:
         return 0
     if more and len(args.names) != 1:
         parser.error("arguments after -- are for one benchmark: name it")
+    signal.signal(signal.SIGTERM, _end)
     worst = 0
     for name in args.names or BENCHMARKS:
         worst = max(worst, run(name, tuple(more), args.tiny))
     return worst
+
+
+def _end(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
 
 
 def split_at(mark: str, words: list[str]) -> tuple[list[str], str, list[str]]:
@@ -113,17 +120,32 @@ def run(name: str, more: tuple[str, ...], tiny: bool) -> int:
     print(head, flush=True)
     start = time.monotonic()
     lines = []
-    with subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, *command], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            print(line, end="", flush=True)
-            lines.append(line)
+        try:
+            for line in process.stdout:
+                print(line, end="", flush=True)
+                lines.append(line)
+        except BaseException:  # Ctrl-C, or what `_end` raises
+            end_group(process)
+            raise
     if process.returncode:
         print(f"{name} ended with exit code {process.returncode}: nothing is kept")
-    elif not tiny:
+    elif not tiny and not {"-h", "--help"} & {*more}:
         took = f"\n(took {time.monotonic() - start:.0f} s)\n"
         write_atomic(RESULTS / f"{name}.txt", head + "\n" + "".join(lines) + took)
     return process.returncode
+
+
+def end_group(process: subprocess.Popen[str]) -> None:
+    """End a program and those that it has started: it is asked to, and after a while made to."""
+    os.killpg(process.pid, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(15)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def header(command: list[str]) -> str:

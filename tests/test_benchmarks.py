@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from harness import wait_until
+
+from frog.core.processes import is_alive
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 RUN = [sys.executable, str(FOLDER / "run.py")]
@@ -28,6 +32,23 @@ def test_every_program_is_listed_and_every_result_is_of_one() -> None:
     benchmarks = listed()
     assert sorted(set(benchmarks.values())) == PROGRAMS
     assert {path.stem for path in (FOLDER / "results").glob("*.txt")} - {"tests"} <= benchmarks.keys()
+
+
+def test_a_benchmark_ends_with_the_program_that_runs_it(tmp_path: Path) -> None:
+    endless = "import subprocess; subprocess.run(['bash', '-c', 'sleep 600 & echo $$ $! ends; wait'])"
+    (tmp_path / "endless.py").write_text(endless)
+    program = (
+        f"import sys; sys.path.insert(0, {str(FOLDER)!r}); import run; "
+        f"run.BENCHMARKS['endless'] = run.Benchmark({str(tmp_path / 'endless.py')!r}); "
+        "sys.argv[1:] = ['--tiny', 'endless']; run.main()"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        line = next(line for line in process.stdout if line.endswith("ends\n"))
+        process.terminate()
+        assert process.wait(60) == 128 + signal.SIGTERM
+    pids = [int(word) for word in line.split()[:2]]
+    wait_until(lambda: not any(map(is_alive, pids)), 60, "what the benchmark has started to end")
 
 
 @pytest.mark.slow

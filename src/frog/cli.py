@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -10,10 +11,11 @@ from typing import NoReturn
 from frog import __version__
 from frog.chaos.commands import add_chaos_parser
 from frog.config.arguments import add_train_arguments
-from frog.core.errors import FrogError
+from frog.core.errors import MOST_WORDS, FrogError
 from frog.core.loading import loading
 from frog.core.printable import printable_output
 from frog.core.schema import shortened
+from frog.core.streams import make_streams_whole
 from frog.course.classroom.commands import add_class_parser
 from frog.course.commands import add_learn_parser
 from frog.course.quiz.commands import add_quiz_parser
@@ -36,12 +38,12 @@ from frog.submit.commands import add_submit_parser
 from frog.view.commands import add_view_parsers
 from frog.view.logs_command import add_logs_parser
 
-_MOST_ERROR = 16_000
-"""Characters of an error that are printed: what it quotes may be a whole file."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code. A user's mistake is told without a traceback."""
+    make_streams_whole()
     with printable_output():
         return _run(_parser().parse_args(arguments))
 
@@ -49,9 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(args: argparse.Namespace) -> int:
     try:
         code: int = args.handler(args)
+        sys.stdout.flush()
         return code
     except FrogError as error:
-        print(f"error: {shortened(str(error), _MOST_ERROR)}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
@@ -60,15 +63,16 @@ def _run(args: argparse.Namespace) -> int:
         return 141
     except OSError as error:  # a folder where a file is to be written, a file where a folder is, no permission
         path = error.filename2 or error.filename
-        if path is None:
+        if path is None and error.errno not in _FULL:
             raise
-        print(f"error: {shortened(str(path))}: {error.strerror}\n  try: name another place", file=sys.stderr)
+        where = "a file, or what is printed" if path is None else shortened(str(path))
+        print(f"error: {where}: {error.strerror}\n  try: name another place", file=sys.stderr)
         return 1
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        super().error(shortened(message, _MOST_ERROR))  # it quotes what was typed, which may be a file's content
+        super().error(shortened(message, MOST_WORDS))  # it quotes what was typed, which may be a file's content
 
 
 def _parser() -> argparse.ArgumentParser:

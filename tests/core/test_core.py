@@ -22,6 +22,7 @@ from frog.core.units import format_bytes, format_count, format_seconds
 def test_an_error_says_what_to_try() -> None:
     assert str(FrogError("it broke", "mend it")) == "it broke\n  try: mend it"
     assert str(FrogError("it broke")) == "it broke"
+    assert len(str(FrogError("x" * 100_000, "y" * 100_000))) < 40_000
     assert (FrogError("").exit_code, UsageError("").exit_code) == (1, 2)
 
 
@@ -37,6 +38,11 @@ def test_write_atomic_replaces_whole_or_not_at_all(tmp_path: Path, monkeypatch: 
         write_atomic(path, "new")
     assert path.read_text() == "old"
     assert [entry.name for entry in path.parent.iterdir()] == ["file"]
+
+
+def test_a_folder_is_no_name_for_a_file() -> None:
+    with pytest.raises(IsADirectoryError):
+        write_atomic(Path("."), b"")
 
 
 def test_a_folder_may_be_renamed_as_soon_as_the_file_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,8 +154,9 @@ def test_find_run(tmp_path: Path) -> None:
     assert find_run("latest", runs).path.name == "new"
     assert find_run("old", runs).read_run_json().name == "old"
     assert find_run(str(runs / "old"), runs).path.name == "old"
-    with pytest.raises(RunError, match="absent"):
-        find_run("absent", runs)
+    for text in ("absent", "absent" * 100):
+        with pytest.raises(RunError, match="absent"):
+            find_run(text, runs)
     (runs / "old" / "run.json").write_text("{")
     with pytest.raises(RunError, match="not valid JSON"):
         find_run("old", runs).read_run_json()

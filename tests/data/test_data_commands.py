@@ -93,11 +93,23 @@ def test_the_list_says_why_a_set_cannot_be_used(capsys: pytest.CaptureFixture[st
     capsys.readouterr()
     assert frog("list") == 0
     assert "ponds cannot be used: data/ponds/train_00000.bin: missing" in capsys.readouterr().out
+    manifest = Path("data/ponds/manifest.json")
+    table = json.loads(manifest.read_text())
+    table["splits"]["x" * 50_000] = table["splits"]["train"]
+    manifest.write_text(json.dumps(table))
+    assert frog("list") == 0
+    said = capsys.readouterr().out
+    assert "ponds cannot be used: data/ponds/manifest.json: " in said
+    assert len(said) < 2000
 
 
 def test_mistakes_are_errors_of_frog() -> None:
-    for words in (["inspect", "nothing"], ["prepare", "--corpus", "nothing.txt"]):
-        with pytest.raises(DataError, match="nothing"):
+    for words, said in (
+        (["inspect", "nothing"], "nothing"),
+        (["prepare", "--corpus", "nothing.txt"], "nothing"),
+        (["prepare", "--vocab-size", "9" * 30], "the most is"),
+    ):
+        with pytest.raises(DataError, match=said):
             frog(*words)
     frog("prepare", "--corpus", "ponds.txt", "--vocab-size", "300")
     with pytest.raises(DataError, match="--documents -1"):

@@ -78,7 +78,7 @@ def _write_clusters(folder: Path) -> None:
     write_json(folder / "emulated/cluster.json", about)
     site = {
         "name": "frog-01234567", "folder": "/nowhere", "scratch": "/tmp/frog-slurm-x", "host": "a",
-        "address": "127.0.0.1", "user": "me", "ports": [4000, 4001], "first_job": 1,
+        "address": "127.0.0.1", "user": "me", "ports": [4000, 4001, 4002], "first_job": 1,
     }  # fmt: skip
     shape = {"nodes": 2, "gpus_per_node": 0, "cpus_per_node": 2}
     write_json(folder / "real/cluster.json", {"format": 1, "kind": "slurm", "site": site, "shape": shape})

@@ -115,6 +115,22 @@ def test_a_template_has_one_message(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "#   sbatch --gres=gpu:8 this.sbatch <run file>\n",
+        "# Usage: sbatch --nodes=4 this.sbatch\n#sbatch --nodes=4 this.sbatch\n",
+        'if [ $# -lt 1 ]; then echo "usage: $0 <run file>"; exit 1; fi\n',
+        ': "${1:?call it as: sbatch this.sbatch <run_file>}"\n',
+        'cd "${SLURM_SUBMIT_DIR:-$(dirname "$0")}"\n',
+        "python a.py \\\n  --quick \\\n",
+    ],
+)
+def test_how_to_call_it_is_no_trap(text: str, tmp_path: Path) -> None:
+    begins = "#!/bin/bash\n#SBATCH --time=1:00:00\n"
+    assert explain(begins + text, Path("job"), None, (tmp_path,)).findings == ()
+
+
+@pytest.mark.parametrize(
     ("text", "lines"),
     [
         ("f() { srun a; }\ng() { f; }\ng\n", [1]),

@@ -240,6 +240,15 @@ CASES: dict[str, tuple[str, int, tuple[tuple[str, str], ...]]] = {
     "a template": ("template", 6, (("--cpus-per-task=32", "--cpus-per-task={{ cpus }}"),)),
     "what no shell reads": ("not-understood", 17, (("srun ", "for in ;; do\nsrun "),)),
     "a list in sh": ("bash-in-sh", 17, (("#!/bin/bash", "#!/bin/sh"), ("srun ", "A=(1 2)\nsrun "))),
+    "its own folder": ("not-its-folder", 13, (("pipefail\n", 'pipefail\ncd "$(dirname "$0")"\n'),)),
+    "its own folder, kept": ("not-its-folder", 13, (("pipefail\n", "pipefail\nHERE=${BASH_SOURCE[0]%/*}\n"),)),
+    "a signal past python": (
+        "signal-to-nobody",
+        8,
+        ((SRUN, "python train.py --continue\n"), ("B:USR1", "USR1"), NO_SIGNAL[1]),
+    ),
+    "blanks": ("blank-behind-equals", 15, (("MASTER_PORT=$", "MASTER_PORT = $"),)),
+    "blanks behind export": ("blank-behind-equals", 15, (("MASTER_PORT=$", "export MASTER_PORT = $"),)),
     "an id by chance": (
         "meeting-per-task",
         18,

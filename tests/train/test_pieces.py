@@ -187,6 +187,7 @@ def test_trained_models_write_are_scored_and_travel(harness: Harness, tmp_path: 
     ("words", "message"),
     [
         (("frog", "sample", "absent"), "absent: no run folder"),
+        (("frog", "sample", "absent", "--seed", "9" * 30), "--seed 999"),
         (("frog", "eval", "absent"), "absent: no run folder"),
         (("frog", "export", "absent", "--to", "hf", "x"), "absent: no run folder"),
         (("frog", "import", "absent", "--from", "hf", "--name", "x"), "no config.json"),

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed.elastic.multiprocessing.api as multiprocessing_api
 import torch.distributed.launcher.api as launcher_api
+from torch.distributed import DistError
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -144,7 +145,7 @@ def main(arguments: list[str]) -> int:
         run(args)  # type: ignore[no-untyped-call]
     except ChildFailedError:
         return 1
-    except RendezvousError as error:
+    except (RendezvousError, DistError) as error:
         name = type(error).__name__.removesuffix("Error")
         print(
             f"the nodes did not come together: {name}{f': {error}' if str(error) else ''}", file=sys.stderr, flush=True

@@ -10,6 +10,9 @@ from typing import Any
 
 from frog.core.facts import ErrorFacts, system_cause
 
+MOST_WORDS = 16_000
+"""Characters of an error: what it quotes may be a whole file."""
+
 
 class FrogError(Exception):
     """Something Frog can explain. Shown without a traceback, as `what` and then `try: hint`."""
@@ -18,12 +21,16 @@ class FrogError(Exception):
 
     def __init__(self, what: str, hint: str | None = None, facts: ErrorFacts | None = None) -> None:
         super().__init__(what)
-        self.what = what
-        self.hint = hint
+        self.what = _bounded(what)
+        self.hint = hint and _bounded(hint)
         self.facts = facts or ErrorFacts()
 
     def __str__(self) -> str:
         return self.what if self.hint is None else f"{self.what}\n  try: {self.hint}"
+
+
+def _bounded(words: str) -> str:
+    return words if len(words) <= MOST_WORDS else f"{words[:MOST_WORDS]}…"
 
 
 class UsageError(FrogError):

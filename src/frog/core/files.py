@@ -24,6 +24,8 @@ def write_atomic(path: Path, data: bytes | str, *, replace: bool = True, private
     Unless it may `replace`, a file that another process has put there stays. A `private` one only its owner can read.
     """
     mode = 0o600 if private else 0o666
+    if not path.name:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     staging = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with _opened(path.parent) as folder:  # who waits for the file may give its folder another name at once

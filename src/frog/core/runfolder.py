@@ -189,9 +189,10 @@ def find_run(text: str, runs: Path = Path("runs")) -> RunFolder:
         if not folders:
             raise RunError(f"no runs under {runs}/", "`make demo` makes one")
         return RunFolder(max(folders, key=lambda entry: entry.stat().st_mtime).parent)
-    for candidate in (Path(text), runs / text):
-        if (candidate / "run.json").is_file():
-            return RunFolder(candidate)
+    with contextlib.suppress(OSError):  # a name of 300 letters, no permission
+        for candidate in (Path(text), runs / text):
+            if (candidate / "run.json").is_file():
+                return RunFolder(candidate)
     raise RunError(f"{text}: no run folder there, nor under {runs}/", "`frog runs` lists the runs")
 
 

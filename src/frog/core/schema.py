@@ -79,7 +79,7 @@ def read_bounded(
     try:
         with open_plain(path) as file:
             size = os.fstat(file.fileno()).st_size
-            data = file.read() if size <= most_bytes else b""
+            data = file.read() or b"" if size <= most_bytes else b""  # None of /proc/kmsg, with nothing to tell
         if max(size, len(data)) > most_bytes:
             raise error(f"{path}: found {max(size, len(data))} bytes, expected at most {most_bytes}", hint)
         return data

@@ -45,7 +45,7 @@ FAILS: dict[str, tuple[str, str | None]] = {
         "leave it out, or name the network that joins the nodes, such as ib0 or eth0",
     ),
     "blank-behind-equals": (
-        "the shell runs the value as a program, and {name} stays empty",
+        "the shell takes the parts for a program and its words, and {name} stays empty",
         "{name}={value}",
     ),
     "quote-not-closed": ("the shell finds the end of the file first, and runs nothing", None),
@@ -130,6 +130,10 @@ WASTES: dict[str, tuple[str, str | None]] = {
     "many-addresses": (
         "hostname -I prints one for each network of the host, with blanks between: that is no address",
         'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1), before srun',
+    ),
+    "not-its-folder": (
+        "Slurm runs a copy that lies in a folder of its own, on the first node",
+        '"$SLURM_SUBMIT_DIR", the folder that sbatch was called in',
     ),
     "port-beyond": (
         "ports that users may take go from 1024 to 65535",

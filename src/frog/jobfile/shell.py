@@ -97,6 +97,7 @@ class Shell:
 
 def parse(text: str, first_line: int = 1) -> Shell:
     """The commands of a shell text, whose first line has the number `first_line`."""
+    text = re.sub(r"(?<!\\)\\\s*\Z", "", text)  # the shell takes a backslash before the end for nothing
     source = text.replace("\0", " ").replace("\r\n", "\n").encode(errors="replace")
     root = Parser(_bash()).parse(source).root_node
     reader = _Reader(Shell(), first_line)

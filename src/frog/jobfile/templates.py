@@ -13,6 +13,8 @@ _ANYWHERE = re.compile(
     r"|\[\[[A-Z_]+\]\]|\b__[A-Z][A-Z_]+__\b"
 )
 _NAMED = re.compile(r"(?<![<>&\w$(])<(?!EOF|<)[A-Za-z][\w .:/|+-]*(?<![ ])>(?![>&])")
+_SAYS = re.compile(r"\s*(echo|printf)\b|.*(:\?|\b[Uu]sage:|\bUSAGE:)")
+"""A line that tells people how to call the file: `sbatch job.sh <config>`."""
 _BRACED = re.compile(r"(?<![$\w\\{])\{[A-Za-z_][\w .]*\}")
 _SQUARE = re.compile(r"(?<![$\w])\[[A-Z][A-Z_ ]*\]")
 _CAPITALS = re.compile(r"[= ](?:[A-Z]+_)*(?:NAME|NUM|YOUR)(?:_[A-Z]+)*(?=\s|$)")
@@ -29,8 +31,9 @@ def fill_gaps(text: str, first_line: int) -> tuple[str, dict[int, str]]:
         head = line.startswith("#SBATCH")
         if line.lstrip().startswith("#") and not head:
             continue
+        patterns = [_ANYWHERE] if _SAYS.match(line) else [_ANYWHERE, _NAMED]
         head_patterns = [_BRACED, _SQUARE, _CAPITALS, *([_VARIABLE] if inserted else [])] if head else []
-        for pattern in (_ANYWHERE, _NAMED, *head_patterns):
+        for pattern in (*patterns, *head_patterns):
             for match in pattern.finditer(line):
                 found.setdefault(place + first_line, match[0].strip("= "))
             line = pattern.sub(lambda match: match[0][: match[0].startswith(("=", " "))] + GAP, line)

@@ -61,8 +61,10 @@ def _comments_that_look_like_directives(job: JobFile) -> Iterator[Finding]:
         if match is None:
             continue
         indent, space, name, rest = match.groups()
-        asked, _ = read_options([(word, number) for word in rest.split()], SBATCH)
-        if not asked or asked[0].option is None or asked[0].name in given:
+        words = rest.partition(" #")[0].split()
+        asked, used = read_options([(word, number) for word in words], SBATCH)
+        is_typed = name == "sbatch" and (space or used < len(words))  # how to hand the file in
+        if is_typed or not asked or asked[0].option is None or asked[0].name in given:
             continue
         if name != "SBATCH":
             yield make_finding(

@@ -23,6 +23,9 @@ _DOWNLOADS = (
 _PREPARES = ("module", "ml", "conda", "mamba", "source", ".")
 _INHERITS_NOT = ((22, 5), (23, 2))
 """The releases between which srun takes no --cpus-per-task over from sbatch."""
+_OWN_FOLDER = re.compile(
+    r"\b(dirname|realpath|readlink)\b[^)]*(\$0\b|\$\{(0\b|BASH_SOURCE\b))|\$\{(0|BASH_SOURCE[^%}]*)%/"
+)
 _SAYS = ("echo", "printf", "date", "exit", "true", ":", "wait", "scontrol", "trap", "set")
 """Commands behind a step that are no work of their own."""
 
@@ -39,6 +42,7 @@ def script_findings(
     yield from _late(job)
     yield from _network(job, profile)
     yield from _errors(job)
+    yield from _copied(job)
 
 
 def _step(job: JobFile, step: SrunStep) -> Iterator[Finding]:
@@ -146,6 +150,18 @@ def _errors(job: JobFile) -> Iterator[Finding]:
     if certain[-1].name in ("echo", "date", "printf", "scontrol") and not asked:
         what = "no set -e: if this fails the job ends well all the same"
         yield make_finding("goes-on-after-errors", lines[-1], what)
+
+
+def _copied(job: JobFile) -> Iterator[Finding]:
+    """The folder of the file itself: Slurm runs a copy that lies elsewhere."""
+    text = "\n".join(job.lines)
+    if job.inner or not job.directives or "SLURM_SUBMIT_DIR" in text or "scontrol show job" in text:  # it knows
+        return
+    for command in job.shell.commands:
+        raw = [*(word.raw for word in command.words), *(item.raw for item in command.assignments)]
+        if command.way.certain and any(_OWN_FOLDER.search(text) for text in raw):
+            yield make_finding("not-its-folder", command.line, "the folder of this file, by its own name")
+            return
 
 
 def _shebang_ends(job: JobFile) -> bool:

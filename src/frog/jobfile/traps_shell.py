@@ -51,7 +51,7 @@ def _broken_lines(job: JobFile) -> Iterator[Finding]:
 
 
 def _blanks(job: JobFile) -> Iterator[Finding]:
-    """`NAME= "value"`: a program that is called like the value, with an empty NAME."""
+    """`NAME= "value"`: a program that is called like the value, with an empty NAME. `NAME = value`: a program NAME."""
     read = {name for command in job.shell.everything for word in command.words for name in word.expansions()}
     for command in job.shell.everything:
         empty = [item for item in command.assignments if not item.raw and item.items is None]
@@ -59,6 +59,10 @@ def _blanks(job: JobFile) -> Iterator[Finding]:
             name, value = empty[0].name, command.words[0].raw
             what = f"a blank between {name}= and its value"
             yield make_finding("blank-behind-equals", command.line, what, name=name, value=value)
+        raw = [word.raw for word in command.words if word.raw != "export"]
+        if len(raw) == 3 and raw[1] == "=" and raw[0].isidentifier():
+            what = f"blanks around the = behind {raw[0]}"
+            yield make_finding("blank-behind-equals", command.line, what, name=raw[0], value=raw[2])
 
 
 def _servers(job: JobFile) -> Iterator[Finding]:

@@ -61,7 +61,7 @@ def _to_tasks(job: JobFile, handlers: list[Command], name: str, line: int, befor
         what = f"without B: {name} goes to the tasks, not to this script"
         instead = f"B:{name}@{before_s}"
         yield make_finding("signal-not-for-script", line, what, handler=handlers[0].line, instead=instead)
-    elif not job.steps and not job.partial and not job.sourced and job.launches:
+    elif not (job.steps or job.partial or job.sourced) and (job.launches or any(map(_is_long, job.shell.commands))):
         what = f"without B: {name} goes to the steps of srun, and there are none"
         yield make_finding("signal-to-nobody", line, what, instead=f"B:{name}@{before_s}")
     elif any(run.kind == "torchrun" and run.step for run in job.launches) and name not in _TORCHRUN_HEARS:

@@ -33,7 +33,7 @@ def world_findings(job: JobFile) -> Iterator[Finding]:
         if run.kind == "torchrun":
             yield from _tasks(job, run)
             yield from _ranks(job, run)
-        elif not run.option("config-file"):
+        elif run.option("num-processes") or not run.option("config-file"):
             yield from _accelerate(job, run, nodes)
     yield from _early_in_steps(job)
     yield from _early_in_script(job)

@@ -89,7 +89,7 @@ def read_world(args: argparse.Namespace, extra_env: Mapping[str, str] | None = N
         raise UsageError("how large is the world?", "--nproc 4 for four ranks, or --nodes 2x4 for two nodes of four")
     if args.nproc is not None and args.nproc < 1:
         raise UsageError(f"--nproc {args.nproc}: a world has at least one rank")
-    nodes = parse_nodes(args.nodes) if args.nodes else Nodes(1, 1, args.nproc)
+    nodes = parse_nodes(args.nodes) if args.nodes is not None else Nodes(1, 1, args.nproc)
     restarts = args.restarts if args.restarts is not None else 3 if nodes.elastic else 0
     if restarts < 0:
         raise UsageError(f"--restarts {restarts}: must not be negative")

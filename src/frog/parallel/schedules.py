@@ -123,6 +123,10 @@ def zero_bubble(num_ranks: int, num_micro: int) -> Schedule:
     return _schedule("zero_bubble", num_micro, 1, ranks)
 
 
+_MOST_PASSES = 100_000
+"""Of a schedule: each pass is an object here."""
+
+
 def make_schedule(name: str, num_ranks: int, num_micro: int, virtual_stages: int = 1) -> Schedule:
     """The schedule of this name; `virtual_stages` counts for interleaved alone.
 
@@ -134,6 +138,11 @@ def make_schedule(name: str, num_ranks: int, num_micro: int, virtual_stages: int
         raise ConfigError(
             f"{name}: {num_micro} micro-batches for {num_ranks} stages",
             "a pipeline needs a stage at least, and as many micro-batches as it has ranks: fewer never fill it",
+        )
+    if num_ranks * num_micro * virtual_stages > _MOST_PASSES:
+        raise ConfigError(
+            f"{name}: {num_micro} micro-batches through {num_ranks} stages: more than {_MOST_PASSES:,} passes",
+            "a schedule of fewer shows the same",
         )
     if name == "interleaved":
         return interleaved(num_ranks, num_micro, virtual_stages)

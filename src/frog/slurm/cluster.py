@@ -116,6 +116,12 @@ def read_cluster(folder: Path) -> Cluster:
         if kind != KIND:
             raise UsageError(f"{folder}: a cluster of another kind ({kind}) is there", "frog slurm down ends it")
         found = read_cluster_file(folder, SlurmFile)
+        if len(found.site.ports) != found.shape.nodes + 1:
+            raise UsageError(
+                f"{folder}: $.site.ports: found {len(found.site.ports)}, expected one for slurmctld and each node of "
+                f"$.shape, {found.shape.nodes + 1}",
+                "frog slurm down ends it",
+            )
     except FileNotFoundError:
         raise UsageError(f"{folder}: no cluster there", "frog slurm up, or name its --folder") from None
     return Cluster(Site.of(found.site), Shape(**msgspec.structs.asdict(found.shape)))

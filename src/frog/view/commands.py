@@ -97,6 +97,7 @@ def _console() -> Console:
 def _runs(args: argparse.Namespace) -> int:
     from rich.text import Text
 
+    from frog.core.schema import shortened
     from frog.view.runs import list_runs, runs_table
 
     rows = list_runs(args.runs)
@@ -106,7 +107,7 @@ def _runs(args: argparse.Namespace) -> int:
     screen = _console()
     screen.print(runs_table([row for row in rows if row.problem is None]))
     for problem in (problem for row in rows for problem in (row.problem, *row.unread[:1]) if problem is not None):
-        screen.print(Text(f"passed over {printable(problem)}", style="yellow"))
+        screen.print(Text(f"passed over {shortened(printable(problem), 1000)}", style="yellow"))
     return 0
 
 

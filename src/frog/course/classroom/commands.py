@@ -26,6 +26,7 @@ def add_class_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
 def _make_page(args: argparse.Namespace) -> int:
     from frog.core.errors import UsageError
     from frog.core.printable import printable
+    from frog.core.schema import shortened
     from frog.course.classroom.heads import hold_against_heads, read_heads
     from frog.course.classroom.page import write_page
     from frog.course.classroom.reports import read_reports
@@ -35,7 +36,7 @@ def _make_page(args: argparse.Namespace) -> int:
         reports, unknown = hold_against_heads(reports, read_heads(args.heads), str(args.heads))
         problems += unknown
     for problem in problems:
-        print("\n".join(map(printable, f"cannot be used: {problem}".splitlines())))
+        print("\n".join(map(printable, f"cannot be used: {shortened(problem, 1000)}".splitlines())))
     for report in reports:
         who = f"{report.pseudonym} is {report.name}: " if args.pseudonyms else f"{report.name}: "
         for edit in report.edits:

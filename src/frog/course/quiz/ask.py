@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import string
 import sys
 import textwrap
@@ -17,8 +16,6 @@ _LEAVE = {"q", "quit", "exit"}
 
 def take_round(taken: Round) -> Round:
     """Ask until the end, until the learner leaves (q, Ctrl-C, the end of the input), or is found not to be ready."""
-    if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="replace")
     for number, question in enumerate(taken.questions, 1):
         _show(question, f"{number} of {len(taken.questions)}")
         judged = _answer(question)

@@ -1,0 +1,29 @@
+"""Standard input, output and errors as a program may rely on them, whatever it was started with."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+
+
+def make_streams_whole() -> None:
+    """Open what was closed (`frog quiz 1 <&-`) on nothing, and take any bytes that are typed as text.
+
+    A descriptor that stayed closed would be that of the next file, which would get what is printed.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if not _is_open(number):
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest that is free, which is this
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
