@@ -68,6 +68,8 @@ def test_what_is_wrong_with_a_bundle_is_reported(here: Path, capsys: pytest.Capt
     assert message == ["config/config.json", "job.sbatch", "stray", "not whole"]
     (folder / "SHA256SUMS").write_text("nonsense\n")
     assert "SHA256SUMS, line 1: not a hash and a name" in check_sums(folder)
+    (folder / "SHA256SUMS").write_text("0" * 64 + "  a\0b\n")
+    assert "a\0b: cannot be read: the name holds a NUL" in check_sums(folder)
     (folder / "SHA256SUMS").unlink()
     assert main(["bundle", "--check", "out/it"]) == 2
 

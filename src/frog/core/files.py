@@ -55,6 +55,8 @@ def open_plain(path: Path) -> BinaryIO:
 
     Raises:  OSError, also for what is no file.
     """
+    if "\0" in str(path):
+        raise OSError(errno.EINVAL, "the name holds a NUL", str(path))
     descriptor = os.open(path, os.O_RDONLY | (0 if _is_passed(path) else os.O_NONBLOCK))
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode) and not _is_passed(path):

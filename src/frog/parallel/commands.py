@@ -37,8 +37,8 @@ def _time(text: str) -> float:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not 0 < value < 1e9:
-        raise argparse.ArgumentTypeError(f"{text}: a time is a number above 0")
+    if not 1e-9 <= value <= 1e9:
+        raise argparse.ArgumentTypeError(f"{text}: a time lies between 1e-9 and 1e9")
     return value
 
 
@@ -47,8 +47,8 @@ def _schedule(args: argparse.Namespace) -> int:
 
     if args.schedule == "all" and (args.list or args.program is not None):
         raise UsageError("--schedule all compares; --list and --program show one schedule", "name one of them")
-    if args.send_time < 0:
-        raise UsageError(f"--send-time {args.send_time:g}: a message takes no less than 0")
+    if not 0 <= args.send_time <= 1e9:
+        raise UsageError(f"--send-time {args.send_time:g}: it lies between 0 and 1e9")
     names = NAMES if args.schedule == "all" else (args.schedule,)
     simulations = [_simulate(args, make_schedule(name, *_sizes(args), args.virtual_stages)) for name in names]
     if args.program is not None:

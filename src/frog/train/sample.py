@@ -37,7 +37,7 @@ def sample_text(
 
 
 def _draw(logits_V: Tensor, generator: torch.Generator, temperature: float, top_k: int) -> int:
-    if temperature == 0:
+    if temperature < 1e-6:  # as good as 0, and nothing overflows
         return int(logits_V.argmax())
     values, indices = logits_V.topk(min(top_k, len(logits_V)))
     probabilities = torch.softmax(values / temperature, dim=-1)
