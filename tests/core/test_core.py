@@ -11,7 +11,7 @@ import pytest
 
 from frog.core.env import world_env
 from frog.core.errors import FrogError, RunError, UsageError
-from frog.core.files import link_folder, sha256_file, write_atomic, write_json
+from frog.core.files import link_folder, open_lock, sha256_file, write_atomic, write_json
 from frog.core.loading import loading
 from frog.core.processes import is_alive
 from frog.core.runfolder import RunFolder, find_run
@@ -43,6 +43,18 @@ def test_write_atomic_replaces_whole_or_not_at_all(tmp_path: Path, monkeypatch: 
 def test_a_folder_is_no_name_for_a_file() -> None:
     with pytest.raises(IsADirectoryError):
         write_atomic(Path("."), b"")
+
+
+def test_a_lock_is_a_file_where_it_lies(tmp_path: Path) -> None:
+    kept, link, pipe = tmp_path / "kept", tmp_path / "link", tmp_path / "pipe"
+    kept.write_text("kept")
+    link.symlink_to(kept)
+    os.mkfifo(pipe)
+    for path in (link, pipe, tmp_path):
+        with pytest.raises(OSError, match=path.name):
+            open_lock(path)
+    os.close(open_lock(tmp_path / "new"))
+    assert (tmp_path / "new").is_file()
 
 
 def test_a_folder_may_be_renamed_as_soon_as_the_file_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

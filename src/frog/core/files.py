@@ -65,6 +65,19 @@ def open_plain(path: Path) -> BinaryIO:
     return os.fdopen(descriptor, "rb")
 
 
+def open_lock(path: Path, mode: int = 0o666) -> int:
+    """A descriptor of a file to be locked and written, made if there is none. A link is not followed to where it leads.
+
+    Raises:  OSError, also for what is no file.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
+    kind = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(kind):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, f"found {_kind_of(kind)}, expected a file", str(path))
+    return descriptor
+
+
 def _is_passed(path: Path) -> bool:
     return path == Path("/dev/stdin") or path.parent == Path("/dev/fd")
 

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from frog import __version__
 from frog.core.errors import UsageError
+from frog.core.files import open_lock
 from frog.core.schema import Digest, FileName, Name, Natural, Typed, read_typed, write_typed
 from frog.core.units import time_text
 from frog.course.journal import Detail, Journal, What, entry_after, head_of
@@ -166,7 +167,7 @@ def begin_progress(folder: Path, learner: str) -> Progress:
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     try:
-        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = open_lock(folder / _LOCK, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from frog.core.errors import DataError
-from frog.core.files import put_back, put_in_place
+from frog.core.files import open_lock, put_back, put_in_place
 from frog.core.names import name_problem
 
 DEFAULT_NAME = "python-docs"
@@ -54,7 +54,7 @@ def claim(name: str, root: Path, wait: bool = False) -> Iterator[None]:
     """
     root.mkdir(parents=True, exist_ok=True)
     path = root / f".{name}.lock"
-    with open(path, "a+") as file:
+    with open(open_lock(path), "r+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from frog.core.errors import UsageError
 from frog.core.exitcodes import signal_code
+from frog.core.files import open_lock
 
 LOCK_FILE = "frog-slurm.lock"
 
@@ -50,7 +51,7 @@ def _lock(folder: Path, mode: int) -> int:
         try:
             with contextlib.suppress(FileExistsError):
                 folder.mkdir(parents=True, mode=mode)
-            lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            lock = open_lock(path)
         except FileNotFoundError:  # the last holder removed the folder just now
             continue
         except OSError as error:
