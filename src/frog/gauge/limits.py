@@ -8,9 +8,6 @@ import socket
 
 from frog.collectives.connection import SOCKET_BUFFER_BYTES, Bytes
 
-_AT_ONCE_BYTES = 256 << 10
-"""What one call sends or receives: where a socket of the loopback interface is fastest."""
-
 
 class Around:
     """Sockets around the ranks, with nothing in them but the bytes: no headers, no sums, no choice of a way."""
@@ -38,10 +35,9 @@ class Around:
         while sent < len(leave) or received < len(arrive):
             before = sent + received
             with contextlib.suppress(BlockingIOError):
-                sent += self._after.send(leave[sent : sent + _AT_ONCE_BYTES]) if sent < len(leave) else 0
+                sent += self._after.send(leave[sent:]) if sent < len(leave) else 0
             with contextlib.suppress(BlockingIOError):
-                here = arrive[received : received + _AT_ONCE_BYTES]
-                received += self._before.recv_into(here) if len(here) else 0
+                received += self._before.recv_into(arrive[received:]) if received < len(arrive) else 0
             if sent + received == before:
                 os.sched_yield()
 
