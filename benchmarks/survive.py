@@ -34,8 +34,8 @@ from start import DEADLINE_S, read
 from frog.chaos.sandbox import tiny_program
 
 DEMO_MODEL = Path(__file__).parents[1] / "config" / "config.json"
-SETTINGS = ("train.steps=100000", "train.global_batch_size=32", "data.sequence_length=64", "eval.every=100000",
-            "checkpoint.every=25", "eval.sample_tokens=0", "train.timeout_s=60")  # fmt: skip
+SETTINGS = ("train.steps=100000", "train.global_batch_size=32", "eval.every=100000", "checkpoint.every=25",
+            "train.timeout_s=60")  # fmt: skip
 STEPS = 40
 """Taken before anything happens."""
 
@@ -47,7 +47,7 @@ class World:
         self.name, self.size, self.events = name, size, Path("runs") / name / "events"
         words = [word for one in (f"name={name}", *SETTINGS, *settings) for word in ("--set", one)]
         self.process = popen(
-            "run", "--nproc", str(size), "--threads", "1", *options, "--", "train", "demo.toml", *words
+            "run", "--nproc", str(size), "--threads", "1", *options, "--", "train", "chaos/demo.toml", *words
         )
         self.wait(lambda: len(self.steps(0)) >= STEPS)
 
@@ -133,9 +133,8 @@ def prepare(tiny: bool) -> None:
     run_file = Path("chaos/tiny.toml").read_text()
     if not tiny:
         Path("chaos/demo.json").write_text(DEMO_MODEL.read_text())
-        run_file = run_file.replace("tiny.json", "demo.json")
+        run_file = run_file.replace("tiny.json", "demo.json").replace("sequence_length = 16", "sequence_length = 64")
     Path("chaos/demo.toml").write_text(run_file)
-    Path("demo.toml").write_text(run_file.replace('file = "', 'file = "chaos/'))
 
 
 def main() -> None:
