@@ -24,10 +24,13 @@ from frog.train.start import admit_others, finish
 from frog.train.stop import StopRequest
 
 _AGAIN_S = 0.1
+_LONGEST_S = 86_400
 
 
 def main(args: argparse.Namespace) -> int:
     """Come into the run, and train with the others to its end; return the exit code."""
+    if not 0 <= args.timeout <= _LONGEST_S:
+        raise UsageError(f"--timeout {args.timeout:g}: it lies between 0 and {_LONGEST_S} s")
     folder = find_run(args.run)
     config = from_dict(folder.read_run_json().config)
     if config.comm.on_loss != "shrink":
