@@ -138,6 +138,30 @@ def test_one_whose_connections_are_closed_does_not_go_on_alone(
     assert [(event.lost, len(event.members)) for event in memberships(harness, name)] == [([rank], 2)]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["zero1", "zero2", "zero3"])
+def test_a_lost_shard_comes_back_from_its_neighbour(
+    strategy: str, harness: Harness, undisturbed: dict[str, Any]
+) -> None:
+    faults = ("--fault", "kill rank=2 step=4 phase=backward", "--fault", "kill rank=0 step=9 phase=optimize")
+    name = f"shrink-{strategy}"
+    run = words(name, f"strategy.name={strategy}")
+    harness.run("frog", "chaos", *faults, "--nproc", "4", "--threads", "1", "--", *run)
+    check(harness, name, undisturbed)
+    assert memberships(harness, name)[-1].members == [1, 3]
+
+
+@pytest.mark.slow
+def test_two_neighbours_that_are_lost_at_once_take_a_shard_along(harness: Harness) -> None:
+    faults = [word for rank in (1, 2) for word in ("--fault", f"kill rank={rank} step=9 phase=forward")]
+    run = words("shrink-gone", "strategy.name=zero1")
+    done = harness.run("frog", "chaos", *faults, "--nproc", "4", "--threads", "1", "--", *run, code=137)
+    assert "rank 1 (pid" in done.stderr
+    assert "ranks 1 and 2 were lost at once" in harness.folder("shrink-gone").rank_log(0).read_text()
+    harness.run("frog", "run", "--nproc", "2", "--threads", "1", "--", "train", "--resume", "runs/shrink-gone")
+    assert harness.record("shrink-gone")["status"] == "completed"
+
+
 def test_what_cannot_shrink_says_so(harness: Harness) -> None:
     done = harness.train(2, "no", "comm.on_loss=shrink", "strategy.tp=2", code=2)
     assert "comm.on_loss='shrink' with strategy.tp=2" in done.stderr

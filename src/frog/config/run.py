@@ -76,7 +76,7 @@ class CommConfig:
     train.device."""
     on_loss: Literal["fail", "shrink"] = "fail"
     """What becomes of a run that loses a rank. "shrink": the others go on without it, and `frog join` brings new ones;
-    for ddp on our own backend."""
+    for ddp and zero1 to zero3 on our own backend."""
 
 
 @dataclass(frozen=True)
@@ -246,8 +246,10 @@ class RunConfig:
         wrong = [
             f"strategy.{axis}={size}" for axis in ("tp", "pp", "cp", "ep") if (size := getattr(strategy, axis)) > 1
         ]
-        if strategy.name != "ddp" or strategy.implementation != "frog":
+        if strategy.entry.apart or strategy.implementation != "frog":
             wrong.append(f"strategy.name={strategy.name!r} of {strategy.implementation}")
+        if strategy.shard is not None:
+            wrong.append(f"strategy.shard={strategy.shard}")
         if strategy.compression != "off":
             wrong.append(f"strategy.compression={strategy.compression!r}")
         if self.model.num_local_experts is not None:
@@ -257,8 +259,8 @@ class RunConfig:
         if self.train.compile:
             wrong.append("train.compile=true")
         return [
-            f"comm.on_loss='shrink' with {one}: what a lost rank held could not be had from the others; take ddp of "
-            "frog on backend frog, where every rank has everything"
+            f"comm.on_loss='shrink' with {one}: what a lost rank held could not be had from the others; take ddp "
+            "or zero1 to zero3 of frog, on backend frog"
             for one in wrong
         ]
 

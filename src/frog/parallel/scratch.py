@@ -211,6 +211,13 @@ class FromScratch(Strategy):
             for shard in self._shards_like(group, lambda tensor, moment=moment: state[tensor][moment])  # type: ignore[misc]
         ]
 
+    def updated_shards(self) -> list[LocalShard]:
+        weights = [shard for group in self.groups for shard in self._shards_like(group, lambda tensor: tensor.detach())]
+        return [
+            *(replace(shard, name=f"model/{shard.name}") for shard in weights),
+            *(replace(shard, name=f"optimizer/{shard.name}") for shard in self.moment_shards()),
+        ]
+
     def own(self) -> dict[str, Tensor]:
         data = self.groups[0].data
         found = data.own()

@@ -134,6 +134,10 @@ class Strategy(ABC):
     def moment_shards(self) -> list[LocalShard]:
         """What this rank holds of the optimizer's state: `exp_avg/<name>` and `exp_avg_sq/<name>`."""
 
+    def updated_shards(self) -> list[LocalShard]:
+        """What this rank's optimizer updates, and what it remembers: `model/<name>`, `optimizer/<moment>/<name>`."""
+        raise NotImplementedError
+
     def _counts(self, name: str) -> bool:
         """Whether this rank counts a parameter, of the ranks that together hold one model."""
         return self.mesh.tp.rank == 0 or split_dim(name) is not None

@@ -10,8 +10,7 @@ import torch
 
 from frog.comm import World
 from frog.comm.local_shard import LocalShard, assemble, target_of
-from frog.core.errors import RunError
-from frog.train.state import TrainState
+from frog.core.errors import CommError
 
 
 @dataclass(frozen=True)
@@ -21,7 +20,11 @@ class Handover:
     world: World
     shards: Sequence[LocalShard]
     """What this rank holds; none if it has just come."""
+    counts: bool
+    """Whether what it holds is counted: of equal copies only the main rank's are."""
     everybody_has_all: bool
+    shapes: dict[str, tuple[int, ...]]
+    """Of all tensors, whole."""
     scalars: dict[str, Any]
 
     def fill(self, shards: Sequence[LocalShard]) -> None:
@@ -37,24 +40,30 @@ class Handover:
         wanted: dict[str, list[LocalShard]] = {}
         for shard in shards:
             wanted.setdefault(shard.name, []).append(shard)
-        first = (0, 1) if self.world.is_main else None  # of equal copies the main rank's counts
-        brought = [replace(shard, copies=first) for shard in self.shards]
-        shapes = {name: parts[0].whole for name, parts in wanted.items()}
-        for name, whole in assemble(shapes, brought, self.world.axis):
-            for shard in wanted[name]:
+        brought = [replace(shard, copies=(0, 1) if self.counts else None) for shard in self.shards]
+        for name, whole in assemble(self.shapes, brought, self.world.axis):
+            for shard in wanted.get(name, []):
                 shard.tensor.copy_(target_of(whole, shard))
 
 
-def hand_over(world: World, state: TrainState | None, scalars: dict[str, Any]) -> Handover:
-    """Begin a handover to this world. A rank that has just come brings no state. A collective call.
+def hand_over(
+    world: World,
+    brought: Sequence[LocalShard] | None,
+    split: bool,
+    shapes: dict[str, tuple[int, ...]],
+    scalars: dict[str, Any],
+) -> Handover:
+    """Begin a handover to this world. A rank that has just come brings nothing. A collective call.
 
-    Raises:  RunError if those who had the state are gone.
+    split: whether each rank brings what no other has; else all bring the same.
+
+    Raises:  CommError if those who had the state are gone.
     """
-    has_it = world.gather_rows(torch.tensor([state is not None])).flatten().tolist()
+    has_it = world.gather_rows(torch.tensor([brought is not None])).flatten().tolist()
     if not has_it[0]:
-        raise RunError(
+        raise CommError(
             "all ranks that had the run's state were lost before this one had it",
             "go on from the last checkpoint: frog train --resume RUN",
         )
-    shards = [] if state is None else state.shards()
-    return Handover(world, shards, all(has_it), world.from_main(scalars))
+    shapes, scalars = world.from_main((shapes, scalars))
+    return Handover(world, brought or [], split or world.is_main, all(has_it) and not split, shapes, scalars)

@@ -93,6 +93,7 @@ def take_steps(run: Run, workload: Workload, parts: Parts) -> dict[str, Any]:
         # Gradient zero, ready for the next step.
         with events.span("zero"):
             strategy.zero()
+            parts.keep_copies()
         # ----------------------------------------------------------------------------------------------------------
 
         step_tokens = batch.tokens_ABT.numel() * run.mesh.dp.size  # padding too: it is computed on like the rest

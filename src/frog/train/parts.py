@@ -13,6 +13,7 @@ from frog.core.seeds import derive_seed
 from frog.core.units import format_bytes
 from frog.parallel.build import build_strategy
 from frog.parallel.strategy import Strategy
+from frog.train.copies import Copies
 from frog.train.handover import Handover
 from frog.train.hardware import autocast
 from frog.train.inject import arm_faults
@@ -34,6 +35,10 @@ class Parts:
     order: OrderProof
     saver: Saver
     batches: Batches
+    copies: Copies | None = None
+    """Of a run that goes on without lost ranks, and in which ranks hold what no other does."""
+    members: tuple[int, ...] = ()
+    """Who is in the world of these, where that may change."""
     scores: dict[str, Any] = field(default_factory=lambda: {"eval": None})
     """Of the held-out text, the last."""
     scored_step: int | None = None
@@ -41,6 +46,11 @@ class Parts:
     """After which steps that was done last."""
     owes_checkpoint: bool = False
     """Whether one that was begun came to nothing, as a rank was lost."""
+
+    def keep_copies(self) -> None:
+        """A step is complete as far as this rank knows: whoever survives it goes on from here."""
+        if self.copies is not None:
+            self.copies.keep()
 
     def close(self, grace_s: float) -> None:
         """Give back what runs by itself; a checkpoint under way has a last while to finish."""
@@ -71,11 +81,15 @@ def build_parts(run: Run, workload: Workload, kept: Handover | None = None) -> P
     run.events.emit("start", **start_event(run, state.step))
     saver = _saver(run, state)
     arm_faults(run, strategy, saver)
+    copies = None
+    if run.membership is not None and config.strategy.entry.splits:
+        copies = Copies(world, strategy, scaler)
+        copies.keep()
     # At the last step: of a run that ended between its last checkpoint and its record.
     scored = state.step if 0 < state.step < config.train.steps else None
     return Parts(
-        strategy, scaler, state, _order(run, order_link), saver, workload.batches(state.step),
-        scored_step=scored, saved_step=state.step,
+        strategy, scaler, state, _order(run, order_link), saver, workload.batches(state.step), copies,
+        run.membership.members if run.membership else (), scored_step=scored, saved_step=state.step,
     )  # fmt: skip
 
 

@@ -1,15 +1,17 @@
 """Training goes on when ranks are lost, and takes in others: `comm.on_loss = "shrink"`.
 
-A step changes nothing before all ranks have its gradient. So whichever collective ends with a change of the world, the
-ranks that are left stand after the same step, with the same weights: they make a world, deal the step's samples anew,
-and take it again. No process starts again. A rank that comes in is handed the state between two steps.
+Whichever collective ends with a change of the world, all ranks that are left go on from the same step: with ddp a step
+changes nothing before every rank has its gradient; where ranks hold parts of the state they keep copies of it as it was
+after the last step, their neighbour's too (`copies.py`). They make a world, deal the step's samples anew, and take it
+again. No process starts again. A rank that comes in is handed the state between two steps.
 
     change      survivors agree on who is there (frog.collectives.survivors)
     hand over   whoever has just come gets weights, moments and position, and proves their hash
     go on       with the step that was not completed
 
-Comm:    without a loss one all-gather a step more, of its sample ids. A change costs a few messages of some bytes each;
-         with a newcomer, all-reduces of weights and moments (three times the parameters' bytes).
+Comm:    without a loss one all-gather a step more, of its sample ids. With ddp a loss costs a few messages of some
+         bytes each. With a newcomer, or a shard that is dealt anew, all-reduces of weights and moments: three times the
+         parameters' bytes.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import numpy as np
 import torch
 
 from frog.collectives.agreement import WorldChanged
+from frog.comm.local_shard import LocalShard
 from frog.comm.membership import change_behind
 from frog.core.env import SURVIVES, attempt_number, host_name, launch_dir
 from frog.core.errors import CommError, RunError
@@ -73,13 +76,14 @@ def _enter(run: Run, workload: Workload, old: Parts | None, change: WorldChanged
     assert member is not None
     if old is not None:
         old.close(grace_s=0)
-    before = member.members
+    before = old.members if old is not None else ()
     run.world = world = member.renew()
     _give_way(run)
     if world.is_main:
         _end_left_out(run, [rank for rank, identity in enumerate(before) if identity not in member.members])
     run.mesh = build_mesh(run.config, world)
-    kept = hand_over(world, old.state if old else None, _scalars(run, old))
+    split = bool(run.config.strategy.entry.splits)
+    kept = hand_over(world, _brought(old, before, member.members), split, _shapes(old), _scalars(run, old))
     run.attempt = kept.scalars["attempt"]
     _reopen(run)
     workload.renew_model()
@@ -127,6 +131,21 @@ def _end_left_out(run: Run, ranks: Sequence[int]) -> None:
             write_typed(folder / "requests" / f"end_rank_{beat.pid}.json", LaunchRequest(act="end_rank", pid=beat.pid))
 
 
+def _brought(old: Parts | None, before: Sequence[int], members: Sequence[int]) -> list[LocalShard] | None:
+    """What this rank has of the state after the last step that was completed; None if it has just come."""
+    if old is None:
+        return None
+    if old.copies is None:
+        return old.state.shards()
+    return old.copies.brought([rank for rank, identity in enumerate(before) if identity not in members])
+
+
+def _shapes(old: Parts | None) -> dict[str, tuple[int, ...]]:
+    if old is None:
+        return {}
+    return old.copies.shapes if old.copies else {shard.name: shard.whole for shard in old.state.shards()}
+
+
 def _scalars(run: Run, old: Parts | None) -> dict[str, object]:
     """What the first member tells the others."""
     if old is None:
@@ -135,6 +154,7 @@ def _scalars(run: Run, old: Parts | None) -> dict[str, object]:
     owes = old.owes_checkpoint or not old.saver.is_settled
     return {
         **old.state.scalars(old.order.link_after(old.state.step)),
+        **(old.copies.scalars if old.copies is not None else {}),
         "attempt": run.attempt if run.world.size == 1 else secrets.token_hex(4),
         "scores": old.scores,
         "scored_step": old.scored_step,
@@ -157,8 +177,9 @@ def _reopen(run: Run) -> None:
 
 
 def _prove(run: Run, parts: Parts) -> None:
-    """Raise RunError unless all ranks hold the same weights and moments, bit for bit."""
-    digest = weights_sha256((shard.name, shard.tensor) for shard in parts.state.shards())
+    """Raise RunError unless all ranks hold the same weights, bit for bit; and moments, where each has all of them."""
+    shards = [(shard.name, shard.tensor) for shard in parts.state.shards()]
+    digest = weights_sha256(parts.strategy.whole() if parts.copies is not None else shards)
     own = torch.from_numpy(np.frombuffer(bytes.fromhex(digest), np.uint8).copy())
     rows = run.world.gather_rows(own)
     if not (rows == rows[0]).all():
