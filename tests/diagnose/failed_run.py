@@ -74,6 +74,10 @@ class FailedRun:
         self.folder, self.num_ranks, self.num_nodes, self.launcher = RunFolder(path), num_ranks, num_nodes, launcher
         self.ranks: dict[int, Rank] = {}
         self.attempt = -1
+        self.epoch = 0
+        self.identities: list[int] = []
+        """By rank, once the world has changed."""
+        self.known: set[int] = set()
         self.now_ns = 1_000_000 * MS
         train = {"steps": 8, "grad_accum": 1, "global_batch_size": 16}
         default = {"train": train, "eval": {"every": 4}, "checkpoint": {"every": 2}}
@@ -95,11 +99,12 @@ class FailedRun:
         with open(self.folder.launcher_events, "a") as file:
             file.write(json.dumps({**told, **fields}) + "\n")
 
-    def exit(self, rank: int, code: int, error: dict[str, Any] | None = None) -> None:
-        """Its agent sees a rank fail, some time after it did."""
+    def exit(self, rank: int, code: int, error: dict[str, Any] | None = None, late_s: float = 0.9) -> None:
+        """Its agent sees a rank fail, some time after it did. It knows the rank by the number of its start."""
         own = self.ranks[rank]
+        started = self.identities[rank] if self.identities else rank
         self.tell(
-            "exit", own.now_ns + 900 * MS, attempt=self.attempt, rank=rank, node=own.node_rank,
+            "exit", own.now_ns + int(late_s * 1e9), attempt=self.attempt, rank=started, node=own.node_rank,
             node_rank=own.node_rank, pid=own.pid, code=code, error=error, traceback=None,
         )  # fmt: skip
 
@@ -140,17 +145,20 @@ class FailedRun:
             if refusal:
                 self.fail(rank.rank, RunError(refusal))
                 continue
-            rank.writer.emit(
-                "start", rank=rank.rank, world_size=self.num_ranks, local_rank=rank.rank % per_node,
-                node_rank=rank.node_rank, host=f"node{rank.node_rank}", pid=rank.pid, device="cpu", threads=1,
-                step=from_step, unix_ns=UNIX_NS + rank.now_ns, mono_ns=rank.now_ns,
-                mesh=(mesh := {"pp": 1, "dp": self.num_ranks, "cp": 1, "tp": 1} | (self.mesh or {})),
-                place={"pp": rank.rank // mesh["dp"], "dp": rank.rank % mesh["dp"], "cp": 0, "tp": 0},
-                passed_over=[asdict(damage) for damage in passed_over],
-            )  # fmt: skip
+            self.emit_start(rank, per_node, from_step, passed_over)
             if from_step == 0:
                 self.do(rank.rank, 0, "evaluate", SCORE)
             self.beat(rank.rank)
+
+    def emit_start(self, rank: Rank, per_node: int, step: int, passed_over: Sequence[Damage] = ()) -> None:
+        mesh = {"pp": 1, "dp": self.num_ranks, "cp": 1, "tp": 1} | (self.mesh or {})
+        rank.writer.emit(
+            "start", rank=rank.rank, world_size=self.num_ranks, local_rank=rank.rank % per_node,
+            node_rank=rank.node_rank, host=f"node{rank.node_rank}", pid=rank.pid, device="cpu", threads=1,
+            step=step, unix_ns=UNIX_NS + rank.now_ns, mono_ns=rank.now_ns, mesh=mesh,
+            place={"pp": rank.rank // mesh["dp"], "dp": rank.rank % mesh["dp"], "cp": 0, "tp": 0},
+            passed_over=[asdict(damage) for damage in passed_over],
+        )  # fmt: skip
 
     def steps(self, first: int, last: int, *ranks: int) -> None:
         """Ranks, or all, take steps as they should, with what is due after each."""
@@ -257,6 +265,36 @@ class FailedRun:
             "phase": own.phase, "micro": 0, "phase_ns": own.phase_ns, "num_collectives": own.seq, "open": own.open,
             "beat_ns": own.now_ns, "unix_ns": UNIX_NS + own.now_ns, "timeout_s": 0.0,
         }  # fmt: skip
+
+    # ---- a world that changes ----------------------------------------------------------------------------------------
+
+    def change(self, step: int, kept: Sequence[int], joined: int = 0) -> None:
+        """The ranks `kept` go on, in the files of their new places; others come in."""
+        before, was = self.identities or list(self.ranks), dict(self.ranks)
+        self.epoch += 1
+        aside = self.folder.heartbeats / f"attempt_{self.epoch}"
+        aside.mkdir()
+        for rank in was:
+            self.folder.heartbeat(rank).rename(aside / f"rank_{rank}.json")
+        first = max(self.known | {*before}) + 1
+        came = list(range(first, first + joined))
+        self.identities = [*(before[rank] for rank in kept), *came]
+        self.known |= {*before, *came}
+        self.num_ranks = len(self.identities)
+        began_ns = max(was[rank].now_ns for rank in kept) + 100 * MS
+        pids = [*(was[rank].pid for rank in kept), *(2**22 + 5000 + identity for identity in came)]
+        self.ranks = {
+            rank: Rank(rank, pid, EventWriter(self.folder.rank_events(rank)), began_ns, step=step)
+            for rank, pid in enumerate(pids)
+        }
+        for rank in self.ranks.values():
+            self.emit_start(rank, self.num_ranks, step)
+            rank.now_ns += 200 * MS
+            rank.writer.emit(
+                "membership", step=step, epoch=self.epoch, identity=self.identities[rank.rank],
+                members=self.identities, lost=sorted({*before} - {*self.identities}), joined=came, took_ns=200 * MS,
+            )  # fmt: skip
+            self.beat(rank.rank)
 
     # ---- files -------------------------------------------------------------------------------------------------------
 

@@ -17,11 +17,13 @@ from frog.diagnose.case import Case
 from frog.diagnose.checkpoint_rules import find_damage, of_checkpoint, with_damage
 from frog.diagnose.collectives import CollectiveCalls
 from frog.diagnose.diagnosis import Diagnosis, span
+from frog.diagnose.losses import name_members, survived, with_losses
 from frog.diagnose.message_rules import off_pattern, unanswered
 from frog.diagnose.running import under_way
 from frog.diagnose.slow_rules import straggler
 from frog.events import RecordedRun, read_run
 from frog.events.attempts import Attempt
+from frog.events.changes import find_changes
 from frog.events.run import is_under_way
 
 Rule = Callable[[Case, CollectiveCalls], Diagnosis | None]
@@ -50,18 +52,20 @@ def diagnose(folder: RunFolder) -> Diagnosis:
         found = under_way(case, CollectiveCalls(case))
     else:
         found = _of_ended(run)
+    found = with_losses(found, run, find_changes(run.attempts))
     return found.with_more(*(f"{'':12}  {problem}" for problem in run.problems))
 
 
 def _of_ended(run: RecordedRun) -> Diagnosis:
     damage = find_damage(run)
-    failed = [attempt for attempt in run.attempts if has_failed(run, attempt)]
+    went_on = survived(find_changes(run.attempts))
+    failed = [a for number, a in enumerate(run.attempts) if number not in went_on and has_failed(run, a)]
     if not failed:
         found = _of_good(run)
         if damage and found.fault == "none":
             return replace(of_checkpoint(damage[-1]), outcome=found.outcome)
         return with_damage(found, damage)
-    found = with_damage(_of_attempt(run, failed[-1]), damage)
+    found = with_damage(name_members(_of_attempt(run, failed[-1]), run), damage)
     earlier = tuple(_of_attempt(run, attempt) for attempt in failed[:-1])
     last = run.last
     wrong = off_pattern(case := Case(run, last), CollectiveCalls(case)) if last and last not in failed else None

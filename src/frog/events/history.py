@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from frog.core.runfolder import RunFolder
 from frog.core.vocabulary import PHASES
 from frog.events.attempts import Attempt, Worker, cut
+from frog.events.changes import Change, find_changes
 from frog.events.read import EventList, read_rank
 from frog.events.run import RecordedRun, assemble
 from frog.events.schema import (
@@ -71,6 +72,13 @@ class Segment:
     unix_ns: int
     num_retaken: int = 0
     """Steps that this segment took again after an earlier one."""
+    change: Change | None = None
+    """The change of the world with which it began, if processes of the one before went on."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether a step of it may count."""
+        return self.until_step is None or self.until_step > self.from_step
 
 
 @dataclass
@@ -239,12 +247,14 @@ def _segments(run: RecordedRun, main: _RankDigest) -> tuple[list[Segment], dict[
     segments: list[Segment] = []
     segment_of: dict[int, int] = {}
     last_step = 0
-    for attempt in run.attempts:
+    changes = {change.after: change for change in find_changes(run.attempts)}
+    for number, attempt in enumerate(run.attempts):
         worker = next((own for own in attempt.workers.values() if id(own) in arrays), None)
         taken = arrays[id(worker)].steps[0] if worker is not None else np.zeros(0, np.int64)
         if worker is None or (worker.start is None and not len(taken)):
             continue
         segment = _segment(attempt, worker, taken)
+        segment.change = changes.get(number)
         for earlier in segments:
             if earlier.until_step is None or earlier.until_step > segment.from_step:
                 earlier.until_step = segment.from_step

@@ -23,6 +23,7 @@ from frog.core.processes import is_alive
 from frog.core.runfile import Record, RunFile
 from frog.core.runfolder import RunFolder
 from frog.events.attempts import Attempt, Worker, cut, sort_attempts
+from frog.events.changes import follow_processes
 from frog.events.heartbeat import read_heartbeat
 from frog.events.launcher_schema import AnyLauncherEvent, LauncherEndEvent, LaunchEvent
 from frog.events.read import RankEvents, read_launcher, read_rank
@@ -81,6 +82,7 @@ def assemble(folder: RunFolder, workers: list[Worker], problems: list[str]) -> R
     launcher = read_launcher(folder)
     unread: list[str] = []
     attempts = sort_attempts(launcher.events, workers, _read_beats(folder, unread))
+    follow_processes(attempts)
     run = RecordedRun(folder, None, None, attempts, launcher.events, problems=[*launcher.problems, *problems, *unread])
     if not folder.run_json.exists():
         run.problems.append(f"{folder.run_json}: missing, so the run never came to its first step")

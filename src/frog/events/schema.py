@@ -160,7 +160,7 @@ class MembershipEvent(EventOfStep, tag="membership", frozen=True, kw_only=True):
     """The world has changed while the run went on: `comm.on_loss = "shrink"`. Follows the `start` in the new one."""
 
     epoch: Count
-    """Counts the changes, from 1: 0 is the meeting at the start."""
+    """Counts the agreements on who is there: 1 is the meeting at the start."""
     identity: Rank
     """This process's number for all its life; `rank` in the start event is its place among the members."""
     members: list[Rank]

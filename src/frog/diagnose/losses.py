@@ -1,0 +1,113 @@
+"""Ranks that a run lost and went on without (`comm.on_loss = "shrink"`): what befell each, and who came."""
+
+from __future__ import annotations
+
+from frog.diagnose.case import Case
+from frog.diagnose.diagnosis import Diagnosis, note, span
+from frog.events import RecordedRun
+from frog.events.changes import Change, find_changes
+
+_SILENT_S = 2.5
+"""A heartbeat comes twice a second: one that ended so long before its process was stopped, not killed."""
+
+_ADVICE = {
+    "kill": "SIGKILL comes from a person, a scheduler, or a kernel that is out of memory: `dmesg | grep -i oom`",
+    "stop": "A stopped process (SIGSTOP, a debugger, a frozen container or laptop) or one held in the kernel",
+    "crash": "SIGSEGV, SIGBUS and SIGABRT come from compiled code: a full /dev/shm (SIGBUS), an extension",
+    "cut": "The network between it and the others, or it was slower than they wait: train.timeout_s",
+    "raise": "Its traceback is in the logs: `frog logs RUN`",
+}
+
+
+def survived(changes: list[Change]) -> set[int]:
+    """The attempts, by place, that did not fail: their ranks went on in another world."""
+    return {number for change in changes for number in range(change.before, change.after)}
+
+
+def with_losses(found: Diagnosis, run: RecordedRun, changes: list[Change]) -> Diagnosis:
+    """A diagnosis, and the losses that the run survived. Where nothing else is wrong the last of them comes first."""
+    losses = [
+        _loss(run, change, identity, rank) for change in changes for identity, rank in sorted(change.lost.items())
+    ]
+    lines = _joins(run, changes)
+    if not losses or found.fault != "none":
+        return found.with_more(*lines, also=(*found.also, *losses))
+    last = losses.pop()
+    return last.with_more(
+        *lines,
+        *found.evidence,
+        finding=f"{last.finding}; the run completed",
+        outcome="recovered",
+        advice=f"nothing now. {last.advice}",
+        also=(*losses, *found.also),
+    )
+
+
+def name_members(found: Diagnosis, run: RecordedRun) -> Diagnosis:
+    """Say who the ranks of the last world are, where their numbers have changed."""
+    changes = find_changes(run.attempts)
+    if not changes or changes[-1].after != len(run.attempts) - 1:
+        return found
+    members = changes[-1].members
+    named = ", ".join(f"{rank} is {identity}" for rank, identity in enumerate(members) if rank != identity)
+    return found.with_more(f"{'':12}  by their numbers for life, rank {named}  [events/]") if named else found
+
+
+def _loss(run: RecordedRun, change: Change, identity: int, rank: int) -> Diagnosis:
+    case = Case(run, run.attempts[change.before])
+    fault, how, certain = _how(case, rank, _began_ns(run, change))
+    left = [who for who in change.members if who not in change.joined] or change.members
+    then = note(
+        _began_ns(run, change), f"rank {left[0]}", f"{span(left)} went on after step {change.step}, "
+        f"{change.took_ns / 1e9:.2f} s after they had learnt of it", "events/rank_0.jsonl",
+    )  # fmt: skip
+    was = (
+        f"{'':12}  rank {identity}, by its number for life, was rank {rank} then  [events/]" if rank != identity else ""
+    )
+    lines = [was, case.report_error(rank), case.report_position(rank), case.report_exit(rank), then]
+    others = f"the other {len(left)}" if len(left) > 1 else "the only other"
+    return Diagnosis(
+        fault,
+        f"rank {identity} {how} {case.where(rank)}; {others} went on after step {change.step}, "
+        f"{change.took_ns / 1e9:.2f} s after they had learnt of it",
+        **{**case.about(rank), "rank": identity},
+        certain=certain,
+        outcome="recovered",
+        evidence=tuple(line for line in lines if line),
+        advice=_ADVICE[fault],
+    )
+
+
+def _how(case: Case, rank: int, began_ns: int | None) -> tuple[str, str, bool]:
+    """The fault, its words, and whether the traces leave no other reading."""
+    error, exit_event, beat = case.error(rank), case.exit(rank), case.beat(rank)
+    if error is not None:
+        return ("cut", "was cut off", True) if error.lost_peers else ("raise", f"raised {error.kind}", True)
+    if beat is not None and began_ns is not None and beat.unix_ns > began_ns + _SILENT_S * 1e9:
+        return "cut", "was cut off", True
+    ended_ns = exit_event.unix_ns if exit_event is not None else began_ns
+    if beat is not None and ended_ns is not None and (ended_ns - beat.unix_ns) / 1e9 > _SILENT_S:
+        return "stop", "was stopped", exit_event is not None
+    signal = case.signal_of(rank)
+    if signal == "SIGKILL":
+        return "kill", "was killed by SIGKILL", True
+    if signal is not None:
+        return "crash", f"crashed with {signal}", True
+    return "kill", "ended without a word", False
+
+
+def _began_ns(run: RecordedRun, change: Change) -> int | None:
+    """When the world after a change began, as time of day."""
+    starts = [worker.start for worker in run.attempts[change.after].workers.values() if worker.start]
+    return min((start.unix_ns for start in starts), default=None)
+
+
+def _joins(run: RecordedRun, changes: list[Change]) -> list[str]:
+    return [
+        note(
+            _began_ns(run, change), f"rank {identity}", f"joined after step {change.step}: {len(change.members)} ranks "
+            "since", "events/",
+        )
+        for change in changes
+        for identity in change.joined
+    ]  # fmt: skip

@@ -1,0 +1,101 @@
+"""The changes of a world that goes on when ranks are lost (`comm.on_loss = "shrink"`): who went, and who came.
+
+At each change every process goes on in the files of its new place, so that a change looks like another attempt. A rank
+is a place among the members; an identity is a process's number for all its life.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from frog.events.attempts import Attempt
+from frog.events.schema import MembershipEvent
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change of the world, in the same processes."""
+
+    before: int
+    """Which of the run's attempts it ended."""
+    after: int
+    """Which it began."""
+    step: int
+    """The last step that the world before completed."""
+    lost: dict[int, int]
+    """By identity, the rank that it was in the world before."""
+    joined: list[int]
+    """By identity."""
+    members: list[int]
+    """Who is there since, by identity, in the order of their ranks."""
+    took_ns: int
+    """From where a rank that was there learnt of it to where it went on: the longest."""
+
+
+def find_changes(attempts: Sequence[Attempt]) -> list[Change]:
+    """The changes of a run, in order. One that another overtook before a step was taken is told with that."""
+    found: list[Change] = []
+    members: list[int] = []
+    before = 0
+    for after, attempt in enumerate(attempts):
+        said = membership_of(attempt)
+        if said and (kept := said[0].members):
+            lost = {who: rank for rank, who in enumerate(members) if who not in kept}
+            joined = [who for who in kept if who not in members]
+            took_ns = max((event.took_ns for event in said if event.identity not in joined), default=0)
+            found.append(Change(before, after, said[0].step, lost, joined, kept, took_ns))
+            members, before = kept, after
+        elif not (after and goes_on(attempt, attempts[after - 1])):
+            members, before = attempt.ranks, after
+    return found
+
+
+def membership_of(attempt: Attempt) -> list[MembershipEvent]:
+    """What its workers said of the change with which it began; nothing if it began otherwise."""
+    events = [worker.last(MembershipEvent) for _, worker in sorted(attempt.workers.items())]
+    return [event for event in events if event is not None]
+
+
+def goes_on(attempt: Attempt, before: Attempt) -> bool:
+    """Whether processes of the attempt before are at work in it."""
+    return bool(_processes(attempt) & _processes(before))
+
+
+def _processes(attempt: Attempt) -> set[tuple[str, int]]:
+    return {(worker.start.host, worker.start.pid) for worker in attempt.workers.values() if worker.start}
+
+
+def follow_processes(attempts: Sequence[Attempt]) -> None:
+    """Give what the launcher said of a process's end to the attempt, and the rank, that the process had come to.
+
+    The launcher knows it by the rank as which it was started.
+    """
+    for number, first in enumerate(attempts):
+        chain = [first]
+        for later in attempts[number + 1 :]:
+            if later.launch is not None or not goes_on(later, chain[-1]):
+                break
+            chain.append(later)
+        if first.launch is None or len(chain) == 1:
+            continue
+        exits, hangs = first.exits, first.hangs
+        first.exits, first.hangs = [], []
+        for event in exits:
+            own, rank = _last_of(chain, event.pid, event.rank)
+            own.exits.append(msgspec.structs.replace(event, rank=rank))
+        for hang in hangs:
+            own, rank = _last_of(chain, hang.pid, hang.rank)
+            own.hangs.append(msgspec.structs.replace(hang, rank=rank))
+        first.end, chain[-1].end = None, first.end
+
+
+def _last_of(chain: Sequence[Attempt], pid: int, rank: int) -> tuple[Attempt, int]:
+    """The last attempt that a process was at work in, and its rank there."""
+    for attempt in reversed(chain):
+        for own, worker in attempt.workers.items():
+            if worker.start is not None and worker.start.pid == pid:
+                return attempt, own
+    return chain[0], rank

@@ -1,0 +1,172 @@
+"""Ranks that a run lost and went on without, told by what they leave in its folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from failed_run import MS, FailedRun
+
+from frog.diagnose.diagnosis import Diagnosis, letter
+from frog.diagnose.rules import diagnose
+from frog.events.changes import find_changes
+from frog.events.run import read_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> FailedRun:
+    """Four ranks that have taken two steps; in the third rank 2 is in backward, and the others wait."""
+    run = FailedRun(tmp_path / "run")
+    run.start()
+    run.steps(1, 2)
+    stand(run, 3, "backward", 2)
+    return run
+
+
+def stand(run: FailedRun, step: int, phase: str, odd: int) -> None:
+    """A rank stands in a phase of a step, all others in its reduction."""
+    for rank in run.ranks:
+        run.up_to(rank, step, phase if rank == odd else "reduce")
+
+
+def place(found: Diagnosis) -> tuple[str, int | None, int | None, str | None]:
+    return found.fault, found.rank, found.step, found.phase
+
+
+def ended(run: FailedRun, code: int = 0) -> Diagnosis:
+    run.end(code)
+    found = diagnose(run.folder)
+    assert found.finding in letter("run", found)
+    return found
+
+
+def test_two_are_lost_and_one_comes(run: FailedRun) -> None:
+    run.exit(2, -9)
+    run.change(2, kept=[0, 1, 3])
+    run.steps(3, 3)
+    stand(run, 4, "reduce", 0)
+    run.exit(0, -9)
+    run.change(3, kept=[1, 2])
+    run.steps(4, 5)
+    run.change(5, kept=[0, 1], joined=1)
+    run.steps(6, 8)
+    run.complete()
+    found = ended(run)
+    assert place(found) == ("kill", 0, 4, "reduce")
+    assert found.finding == (
+        "rank 0 was killed by SIGKILL in step 4, reduce; the other 2 went on after step 3, 0.20 s after they "
+        "had learnt of it; the run completed"
+    )
+    assert (found.outcome, found.certain) == ("recovered", True)
+    assert any("rank 4    joined after step 5: 3 ranks since" in line for line in found.evidence)
+    assert [place(other) for other in found.also] == [("kill", 2, 3, "backward")]
+    changes = find_changes(read_run(run.folder).attempts)
+    assert [(change.lost, change.joined, change.members) for change in changes] == [
+        ({2: 2}, [], [0, 1, 3]),
+        ({0: 0}, [], [1, 3]),
+        ({}, [4], [1, 3, 4]),
+    ]
+
+
+def test_a_rank_that_has_moved_up_goes_by_its_number_for_life(run: FailedRun) -> None:
+    run.exit(2, -9)
+    run.change(2, kept=[0, 1, 3])
+    stand(run, 3, "forward", 2)
+    run.exit(2, -11)
+    run.change(2, kept=[0, 1])
+    run.steps(3, 8)
+    run.complete()
+    found = ended(run)
+    assert place(found) == ("crash", 3, 3, "forward")
+    assert any("rank 3, by its number for life, was rank 2 then" in line for line in found.evidence)
+
+
+def test_a_stopped_rank_is_told_from_a_killed_one(run: FailedRun) -> None:
+    for rank in (0, 1, 3):
+        run.ranks[rank].now_ns += 5_000 * MS
+    run.exit(2, -9, late_s=5.2)
+    run.change(2, kept=[0, 1, 3])
+    run.steps(3, 8)
+    run.complete()
+    assert place(ended(run)) == ("stop", 2, 3, "backward")
+
+
+def test_one_that_was_left_out_was_cut_off(run: FailedRun) -> None:
+    left = run.ranks[2]
+    left.writer.emit(
+        "error", step=3, phase="reduce", type="CommError", message="m", hint=None,
+        facts={"cause": "timed_out"}, unix_ns=1,
+    )  # fmt: skip
+    run.change(2, kept=[0, 1, 3])
+    run.steps(3, 8)
+    run.complete()
+    assert place(ended(run)) == ("cut", 2, 3, "reduce")
+
+
+def test_without_a_launcher_nobody_knows_how(tmp_path: Path) -> None:
+    run = FailedRun(tmp_path / "run", launcher=False)
+    run.start()
+    run.steps(1, 2)
+    stand(run, 3, "backward", 2)
+    run.change(2, kept=[0, 1, 3])
+    run.steps(3, 8)
+    run.complete()
+    found = ended(run)
+    assert (place(found), found.certain) == (("kill", 2, 3, "backward"), False)
+
+
+def test_a_run_under_way_tells_them_too(run: FailedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.exit(2, -9)
+    run.change(2, kept=[0, 1, 3], joined=1)
+    run.steps(3, 4)
+    monkeypatch.setattr("frog.diagnose.rules.is_under_way", lambda folder: True)
+    found = diagnose(run.folder)
+    assert (found.fault, found.outcome) == ("running", "running")
+    assert "4 of 8 steps taken by 4 ranks" in found.finding
+    assert [place(other) for other in found.also] == [("kill", 2, 3, "backward")]
+    assert any("rank 4    joined after step 2" in line for line in found.evidence)
+
+
+def test_all_are_lost_in_the_end(run: FailedRun) -> None:
+    run.exit(2, -9)
+    run.change(2, kept=[0, 1, 3])
+    stand(run, 3, "forward", 1)
+    run.exit(1, -9)
+    run.lose(0, 2)
+    found = ended(run, 1)
+    assert place(found) == ("kill", 1, 3, "forward")
+    assert found.outcome == "failed"
+    assert any("rank 2 is 3" in line for line in found.evidence)
+    assert [place(other) for other in found.also] == [("kill", 2, 3, "backward")]
+
+
+def test_who_only_comes_is_no_fault(run: FailedRun) -> None:
+    run.up_to(2, 3, None)
+    run.change(2, kept=[0, 1, 2, 3], joined=1)
+    run.steps(3, 8)
+    run.complete()
+    found = ended(run)
+    assert (found.fault, found.outcome, found.also) == ("none", "completed", ())
+    assert any("rank 4    joined after step 2" in line for line in found.evidence)
+
+
+def test_a_change_that_another_overtook_is_told_with_it(run: FailedRun) -> None:
+    run.exit(2, -9)
+    run.change(2, kept=[0, 1, 3])
+    events = run.folder.events
+    for path in events.glob("rank_*.jsonl"):  # this one never came to its end
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join(line for line in lines if '"membership"' not in line))
+    run.exit(1, -9)
+    run.change(2, kept=[0, 2])
+    run.steps(3, 8)
+    run.complete()
+    found = ended(run)
+    assert [one.rank for one in (*found.also, found)] == [1, 2]
+
+
+def test_a_restart_in_other_processes_is_no_change(run: FailedRun) -> None:
+    run.exit(2, -9)
+    run.lose(0, 1, 3)
+    run.start(2)
+    assert find_changes(read_run(run.folder).attempts) == []
