@@ -64,6 +64,8 @@ class Synthetic:
     memory: dict[str, int] | None = field(default_factory=lambda: dict(MEMORY))
     overflows: tuple[int, ...] = ()
     """fp16: the steps that are left out, each of which halves the loss scale."""
+    members: list[list[int] | None] = field(default_factory=list)
+    """Of each segment, who is in it by identity, where the world changes while the processes go on; None: resumed."""
     num_micro: int = 1
     """Micro-batches: forward and backward spans take turns."""
 
@@ -203,6 +205,7 @@ def _write_rank(
     folder: RunFolder, kind: Synthetic, index: int, rank: int, world: int, from_step: int, last: int
 ) -> None:
     draw = np.random.default_rng([kind.seed, index, rank])
+    members = kind.members[index] if kind.members else None
     shift_ns = index * 100_000 * MS
     writer = EventWriter(folder.rank_events(rank))
     writer.emit(
@@ -212,7 +215,7 @@ def _write_rank(
         local_rank=rank,
         node_rank=0,
         host="pond",
-        pid=4_000_000 + rank,
+        pid=4_000_000 + (members[rank] if members else 100 * index + rank),
         device="cpu",
         threads=1,
         step=from_step,
@@ -222,6 +225,8 @@ def _write_rank(
         mesh=_mesh(kind.strategy, world),
         place=_place(_mesh(kind.strategy, world), rank),
     )
+    if members and index:
+        _write_change(writer, kind.members[index - 1] or [], members, index, rank, from_step)
     if kind.memory is not None:
         writer.emit("memory", step=from_step + 1, **kind.memory)
     slowest_ns = int(40 * MS)
@@ -276,6 +281,19 @@ def _write_rank(
             writer.emit("error", step=last, phase="reduce", **words, hint=None, facts={}, unix_ns=1)
         writer.emit("end", step=last, status=kind.status, weights_sha256=None)
     writer.close()
+
+
+def _write_change(writer: EventWriter, before: list[int], now: list[int], index: int, rank: int, step: int) -> None:
+    writer.emit(
+        "membership",
+        step=step,
+        epoch=index + 1,
+        identity=now[rank],
+        members=now,
+        lost=[who for who in before if who not in now],
+        joined=[who for who in now if who not in before],
+        took_ns=250 * MS,
+    )
 
 
 def _loss_scale(step: int, kind: Synthetic) -> float | None:

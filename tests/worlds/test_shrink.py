@@ -12,8 +12,11 @@ import psutil
 import pytest
 from harness import Harness, run_to_end, set_words, wait_until
 
+from frog.diagnose.rules import diagnose
 from frog.events.heartbeat import read_heartbeat
+from frog.events.history import read_history
 from frog.events.schema import EvalEvent, MembershipEvent, StartEvent, StepEvent
+from frog.view.charts import charts as charts_of
 
 SETTINGS = ("train.steps=40", "train.global_batch_size=12", "checkpoint.every=8", "eval.every=8", "train.timeout_s=60")
 
@@ -46,6 +49,20 @@ def check(harness: Harness, name: str, undisturbed: dict[str, Any]) -> None:
 
 def memberships(harness: Harness, name: str) -> list[MembershipEvent]:
     return harness.events(name).main.of(MembershipEvent)
+
+
+def told(found: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(found[name] for name in ("fault", "rank", "step", "phase", "outcome"))
+
+
+def check_report(harness: Harness, name: str) -> None:
+    """It draws the world's size over the steps."""
+    charts = {chart["name"]: chart for chart in charts_of(read_history(harness.folder(name)))}
+    world = charts["world"]
+    ranks, lost, joined = world["lines"]
+    assert (world["steps"][:3], ranks["values"]) == ([0, 3, 8], [4, 3, 2, 3, 3])
+    assert (lost["text"], joined["text"]) == ("2, 0", "4")
+    assert charts["loss"]["steps"] == list(range(41))
 
 
 def join(harness: Harness, name: str) -> str:
@@ -88,6 +105,10 @@ def test_four_lose_two_get_one_back_and_end_as_if_nothing_had_been(
     assert sizes == [4, 3, 2, 3]
     segments = json.loads(harness.folder("shrink-all").run_json.read_text())["segments"]
     assert [(part["world_size"], part["from_step"]) for part in segments[:3]] == [(4, 0), (3, 3), (2, 8)]
+    found = diagnose(harness.folder("shrink-all")).as_json()
+    assert told(found) == ("kill", 0, 9, "reduce", "recovered")
+    assert [told(other) for other in found["also"]] == [("kill", 2, 4, "backward", "recovered")]
+    check_report(harness, "shrink-all")
 
 
 @pytest.mark.slow
@@ -123,6 +144,7 @@ def test_a_stopped_rank_is_left_out_and_ended(harness: Harness, undisturbed: dic
         *words("shrink-stop", "train.timeout_s=3"),
     )  # fmt: skip
     check(harness, "shrink-stop", undisturbed)
+    assert told(diagnose(harness.folder("shrink-stop")).as_json()) == ("stop", 1, 5, "forward", "recovered")
     assert memberships(harness, "shrink-stop")[0].lost == [1]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from frog.events.history import Floats, History, Ints, RankHistory
+from frog.events.history import Floats, History, Ints, RankHistory, Segment
 
 MAX_POINTS = 2000
 """Steps drawn in one chart, at most (held-out scores come on top)."""
@@ -44,7 +44,9 @@ def shown_ranks(history: History) -> list[int]:
 
 
 def charts(history: History) -> list[Chart]:
-    """Loss, learning rate, gradient norm, tokens/s, memory and fp16's loss scale; one without any value is left out."""
+    """Loss, learning rate, gradient norm, tokens/s, memory, fp16's loss scale, the world's size if it changed;
+    one without any value is left out.
+    """
     main = history.main
     if main is None or not len(main.steps):
         return []
@@ -55,6 +57,7 @@ def charts(history: History) -> list[Chart]:
         _of_main(main, "tokens_per_s", "Throughput", "tokens/s", "All ranks together", "count"),
         _memory(history),
         *([_loss_scale(main)] if "loss_scale" in main.scalars else []),
+        *([_world(history, main)] if any(segment.change for segment in history.segments) else []),
     ]
     return [chart for chart in found if any(v is not None for line in chart["lines"] for v in line["values"])]
 
@@ -73,6 +76,9 @@ def _loss(history: History, main: RankHistory) -> Chart:
         losses = np.array([float("nan") if event.loss is None else event.loss for event in evals.values()])
         lines.append(_line("held-out", "heldout", _at(steps, np.array(list(evals), np.int64), losses)))
     note = "Cross-entropy on each rank's own sequences" if len(history.ranks) > 1 else "Cross-entropy"
+    batch = history.run.setting("train", "global_batch_size", default=1)
+    if any(segment.change and batch % segment.world_size for segment in history.segments):
+        note += ", times its share of a batch that does not divide"
     return _chart("loss", "Loss", "nats/token", note, "exact", steps, lines, len(main.steps))
 
 
@@ -112,6 +118,22 @@ def _loss_scale(main: RankHistory) -> Chart:
     return _chart("loss_scale", "Loss scale", "", note, "power", main.steps[picked], lines, len(main.steps))
 
 
+def _world(history: History, main: RankHistory) -> Chart:
+    """How many ranks took each step, and where some were lost or came in. A value holds until the next."""
+    counting = {segment.from_step: segment for segment in history.segments if segment.counts}
+    last_step = int(main.steps[-1])
+    steps = np.array(sorted({*counting, last_step}), np.int64)
+    of_step = [counting.get(step, history.segments[-1]) for step in steps.tolist()]
+    changes = [counting[step].change if step in counting else None for step in steps.tolist()]
+    lines = [_line("ranks", "world", [segment.world_size for segment in of_step])]
+    for role in ("lost", "joined"):
+        at = [s.world_size if c and getattr(c, role) else math.nan for s, c in zip(of_step, changes, strict=True)]
+        who = ", ".join(str(one) for change in changes if change for one in getattr(change, role))
+        lines += [{**_line(role, role, at), "text": who}] if who else []
+    note = "How many took each step; where some were lost or joined"
+    return _chart("world", "World size", "ranks", note, "whole", steps, lines, 0)
+
+
 def _skipped_steps(skipped: Ints, num_steps: int) -> str:
     """Which steps were left out, in words: the first few by number."""
     if not len(skipped):
@@ -139,7 +161,7 @@ def _chart(
     }
 
 
-def _line(label: str, role: str, values: Floats, rank: int | None = None) -> Chart:
+def _line(label: str, role: str, values: Sequence[float] | Floats, rank: int | None = None) -> Chart:
     return {"label": label, "role": role, "rank": rank, "values": _rounded(values)}
 
 
@@ -159,7 +181,12 @@ def _rounded(values: Sequence[float] | Floats) -> list[float | None]:
 
 
 def marks(history: History) -> list[dict[str, Any]]:
-    """Where the run began again: vertical lines in every chart."""
-    return [
-        {"step": segment.from_step, "label": f"resumed, world {segment.world_size}"} for segment in history.segments[1:]
-    ]
+    """Where the run began again, or its world changed: vertical lines in every chart."""
+    return [{"step": segment.from_step, "label": _mark(segment)} for segment in history.segments[1:]]
+
+
+def _mark(segment: Segment) -> str:
+    if segment.change is None:
+        return f"resumed, world {segment.world_size}"
+    changes = ((list(segment.change.lost), "lost"), (segment.change.joined, "joined"))
+    return ", ".join(f"{', '.join(map(str, who))} {what}" for who, what in changes if who)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -100,7 +101,7 @@ def _read(folder: RunFolder) -> _Side:
 
 def _title(side: _Side) -> str:
     steps = _num_steps(side)
-    worlds = dict.fromkeys(segment.world_size for segment in side.history.segments)
+    worlds = [size for size, _ in itertools.groupby(segment.world_size for segment in side.history.segments)]
     world = ", then ".join(map(str, worlds)) or "?"
     return f"{side.folder.path}: {side.record.status if side.record else 'no record'}, {steps} steps, world {world}"
 

@@ -87,6 +87,7 @@ def _context(folder: RunFolder) -> dict[str, Any]:
         "strategy": strategy_section(run, history),
         "network": network_section(history),
         "segments": _segments(run, history),
+        "changes": [segment.change for segment in history.segments if segment.change],
         "ranks": [rank.starts[max(rank.starts)] for rank in history.ranks.values() if rank.starts],
         "checkpoints": _checkpoints(history, good),
         "broken_checkpoints": broken,

@@ -22,25 +22,32 @@
     const exponent = Math.round(Math.log2(value));  // values come with six digits
     return Math.abs(value / 2 ** exponent - 1) < 1e-5 ? `2^${exponent}` : exact(value);
   }
-  const STYLES = { exact, count, power };
+  const whole = (value) => Number.isInteger(value) ? String(value) : value === null || value === undefined ? "–" : "";
+  const STYLES = { exact, count, power, whole };
+  const POINT_ROLES = { skipped: "--bad", lost: "--bad", joined: "--good" };
+
+  const Y_SCALES = { power: { distr: 3, log: 2 }, whole: { range: (_, least, most) => [0, most + 1] } };
 
   function lineOptions(line, format) {
-    const common = { label: line.label, spanGaps: false, value: (_, v) => format(v), points: { show: false } };
+    const common = { label: line.label, spanGaps: false, value: (_, v) => line.text ?? format(v), points: { show: false } };
     if (line.role === "mean") return { ...common, stroke: color("--ink"), width: line.values.length > 1000 ? 1 : 2 };
     if (line.role === "heldout") {
       const stroke = color("--heldout");
       return { ...common, stroke, width: 2, dash: [6, 4], spanGaps: true,
                points: { show: line.values.filter((v) => v !== null).length <= 50, size: 7, fill: stroke, stroke, filter: null } };
     }
-    if (line.role === "skipped") {
-      const stroke = color("--bad");
+    if (line.role === "world") {
+      return { ...common, stroke: color("--ink"), width: 2, paths: uPlot.paths.stepped({ align: 1 }) };
+    }
+    if (line.role in POINT_ROLES) {
+      const stroke = color(POINT_ROLES[line.role]);
       return { ...common, stroke, width: 0, points: { show: true, size: 8, fill: stroke, stroke, filter: null } };
     }
     const dash = [[], [6, 3], [2, 3], [8, 3, 2, 3]][Math.floor(line.rank / NUM_RANK_COLORS) % 4];
     return { ...common, stroke: color(`--rank-${line.rank % NUM_RANK_COLORS}`), width: 1.25, alpha: 0.75, dash };
   }
 
-  // Where the run was resumed: a line through every chart.
+  // Where the run was resumed, or its world changed: a line through every chart. Labels that would meet take turns.
   function drawMarks(plot) {
     const { ctx, bbox } = plot;
     ctx.save();
@@ -50,6 +57,7 @@
     ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
     ctx.textAlign = "left";
     ctx.textBaseline = "top";
+    const ends = [];
     for (const mark of data.marks) {
       const x = Math.round(plot.valToPos(mark.step, "x", true));
       if (x < bbox.left || x > bbox.left + bbox.width) continue;
@@ -57,7 +65,9 @@
       ctx.moveTo(x, bbox.top);
       ctx.lineTo(x, bbox.top + bbox.height);
       ctx.stroke();
-      ctx.fillText(mark.label, x + 5 * devicePixelRatio, bbox.top + 3 * devicePixelRatio);
+      const row = [...ends, 0].findIndex((end) => end <= x);
+      ends[row] = x + ctx.measureText(mark.label).width + 10 * devicePixelRatio;
+      ctx.fillText(mark.label, x + 5 * devicePixelRatio, bbox.top + (3 + 14 * row) * devicePixelRatio);
     }
     ctx.restore();
   }
@@ -77,7 +87,7 @@
     const plot = new uPlot({
       ...size(),
       padding: [8, 24, 0, 0],
-      scales: { x: { time: false }, y: chart.style === "power" ? { distr: 3, log: 2 } : {} },
+      scales: { x: { time: false }, y: Y_SCALES[chart.style] ?? {} },
       cursor: { sync: { key: sync.key, setSeries: false }, focus: { prox: ownLine ? 24 : -1 }, points: { size: 6 } },
       focus: { alpha: 0.35 },
       legend: { live: true, markers: { width: 0, fill: (u, i) => u.series[i].stroke(u, i) } },

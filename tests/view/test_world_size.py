@@ -1,0 +1,76 @@
+"""A world that changed under way: its size over the steps, and who was lost and joined, in every view of the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from synthetic_run import Synthetic, make_run
+
+from frog.core.runfolder import RunFolder
+from frog.events.history import read_history
+from frog.view.charts import charts, marks
+from frog.view.compare import compare_runs
+from frog.view.report import render_report
+from frog.view.timeline import phase_fractions, windows
+
+MEMBERS: list[list[int] | None] = [[0, 1, 2, 3], [0, 1, 3], [1, 3], [1, 3, 4]]
+SEGMENTS = [(4, 0, 10), (3, 9, 20), (2, 19, 40), (3, 40, 60)]
+"""A step that was under way at a loss may stand in the events of both worlds."""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    return make_run(tmp_path / "run", Synthetic(segments=SEGMENTS, members=MEMBERS))
+
+
+def chart(folder: RunFolder, name: str) -> dict[str, Any]:
+    return {one["name"]: one for one in charts(read_history(folder))}[name]
+
+
+def test_the_size_is_drawn_over_the_steps(run: RunFolder) -> None:
+    world = chart(run, "world")
+    assert world["steps"] == [0, 9, 19, 40, 60]
+    assert [(line["role"], line["values"], line.get("text")) for line in world["lines"]] == [
+        ("world", [4, 3, 2, 3, 3], None),
+        ("lost", [None, 3, 2, None, None], "2, 0"),
+        ("joined", [None, None, None, 3, None], "4"),
+    ]
+    assert marks(read_history(run)) == [
+        {"step": 9, "label": "2 lost"},
+        {"step": 19, "label": "0 lost"},
+        {"step": 40, "label": "4 joined"},
+    ]
+
+
+def test_the_page_lists_who_went_and_who_came(run: RunFolder) -> None:
+    page = " ".join(render_report(run).split())
+    assert "Who was lost, and who came" in page
+    row = '<td class="num">19</td><td>0</td><td><span class="none">–</span></td><td class="num">2</td><td class="num">0.25 s</td>'  # noqa: RUF001, E501
+    assert row in page
+
+
+def test_steps_of_a_lost_world_count_once(run: RunFolder) -> None:
+    history = read_history(run)
+    assert chart(run, "loss")["steps"] == list(range(1, 61))
+    for number, step in ((0, 10), (1, 20)):
+        for rank in history.ranks.values():
+            assert not ((rank.segment == number) & (rank.steps == step)).any()
+            assert not ((rank.collectives.segment == number) & (rank.collectives.step == step)).any()
+    assert [fractions.num_steps for fractions in phase_fractions(history)] == [60, 60, 39, 9]
+    assert all(len(window.lanes) == 3 for window in windows(history)), "the last world's ranks"
+
+
+def test_runs_are_compared_by_what_their_worlds_were(run: RunFolder, tmp_path: Path) -> None:
+    calm = make_run(tmp_path / "calm", Synthetic(segments=[(4, 0, 60)]))
+    found = compare_runs(calm, run, 1e-5)
+    assert "world 4, then 3, then 2, then 3" in "\n".join(map(str, found.titles))
+
+
+def test_a_resume_after_it_begins_anew(tmp_path: Path) -> None:
+    segments = [(4, 0, 30), (3, 29, 50), (4, 40, 60)]
+    run = make_run(tmp_path / "run", Synthetic(segments=segments, members=[*MEMBERS[:2], None]))
+    world = chart(run, "world")
+    assert (world["steps"], world["lines"][0]["values"]) == ([0, 29, 40, 60], [4, 3, 4, 4])
+    assert marks(read_history(run))[1] == {"step": 40, "label": "resumed, world 4"}
