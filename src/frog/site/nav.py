@@ -48,7 +48,16 @@ def navigation(root: Path, examples: dict[str, str]) -> list[Any]:
             "Cluster": [
                 *(
                     f"docs/{name}.md"
-                    for name in ("launchers", "nodes", "network", "slow-links", "slurm", "kubernetes", "chaos")
+                    for name in (
+                        "launchers",
+                        "nodes",
+                        "losing-ranks",
+                        "network",
+                        "slow-links",
+                        "slurm",
+                        "kubernetes",
+                        "chaos",
+                    )
                 ),
                 {"From LOCAL to GPU": [f"docs/scale/{name}.md" for name in ("README", "first-hour", "cost")]},
             ]
