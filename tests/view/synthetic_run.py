@@ -257,7 +257,7 @@ def _write_rank(
             memory_bytes=int(310e6 + 2e6 * rank + 1e5 * min(step, 30)),
             loss_scale=_loss_scale(step, kind),
             skipped=step in kind.overflows,
-            sample_ids=[step * 32 + rank * (32 // world) + i for i in range(32 // world)],
+            sample_ids=_sample_ids(step, rank, world),
             end_ns=clock,
         )
         at_end = step == last
@@ -281,6 +281,12 @@ def _write_rank(
             writer.emit("error", step=last, phase="reduce", **words, hint=None, facts={}, unix_ns=1)
         writer.emit("end", step=last, status=kind.status, weights_sha256=None)
     writer.close()
+
+
+def _sample_ids(step: int, rank: int, world: int) -> list[int]:
+    """A rank's part of 32 samples, filled up with -1 where they do not divide."""
+    own = [step * 32 + i for i in range(32 * rank // world, 32 * (rank + 1) // world)]
+    return own + [-1] * (-(-32 // world) - len(own))
 
 
 def _write_change(writer: EventWriter, before: list[int], now: list[int], index: int, rank: int, step: int) -> None:
