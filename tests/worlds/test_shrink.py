@@ -174,6 +174,15 @@ def test_a_lost_shard_comes_back_from_its_neighbour(
 
 
 @pytest.mark.slow
+def test_a_node_may_be_lost(harness: Harness, undisturbed: dict[str, Any]) -> None:
+    fault = "node rank=2 step=5 phase=backward"
+    run = words("shrink-node")
+    done = harness.run("frog", "chaos", "--fault", fault, "--nodes", "2x2", "--threads", "1", "--", *run)
+    check(harness, "shrink-node", undisturbed)
+    assert "ranks 2, 3 are lost: a world of 2 goes on after step 4" in done.stdout
+
+
+@pytest.mark.slow
 def test_two_neighbours_that_are_lost_at_once_take_a_shard_along(harness: Harness) -> None:
     faults = [word for rank in (1, 2) for word in ("--fault", f"kill rank={rank} step=9 phase=forward")]
     run = words("shrink-gone", "strategy.name=zero1")

@@ -81,6 +81,11 @@ class _ReportingAgent(LocalElasticAgent):
             self._write("exit", ended_ns, node_rank=worker_group.group_rank, code=report.pop("exit_code"), **report)
         return result
 
+    def _exit_barrier(self) -> None:
+        """Wait for the other nodes, unless they may be gone."""
+        if not survives_losses():
+            super()._exit_barrier()  # type: ignore[no-untyped-call]
+
     def _let_go(self, worker_group: WorkerGroup) -> None:
         """Report who has failed while others go on, or have ended well, and look at them no more."""
         running: set[int] = getattr(self._pcontext, "_running_local_ranks", set())

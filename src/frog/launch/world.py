@@ -191,10 +191,15 @@ class _Launch:
             self.journal.record(kind, unix_ns, **event)
             if kind == "exit":
                 self.failures.append({**event, "time_s": time_s})
-                if self.options.restarts or (self.scratch / SURVIVES).exists():
+                if self.options.restarts or self._survives_losses:
                     print(f"{in_words(event)}", file=sys.stderr, flush=True)
             elif kind == "world":
                 self._show(event)
+
+    @property
+    def _survives_losses(self) -> bool:
+        """Whether the run has said that it goes on when ranks are lost."""
+        return (self.scratch / SURVIVES).exists()
 
     def _show(self, world: dict[str, Any]) -> None:
         """Once all nodes of an attempt have reported their ranks, show the table of the world."""
@@ -269,7 +274,8 @@ class _Launch:
         comes_back = self.nodes.several and self.repairs.returns < self.options.restarts
         healthy = sum(other.process.poll() in (None, 0) for other in self.agents)
         goes_on_without = healthy >= self.nodes.least
-        if (code < 0 and (comes_back or goes_on_without)) or (code == NOT_MET and goes_on_without):
+        survived = healthy > 0 and self._survives_losses
+        if survived or (code < 0 and (comes_back or goes_on_without)) or (code == NOT_MET and goes_on_without):
             agent.excused = True
             how = f"gone ({signal_name(-code)})" if code < 0 else "lost the others"
             print(f"{agent.host} has {how}", file=sys.stderr, flush=True)

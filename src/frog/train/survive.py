@@ -195,9 +195,13 @@ def _report(run: Run, parts: Parts, change: WorldChanged | None, began_ns: int) 
         "membership", step=step, epoch=member.survivors.epoch, identity=member.identity,
         members=members, lost=lost, joined=joined, took_ns=took_ns,
     )  # fmt: skip
-    changes = ((lost, "is lost"), (joined, "has joined"))
-    words = [f"rank {', '.join(map(str, who))} {what}" for who, what in changes if who]
+    changes = ((lost, "is lost", "are lost"), (joined, "has joined", "have joined"))
+    words = [f"{_named(who)} {one if len(who) == 1 else many}" for who, one, many in changes if who]
     run.log.say(
         f"{'; '.join(words) or 'nobody came'}: a world of {len(members)} goes on after step {step}, "
         f"{took_ns / 1e9:.2f} s later"
     )
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, sorted(ranks)))}"
