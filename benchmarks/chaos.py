@@ -36,7 +36,7 @@ PARTS = {
     "four-ranks": Part(16, ("--nproc", "4", "--deadline", "15")),
     "elastic": Part(10, ("--nodes", "1:2x1", "--deadline", "10", "--kinds", "kill,node,nan,disk,torn")),
     "cut": Part(8, ("--nodes", "2x1", "--network", "rate=100mbit delay=1ms", "--deadline", "10", "--kinds", "cut")),
-    "shrink": Part(30, ("--nproc", "4", "--on-loss", "shrink", "--deadline", "15")),
+    "shrink": Part(20, ("--nproc", "4", "--on-loss", "shrink", "--deadline", "15")),
 }
 
 

@@ -1,6 +1,6 @@
 """How long a run stands still when one of its ranks is killed, and how soon another takes part.
 
-    python benchmarks/survive.py [--rounds 3] [--tiny]
+    python benchmarks/survive.py [--rounds 2] [--tiny]
 
 Measured are, on the demo's model, in worlds of 2 and 4, in turn, round after round; printed are medians with the
 fastest and the slowest round:
@@ -139,7 +139,7 @@ def prepare(tiny: bool) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--tiny", action="store_true", help="one round of the tiny model, in a world of 2")
     args = parser.parse_args()
     os.chdir(tempfile.mkdtemp(prefix="frog-survive-"))
