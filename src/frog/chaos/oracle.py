@@ -139,7 +139,7 @@ def read_oracle(folder: RunFolder) -> Oracle:
     native = run.setting("strategy", "implementation") != "frog"
     node_of = {rank: int(said.of(StartEvent)[-1].node_rank) for rank, said in sorted(run.ranks.items())}
     places = tuple(place for rank in node_of for place in _places(run.ranks[rank], native))
-    return Oracle(record, losses_of(run), node_of, places, native)
+    return Oracle(record, _losses(run), node_of, places, native)
 
 
 def _places(said: RankEvents, native: bool) -> list[Place]:
@@ -156,8 +156,7 @@ def _places(said: RankEvents, native: bool) -> list[Place]:
     return places
 
 
-def losses_of(run: RecordedRun) -> dict[int, float]:
-    """Of every step, the mean over all ranks, as it was last taken."""
+def _losses(run: RecordedRun) -> dict[int, float]:
     steps = run.main.by_step(StepEvent).items()
     return {step: event.loss_mean for step, event in steps if event.loss_mean is not None}
 
@@ -175,7 +174,7 @@ def recovery_problems(oracle: Oracle, folder: RunFolder) -> list[str]:
         if record.weights_sha256 != oracle.record.weights_sha256:
             found.append("weights differ")
         return found
-    losses = losses_of(read_run(folder))
+    losses = _losses(read_run(folder))
     far = [step for step, loss in oracle.losses.items() if not _close(losses.get(step), loss)]
     return [*found, *([f"losses differ at steps {', '.join(map(str, far))}"] if far else [])]
 

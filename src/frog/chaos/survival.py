@@ -17,14 +17,14 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
-from frog.chaos.oracle import Oracle, losses_of
+from frog.chaos.oracle import Oracle
 from frog.chaos.sandbox import met_faults, write_faults
 from frog.chaos.trial import Launch, Setting, Verdict
 from frog.config.fault_kinds import KINDS
 from frog.config.faults import Fault, marks_folder
 from frog.core.runfolder import RunFolder
 from frog.events import RecordedRun, read_run
-from frog.events.schema import EndEvent, MembershipEvent
+from frog.events.schema import EndEvent, MembershipEvent, StepEvent
 from frog.launch.harness import Program
 
 LOSSES = ("raise", "kill", "midway", "stop", "port", "node", "cut")
@@ -173,8 +173,11 @@ def outcome_problems(run: RecordedRun, oracle: Oracle) -> list[str]:
     if record is None or record.status != "completed":
         return [f"did not complete: {record.status if record else 'no record'}"]
     found = [] if record.order_sha256 == calm.order_sha256 else ["took other samples"]
-    losses = losses_of(run)
-    if far := [step for step, loss in oracle.losses.items() if not _close(losses.get(step), loss)]:
+    told: dict[int, list[float | None]] = {}  # by any rank: the first may have been lost before it could
+    for event in (event for said in run.ranks.values() for event in said.of(StepEvent)):
+        told.setdefault(event.step, []).append(event.loss_mean)
+    far = [step for step, loss in oracle.losses.items() if not all(_close(own, loss) for own in told.get(step, [None]))]
+    if far:
         found.append(f"losses differ at steps {', '.join(map(str, far))}")
     if calm.eval is not None and not _close(record.eval.loss if record.eval else None, calm.eval.loss):
         found.append(f"the held-out loss differs: {record.eval}, not {calm.eval}")
