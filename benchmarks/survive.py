@@ -112,12 +112,12 @@ def measure_restart(name: str, size: int) -> dict[str, float]:
 
 
 def measure_join(name: str, size: int) -> dict[str, float]:
-    """In a world of one fewer, so that the newcomer makes it as large as the others."""
-    world = World(name, size - 1, [], ["comm.on_loss=shrink"])
+    """Into a world of that size."""
+    world = World(name, size, [], ["comm.on_loss=shrink"])
     typed_ns = time.monotonic_ns()
     newcomer = popen("join", name)
-    world.wait(lambda: world.steps(size - 1))
-    first_ns, step_s = world.steps(size - 1)[0]["end_ns"], world.step_s()
+    world.wait(lambda: world.steps(size))
+    first_ns, step_s = world.steps(size)[0]["end_ns"], world.step_s()
     meanwhile = sum(event["end_ns"] < first_ns for event in world.steps(0, typed_ns))
     world.end()
     newcomer.wait(DEADLINE_S)
