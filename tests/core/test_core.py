@@ -26,6 +26,22 @@ def test_an_error_says_what_to_try() -> None:
     assert (FrogError("").exit_code, UsageError("").exit_code) == (1, 2)
 
 
+def test_a_device_or_a_pipe_is_written_into_and_stays(tmp_path: Path) -> None:
+    link, pipe = tmp_path / "full", tmp_path / "pipe"
+    link.symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        write_atomic(link, "too much")
+    assert link.is_symlink()
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="No such device or address"):
+        write_atomic(pipe, "to nobody")
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_atomic(pipe, "to you")
+    assert os.read(reader, 100) == b"to you"
+    os.close(reader)
+    assert pipe.is_fifo()
+
+
 def test_write_atomic_replaces_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "deep" / "file"
     write_atomic(path, "old")

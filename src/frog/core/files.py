@@ -22,16 +22,21 @@ def write_atomic(path: Path, data: bytes | str, *, replace: bool = True, private
     """Write `data` so that `path` never holds a part of it, also if the machine stops midway.
 
     Unless it may `replace`, a file that another process has put there stays. A `private` one only its owner can read.
+    What is a device or a pipe, such as /dev/stdout, is written into.
     """
     mode = 0o600 if private else 0o666
     if not path.name:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    content = data.encode() if isinstance(data, str) else data
+    if _is_device(path):
+        _write_into(path, content)
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     staging = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with _opened(path.parent) as folder:  # who waits for the file may give its folder another name at once
         try:
             with open(staging, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
-                file.write(data.encode() if isinstance(data, str) else data)
+                file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             if replace or not _link(staging, path):
@@ -39,6 +44,22 @@ def write_atomic(path: Path, data: bytes | str, *, replace: bool = True, private
         finally:
             staging.unlink(missing_ok=True)
         os.fsync(folder)
+
+
+def _is_device(path: Path) -> bool:
+    """Whether it is neither a plain file nor a folder, nor absent: a device, a pipe. To take its place would end it."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+
+
+def _write_into(path: Path, content: bytes) -> None:
+    """Raises OSError, also where a pipe has no reader: it is not waited for."""
+    with open(path, "wb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        os.set_blocking(file.fileno(), True)
+        file.write(content)
 
 
 def _link(staging: Path, path: Path) -> bool:
