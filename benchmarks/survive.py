@@ -11,6 +11,7 @@ fastest and the slowest round:
 - join: from `frog join` to the end of the first step that the newcomer takes part in, and how many the others took
 
 Beside each stands a step as long as nothing happens.
+torchft is not among them: its 0.2.0 can be imported beside this torch, but its loop has not been written here.
 """
 
 from __future__ import annotations
