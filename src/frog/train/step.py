@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +37,12 @@ class StepReport:
         return self.step_tokens / ((self.end_ns - self.start_ns) / 1e9)
 
     @property
+    def loss(self) -> float:
+        """The mean over this rank's own labels, where what it reduces is weighed by how many these are."""
+        share = math.fsum(self.batch.loss_weight_A)
+        return self.agreed.loss / share if share else self.agreed.loss
+
+    @property
     def grad_norm_local(self) -> float | None:
         """Of this rank's own gradient, without the loss scale."""
         norm = self.agreed.grad_norm_local
@@ -45,7 +52,7 @@ class StepReport:
         """The fields of a `step` event; `full_tokens_per_s` is what the devices would do at their highest rate."""
         return {
             "step": self.batch.step,
-            "loss": self.agreed.loss,
+            "loss": self.loss,
             "loss_mean": self.agreed.loss_mean,
             "grad_norm_local": self.grad_norm_local,
             "grad_norm": self.grad_norm,
@@ -72,6 +79,6 @@ class StepReport:
         if self.grad_norm_local is not None:
             own = f"gradient norm {self.grad_norm_local:.4f} (reduced {self.grad_norm:.4f})"
         return (
-            f"step {self.batch.step} | loss {self.agreed.loss:.4f} (mean of ranks {self.agreed.loss_mean:.4f}) | {own} "
+            f"step {self.batch.step} | loss {self.loss:.4f} (mean of ranks {self.agreed.loss_mean:.4f}) | {own} "
             f"| learning rate {self.learning_rate:.2e} | {format_count(self.tokens_per_s)} tokens/s"
         )

@@ -29,6 +29,7 @@ from frog.comm.local_shard import LocalShard
 from frog.comm.membership import change_behind
 from frog.core.env import SURVIVES, attempt_number, host_name, launch_dir
 from frog.core.errors import CommError, RunError
+from frog.core.facts import ErrorFacts
 from frog.core.launch_request import LaunchRequest
 from frog.core.processes import is_alive
 from frog.core.schema import write_typed
@@ -102,13 +103,16 @@ def _give_way(run: Run) -> None:
 
     A rank whose connections were all closed takes the others for lost, as they do it: it must not be the one to go on.
 
-    Raises:  RunError if the others have not ended in time, nor ended this rank.
+    Raises:  CommError if the others have not ended in time, nor ended this rank.
     """
     mine = set(run.world.gather_rows(torch.tensor([os.getpid()])).flatten().tolist())
     until_s = time.monotonic() + _GONE_S
     while (others := _alive(run) - mine) and (-len(others), min(others)) < (-len(mine), min(mine)):
         if time.monotonic() > until_s:
-            raise RunError(f"this rank was cut off from the others: {len(others)} of them go on, with {len(mine)} here")
+            raise CommError(
+                f"this rank was cut off from the others: {len(others)} of them go on, with {len(mine)} here",
+                facts=ErrorFacts(cause="closed", op="rendezvous"),
+            )
         time.sleep(_LOOK_S)
 
 

@@ -76,9 +76,6 @@ def _loss(history: History, main: RankHistory) -> Chart:
         losses = np.array([float("nan") if event.loss is None else event.loss for event in evals.values()])
         lines.append(_line("held-out", "heldout", _at(steps, np.array(list(evals), np.int64), losses)))
     note = "Cross-entropy on each rank's own sequences" if len(history.ranks) > 1 else "Cross-entropy"
-    batch = history.run.setting("train", "global_batch_size", default=1)
-    if any(segment.change and batch % segment.world_size for segment in history.segments):
-        note += ", times its share of a batch that does not divide"
     return _chart("loss", "Loss", "nats/token", note, "exact", steps, lines, len(main.steps))
 
 
