@@ -180,6 +180,7 @@ def test_a_rank_that_wakes_late_takes_the_verdict_of_the_others() -> None:
     """Rank 0 is silent. When rank 2 looks up, its patience is over, and the others have left rank 0 out already."""
     late = Survivors.__new__(Survivors)
     late.identity, late.members, late.epoch = 2, (0, 1, 2, 3), 0
+    late.left_out = set()
     late._dead, late._newcomers, late._inbox, late._patience_s = set(), set(), [], 0.01
     late._completed = late._settled = 5
     late._lines = {0: SimpleNamespace(close=lambda: None)}  # type: ignore[dict-item]

@@ -81,6 +81,8 @@ class Survivors:
         """Who has a line to each member that this rank knows of, and is no member yet."""
         self.epoch, self._completed, self._settled = epoch, completed, completed
         self._dead: set[int] = set()
+        self.left_out: set[int] = set()
+        """Who was silent for too long, as far as this rank has found it so: it may still be there."""
         self._news: WorldChanged | None = None
         try:
             self.group = self._regroup(timeout_s)
@@ -271,6 +273,7 @@ class Survivors:
             self._tell(replace(own, is_last_word=True), [peer])
             self._lines[peer].close()
             self._dead.add(peer)
+            self.left_out.add(peer)
         heard[self.identity] = own
         self._settle(min(heard[peer].completed for peer in alive))
         self.epoch, self.members, self._newcomers = target, tuple(sorted(alive)), set()

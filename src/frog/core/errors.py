@@ -63,6 +63,10 @@ class CommError(FrogError):
     """A collective or the start of a world failed."""
 
 
+class LostError(CommError):
+    """This rank is out of a run that goes on without it."""
+
+
 class LaunchError(FrogError):
     """A world could not be started, or one of its ranks failed."""
 

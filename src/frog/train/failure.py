@@ -16,7 +16,7 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from frog.checkpoint import after_no_room
 from frog.comm.error_file import leave_error
 from frog.core.env import WorldEnv, launcher_pid, under_mpich, world_env
-from frog.core.errors import CommError, FrogError, UsageError, report_error
+from frog.core.errors import CommError, FrogError, LostError, UsageError, report_error
 from frog.core.facts import ErrorFacts, system_cause
 from frog.core.processes import leave_with_parent
 from frog.core.runfolder import RunFolder
@@ -104,6 +104,10 @@ class FailureReporter:
 
     def _report_to_folder(self, error: Exception, text: str, report: dict[str, Any]) -> None:
         if self.folder is None:
+            return
+        if isinstance(error, LostError):  # its place in the run, and so its files, are another's by now
+            with RankLog(self.folder.rank_log(self.rank), self.rank, show=False) as log:
+                log.note(text)
             return
         step = self.events.step if self.events else 0
         short = {"type": report["type"], "message": str(error), "rank": self.rank, "step": step}

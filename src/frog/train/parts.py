@@ -85,6 +85,8 @@ def build_parts(run: Run, workload: Workload, kept: Handover | None = None) -> P
     if run.membership is not None and config.strategy.entry.splits:
         copies = Copies(world, strategy, scaler)
         copies.keep()
+    if run.membership is not None:
+        run.membership.open_door()
     # At the last step: of a run that ended between its last checkpoint and its record.
     scored = state.step if 0 < state.step < config.train.steps else None
     return Parts(

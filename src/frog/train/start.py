@@ -106,7 +106,6 @@ def admit_others(run: Run, member: Membership, reporter: FailureReporter) -> Non
 
     run.membership, run.changed = member, changed
     member.door_file, member.refused = run.folder.door_json, refused
-    member.open_door()
     announce(run)
 
 

@@ -24,11 +24,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from frog.collectives.agreement import WorldChanged
+from frog.collectives.agreement import LeftOut, WorldChanged
 from frog.comm.local_shard import LocalShard
 from frog.comm.membership import change_behind
 from frog.core.env import SURVIVES, attempt_number, host_name, launch_dir
-from frog.core.errors import CommError, RunError
+from frog.core.errors import CommError, LostError, RunError
 from frog.core.facts import ErrorFacts
 from frog.core.launch_request import LaunchRequest
 from frog.core.processes import is_alive
@@ -58,13 +58,15 @@ def announce(run: Run) -> None:
 def go_on(run: Run, workload: Workload, old: Parts | None, error: BaseException | None) -> Parts:
     """After a change of the world: the same state in the new one. `old` is what this rank has of it.
 
-    Raises:  `error`, if no change of the world is behind it.
+    Raises:  `error`, if no change of the world is behind it; LostError if the others go on without this rank.
     """
     began_ns = time.monotonic_ns()
     while True:
         change = change_behind(error) if error is not None else None
         if run.membership is None or (error is not None and change is None):
             assert error is not None
+            if isinstance(error.__cause__, LeftOut):
+                raise LostError(str(error.__cause__), facts=ErrorFacts(cause="timed_out", op="rendezvous")) from error
             raise error
         try:
             return _enter(run, workload, old, change, began_ns)
@@ -81,7 +83,7 @@ def _enter(run: Run, workload: Workload, old: Parts | None, change: WorldChanged
     run.world = world = member.renew()
     _give_way(run)
     if world.is_main:
-        _end_left_out(run, [rank for rank, identity in enumerate(before) if identity not in member.members])
+        _end_left_out(run, [rank for rank, identity in enumerate(before) if identity in member.survivors.left_out])
     run.mesh = build_mesh(run.config, world)
     split = bool(run.config.strategy.entry.splits)
     kept = hand_over(world, _brought(old, before, member.members), split, _shapes(old), _scalars(run, old))
@@ -93,7 +95,6 @@ def _enter(run: Run, workload: Workload, old: Parts | None, change: WorldChanged
         setattr(parts, name, kept.scalars[name])
     if not kept.everybody_has_all:
         _prove(run, parts)
-    member.open_door()
     _report(run, parts, change, began_ns)
     return parts
 
@@ -103,31 +104,35 @@ def _give_way(run: Run) -> None:
 
     A rank whose connections were all closed takes the others for lost, as they do it: it must not be the one to go on.
 
-    Raises:  CommError if the others have not ended in time, nor ended this rank.
+    Raises:  LostError if the others go on, or have gone on to their end.
     """
     mine = set(run.world.gather_rows(torch.tensor([os.getpid()])).flatten().tolist())
     until_s = time.monotonic() + _GONE_S
-    while (others := _alive(run) - mine) and (-len(others), min(others)) < (-len(mine), min(mine)):
-        if time.monotonic() > until_s:
-            raise CommError(
-                f"this rank was cut off from the others: {len(others)} of them go on, with {len(mine)} here",
+    seen: set[int] = set()
+    while True:
+        beats = _beats(run)
+        others = {pid for pid, status in beats.items() if status == "running" and is_alive(pid)} - mine
+        ended_well = {pid for pid in seen if beats.get(pid) in ("completed", "interrupted")}
+        if not ended_well and (not others or (-len(mine), min(mine)) < (-len(others), min(others))):
+            return
+        if ended_well or time.monotonic() > until_s:
+            raise LostError(
+                f"this rank was cut off: {len(others | ended_well)} others of its run went on, {len(mine)} are here",
                 facts=ErrorFacts(cause="closed", op="rendezvous"),
             )
+        seen |= others
         time.sleep(_LOOK_S)
 
 
-def _alive(run: Run) -> set[int]:
-    """The run's processes on this machine, by their heartbeats, also by those put aside."""
+def _beats(run: Run) -> dict[int, str]:
+    """How each of the run's processes on this machine is, by its heartbeat, also by those put aside; by process."""
     beats = [read_heartbeat(path) for path in run.folder.heartbeats.rglob("rank_*.json")]
-    return {
-        beat.pid
-        for beat in beats
-        if beat and beat.status == "running" and beat.host == host_name() and is_alive(beat.pid)
-    }
+    ours = sorted((beat for beat in beats if beat and beat.host == host_name()), key=lambda beat: beat.unix_ns)
+    return {beat.pid: beat.status for beat in ours}
 
 
 def _end_left_out(run: Run, ranks: Sequence[int]) -> None:
-    """Have the launcher end those of the last world's ranks that are lost and still there: stopped, or cut off."""
+    """Have the launcher end those of the last world's ranks that were silent and are still there: they are stopped."""
     folder = launch_dir()
     for rank in ranks if folder is not None else ():
         beat = read_heartbeat(run.folder.heartbeat(rank))
