@@ -99,13 +99,14 @@ def run_list(args: argparse.Namespace) -> int:
             printable(data.manifest.source),
         )
     from frog.core.console import console
+    from frog.core.schema import shortened
 
     screen = console()
     if table.row_count:
         screen.print(table)
     for name, entry in found.items():
         if not isinstance(entry, PreparedData):
-            screen.print(f"{printable(name)} cannot be used: {entry}", soft_wrap=True)
+            screen.print(f"{printable(name)} cannot be used: {shortened(str(entry), 1000)}", soft_wrap=True)
     return 0
 
 

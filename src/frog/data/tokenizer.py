@@ -14,6 +14,7 @@ from frog.core.schema import read_bounded, shortened
 END_OF_DOCUMENT = "<|endoftext|>"
 END_OF_DOCUMENT_ID = 0
 MIN_VOCAB_SIZE = 257
+_MAX_VOCAB_SIZE = 1 << 20
 """The end of a document and the 256 bytes: what any text can be written in."""
 
 
@@ -24,6 +25,8 @@ def check_vocab_size(vocab_size: int) -> None:
             f"vocabulary of {vocab_size} tokens: the least is {MIN_VOCAB_SIZE}, 256 bytes and {END_OF_DOCUMENT}",
             "give a larger --vocab-size",
         )
+    if vocab_size > _MAX_VOCAB_SIZE:
+        raise DataError(f"vocabulary of {vocab_size} tokens: the most is {_MAX_VOCAB_SIZE}", "2048 is usual here")
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:

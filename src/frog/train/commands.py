@@ -38,9 +38,13 @@ from frog.train.trained import export_merged, load_trained, read_finetune
 _BATCH_SIZE = 16
 
 
+_MOST_TOKENS = 1_000_000
+
+
 def sample(args: argparse.Namespace) -> int:
     """`frog sample RUN --prompt ...`"""
     check_text(args.prompt, "--prompt")
+    _check_sampling(args)
     folder = find_run(args.run)
     model, _, _ = load_trained(folder, args.step)
     if not folder.tokenizer_json.exists():
@@ -57,6 +61,17 @@ def sample(args: argparse.Namespace) -> int:
     )
     print(text)
     return 0
+
+
+def _check_sampling(args: argparse.Namespace) -> None:
+    """Raise UsageError for numbers that no text can be drawn with."""
+    for name, value, least, most in (
+        ("--tokens", args.tokens, 0, _MOST_TOKENS),
+        ("--seed", args.seed, 0, 2**63 - 1),
+        ("--temperature", args.temperature, 0, 1e6),
+    ):
+        if not least <= value <= most:
+            raise UsageError(f"{name} {value}: it lies between {least} and {most:g}")
 
 
 def evaluate(args: argparse.Namespace) -> int:
