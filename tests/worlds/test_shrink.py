@@ -65,9 +65,10 @@ def check_report(harness: Harness, name: str) -> None:
     assert charts["loss"]["steps"] == list(range(41))
 
 
-def join(harness: Harness, name: str) -> str:
-    """Let one come in while the first member is held, so that the run is not over before; what it says."""
+def join(harness: Harness, name: str, step: int) -> str:
+    """Let one come in from a step on. Meanwhile the first member is held, so that the run is not over. What it says."""
     folder = harness.folder(name)
+    wait_until(lambda: (beat := read_heartbeat(folder.heartbeat(0))) is not None and beat.step >= step, 60, "a step")
     door, first = json.loads(folder.door_json.read_text()), read_heartbeat(folder.heartbeat(0))
     assert first is not None
     os.kill(first.pid, signal.SIGSTOP)
@@ -90,7 +91,7 @@ def test_four_lose_two_get_one_back_and_end_as_if_nothing_had_been(
     process = harness.start("frog", "chaos", *faults, "--nproc", "4", "--threads", "1", "--", *words("shrink-all"))
     door = harness.folder("shrink-all").door_json
     wait_until(lambda: door.exists() and json.loads(door.read_text())["identity"] == 1, 60, "the loss of 0", process)
-    joined = join(harness, "shrink-all")
+    joined = join(harness, "shrink-all", 10)
     out, err = run_to_end(process, 120)
     assert process.returncode == 0, err
     assert joined == "runs/shrink-all: joined as rank 2, in a world of 3\n"
@@ -129,7 +130,7 @@ def test_one_alone_goes_on_and_takes_another_in(harness: Harness, undisturbed: d
     process = harness.start("frog", "chaos", *faults, "--nproc", "2", "--threads", "1", "--", *words("shrink-one"))
     door = harness.folder("shrink-one").door_json
     wait_until(lambda: door.exists() and json.loads(door.read_text())["identity"] == 1, 60, "the loss of 0", process)
-    join(harness, "shrink-one")
+    join(harness, "shrink-one", 5)
     _, err = run_to_end(process, 120)
     assert process.returncode == 0, err
     check(harness, "shrink-one", undisturbed)
