@@ -62,19 +62,17 @@ def go_on(run: Run, workload: Workload, old: Parts | None, error: BaseException 
     """
     began_ns = time.monotonic_ns()
     while True:
-        change = change_behind(error) if error is not None else None
-        if run.membership is None or (error is not None and change is None):
-            assert error is not None
+        if error is not None and (run.membership is None or change_behind(error) is None):
             if isinstance(error.__cause__, LeftOut):
                 raise LostError(str(error.__cause__), facts=ErrorFacts(cause="timed_out", op="rendezvous")) from error
             raise error
         try:
-            return _enter(run, workload, old, change, began_ns)
+            return _enter(run, workload, old, began_ns)
         except (CommError, WorldChanged) as further:
             error = further
 
 
-def _enter(run: Run, workload: Workload, old: Parts | None, change: WorldChanged | None, began_ns: int) -> Parts:
+def _enter(run: Run, workload: Workload, old: Parts | None, began_ns: int) -> Parts:
     member = run.membership
     assert member is not None
     if old is not None:
@@ -95,7 +93,7 @@ def _enter(run: Run, workload: Workload, old: Parts | None, change: WorldChanged
         setattr(parts, name, kept.scalars[name])
     if not kept.everybody_has_all:
         _prove(run, parts)
-    _report(run, parts, change, began_ns)
+    _report(run, parts, set(before) or set(member.members) - {member.identity}, began_ns)
     return parts
 
 
@@ -195,11 +193,11 @@ def _prove(run: Run, parts: Parts) -> None:
         raise RunError(f"rank {run.world.rank}: the state that was handed over is not what the others hold")
 
 
-def _report(run: Run, parts: Parts, change: WorldChanged | None, began_ns: int) -> None:
+def _report(run: Run, parts: Parts, before: set[int], began_ns: int) -> None:
     member, step, took_ns = run.membership, parts.state.step, time.monotonic_ns() - began_ns
     assert member is not None
     members = list(member.survivors.members)
-    lost, joined = (list(change.lost), list(change.joined)) if change else ([], [member.identity])
+    lost, joined = sorted(before - set(members)), sorted(set(members) - before)
     run.events.emit(
         "membership", step=step, epoch=member.survivors.epoch, identity=member.identity,
         members=members, lost=lost, joined=joined, took_ns=took_ns,
