@@ -47,16 +47,12 @@ class Copies:
     def __init__(self, world: World, strategy: Strategy, scaler: torch.amp.GradScaler) -> None:
         self._world, self._strategy, self._scaler = world, strategy, scaler
         self._shards = strategy.updated_shards()
-        layouts: list[Any] = [None] * world.size
         own = [replace(shard, tensor=torch.empty(shard.tensor.shape, device="meta")) for shard in self._shards]
+        self._layouts: list[list[LocalShard]] = [own] * world.size
         if world.size > 1:
-            dist.all_gather_object(layouts, own)
-        else:
-            layouts = [own]
-        self._layouts: list[list[LocalShard]] = layouts
-        self._sizes = [sum(shard.tensor.numel() for shard in layout) for layout in layouts]
-        self._kept = self._spare = self._empty()
-        self._spare = self._empty()
+            dist.all_gather_object(self._layouts, own)
+        self._sizes = [sum(shard.tensor.numel() for shard in layout) for layout in self._layouts]
+        self._kept, self._spare = self._empty(), self._empty()
 
     def _empty(self) -> _Kept:
         rank = self._world.rank
