@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from frog.grader.drawing import draw
 from frog.grader.gate import Gate, Operation
 
@@ -93,6 +95,25 @@ def test_a_receiver_that_takes_from_anyone_takes_the_same_one_whoever_comes_firs
         assert gate.release() == []  # the other may still send
         gate.enter(second, send(0, me=second))
         assert gate.release() == [(0, 1), (1, 0)]
+
+
+@pytest.mark.parametrize("sender_first", [True, False])
+def test_a_message_without_room_for_it_is_known_before_it_is_sent(sender_first: bool) -> None:
+    for room, is_clash in ((3, True), (4, False), (5, False)):
+        gate = Gate(2)
+        ends = [
+            (0, Operation("isend", WORLD, ("4 x float32",), True, peer=1, line="ring.py:7", num_bytes=16)),
+            (1, Operation("recv", WORLD, (f"{room} x float32",), peer=0, line="ring.py:9", num_bytes=4 * room)),
+        ]
+        for rank, operation in ends if sender_first else ends[::-1]:
+            gate.enter(rank, operation)
+        assert bool(gate.problem()) == is_clash
+        if gate.clash is not None:
+            assert gate.clash.id == "different-collectives"
+            assert gate.clash.observed == (
+                "rank 0 sent 4 x float32 (isend, ring.py:7) to rank 1, tag 0, "
+                "which has room for 3 x float32 (recv, ring.py:9)."
+            )
 
 
 def test_groups_do_not_disturb_each_other() -> None:

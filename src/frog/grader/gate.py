@@ -80,7 +80,7 @@ class Gate:
     def __init__(self, size: int) -> None:
         self.ranks = [_Rank() for _ in range(size)]
         self.clash: Problem | None = None
-        """Two ranks that have come to different things as the same operation of a group."""
+        """Two ranks that have come to different things as one operation: of a group, or as the ends of a message."""
 
     def enter(self, rank: int, operation: Operation) -> None:
         """A rank has come to its next operation; if that is not asynchronous, the rank waits."""
@@ -189,6 +189,10 @@ class Gate:
     def _join(self, rank: int, number: int, other: int, other_number: int) -> None:
         self.ranks[rank].other_ends[number] = other
         self.ranks[other].other_ends[other_number] = rank
+        ends = [(rank, self.ranks[rank].operations[number]), (other, self.ranks[other].operations[other_number])]
+        sent, taken = sorted(ends, key=lambda end: not end[1].sends)
+        if sent[1].num_bytes > taken[1].num_bytes:
+            self.clash = self.clash or Problem("different-collectives", _no_room(sent, taken), (sent[0], taken[0]))
 
     # ---- what does not -----------------------------------------------------------------------------------------------
 
@@ -247,6 +251,10 @@ def _name(operation: Operation) -> str:
     if operation.is_message:
         whom = "anyone" if operation.peer is None else f"rank {operation.peer}"
         return f"{'to' if 'send' in operation.op else 'from'} {whom}, tag {operation.tag}"
+    return _sizes(operation)
+
+
+def _sizes(operation: Operation) -> str:
     return ", ".join(operation.sizes) or "no tensor"
 
 
@@ -258,3 +266,10 @@ def _clash(place: int, first: tuple[int, Operation], other: tuple[int, Operation
     """In words: "as collective 3 rank 0 came to all_reduce of 12 x float32, rank 1 to broadcast …"."""
     said = [f"rank {rank} came to {op.op} ({_name(op)}{_at(op)})" for rank, op in (first, other)]
     return f"As collective {place + 1} of their group, {' and '.join(said)}. They would wait for ever, or mix them up."
+
+
+def _no_room(sent: tuple[int, Operation], taken: tuple[int, Operation]) -> str:
+    """In words: "rank 0 sent 12 x float32 (send, ring.py:7) to rank 1, tag 0, which has room for 4 …"."""
+    (sender, send), (receiver, recv) = sent, taken
+    what, room = (f"{_sizes(end)} ({end.op}{_at(end)})" for end in (send, recv))
+    return f"rank {sender} sent {what} to rank {receiver}, tag {send.tag}, which has room for {room}."

@@ -37,6 +37,8 @@ _VIOLATIONS = {"looked-it-up", "outside", "patched", "too-many-processes", "miss
 _GRACE_S = 1.0
 _KEPT_OUTPUT = 16 << 10
 _MOST_SENDING_S = 20.0
+_MOST_READS = 64
+"""Of what a socket holds already, a MiB each."""
 _MOST_OPERATIONS = 10_000
 """Of a rank in one world."""
 
@@ -92,6 +94,8 @@ class _Running:
         self._gate = Gate(task.size)
         self._ranks: list[_Rank] = []
         self._failure: Failure | None = None
+        self._errors: dict[int, Failure] = {}
+        """What ranks have raised, in the order in which it was heard."""
         self._doomed = math.inf
         """Since when it is certain that a rank waits in vain; the others are let run to where they stand."""
         self._selector = selectors.DefaultSelector()
@@ -127,10 +131,11 @@ class _Running:
             if rank.process.poll() is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(rank.process.pid, 9)
-                rank.process.wait()
+        for rank in self._ranks:
+            rank.process.wait()
             if rank.line is not None:
                 rank.line.close()
-        for _ in range(64):  # what they had printed
+        for _ in range(_MOST_READS):  # what they had printed
             if not [key.data(key.fileobj) for key, _ in self._selector.select(0)]:
                 break
         end_descendants(keep=[self._server.pid] if self._server is not None else [])
@@ -161,24 +166,39 @@ class _Running:
                 key.data(key.fileobj)
                 if self._failure is not None:
                     return
-            for number, rank in enumerate(self._ranks):
-                if not rank.ended and rank.process.poll() is not None:
-                    self._drain(number)
-                    if not rank.ended and self._failure is None:
-                        self._gone(number)
+            self._judge_ends()
             if self._doomed < math.inf:
                 self._go_on()
             if self._failure is None and time.monotonic() - looked > LOOK_S:
                 looked = time.monotonic()
-                ended = {number for number, rank in enumerate(self._ranks) if rank.ended}
+                ended = {number for number, rank in enumerate(self._ranks) if rank.process.poll() is not None}
                 breach = self._limits.look(ended)
                 if breach is not None:
                     self._breach(breach)
 
+    def _judge_ends(self) -> None:
+        """Say why ranks have ended early, once all is read that any rank had said before: it may be another's doing.
+
+        gloo aborts a process that is sent more than it has room for, and the others' connections to it break.
+        """
+        gone = [number for number, rank in enumerate(self._ranks) if not rank.ended and rank.process.poll() is not None]
+        if gone or self._errors:
+            for number in range(self._task.size):
+                self._drain(number)
+        for number in gone:
+            if not self._ranks[number].ended and self._failure is None:
+                self._gone(number)
+        for number, failure in self._errors.items():
+            if self._failure is None:
+                self._gate.finish(number, self._ranks[number].ended)
+                self._failure = failure
+
     def _drain(self, number: int) -> None:
-        """Read what an ended process had still sent."""
+        """Read what a rank has already sent."""
         line = self._ranks[number].line
-        while line is not None and not self._ranks[number].ended and self._failure is None:
+        for _ in range(_MOST_READS):
+            if line is None or self._ranks[number].ended or self._failure is not None:
+                return
             try:
                 if not (data := line.recv(1 << 20)):
                     return
@@ -311,7 +331,7 @@ class _Running:
             _must(said["id"] in _VIOLATIONS)
             self._fail(said["id"], f"On rank {number}: {said['seen']}", number)
         elif kind == "error":
-            self._error(number, said)
+            rank.ended, self._errors[number] = f"failed with {said['name']}", _raised(number, said)
         elif kind == "result":
             rank.value, rank.ended = said["value"], "returned"
             self._gate.finish(number, "returned")
@@ -328,22 +348,6 @@ class _Running:
         self._doomed = min(self._doomed, time.monotonic()) if problem else math.inf
         if problem and (self._gate.clash or self._gate.all_stand or time.monotonic() > self._doomed + _GRACE_S):
             self._fail(problem.id, problem.observed, problem.ranks[0], drawing=draw(self._gate))
-
-    def _error(self, number: int, said: dict[str, Any]) -> None:
-        rank = self._ranks[number]
-        name, text, where = str(said["name"]), str(said["text"]), str(said["where"])
-        rank.ended = "failed"
-        self._gate.finish(number, f"failed with {name}")
-        kind = "too-many-files" if said.get("errno") in (errno.EMFILE, errno.EFBIG) else _KINDS.get(name, "raised")
-        place = f" at {where}" if where else ""
-        trace = "".join(f"\n    {line}" for line in said["trace"]) if len(said["trace"]) > 1 else ""
-        self._fail(
-            kind,
-            f"rank {number} raised {name}{place}: {text.strip() or 'no text'}{trace}",
-            number,
-            where=where,
-            is_unsolved=name == "NotImplementedError" and "fill in" in text,
-        )
 
     def _gone(self, number: int) -> None:
         """A process has ended and has not said that it returned."""
@@ -372,9 +376,15 @@ class _Running:
             self._failure = Failure(kind, observed, rank, **more)
 
 
-def _operation(about: dict[str, Any]) -> Operation:
-    """What a rank says that it comes to. Raises TypeError, KeyError or ValueError if it is something else."""
-    return Operation(**{**about, "group": tuple(map(int, about["group"])), "sizes": tuple(map(str, about["sizes"]))})
+def _raised(number: int, said: dict[str, Any]) -> Failure:
+    """What a rank says that its code has raised."""
+    name, text, where = str(said["name"]), str(said["text"]), str(said["where"])
+    kind = "too-many-files" if said.get("errno") in (errno.EMFILE, errno.EFBIG) else _KINDS.get(name, "raised")
+    place = f" at {where}" if where else ""
+    trace = "".join(f"\n    {line}" for line in said["trace"]) if len(said["trace"]) > 1 else ""
+    observed = f"rank {number} raised {name}{place}: {text.strip() or 'no text'}{trace}"
+    is_unsolved = name == "NotImplementedError" and "fill in" in text
+    return Failure(kind, observed, number, where, is_unsolved=is_unsolved)
 
 
 def _must(true: bool) -> None:
