@@ -11,40 +11,45 @@ TIMEOUT_S = 10.0
 
 
 def check(grade: Grade) -> None:
-    """Two rounds of nodes of other sizes, in orders drawn anew; then worlds in which nodes are absent."""
+    """Two rounds of nodes of other sizes, in orders drawn anew; then worlds in which nodes are absent or late."""
     draw = random.Random(grade.seed)
     sizes = [[1], [3], [2, 1], [1, 3, 2], *[[draw.randint(1, 3) for _ in range(draw.randint(2, 4))] for _ in range(6)]]
     whole = [make_run(draw, each, ()) for each in sizes]
     absent = [make_run(draw, *each) for each in (([2, 1, 2], (1,)), ([1, 2, 1, 1], (1, 3)), ([2, 1], (0,)))]
-    found = grade.call({"runs": whole + absent}).values[0]
-    pairs = list(zip(whole + absent, found, strict=True))
+    late = [make_run(draw, each, (), len(each) - 1) for each in ([1, 2, 1], [2, 2])]
+    found = grade.call({"runs": whole + absent + late}).values[0]
+    pairs = list(zip(whole + absent + late, found, strict=True))
     for run, seen in pairs:
         check_opened(grade, run, seen)
     for run, seen in pairs[: len(whole)]:
         check_joined(grade, run, seen)
-    for run, seen in pairs[len(whole) :]:
+    for run, seen in pairs[len(whole) : -len(late)]:
         check_absent(grade, run, seen)
+    for run, seen in pairs[-len(late) :]:
+        check_late(grade, run, seen)
     check_real(grade, draw)
     grade.measured("processes that agreed, in two rounds each", str(sum(len(run["tasks"]) for run in whole)))
     grade.measured("worlds with absent nodes that ended with their numbers", str(len(absent)))
     grade.predicted("first-of-node-2", 3 + 1)
 
 
-def make_run(draw: random.Random, sizes: list[int], absent: tuple[int, ...]) -> Run:
+def make_run(draw: random.Random, sizes: list[int], absent: tuple[int, ...], late: int | None = None) -> Run:
     """A world; in the second round its nodes have other sizes. Each process is told only of its own node."""
     hosts = [
         f"{name}{draw.randrange(100, 999)}" for name in draw.sample(["fir", "oak", "ash", "elm", "yew"], len(sizes))
     ]
     port = draw.randrange(20000, 60000)
     again = [draw.choice([other for other in range(1, 5) if other != size]) for size in sizes]
-    rounds = [sizes] if absent else [sizes, again]
-    wait_s = TIMEOUT_S if absent else 30.0
+    waits = bool(absent) or late is not None
+    rounds = [sizes] if waits else [sizes, again]
+    wait_s = TIMEOUT_S if waits else 30.0
     tasks = []
     for node in (node for node in range(len(sizes)) if node not in absent):
         for local in range(max(counts[node] for counts in rounds)):
             joins = [(number, counts[node]) for number, counts in enumerate(rounds) if local < counts[node]]
             tasks.append([make_task(hosts, port, node, local, count, number, wait_s) for number, count in joins])
-    told = {"tasks": tasks, "timeout_s": wait_s, "absent": list(absent)}
+    last = [who for who, (task, *_) in enumerate(tasks) if task["node_rank"] == late]
+    told = {"tasks": tasks, "timeout_s": wait_s, "absent": list(absent), "late": last}
     return {"seed": draw.randrange(1 << 30), **told, "sizes": rounds, "hosts": hosts}
 
 
@@ -146,6 +151,16 @@ def check_absent(grade: Grade, run: Run, seen: Run) -> None:
             grade.reject("deadline-for-each", f"{world}: {who_is(run, int(who))} {waited}.")
     if seen["error"]:
         grade.reject("not-named", f"{world}: {seen['error']}")
+
+
+def check_late(grade: Grade, run: Run, seen: Run) -> None:
+    """A node comes when the others' time is up, but before they look who is missing: it is named, or all have come."""
+    for who, gave in seen["gave"].items():
+        if gave["0"].get("missing") == []:
+            world = f"{len(run['sizes'][0])} nodes; node {len(run['sizes'][0]) - 1} came as timeout_s ended"
+            grade.reject("came-meanwhile", f"{world}: {who_is(run, int(who))} raised NodesMissing([]).")
+        if "world_size" in gave["0"]:
+            check_world(grade, run, run["tasks"][int(who)][0], gave["0"])
 
 
 def check_real(grade: Grade, draw: random.Random) -> None:

@@ -16,6 +16,7 @@ from frog.grader.turns import Turns, TurnStore, pretend_clock
 
 PATIENCE = 10
 """How many times timeout_s processes may ask again and again when nobody writes."""
+ROUNDING_S = 1e-6
 pretend_clock()
 
 
@@ -32,6 +33,7 @@ def take_turns(learner: ModuleType, case: dict[str, Any]) -> dict[str, Any]:
 
     def be(who: int) -> None:
         rounds = case["tasks"][who]
+        hosts.hold_back(who)
         store: list[TurnStore] = []
 
         def open_store(host: str, port: int, listen: bool, timeout_s: float | None = None) -> TurnStore:
@@ -59,28 +61,50 @@ def take_turns(learner: ModuleType, case: dict[str, Any]) -> dict[str, Any]:
 
 
 class PatientStore(TurnStore):
-    """A store on which who waits for much longer than was asked for waits for ever."""
+    """A store on which who waits for much longer than was asked for waits for ever; who finds no card is noticed."""
 
-    def __init__(self, patient: Callable[[float | None], float | None], *about: Any) -> None:
-        super().__init__(*about)
-        self._patient = patient
+    def __init__(self, hosts: "Hosts", *about: Any) -> None:
+        super().__init__(hosts.turns, *about)
+        self._hosts = hosts
 
     def wait(self, keys: list[str], timeout_s: float | None = None) -> None:
-        super().wait(keys, self._patient(timeout_s))
+        try:
+            super().wait(keys, self._hosts.patient(timeout_s))
+        except TimeoutError:
+            self._hosts.missed()
+            raise
+
+    def check(self, keys: list[str]) -> bool:
+        if not (there := super().check(keys)):
+            self._hosts.missed()
+        return there
 
 
 class Hosts:
     """The pretended hosts: where somebody listens, and who went where."""
 
     def __init__(self, case: dict[str, Any]) -> None:
-        self.timeout_s, self.all_come = case["timeout_s"], not case["absent"]
-        self.turns = Turns(case["seed"], len(case["tasks"]), PATIENCE * self.timeout_s)
+        self.timeout_s, self.late = case["timeout_s"], case["late"]
+        self.all_come = not case["absent"] and not self.late
+        quick = self.late[0] if self.late else None
+        self.turns = Turns(case["seed"], len(case["tasks"]), PATIENCE * self.timeout_s, quick)
+        self._late_s = self.turns.now_s + self.timeout_s - ROUNDING_S
+        self._is_missed = False
         self.stores: dict[tuple[str, int], dict[str, bytes]] = {}
         self.opened: list[list[Any]] = []
 
     def patient(self, timeout_s: float | None) -> float | None:
         """A deadline as it holds here: none where all come, or where it is not the one that was asked for."""
         return None if self.all_come or timeout_s is None or timeout_s > 1.5 * self.timeout_s else timeout_s
+
+    def hold_back(self, who: int) -> None:
+        """Let one of those who are late come when another's time is up, but before that one looks who is missing."""
+        if who in self.late:
+            self.turns.do(who, "comes late", is_ready=lambda: self._is_missed)
+
+    def missed(self) -> None:
+        """A process did not find a card."""
+        self._is_missed = self._is_missed or self.turns.now_s > self._late_s
 
     def open(self, who: int, own: str, where: tuple[str, int], listen: bool, timeout_s: float | None) -> TurnStore:
         """Listen, or connect when somebody does."""
@@ -103,7 +127,7 @@ class Hosts:
             is_ready=lambda: listen or where in self.stores,
             timeout_s=self.patient(timeout_s),
         )
-        return PatientStore(self.patient, self.turns, who, values, set())
+        return PatientStore(self, who, values, set())
 
 
 def outcome(learner: ModuleType, task: dict[str, Any], open_store: Callable[..., Any]) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def join(task: Task, open_store: OpenStore) -> World:
 
     Comm:    rank 0 of node 0 listens at master_addr:master_port, and no other; one card is written for each node.
     Raises:  NodesMissing: with [0] where nobody listens within timeout_s; else, at most timeout_s after open_store
-             returned, with the node_rank of every node that left no card in this round.
+             returned, with the node_rank of every node that left no card in this round (never an empty list).
     """
     deadline = time.monotonic() + task.timeout_s
     try:
@@ -82,9 +82,10 @@ def join(task: Task, open_store: OpenStore) -> World:
     rank = task.local_rank
     for node in range(task.num_nodes):
         while not store.check([f"round {task.round} node {node}"]):
-            if time.monotonic() > deadline:
-                every = range(task.num_nodes)
-                raise NodesMissing([n for n in every if not store.check([f"round {task.round} node {n}"])])
+            every = range(task.num_nodes)
+            late = time.monotonic() > deadline
+            if late and (absent := [n for n in every if not store.check([f"round {task.round} node {n}"])]):
+                raise NodesMissing(absent)
             time.sleep(0.005)
         if node == task.node_rank:
             rank += len(hosts)

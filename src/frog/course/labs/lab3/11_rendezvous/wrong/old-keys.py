@@ -67,7 +67,7 @@ def join(task: Task, open_store: OpenStore) -> World:
 
     Comm:    rank 0 of node 0 listens at master_addr:master_port, and no other; one card is written for each node.
     Raises:  NodesMissing: with [0] where nobody listens within timeout_s; else, at most timeout_s after open_store
-             returned, with the node_rank of every node that left no card in this round.
+             returned, with the node_rank of every node that left no card in this round (never an empty list).
     """
     listens = task.node_rank == 0 and task.local_rank == 0
     try:
