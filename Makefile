@@ -4,8 +4,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
+# Byte code is made after it, by all cores: pip makes it file by file.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+
 # Tests that run side by side: one more than two cores, since those of worlds and clusters wait much.
 WORKERS ?= 3
+
+# Containers tell Python to keep no byte code: each of a thousand starts would then compile Frog anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup system demo session-a session-b session-c slides docs notebooks test test-all check clean
 
@@ -27,8 +33,9 @@ setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else "Frog needs Python 3.11 or later; this is %d.%d. Try: make PYTHON=python3.12" % v[:2])'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(INSTALL) torch
+	$(INSTALL) -e '.[dev]'
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib src || true  # some packages hold files for later Pythons
 	@touch $(VENV)/.ready
 
 # Without these, what needs them says so in the tests' summary, and job files run under the emulator.
