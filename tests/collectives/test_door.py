@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import select
+import socket
+import struct
 import threading
 import time
 from pathlib import Path
@@ -12,10 +15,12 @@ import pytest
 from mortal import Killed, die, limits, make_mortal
 
 from frog.collectives.agreement import WorldChanged
+from frog.collectives.connection import complete
 from frog.collectives.door import Door
 from frog.collectives.entrance import join_survivors, meet_survivors
 from frog.collectives.errors import CollectiveError
-from frog.collectives.rendezvous import FolderBook, Peer
+from frog.collectives.frames import CONTROL
+from frog.collectives.rendezvous import FolderBook, Peer, Place
 from frog.collectives.survivors import Survivors
 
 SECRET = b"a secret of this run"
@@ -25,6 +30,23 @@ ROUNDS = 40
 @pytest.fixture(autouse=True)
 def _mortal(monkeypatch: pytest.MonkeyPatch) -> None:
     make_mortal(monkeypatch)
+
+
+def test_a_caller_who_is_gone_once_it_was_let_in_is_a_closed_connection() -> None:
+    """It is found where the connection is used, and takes nobody along who listens."""
+    place = Place(0, 2, "door", SECRET, "127.0.0.1", "")
+    caller = socket.create_connection(place.listener.getsockname())
+    select.select([place.listener], [], [])
+    accepted, _ = place.listener.accept()
+    caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    caller.close()
+    select.select([accepted], [], [])
+    connection = place.connection(accepted, 1, b"", called=True)
+    connection.receive(CONTROL, 0, memoryview(bytearray(1)))
+    with pytest.raises(CollectiveError):
+        complete([connection], 10)
+    connection.close()
+    place.close()
 
 
 def gift(identity: int) -> np.ndarray[Any, Any]:

@@ -260,7 +260,10 @@ def _widen_buffers(sock: socket.socket) -> None:
 
 def _stays_here(sock: socket.socket) -> bool:
     """Whether both ends are on this machine, so that bytes are copied in memory and cannot be damaged on the way."""
-    return bool(sock.getpeername()[0] == sock.getsockname()[0])
+    try:
+        return bool(sock.getpeername()[0] == sock.getsockname()[0])
+    except OSError:  # the other end is gone, as whoever uses this will find
+        return True
 
 
 def _wait(sock: socket.socket, event: int, deadline_s: float, alarms: Sequence[Connection]) -> None:
