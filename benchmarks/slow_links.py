@@ -9,7 +9,8 @@ rank; and the held-out loss at the end. Formula, bytes and losses are the same o
 
 "plain" is DiLoCo with an outer learning rate of 0.7, or 1, and no momentum.
 
-Without the link two runs are taken, first and last, so that a machine that has become slower meanwhile shows.
+Without the link two runs are taken, first and last, so that a machine that has become slower meanwhile shows. `--only`
+takes some of the ways beside them: what is fast enough can be tried in a minute or two, with fewer steps.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ def diloco(inner_steps: int, *more: str) -> tuple[str, ...]:
 
 
 INT8 = "strategy.compression=int8"
+FROG = "comm.backend=frog"
+"""Our collectives send at once; gloo's ask first, which is one delay more for each message."""
 PLAIN = "strategy.outer_momentum=0"
 """The published outer optimizer, 0.7 with a momentum of 0.9, is for many rounds; here there are 20 at most."""
 NEAR = Way("ddp, no link", far=False)
@@ -74,6 +77,8 @@ WAYS = [
     *(Way(f"diloco, H={h}, plain", diloco(h, PLAIN)) for h in (10, 20)),
     Way("diloco, H=50, plain 1", diloco(50, PLAIN, "strategy.outer_learning_rate=1")),
     Way("diloco, H=50, int8", diloco(50, INT8)),
+    *(Way(f"diloco, H={h}, plain int8", diloco(h, PLAIN, INT8)) for h in (10, 20)),
+    *(Way(f"diloco, H={h}, ..., frog", diloco(h, PLAIN, INT8, FROG)) for h in (10, 20)),
     Way("ddp, no link, again", far=False),
 ]
 TINY = [NEAR, Way("ddp, int8", (INT8,)), Way("diloco, H=2, int8", diloco(2, INT8))]
@@ -94,10 +99,11 @@ def train(folder: Path, number: int, way: Way, steps: int, network: str, size: l
     if done.returncode:
         raise SystemExit(f"{way.name}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}")
     main = read_run(RunFolder(folder / "runs" / f"way-{number}")).main
-    return measure(main, min(10, steps // 2), steps, parse_network(network) if way.far else None)
+    link = parse_network(network) if way.far else None
+    return measure(main, min(10, steps // 2), steps, link, asks=FROG not in way.settings)
 
 
-def measure(main: RankEvents, first: int, last: int, link: Link | None) -> Found:
+def measure(main: RankEvents, first: int, last: int, link: Link | None, asks: bool) -> Found:
     """What rank 0 tells of its steps first + 1 to last."""
     steps = main.by_step(StepEvent)
     start_ns, end_ns = steps[first].end_ns, steps[last].end_ns
@@ -107,17 +113,18 @@ def measure(main: RankEvents, first: int, last: int, link: Link | None) -> Found
     return Found(
         tokens_per_s=(steps[last].tokens - steps[first].tokens) / ((end_ns - start_ns) / 1e9),
         waited_s=sum(one.wait_ns for one in sent) / 1e9 / (last - first),
-        link_s=sum(on_the_link(one, link) for one in sent) / (last - first) if link else 0.0,
+        link_s=sum(on_the_link(one, link, asks) for one in sent) / (last - first) if link else 0.0,
         bytes_a_step=sum(wire_bytes(one.op, one.payload_bytes, WORLD_SIZE) for one in sent) / (last - first),
         heldout_loss=heldout,
     )
 
 
-def on_the_link(one: CollectiveEvent, link: Link) -> float:
-    """Seconds by the formula. A few numbers take the delays of an all-reduce and no time beside."""
+def on_the_link(one: CollectiveEvent, link: Link, asks: bool) -> float:
+    """Seconds by the formula. Few numbers take the delays of an all-reduce and no time beside; ours, doubling, one."""
     nodes = [list(range(WORLD_SIZE))]
     beta = payload_rate(link.rate_bits_per_s, link.mtu)
-    cost = collective_cost(one.op, one.payload_bytes, nodes) or collective_cost("all_reduce", 64, nodes)
+    few = collective_cost("all_reduce" if asks else "all_to_all", 64, nodes, asks=asks)
+    cost = collective_cost(one.op, one.payload_bytes, nodes, asks=asks) or few
     assert cost is not None
     return cost.seconds(link.delay_s, beta)
 
@@ -142,15 +149,17 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--network", default=NETWORK)
     parser.add_argument("--batch", type=int, default=64, help="sequences in a step, of 64 tokens")
+    parser.add_argument("--only", action="append", metavar="NAME", help="this way alone; may be repeated")
     parser.add_argument("--tiny", action="store_true", help="in miniature, to see that it runs")
     args = parser.parse_args()
     steps, network = (4, "rate=1gbit delay=1ms") if args.tiny else (args.steps, args.network)
     size = [f"train.global_batch_size={args.batch}"]
     print(f"{steps} steps of {args.batch} x 64 tokens on 2 nodes of one rank, 1 thread each; link: {network}")
     print("ratios are to the mean of the two runs without a link\n", flush=True)
+    ways = [way for way in (TINY if args.tiny else WAYS) if not way.far or not args.only or way.name in args.only]
     found: dict[Way, Found] = {}
     with tempfile.TemporaryDirectory(prefix="frog-slow-links-") as scratch:
-        for number, way in enumerate(TINY if args.tiny else WAYS):
+        for number, way in enumerate(ways):
             found[way] = train(Path(scratch), number, way, steps, network, size)
             print(f"  {way.name}: {found[way].tokens_per_s:,.0f} tokens/s", file=sys.stderr, flush=True)
     both = [one for way, one in found.items() if not way.far]

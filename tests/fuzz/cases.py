@@ -16,6 +16,7 @@ import random
 import resource
 import shlex
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -112,7 +113,7 @@ def run_case(seed: int, number: int, sandbox: Sandbox, processes: bool) -> tuple
     """Draw a case and run it; findings are empty where all promises are kept."""
     case = draw(random.Random(f"{seed}/{number}"), sandbox, processes)
     spoiled = sandbox.folder / case.path
-    content = spoiled.read_bytes() if spoiled.is_file() and not spoiled.is_symlink() else b""
+    content = spoiled.read_bytes() if os.access(spoiled, os.R_OK) and stat.S_ISREG(spoiled.lstat().st_mode) else b""
     before = sandbox.look() if case.path == case.target.names else sandbox.look_after(case.path)
     written.clear()
     start = time.process_time()

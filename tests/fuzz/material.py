@@ -8,9 +8,14 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
+
+from frog.collectives.cost import Costs
 from frog.core.files import write_json
+from frog.gauge.buffers import write_buffer
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,6 +40,7 @@ def make_material(folder: Path) -> None:
     _frog(folder, "export", "one", "--to", "hf", "hf")
     _frog(folder, "bundle", "config/demo.toml", "--to", "bundle", "--no-wheels", *_SETS)
     _frog(folder, "profile", "config/demo.toml", "--steps", "1", "--name", "profiled", *_SETS)
+    _write_of_collectives(folder)
     _frog(folder, "learn", "init", "course")
     _frog(folder / "course", "learn", "predict", "2.1", "1", wanted=(0, 1, 2))
     _frog(folder / "course", "learn", "hint", "1.1", wanted=(0, 1, 2))
@@ -82,6 +88,17 @@ def _write_clusters(folder: Path) -> None:
     }  # fmt: skip
     shape = {"nodes": 2, "gpus_per_node": 0, "cpus_per_node": 2}
     write_json(folder / "real/cluster.json", {"format": 1, "kind": "slurm", "site": site, "shape": shape})
+
+
+def _write_of_collectives(folder: Path) -> None:
+    """What they keep, what is graded, and a run that others may join, if it were still there."""
+    write_json(folder / "cache/collectives.json", {"format": 1, **asdict(Costs())})
+    write_buffer(folder / "peer.out", np.arange(7))
+    run = json.loads((folder / "runs/one/run.json").read_text())
+    run["config"]["comm"]["on_loss"] = "shrink"
+    write_json(folder / "runs/open/run.json", run)
+    door = {"format": 1, "identity": 0, "host": "127.0.0.1", "port": 9, "secret": "ab"}
+    write_json(folder / "runs/open/door.json", door)
 
 
 def _frog(folder: Path, *words: str, wanted: tuple[int, ...] = (0,)) -> None:

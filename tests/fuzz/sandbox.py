@@ -36,11 +36,11 @@ class Sandbox:
 
     def look_after(self, spoiled: str) -> dict[str, _About]:
         """As `look`, where nothing was changed but one file, which may be gone."""
-        about = os.lstat(self.folder / spoiled) if os.path.lexists(self.folder / spoiled) else None
         found = {name: about for name, about in self._good.items() if name != spoiled}
-        if about is not None:
-            is_folder = stat.S_ISDIR(about.st_mode)
-            found[spoiled] = (about.st_mode, 0, 0) if is_folder else (about.st_mode, about.st_size, about.st_mtime_ns)
+        around = os.path.dirname(spoiled)
+        for name in (around, spoiled) if around else (spoiled,):
+            if os.path.lexists(self.folder / name):
+                found[name] = _about(os.lstat(self.folder / name))
         return found
 
     def original(self, name: str) -> bytes:
@@ -50,6 +50,11 @@ class Sandbox:
 
     def restore(self, now: dict[str, _About]) -> None:
         """Everything as it was; `now` is how it looks."""
+        self.folder.chmod(0o755)
+        shut = [name for name, good in self._good.items() if _is_shut(good, now.get(name))]
+        for name in shut:
+            (self.folder / name).chmod(stat.S_IMODE(self._good[name][0]))
+        now = now | {name: self._good[name] for name in shut}
         for name in sorted(now.keys() - self._good.keys(), reverse=True):
             self._remove(name)
         for name, about in sorted(self._good.items()):
@@ -81,13 +86,21 @@ class Sandbox:
         return [str(path) for path in found]
 
 
+def _is_shut(good: _About, now: _About | None) -> bool:
+    """Whether a folder's permissions have changed."""
+    return now is not None and good != now and stat.S_ISDIR(good[0]) and stat.S_ISDIR(now[0])
+
+
 def _look_into(folder: str, below: str, found: dict[str, _About]) -> None:
     with os.scandir(folder) as entries:
         for entry in entries:
-            about = entry.stat(follow_symlinks=False)
             name = below + entry.name
+            found[name] = _about(entry.stat(follow_symlinks=False))
             if entry.is_dir(follow_symlinks=False):
-                found[name] = (about.st_mode, 0, 0)
                 _look_into(entry.path, f"{name}/", found)
-            else:
-                found[name] = (about.st_mode, about.st_size, about.st_mtime_ns)
+
+
+def _about(found: os.stat_result) -> _About:
+    if stat.S_ISDIR(found.st_mode):
+        return found.st_mode, 0, 0
+    return found.st_mode, found.st_size, found.st_mtime_ns

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from frog.core.errors import FrogError
 
@@ -118,6 +121,33 @@ def _notations(path: Path, text: str) -> None:
             continue
 
 
+def _costs(path: Path, text: str) -> None:
+    """What `frog collectives tune` keeps."""
+    from frog.collectives.cost import kept
+
+    with mock.patch.dict(os.environ, {"FROG_CACHE_DIR": str(path.parent)}):
+        kept()
+
+
+def _peer_result(path: Path, text: str) -> None:
+    """What a program under `frog collectives check` leaves as its result."""
+    from frog.gauge.buffers import read_buffer
+
+    read_buffer(path, "int64", 7)
+
+
+def _door(path: Path, text: str) -> None:
+    """Nobody is behind it."""
+    import torch
+
+    from frog.collectives.errors import CollectiveError
+    from frog.comm.membership import join_membership
+    from frog.core.env import world_env
+
+    with contextlib.suppress(CollectiveError, FileNotFoundError):
+        join_membership(world_env(), torch.device("cpu"), 0.2, path)
+
+
 def _exercise(path: Path, text: str) -> None:
     from frog.grader.exercise import find_exercises
 
@@ -212,6 +242,9 @@ TARGETS = (
     Target("questions", ("labs/lab1/quiz.toml",), read=_questions),
     Target("session", ("sessions/*",), read=_session),
     Target("cluster", ("clusters/*/cluster.json",), read=_cluster),
+    Target("costs", ("cache/collectives.json",), read=_costs),
+    Target("peer's result", ("peer.out",), read=_peer_result),
+    Target("door", ("runs/open/door.json",), read=_door),
 )  # fmt: skip
 
 _TRAINS = ("runs/", "data", "logs")
@@ -224,6 +257,7 @@ PROCESSES = (
     Target("finetune one --data labelled.jsonl --name {text} --epochs 1 --max-length 8", ("labelled.jsonl", "runs/one/run.json"), writes=_TRAINS, good="new"),
     Target("learn check 1.1", _COURSE, folder="course", writes=("course/",), share=2),
     Target("diagnose one", _RUN),
+    Target("join open --timeout {text}", ("runs/open/*",), writes=_TRAINS, good="0"),
     Target("runs", _RUN, names="runs/one"),
     Target("run --from config/kubernetes/job-cpu.yaml", ("config/kubernetes/job-cpu.yaml",), writes=("runs/", "volumes", "data", "logs")),
     Target("data prepare --corpus corpus --name {text} --vocab-size 300", ("corpus/*",), writes=("data",), good="new"),

@@ -116,8 +116,16 @@ def _lines(rng: random.Random, path: Path) -> str:
 
 
 def _kind(rng: random.Random, path: Path) -> str:
-    """Something else lies there, or nothing."""
-    kind = rng.choice(("gone", "folder", "pipe", "device", "loop", "empty", "dangling", "deep", "bomb"))
+    """Something else lies there, or nothing, or it is not to be read, or nothing is to be written beside it."""
+    kind = rng.choice(
+        ("gone", "folder", "pipe", "device", "loop", "empty", "dangling", "deep", "bomb", "locked", "locked", "shut")
+    )
+    if kind == "locked":
+        path.chmod(0)
+        return kind
+    if kind == "shut":
+        path.parent.chmod(0o555)
+        return f"its folder {kind}"
     if kind == "empty":
         path.write_bytes(b"")
         return kind

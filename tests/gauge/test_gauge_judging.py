@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -189,6 +190,22 @@ def test_files_are_read_only_if_they_are_whole(tmp_path: Path) -> None:
     for bad in (good[:-1], good + b"x", good[:23], b"", b"x" + good[1:], good[:8] + bytes(8) + good[16:]):
         path.write_bytes(bad)
         assert isinstance(read_buffer(path, "int64", 5), Unreadable)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda path: os.mkfifo(path), "found a named pipe, expected a file"),
+        (lambda path: path.mkdir(), "found a folder, expected a file"),
+        (lambda path: path.symlink_to("/dev/zero"), "found a device, expected a file"),
+        (lambda path: path.symlink_to(path), "Too many levels of symbolic links"),
+    ],
+)
+def test_what_a_peer_leaves_in_place_of_a_file_is_not_waited_for(
+    make: Callable[[Path], object], said: str, tmp_path: Path
+) -> None:
+    make(tmp_path / "buffer")
+    assert read_buffer(tmp_path / "buffer", "int64", 5) == Unreadable("no-result", said)
 
 
 def test_every_finding_that_there_is_can_be_made() -> None:

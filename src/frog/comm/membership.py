@@ -27,7 +27,7 @@ from frog.comm.backend import choose_backend
 from frog.comm.process_group import address, start_on
 from frog.comm.world import World, explained_rendezvous
 from frog.core.env import WorldEnv
-from frog.core.schema import Natural, Typed, read_typed, write_typed
+from frog.core.schema import Host, Natural, Port, Typed, read_typed, write_typed
 
 _PATIENCE_S = 5.0
 """How long a rank may be silent while the others agree on who is left."""
@@ -41,8 +41,8 @@ class DoorFile(Typed, frozen=True):
     FORMAT: ClassVar[int] = 1
 
     identity: Natural
-    host: str
-    port: Natural
+    host: Host
+    port: Port
     secret: str
 
 

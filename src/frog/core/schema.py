@@ -49,11 +49,19 @@ Amount = Annotated[float, msgspec.Meta(ge=0, le=1e300)]
 
 Name = Annotated[str, msgspec.Meta(max_length=1000)]
 """One that errors quote whole."""
+Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 _DIGEST, _FILE_NAME = "^[0-9a-f]{64}$", r"^(?!\.{1,2}$)[^/\\\x00]{1,255}$"
+_HOST = r"^[\w.:%-]{1,255}$"
+Host = Annotated[str, msgspec.Meta(pattern=_HOST)]
+"""What is connected to."""
 Digest = Annotated[str, msgspec.Meta(pattern=_DIGEST)]
 FileName = Annotated[str, msgspec.Meta(pattern=_FILE_NAME)]
-_IN_WORDS = {_DIGEST: "a SHA-256 in hex", _FILE_NAME: "the name of a file in the same folder"}
+_IN_WORDS = {
+    _DIGEST: "a SHA-256 in hex",
+    _FILE_NAME: "the name of a file in the same folder",
+    _HOST: "the name or address of a host",
+}
 
 T = TypeVar("T")
 

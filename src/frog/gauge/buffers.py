@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from frog.core.files import write_atomic
+from frog.core.files import open_plain, write_atomic
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -38,12 +39,12 @@ def write_buffer(path: Path, values: Array) -> None:
 def read_buffer(path: Path, dtype: str, count: int) -> Array | Unreadable:
     """The array of a buffer file that must have this dtype and count. A file of any other size is not read."""
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
+        with open_plain(path) as file:
+            size = os.fstat(file.fileno()).st_size
             head = file.read(_HEAD.size)
             if (wrong := _wrong_head(head, size, dtype, count)) is not None:
                 return wrong
-            return np.frombuffer(file.read(), np.dtype(dtype).newbyteorder("<")).astype(dtype)
+            return np.frombuffer(file.read(size - _HEAD.size), np.dtype(dtype).newbyteorder("<")).astype(dtype)
     except OSError as error:
         missing = "there is no result file" if isinstance(error, FileNotFoundError) else str(error.strerror)
         return Unreadable("no-result", missing)

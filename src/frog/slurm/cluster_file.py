@@ -8,12 +8,10 @@ from typing import Annotated, ClassVar, Literal, TypeVar
 from msgspec import Meta
 
 from frog.core.errors import FrogError, UsageError
-from frog.core.schema import Name, Natural, Typed, read_typed
+from frog.core.schema import Name, Natural, Port, Typed, read_typed
 
 CLUSTER_FILE = "cluster.json"
 _REMOVE = "end its processes, then remove the folder"
-
-Port = Annotated[int, Meta(ge=1, le=65535)]
 
 
 class ClusterKind(Typed, frozen=True):
