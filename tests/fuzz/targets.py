@@ -243,7 +243,7 @@ TARGETS = (
     Target("session", ("sessions/*",), read=_session),
     Target("cluster", ("clusters/*/cluster.json",), read=_cluster),
     Target("costs", ("cache/collectives.json",), read=_costs),
-    Target("peer's result", ("peer.out",), read=_peer_result),
+    Target("peer result", ("peer.out",), read=_peer_result),
     Target("door", ("runs/open/door.json",), read=_door),
 )  # fmt: skip
 

@@ -114,6 +114,8 @@ class Group:
     def _in_memory(self, segment: Segment, x: Buffer, reduction: Reduction) -> None:
         if x.nbytes <= SMALL_BYTES:
             segment.all_reduce_small(x, reduction)
+        elif segment.size == 2:
+            segment.all_reduce_of_two(x, reduction)
         else:
             segment.all_reduce(x, reduction)
 

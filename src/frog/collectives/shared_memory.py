@@ -111,6 +111,22 @@ class Segment:
             reduction.combine(x, room[rank], x)
         reduction.finish(x)
 
+    def all_reduce_of_two(self, x: Buffer, reduction: Reduction) -> None:
+        """Of two ranks each lays out all of `x` and sums all: as many bytes as in parts, and half the waiting.
+
+        Comm:    one step a slice; each rank writes and reads S bytes.
+        """
+        note = _note(_ALL_REDUCE, x.nbytes)
+        for piece in pieces(x, SLICE_BYTES):
+            number = self._slices
+            self._slices += 1
+            self._waiter.until(REDUCED, number - 1)
+            self._room(number, self.rank, piece)[0] = piece
+            self._lay_out(number, note)
+            self._compare(number, note)
+            reduction.total([self._room(number, rank, piece)[0] for rank in range(2)], piece)
+            self._done(number)
+
     def all_reduce(self, x: Buffer, reduction: Reduction) -> None:
         """Each rank sums its own part of each slice, in order of ranks, and takes the other parts from their ranks.
 
