@@ -1,8 +1,8 @@
 """Waiting for a number in shared memory to rise.
 
 First by looking again, as long as an answer takes that is under way; then by giving the processor to others; then
-asleep, until whoever raises the number sees that somebody sleeps and wakes him. The one case in which both just miss
-each other ends after half a millisecond.
+asleep, until whoever raises the number sees that somebody sleeps and wakes him. Both can just miss each other when the
+sleeper has only now said that he sleeps: so the first nap ends after half a millisecond, and later ones are long.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from frog.collectives.errors import TimedOut
 
 _LOOKS = 60
 _YIELDS = 40
-_NAP_S = 0.0005
+_FIRST_NAP_S = 0.0005
 _CHECK_S = 0.02
-"""How often a rank that waits looks whether its peers are still there."""
+"""How often a rank that waits looks whether its peers are still there: so long are the naps after the first."""
 _ASLEEP = 7
 """The number in a rank's line that says whether it sleeps."""
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine) if sys.platform == "linux" else None
@@ -44,7 +44,6 @@ class Waiter:
         self._timeout_s, self._look = timeout_s, look
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self._libc = ctypes.CDLL(None)
-        self._nap = _Time(0, int(_NAP_S * 1e9))
 
     def say(self, counter: int, value: int) -> None:
         """This rank has come so far."""
@@ -52,7 +51,7 @@ class Waiter:
         numbers[self._own + counter] = value
         for other in self._others:
             if numbers[other * self._line + _ASLEEP]:
-                self._futex(self._own + counter, _WAKE, 1 << 30, None)
+                self._futex(self._own + counter, _WAKE, 1 << 30)
 
     def until(self, counter: int, value: int, ranks: Sequence[int] | None = None) -> None:
         """Return when these ranks (all others) have come so far. Raises TimedOut, or what `look` raises."""
@@ -71,12 +70,18 @@ class Waiter:
             os.sched_yield()
             if numbers[place] >= value:
                 return
+        numbers[self._own + _ASLEEP] = 1
+        try:
+            self._sleep(place, value, rank)
+        finally:
+            numbers[self._own + _ASLEEP] = 0
+
+    def _sleep(self, place: int, value: int, rank: int) -> None:
+        numbers, nap_s = self._numbers, _FIRST_NAP_S
         began_s = checked_s = time.monotonic()
         while (seen := numbers[place]) < value:
-            numbers[self._own + _ASLEEP] = 1
-            self._futex(place, _WAIT, seen & 0xFFFFFFFF, self._nap)
-            numbers[self._own + _ASLEEP] = 0
-            now_s = time.monotonic()
+            self._futex(place, _WAIT, seen & 0xFFFFFFFF, nap_s)
+            nap_s, now_s = _CHECK_S, time.monotonic()
             if now_s - checked_s > _CHECK_S:
                 checked_s = now_s
                 if numbers[place] < value:
@@ -84,12 +89,12 @@ class Waiter:
                 if now_s - began_s > self._timeout_s:
                     raise TimedOut(now_s - began_s, [rank])
 
-    def _futex(self, place: int, operation: int, value: int, timeout: _Time | None) -> None:
+    def _futex(self, place: int, operation: int, value: int, nap_s: float = 0.0) -> None:
         if _FUTEX is None:
             if operation == _WAIT:
-                time.sleep(_NAP_S / 5)
+                time.sleep(_FIRST_NAP_S / 5)
             return
         self._libc.syscall(
             _FUTEX, ctypes.c_void_p(self._address + 8 * place), operation, ctypes.c_uint32(value),
-            ctypes.byref(timeout) if timeout else None, None, 0,
+            ctypes.byref(_Time(0, int(nap_s * 1e9))) if nap_s else None, None, 0,
         )  # fmt: skip
