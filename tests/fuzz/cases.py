@@ -117,7 +117,9 @@ def run_case(seed: int, number: int, sandbox: Sandbox, processes: bool) -> tuple
     before = sandbox.look() if case.path == case.target.names else sandbox.look_after(case.path)
     written.clear()
     start = time.process_time()
-    problem, where = _in_process(case, sandbox) if processes else _here(case, sandbox)
+    problem, where = None, ""
+    if os.access(sandbox.folder / case.target.folder, os.X_OK):
+        problem, where = _in_process(case, sandbox) if processes else _here(case, sandbox)
     took_s = time.process_time() - start
     found = [(problem, where)] if problem else []
     if took_s > HANG_S:
@@ -125,6 +127,7 @@ def run_case(seed: int, number: int, sandbox: Sandbox, processes: bool) -> tuple
     outside = [path for path in written if not is_allowed(path, sandbox.folder)] + sandbox.strays()
     if outside:
         found.append((f"wrote outside: {outside[:3]}", f"outside, {case.target.words}"))
+    sandbox.open_folders()
     after = sandbox.look()
     kept = check_kept(sandbox, before, after, case.writes or ("nothing",), case.code != 0, (case.path, content))
     found += [(said, f"kept, {case.target.words}") for said in kept]
@@ -251,7 +254,7 @@ def run_cases(material: Path, scratch: Path, seed: int, numbers: range, processe
         child = os.fork()
         if child == 0:
             ours.close()
-            place = scratch / f"seed{seed}-{at}-{part}-{processes:d}" / "box"
+            place = scratch / f"seed{seed}-{at}-{part}-{processes:d}" / wrong_files.SANDBOX
             _serve_and_exit(material, place, seed, range(at, numbers.stop), processes, theirs)
         theirs.close()
         try:

@@ -37,10 +37,12 @@ class Sandbox:
     def look_after(self, spoiled: str) -> dict[str, _About]:
         """As `look`, where nothing was changed but one file, which may be gone."""
         found = {name: about for name, about in self._good.items() if name != spoiled}
-        around = os.path.dirname(spoiled)
-        for name in (around, spoiled) if around else (spoiled,):
-            if os.path.lexists(self.folder / name):
-                found[name] = _about(os.lstat(self.folder / name))
+        try:
+            found[spoiled] = _about(os.lstat(self.folder / spoiled))
+        except FileNotFoundError:
+            pass
+        except PermissionError:  # in a folder that is shut, it is as it was
+            return dict(self._good)
         return found
 
     def original(self, name: str) -> bytes:
@@ -48,13 +50,16 @@ class Sandbox:
         path = self.material / name
         return path.read_bytes() if path.is_file() else b""
 
+    def open_folders(self) -> None:
+        """Those whose permissions were taken away have them again, the outer ones first."""
+        self.folder.chmod(0o755)
+        for name, (mode, _, _) in sorted(self._good.items()):
+            path = self.folder / name
+            if stat.S_ISDIR(mode) and path.is_dir() and not path.is_symlink():
+                path.chmod(stat.S_IMODE(mode))
+
     def restore(self, now: dict[str, _About]) -> None:
         """Everything as it was; `now` is how it looks."""
-        self.folder.chmod(0o755)
-        shut = [name for name, good in self._good.items() if _is_shut(good, now.get(name))]
-        for name in shut:
-            (self.folder / name).chmod(stat.S_IMODE(self._good[name][0]))
-        now = now | {name: self._good[name] for name in shut}
         for name in sorted(now.keys() - self._good.keys(), reverse=True):
             self._remove(name)
         for name, about in sorted(self._good.items()):
@@ -84,11 +89,6 @@ class Sandbox:
             with contextlib.suppress(OSError):
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         return [str(path) for path in found]
-
-
-def _is_shut(good: _About, now: _About | None) -> bool:
-    """Whether a folder's permissions have changed."""
-    return now is not None and good != now and stat.S_ISDIR(good[0]) and stat.S_ISDIR(now[0])
 
 
 def _look_into(folder: str, below: str, found: dict[str, _About]) -> None:

@@ -15,6 +15,9 @@ from typing import Any
 
 from mutations import to_toml
 
+SANDBOX = "box"
+"""The name of the folder in which all is that is made wrong."""
+
 HOSTILE = (
     "", "\x1b[2J\x1b[31mred", "\x1b]0;title\x07", "a\rb", "a\nerror: forged", "[/b]", "[bold]x[/]", "[link=x]",
     "\x9b31m", "\u202egnp", "\ud800", "\0", "../../evil", "/var/tmp/evil/x", "x" * 300, "x" * 100_000,
@@ -116,7 +119,7 @@ def _lines(rng: random.Random, path: Path) -> str:
 
 
 def _kind(rng: random.Random, path: Path) -> str:
-    """Something else lies there, or nothing, or it is not to be read, or nothing is to be written beside it."""
+    """Something else lies there, or nothing, or it cannot be read, or a folder around it not written."""
     kind = rng.choice(
         ("gone", "folder", "pipe", "device", "loop", "empty", "dangling", "deep", "bomb", "locked", "locked", "shut")
     )
@@ -124,8 +127,12 @@ def _kind(rng: random.Random, path: Path) -> str:
         path.chmod(0)
         return kind
     if kind == "shut":
-        path.parent.chmod(0o555)
-        return f"its folder {kind}"
+        around = path.parents[: path.parts[::-1].index(SANDBOX) - 1]
+        if not around:
+            return ""
+        folder = rng.choice(around)
+        folder.chmod(mode := rng.choice((0, 0o555)))
+        return f"its folder {folder.name} of mode {mode:o}"
     if kind == "empty":
         path.write_bytes(b"")
         return kind

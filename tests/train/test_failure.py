@@ -117,3 +117,13 @@ def test_a_failure_is_of_the_rank_that_has_a_reason_of_its_own(tmp_path: Path) -
     reporter_of(1, folder=tmp_path).report(CheckpointError("torn"))
     reporter_of(0, folder=tmp_path).report(CommError("closed"))
     assert recorded() == 1
+
+
+def test_a_folder_that_may_not_be_written_is_told_in_words(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failure, "launcher_pid", lambda: None)
+    assert reporter_of(0, 1).report(PermissionError(errno.EACCES, "Permission denied", "runs/demo")) == 1
+    said = capsys.readouterr().err
+    assert "error: runs/demo: Permission denied" in said
+    assert "Traceback" not in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from run_files import beat
 from synthetic_run import Synthetic, make_run
 
 from frog.cli import main
+from frog.core import files
 from frog.core.files import write_json
 from frog.core.runfolder import RunFolder
 from frog.view.runs import list_runs
@@ -146,3 +148,15 @@ def test_views_do_without_torch(project: Path, command: str) -> None:
     code = "import sys\nfrom frog.cli import main\nmain(sys.argv[1:])\nsys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code, *command.split()], cwd=project, capture_output=True, timeout=60)
     assert done.returncode == 0, done.stderr.decode()
+
+
+@pytest.mark.parametrize("words", [["runs"], ["report", "latest"], ["data", "list"]])
+def test_a_folder_of_all_that_cannot_be_looked_into_is_told(
+    words: list[str], project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(path: object) -> list[str]:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(files.os, "listdir", refuse)
+    assert main(words) != 0
+    assert f"error: {'data' if 'data' in words else 'runs'}: Permission denied" in capsys.readouterr().err

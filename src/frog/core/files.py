@@ -117,6 +117,18 @@ def write_json(path: Path, value: Any, *, replace: bool = True) -> None:
     write_atomic(path, text + "\n", replace=replace)
 
 
+def folders_with(root: Path, name: str) -> list[Path]:
+    """The folders in `root` that hold a file of this name, in order; none where there is no `root`.
+
+    Raises:  OSError if it cannot be looked into.
+    """
+    try:
+        entries = sorted(os.listdir(root))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [root / entry for entry in entries if os.path.exists(root / entry / name)]
+
+
 def sync_folder(folder: Path) -> None:
     """Make a rename inside `folder` survive a power cut."""
     with _opened(folder) as descriptor:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from frog.core.errors import RunError
-from frog.core.files import link_folder
+from frog.core.files import folders_with, link_folder
 from frog.core.runfile import Record, RunFile
 from frog.core.schema import read_typed
 
@@ -185,14 +185,18 @@ def find_run(text: str, runs: Path = Path("runs")) -> RunFolder:
     Raises:  RunError if there is none, with the names that are near.
     """
     if text == "latest":
-        folders = list(runs.glob("*/run.json")) if runs.is_dir() else []
+        folders = folders_with(runs, "run.json")
         if not folders:
             raise RunError(f"no runs under {runs}/", "`make demo` makes one")
-        return RunFolder(max(folders, key=lambda entry: entry.stat().st_mtime).parent)
-    with contextlib.suppress(OSError):  # a name of 300 letters, no permission
+        return RunFolder(max(folders, key=lambda folder: (folder / "run.json").stat().st_mtime))
+    try:
         for candidate in (Path(text), runs / text):
             if (candidate / "run.json").is_file():
                 return RunFolder(candidate)
+    except PermissionError:
+        raise RunError(f"{candidate}: cannot be looked into: Permission denied", "ls -ld shows whose it is") from None
+    except OSError:  # a name of 300 letters
+        pass
     raise RunError(f"{text}: no run folder there, nor under {runs}/", "`frog runs` lists the runs")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from frog.core.errors import DataError, FrogError
-from frog.core.files import put_aside
+from frog.core.files import folders_with, put_aside
 from frog.data.folder import DATA_ROOT, SetFolder, claim, set_folder
 from frog.data.manifest import SPLITS, DataManifest, Shard, check_file, prepare_again, read_data_manifest
 from frog.data.shards import OFFSET_DTYPE
@@ -123,8 +123,10 @@ def open_prepared(name: str, root: Path = DATA_ROOT, verify: bool = False) -> Pr
 def scan_prepared(root: Path = DATA_ROOT) -> dict[str, PreparedData | FrogError]:
     """Every set under `root` by name; for one that cannot be opened, why not."""
     found: dict[str, PreparedData | FrogError] = {}
-    for manifest_json in sorted(root.glob("[!.]*/manifest.json")):
-        name = manifest_json.parent.name
+    for folder in folders_with(root, "manifest.json"):
+        name = folder.name
+        if name.startswith("."):
+            continue
         try:
             found[name] = open_prepared(name, root)
         except DataError as error:

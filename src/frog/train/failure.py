@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import signal
 import sys
 import time
@@ -32,6 +33,9 @@ _APART_S, _MOST_APART = 0.2, 10
 """MPICH's mpiexec lost 56 of 200 exit codes of two ranks that ended at once, none of 60 that ended 0.02 s apart."""
 
 _LOOK_S = 0.05
+
+_NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
+"""Errors of files that the user, and not the program, has made."""
 
 Body = Callable[[WorldEnv, StopRequest, "FailureReporter"], int]
 """What a rank does: returns its exit code, and keeps the reporter up to date on how far it has come."""
@@ -73,6 +77,8 @@ class FailureReporter:
             if self.folder is not None and self.folder.checkpoint_steps():
                 hint = after_no_room(self.folder)
             error = FrogError(f"the disk is full: {error}", hint, ErrorFacts(cause="no_space"))
+        if isinstance(error, OSError) and error.errno in _NOT_OURS and error.filename:
+            error = FrogError(f"{error.filename}: {error.strerror}", "ls -ld shows whose it is, and what it is")
         report = report_error(error, _memory_facts(error))
         leave_error(error, report)
         expected = isinstance(error, FrogError)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from frog.core.errors import RunError
+from frog.core.files import folders_with
 from frog.core.printable import printable
 from frog.core.runfile import Record, RunFile
 from frog.core.runfolder import RunFolder
@@ -41,7 +42,7 @@ class RunRow:
 
 def list_runs(runs: Path) -> list[RunRow]:
     """A row for each run folder under `runs`, the newest first."""
-    folders = [RunFolder(entry.parent) for entry in runs.glob("*/run.json")] if runs.is_dir() else []
+    folders = [RunFolder(path) for path in folders_with(runs, "run.json")]
     return sorted((_row(folder) for folder in folders), key=lambda row: (row.created or "", row.name), reverse=True)
 
 
