@@ -73,6 +73,11 @@ class Case:
     code: int = 0
     """The exit code."""
 
+    @property
+    def is_renamed(self) -> bool:
+        """Whether it is a name that was made wrong."""
+        return self.how.startswith("named ")
+
     def __str__(self) -> str:
         return f"frog {shlex.join(self.words)[:300]!r} with {self.path}: {self.how}"
 
@@ -114,7 +119,7 @@ def run_case(seed: int, number: int, sandbox: Sandbox, processes: bool) -> tuple
     case = draw(random.Random(f"{seed}/{number}"), sandbox, processes)
     spoiled = sandbox.folder / case.path
     content = spoiled.read_bytes() if os.access(spoiled, os.R_OK) and stat.S_ISREG(spoiled.lstat().st_mode) else b""
-    before = sandbox.look() if case.path == case.target.names else sandbox.look_after(case.path)
+    before = sandbox.look() if case.is_renamed else sandbox.look_after(case.path)
     written.clear()
     start = time.process_time()
     problem, where = None, ""

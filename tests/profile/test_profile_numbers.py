@@ -11,8 +11,9 @@ import pytest
 from mutations import held_to_its_schema
 
 from frog.core.errors import RunError
+from frog.core.runfolder import RunFolder
 from frog.events.schema import CollectiveEvent
-from frog.profile.numbers import ALONE, EXPOSED, IDLE, KERNELS, OPERATORS, PYTHON, _blocked, _parts
+from frog.profile.numbers import ALONE, EXPOSED, IDLE, KERNELS, OPERATORS, PYTHON, _blocked, _parts, read_profile
 from frog.profile.trace import common, length, read_trace_file, understand, union, without
 
 MAIN, GLOO = 7, 8
@@ -202,3 +203,11 @@ def test_a_small_file_that_holds_a_large_one(tmp_path: Path, monkeypatch: pytest
     path.write_bytes(gzip.compress(b" " * (1 << 24)))
     with pytest.raises(RunError, match="holds more than 1048576 bytes"):
         read_trace_file(path)
+
+
+def test_a_link_to_nowhere_is_no_trace(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.profile.mkdir()
+    (folder.profile / "rank_0.json").symlink_to("nowhere")
+    with pytest.raises(RunError, match="no traces there"):
+        read_profile(folder)

@@ -95,7 +95,7 @@ class Profile:
 
 def read_profile(folder: RunFolder) -> Profile:
     """Measure a profiled run. Raises RunError if it left no traces."""
-    paths = [path for path in folder.profile.glob("rank_*.json") if path.suffixes == [".json"]]
+    paths = [path for path in folder.profile.glob("rank_*.json") if path.suffixes == [".json"] and path.exists()]
     abouts = {about.rank: about for about in (read_typed(path, TracedRank) for path in sorted(paths))}
     if not abouts:
         raise RunError(f"{folder.profile}: no traces there", "frog profile RUN.toml")
