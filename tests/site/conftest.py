@@ -28,10 +28,32 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="session")
 def address(site: Path) -> Iterator[str]:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(site))) as server:
+    yield from _served(_Quiet, site)
+
+
+@pytest.fixture(scope="session")
+def light_address(site: Path) -> Iterator[str]:
+    """The same pages, whose search finds nothing."""
+    yield from _served(_WithoutIndex, site)
+
+
+def _served(handler: type[_Quiet], site: Path) -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(site))) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}"
         server.shutdown()
+
+
+class _WithoutIndex(_Quiet):
+    """Every page loads the index of the search: seconds of a core for a hundred pages that are only looked at."""
+
+    def do_GET(self) -> None:
+        if not self.path.startswith("/search.json"):
+            super().do_GET()
+            return
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"config": {"lang": ["en"], "separator": " "}, "items": []}')
 
 
 @pytest.fixture(scope="session")

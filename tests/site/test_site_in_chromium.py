@@ -52,12 +52,12 @@ def looks(name: str) -> tuple[tuple[int, str], ...]:
     return all_four[::2] if alike else all_four
 
 
-def test_pages_on_a_phone_and_on_a_desk_light_and_dark(browser: Browser, site: Path, address: str) -> None:
+def test_pages_on_a_phone_and_on_a_desk_light_and_dark(browser: Browser, site: Path, light_address: str) -> None:
     tab, found, schemes = browser.new_tab(), dict[str, list[str]](), set[str]()
     for path in sorted(site.rglob("*.html")):
         name = path.relative_to(site).as_posix()
         tab.show(1440, 1000, "light")
-        tab.open(f"{address}/{name}")
+        tab.open(f"{light_address}/{name}")
         still(tab)
         for width, scheme in looks(name):
             tab.show(width, 1000, scheme)
@@ -69,7 +69,7 @@ def test_pages_on_a_phone_and_on_a_desk_light_and_dark(browser: Browser, site: P
         tab.faults.clear()
     assert {fault: (len(pages), pages[0]) for fault, pages in found.items()} == {}
     assert schemes == {f"{scheme} {theme}" for scheme, theme in THEMES.items()}
-    assert [url for url in tab.requests if not url.startswith((address, "data:", "blob:"))] == []
+    assert [url for url in tab.requests if not url.startswith((light_address, "data:", "blob:"))] == []
 
 
 _FOCUS = """(() => {
