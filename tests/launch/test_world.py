@@ -33,6 +33,10 @@ failed() { # attempt, rank, code, its error's class and words
     printf '"error":{"type":"%s","message":"%s","hint":null,"facts":{},"unix_ns":1},' "$4" "$5" >> "$REPORTS"
     printf '"traceback":null,"time_s":%s}\n' "$(date +%s)" >> "$REPORTS"
 }
+replaced() { # rank, pid
+    printf '{"event":"replace","unix_ns":1,"attempt":0,"node_rank":0,"rank":%s,"lost":7,"pid":%s,"number":1}\n' \
+        "$1" "$2" >> "$REPORTS"
+}
 nobody=$(bash -c 'echo $$')
 rank() { setsid sleep "$1" > /dev/null 2>&1 & }
 """
@@ -205,8 +209,9 @@ def test_nor_is_one_that_has_not_come_to_start_any(run_nodes: RunNodes) -> None:
     assert run_nodes("2x1", "exit 0", "sleep 600", patience_s=60.0, last_words_s=0.3) == 0
 
 
-def test_ranks_of_an_agent_that_was_killed_are_ended(run_nodes: RunNodes, tmp_path: Path) -> None:
-    gone = "rank 600; echo $! > $SCRATCH/pid; world 0 1 0 $!; sleep 0.3; kill -9 $$"
+@pytest.mark.parametrize("report", ["world 0 1 0 $!", "world 0 1 0 $nobody; replaced 0 $!"], ids=["first", "replaced"])
+def test_ranks_of_an_agent_that_was_killed_are_ended(run_nodes: RunNodes, tmp_path: Path, report: str) -> None:
+    gone = f"rank 600; echo $! > $SCRATCH/pid; {report}; sleep 0.3; kill -9 $$"
     assert error_of(run_nodes, "1x1", gone).exit_code == 128 + signal.SIGKILL
     pid = int((tmp_path / "launch_0" / "pid").read_text())
     deadline = time.monotonic() + 60

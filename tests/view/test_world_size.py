@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from synthetic_run import Synthetic, make_run
+from synthetic_run import START_UNIX_NS, Synthetic, make_run
 
 from frog.core.runfolder import RunFolder
+from frog.diagnose.rules import diagnose
 from frog.events.history import read_history
 from frog.view.charts import charts, marks
 from frog.view.compare import compare_runs
@@ -49,6 +51,28 @@ def test_the_page_lists_who_went_and_who_came(run: RunFolder) -> None:
     assert "Who was lost, and who came" in page
     row = '<td class="num">19</td><td>0</td><td><span class="none">–</span></td><td class="num">2</td><td class="num">0.25 s</td>'  # noqa: RUF001, E501
     assert row in page
+
+
+def test_it_is_told_for_whom_somebody_came(run: RunFolder) -> None:
+    """A process was started in the place of rank 2 and ended before it came in; then the one that is rank 4."""
+    own = 4_000_000
+    launch = {"pid": 1, "nodes": [], "ranks_per_node": 4, "program": [], "restarts": 0, "network": None}
+    where = {"attempt": 0, "node": 0, "node_rank": 0}
+    address = {"world_size": 4, "master_addr": "x", "master_port": 1}
+    events = [
+        {"event": "launch", **launch},
+        {"event": "world", **where, **address, "ranks": [0, 1, 2, 3], "pids": [own, own + 1, own + 2, own + 3]},
+        {"event": "replace", **where, "rank": 2, "lost": own + 2, "pid": own + 99, "number": 1},
+        {"event": "replace", **where, "rank": 2, "lost": own + 99, "pid": own + 4, "number": 2},
+    ]
+    lines = (json.dumps({**event, "unix_ns": START_UNIX_NS + number}) for number, event in enumerate(events))
+    run.launcher_events.write_text("".join(f"{line}\n" for line in lines))
+    changes = [segment.change for segment in read_history(run).segments if segment.change]
+    assert [change.replaced for change in changes] == [{}, {}, {4: 2}]
+    assert "<td>4 for 2</td>" in render_report(run)
+    evidence = "\n".join(diagnose(run).evidence)
+    assert "joined in the place of rank 2 after step 40" in evidence
+    assert f"process {own + 99} was started in the place of rank 2, and has not come in" in evidence
 
 
 def test_steps_of_a_lost_world_count_once(run: RunFolder) -> None:

@@ -36,6 +36,8 @@ def run_campaign(args: argparse.Namespace, program: Sequence[str]) -> int:
     count = read_count(args.campaign)
     if args.restarts is not None:
         raise UsageError("a campaign restarts every other world by itself", "leave --restarts out, or --campaign")
+    if args.replace:
+        raise UsageError("who is lost in a campaign is not replaced", "leave --replace out, or --campaign")
     shrinks = args.on_loss == "shrink"
     if args.nproc is None and args.nodes is None:
         args.nproc = 4 if shrinks else 2

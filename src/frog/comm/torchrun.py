@@ -3,11 +3,15 @@
 The launcher starts this in place of the `torchrun` script. It is the same agent; it only reports more: the ranks it
 starts and those it finds failed go to REPORTS.jsonl, line by line, and are not logged and thrown. And it forks ranks
 of Frog's own programs from a process that has torch loaded (frog.comm.forkserver).
+
+Of a run that goes on when ranks are lost it lets the others be. If it may (`frog run --replace N`), it starts another
+rank in place of a lost one, which joins the run as `frog join` does.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import sys
@@ -29,10 +33,13 @@ from torch.distributed.run import parse_args, run
 
 from frog.comm.error_file import read_error
 from frog.comm.forkserver import ForkServer, start_fork_server
-from frog.core.env import set_attempt, start_method, survives_losses
-from frog.core.errors import UsageError
+from frog.core.env import launch_dir, most_replaced, set_attempt, start_method, survives_losses
+from frog.core.errors import CommError, UsageError
 from frog.core.exitcodes import signal_code
 from frog.core.processes import NOT_MET, kill_group, leave, leave_with_parent
+
+_JOIN = "frog.train.join"
+"""The program of a rank that comes into a run under way."""
 
 
 class _ReportingAgent(LocalElasticAgent):
@@ -41,6 +48,7 @@ class _ReportingAgent(LocalElasticAgent):
     reports: Path
     pids: tuple[int, ...] = ()
     """Of the ranks that run. Each leads a group of its own."""
+    _attempt: int
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         super()._rendezvous(worker_group)
@@ -74,11 +82,10 @@ class _ReportingAgent(LocalElasticAgent):
             self._let_go(worker_group)
         result: RunResult = super()._monitor_workers(worker_group)
         for rank, failure in result.failures.items():
-            report = _describe(rank, failure)
             if failure.exitcode == UsageError.exit_code:  # starting again would not mend a user's mistake
                 self._remaining_restarts = 0
             ended_ns = self._ended_ns.get(failure.pid) or time.time_ns()
-            self._write("exit", ended_ns, node_rank=worker_group.group_rank, code=report.pop("exit_code"), **report)
+            self._write("exit", ended_ns, node_rank=worker_group.group_rank, **_describe(rank, failure))
         return result
 
     def _exit_barrier(self) -> None:
@@ -87,20 +94,63 @@ class _ReportingAgent(LocalElasticAgent):
             super()._exit_barrier()  # type: ignore[no-untyped-call]
 
     def _let_go(self, worker_group: WorkerGroup) -> None:
-        """Report who has failed while others go on, or have ended well, and look at them no more."""
-        running: set[int] = getattr(self._pcontext, "_running_local_ranks", set())
-        handlers: dict[int, Any] = getattr(self._pcontext, "subprocess_handlers", {})
-        codes = {local: handler.proc.poll() for local, handler in handlers.items()}
-        failed = [local for local in running if codes[local]]
-        if not failed or not any(code in (None, 0) for code in codes.values()):
+        """Report who has failed while others go on, or have ended well, and look at them no more; replace them."""
+        context: Any = self._pcontext
+        running: set[int] = context._running_local_ranks
+        codes = {local: own.proc.poll() for local, own in context.subprocess_handlers.items()}
+        reports = {}
+        for local, code in codes.items():
+            if local not in running or not code:
+                continue
+            pid = context.subprocess_handlers[local].proc.pid
+            failure = ProcessFailure(local, pid, code, context.error_files[local])
+            reports[local] = _describe(worker_group.workers[local].global_rank, failure)
+        may_go_on = None in codes.values() or (worker_group.group_world_size or 1) > 1
+        numbers = {local: self._take_replacement(report) if may_go_on else None for local, report in reports.items()}
+        if not any(code in (None, 0) for code in codes.values()) and not any(numbers.values()):
             return
-        for local in failed:
+        for local, report in reports.items():
             running.discard(local)
-            pid, code = handlers[local].proc.pid, codes[local]
-            failure = ProcessFailure(local, pid, code, self._pcontext.error_files[local])  # type: ignore[union-attr]
-            report = _describe(worker_group.workers[local].global_rank, failure)
-            report.pop("exit_code")
-            self._write("exit", self._ended_ns.get(pid), node_rank=worker_group.group_rank, code=code, **report)
+            self._write("exit", self._ended_ns.get(report["pid"]), node_rank=worker_group.group_rank, **report)
+            if number := numbers[local]:
+                self._replace(worker_group, local, number)
+
+    def _take_replacement(self, report: dict[str, Any]) -> int | None:
+        """The number of one more replacement, from 1; None if there is to be none.
+
+        There is none after a user's mistake, nor for a rank that has lost all the others.
+        """
+        folder, error = launch_dir(), report["error"] or {}
+        if folder is None or report["code"] == UsageError.exit_code or error.get("type") == CommError.__name__:
+            return None
+        for number in range(1, most_replaced() + 1):
+            with contextlib.suppress(FileExistsError):  # the agents of all nodes count together
+                (folder / f"replaced_{number}").touch(exist_ok=False)
+                return number
+        return None
+
+    def _replace(self, worker_group: WorkerGroup, local: int, number: int) -> None:
+        """Start a rank that joins the run, in the place of one that was lost."""
+        context: Any = self._pcontext
+        worker, folder = worker_group.workers[local], launch_dir()
+        assert folder is not None
+        Path(context.error_files[local]).unlink(missing_ok=True)
+        handler = vars(multiprocessing_api)["get_subprocess_handler"](
+            entrypoint=context.entrypoint,
+            args=("-u", "-m", _JOIN, (folder / "run_folder").read_text()),
+            env=context.envs[local],
+            stdout=context.stdouts[local],
+            stderr=context.stderrs[local],
+            local_rank_id=local,
+            numa_options=worker_group.spec.numa_options,
+        )
+        lost = context.subprocess_handlers[local].proc.pid
+        context.subprocess_handlers[local] = handler
+        context._running_local_ranks.add(local)
+        worker.id = handler.proc.pid
+        _ReportingAgent.pids = tuple(context.pids().values())
+        fields = {"rank": worker.global_rank, "lost": lost, "pid": worker.id, "number": number}
+        self._write("replace", node_rank=worker_group.group_rank, **fields)
 
     def _note_ends(self) -> None:
         """Note who has ended by now: of a failure torchrun reports only when it has made the others leave."""
@@ -172,7 +222,7 @@ def _describe(rank: int, failure: ProcessFailure) -> dict[str, Any]:
     return {
         "rank": rank,
         "pid": failure.pid,
-        "exit_code": failure.exitcode,
+        "code": failure.exitcode,
         "time_s": int(failure.timestamp),
         "error": error,
         "traceback": traceback,

@@ -112,6 +112,11 @@ def survives_losses() -> bool:
     return folder is not None and (folder / SURVIVES).exists()
 
 
+def most_replaced() -> int:
+    """How many lost ranks this launch may replace with new ones."""
+    return _integer("FROG_REPLACE", 0)
+
+
 def faults_file() -> Path | None:
     """The list of faults that this rank is to meet, if any (frog.config.faults)."""
     text = os.environ.get("FROG_FAULTS")

@@ -103,11 +103,13 @@ def _began_ns(run: RecordedRun, change: Change) -> int | None:
 
 
 def _joins(run: RecordedRun, changes: list[Change]) -> list[str]:
-    return [
-        note(
-            _began_ns(run, change), f"rank {identity}", f"joined after step {change.step}: {len(change.members)} ranks "
-            "since", "events/",
-        )
-        for change in changes
-        for identity in change.joined
-    ]  # fmt: skip
+    lines, came = [], {worker.start.pid for a in run.attempts for worker in a.workers.values() if worker.start}
+    for change in changes:
+        for identity in change.joined:
+            place = f" in the place of rank {change.replaced[identity]}" if identity in change.replaced else ""
+            what = f"joined{place} after step {change.step}: {len(change.members)} ranks since"
+            lines.append(note(_began_ns(run, change), f"rank {identity}", what, "events/"))
+    for event in (event for attempt in run.attempts for event in attempt.replacements if event.pid not in came):
+        what = f"process {event.pid} was started in the place of rank {event.rank}, and has not come in"
+        lines.append(note(event.unix_ns, "launcher", what, "events/launcher.jsonl"))
+    return lines

@@ -18,6 +18,7 @@ from frog.events.launcher_schema import (
     LauncherEndEvent,
     LaunchEvent,
     NodeEvent,
+    ReplaceEvent,
     WorldEvent,
 )
 from frog.events.read import EventList
@@ -121,6 +122,7 @@ class Attempt:
     worlds: list[WorldEvent] = field(default_factory=list)
     """What the agents started: one a node."""
     exits: list[ExitEvent] = field(default_factory=list)
+    replacements: list[ReplaceEvent] = field(default_factory=list)
     hangs: list[HangEvent] = field(default_factory=list)
     nodes: list[NodeEvent] = field(default_factory=list)
     """Nodes whose agents have ended."""
@@ -188,7 +190,7 @@ def _launched(launcher: Iterable[AnyLauncherEvent]) -> list[Attempt]:
             launch = event
             attempts.append(Attempt(None, launch, event.unix_ns))  # until its first world is reported
             continue
-        number = event.attempt if isinstance(event, WorldEvent | ExitEvent | HangEvent) else None
+        number = event.attempt if isinstance(event, WorldEvent | ExitEvent | ReplaceEvent | HangEvent) else None
         if not attempts or attempts[-1].launch is not launch:
             attempts.append(Attempt(number, launch, event.unix_ns))
         elif number is not None and attempts[-1].number is None:
@@ -206,6 +208,8 @@ def _add_event(attempt: Attempt, event: AnyLauncherEvent) -> None:
             attempt.worlds.append(event)
         case ExitEvent():
             attempt.exits.append(event)
+        case ReplaceEvent():
+            attempt.replacements.append(event)
         case HangEvent():
             attempt.hangs.append(event)
         case NodeEvent():

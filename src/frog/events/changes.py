@@ -6,7 +6,7 @@ is a place among the members; an identity is a process's number for all its life
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -29,6 +29,8 @@ class Change:
     """By identity, the rank that it was in the world before."""
     joined: list[int]
     """By identity."""
+    replaced: dict[int, int]
+    """Of those who joined, by identity, in whose place the launcher had started them."""
     members: list[int]
     """Who is there since, by identity, in the order of their ranks."""
     took_ns: int
@@ -40,13 +42,18 @@ def find_changes(attempts: Sequence[Attempt]) -> list[Change]:
     found: list[Change] = []
     members: list[int] = []
     before = 0
+    lost_before = {event.pid: event.lost for attempt in attempts for event in attempt.replacements}
+    identities: dict[int, int] = {}  # by process
     for after, attempt in enumerate(attempts):
         said = membership_of(attempt)
+        identities |= _identities(attempt)
         if said and (kept := said[0].members):
             lost = {who: rank for rank, who in enumerate(members) if who not in kept}
             joined = [who for who in kept if who not in members]
             took_ns = max((event.took_ns for event in said if event.identity not in joined), default=0)
-            found.append(Change(before, after, said[0].step, lost, joined, kept, took_ns))
+            places = {who: _place_of(pid, lost_before, identities) for pid, who in identities.items()}
+            replaced = {who: place for who in joined if (place := places.get(who)) is not None}
+            found.append(Change(before, after, said[0].step, lost, joined, replaced, kept, took_ns))
             members, before = kept, after
         elif not (after and goes_on(attempt, attempts[after - 1])):
             members, before = attempt.ranks, after
@@ -57,6 +64,25 @@ def membership_of(attempt: Attempt) -> list[MembershipEvent]:
     """What its workers said of the change with which it began; nothing if it began otherwise."""
     events = [worker.last(MembershipEvent) for _, worker in sorted(attempt.workers.items())]
     return [event for event in events if event is not None]
+
+
+def _identities(attempt: Attempt) -> dict[int, int]:
+    """By process, as far as its workers have said: that of who began the run is its first rank."""
+    found = {}
+    for rank, worker in attempt.workers.items():
+        if worker.start is not None:
+            change = worker.last(MembershipEvent)
+            found[worker.start.pid] = change.identity if change is not None else rank
+    return found
+
+
+def _place_of(pid: int, lost_before: Mapping[int, int], identities: Mapping[int, int]) -> int | None:
+    """In whose place a process was started. Others, of whom nobody heard, may have been started there in between."""
+    while (lost := lost_before.get(pid)) is not None:
+        if lost in identities:
+            return identities[lost]
+        pid = lost
+    return None
 
 
 def goes_on(attempt: Attempt, before: Attempt) -> bool:

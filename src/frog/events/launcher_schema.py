@@ -80,6 +80,20 @@ class ExitEvent(LauncherEvent, tag="exit", frozen=True, kw_only=True):
     traceback: str | None
 
 
+class ReplaceEvent(LauncherEvent, tag="replace", frozen=True, kw_only=True):
+    """In the place of a rank that was lost another was started, to join the run."""
+
+    attempt: Rank
+    rank: Rank
+    node: Rank
+    node_rank: Rank
+    lost: Count
+    """The process that was lost, and the one that was started:"""
+    pid: Count
+    number: Count
+    """How many were started so far, with this one."""
+
+
 class HangEvent(LauncherEvent, tag="hang", frozen=True, kw_only=True):
     """A rank was found hanging, and killed."""
 
@@ -115,7 +129,9 @@ class LauncherEndEvent(LauncherEvent, tag="end", frozen=True, kw_only=True):
     """What went over the nodes' links."""
 
 
-AnyLauncherEvent = LaunchEvent | WorldEvent | ExitEvent | HangEvent | NodeEvent | ReturnEvent | LauncherEndEvent
+AnyLauncherEvent = (
+    LaunchEvent | WorldEvent | ExitEvent | ReplaceEvent | HangEvent | NodeEvent | ReturnEvent | LauncherEndEvent
+)
 """A line of `events/launcher.jsonl`."""
 
 LAUNCHER_FIELDS: Final = {name: fields - {"unix_ns"} for name, fields in fields_of(AnyLauncherEvent).items()}

@@ -117,9 +117,14 @@ def is_under_way(folder: RunFolder, problems: list[str] | None = None) -> bool:
         sign_ns = max(said.unix_ns for said in (launcher[-1], *beats))
         if time.time_ns() - sign_ns < _QUIET_S * 1e9:
             return True
-    since_ns = last.unix_ns if last is not None else 0
+    return has_living_rank(folder, last.unix_ns if last is not None else 0, problems)
+
+
+def has_living_rank(folder: RunFolder, since_ns: int = 0, problems: list[str] | None = None) -> bool:
+    """Whether a rank's heart has just beaten."""
     return any(
-        beat.status == "running" and beat.unix_ns > since_ns and is_fresh(beat) and not _is_dead(beat) for beat in beats
+        beat.status == "running" and beat.unix_ns > since_ns and is_fresh(beat) and not _is_dead(beat)
+        for beat in _last_beats(folder, problems)
     )
 
 

@@ -55,7 +55,7 @@ class Agent:
     reports: Path
     """The file of what it reports, line by line."""
     pids: dict[int, int] = field(default_factory=dict)
-    """Of the ranks that it started last, by rank."""
+    """Of the ranks that it started last, and of those that took the place of lost ones, by rank."""
     watched: dict[int, int] = field(default_factory=dict)
     """Those that should be going on: none from the first failure on, when the agent itself ends the rest."""
     done: bool = False
@@ -82,6 +82,8 @@ class Agent:
                     self.watched = dict(self.pids)
                 elif event["event"] == "exit":
                     self.watched.clear()
+                elif event["event"] == "replace":
+                    self.pids[event["rank"]] = event["pid"]
                 yield event
 
     def kill(self) -> None:

@@ -49,6 +49,13 @@ def add_world_arguments(parser: argparse.ArgumentParser) -> None:
         help="how often a failed world starts again from its last good checkpoint (default: 0; 3 if it may shrink)",
     )
     parser.add_argument(
+        "--replace",
+        type=int,
+        default=0,
+        metavar="N",
+        help="how many lost ranks are replaced by new ones, at most, in a run with comm.on_loss=shrink (default: 0)",
+    )
+    parser.add_argument(
         "--deadline",
         type=float,
         default=60.0,
@@ -93,6 +100,8 @@ def read_world(args: argparse.Namespace, extra_env: Mapping[str, str] | None = N
     restarts = args.restarts if args.restarts is not None else 3 if nodes.elastic else 0
     if restarts < 0:
         raise UsageError(f"--restarts {restarts}: must not be negative")
+    if args.replace < 0:
+        raise UsageError(f"--replace {args.replace}: must not be negative")
     if not _LEAST_DEADLINE_S <= args.deadline < math.inf:
         raise UsageError(
             f"--deadline {args.deadline:g}: ranks give a sign of life twice a second",
@@ -108,4 +117,5 @@ def read_world(args: argparse.Namespace, extra_env: Mapping[str, str] | None = N
 
         network = parse_network(args.network)
     env = dict(extra_env or {})
-    return nodes, Options(args.threads, restarts, args.deadline, network=network, extra_env=env)
+    options = Options(args.threads, restarts, args.deadline, replace=args.replace, network=network, extra_env=env)
+    return nodes, options

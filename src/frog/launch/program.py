@@ -27,6 +27,11 @@ def can_go_on(program: Sequence[str]) -> bool:
     return program[0] in _GO_ON or program[0] not in _PROGRAMS
 
 
+def can_be_joined(program: Sequence[str]) -> bool:
+    """Whether another rank may come into a run of a program. What a script does is its own business."""
+    return program[0] == "train" or program[0] not in _PROGRAMS
+
+
 def target(program: Sequence[str]) -> list[str]:
     """The words that torchrun takes for a program: `train RUN.toml ...`, or a Python script with its arguments.
 

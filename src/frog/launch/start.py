@@ -34,6 +34,8 @@ class Options:
     """So is one that waits in a single collective for so long, if its own `train.timeout_s` allows no more."""
     repair_s: float = 5.0
     """How long a world that can shrink works without a node that has gone; else it comes back at once."""
+    replace: int = 0
+    """How many lost ranks of a run that goes on without them are replaced, at most."""
     network: Link | None = None
     extra_env: Mapping[str, str] = field(default_factory=dict)
 
@@ -95,6 +97,7 @@ class Starter:
             "OMP_NUM_THREADS": str(threads),
             "FROG_LAUNCHER_PID": str(os.getpid()),
             "FROG_LAUNCH_DIR": str(self.scratch),
+            "FROG_REPLACE": str(self.options.replace),
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # each attempt gets a store of its own, without stale keys
             **self.options.extra_env,
         }

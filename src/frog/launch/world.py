@@ -28,7 +28,7 @@ from frog.launch.agent import Agent, Output
 from frog.launch.journal import Journal
 from frog.launch.lifecycle import Lifecycle, Limits, Repairs, State
 from frog.launch.nodes import Nodes, world_table
-from frog.launch.program import can_go_on, target
+from frog.launch.program import can_be_joined, can_go_on, target
 from frog.launch.start import Options, Starter
 from frog.launch.watch import find_hangs
 
@@ -54,6 +54,8 @@ def run_world(nodes: Nodes | int, program: Sequence[str], options: Options | Non
         raise UsageError(
             f"{program[0]} begins anew each time: it has no checkpoints to go on from", "leave --restarts out"
         )
+    if options.replace and not can_be_joined(program):
+        raise UsageError(f"{program[0]} goes on with the ranks that it began with", "leave --replace out")
     with scratch_folder("frog-run-") as scratch, ExitStack() as stack:
         network = None
         if options.network is not None:
@@ -193,6 +195,9 @@ class _Launch:
                 self.failures.append({**event, "time_s": time_s})
                 if self.options.restarts or self._survives_losses:
                     print(f"{in_words(event)}", file=sys.stderr, flush=True)
+            elif kind == "replace":
+                words = f"rank {event['rank']} is replaced by process {event['pid']}"
+                print(f"{words} ({event['number']} of {self.options.replace})", file=sys.stderr, flush=True)
             elif kind == "world":
                 self._show(event)
 

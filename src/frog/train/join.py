@@ -1,18 +1,23 @@
-"""`frog join RUN`: one more rank for a run that goes on."""
+"""One more rank for a run that goes on: `frog join RUN`; or in the place of a lost one, where its launcher says so."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
+from pathlib import Path
 
 from frog.collectives.errors import CollectiveError
 from frog.comm.membership import Membership, join_membership
 from frog.comm.world import pick_device
 from frog.config import RunConfig, from_dict
 from frog.core.env import WorldEnv
-from frog.core.errors import RunError, UsageError
+from frog.core.errors import CommError, RunError, UsageError
+from frog.core.printable import printable_output
+from frog.core.processes import leave
 from frog.core.runfolder import RunFolder, find_run
 from frog.data import open_prepared
+from frog.events.run import has_living_rank
 from frog.parallel.build import build_mesh
 from frog.train.failure import FailureReporter, as_rank
 from frog.train.hardware import keep_freed_memory
@@ -25,6 +30,8 @@ from frog.train.stop import StopRequest
 
 _AGAIN_S = 0.1
 _LONGEST_S = 86_400
+_ALONE_S = 2.0
+"""So long after the last of the run was seen, who is to replace one gives up."""
 
 
 def main(args: argparse.Namespace) -> int:
@@ -41,12 +48,31 @@ def main(args: argparse.Namespace) -> int:
     return as_rank(lambda env, stop, reporter: _join(folder, config, args.timeout, env, stop, reporter))
 
 
+def replace_lost(run: str) -> int:
+    """The same for a rank that a launcher has started: it knocks as long as any other of the run is there."""
+    folder = RunFolder(Path(run))
+
+    def join(env: WorldEnv, stop: StopRequest, reporter: FailureReporter) -> int:
+        while not folder.run_json.exists() and has_living_rank(folder):  # the loss came before the first step
+            time.sleep(_AGAIN_S)
+        return _join(folder, from_dict(folder.read_run_json().config), None, env, stop, reporter)
+
+    return as_rank(join)
+
+
 def _join(
-    folder: RunFolder, config: RunConfig, timeout_s: float, env: WorldEnv, stop: StopRequest, reporter: FailureReporter
+    folder: RunFolder,
+    config: RunConfig,
+    timeout_s: float | None,
+    env: WorldEnv,
+    stop: StopRequest,
+    reporter: FailureReporter,
 ) -> int:
     keep_freed_memory()
     data = open_prepared(config.data.name)
     member = _come_in(folder, config, timeout_s, env, stop)
+    if member is None:
+        return stop.exit_code if stop.wanted else 0
     try:
         world = member.renew()
         reporter.env, reporter.folder = world.env, folder
@@ -55,15 +81,22 @@ def _join(
             events = reporter.events = open_events(folder, world, member.survivors.epoch)
             run = Run(config, world, build_mesh(config, world), folder, events, log, stop, None, "", joins=True)
             admit_others(run, member, reporter)
-            print(f"{folder.path}: joined as rank {rank}, in a world of {world.size}", flush=True)
+            if timeout_s is not None:  # else the launcher's output is the run's, which says so too
+                print(f"{folder.path}: joined as rank {rank}, in a world of {world.size}", flush=True)
             return finish(run, train(run, Pretraining(run, data)))
     finally:
         member.leave()
 
 
-def _come_in(folder: RunFolder, config: RunConfig, timeout_s: float, env: WorldEnv, stop: StopRequest) -> Membership:
-    """Knock until let in. Raises RunError if nobody opens in time."""
-    device, until_s = pick_device(config.train.device, env), time.monotonic() + timeout_s
+def _come_in(
+    folder: RunFolder, config: RunConfig, timeout_s: float | None, env: WorldEnv, stop: StopRequest
+) -> Membership | None:
+    """Knock until let in: for some time, or else until the run is over; then None.
+
+    Raises:  RunError if nobody opens in time; CommError if all of the run are gone.
+    """
+    device = pick_device(config.train.device, env)
+    until_s = time.monotonic() + (_ALONE_S if timeout_s is None else timeout_s)
     while True:
         try:
             return join_membership(env, device, config.train.timeout_s, folder.door_json)
@@ -71,6 +104,19 @@ def _come_in(folder: RunFolder, config: RunConfig, timeout_s: float, env: WorldE
             why = "it has no door: it is not running, or it is over"
         except CollectiveError as error:
             why = str(error)
-        if time.monotonic() > until_s or stop.wanted:
+        if timeout_s is None:
+            record = folder.read_record()
+            if stop.wanted or (record is not None and record.status != "failed"):
+                return None
+            if has_living_rank(folder):
+                until_s = time.monotonic() + _ALONE_S
+            elif time.monotonic() > until_s:
+                raise CommError(f"{folder.path}: nobody is left to join", "go on from its last checkpoint")
+        elif time.monotonic() > until_s or stop.wanted:
             raise RunError(f"{folder.path}: cannot be joined: {why}", "`frog runs` says which runs are under way")
         time.sleep(_AGAIN_S)
+
+
+if __name__ == "__main__":
+    with printable_output():
+        leave(replace_lost(sys.argv[1]))

@@ -12,7 +12,8 @@ from frog.comm import World, join_world
 from frog.comm.membership import Membership, found_membership
 from frog.comm.world import pick_device
 from frog.config import RunConfig
-from frog.core.env import WorldEnv, attempt_number
+from frog.core.env import WorldEnv, attempt_number, most_replaced
+from frog.core.errors import UsageError
 from frog.core.runfolder import RunFolder
 from frog.parallel.build import build_mesh
 from frog.train.failure import FailureReporter
@@ -90,6 +91,11 @@ def _meet(config: RunConfig, env: WorldEnv) -> tuple[World, Membership | None]:
     """The world that this rank was started for; with what it needs to go on when others are lost, if it is to."""
     device, timeout_s = pick_device(config.train.device, env), config.train.timeout_s
     if config.comm.on_loss == "fail":
+        if most_replaced():
+            raise UsageError(
+                f"--replace {most_replaced()} with comm.on_loss='fail': the loss of a rank is the end of this world",
+                "add --set comm.on_loss=shrink; or --restarts N, to go on from the last checkpoint",
+            )
         return join_world(env, device, timeout_s, config.comm.backend), None
     member = found_membership(env, device, timeout_s)
     return member.renew(), member

@@ -1,0 +1,177 @@
+"""Lost ranks are replaced by new ones, which come in by themselves: `frog run --replace`. Real worlds, real kills.
+
+Ranks stop themselves at a step, so that nobody is let in, and nothing ends, before the test says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+
+import psutil
+import pytest
+from harness import MODEL, Harness, all_gone, run_to_end, set_words, tree, wait_until
+
+from frog.config import from_dict
+from frog.core.env import world_env
+from frog.core.errors import UsageError
+from frog.diagnose.rules import diagnose
+from frog.events.changes import find_changes
+from frog.events.heartbeat import read_heartbeat
+from frog.events.launcher_schema import ReplaceEvent
+from frog.events.read import read_launcher
+from frog.events.schema import MembershipEvent, StartEvent, StepEvent
+from frog.train.start import _meet
+
+SETTINGS = ("train.steps=40", "train.global_batch_size=12", "eval.every=40", "checkpoint.every=40")
+
+
+def start(harness: Harness, name: str, faults: Sequence[str], *words: str) -> subprocess.Popen[str]:
+    asked = [word for fault in faults for word in ("--fault", fault)]
+    run = ["train", "run.toml", *set_words(f"name={name}", "comm.on_loss=shrink", *SETTINGS)]
+    return harness.start("frog", "chaos", *asked, *words, "--deadline", "60", "--threads", "1", "--", *run)
+
+
+def replacement(harness: Harness, name: str, number: int, process: subprocess.Popen[str]) -> psutil.Process:
+    """The rank that takes a lost one's place, once it is started."""
+
+    def started() -> list[int]:
+        said = read_launcher(harness.folder(name)).events
+        return [event.pid for event in said if isinstance(event, ReplaceEvent) and event.number == number]
+
+    wait_until(lambda: bool(started()), 60, f"replacement {number}", process)
+    return psutil.Process(started()[0])
+
+
+@contextlib.contextmanager
+def stopped(harness: Harness, name: str, rank: int, process: subprocess.Popen[str]) -> Iterator[None]:
+    """Once that rank has stopped itself; and at the end it goes on."""
+    found: list[psutil.Process] = []
+
+    def is_stopped() -> bool:
+        beat = read_heartbeat(harness.folder(name).heartbeat(rank))
+        found[:] = [psutil.Process(beat.pid)] if beat is not None else []
+        return bool(found) and found[0].status() == psutil.STATUS_STOPPED
+
+    wait_until(is_stopped, 60, f"rank {rank} to stop", process)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found[0].send_signal(signal.SIGCONT)
+
+
+def kill(harness: Harness, name: str, rank: int) -> None:
+    beat = read_heartbeat(harness.folder(name).heartbeat(rank))
+    assert beat is not None
+    os.kill(beat.pid, signal.SIGKILL)
+
+
+def wait_for_knock(harness: Harness, name: str, newcomer: psutil.Process) -> None:
+    port = json.loads(harness.folder(name).door_json.read_text())["port"]
+    wait_until(lambda: any(link.raddr[1:] == (port,) for link in newcomer.net_connections()), 60, "a knock")
+
+
+def joins(harness: Harness, name: str) -> list[list[int]]:
+    return [event.joined for event in harness.events(name).main.of(MembershipEvent) if event.joined]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_lost_ranks_are_replaced_as_often_as_is_allowed(harness: Harness) -> None:
+    """One dies at the door, one after it has come in, one stays; and then there are no more."""
+    name = "replace"
+    stops = [f"stop rank={rank} step={step} phase=data" for rank, step in ((0, 5), (1, 20), (0, 30))]
+    process = start(harness, name, stops, "--nproc", "3", "--replace", "3")
+    with stopped(harness, name, 0, process):
+        kill(harness, name, 2)
+        first = replacement(harness, name, 1, process)
+        wait_for_knock(harness, name, first)
+        first.kill()
+        second = replacement(harness, name, 2, process)
+        wait_for_knock(harness, name, second)
+    with stopped(harness, name, 1, process):
+        second.kill()
+        wait_for_knock(harness, name, replacement(harness, name, 3, process))
+    with stopped(harness, name, 0, process):
+        kill(harness, name, 1)
+    _, err = run_to_end(process, 120)
+    assert process.returncode == 0, err
+    assert err.count("was killed by SIGKILL") == 4
+    assert [line.rpartition(" (")[2] for line in err.splitlines() if "replaced" in line] == [
+        f"{number} of 3)" for number in (1, 2, 3)
+    ]
+    changes = find_changes(harness.events(name).attempts)
+    (one, of_one), (other, of_other) = [pair for change in changes for pair in change.replaced.items()]
+    assert [who for change in changes for who in change.joined] == [one, other]
+    assert [who for change in changes for who in change.lost] == [2, one, 1]
+    assert (of_one, of_other) == (2, one)
+    assert f"joined in the place of rank {one}" in str(diagnose(harness.folder(name)).evidence)
+    check_same(harness, name)
+
+
+def check_same(harness: Harness, name: str) -> None:
+    """The run took every step once, and the same samples as one that nothing befell."""
+    harness.run("frog", "train", "run.toml", *set_words(f"name={name}-calm", *SETTINGS))
+    record, calm = harness.record(name), harness.record(f"{name}-calm")
+    assert (record["status"], record["order_sha256"]) == ("completed", calm["order_sha256"])
+    assert set(harness.events(name).main.by_step(StepEvent)) == set(range(1, 41))
+
+
+@pytest.mark.slow
+def test_each_node_replaces_its_only_rank_and_one_comes_too_late(harness: Harness) -> None:
+    name = "replace-node"
+    faults = ("stop rank=0 step=5 phase=data", "kill rank=0 step=40 phase=zero")
+    process = start(harness, name, faults, "--nodes", "2x1", "--replace", "2")
+    with stopped(harness, name, 0, process):
+        kill(harness, name, 1)
+        wait_for_knock(harness, name, replacement(harness, name, 1, process))
+    _, err = run_to_end(process, 120)
+    assert process.returncode == 0, err
+    assert joins(harness, name) == [[2]]
+    assert {event.node_rank for event in harness.events(name).ranks[1].of(StartEvent)} == {1}
+    assert err.count("is replaced by process") == 2
+    assert "in the place of rank 0, and has not come in" in str(diagnose(harness.folder(name)).as_json())
+
+
+@pytest.mark.slow
+def test_one_at_the_door_ends_when_the_run_is_to_end(harness: Harness) -> None:
+    name = "replace-stop"
+    process = start(harness, name, ["stop rank=0 step=5 phase=data"], "--nproc", "3", "--replace", "1")
+    with stopped(harness, name, 0, process):
+        kill(harness, name, 2)
+        wait_for_knock(harness, name, replacement(harness, name, 1, process))
+        family = tree(process)
+        process.terminate()
+    _, err = run_to_end(process, 120)
+    assert process.returncode == 128 + signal.SIGTERM, err
+    assert harness.record(name)["status"] == "interrupted"
+    wait_until(lambda: all_gone(family), 60, "all of it to end")
+
+
+@pytest.mark.slow
+def test_when_all_are_lost_those_at_the_door_go_too(harness: Harness) -> None:
+    name = "replace-all"
+    stops = [f"stop rank={rank} step=5 phase=data" for rank in (0, 1)]
+    process = start(harness, name, stops, "--nproc", "2", "--replace", "9")
+    with stopped(harness, name, 0, process), stopped(harness, name, 1, process):
+        kill(harness, name, 0)
+        replacement(harness, name, 1, process)
+        kill(harness, name, 1)
+    _, err = run_to_end(process, 120)
+    assert process.returncode == 137, err
+    assert "error: rank 0 (pid" in err
+    assert "was killed by SIGKILL" in err.rpartition("error: rank 0")[2]
+    assert err.count("is replaced by process") <= 2
+
+
+def test_only_a_run_that_goes_on_can_have_ranks_replaced(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FROG_REPLACE", "2")
+    with pytest.raises(UsageError, match=r"--replace 2 with comm.on_loss='fail'"):
+        _meet(from_dict({"model": MODEL, "data": {"sequence_length": 16}}), world_env())
+    done = harness.run("frog", "run", "--nproc", "2", "--replace", "1", "--", "finetune", "base", code=2)
+    assert "finetune goes on with the ranks that it began with" in done.stderr
