@@ -238,7 +238,7 @@ CASES: dict[str, tuple[str, int, tuple[tuple[str, str], ...]]] = {
     "pip": ("network", 17, (("srun ", "pip install torch\nsrun "),)),
     "a plugin's option": ("site-option", 4, (("--ntasks-per-node=1", "--ntasks-per-node=1 --image=x"),)),
     "a template": ("template", 6, (("--cpus-per-task=32", "--cpus-per-task={{ cpus }}"),)),
-    "what no shell reads": ("not-understood", 17, (("srun ", "for in ;; do\nsrun "),)),
+    "what no shell reads": ("not-understood", 17, (("srun ", "echo )\nsrun "),)),
     "a list in sh": ("bash-in-sh", 17, (("#!/bin/bash", "#!/bin/sh"), ("srun ", "A=(1 2)\nsrun "))),
     "its own folder": ("not-its-folder", 13, (("pipefail\n", 'pipefail\ncd "$(dirname "$0")"\n'),)),
     "its own folder, kept": ("not-its-folder", 13, (("pipefail\n", "pipefail\nHERE=${BASH_SOURCE[0]%/*}\n"),)),

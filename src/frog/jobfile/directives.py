@@ -41,6 +41,7 @@ error e = file for error messages; else they go to --output
 exclude x = not on these nodes
 exclusive . ? no other job on its nodes
 export . = which variables of the submitting shell the job sees
+extra . = a remark for the site's own scheduling
 extra-node-info B = only nodes with so many sockets, cores, threads
 gid . = run as this group (root only)
 gpu-bind . = which task sees which GPU
@@ -90,6 +91,7 @@ qos q = quality of service: its limits and priority
 quiet Q - print less
 reboot . - reboot the nodes first
 reservation . = nodes that were reserved
+segment . = nodes in blocks of so many that lie close together
 signal . = a signal some time before the time limit
 sockets-per-node . = only nodes with that many sockets
 spread-job . - over as many nodes as possible
@@ -160,7 +162,8 @@ unbuffered u - print at once
 wait W = seconds after the first task ended until the others are killed
 x11 . ? forward X11
 """
-_ALIASES = {"tasks-per-node": "ntasks-per-node", "workdir": "chdir", "cpu_bind": "cpu-bind", "mem_bind": "mem-bind"}
+_ALIASES = {"tasks-per-node": "ntasks-per-node", "workdir": "chdir", "cpu_bind": "cpu-bind", "mem_bind": "mem-bind",
+            "cluster": "clusters", "share": "oversubscribe", "pack-group": "het-group"}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from frog.jobfile.traps_rendezvous import rendezvous_findings
 from frog.jobfile.traps_script import script_findings
 from frog.jobfile.traps_shell import shell_findings
 from frog.jobfile.traps_signal import signal_findings
-from frog.jobfile.traps_variables import variable_findings
+from frog.jobfile.traps_variables import hand_in_findings, variable_findings
 from frog.jobfile.traps_world import world_findings
 from frog.jobfile.values import GAP
 
@@ -70,7 +70,7 @@ def explain_as(text: str, path: Path, view: View) -> Explanation:
         for item in inner_jobs(job.shell.heredocs)
     ]
     found = [finding for each in (job, *within) if each.is_job for finding in _of_job(each, view)]
-    found += _of_reading(job)
+    found += [*_of_reading(job), *hand_in_findings(job)]
     ignored = _ignored(job.lines)
     unique = {(finding.code, finding.line): finding for finding in reversed(found)}.values()
     kept = [
@@ -103,7 +103,7 @@ def _of_reading(job: JobFile) -> Iterator[Finding]:
         yield make_finding("template", first, f"a template: {some} in {_lines(lines)} is to be filled in")
     unread = [line for line in job.shell.unread if line not in job.gaps]
     if job.shell.unclosed is not None:
-        what = "a quote or bracket is opened here and never closed"
+        what = "what is opened here, a quote or an if or a loop, is never closed"
         yield make_finding("quote-not-closed", job.shell.unclosed, what)
     elif unread:
         yield make_finding("not-understood", unread[0], f"{_lines(unread)} not understood as shell")

@@ -48,7 +48,7 @@ FAILS: dict[str, tuple[str, str | None]] = {
         "the shell takes the parts for a program and its words, and {name} stays empty",
         "{name}={value}",
     ),
-    "quote-not-closed": ("the shell finds the end of the file first, and runs nothing", None),
+    "quote-not-closed": ("the shell finds the end of the file first, and runs nothing from here on", None),
     "broken-line": (
         "the shell ends the command before it, and takes this line for a command of its own",
         "put the comment on a line of its own, before the command",
@@ -111,6 +111,10 @@ WASTES: dict[str, tuple[str, str | None]] = {
     "read-too-early": (
         "the shell puts it in on the first node, before srun starts: all tasks get {value}",
         "srun bash -c '... \"${name}\" ...', in single quotes",
+    ),
+    "read-at-hand-in": (
+        "the here-document is not quoted: this shell puts it in before sbatch is called, and here it is not set",
+        "\\${name}; or quote the word behind <<",
     ),
     "not-exported": ("there it is empty", "export {name}"),
     "never-set": ("it is empty there{near}", None),
@@ -201,7 +205,7 @@ ADVICE: dict[str, tuple[str, str | None]] = {
     ),
     "port-fixed": (
         "two jobs that share a node collide: address already in use",
-        "MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000)), before srun",
+        "{instead}",
     ),
     "goes-on-without-one": (
         "when one task fails the others may wait for it, until the time limit, and you pay",

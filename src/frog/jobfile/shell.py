@@ -25,6 +25,8 @@ _LEAVES = re.compile(r"\b(break|exit|return|exec)\b")
 _STATEMENTS = ("command", "declaration_command", "unset_command", "test_command", "variable_assignment",
                "redirected_statement", "list", "pipeline", "if_statement", "for_statement", "while_statement",
                "case_statement", "function_definition", "compound_statement", "subshell")  # fmt: skip
+_ENDS = {"if": "fi", "do": "done", "case": "esac"}
+_BEGINS = {"if": "if", "do": "(?:for|while|until|select)", "case": "case"}
 _PASSED_OVER = ("comment", "heredoc_body", "heredoc_content", "heredoc_end")
 
 
@@ -81,7 +83,7 @@ class Shell:
     unread: list[int] = field(default_factory=list)
     """Lines that were not understood."""
     unclosed: int | None = None
-    """The line of a quote that is never closed."""
+    """The line of a quote, an `if` or a loop that is never closed."""
     heredocs: list[tuple[str, int, bool]] = field(default_factory=list)
     """Every here-document, with its line and whether the shell leaves it as it stands."""
     endless: list[int] = field(default_factory=list)
@@ -103,7 +105,7 @@ def parse(text: str, first_line: int = 1) -> Shell:
     reader = _Reader(Shell(), first_line)
     if root.has_error:
         reader.note_errors(root)
-        line = open_quote(text)
+        line = open_quote(text) or _open_block(root, text)
         reader.shell.unclosed = None if line is None else line + first_line - 1
     reader.read_functions(root)
     reader.shell.heredocs = list(reader.heredocs(root))
@@ -112,6 +114,28 @@ def parse(text: str, first_line: int = 1) -> Shell:
         reader.shell.functions[name] = reader.body_alone(name, body)
     reader.shell.unread = sorted(set(reader.shell.unread))
     return reader.shell
+
+
+def _open_block(root: Node, text: str) -> int | None:
+    """The line of an `if`, `case` or loop that never ends, where both the tree and the plain words say so."""
+    plain = re.sub(r"(^|\s)#.*", "", text)
+    opened: list[Node] = []
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        if node.type in _ENDS and not node.is_named:
+            opened.append(node)
+        elif node.type in _ENDS.values() and not node.is_missing:
+            mate = next((one for one in reversed(opened) if _ENDS[one.type] == node.type), None)
+            if mate is not None:
+                opened.remove(mate)
+        waiting += reversed(node.children)
+    for node in opened:
+        begins, ends = (len(re.findall(rf"(?m)(^|[;&|]|\b(?:then|else|do)\b)[ \t]*{word}\b", plain))
+                        for word in (_BEGINS[node.type], _ENDS[node.type]))  # fmt: skip
+        if begins > ends:
+            return node.start_point.row + 1
+    return None
 
 
 @cache

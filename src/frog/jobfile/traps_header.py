@@ -15,6 +15,8 @@ from frog.jobfile.values import GAP
 from frog.jobfile.words import Word
 
 _NUMBERS = ("nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gpus-per-node", "gpus", "gpus-per-task")
+_ADD_UP = ("mail-type",)
+"""Options of which each counts, where they stand more than once."""
 _PROGRAM = re.compile(r"[^/~-].*\.(py|sh|toml|json|ya?ml)|\./.+")
 _HOURS = (24, 36, 48, 72, 96, 168)
 
@@ -106,7 +108,7 @@ def _options(job: JobFile) -> Iterator[Finding]:
             if not line.read:
                 continue
             yield from _option(asked)
-            if asked.option and asked.name in seen and seen[asked.name].value != asked.value:
+            if asked.name in seen and asked.name not in _ADD_UP and seen[asked.name].value != asked.value:
                 yield make_finding(
                     "said-twice", asked.line, f"--{asked.name} also stands in line {seen[asked.name].line}"
                 )

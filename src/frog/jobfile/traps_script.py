@@ -26,6 +26,8 @@ _INHERITS_NOT = ((22, 5), (23, 2))
 _OWN_FOLDER = re.compile(
     r"\b(dirname|realpath|readlink)\b[^)]*(\$0\b|\$\{(0\b|BASH_SOURCE\b))|\$\{(0|BASH_SOURCE[^%}]*)%/"
 )
+_PROGRAM = re.compile(r"^(\S*/)?(python[\d.]*|torchrun|accelerate launch|deepspeed) (?!-c\b)(\S+ )*?(-m \S|\S+\.py\b)")
+"""The work of a script without srun."""
 _SAYS = ("echo", "printf", "date", "exit", "true", ":", "wait", "scontrol", "trap", "set")
 """Commands behind a step that are no work of their own."""
 
@@ -141,13 +143,15 @@ def _errors(job: JobFile) -> Iterator[Finding]:
     if any(ends_on_errors(command) for command in job.shell.commands) or _shebang_ends(job):
         return
     certain = [command for command in job.shell.commands if command.way.certain and command.words]
-    lines = [
-        step.line for step in job.steps if step.works and step.command.way.certain and not step.command.way.checked
-    ]
+    works = [step.command for step in job.steps if step.works]
+    works += [command for command in job.shell.commands if _PROGRAM.search(command.text)]
+    lines = sorted(command.line for command in works if command.way.certain and not command.way.checked)
     if not lines or not certain or certain[-1].line <= lines[-1]:
         return
-    asked = any("$?" in word.raw for command in certain if command.line > lines[-1] for word in command.words)
-    if certain[-1].name in ("echo", "date", "printf", "scontrol") and not asked:
+    behind = [command for command in job.shell.commands if command.line > lines[-1]]
+    said = [word.raw for command in behind for word in (*command.words, *(item.word for item in command.assignments))]
+    asked = any("$?" in raw or "PIPESTATUS" in raw for raw in said)
+    if (certain[-1].name in ("echo", "date", "printf", "scontrol") or certain[-1].text == "exit 0") and not asked:
         what = "no set -e: if this fails the job ends well all the same"
         yield make_finding("goes-on-after-errors", lines[-1], what)
 

@@ -18,6 +18,7 @@ _SERVES = re.compile(
 _CONDA_READY = re.compile(
     r"conda\.sh|mamba\.sh|bashrc|bash_profile|\.profile|hook|bin/activate|/activate\b|zshrc|modules?/|conda_init"
 )
+_UNLOADS = {"purge", "unload", "list", "use", "reset"}
 _BASH_ONLY = ("[[", "declare", "mapfile", "pushd", "shopt")
 
 
@@ -118,7 +119,8 @@ def _conda(job: JobFile) -> Iterator[Finding]:
                 for item in before
                 if _CONDA_READY.search(f"{item.text} {' '.join(a.raw for a in item.assignments)}")
             ]
-            loaded = [item for item in before if item.name in ("module", "ml")]
+            loaded = [item for item in before if item.name in ("module", "ml") and len(item.words) > 1
+                      and item.words[1].text not in _UNLOADS]  # fmt: skip
             if not ready and not loaded:
                 after = [item for item in job.shell.everything if item.line > command.line and "conda.sh" in item.text]
                 kind: Kind | None = None if after or _initialises(before) else "advice"

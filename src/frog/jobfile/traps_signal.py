@@ -27,17 +27,18 @@ def signal_findings(job: JobFile) -> Iterator[Finding]:
         return
     line, to_shell, name, before_s = asked.line, "B" in (match[1] or ""), match[2], int(match[3] or 60)
     refused = job.asks("no-requeue")
-    if (refused or not (job.requeues or job.asks("requeue"))) and "sbatch" not in _said_by_handlers(job):
+    goes_on = job.requeues or job.asks("requeue") or "sbatch" in _said_by_handlers(job)
+    handlers = [command for command in job.shell.everything if handles(command, name)]
+    if refused or (handlers and not goes_on):
         yield make_finding("no-requeue", refused.line if refused else line, "--signal, but no requeue")
     if job.time_s is not None and before_s >= job.time_s:
         instead = f"{match[1] or 'B'}:{name}@{max(10, job.time_s // 5)}"
         yield make_finding("signal-at-once", line, f"{before_s} s before a limit of {job.time_s} s", instead=instead)
-    handlers = [command for command in job.shell.everything if handles(command, name)]
     if to_shell:
         yield from _to_shell(job, handlers, name, line)
     else:
         yield from _to_tasks(job, handlers, name, line, before_s)
-    for run in job.launches:
+    for run in job.launches if handlers or not to_shell else ():
         if run.kind == "torchrun" and before_s > 2 * _GRACE_S and not run.option("shutdown-timeout"):
             what = "torchrun without --shutdown-timeout"
             yield make_finding("short-grace", run.line, what, seconds=before_s - _GRACE_S)

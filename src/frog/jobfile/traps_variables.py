@@ -48,6 +48,30 @@ def variable_findings(job: JobFile) -> Iterator[Finding]:
     yield from _nothing_exported(job)
 
 
+_OF_JOB = re.compile(
+    r"SLURM_(JOB_?ID|(JOB_)?NODELIST|(JOB_NUM_|N)NODES|NTASKS|(PROC|LOCAL|NODE)ID|ARRAY_\w+|[GC]PUS_ON_NODE|CPUS_PER_TASK)"
+    r"|SLURMD_NODENAME"
+)
+
+
+def hand_in_findings(job: JobFile) -> Iterator[Finding]:
+    """Variables of a job that is written in a here-document, put in by the shell that writes it."""
+    if any(line.read for line in job.directives):
+        return
+    known = {item.name for item in job.assignments}
+    for text, first_line, quoted in job.shell.heredocs:
+        if quoted or "#SBATCH" not in text:
+            continue
+        own = set(re.findall(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=", text, re.MULTILINE))
+        for number, line in enumerate(text.split("\n"), first_line):
+            for match in re.finditer(r"(?<!\\)\$\{?([A-Za-z_]\w*)", "" if line.lstrip().startswith("#") else line):
+                name = match[1]
+                if name not in known and (_OF_JOB.fullmatch(name) or (name in own and name.isupper())):
+                    known.add(name)
+                    what = f"${name} is put in where the job is handed in, not where it runs"
+                    yield make_finding("read-at-hand-in", number, what, name=name)
+
+
 def _read(job: JobFile) -> dict[str, Word]:
     """Every variable that is certainly read, where it has no default, with the word that reads it first."""
     found: dict[str, Word] = {}
