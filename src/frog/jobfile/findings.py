@@ -87,6 +87,7 @@ WASTES: dict[str, tuple[str, str | None]] = {
         "#SBATCH --cpus-per-task={right}",
     ),
     "time-in-minutes": ("a number alone is minutes: the job is killed after {limit}", "#SBATCH --time={instead}"),
+    "memory-in-megabytes": ("a number alone is megabytes: what needs more is killed", "#SBATCH --{name}={value}G"),
     "no-gpus": (
         "Slurm gives a job none that it has not asked for, except where whole nodes are handed out",
         "#SBATCH --gpus-per-node={gpus}",
@@ -143,7 +144,7 @@ WASTES: dict[str, tuple[str, str | None]] = {
         "ports that users may take go from 1024 to 65535",
         "MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000)), before srun",
     ),
-    "no-wait": ("the script ends at once, and Slurm ends the step with it", "wait"),
+    "no-wait": ("the script ends at once, and Slurm ends with it what still runs", "wait"),
     "steps-queue": (
         "the first takes all that the job has, so the others wait until it has ended",
         "srun --exact --ntasks=1 ..., with its own share of GPUs and memory",
@@ -205,7 +206,7 @@ ADVICE: dict[str, tuple[str, str | None]] = {
     ),
     "port-fixed": (
         "two jobs that share a node collide: address already in use",
-        "{instead}",
+        "MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000)), before srun",
     ),
     "goes-on-without-one": (
         "when one task fails the others may wait for it, until the time limit, and you pay",

@@ -70,6 +70,11 @@ class JobFile:
         return any(line.read for line in self.directives) or not hands_in
 
     @property
+    def by_hand(self) -> bool:
+        """Whether no line of it is for sbatch: it is called from a terminal, or by another script."""
+        return not self.given and not any("SBATCH" in line.upper() or "SBTACH" in line for line in self.lines)
+
+    @property
     def sourced(self) -> bool:
         """Whether it runs files of its own in this shell, which may set anything."""
         return any(

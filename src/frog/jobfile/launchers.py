@@ -65,6 +65,12 @@ class Launch:
     def option(self, *names: str) -> Word | None:
         return next((self.options[name] for name in names if name in self.options), None)
 
+    @property
+    def numbers_nodes(self) -> bool:
+        """Whether it reads its --node-rank: where c10d meets, the nodes number themselves."""
+        backend = self.option("rdzv-backend")
+        return backend is None or backend.text == "static"
+
     def in_task(self, word: Word) -> bool:
         """Whether each task's own shell reads that word, and not the batch script's."""
         script = self.step.script_word if self.step else None
@@ -132,7 +138,7 @@ def read_launch(command: Command, step: SrunStep | None) -> Launch | None:
     words, begins = command.words, program_at(command.words)
     for place, word in enumerate(words[:200]):
         kind = _MODULES.get(word.text) if place and words[place - 1].text == "-m" else None
-        kind = kind or (word.base if word.base in _FLAGS else None)
+        kind = kind or (word.base if word.base in _FLAGS and "=" not in word.text else None)
         if kind and words[0].text not in ("which", "command", "echo", "printf", "type", "pip", "conda", "pkill"):
             break
     else:

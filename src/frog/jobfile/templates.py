@@ -18,6 +18,7 @@ _SAYS = re.compile(r"\s*(echo|printf)\b|.*(:\?|\b[Uu]sage:|\bUSAGE:)")
 _BRACED = re.compile(r"(?<![$\w\\{])\{[A-Za-z_][\w .]*\}")
 _SQUARE = re.compile(r"(?<![$\w])\[[A-Z][A-Z_ ]*\]")
 _CAPITALS = re.compile(r"[= ](?:[A-Z]+_)*(?:NAME|NUM|YOUR)(?:_[A-Z]+)*(?=\s|$)")
+_YOUR = re.compile(r"[=/ ]your[-_]\w+")
 _VARIABLE = re.compile(r"\$\{\w+\}")
 
 
@@ -32,11 +33,11 @@ def fill_gaps(text: str, first_line: int) -> tuple[str, dict[int, str]]:
         if line.lstrip().startswith("#") and not head:
             continue
         patterns = [_ANYWHERE] if _SAYS.match(line) else [_ANYWHERE, _NAMED]
-        head_patterns = [_BRACED, _SQUARE, _CAPITALS, *([_VARIABLE] if inserted else [])] if head else []
+        head_patterns = [_BRACED, _SQUARE, _CAPITALS, _YOUR, *([_VARIABLE] if inserted else [])] if head else []
         for pattern in (*patterns, *head_patterns):
             for match in pattern.finditer(line):
-                found.setdefault(place + first_line, match[0].strip("= "))
-            line = pattern.sub(lambda match: match[0][: match[0].startswith(("=", " "))] + GAP, line)
+                found.setdefault(place + first_line, match[0].strip("=/ "))
+            line = pattern.sub(lambda match: match[0][: match[0].startswith(("=", " ", "/"))] + GAP, line)
         if not head and (re.fullmatch(rf"[\s{GAP}]*{GAP}[\s{GAP}]*", line) or (inserted and _inserts(line, text))):
             found.setdefault(place + first_line, line.strip())
             line = f"# {GAP}"  # what will stand there may be directives as well as commands

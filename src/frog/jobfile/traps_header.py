@@ -18,6 +18,8 @@ _NUMBERS = ("nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gpus-per-nod
 _ADD_UP = ("mail-type",)
 """Options of which each counts, where they stand more than once."""
 _PROGRAM = re.compile(r"[^/~-].*\.(py|sh|toml|json|ya?ml)|\./.+")
+_LEAST_MB = 256
+"""No program that uses a GPU lives with less."""
 _HOURS = (24, 36, 48, 72, 96, 168)
 
 
@@ -31,6 +33,7 @@ def header_findings(job: JobFile, profile: ClusterProfile | None, places: Sequen
     yield from _total_gpus(job)
     yield from _gpus_per_node(job, profile)
     yield from _time(job, profile)
+    yield from _memory(job)
     yield from _output(job, places)
     if profile is not None:
         yield from _against_profile(job, profile)
@@ -39,7 +42,7 @@ def header_findings(job: JobFile, profile: ClusterProfile | None, places: Sequen
 def _first_line(job: JobFile) -> Iterator[Finding]:
     first = min((line.line for line in job.directives), default=2)
     begins = job.lines[0] if job.lines else ""
-    if not begins.startswith("#!"):
+    if not begins.startswith("#!") and not job.by_hand:
         yield make_finding(
             "no-shebang", 1 if first < 1 or not job.inner else first, "the first line does not name a shell"
         )
@@ -196,7 +199,7 @@ def _with_number(written: str, old: int, new: int) -> str:
 def _time(job: JobFile, profile: ClusterProfile | None) -> Iterator[Finding]:
     asked = job.asks("time")
     if asked is None:
-        if not job.inner:
+        if not (job.inner or job.by_hand):
             yield make_finding("no-time-limit", 1, "no --time")
         return
     if not asked.value or "$" in asked.value or GAP in asked.value:
@@ -227,6 +230,20 @@ def _minutes(job: JobFile, asked: GivenOption, limit_s: int | None) -> Iterator[
         yield make_finding(
             "time-in-minutes", asked.line, what, limit=f"{match[1]} minutes", instead=f"{match[1]}:00:00"
         )
+
+
+def _memory(job: JobFile) -> Iterator[Finding]:
+    """`--mem=80`, where gigabytes were meant."""
+    for name in ("mem", "mem-per-cpu", "mem-per-gpu"):
+        asked = job.asks(name)
+        if (
+            asked
+            and job.gpu_directive
+            and re.fullmatch(r"[1-9]\d{0,2}", asked.value or "")
+            and job.number(name) <= _LEAST_MB
+        ):
+            what = f"{asked.written} {asked.value} is {asked.value} megabytes, in a job with GPUs"
+            yield make_finding("memory-in-megabytes", asked.line, what, name=name, value=asked.value)
 
 
 def _output(job: JobFile, places: Sequence[Path]) -> Iterator[Finding]:

@@ -20,7 +20,6 @@ _GROWS = re.compile(r"\$\(\([\d\s+]*\$?\{?SLURM_JOB_?ID\}?[\d\s+]*\)\)|\"?\d*\$\
 _FOLDED = re.compile(
     r"\"?\$\{?SLURM_(JOB_)?NODELIST(%%?[^}]*)?\}?\"?(:.*)?$|\$SLURM_(JOB_)?NODELIST\s*\|\s*(cut|awk|sed|head)"
 )
-_PORT_OF_JOB = "MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000)), before srun"
 
 
 def rendezvous_findings(job: JobFile) -> Iterator[Finding]:
@@ -32,11 +31,9 @@ def rendezvous_findings(job: JobFile) -> Iterator[Finding]:
     for raw, line, in_task in ports:
         yield from _port(job, raw, line, in_task)
     for run in job.launches:
-        plain = run.kind == "torchrun" and run.alone and not run.option("standalone", "rdzv-endpoint")
-        if plain and not ports and job.shares_nodes and (run.step or job.nodes == 1):
-            what = "torchrun without a port: every job meets at its default, 29500"
-            instead = _PORT_OF_JOB if job.several_nodes else "torchrun --standalone"
-            yield make_finding("port-fixed", run.line, what, instead=instead)
+        plain = run.kind == "torchrun" and run.step is not None and run.alone and not run.option("standalone")
+        if plain and not ports and job.several_nodes and job.shares_nodes:
+            yield make_finding("port-fixed", run.line, "torchrun without a port: every job meets at its default")
     yield from _names_of_meetings(job)
     yield from _loopback(job)
 
@@ -119,7 +116,7 @@ def _port(job: JobFile, raw: str, line: int, in_task: bool) -> Iterator[Finding]
         if not 1024 <= int(value[:9]) <= 65535 and value != "0":
             yield make_finding("port-beyond", line, f"port {value}")
         elif job.shares_nodes and value != "0":
-            yield make_finding("port-fixed", line, f"every job meets at port {value}", instead=_PORT_OF_JOB)
+            yield make_finding("port-fixed", line, f"every job meets at port {value}")
     elif _GROWS.fullmatch(raw):
         yield make_finding("port-beyond", line, "the port grows with the job's number")
 

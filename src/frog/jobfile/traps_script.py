@@ -78,15 +78,16 @@ def _cpus(job: JobFile, step: SrunStep, version: tuple[int, int] | None) -> Iter
 
 def _background(job: JobFile) -> Iterator[Finding]:
     """The script ends while its last step runs."""
-    behind = [step for step in job.steps if step.command.way.behind]
-    if not behind or job.shell.ends is not None or job.shell.endless:
+    behind = [step.command for step in job.steps if step.command.way.behind]
+    behind += [command for command in job.shell.commands[-1:] if command.way.behind and not command.way.maybe]
+    if not behind or job.shell.ends is not None or job.shell.endless or job.by_hand:
         return
-    last = behind[-1]
-    after = [command for command in job.shell.everything if command.line > last.command.last_line]
+    last = max(behind, key=lambda command: command.line)
+    after = [command for command in job.shell.everything if command.line > last.last_line]
     waits = [command for command in job.shell.everything if command.name in ("wait", "fg", "tail", "sleep", "kill")]
     busy = [command for command in after if command.words and command.name not in _SAYS]
     if not any(command.line >= last.line for command in waits) and not busy:
-        yield make_finding("no-wait", last.line, "srun in the background, and no wait behind it")
+        yield make_finding("no-wait", last.line, f"{last.name} in the background, and no wait behind it")
 
 
 def _queue(job: JobFile) -> Iterator[Finding]:

@@ -11,14 +11,17 @@ from frog.jobfile.launchers import CONTAINERS, program_at
 from frog.jobfile.shell import Command
 
 _SERVES = re.compile(
-    r"ray start\b.*--block|python\S* -m http\.server|vllm serve|vllm\.entrypoints|sglang\.launch_server"
-    r"|text-generation-launcher|^(tensorboard|redis-server|ollama serve|mlflow (server|ui)|jupyter[- ](lab|notebook))\b"
+    r"ray start\b(?=.*--(head|address)).*--block|python\S* -m http\.server|vllm serve|vllm\.entrypoints"
+    r"|sglang\.launch_server|text-generation-launcher|^(tensorboard|redis-server|ollama serve|mlflow (server|ui)|jupyter[- ](lab|notebook))\b"
     r"|^sleep inf|^tail -[fF]|^nvidia-smi (dmon|pmon)|^nvidia-smi .*(-l\b|--loop)|^watch\b|^(gpustat|nvitop) -i"
 )
 _CONDA_READY = re.compile(
     r"conda\.sh|mamba\.sh|bashrc|bash_profile|\.profile|hook|bin/activate|/activate\b|zshrc|modules?/|conda_init"
 )
 _UNLOADS = {"purge", "unload", "list", "use", "reset"}
+_NO_CONDA = re.compile(
+    r"load$|add$|(cuda|cudnn|gcc|nccl|nvhpc|rocm|openmpi|intel|cmake|git|hdf5|fftw)\b", re.IGNORECASE
+)
 _BASH_ONLY = ("[[", "declare", "mapfile", "pushd", "shopt")
 
 
@@ -120,7 +123,8 @@ def _conda(job: JobFile) -> Iterator[Finding]:
                 if _CONDA_READY.search(f"{item.text} {' '.join(a.raw for a in item.assignments)}")
             ]
             loaded = [item for item in before if item.name in ("module", "ml") and len(item.words) > 1
-                      and item.words[1].text not in _UNLOADS]  # fmt: skip
+                      and item.words[1].text not in _UNLOADS
+                      and not all(map(_NO_CONDA.match, (word.text for word in item.words[1:])))]  # fmt: skip
             if not ready and not loaded:
                 after = [item for item in job.shell.everything if item.line > command.line and "conda.sh" in item.text]
                 kind: Kind | None = None if after or _initialises(before) else "advice"

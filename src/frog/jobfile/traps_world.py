@@ -52,6 +52,10 @@ def _no_gpus(job: JobFile) -> Iterator[Finding]:
     )
     if asked or job.asks("tres-per-task") or job.asks("gpus-per-socket") or any(step.asked_gpus for step in job.steps):
         return
+    if job.asks("partition") and not any(
+        map(job.asks, ("cpus-per-task", "mem", "mem-per-cpu"))
+    ):  # whole nodes, perhaps
+        return
     named = {item.name for item in (*job.assignments, *job.task_assignments)}
     several = [run for run in job.launches if (word := run.option("nproc-per-node", "num-processes"))
                and (word.text == "gpu" or ((job.resolve_int(word.raw) or 0) > 1))]  # fmt: skip
@@ -212,8 +216,16 @@ def _early_in_steps(job: JobFile) -> Iterator[Finding]:
             continue
         for word in step.program:
             for name in sorted(word.expansions() & _TOO_EARLY):
+                if name in _unread(job) and len(re.findall(rf"\$\{{?{name}\b", word.raw)) == 1:
+                    continue
                 where = "in double quotes" if word is step.script_word else "on the srun line"
                 yield _early(name, word.line_of(name), f"${name} {where}")
+
+
+def _unread(job: JobFile) -> set[str]:
+    """Variables in a --node-rank that no launcher reads."""
+    return {name for run in job.launches if not run.numbers_nodes and (word := run.option("node-rank"))
+            for name in word.expansions()}  # fmt: skip
 
 
 def _early_in_script(job: JobFile) -> Iterator[Finding]:
@@ -225,7 +237,7 @@ def _early_in_script(job: JobFile) -> Iterator[Finding]:
     words += [word for step in job.steps for command in step.inner for word in command.words]
     used = {name for word in words for name in word.expansions()}
     used |= {name for item in job.assignments if item.name in used for name in item.word.expansions()}
-    used -= {item.name for item in job.task_assignments}
+    used -= {item.name for item in job.task_assignments} | _unread(job)
     if plain and job.launches == []:
         used |= job.exported & {"RANK", "LOCAL_RANK"}
     for assignment in job.assignments:
