@@ -28,6 +28,27 @@ TOLD: dict[str, tuple[str, str]] = {
         GPUS + "export HOME_OF=/envs/deepspeed\nsrun torchrun --nproc-per-node=1 train.py\n",
         "gpus-idle",
     ),
+    "a list that is never set": (GPUS + "MY_ARGS=(-x)\npython x.py ${MY_ARG[@]}\n", "never-set"),
+    "a trap before uv run": (SIGNAL + "trap 'touch stop' TERM\nuv run torchrun x.py\n", "trap-comes-too-late"),
+    "a task's script in a variable": (
+        HEAD + "#SBATCH --ntasks-per-node=8\n#SBATCH --gres=gpu:8\nCMD='cd x;\npython x.py'\nsrun bash -c \"$CMD\"\n",
+        "goes-on-without-one",
+    ),
+    "nodes on the command line": (
+        HEAD + 'srun bash -c "torchrun --nnodes=$SLURM_NNODES --node-rank=$SLURM_NODEID x.py"\n',
+        "read-too-early",
+    ),
+    "a short sleep is no wait": (TWO + "for x in 1 2; do\n  srun -N1 --exact x &\n  sleep 2\ndone\n", "no-wait"),
+    "another trap, and a file that is read in": (
+        GPUS + "#SBATCH --signal=B:USR1@90\n. ./own.sh\ntrap f USR2\npython x.py &\nwait\n",
+        "signal-not-trapped",
+    ),
+    "a head cut off": (TWO + "HEAD=${SLURM_JOB_NODELIST%%,*}\nsrun x $HEAD\n", "nodelist-folded"),
+    "an option without a value behind a command": (HEAD + "x\n#SBATCH --exclusive\n", "after-a-command"),
+    "a wait for a server that nobody ends": (
+        GPUS + "ray start --head --block &\nSERVER=$!\npython x.py\nwait $SERVER || true\nray stop\n",
+        "never-returns",
+    ),
 }
 NOT_TOLD: dict[str, tuple[str, str]] = {
     "mail types add up": (HEAD + "#SBATCH --mail-type=END\n#SBATCH --mail-type=FAIL\nx\n", "said-twice"),
@@ -48,6 +69,12 @@ NOT_TOLD: dict[str, tuple[str, str]] = {
     "a partition of whole nodes": (
         HEAD + "#SBATCH -p gpu\nexport CUDA_VISIBLE_DEVICES=0,1\ntorchrun --nproc-per-node=2 x.py\n",
         "no-gpus",
+    ),
+    "an empty number of CPUs": (TWO + "#SBATCH --cpus-per-task=\nsrun python x.py\n", "cpus-not-passed-on"),
+    "a wait for a server, at the end": (GPUS + "vllm serve m &\nPID=$!\ncurl x\nwait $PID\n", "never-returns"),
+    "a wait for a server that was ended": (
+        GPUS + "vllm serve m &\nPID=$!\npython x.py\nkill $PID\nwait $PID\npython y.py\n",
+        "never-returns",
     ),
     "some megabytes without GPUs": (HEAD + "#SBATCH --mem=100\nhostname\n", "memory-in-megabytes"),
     "a module that may bring conda": (GPUS + "module load cuda anaconda3\nconda activate x\n./x\n", "conda-not-ready"),
@@ -70,3 +97,9 @@ def test_it_is_told(name: str, tmp_path: Path) -> None:
 def test_it_is_not_told(name: str, tmp_path: Path) -> None:
     text, code = NOT_TOLD[name]
     assert code not in codes(text, tmp_path)
+
+
+def test_options_without_values_are_told_at_once(tmp_path: Path) -> None:
+    text = HEAD + "#SBATCH --nodes=\n#SBATCH --gres=\nx\n"
+    (finding,) = explain(text, Path("job.sbatch"), None, (tmp_path,)).findings
+    assert (finding.code, finding.line, finding.what) == ("not-an-option", 3, "--nodes: has no value, as in line 4")

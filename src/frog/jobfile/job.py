@@ -318,7 +318,8 @@ def _with_launchers(script: Word, job: JobFile) -> str:
     for _ in range(4):
         for name in Word(text, 0).expansions():
             assignment = job.assigned(name)
-            if assignment and _LAUNCHES.search(assignment.raw):
+            whole = text.strip() in (f"${name}", f"${{{name}}}")
+            if assignment and (whole or _LAUNCHES.search(assignment.raw)):
                 pieces = re.split(rf"\$\{{?{name}\b\}}?", text)
                 text = assignment.word.text.join(pieces)[:20_000]
     return text

@@ -15,10 +15,11 @@ from frog.jobfile.values import GAP
 from frog.jobfile.words import Word
 
 _NUMBERS = ("nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gpus-per-node", "gpus", "gpus-per-task")
+_NO_VALUE = "has no value"
 _ADD_UP = ("mail-type",)
 """Options of which each counts, where they stand more than once."""
 _PROGRAM = re.compile(r"[^/~-].*\.(py|sh|toml|json|ya?ml)|\./.+")
-_LEAST_MB = 256
+_LEAST_MB = 512
 """No program that uses a GPU lives with less."""
 _HOURS = (24, 36, 48, 72, 96, 168)
 
@@ -93,7 +94,7 @@ def _unread(job: JobFile) -> Iterator[Finding]:
     bodies = {number for command in job.shell.everything if command.heredoc for number in _lines_of(command.heredoc)}
     given = {asked.name: asked.value for asked in job.asked}
     for line in job.directives:
-        said = [item for item in line.asked if item.option and given.get(item.name) != item.value]
+        said = [item for item in line.asked if item.option and given.get(item.name, "") != item.value]
         if not line.read and said and line.line not in bodies:
             yield make_finding("after-a-command", line.line, "it comes after the first command", first=first)
 
@@ -116,16 +117,26 @@ def _options(job: JobFile) -> Iterator[Finding]:
                     "said-twice", asked.line, f"--{asked.name} also stands in line {seen[asked.name].line}"
                 )
             seen[asked.name] = asked
+    yield from _empty(job)
     if (mem := seen.get("mem")) and (other := seen.get("mem-per-cpu")):
         yield make_finding("two-memories", max(mem.line, other.line), "--mem and --mem-per-cpu")
     yield from _variables_in_directives(job)
+
+
+def _empty(job: JobFile) -> Iterator[Finding]:
+    """One finding for all options without their values: such a file is to be filled in."""
+    found = [asked for asked in job.asked if asked.problem == _NO_VALUE]
+    if found:
+        lines = list(dict.fromkeys(str(asked.line) for asked in found))
+        also = f", as in line{'s' * (len(lines) > 2)} {', '.join(lines[1:8])}" if len(lines) > 1 else ""
+        yield make_finding("not-an-option", found[0].line, f"{found[0].written}: {_NO_VALUE}{also}", instead=None)
 
 
 def _option(asked: GivenOption) -> Iterator[Finding]:
     written = f"{asked.written}={asked.value}" if asked.value else asked.written
     if asked.problem == "no such option" and asked.instead is None and asked.written.startswith("--"):
         yield make_finding("site-option", asked.line, f"{asked.written}: not an option that Slurm has")
-    elif asked.problem:
+    elif asked.problem and asked.problem != _NO_VALUE:
         instead = asked.instead
         if instead and asked.value and "=" not in instead and " " not in instead:
             instead = f"{instead}={asked.value}"
@@ -236,12 +247,8 @@ def _memory(job: JobFile) -> Iterator[Finding]:
     """`--mem=80`, where gigabytes were meant."""
     for name in ("mem", "mem-per-cpu", "mem-per-gpu"):
         asked = job.asks(name)
-        if (
-            asked
-            and job.gpu_directive
-            and re.fullmatch(r"[1-9]\d{0,2}", asked.value or "")
-            and job.number(name) <= _LEAST_MB
-        ):
+        alone = re.fullmatch(r"[1-9]\d{0,2}", asked.value or "") if asked else None
+        if asked and alone and job.gpu_directive and int(alone[0]) <= (_LEAST_MB if name == "mem" else _LEAST_MB // 2):
             what = f"{asked.written} {asked.value} is {asked.value} megabytes, in a job with GPUs"
             yield make_finding("memory-in-megabytes", asked.line, what, name=name, value=asked.value)
 

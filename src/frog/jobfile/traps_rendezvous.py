@@ -17,6 +17,9 @@ _ADDRESSES = re.compile(r"\bhostname\s+(-I|--all-ip-addresses)\s*[)`]")
 _OWN_IN_TASK = re.compile(rf"{_OWN_NAME.pattern}|SLURMD_NODENAME|SLURM_LAUNCH_NODE")
 _NOT_FIRST = re.compile(r"\btail\b|\bsort\b|\bshuf\b|\bsed -n .?[2-9]|NR\s*==\s*[2-9]|\[(-1|[1-9])\]")
 _GROWS = re.compile(r"\$\(\([\d\s+]*\$?\{?SLURM_JOB_?ID\}?[\d\s+]*\)\)|\"?\d*\$\{?SLURM_JOB_?ID\}?\"?")
+_CUT = re.compile(
+    r"\$\{SLURM_(JOB_)?NODELIST%%?,|\$\{?SLURM_(JOB_)?NODELIST\}?\"?\s*(\||<<<)\s*(cut -d|awk -F|tr) ?['\"]?,"
+)
 _FOLDED = re.compile(
     r"\"?\$\{?SLURM_(JOB_)?NODELIST(%%?[^}]*)?\}?\"?(:.*)?$|\$SLURM_(JOB_)?NODELIST\s*\|\s*(cut|awk|sed|head)"
 )
@@ -34,8 +37,16 @@ def rendezvous_findings(job: JobFile) -> Iterator[Finding]:
         plain = run.kind == "torchrun" and run.step is not None and run.alone and not run.option("standalone")
         if plain and not ports and job.several_nodes and job.shares_nodes:
             yield make_finding("port-fixed", run.line, "torchrun without a port: every job meets at its default")
+    yield from _cut_lists(job)
     yield from _names_of_meetings(job)
     yield from _loopback(job)
+
+
+def _cut_lists(job: JobFile) -> Iterator[Finding]:
+    """A host's name cut off a folded list, whatever it is for."""
+    for item in job.assignments if job.several_nodes else ():
+        if _CUT.search(item.raw) and "scontrol" not in item.raw:
+            yield make_finding("nodelist-folded", item.line, "SLURM_JOB_NODELIST is folded, like node[01-04]")
 
 
 def _names_of_meetings(job: JobFile) -> Iterator[Finding]:

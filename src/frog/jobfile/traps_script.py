@@ -26,6 +26,7 @@ _INHERITS_NOT = ((22, 5), (23, 2))
 _OWN_FOLDER = re.compile(
     r"\b(dirname|realpath|readlink)\b[^)]*(\$0\b|\$\{(0\b|BASH_SOURCE\b))|\$\{(0|BASH_SOURCE[^%}]*)%/"
 )
+_WAITS = re.compile(r"(wait|fg|tail|kill)\b|sleep (inf|\d{3,}|\d+[mhd])")
 _PROGRAM = re.compile(r"^(\S*/)?(python[\d.]*|torchrun|accelerate launch|deepspeed) (?!-c\b)(\S+ )*?(-m \S|\S+\.py\b)")
 """The work of a script without srun."""
 _SAYS = ("echo", "printf", "date", "exit", "true", ":", "wait", "scontrol", "trap", "set")
@@ -71,7 +72,7 @@ def _cpus(job: JobFile, step: SrunStep, version: tuple[int, int] | None) -> Iter
     own = step.asks("cpus-per-task") or step.asks("exclusive") or step.asks("cpus-per-gpu")
     names = {"SRUN_CPUS_PER_TASK"} & ({item.name for item in step.command.assignments} | job.exported)
     works = step.works and (job.step_nodes(step), job.step_tasks_per_node(step)) != (1, 1)
-    if works and cpus and cpus.value not in (None, "1") and not own and not names:
+    if works and cpus and cpus.value not in (None, "", "1") and not own and not names:
         what = f"srun without --cpus-per-task: that of line {cpus.line} may not reach it"
         yield make_finding("cpus-not-passed-on", step.line, what, "may hang or waste" if version else None)
 
@@ -84,8 +85,8 @@ def _background(job: JobFile) -> Iterator[Finding]:
         return
     last = max(behind, key=lambda command: command.line)
     after = [command for command in job.shell.everything if command.line > last.last_line]
-    waits = [command for command in job.shell.everything if command.name in ("wait", "fg", "tail", "sleep", "kill")]
-    busy = [command for command in after if command.words and command.name not in _SAYS]
+    waits = [command for command in job.shell.everything if _WAITS.match(command.text)]
+    busy = [command for command in after if command.words and command.name not in (*_SAYS, "sleep")]
     if not any(command.line >= last.line for command in waits) and not busy:
         yield make_finding("no-wait", last.line, f"{last.name} in the background, and no wait behind it")
 

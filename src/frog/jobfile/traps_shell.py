@@ -12,7 +12,8 @@ from frog.jobfile.shell import Command
 
 _SERVES = re.compile(
     r"ray start\b(?=.*--(head|address)).*--block|python\S* -m http\.server|vllm serve|vllm\.entrypoints"
-    r"|sglang\.launch_server|text-generation-launcher|^(tensorboard|redis-server|ollama serve|mlflow (server|ui)|jupyter[- ](lab|notebook))\b"
+    r"|sglang\.launch_server|text-generation-launcher"
+    r"|^(tensorboard|redis-server|ollama serve|mlflow (server|ui)|jupyter[- ](lab|notebook))\b"
     r"|^sleep inf|^tail -[fF]|^nvidia-smi (dmon|pmon)|^nvidia-smi .*(-l\b|--loop)|^watch\b|^(gpustat|nvitop) -i"
 )
 _CONDA_READY = re.compile(
@@ -84,12 +85,27 @@ def _servers(job: JobFile) -> Iterator[Finding]:
             yield make_finding(
                 "never-returns", command.line, f"{_short(text)}: a server in the foreground", command=name
             )
+    yield from _waits_for_server(job, commands)
     for line in job.shell.endless:
         if any(
             command.line > line and command.way.certain and command.name not in _WATCHED
             for command in _behind(job, line)
         ):
             yield make_finding("never-returns", line, "a loop without an end, in the foreground", command="( ... )")
+
+
+def _waits_for_server(job: JobFile, commands: list[Command]) -> Iterator[Finding]:
+    """`wait` for a server that only what stands behind it would end."""
+    served = [command for command in commands if command.way.behind and _SERVES.search(command.text)]
+    names = {item.name for command in served for item in job.assignments
+             if item.raw == "$!" and command.last_line <= item.line <= command.last_line + 1}  # fmt: skip
+    for wait in commands:
+        behind = [item for item in commands if item.line > wait.line and item.name not in _WATCHED]
+        ended = any(item.line < wait.line and item.name in ("kill", "pkill", "scancel") for item in commands)
+        waited = wait.way.certain and wait.name == "wait" and any(word.expansions() & names for word in wait.words[1:])
+        if waited and behind and not ended:
+            what = f"wait for {_short(served[0].text)}, which does not end by itself"
+            yield make_finding("never-returns", wait.line, what, command=behind[0].name)
 
 
 _WATCHED = ("echo", "date", "exit", "wait")

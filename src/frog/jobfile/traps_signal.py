@@ -11,6 +11,9 @@ from frog.jobfile.shell import Command
 
 _TORCHRUN_HEARS = {"TERM", "INT", "HUP", "QUIT", "15", "2", "1", "3"}
 _SIGNAL = re.compile(r"(?:([BR]+):)?(?:SIG)?([A-Z]\w*|\d+)(?:@(\d{1,6}))?")
+_LONG = re.compile(
+    r"((uv|poetry|pixi) run |time |nohup )*(\S*/)?(python[\d.]*|torchrun|accelerate|deepspeed|mpirun)\b(?! -c)"
+)
 _GRACE_S = 30
 """How long torchrun waits for its ranks to end, by default."""
 
@@ -49,7 +52,8 @@ def _to_shell(job: JobFile, handlers: list[Command], name: str, line: int) -> It
     if ends is not None and ends.name == "exec":
         what = f"B: sends {name} to this script, which has become {ends.words[1].base}"
         yield make_finding("signal-after-exec", ends.line, what)
-    elif not handlers and not job.sourced:
+    elif not handlers and (not job.sourced or any(handles(item, other) for item in job.shell.everything
+                                                  for other in ("USR1", "USR2"))):  # fmt: skip
         what = f"B: sends {name} to this script, which has no trap for it"
         yield make_finding("signal-not-trapped", line, what, name=name)
     elif handlers:
@@ -98,7 +102,7 @@ def _handler(job: JobFile, handler: Command) -> Iterator[Finding]:
 
 
 def _is_long(command: Command) -> bool:
-    return command.name.startswith("python") or command.name in ("torchrun", "accelerate", "deepspeed", "mpirun")
+    return bool(_LONG.match(command.text))
 
 
 def _wait(job: JobFile, handler: Command) -> Iterator[Finding]:

@@ -40,7 +40,7 @@ def variable_findings(job: JobFile) -> Iterator[Finding]:
                 continue
             what = f"{name} without --{_ONLY_WITH[name][0]}"
             yield make_finding("slurm-sets-none", word.line_of(name), what, option=f"--{_ONLY_WITH[name][0]}")
-        elif near := _meant(name, known):
+        elif near := _meant(name, known, is_list=f"{{{name}[" in word.raw):
             what = f"{name} is never set"
             yield make_finding("never-set", word.line_of(name), what, near=f"; {near} is")
         elif _NEEDED.fullmatch(name) and not job.sourced and name not in _of_ranks(job):
@@ -80,7 +80,7 @@ def _read(job: JobFile) -> dict[str, Word]:
     words += [word for item in job.assignments for word in item.items or ()]
     for word in words:
         text = live_text(word.raw)
-        for match in re.finditer(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))", text):
+        for match in re.finditer(r"\$(?:\{([A-Za-z_]\w*)(?:\[[^]]*\])?\}|([A-Za-z_]\w*))", text):
             name = match[1] or match[2]
             if not re.search(rf"\$\{{{name}\s*(:?[-=?+])", text):
                 found.setdefault(name, word)
@@ -90,7 +90,7 @@ def _read(job: JobFile) -> dict[str, Word]:
     return found
 
 
-def _meant(name: str, known: set[str]) -> str | None:
+def _meant(name: str, known: set[str], is_list: bool) -> str | None:
     """The variable of which `name` is a slip: one letter apart, and long enough that this is no chance."""
     if len(name) < 6 or re.search(r"\d$", name):
         return None
@@ -99,7 +99,7 @@ def _meant(name: str, known: set[str]) -> str | None:
     if name in SLURM_VARIABLES or name in _ONLY_WITH:
         return None
     return next((other for other in sorted(known) if one_letter_apart(name, other) and not re.search(r"\d$", other)
-                 and other.rstrip("sS") != name.rstrip("sS")), None)  # fmt: skip
+                 and (is_list or other.rstrip("sS") != name.rstrip("sS"))), None)  # fmt: skip
 
 
 def _of_ranks(job: JobFile) -> set[str]:

@@ -212,7 +212,8 @@ def _node_rank(job: JobFile, run: Launch) -> Iterator[Finding]:
 def _early_in_steps(job: JobFile) -> Iterator[Finding]:
     """Variables of a task on an srun line, where the batch script's shell puts them in."""
     for step in job.steps:
-        if (job.step_nodes(step) or 1) == 1 and (job.step_tasks_per_node(step) or 1) == 1:
+        one = (job.step_nodes(step) or 1, job.step_tasks_per_node(step) or 1) == (1, 1)
+        if one and not _spans(job, step):
             continue
         for word in step.program:
             for name in sorted(word.expansions() & _TOO_EARLY):
@@ -220,6 +221,12 @@ def _early_in_steps(job: JobFile) -> Iterator[Finding]:
                     continue
                 where = "in double quotes" if word is step.script_word else "on the srun line"
                 yield _early(name, word.line_of(name), f"${name} {where}")
+
+
+def _spans(job: JobFile, step: SrunStep) -> bool:
+    """Whether the nodes are left to the command line, and the launcher asks Slurm how many there are."""
+    counts = [run.option("nnodes") for run in job.launches if run.step is step]
+    return job.asks("nodes") is None and any(word and job.resolve_int(word.raw) is None for word in counts)
 
 
 def _unread(job: JobFile) -> set[str]:
@@ -230,7 +237,8 @@ def _unread(job: JobFile) -> set[str]:
 
 def _early_in_script(job: JobFile) -> Iterator[Finding]:
     """The same in a variable of the script that a task then uses."""
-    if not job.several_nodes and job.tasks_per_node == 1:
+    spans = any(_spans(job, step) for step in job.steps)
+    if not job.several_nodes and job.tasks_per_node == 1 and not spans:
         return
     plain = any(job.is_rank(step) for step in job.steps)
     words = [word for step in job.steps for word in step.command.words]
