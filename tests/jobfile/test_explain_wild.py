@@ -49,6 +49,12 @@ TOLD: dict[str, tuple[str, str]] = {
         GPUS + "ray start --head --block &\nSERVER=$!\npython x.py\nwait $SERVER || true\nray stop\n",
         "never-returns",
     ),
+    "a trap that kills torchrun": (
+        GPUS + "#SBATCH --signal=B:USR1@90\nf() { kill -USR1 $P; }\ntrap f USR1\ntorchrun x.py &\nP=$!\nwait $P\n",
+        "signal-kills-torchrun",
+    ),
+    "a count that is never set": ("srun -p gpu torchrun --nproc-per-node=$GPU_NUM x.py\n", "never-set"),
+    "a GPU that the job has not": (GPUS + "export CUDA_VISIBLE_DEVICES=2\npython x.py\n", "gpu-not-there"),
 }
 NOT_TOLD: dict[str, tuple[str, str]] = {
     "mail types add up": (HEAD + "#SBATCH --mail-type=END\n#SBATCH --mail-type=FAIL\nx\n", "said-twice"),
@@ -76,6 +82,25 @@ NOT_TOLD: dict[str, tuple[str, str]] = {
         GPUS + "vllm serve m &\nPID=$!\npython x.py\nkill $PID\nwait $PID\npython y.py\n",
         "never-returns",
     ),
+    "one task in all": ("srun -n1 --ntasks-per-node=4 torchrun --nproc-per-node=4 x.py\n", "ranks-doubled"),
+    "another job goes on": (
+        SIGNAL + "trap 'echo' TERM\nf() { sbatch x; }\npython x.py &\nwait $!\nf\n",
+        "no-requeue",
+    ),
+    "a trap that does not end torchrun": (
+        GPUS + "#SBATCH --signal=B:USR1@90\ntrap 'touch stop' USR1\ntorchrun x.py &\nwait $!\n",
+        "short-grace",
+    ),
+    "asked about before it is read": (
+        GPUS + '[[ -n "${SLURM_CPUS_PER_TASK:-}" ]] && A+=("n=$SLURM_CPUS_PER_TASK")\npython x.py ${A[@]}\n',
+        "slurm-sets-none",
+    ),
+    "all is left to the command line": (
+        "#!/bin/bash\n#SBATCH -J x -n 1\npython x.py\n",
+        "no-time-limit",
+    ),
+    "both of its GPUs": (GPUS + "export CUDA_VISIBLE_DEVICES=0,1\npython x.py\n", "gpu-not-there"),
+    "wheels that lie there": (GPUS + "pip install wheels/*\npython x.py\n", "network"),
     "some megabytes without GPUs": (HEAD + "#SBATCH --mem=100\nhostname\n", "memory-in-megabytes"),
     "a module that may bring conda": (GPUS + "module load cuda anaconda3\nconda activate x\n./x\n", "conda-not-ready"),
     "a here-document in quotes": ("#!/bin/bash\nsbatch <<'E'\n" + HEAD + "echo $SLURM_JOB_ID\nE\n", "read-at-hand-in"),

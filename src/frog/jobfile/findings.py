@@ -108,6 +108,7 @@ WASTES: dict[str, tuple[str, str | None]] = {
         '--node-rank="$SLURM_NODEID", in single quotes behind srun bash -c',
     ),
     "tasks-beyond-gpus": ("ranks would share a GPU, which NCCL refuses", "#SBATCH --ntasks-per-node={gpus}"),
+    "gpu-not-there": ("Slurm numbers a job's own GPUs from 0: there is none of that number", None),
     "gpus-idle": ("the others stand idle", None),
     "read-too-early": (
         "the shell puts it in on the first node, before srun starts: all tasks get {value}",

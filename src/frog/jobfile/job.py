@@ -138,7 +138,7 @@ class JobFile:
         """Tasks that a plain srun starts on each node."""
         ntasks, nodes = self.number("ntasks"), self.nodes
         if (per_node := self.number("ntasks-per-node")) is not None:
-            return per_node
+            return min(per_node, ntasks or per_node)
         if ntasks is not None:
             return -(-ntasks // nodes) if nodes else None
         return 1
@@ -183,9 +183,10 @@ class JobFile:
 
     def step_tasks_per_node(self, step: SrunStep) -> int | None:
         """Tasks that this srun starts on each node, by its own options or the job's."""
+        total = step.asks("ntasks")
         if (own := step.asks("ntasks-per-node")) and own.value:
-            return self.resolve_int(own.value)
-        if (total := step.asks("ntasks")) and total.value:
+            return 1 if total and total.value == "1" else self.resolve_int(own.value)
+        if total and total.value:
             count, nodes = self.resolve_int(total.value), self.step_nodes(step)
             return -(-count // nodes) if count is not None and nodes else None
         return self.tasks_per_node

@@ -210,7 +210,8 @@ def _with_number(written: str, old: int, new: int) -> str:
 def _time(job: JobFile, profile: ClusterProfile | None) -> Iterator[Finding]:
     asked = job.asks("time")
     if asked is None:
-        if not (job.inner or job.by_hand):
+        asks = any(map(job.asks, ("partition", "account", "qos", "mem", "cpus-per-task", "constraint")))
+        if not job.inner and (asks or job.gpu_directive or job.several_nodes):
             yield make_finding("no-time-limit", 1, "no --time")
         return
     if not asked.value or "$" in asked.value or GAP in asked.value:

@@ -130,6 +130,7 @@ def _network(job: JobFile, profile: ClusterProfile | None) -> Iterator[Finding]:
         if (
             command.name in ("echo", "printf", "trap", "srun")
             or "--no-index" in text
+            or re.search(r"pip3? install (-\S+ )*\S*(/\*|\.whl)$", text)
             or re.search(r"localhost|127\.0", text)
         ):
             continue

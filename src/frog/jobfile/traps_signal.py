@@ -14,6 +14,7 @@ _SIGNAL = re.compile(r"(?:([BR]+):)?(?:SIG)?([A-Z]\w*|\d+)(?:@(\d{1,6}))?")
 _LONG = re.compile(
     r"((uv|poetry|pixi) run |time |nohup )*(\S*/)?(python[\d.]*|torchrun|accelerate|deepspeed|mpirun)\b(?! -c)"
 )
+_SENT = re.compile(r"(?:kill\s+(?:-s\s*)?-?|scancel.*--signal[= ])(?:SIG)?([A-Z]+\d?|\d+)\b")
 _GRACE_S = 30
 """How long torchrun waits for its ranks to end, by default."""
 
@@ -30,7 +31,8 @@ def signal_findings(job: JobFile) -> Iterator[Finding]:
         return
     line, to_shell, name, before_s = asked.line, "B" in (match[1] or ""), match[2], int(match[3] or 60)
     refused = job.asks("no-requeue")
-    goes_on = job.requeues or job.asks("requeue") or "sbatch" in _said_by_handlers(job)
+    goes_on = job.requeues or job.asks("requeue") or any(item.name == "sbatch" for item in job.shell.everything)
+    goes_on = goes_on or "sbatch" in _said_by_handlers(job)
     handlers = [command for command in job.shell.everything if handles(command, name)]
     if refused or (handlers and not goes_on):
         yield make_finding("no-requeue", refused.line if refused else line, "--signal, but no requeue")
@@ -41,10 +43,16 @@ def signal_findings(job: JobFile) -> Iterator[Finding]:
         yield from _to_shell(job, handlers, name, line)
     else:
         yield from _to_tasks(job, handlers, name, line, before_s)
-    for run in job.launches if handlers or not to_shell else ():
-        if run.kind == "torchrun" and before_s > 2 * _GRACE_S and not run.option("shutdown-timeout"):
+    told = {name} if not to_shell else set(_SENT.findall(_said_by_handlers(job))) if handlers else set()
+    for run in job.launches:
+        if run.kind != "torchrun":
+            continue
+        if told & _TORCHRUN_HEARS and before_s > 2 * _GRACE_S and not run.option("shutdown-timeout"):
             what = "torchrun without --shutdown-timeout"
             yield make_finding("short-grace", run.line, what, seconds=before_s - _GRACE_S)
+        if to_shell and run.step is None and run.command.way.behind and (dies := told - _TORCHRUN_HEARS - {"0"}):
+            what = f"the trap sends {min(dies)} to torchrun"
+            yield make_finding("signal-kills-torchrun", run.line, what, before_s=before_s)
 
 
 def _to_shell(job: JobFile, handlers: list[Command], name: str, line: int) -> Iterator[Finding]:

@@ -29,9 +29,12 @@ _NEEDED = re.compile(
 
 def variable_findings(job: JobFile) -> Iterator[Finding]:
     """Everything about what is read and never set."""
-    read = _read(job)
+    read = {name: word for name, word in _read(job).items() if name not in _tested(job)}
     known = {item.name for item in (*job.assignments, *job.task_assignments)} | job.exported
     known |= {item.name for command in job.shell.everything for item in command.assignments}
+    options = ("nproc-per-node", "nnodes", "num-processes")
+    counts = {name for run in job.launches if (word := run.option(*options)) for name in word.expansions()
+              if not name.startswith("SLURM")}  # fmt: skip
     for name, word in read.items():
         if name in known:
             continue
@@ -43,7 +46,7 @@ def variable_findings(job: JobFile) -> Iterator[Finding]:
         elif near := _meant(name, known, is_list=f"{{{name}[" in word.raw):
             what = f"{name} is never set"
             yield make_finding("never-set", word.line_of(name), what, near=f"; {near} is")
-        elif _NEEDED.fullmatch(name) and not job.sourced and name not in _of_ranks(job):
+        elif (_NEEDED.fullmatch(name) or name in counts) and not job.sourced and name not in _of_ranks(job):
             yield make_finding("never-set", word.line_of(name), f"{name} is never set in this file", near="")
     yield from _nothing_exported(job)
 
@@ -70,6 +73,14 @@ def hand_in_findings(job: JobFile) -> Iterator[Finding]:
                     known.add(name)
                     what = f"${name} is put in where the job is handed in, not where it runs"
                     yield make_finding("read-at-hand-in", number, what, name=name)
+
+
+def _tested(job: JobFile) -> set[str]:
+    """Variables that the script asks about before it reads them."""
+    asks = [
+        word.raw for command in job.shell.everything if command.name in ("[[", "[", "test") for word in command.words
+    ]
+    return {name for raw in asks for name in re.findall(r"-[nzv]\s+\"?\$?\{?(\w+)", raw)}
 
 
 def _read(job: JobFile) -> dict[str, Word]:

@@ -41,6 +41,7 @@ def world_findings(job: JobFile) -> Iterator[Finding]:
     for step in job.steps:
         yield from _plain_ranks(job, step)
     yield from _mpi_ranks(job)
+    yield from _visible(job)
     yield from _one_python(job)
     yield from _no_gpus(job)
 
@@ -160,6 +161,17 @@ def _plain_ranks(job: JobFile, step: SrunStep) -> Iterator[Finding]:
     if gpus and tasks is not None and tasks > gpus and (gpus > 1 or job.several_nodes) and job.distributed:
         what = f"{tasks} tasks on each node, but {gpus} GPUs"
         yield make_finding("tasks-beyond-gpus", step.line, what, gpus=gpus)
+
+
+def _visible(job: JobFile) -> Iterator[Finding]:
+    """CUDA_VISIBLE_DEVICES=1 in a job of one GPU."""
+    for item in job.assignments:
+        text = item.word.text
+        if item.name == "CUDA_VISIBLE_DEVICES" and job.gpus_per_node and re.fullmatch(r"\d{1,2}(,\d{1,2})*", text):
+            most = max(map(int, text.split(",")))
+            if most >= job.gpus_per_node and not job.asks("exclusive"):
+                gpus = f"{job.gpus_per_node} GPU" + "s" * (job.gpus_per_node > 1)
+                yield make_finding("gpu-not-there", item.line, f"CUDA_VISIBLE_DEVICES={text}, but the job has {gpus}")
 
 
 def _mpi_ranks(job: JobFile) -> Iterator[Finding]:
