@@ -54,6 +54,12 @@ TOLD: dict[str, tuple[str, str]] = {
         "signal-kills-torchrun",
     ),
     "a count that is never set": ("srun -p gpu torchrun --nproc-per-node=$GPU_NUM x.py\n", "never-set"),
+    "work that is timed": (GPUS + "time python x.py\ndate\n", "goes-on-after-errors"),
+    "work in a counted loop": (
+        GPUS + "for ((i=0; i<3; i++)); do srun -n2 python x.py; done\ndate\n",
+        "goes-on-after-errors",
+    ),
+    "one GPU of two": (GPUS + "export CUDA_VISIBLE_DEVICES=0\npython x.py\n", "gpus-idle"),
     "a GPU that the job has not": (GPUS + "export CUDA_VISIBLE_DEVICES=2\npython x.py\n", "gpu-not-there"),
 }
 NOT_TOLD: dict[str, tuple[str, str]] = {
@@ -101,6 +107,11 @@ NOT_TOLD: dict[str, tuple[str, str]] = {
     ),
     "both of its GPUs": (GPUS + "export CUDA_VISIBLE_DEVICES=0,1\npython x.py\n", "gpu-not-there"),
     "wheels that lie there": (GPUS + "pip install wheels/*\npython x.py\n", "network"),
+    "given by its caller": ("torchrun --nnodes=$NNODES --nproc-per-node=$NGPU x.py\n", "never-set"),
+    "one GPU for each": (
+        GPUS + "CUDA_VISIBLE_DEVICES=0 python x.py &\nCUDA_VISIBLE_DEVICES=1 python y.py &\nwait\n",
+        "gpus-idle",
+    ),
     "some megabytes without GPUs": (HEAD + "#SBATCH --mem=100\nhostname\n", "memory-in-megabytes"),
     "a module that may bring conda": (GPUS + "module load cuda anaconda3\nconda activate x\n./x\n", "conda-not-ready"),
     "a here-document in quotes": ("#!/bin/bash\nsbatch <<'E'\n" + HEAD + "echo $SLURM_JOB_ID\nE\n", "read-at-hand-in"),

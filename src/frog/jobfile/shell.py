@@ -256,7 +256,7 @@ class _Reader:
             self.shell.endless.append(self._line(node))
         if node.type == "for_statement" and (name := node.child_by_field_name("variable")):
             self.add(Command((), (Assignment(_text(name), "$(for)", self._line(node), maybe=True),), *self._span(node)))
-        inside = replace(way, maybe=way.maybe or node.type != "for_statement", loop=way.loop or loop)
+        inside = replace(way, maybe=way.maybe or "for_" not in node.type, loop=way.loop or loop)
         conditions = {child.id for child in node.children_by_field_name("condition")}
         for child in node.named_children:
             if child.id in conditions:

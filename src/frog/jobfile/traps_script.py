@@ -27,7 +27,10 @@ _OWN_FOLDER = re.compile(
     r"\b(dirname|realpath|readlink)\b[^)]*(\$0\b|\$\{(0\b|BASH_SOURCE\b))|\$\{(0|BASH_SOURCE[^%}]*)%/"
 )
 _WAITS = re.compile(r"(wait|fg|tail|kill)\b|sleep (inf|\d{3,}|\d+[mhd])")
-_PROGRAM = re.compile(r"^(\S*/)?(python[\d.]*|torchrun|accelerate launch|deepspeed) (?!-c\b)(\S+ )*?(-m \S|\S+\.py\b)")
+_PROGRAM = re.compile(
+    r"^((time|nohup|exec|(uv|poetry) run) )*(\S*/)?(python[\d.]*|torchrun|accelerate launch|deepspeed) (?!-c\b)"
+    r"(\S+ )*?(-m \S|\S+\.py\b)"
+)
 """The work of a script without srun."""
 _SAYS = ("echo", "printf", "date", "exit", "true", ":", "wait", "scontrol", "trap", "set")
 """Commands behind a step that are no work of their own."""

@@ -32,6 +32,7 @@ def variable_findings(job: JobFile) -> Iterator[Finding]:
     read = {name: word for name, word in _read(job).items() if name not in _tested(job)}
     known = {item.name for item in (*job.assignments, *job.task_assignments)} | job.exported
     known |= {item.name for command in job.shell.everything for item in command.assignments}
+    given = job.by_hand and not job.steps  # by the script that calls it
     options = ("nproc-per-node", "nnodes", "num-processes")
     counts = {name for run in job.launches if (word := run.option(*options)) for name in word.expansions()
               if not name.startswith("SLURM")}  # fmt: skip
@@ -46,7 +47,7 @@ def variable_findings(job: JobFile) -> Iterator[Finding]:
         elif near := _meant(name, known, is_list=f"{{{name}[" in word.raw):
             what = f"{name} is never set"
             yield make_finding("never-set", word.line_of(name), what, near=f"; {near} is")
-        elif (_NEEDED.fullmatch(name) or name in counts) and not job.sourced and name not in _of_ranks(job):
+        elif (_NEEDED.fullmatch(name) or name in counts) and not (given or job.sourced) and name not in _of_ranks(job):
             yield make_finding("never-set", word.line_of(name), f"{name} is never set in this file", near="")
     yield from _nothing_exported(job)
 

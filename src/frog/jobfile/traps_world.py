@@ -164,14 +164,17 @@ def _plain_ranks(job: JobFile, step: SrunStep) -> Iterator[Finding]:
 
 
 def _visible(job: JobFile) -> Iterator[Finding]:
-    """CUDA_VISIBLE_DEVICES=1 in a job of one GPU."""
-    for item in job.assignments:
+    """CUDA_VISIBLE_DEVICES=1 in a job of one GPU, or of four."""
+    named = [item for item in job.assignments if item.name == "CUDA_VISIBLE_DEVICES"]
+    has = job.gpus_per_node
+    for item in named if has and not job.asks("exclusive") else ():
         text = item.word.text
-        if item.name == "CUDA_VISIBLE_DEVICES" and job.gpus_per_node and re.fullmatch(r"\d{1,2}(,\d{1,2})*", text):
-            most = max(map(int, text.split(",")))
-            if most >= job.gpus_per_node and not job.asks("exclusive"):
-                gpus = f"{job.gpus_per_node} GPU" + "s" * (job.gpus_per_node > 1)
-                yield make_finding("gpu-not-there", item.line, f"CUDA_VISIBLE_DEVICES={text}, but the job has {gpus}")
+        numbers = set(map(int, text.split(","))) if re.fullmatch(r"\d{1,2}(,\d{1,2})*", text) else {-1}
+        what = f"CUDA_VISIBLE_DEVICES={text}, but the job has {has} GPU" + "s" * (has != 1)
+        if has and max(numbers) >= has:
+            yield make_finding("gpu-not-there", item.line, what)
+        elif has and numbers != {-1} and len(numbers) < has and len(named) == 1 and not item.maybe and not job.launches:
+            yield make_finding("gpus-idle", item.line, what)
 
 
 def _mpi_ranks(job: JobFile) -> Iterator[Finding]:
