@@ -61,6 +61,8 @@ TOLD: dict[str, tuple[str, str]] = {
     ),
     "one GPU of two": (GPUS + "export CUDA_VISIBLE_DEVICES=0\npython x.py\n", "gpus-idle"),
     "a GPU that the job has not": (GPUS + "export CUDA_VISIBLE_DEVICES=2\npython x.py\n", "gpu-not-there"),
+    "a directive with a small letter": ("#!/bin/bash\n#sBATCH -t 3\n#SBATCH -n 1\n./x\n", "not-a-directive"),
+    "a name in brackets": (HEAD + "#SBATCH --account=[account]\n./x\n", "template"),
 }
 NOT_TOLD: dict[str, tuple[str, str]] = {
     "mail types add up": (HEAD + "#SBATCH --mail-type=END\n#SBATCH --mail-type=FAIL\nx\n", "said-twice"),
@@ -139,3 +141,9 @@ def test_options_without_values_are_told_at_once(tmp_path: Path) -> None:
     text = HEAD + "#SBATCH --nodes=\n#SBATCH --gres=\nx\n"
     (finding,) = explain(text, Path("job.sbatch"), None, (tmp_path,)).findings
     assert (finding.code, finding.line, finding.what) == ("not-an-option", 3, "--nodes: has no value, as in line 4")
+
+
+def test_a_line_with_a_wrong_option_is_told_once(tmp_path: Path) -> None:
+    text = "#!/bin/bash\n#SBATCH -t 3 -n 4\n#SBATCH -n_tasks_per_node 4\n./x\n"
+    (finding,) = explain(text, Path("job.sbatch"), None, (tmp_path,)).findings
+    assert finding.code == "not-a-number"

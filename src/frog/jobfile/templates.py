@@ -16,7 +16,7 @@ _NAMED = re.compile(r"(?<![<>&\w$(])<(?!EOF|<)[A-Za-z][\w .:/|+-]*(?<![ ])>(?![>
 _SAYS = re.compile(r"\s*(echo|printf)\b|.*(:\?|\b[Uu]sage:|\bUSAGE:)")
 """A line that tells people how to call the file: `sbatch job.sh <config>`."""
 _BRACED = re.compile(r"(?<![$\w\\{])\{[A-Za-z_][\w .]*\}")
-_SQUARE = re.compile(r"(?<![$\w])\[[A-Z][A-Z_ ]*\]")
+_SQUARE = re.compile(r"(?<![$\w])\[[A-Z][A-Z_ ]*\]|(?<==)\[[a-z][a-z_ -]*\](?=\s|$)")
 _CAPITALS = re.compile(r"[= ](?:[A-Z]+_)*(?:NAME|NUM|YOUR)(?:_[A-Z]+)*(?=\s|$)")
 _YOUR = re.compile(r"[=/ ]your[-_]\w+")
 _VARIABLE = re.compile(r"\$\{\w+\}")

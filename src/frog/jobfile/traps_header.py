@@ -62,7 +62,7 @@ def _comments_that_look_like_directives(job: JobFile) -> Iterator[Finding]:
     given = {asked.name for asked in job.asked}
     for number, line in enumerate(job.lines, 1):
         match = re.match(
-            r"(\s*)#(\s*)(SBATCH|sbatch|Sbatch|SBTACH|SABTCH|SBACTH|SBATH|SBACH|BATCH|SLURM)\s+(-{1,2}[a-zA-Z].*)", line
+            r"(\s*)#(\s*)((?i:SBATCH)|SBTACH|SABTCH|SBACTH|SBATH|SBACH|BATCH|SLURM)\s+(-{1,2}[a-zA-Z].*)", line
         )
         if match is None:
             continue
@@ -106,16 +106,17 @@ def _lines_of(body: Word) -> range:
 def _options(job: JobFile) -> Iterator[Finding]:
     seen: dict[str, GivenOption] = {}
     for line in job.directives:
-        if line.problem and line.read:
+        if not line.read:
+            continue
+        refused = [finding for asked in line.asked for finding in _option(asked)]
+        yield from refused
+        if line.problem and not refused:
             yield make_finding("not-an-option", line.line, line.problem, instead=None)
         for asked in line.asked:
-            if not line.read:
-                continue
-            yield from _option(asked)
-            if asked.name in seen and asked.name not in _ADD_UP and seen[asked.name].value != asked.value:
-                yield make_finding(
-                    "said-twice", asked.line, f"--{asked.name} also stands in line {seen[asked.name].line}"
-                )
+            twice = asked.name in seen and asked.name not in _ADD_UP and seen[asked.name].value != asked.value
+            if twice and not refused:
+                what = f"--{asked.name} also stands in line {seen[asked.name].line}"
+                yield make_finding("said-twice", asked.line, what)
             seen[asked.name] = asked
     yield from _empty(job)
     if (mem := seen.get("mem")) and (other := seen.get("mem-per-cpu")):
