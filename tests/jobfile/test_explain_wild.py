@@ -114,6 +114,11 @@ NOT_TOLD: dict[str, tuple[str, str]] = {
         GPUS + "CUDA_VISIBLE_DEVICES=0 python x.py &\nCUDA_VISIBLE_DEVICES=1 python y.py &\nwait\n",
         "gpus-idle",
     ),
+    "directives put away behind the commands": (HEAD + "./x\n# SBATCH --mem=32G\n", "not-a-directive"),
+    "a port that nobody asks for": (
+        GPUS + "export MASTER_PORT=12340\ntorchrun --nproc_per_node=1 --master_port=0 x.py\n",
+        "port-fixed",
+    ),
     "some megabytes without GPUs": (HEAD + "#SBATCH --mem=100\nhostname\n", "memory-in-megabytes"),
     "a module that may bring conda": (GPUS + "module load cuda anaconda3\nconda activate x\n./x\n", "conda-not-ready"),
     "a here-document in quotes": ("#!/bin/bash\nsbatch <<'E'\n" + HEAD + "echo $SLURM_JOB_ID\nE\n", "read-at-hand-in"),

@@ -60,7 +60,8 @@ def _comments_that_look_like_directives(job: JobFile) -> Iterator[Finding]:
     if job.inner:
         return
     given = {asked.name for asked in job.asked}
-    for number, line in enumerate(job.lines, 1):
+    first = min((command.line for command in job.shell.everything), default=len(job.lines) + 1)
+    for number, line in enumerate(job.lines[: first - 1], 1):
         match = re.match(
             r"(\s*)#(\s*)((?i:SBATCH)|SBTACH|SABTCH|SBACTH|SBATH|SBACH|BATCH|SLURM)\s+(-{1,2}[a-zA-Z].*)", line
         )

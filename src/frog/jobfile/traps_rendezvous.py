@@ -73,7 +73,8 @@ def _loopback(job: JobFile) -> Iterator[Finding]:
 
 def _definitions(job: JobFile, name: str, option: str) -> Iterator[tuple[str, int, bool]]:
     """Each value given for an address or a port: as written, its line, and whether each task works it out itself."""
-    given = {name}
+    named = all(run.option("standalone") or _given(run, option) for run in job.launches)
+    given = set() if named and job.launches else {name}
     for run in job.launches:
         if run.option("standalone"):
             continue
