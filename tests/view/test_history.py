@@ -50,6 +50,21 @@ def test_a_torn_last_line_is_counted_and_passed_over(tmp_path: Path) -> None:
     assert history.ranks[0].steps[-1] == 10
 
 
+def test_a_step_that_rank_0_could_not_tell_is_told_by_another(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "r", Synthetic(segments=[(3, 0, 10), (2, 10, 20)]))
+    path = folder.rank_events(0)
+    lines = [
+        line for line in path.read_text().splitlines() if (e := json.loads(line))["event"] != "step" or e["step"] != 10
+    ]
+    path.write_text("\n".join(lines) + "\n")
+    history = read_history(folder)
+    assert history.main is not None
+    assert history.main.steps.tolist() == list(range(1, 21))
+    assert history.main.segment.tolist() == [0] * 10 + [1] * 10
+    assert history.main.scalars["loss_mean"][9] == history.ranks[1].scalars["loss_mean"][9]
+    assert 10 not in history.ranks[0].steps
+
+
 def test_a_value_that_is_no_number_is_nan(tmp_path: Path) -> None:
     history = read_history(make_run(tmp_path / "r", Synthetic(segments=[(1, 0, 3)])))
     assert np.isnan(history.ranks[0].scalars["mfu"]).all()

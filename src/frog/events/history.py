@@ -9,8 +9,10 @@ One rank is read at a time: a long run's events do not fit into memory, its arra
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
@@ -140,10 +142,13 @@ class History:
     segments: list[Segment]
     ranks: dict[int, RankHistory] = field(default_factory=dict)
 
-    @property
+    @functools.cached_property
     def main(self) -> RankHistory | None:
-        """The rank that speaks for all: rank 0, or the lowest that left events."""
-        return self.ranks[min(self.ranks)] if self.ranks else None
+        """The rank that speaks for all: rank 0, or the lowest that left events. For a step of which it was lost before
+        it could tell, another that did speaks.
+        """
+        ranks = [own for _, own in sorted(self.ranks.items())]
+        return functools.reduce(_with_steps_of, ranks[1:], ranks[0]) if ranks else None
 
     def clock_offset_ns(self, rank: int, segment: int) -> int:
         """What to add to a rank's monotonic time to get Unix time.
@@ -235,6 +240,25 @@ def _rows(events: Sequence[S], *columns: Callable[[S], int]) -> Ints:
 
 def _number(value: float | None) -> float:
     return float("nan") if value is None else float(value)
+
+
+def _with_steps_of(main: RankHistory, other: RankHistory) -> RankHistory:
+    """A rank's history, and what another told of steps of which that rank said nothing."""
+    new = ~np.isin(other.steps, main.steps)
+    if not new.any():
+        return main
+    steps = np.concatenate([main.steps, other.steps[new]])
+    order = np.argsort(steps)
+    scalars = {name: np.concatenate([own, other.scalars[name][new]])[order] for name, own in main.scalars.items()}
+    sample_ids = [*main.sample_ids, *itertools.compress(other.sample_ids, new)]
+    return replace(
+        main,
+        steps=steps[order],
+        scalars=scalars,
+        sample_ids=[sample_ids[index] for index in order],
+        end_ns=np.concatenate([main.end_ns, other.end_ns[new]])[order],
+        segment=np.concatenate([main.segment, other.segment[new]])[order],
+    )
 
 
 def _offset_ns(start: StartEvent | None) -> int:
