@@ -29,10 +29,10 @@ def living() -> Iterator[int]:
     process.wait()
 
 
-def leave_beat(folder: RunFolder, pid: int, **changes: Any) -> None:
+def leave_beat(folder: RunFolder, pid: int, rank: int = 1, **changes: Any) -> None:
     now_ns = time.monotonic_ns()
     folder.heartbeats.mkdir(exist_ok=True)
-    folder.heartbeat(1).write_text(json.dumps(beat(pid=pid, beat_ns=now_ns) | changes))
+    folder.heartbeat(rank).write_text(json.dumps(beat(pid=pid, beat_ns=now_ns) | changes))
 
 
 def opened(start_ns: int) -> dict[str, Any]:
@@ -67,6 +67,13 @@ def test_a_living_rank_is_found_silent_or_stuck(tmp_path: Path, living: int) -> 
     assert kinds(folder, living) == ["stuck"]
     leave_beat(folder, living, open=[opened(now_ns - 61 * S)], timeout_s=40)
     assert kinds(folder, living) == [], "its own collectives may take so long"
+
+
+def test_a_rank_is_found_under_the_number_that_it_has_now(tmp_path: Path, living: int) -> None:
+    folder = RunFolder(tmp_path)
+    leave_beat(folder, living, rank=0, beat_ns=time.monotonic_ns() - 6 * S)
+    (hang,) = find_hangs(folder, {1: living}, deadline_s=5, stuck_s=60)
+    assert (hang.rank, hang.pid) == (1, living), "the launcher knows it by that of its start"
 
 
 def test_a_rank_that_is_done_has_longer_to_leave(tmp_path: Path, living: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -12,9 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from run_files import beat
 
+from frog.core.env import SURVIVES
 from frog.core.errors import LaunchError, UsageError
 from frog.core.processes import NOT_MET, is_alive
+from frog.core.runfolder import RunFolder
 from frog.launch.agent import Agent
 from frog.launch.lifecycle import Limits
 from frog.launch.nodes import Nodes, parse_nodes
@@ -224,6 +228,40 @@ def test_what_failed_before_a_recovery_is_not_what_failed(run_nodes: RunNodes) -
     script = "world 0 1 0 $nobody; failed 0 0 1 DataError 'torn'; world 1 1 0 $nobody; sleep 0.2; kill -9 $$"
     error = error_of(run_nodes, "1x1", script, restarts=1)
     assert error.what == "node0 was killed by SIGKILL, with all its ranks"
+
+
+@pytest.mark.parametrize("survives", [True, False])
+def test_those_who_go_on_after_a_loss_are_watched(survives: bool, tmp_path: Path) -> None:
+    """Where nobody goes on the agent ends them, and may take its time for that."""
+    options = Options(replace=1)
+    starter = ScriptedStarter(parse_nodes("1x3"), [], options, tmp_path, None)
+    launch = _Launch(starter.nodes, options, tmp_path, starter)
+    starter.scripts = {0: ["world 0 3 0,1,2 11,12,13; failed 0 1 -9 None ''; replaced 1 14"]}
+    agent = starter.start_agent(0)
+    agent.process.wait(60)
+    if survives:
+        (tmp_path / SURVIVES).touch()
+    launch._hear(agent)
+    assert agent.watched == ({0: 11, 1: 14, 2: 13} if survives else {1: 14})
+    launch.clean_up()
+
+
+def test_a_hang_is_of_the_attempt_that_agents_count(tmp_path: Path) -> None:
+    """A heartbeat counts the changes of the world too."""
+    starter = ScriptedStarter(parse_nodes("1x1"), [], Options(), tmp_path, None)
+    launch = _Launch(starter.nodes, Options(), tmp_path, starter)
+    starter.scripts = {0: ["sleep 600"]}
+    agent = starter.start_agent(0)
+    pid = agent.process.pid
+    agent.watched = {1: pid}
+    launch.agents, launch._shown, launch.journal.folder = [agent], {0: []}, RunFolder(tmp_path)
+    RunFolder(tmp_path).heartbeats.mkdir()
+    RunFolder(tmp_path).heartbeat(0).write_text(json.dumps(beat(pid=pid, attempt=3, beat_ns=0)))
+    launch._look_for_hangs()
+    (hang,) = map(json.loads, RunFolder(tmp_path).launcher_events.read_text().splitlines())
+    assert (hang["event"], hang["attempt"], hang["rank"], agent.watched) == ("hang", 0, 1, {})
+    assert agent.process.wait(60) == -signal.SIGKILL
+    launch.clean_up()
 
 
 def test_nor_is_a_node_that_came_back(run_nodes: RunNodes) -> None:

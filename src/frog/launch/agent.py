@@ -57,7 +57,8 @@ class Agent:
     pids: dict[int, int] = field(default_factory=dict)
     """Of the ranks that it started last, and of those that took the place of lost ones, by rank."""
     watched: dict[int, int] = field(default_factory=dict)
-    """Those that should be going on: none from the first failure on, when the agent itself ends the rest."""
+    """Those that should be going on, by the rank as which they were started. Whoever hears of a failure after which the
+    agent itself ends the rest empties it."""
     done: bool = False
     """Its end was dealt with."""
     excused: bool = False
@@ -81,9 +82,9 @@ class Agent:
                     self.pids = dict(zip(event["ranks"], event["pids"], strict=True))
                     self.watched = dict(self.pids)
                 elif event["event"] == "exit":
-                    self.watched.clear()
+                    self.watched.pop(event["rank"], None)
                 elif event["event"] == "replace":
-                    self.pids[event["rank"]] = event["pid"]
+                    self.pids[event["rank"]] = self.watched[event["rank"]] = event["pid"]
                 yield event
 
     def kill(self) -> None:

@@ -20,6 +20,7 @@ class Hang:
     """A rank that does not go on."""
 
     rank: int
+    """As which it was started: its heartbeat may lie under another since."""
     pid: int
     kind: str
     """"silent": no heartbeat, so the process is stopped or held; "stuck": it beats, but waits in one collective."""
@@ -43,10 +44,12 @@ def find_hangs(folder: RunFolder, pids: dict[int, int], deadline_s: float, stuck
     that is longer; so is one that has taken its last step and does not leave.
     """
     now_ns = time.monotonic_ns()
-    for rank, pid in pids.items():
-        beat = read_heartbeat(folder.heartbeat(rank))
-        if beat is None or beat.pid != pid or not is_alive(pid):
+    ranks = {pid: rank for rank, pid in pids.items()}
+    for place in folder.heartbeat_ranks():
+        beat = read_heartbeat(folder.heartbeat(place))
+        if beat is None or beat.pid not in ranks or not is_alive(beat.pid):
             continue
+        rank, pid = ranks[beat.pid], beat.pid
         silent_s = (now_ns - beat.beat_ns) / 1e9
         allowed_s = max(stuck_s, 2 * beat.timeout_s)
         if silent_s > (deadline_s if beat.status == "running" else allowed_s):

@@ -193,6 +193,8 @@ class _Launch:
             self.journal.record(kind, unix_ns, **event)
             if kind == "exit":
                 self.failures.append({**event, "time_s": time_s})
+                if not self._survives_losses:
+                    agent.watched.clear()
                 if self.options.restarts or self._survives_losses:
                     print(f"{in_words(event)}", file=sys.stderr, flush=True)
             elif kind == "replace":
@@ -230,11 +232,10 @@ class _Launch:
         self._next_look = time.monotonic() + _LOOK_S
         for agent in self._running():
             for hang in find_hangs(folder, dict(agent.watched), self.options.deadline_s, self.options.stuck_s):
-                attempt = hang.heartbeat.attempt
                 print(f"{hang}; it is killed", file=sys.stderr, flush=True)
                 self.journal.record(
                     "hang",
-                    attempt=attempt,
+                    attempt=max(self._shown, default=0),  # as agents count: a change of the world is none
                     rank=hang.rank,
                     pid=hang.pid,
                     kind=hang.kind,
