@@ -23,7 +23,7 @@ import torch
 import torch.distributed.elastic.multiprocessing.api as multiprocessing_api
 import torch.distributed.launcher.api as launcher_api
 from torch.distributed import DistError
-from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
@@ -33,9 +33,9 @@ from torch.distributed.run import parse_args, run
 
 from frog.comm.error_file import read_error
 from frog.comm.forkserver import ForkServer, start_fork_server
-from frog.core.env import launch_dir, most_replaced, set_attempt, start_method, survives_losses
+from frog.core.env import SURVIVES, launch_dir, most_replaced, set_attempt, start_method, survives_losses
 from frog.core.errors import CommError, UsageError
-from frog.core.exitcodes import signal_code
+from frog.core.exitcodes import ASKED_TO_STOP, signal_code
 from frog.core.processes import NOT_MET, kill_group, leave, leave_with_parent
 
 _JOIN = "frog.train.join"
@@ -62,6 +62,8 @@ class _ReportingAgent(LocalElasticAgent):
         return int(self._worker_group.spec.max_restarts - self._remaining_restarts)
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        if (folder := launch_dir()) is not None:
+            (folder / SURVIVES).unlink(missing_ok=True)  # the new world says it anew, when all its ranks have met
         pids: dict[int, Any] = super()._start_workers(worker_group)
         _ReportingAgent.pids = tuple(pids.values())
         self._ended_ns: dict[int, int] = {}
@@ -78,8 +80,8 @@ class _ReportingAgent(LocalElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         self._note_ends()
-        if survives_losses():
-            self._let_go(worker_group)
+        if survives_losses() and self._let_go(worker_group):
+            return RunResult(state=WorkerState.HEALTHY)
         result: RunResult = super()._monitor_workers(worker_group)
         for rank, failure in result.failures.items():
             if failure.exitcode == UsageError.exit_code:  # starting again would not mend a user's mistake
@@ -93,8 +95,11 @@ class _ReportingAgent(LocalElasticAgent):
         if not survives_losses():
             super()._exit_barrier()  # type: ignore[no-untyped-call]
 
-    def _let_go(self, worker_group: WorkerGroup) -> None:
-        """Report who has failed while others go on, or have ended well, and look at them no more; replace them."""
+    def _let_go(self, worker_group: WorkerGroup) -> bool:
+        """Report who has failed while others go on, or have ended well, and look at them no more; replace them.
+
+        Returns whether some go on here. Then nobody may ask torch, which ends them if one has failed meanwhile.
+        """
         context: Any = self._pcontext
         running: set[int] = context._running_local_ranks
         codes = {local: own.proc.poll() for local, own in context.subprocess_handlers.items()}
@@ -107,21 +112,24 @@ class _ReportingAgent(LocalElasticAgent):
             reports[local] = _describe(worker_group.workers[local].global_rank, failure)
         may_go_on = None in codes.values() or (worker_group.group_world_size or 1) > 1
         numbers = {local: self._take_replacement(report) if may_go_on else None for local, report in reports.items()}
-        if not any(code in (None, 0) for code in codes.values()) and not any(numbers.values()):
-            return
+        new = {local: self._start_another(worker_group, local) for local, number in numbers.items() if number}
+        goes_on = None in codes.values() or any(new.values())
+        if not goes_on and 0 not in codes.values():
+            return False
         for local, report in reports.items():
             running.discard(local)
             self._write("exit", self._ended_ns.get(report["pid"]), node_rank=worker_group.group_rank, **report)
-            if number := numbers[local]:
-                self._replace(worker_group, local, number)
+            if handler := new.get(local):
+                self._replace(worker_group, local, handler, numbers[local])
+        return goes_on
 
     def _take_replacement(self, report: dict[str, Any]) -> int | None:
         """The number of one more replacement, from 1; None if there is to be none.
 
-        There is none after a user's mistake, nor for a rank that has lost all the others.
+        There is none after a user's mistake, for a rank that was asked to stop, nor for one that has lost all others.
         """
-        folder, error = launch_dir(), report["error"] or {}
-        if folder is None or report["code"] == UsageError.exit_code or error.get("type") == CommError.__name__:
+        folder, code, error = launch_dir(), report["code"], report["error"] or {}
+        if folder is None or code in (UsageError.exit_code, *ASKED_TO_STOP) or error.get("type") == CommError.__name__:
             return None
         for number in range(1, most_replaced() + 1):
             with contextlib.suppress(FileExistsError):  # the agents of all nodes count together
@@ -129,21 +137,30 @@ class _ReportingAgent(LocalElasticAgent):
                 return number
         return None
 
-    def _replace(self, worker_group: WorkerGroup, local: int, number: int) -> None:
-        """Start a rank that joins the run, in the place of one that was lost."""
+    def _start_another(self, worker_group: WorkerGroup, local: int) -> Any:
+        """Start a rank that joins the run, with the place of a lost one. None if no process can be started."""
         context: Any = self._pcontext
-        worker, folder = worker_group.workers[local], launch_dir()
+        folder = launch_dir()
         assert folder is not None
-        Path(context.error_files[local]).unlink(missing_ok=True)
-        handler = vars(multiprocessing_api)["get_subprocess_handler"](
-            entrypoint=context.entrypoint,
-            args=("-u", "-m", _JOIN, (folder / "run_folder").read_text()),
-            env=context.envs[local],
-            stdout=context.stdouts[local],
-            stderr=context.stderrs[local],
-            local_rank_id=local,
-            numa_options=worker_group.spec.numa_options,
-        )
+        try:
+            Path(context.error_files[local]).unlink(missing_ok=True)
+            return vars(multiprocessing_api)["get_subprocess_handler"](
+                entrypoint=context.entrypoint,
+                args=("-u", "-m", _JOIN, (folder / "run_folder").read_text()),
+                env=context.envs[local],
+                stdout=context.stdouts[local],
+                stderr=context.stderrs[local],
+                local_rank_id=local,
+                numa_options=worker_group.spec.numa_options,
+            )
+        except OSError as error:
+            print(f"no rank can be started in the place of a lost one: {error}", file=sys.stderr, flush=True)
+            return None
+
+    def _replace(self, worker_group: WorkerGroup, local: int, handler: Any, number: int | None) -> None:
+        """Look at the new rank in place of the lost one from now on."""
+        context: Any = self._pcontext
+        worker = worker_group.workers[local]
         lost = context.subprocess_handlers[local].proc.pid
         context.subprocess_handlers[local] = handler
         context._running_local_ranks.add(local)

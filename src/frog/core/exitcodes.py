@@ -18,6 +18,10 @@ def signal_code(number: int) -> int:
     return 128 + number
 
 
+ASKED_TO_STOP = (signal_code(signal.SIGINT), signal_code(signal.SIGTERM))
+"""Exit codes of a program of Frog's that has been asked to stop, and does."""
+
+
 def shell_code(code: int) -> int:
     """Popen's return code as a shell says it."""
     return code if code >= 0 else signal_code(-code)

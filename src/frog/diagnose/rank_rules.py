@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import signal
-
 from frog.core import errors
 from frog.core.errors import FrogError, UsageError
-from frog.core.exitcodes import signal_code
+from frog.core.exitcodes import ASKED_TO_STOP
 from frog.diagnose.case import Case
 from frog.diagnose.collectives import CollectiveCalls
 from frog.diagnose.diagnosis import Diagnosis, note, span
 from frog.diagnose.rank_error import RankError
-
-_ASKED_TO_STOP = (signal_code(signal.SIGINT), signal_code(signal.SIGTERM))
-"""Exit codes of a launcher."""
 
 _SOON_S = 5.0
 """A heartbeat that ended so long before the others' ended with its process."""
@@ -22,7 +17,7 @@ _SOON_S = 5.0
 def interrupted(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     """The launcher was asked to stop, and killed the ranks before they had left: Ctrl-C twice."""
     attempt = case.attempt
-    if attempt.end is None or attempt.end.code not in _ASKED_TO_STOP or attempt.exits or attempt.hangs:
+    if attempt.end is None or attempt.end.code not in ASKED_TO_STOP or attempt.exits or attempt.hangs:
         return None
     if any(case.error(rank) for rank in case.ranks):
         return None

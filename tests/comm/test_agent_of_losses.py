@@ -1,0 +1,117 @@
+"""What a node's agent makes of ranks that end in a run that goes on without them. Nothing is started."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+
+from frog.comm import torchrun
+from frog.core.env import SURVIVES
+
+TORCHS = RunResult(state=WorkerState.FAILED)
+"""What torch says, if it is asked."""
+GROUP: Any = SimpleNamespace(
+    group_rank=0,
+    group_world_size=1,
+    workers=[SimpleNamespace(global_rank=rank) for rank in range(3)],
+    spec=SimpleNamespace(numa_options=None),
+)
+
+MakeAgent = Callable[..., Any]
+
+
+@pytest.fixture
+def make_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeAgent:
+    """An agent whose ranks have ended with these codes; None: they run."""
+    monkeypatch.setenv("FROG_LAUNCH_DIR", str(tmp_path))
+    monkeypatch.setattr(LocalElasticAgent, "_monitor_workers", lambda *_: TORCHS)
+    monkeypatch.setattr(torchrun._ReportingAgent, "reports", tmp_path / "reports", raising=False)
+    monkeypatch.setattr(torchrun._ReportingAgent, "pids", ())
+    (tmp_path / SURVIVES).touch()
+    (tmp_path / "run_folder").write_text("runs/one")
+
+    def make(*codes: int | None) -> Any:
+        agent: Any = torchrun._ReportingAgent.__new__(torchrun._ReportingAgent)
+        agent._attempt, agent._ended_ns = 0, {}
+        procs = [SimpleNamespace(pid=2**22 + n, poll=lambda code=code: code) for n, code in enumerate(codes)]
+        places = dict.fromkeys(range(len(codes)), str(tmp_path / "none"))
+        agent._pcontext = SimpleNamespace(
+            subprocess_handlers={local: SimpleNamespace(proc=proc) for local, proc in enumerate(procs)},
+            _running_local_ranks=set(range(len(codes))),
+            error_files=places, envs=places, stdouts=places, stderrs=places, entrypoint="python",
+        )  # fmt: skip
+        agent._pcontext.pids = lambda: {n: own.proc.pid for n, own in agent._pcontext.subprocess_handlers.items()}
+        return agent
+
+    return make
+
+
+def reported(folder: Path) -> list[tuple[str, int]]:
+    lines = map(json.loads, (folder / "reports").read_text().splitlines())
+    return [(line["event"], line["rank"]) for line in lines]
+
+
+def test_while_some_run_torch_is_not_asked(make_agent: MakeAgent, tmp_path: Path) -> None:
+    """It would end all of them, if one had failed since."""
+    agent = make_agent(-9, None, None)
+    assert agent._monitor_workers(GROUP).state is WorkerState.HEALTHY
+    assert reported(tmp_path) == [("exit", 0)]
+    assert make_agent(0, 0)._monitor_workers(GROUP) is TORCHS
+    assert make_agent(-9, -9)._monitor_workers(GROUP) is TORCHS
+
+
+@pytest.fixture
+def start(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Who is started in place of lost ones; an OSError in it is raised."""
+    found: list[Any] = [SimpleNamespace(proc=SimpleNamespace(pid=2**22 + 10, poll=lambda: None))]
+
+    def handler(**told: Any) -> Any:
+        if isinstance(found[0], OSError):
+            raise found[0]
+        return found[0]
+
+    monkeypatch.setenv("FROG_REPLACE", "1")
+    monkeypatch.setattr(torchrun.multiprocessing_api, "get_subprocess_handler", handler)
+    return found
+
+
+def test_a_killed_rank_is_replaced(make_agent: MakeAgent, start: list[Any], tmp_path: Path) -> None:
+    agent = make_agent(None, -9)
+    assert agent._monitor_workers(GROUP).state is WorkerState.HEALTHY
+    assert reported(tmp_path) == [("exit", 1), ("replace", 1)]
+    assert agent._pcontext._running_local_ranks == {0, 1}
+
+
+@pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGINT])
+def test_one_that_was_asked_to_stop_is_not(asked: int, make_agent: MakeAgent, start: list[Any], tmp_path: Path) -> None:
+    assert make_agent(None, 128 + asked)._monitor_workers(GROUP).state is WorkerState.HEALTHY
+    assert reported(tmp_path) == [("exit", 1)]
+
+
+def test_where_nothing_can_be_started_the_others_go_on(
+    make_agent: MakeAgent, start: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start[0] = BlockingIOError(11, "Resource temporarily unavailable")
+    assert make_agent(None, -9)._monitor_workers(GROUP).state is WorkerState.HEALTHY
+    assert reported(tmp_path) == [("exit", 1)]
+    assert "Resource temporarily unavailable" in capsys.readouterr().err
+
+
+def test_what_a_world_said_of_losses_does_not_hold_for_the_next(
+    make_agent: MakeAgent, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def start_workers(*_: Any) -> Any:
+        assert not (tmp_path / SURVIVES).exists()
+        raise InterruptedError
+
+    monkeypatch.setattr(LocalElasticAgent, "_start_workers", start_workers)
+    with pytest.raises(InterruptedError):
+        make_agent(None)._start_workers(GROUP)
