@@ -9,7 +9,7 @@ from failed_run import MS, FailedRun
 
 from frog.diagnose.diagnosis import Diagnosis, letter
 from frog.diagnose.rules import diagnose
-from frog.events.changes import find_changes
+from frog.events.changes import find_changes, identities_of
 from frog.events.run import read_run
 
 
@@ -170,3 +170,39 @@ def test_a_restart_in_other_processes_is_no_change(run: FailedRun) -> None:
     run.lose(0, 1, 3)
     run.start(2)
     assert find_changes(read_run(run.folder).attempts) == []
+
+
+def test_one_that_is_killed_before_it_says_who_it_is_stays_who_it_was(run: FailedRun) -> None:
+    run.exit(2, -9)
+    run.change(2, kept=[0, 1, 3])
+    run.exit(0, -9)
+    run.change(2, kept=[1, 2])
+    events = run.folder.rank_events(1)
+    lines = events.read_text().splitlines(keepends=True)
+    events.write_text("".join(lines[:-1]))  # rank 3 had started as rank 1, and was killed
+    assert '"membership"' in lines[-1]
+    pids = run.ranks[1].pid
+    run.exit(1, -9)
+    run.change(2, kept=[0])
+    run.steps(3, 8)
+    run.complete()
+    ended(run)
+    assert identities_of(read_run(run.folder).attempts)[pids] == 3
+
+
+def test_who_has_not_come_in_is_told_by_the_identity_of_the_lost_one(run: FailedRun) -> None:
+    def replace(lost: int, pid: int, number: int) -> None:
+        run.tell("replace", attempt=0, rank=2, node=0, node_rank=0, lost=lost, pid=pid, number=number)
+
+    replace(run.ranks[2].pid, 2**22 + 5004, 1)  # who comes in as rank 4
+    run.exit(2, -9)
+    run.change(2, kept=[0, 1, 3])
+    run.change(2, kept=[0, 1, 2], joined=1)
+    replace(run.ranks[3].pid, 2**22 + 9000, 2)
+    run.exit(3, -9)
+    run.change(2, kept=[0, 1, 2])
+    run.steps(3, 8)
+    run.complete()
+    found = ended(run)
+    assert any("rank 4    joined in the place of rank 2" in line for line in found.evidence)
+    assert any("was started in the place of rank 4, and has not come in" in line for line in found.evidence)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from frog.diagnose.case import Case
 from frog.diagnose.diagnosis import Diagnosis, note, span
 from frog.events import RecordedRun
-from frog.events.changes import Change, find_changes
+from frog.events.changes import Change, find_changes, places_of
 
 _SILENT_S = 2.5
 """A heartbeat comes twice a second: one that ended so long before its process was stopped, not killed."""
@@ -103,13 +103,15 @@ def _began_ns(run: RecordedRun, change: Change) -> int | None:
 
 
 def _joins(run: RecordedRun, changes: list[Change]) -> list[str]:
-    lines, came = [], {worker.start.pid for a in run.attempts for worker in a.workers.values() if worker.start}
+    places, lines = places_of(run.attempts), []
+    came = {worker.start.pid for a in run.attempts for worker in a.workers.values() if worker.start}
     for change in changes:
         for identity in change.joined:
             place = f" in the place of rank {change.replaced[identity]}" if identity in change.replaced else ""
             what = f"joined{place} after step {change.step}: {len(change.members)} ranks since"
             lines.append(note(_began_ns(run, change), f"rank {identity}", what, "events/"))
     for event in (event for attempt in run.attempts for event in attempt.replacements if event.pid not in came):
-        what = f"process {event.pid} was started in the place of rank {event.rank}, and has not come in"
+        lost = places.get(event.pid, event.rank)
+        what = f"process {event.pid} was started in the place of rank {lost}, and has not come in"
         lines.append(note(event.unix_ns, "launcher", what, "events/launcher.jsonl"))
     return lines

@@ -42,20 +42,17 @@ def find_changes(attempts: Sequence[Attempt]) -> list[Change]:
     found: list[Change] = []
     members: list[int] = []
     before = 0
-    lost_before = {event.pid: event.lost for attempt in attempts for event in attempt.replacements}
-    identities: dict[int, int] = {}  # by process
+    identities, places = identities_of(attempts), places_of(attempts)
     for after, attempt in enumerate(attempts):
         said = membership_of(attempt)
-        identities |= _identities(attempt)
         if said and (kept := said[0].members):
             lost = {who: rank for rank, who in enumerate(members) if who not in kept}
             joined = [who for who in kept if who not in members]
             took_ns = max((event.took_ns for event in said if event.identity not in joined), default=0)
-            places = {who: _place_of(pid, lost_before, identities) for pid, who in identities.items()}
-            replaced = {who: place for who in joined if (place := places.get(who)) is not None}
+            replaced = {who: places[pid] for pid, who in identities.items() if who in joined and pid in places}
             found.append(Change(before, after, said[0].step, lost, joined, replaced, kept, took_ns))
             members, before = kept, after
-        elif not (after and goes_on(attempt, attempts[after - 1])):
+        elif _begins_anew(attempts, after):
             members, before = attempt.ranks, after
     return found
 
@@ -66,14 +63,25 @@ def membership_of(attempt: Attempt) -> list[MembershipEvent]:
     return [event for event in events if event is not None]
 
 
-def _identities(attempt: Attempt) -> dict[int, int]:
+def identities_of(attempts: Sequence[Attempt]) -> dict[int, int]:
     """By process, as far as its workers have said: that of who began the run is its first rank."""
     found = {}
-    for rank, worker in attempt.workers.items():
-        if worker.start is not None:
-            change = worker.last(MembershipEvent)
-            found[worker.start.pid] = change.identity if change is not None else rank
+    for number, attempt in enumerate(attempts):
+        for rank, worker in attempt.workers.items():
+            if worker.start is None:
+                continue
+            if (change := worker.last(MembershipEvent)) is not None:
+                found[worker.start.pid] = change.identity
+            elif _begins_anew(attempts, number):
+                found[worker.start.pid] = rank
     return found
+
+
+def places_of(attempts: Sequence[Attempt]) -> dict[int, int]:
+    """By process that the launcher started in the place of a lost one: the identity of that."""
+    lost_before = {event.pid: event.lost for attempt in attempts for event in attempt.replacements}
+    identities = identities_of(attempts)
+    return {pid: place for pid in lost_before if (place := _place_of(pid, lost_before, identities)) is not None}
 
 
 def _place_of(pid: int, lost_before: Mapping[int, int], identities: Mapping[int, int]) -> int | None:
@@ -83,6 +91,12 @@ def _place_of(pid: int, lost_before: Mapping[int, int], identities: Mapping[int,
             return identities[lost]
         pid = lost
     return None
+
+
+def _begins_anew(attempts: Sequence[Attempt], number: int) -> bool:
+    """Whether an attempt did not begin by a change of the one before."""
+    attempt = attempts[number]
+    return not membership_of(attempt) and not (number and goes_on(attempt, attempts[number - 1]))
 
 
 def goes_on(attempt: Attempt, before: Attempt) -> bool:
