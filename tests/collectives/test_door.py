@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from mortal import Killed, die, limits, make_mortal
 
-from frog.collectives.agreement import WorldChanged
+from frog.collectives.agreement import MOST_RANKS, WorldChanged
 from frog.collectives.connection import complete
-from frog.collectives.door import Door
+from frog.collectives.door import NOTE_BYTES, Door, read_note, write_note
 from frog.collectives.entrance import join_survivors, meet_survivors
-from frog.collectives.errors import CollectiveError
+from frog.collectives.errors import CollectiveError, Refused
 from frog.collectives.frames import CONTROL
-from frog.collectives.rendezvous import FolderBook, Peer, Place
+from frog.collectives.rendezvous import FolderBook, Peer, Place, answer, call
 from frog.collectives.survivors import Survivors
 
 SECRET = b"a secret of this run"
@@ -47,6 +47,64 @@ def test_a_caller_who_is_gone_once_it_was_let_in_is_a_closed_connection() -> Non
         complete([connection], 10)
     connection.close()
     place.close()
+
+
+def reset(port: int) -> None:
+    """Connect, and reset the connection."""
+    caller = socket.create_connection(("127.0.0.1", port))
+    caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    caller.close()
+
+
+def test_a_stranger_who_is_gone_before_anybody_looks_is_turned_away() -> None:
+    place, caller = (Place(rank, 2, "door", SECRET, "127.0.0.1", "") for rank in (0, 1))
+    reset(place.peer.port)
+    calling = threading.Thread(target=lambda: call(caller, place.peer, time.monotonic() + 20).close())
+    calling.start()
+    found = answer(place, {1}, time.monotonic() + 20)
+    calling.join(20)
+    assert set(found) == {1}
+    assert len(place.refused) == 1
+    found[1].close()
+    place.close()
+    caller.close()
+
+
+def test_a_door_outlives_a_log_that_takes_no_more_lines() -> None:
+    told = threading.Event()
+
+    def refuse(line: str) -> None:
+        told.set()
+        raise ValueError("I/O operation on closed file")
+
+    door = Door(0, SECRET, "127.0.0.1", refuse)
+    socket.create_connection(("127.0.0.1", door.peer.port)).close()
+    outside = Place(MOST_RANKS, MOST_RANKS, "door", SECRET, "127.0.0.1", "")
+    call(outside, door.peer, time.monotonic() + 20).close()  # nothing that it says counts
+    assert told.wait(20)
+    connection = call(outside, door.peer, time.monotonic() + 20)
+    connection.send(CONTROL, 0, memoryview(write_note(outside.peer)))
+    complete([connection], 20)
+    until_s = time.monotonic() + 20
+    while not door:
+        assert time.monotonic() < until_s, "nobody listens"
+        time.sleep(0.01)
+    for end in (connection, outside, door):
+        end.close()
+
+
+@pytest.mark.parametrize("note", [b'["127.0.0.1", 70000, ""]', b'["a\\u0000b", 9, ""]', '["ä", 9, ""]'.encode()])
+def test_a_note_that_leads_nowhere_is_refused(note: bytes) -> None:
+    with pytest.raises(Refused):
+        read_note(note.ljust(NOTE_BYTES), 1)
+
+
+def test_a_group_is_full_once_its_last_number_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = meet_survivors(FolderBook(tmp_path, 20), 0, 1, SECRET)
+    assert not world.is_full
+    monkeypatch.setattr("frog.collectives.survivors.MOST_RANKS", 1)
+    assert world.is_full
+    world.close()
 
 
 def gift(identity: int) -> np.ndarray[Any, Any]:

@@ -1,15 +1,21 @@
-"""What a run's door.json says is held against a schema before anything is connected to."""
+"""What a run's door.json says: it is held against a schema before anything is connected to, and whose it is counts."""
 
 from __future__ import annotations
 
 import json
+import socket
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from frog.comm.membership import join_membership
+from frog.collectives.errors import CollectiveError
+from frog.collectives.rendezvous import Peer
+from frog.comm import membership
+from frog.comm.membership import Membership, join_membership
 from frog.core.env import world_env
 from frog.core.errors import RunError
 
@@ -29,3 +35,62 @@ def test_a_door_that_leads_nowhere_is_refused(field: str, value: Any, said: str,
     door.write_text(json.dumps({**GOOD, field: value}))
     with pytest.raises(RunError, match=said):
         join_membership(world_env(), torch.device("cpu"), 1.0, door)
+
+
+def test_who_joins_is_called_where_the_way_to_the_door_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    door, seen = tmp_path / "door.json", list[Any]()
+    door.write_text(json.dumps({**GOOD, "host": "192.0.2.1"}))
+    monkeypatch.setattr(membership, "own_host", {"192.0.2.1": "192.0.2.7"}.__getitem__)
+    monkeypatch.setattr(membership, "join_survivors", lambda *told, **options: seen.append(told))
+    join_membership(world_env(), torch.device("cpu"), 1.0, door)
+    ((peer, _, host, _),) = seen
+    assert (peer.host, host) == ("192.0.2.1", "192.0.2.7")
+
+
+def test_a_door_on_a_machine_that_nobody_knows_is_one_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def own_host(towards: str) -> str:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    door = tmp_path / "door.json"
+    door.write_text(json.dumps({**GOOD, "host": "elsewhere"}))
+    monkeypatch.setattr(membership, "own_host", own_host)
+    with pytest.raises(CollectiveError, match="no way leads to elsewhere"):
+        join_membership(world_env(), torch.device("cpu"), 1.0, door)
+
+
+@pytest.fixture
+def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Membership]:
+    """The first member of a world, with an open door."""
+    monkeypatch.setattr(membership, "start_on", lambda *_: None)
+    monkeypatch.setattr(membership, "World", lambda *_, **__: None)
+    survivors: Any = SimpleNamespace(
+        identity=0, rank=0, size=1, members=(0,), is_full=False, close=lambda: None,
+        address=Peer(0, "127.0.0.1", 9, ""),
+    )  # fmt: skip
+    member = Membership(survivors, world_env(), torch.device("cpu"), 1.0, "secret", tmp_path / "door.json")
+    member.open_door()
+    yield member
+    member.leave()
+
+
+def test_who_leaves_takes_its_door_away_and_no_other(first: Membership, tmp_path: Path) -> None:
+    door = tmp_path / "door.json"
+    first.leave()
+    assert not door.exists()
+    first.open_door()
+    others = json.dumps({**GOOD, "identity": 1})
+    door.write_text(others)
+    first.leave()
+    assert door.read_text() == others
+
+
+def test_a_world_without_a_number_left_has_no_door(first: Membership, tmp_path: Path) -> None:
+    first.renew()
+    assert (tmp_path / "door.json").exists()
+    vars(first.survivors)["is_full"] = True
+    first.renew()
+    assert not (tmp_path / "door.json").exists()
+    first.open_door()
+    assert not (tmp_path / "door.json").exists()

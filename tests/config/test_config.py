@@ -96,6 +96,13 @@ def test_batch_must_share_out_evenly(run_file: Path) -> None:
     assert "world size 4 x train.grad_accum 2 = 8" in problem
 
 
+def test_no_more_ranks_go_on_without_lost_ones_than_can_agree(run_file: Path) -> None:
+    config = load_run_config(run_file, ["train.global_batch_size=8320", "comm.on_loss=shrink"])
+    assert config.world_problems(64) == []
+    (problem,) = config.world_problems(65)
+    assert "with 65 ranks: at most 64" in problem
+
+
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [

@@ -22,6 +22,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -31,6 +32,7 @@ from frog.collectives.connection import Connection, complete
 from frog.collectives.errors import CollectiveError, Refused
 from frog.collectives.frames import CONTROL
 from frog.collectives.rendezvous import Peer, Place, answer, call
+from frog.core.schema import Host, Port
 
 NOTE_BYTES = 512
 _WELCOME_BYTES = 32768
@@ -123,17 +125,14 @@ class Door:
             applicant.send_away()
 
     def _listen(self) -> None:
-        while True:
-            try:
+        while not self._bell.has_rung:
+            with suppress(CollectiveError, OSError):
                 found = answer(self._place, {_NOBODY}, time.monotonic() + _LISTENS_S, [self._bell])
                 self._hear(found[_NOBODY])
-            except CollectiveError:
-                if self._bell.has_rung:
-                    return
-            finally:
-                for line in self._place.refused:
+            for line in self._place.refused:
+                with suppress(OSError, ValueError):  # where it is written is full, or closed by now
                     self._refused(line)
-                self._place.refused.clear()
+            self._place.refused.clear()
 
     def _hear(self, connection: Connection) -> None:
         note = bytearray(NOTE_BYTES)
@@ -158,7 +157,7 @@ def write_note(peer: Peer) -> bytes:
 def read_note(note: bytes | bytearray, identity: int) -> Peer:
     """Who has left it, under a number. Raises Refused if it says nothing."""
     try:
-        host, port, node = msgspec.json.decode(bytes(note), type=tuple[str, int, str])
+        host, port, node = msgspec.json.decode(bytes(note), type=tuple[Host, Port, str])
     except msgspec.MsgspecError as error:
         raise Refused(f"a note at the door that cannot be read: {error}") from error
     return Peer(identity, host, port, node)

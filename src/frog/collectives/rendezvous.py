@@ -24,6 +24,7 @@ import socket
 import struct
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -198,7 +199,8 @@ class _Caller:
         self.nonces = secrets.token_bytes(_NONCE_BYTES)
         self._said = b""
         self.rank: int | None = None
-        self.socket.send(self.nonces)
+        with suppress(OSError):  # it has left already, as `listen` finds
+            self.socket.send(self.nonces)
 
     def listen(self, expected: set[int]) -> bool:
         """Read on. Returns whether this caller is done with: `rank` says whether it belongs here."""

@@ -104,6 +104,11 @@ class Survivors:
         return self._peers[self.identity]
 
     @property
+    def is_full(self) -> bool:
+        """Whether no number is left for one who comes in."""
+        return max(self._peers) + 1 >= MOST_RANKS
+
+    @property
     def messages(self) -> Messages:
         return self.group.messages
 

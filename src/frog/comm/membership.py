@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, NoReturn
@@ -21,12 +22,14 @@ from frog.collectives.agreement import WorldChanged
 from frog.collectives.cost import kept
 from frog.collectives.door import Door
 from frog.collectives.entrance import join_survivors, meet_survivors
-from frog.collectives.rendezvous import Peer
+from frog.collectives.errors import CollectiveError
+from frog.collectives.rendezvous import Peer, own_host
 from frog.collectives.survivors import Survivors
 from frog.comm.backend import choose_backend
-from frog.comm.process_group import address, start_on
+from frog.comm.process_group import address, node_name, start_on
 from frog.comm.world import World, explained_rendezvous
 from frog.core.env import WorldEnv
+from frog.core.errors import RunError
 from frog.core.schema import Host, Natural, Port, Typed, read_typed, write_typed
 
 _PATIENCE_S = 5.0
@@ -75,13 +78,15 @@ class Membership:
             dist.destroy_process_group()
         survivors = self.survivors
         self.members = survivors.members
+        if survivors.is_full:
+            self._close_door()
         start_on(survivors, self.timeout_s)
         env = replace(self.env, rank=survivors.rank, world_size=survivors.size)
         return World(env, self.device, self.timeout_s, requested_backend="frog")
 
     def open_door(self) -> None:
-        """Let others knock, if this is the first member and the door is not open yet."""
-        if self.door_file is None or self._door is not None or self.survivors.rank != 0:
+        """Let others knock, if this is the first member, the door is not open yet, and there is room."""
+        if self.door_file is None or self._door is not None or self.survivors.rank != 0 or self.survivors.is_full:
             return
         own = self.survivors.address
         door = self._door = Door(self.identity, self.secret.encode(), own.host, self.refused)
@@ -98,13 +103,21 @@ class Membership:
 
     def leave(self) -> None:
         """The run is over for this rank."""
-        if self._door is not None:
-            self._door.close()
-            if self.door_file is not None:
-                self.door_file.unlink(missing_ok=True)
+        self._close_door()
         if dist.is_initialized():
             dist.destroy_process_group()
         self.survivors.close()
+
+    def _close_door(self) -> None:
+        """Close this rank's door, and take its file away, unless that leads to another's by now."""
+        if self._door is None or self.door_file is None:
+            return
+        door, self._door = self._door, None
+        door.close()
+        with suppress(FileNotFoundError, RunError):
+            here = read_typed(self.door_file, DoorFile)
+            if (here.identity, here.port) == (self.identity, door.peer.port):
+                self.door_file.unlink()
 
 
 def found_membership(env: WorldEnv, device: torch.device, timeout_s: float) -> Membership:
@@ -132,9 +145,12 @@ def join_membership(env: WorldEnv, device: torch.device, timeout_s: float, door_
     Raises:  CollectiveError if that comes to nothing; RunError if the door's file cannot be read.
     """
     door = read_typed(door_file, DoorFile)
-    host, node = address(env)
-    peer = Peer(door.identity, door.host, door.port, "")
-    survivors = join_survivors(peer, door.secret.encode(), host, node, timeout_s=timeout_s, patience_s=_PATIENCE_S)
+    try:
+        host = own_host(door.host)
+    except OSError as error:
+        raise CollectiveError(f"no way leads to {door.host}, where the run's door is: {error}") from error
+    peer, secret = Peer(door.identity, door.host, door.port, ""), door.secret.encode()
+    survivors = join_survivors(peer, secret, host, node_name(env), timeout_s=timeout_s, patience_s=_PATIENCE_S)
     return Membership(survivors, env, device, timeout_s, door.secret, door_file)
 
 

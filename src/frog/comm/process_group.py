@@ -84,9 +84,14 @@ def start_on(survivors: Survivors, timeout_s: float) -> None:
 
 
 def address(env: WorldEnv) -> tuple[str, str]:
-    """The host that other ranks find this one at, and the name of its node: ranks of one node share memory."""
+    """The host that other ranks find this one at, and the name of its node."""
     here = env.master_addr in ("localhost", "127.0.0.1", "::1") or env.world_size == env.local_world_size
-    return "127.0.0.1" if here else own_host(env.master_addr), f"{machine()} {env.node_rank}"
+    return "127.0.0.1" if here else own_host(env.master_addr), node_name(env)
+
+
+def node_name(env: WorldEnv) -> str:
+    """Of this rank's node: ranks of one node share memory."""
+    return f"{machine()} {env.node_rank}"
 
 
 def _open(store: Any, rank: int, size: int, timeout_s: float) -> Group:

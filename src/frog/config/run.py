@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from frog.collectives.agreement import MOST_RANKS
 from frog.config.model import ModelConfig
 from frog.config.strategies import DATA_STRATEGIES, or_list
 from frog.config.strategy import StrategyConfig, strategy_problems
@@ -292,6 +293,11 @@ class RunConfig:
                 )
         if self.comm.on_loss == "shrink":
             found += self._shrink_problems()
+            if world_size > MOST_RANKS:
+                found.append(
+                    f"comm.on_loss='shrink' with {world_size} ranks: at most {MOST_RANKS} can agree on who is left; "
+                    "take fewer, or leave it out"
+                )
         if self.train.precision == "fp16" and strategy.entry.apart:
             found.append(
                 f"train.precision='fp16' with strategy.name={strategy.name!r}: each rank would have a loss scale "
