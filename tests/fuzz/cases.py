@@ -175,6 +175,9 @@ def _read(case: Case, path: Path) -> tuple[str | None, str]:
     except FrogError as error:
         if len(str(error)) > MOST_OUTPUT:
             return f"an error of {len(str(error))} characters", f"long, {case.target.words}"
+    except PermissionError as error:  # frog says the file and the reason, for every command
+        if error.filename is None:
+            raise
     return None, ""
 
 
