@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = {"python": "ring.py", "rust": "ring.rs"}
 _MOST_WORLD = 8
+_ONCE = {"threads": 1, "restarts": 0, "replace": 0, "deadline": 60.0}
+"""How a world is started to be measured."""
 
 
 def add_collectives_parser(commands: _Parsers) -> None:
@@ -97,7 +99,7 @@ def _add_bench(actions: _Parsers) -> None:
     parser.add_argument("--rounds", type=int, metavar="N", help="default: as many as fit into half a second or so")
     parser.add_argument("--json", action="store_true", help="print what was measured as JSON")
     parser.add_argument("--report", type=Path, metavar="FILE.html", help="also draw the curves over sizes, on one page")
-    parser.set_defaults(handler=_bench, threads=1, restarts=0, deadline=60.0)
+    parser.set_defaults(handler=_bench, **_ONCE)
 
 
 def _add_tune(actions: _Parsers) -> None:
@@ -109,7 +111,7 @@ def _add_tune(actions: _Parsers) -> None:
     )
     _add_world(parser)
     parser.add_argument("--rounds", type=int, metavar="N", help="default: as many as fit into half a second or so")
-    parser.set_defaults(handler=_tune, threads=1, restarts=0, deadline=60.0)
+    parser.set_defaults(handler=_tune, **_ONCE)
 
 
 def _add_world(parser: argparse.ArgumentParser) -> None:

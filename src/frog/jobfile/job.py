@@ -72,7 +72,8 @@ class JobFile:
     @property
     def by_hand(self) -> bool:
         """Whether no line of it is for sbatch: it is called from a terminal, or by another script."""
-        return not self.given and not any("SBATCH" in line.upper() or "SBTACH" in line for line in self.lines)
+        for_sbatch = any("SBATCH" in line.upper() or "SBTACH" in line for line in self.lines)
+        return bool(self.shell.everything) and not self.given and not for_sbatch
 
     @property
     def sourced(self) -> bool:
