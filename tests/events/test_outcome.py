@@ -6,7 +6,7 @@ from pathlib import Path
 
 from frog.core.errors import CommError, ConfigError, DataError, NonFiniteError, report_error
 from frog.core.runfolder import RunFolder
-from frog.events.outcome import Failure, explain, first_failure, world_error
+from frog.events.outcome import Failure, at_the_end, explain, first_failure, world_error
 
 LEFT = CommError("all_reduce of 8 bytes failed: connection closed by peer")
 
@@ -24,6 +24,14 @@ def test_the_first_to_fail_is_not_one_that_lost_its_peers() -> None:
 def test_a_cause_far_later_belongs_to_another_story() -> None:
     early = failure(0, error=LEFT)
     assert first_failure([early, failure(1, code=-9, time_s=140.0)]) is early
+
+
+def test_a_run_that_survived_a_loss_ends_of_what_came_later() -> None:
+    survived = failure(1, code=-9, time_s=100.0)
+    cause = failure(2, error=DataError("shard 3 is torn"), time_s=4000.0)
+    left = [failure(0, error=LEFT, time_s=4001.0), failure(3, code=-15, time_s=4031.0)]
+    assert at_the_end([survived, left[0], cause, left[1]]) == [left[0], cause, left[1]]
+    assert at_the_end([survived, left[0]]) == [survived, left[0]], "the last that was lost by itself"
 
 
 def test_a_killed_rank_ends_as_a_shell_says_it() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -104,3 +105,11 @@ def test_one_that_had_returned_has_not_crashed(world: World) -> None:
     world.fail(1, "KeyError")
     world.processes[0].code = ABORTED
     assert world.judged().observed.startswith("rank 1 raised KeyError")
+
+
+def test_nobody_waits_for_a_rank_that_has_returned(tmp_path: Path) -> None:
+    nobody = (1 << 22) + 1  # above the highest number of a process
+    watch = Watch([nobody, nobody], 60, tmp_path, {0: 0.0, 1: 0.0}, stirred=-math.inf)
+    breach = watch.look(set(), {0})
+    assert breach is not None
+    assert (breach.id, breach.rank) == ("never-ends", 1)

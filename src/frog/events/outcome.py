@@ -34,6 +34,16 @@ def first_failure(failures: Sequence[Failure]) -> Failure:
     return min(together, key=lambda failure: (_is_victim(failure), failure["time_s"], failure["rank"]))
 
 
+def at_the_end(failures: Sequence[Failure]) -> list[Failure]:
+    """Of a run that goes on when ranks are lost: what ended it, without the losses that it survived.
+
+    The last rank that did not just lose its peers, and those that failed together with it or since.
+    """
+    causes = [failure for failure in failures if not _is_victim(failure)] or failures
+    last_s = max((failure["time_s"] for failure in causes), default=0)
+    return [failure for failure in failures if failure["time_s"] >= last_s - _TOGETHER_S]
+
+
 def world_error(
     failures: Sequence[Failure], lost: Mapping[str, int], codes: Sequence[int], folder: RunFolder | None = None
 ) -> LaunchError:

@@ -117,18 +117,20 @@ def is_under_way(folder: RunFolder, problems: list[str] | None = None) -> bool:
         sign_ns = max(said.unix_ns for said in (launcher[-1], *beats))
         if time.time_ns() - sign_ns < _QUIET_S * 1e9:
             return True
-    return has_living_rank(folder, last.unix_ns if last is not None else 0, problems)
+    since_ns = last.unix_ns if last is not None else 0
+    return any(_is_living(beat) and beat.unix_ns > since_ns for beat in beats)
 
 
-def has_living_rank(folder: RunFolder, since_ns: int = 0, problems: list[str] | None = None) -> bool:
+def has_living_rank(folder: RunFolder) -> bool:
     """Whether a rank's heart has just beaten."""
-    return any(
-        beat.status == "running" and beat.unix_ns > since_ns and is_fresh(beat) and not _is_dead(beat)
-        for beat in _last_beats(folder, problems)
-    )
+    return any(map(_is_living, _last_beats(folder)))
 
 
-def _last_beats(folder: RunFolder, problems: list[str] | None) -> Iterator[Beat]:
+def _is_living(beat: Beat) -> bool:
+    return beat.status == "running" and is_fresh(beat) and not _is_dead(beat)
+
+
+def _last_beats(folder: RunFolder, problems: list[str] | None = None) -> Iterator[Beat]:
     for rank in folder.heartbeat_ranks():
         beat = read_heartbeat(folder.heartbeat(rank), problems)
         if beat is not None:

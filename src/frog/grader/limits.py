@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -54,8 +54,8 @@ class Watch:
     _memory: dict[int, int] = field(default_factory=dict)
     _start: float = field(default_factory=time.monotonic)
 
-    def look(self, ended: set[int]) -> Breach | None:
-        """The first limit that one of those that still run has met."""
+    def look(self, ended: set[int], through: Set[int] = frozenset()) -> Breach | None:
+        """The first limit that one of those that still run has met. `through`: who has returned or failed."""
         running = False
         for rank, pid in enumerate(self.pids):
             if rank in ended:
@@ -67,7 +67,7 @@ class Watch:
                 running = running or _runs(process)
         if running or len(self.began) < len(self.pids):  # while a world is made, ranks ask a file for each other
             self.stirred = time.monotonic()
-        return self._world(min(set(range(len(self.pids))) - ended, default=0))
+        return self._world(min(set(range(len(self.pids))) - ended - through, default=0))
 
     def _process(self, rank: int, process: psutil.Process) -> Breach | None:
         times, memory = process.cpu_times(), process.memory_info().rss

@@ -172,7 +172,7 @@ class _Running:
             if self._failure is None and time.monotonic() - looked > LOOK_S:
                 looked = time.monotonic()
                 ended = {number for number, rank in enumerate(self._ranks) if rank.process.poll() is not None}
-                breach = self._limits.look(ended)
+                breach = self._limits.look(ended, {number for number, rank in enumerate(self._ranks) if rank.ended})
                 if breach is not None:
                     self._breach(breach)
 

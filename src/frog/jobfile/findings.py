@@ -173,7 +173,7 @@ WASTES: dict[str, tuple[str, str | None]] = {
     ),
     "signal-kills-torchrun": (
         "torchrun does not know it and dies of it, and its ranks with it, unsaved",
-        "--signal=TERM@{before_s}, or B: and a trap",
+        "{instead}",
     ),
     "trap-comes-too-late": (
         "bash runs a trap only when the command before it has ended",

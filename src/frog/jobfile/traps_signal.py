@@ -14,7 +14,7 @@ _SIGNAL = re.compile(r"(?:([BR]+):)?(?:SIG)?([A-Z]\w*|\d+)(?:@(\d{1,6}))?")
 _LONG = re.compile(
     r"((uv|poetry|pixi) run |time |nohup )*(\S*/)?(python[\d.]*|torchrun|accelerate|deepspeed|mpirun)\b(?! -c)"
 )
-_SENT = re.compile(r"(?:kill\s+(?:-s\s*)?-?|scancel.*--signal[= ])(?:SIG)?([A-Z]+\d?|\d+)\b")
+_SENT = re.compile(r"(?:(?<!\w)kill\s+(?:-s\s*)?-?|scancel.*--signal[= ])(?:SIG)?([A-Z]+\d?|\d{1,2})\b")
 _GRACE_S = 30
 """How long torchrun waits for its ranks to end, by default."""
 
@@ -43,16 +43,16 @@ def signal_findings(job: JobFile) -> Iterator[Finding]:
         yield from _to_shell(job, handlers, name, line)
     else:
         yield from _to_tasks(job, handlers, name, line, before_s)
-    told = {name} if not to_shell else set(_SENT.findall(_said_by_handlers(job))) if handlers else set()
+    sent = {name} if not to_shell else set(_SENT.findall(_said_by_handlers(job))) if handlers else set()
     for run in job.launches:
         if run.kind != "torchrun":
             continue
-        if told & _TORCHRUN_HEARS and before_s > 2 * _GRACE_S and not run.option("shutdown-timeout"):
+        if sent & _TORCHRUN_HEARS and before_s > 2 * _GRACE_S and not run.option("shutdown-timeout"):
             what = "torchrun without --shutdown-timeout"
             yield make_finding("short-grace", run.line, what, seconds=before_s - _GRACE_S)
-        if to_shell and run.step is None and run.command.way.behind and (dies := told - _TORCHRUN_HEARS - {"0"}):
+        if to_shell and run.step is None and run.command.way.behind and (dies := sent - _TORCHRUN_HEARS - {"0"}):
             what = f"the trap sends {min(dies)} to torchrun"
-            yield make_finding("signal-kills-torchrun", run.line, what, before_s=before_s)
+            yield make_finding("signal-kills-torchrun", run.line, what, instead="kill -TERM, in the trap")
 
 
 def _to_shell(job: JobFile, handlers: list[Command], name: str, line: int) -> Iterator[Finding]:
@@ -78,7 +78,8 @@ def _to_tasks(job: JobFile, handlers: list[Command], name: str, line: int, befor
         what = f"without B: {name} goes to the steps of srun, and there are none"
         yield make_finding("signal-to-nobody", line, what, instead=f"B:{name}@{before_s}")
     elif any(run.kind == "torchrun" and run.step for run in job.launches) and name not in _TORCHRUN_HEARS:
-        yield make_finding("signal-kills-torchrun", line, f"{name} goes to torchrun", before_s=before_s)
+        instead = f"--signal=TERM@{before_s}, or B: and a trap that sends TERM"
+        yield make_finding("signal-kills-torchrun", line, f"{name} goes to torchrun", instead=instead)
 
 
 def handles(command: Command, name: str) -> bool:

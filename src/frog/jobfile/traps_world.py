@@ -166,14 +166,16 @@ def _plain_ranks(job: JobFile, step: SrunStep) -> Iterator[Finding]:
 def _visible(job: JobFile) -> Iterator[Finding]:
     """CUDA_VISIBLE_DEVICES=1 in a job of one GPU, or of four."""
     named = [item for item in job.assignments if item.name == "CUDA_VISIBLE_DEVICES"]
-    has = job.gpus_per_node
+    has = job.gpus_per_node or 0
     for item in named if has and not job.asks("exclusive") else ():
         text = item.word.text
-        numbers = set(map(int, text.split(","))) if re.fullmatch(r"\d{1,2}(,\d{1,2})*", text) else {-1}
+        if not re.fullmatch(r"\d{1,2}(,\d{1,2})*", text):
+            continue
+        numbers = set(map(int, text.split(",")))
         what = f"CUDA_VISIBLE_DEVICES={text}, but the job has {has} GPU" + "s" * (has != 1)
-        if has and max(numbers) >= has:
+        if max(numbers) >= has:
             yield make_finding("gpu-not-there", item.line, what)
-        elif has and numbers != {-1} and len(numbers) < has and len(named) == 1 and not item.maybe and not job.launches:
+        elif len(numbers) < has and len(named) == 1 and not item.maybe and not job.launches:
             yield make_finding("gpus-idle", item.line, what)
 
 

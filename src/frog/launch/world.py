@@ -23,7 +23,7 @@ from frog.core.processes import NOT_MET, kill_group
 from frog.core.schema import read_typed
 from frog.core.scratch import scratch_folder
 from frog.events.heartbeat import keep_heartbeats, read_heartbeat
-from frog.events.outcome import Failure, in_words, world_error
+from frog.events.outcome import Failure, at_the_end, in_words, world_error
 from frog.launch.agent import Agent, Output
 from frog.launch.journal import Journal
 from frog.launch.lifecycle import Lifecycle, Limits, Repairs, State
@@ -328,4 +328,6 @@ class _Launch:
             return None
         last = max(self._shown, default=0)
         failures = [failure for failure in self.failures if failure["attempt"] == last]
+        if self._survives_losses:
+            failures = at_the_end(failures)
         return world_error(failures, self.lost, codes, self.journal.folder)
