@@ -8,10 +8,13 @@ fastest and the slowest round:
 - shrink: comm.on_loss=shrink; from SIGKILL of the last rank to the end of the next step that the others take
 - restart: `frog run --restarts 1`; the same, of the world that starts again from its last checkpoint, and how many
   steps it must take again
-- join: from `frog join` to the end of the first step that the newcomer takes part in, and how many the others took
+- replace: shrink with `--replace 1`; from SIGKILL to the end of the first step that the new rank takes part in, and how
+  many the others took meanwhile
+- join: the same of a `frog join`, which imports torch, from where it is typed
+- torchft: as shrink, in a world of torchft (torchft_world.py), where that can be imported; its lighthouse may hear
+  nothing of a replica for 5 s, its own default, or 1 s
 
 Beside each stands a step as long as nothing happens.
-torchft is not among them: its 0.2.0 can be imported beside this torch, but its loop has not been written here.
 """
 
 from __future__ import annotations
@@ -33,6 +36,12 @@ from typing import Any
 from start import DEADLINE_S, read
 
 from frog.chaos.sandbox import tiny_program
+
+try:
+    import torchft_world
+except ImportError as error:
+    torchft_world = None
+    WITHOUT = f"without torchft: {error}"
 
 DEMO_MODEL = Path(__file__).parents[1] / "config" / "config.json"
 SETTINGS = ("train.steps=100000", "train.global_batch_size=32", "eval.every=100000", "checkpoint.every=25",
@@ -112,20 +121,43 @@ def measure_restart(name: str, size: int) -> dict[str, float]:
             "steps to take again": before - start["step"]}  # fmt: skip
 
 
+def measure_replace(name: str, size: int) -> dict[str, float]:
+    world = World(name, size, ["--replace", "1"], ["comm.on_loss=shrink"])
+    return until_first_step(world, size - 1, kill_last(world))
+
+
 def measure_join(name: str, size: int) -> dict[str, float]:
     """Into a world of that size."""
     world = World(name, size, [], ["comm.on_loss=shrink"])
     typed_ns = time.monotonic_ns()
     newcomer = popen("join", name)
-    world.wait(lambda: world.steps(size))
-    first_ns, step_s = world.steps(size)[0]["end_ns"], world.step_s()
-    meanwhile = sum(event["end_ns"] < first_ns for event in world.steps(0, typed_ns))
-    world.end()
+    found = until_first_step(world, size, typed_ns)
     newcomer.wait(DEADLINE_S)
-    return {"to its first step": (first_ns - typed_ns) / 1e9, "a step": step_s, "steps of the others": meanwhile}
+    return found
 
 
-WAYS = {"shrink": measure_shrink, "restart": measure_restart, "join": measure_join}
+def until_first_step(world: World, rank: int, since_ns: int) -> dict[str, float]:
+    """Of one that comes in as that rank."""
+
+    def taken() -> list[dict[str, Any]]:
+        return world.steps(rank, world.said(rank, "start")[-1]["mono_ns"]) if world.said(rank, "membership") else []
+
+    world.wait(taken)
+    first_ns, step_s = taken()[0]["end_ns"], world.step_s()
+    meanwhile = sum(event["end_ns"] < first_ns for event in world.steps(0, since_ns))
+    world.end()
+    return {"to its first step": (first_ns - since_ns) / 1e9, "a step": step_s, "steps of the others": meanwhile}
+
+
+def measure_torchft(name: str, size: int, heartbeat_s: float = 5) -> dict[str, float]:
+    model = "chaos/demo.json" if Path("chaos/demo.json").exists() else "chaos/tiny.json"
+    length = 64 if "demo" in model else 16
+    return torchft_world.measure(name, size, (model, 32, length), STEPS, heartbeat_s)
+
+
+WAYS = {"shrink": measure_shrink, "restart": measure_restart, "replace": measure_replace, "join": measure_join}
+if torchft_world is not None:
+    WAYS |= {"torchft": measure_torchft, "torchft 1 s": lambda name, size: measure_torchft(name, size, 1)}
 
 
 def prepare(tiny: bool) -> None:
@@ -153,9 +185,11 @@ def main() -> None:
             found[way, size].append(WAYS[way](f"{way}-{size}-{number}", size))
             print(f"{way}, world {size}: {json.dumps(found[way, size][-1])}", file=sys.stderr)
     print(f"{rounds} rounds; median (fastest to slowest)\n")
+    if torchft_world is None:
+        print(WITHOUT)
     for (way, size), rows in found.items():
         cells = [f"{what} {_cell([row[what] for row in rows], what)}" for what in rows[0]]
-        print(f"{way:<8} world {size}:  {',  '.join(cells)}")
+        print(f"{way:<11} world {size}:  {',  '.join(cells)}")
 
 
 def _cell(values: list[float], what: str) -> str:
