@@ -1,6 +1,6 @@
 """A campaign of faults: every fault at every step in every phase, or some in another world.
 
-    python benchmarks/chaos.py two-ranks|four-ranks|elastic|cut|shrink [--count N] [--seed 1]
+    python benchmarks/chaos.py two-ranks|four-ranks|elastic|cut|shrink|shrink-cut [--count N] [--seed 1]
 
 Printed are the campaign's table and what an undisturbed launch's seconds consist of. `--count` makes it one of at most
 so many faults, drawn from the seed. It runs in a folder of its own; runs of trials that were not as they must be are
@@ -31,12 +31,16 @@ class Part:
     words: tuple[str, ...]
 
 
+CUT = ("--network", "rate=100mbit delay=1ms", "--kinds", "cut")
+"""Needs Linux, root and `ip`; who joins by hand would stand outside of that network."""
+
 PARTS = {
     "two-ranks": Part(None, ("--nproc", "2", "--deadline", "8")),
     "four-ranks": Part(16, ("--nproc", "4", "--deadline", "15")),
     "elastic": Part(10, ("--nodes", "1:2x1", "--deadline", "10", "--kinds", "kill,node,nan,disk,torn")),
-    "cut": Part(8, ("--nodes", "2x1", "--network", "rate=100mbit delay=1ms", "--deadline", "10", "--kinds", "cut")),
-    "shrink": Part(20, ("--nproc", "4", "--on-loss", "shrink", "--deadline", "15")),
+    "cut": Part(8, ("--nodes", "2x1", *CUT, "--deadline", "10")),
+    "shrink": Part(20, ("--nodes", "2x2", "--on-loss", "shrink", "--deadline", "15")),
+    "shrink-cut": Part(4, ("--nodes", "2x2", *CUT, "--on-loss", "shrink", "--deadline", "15")),
 }
 
 

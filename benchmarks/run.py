@@ -55,6 +55,7 @@ BENCHMARKS = {
     "chaos_elastic": Benchmark("chaos.py", ("elastic",), ("elastic", "--count", "1")),
     "chaos_four-ranks": Benchmark("chaos.py", ("four-ranks",), ("four-ranks", "--count", "1")),
     "chaos_shrink": Benchmark("chaos.py", ("shrink",), ("shrink", "--count", "1")),
+    "chaos_shrink-cut": Benchmark("chaos.py", ("shrink-cut",), ("shrink-cut", "--count", "1")),
     "chaos_two-ranks": Benchmark("chaos.py", ("two-ranks",), ("two-ranks", "--count", "1")),
     "checkpoint": Benchmark("checkpoint.py", tiny=("--sizes", "4", "--rounds", "1")),
     "collectives": Benchmark("collectives.py", tiny=("--tiny",)),
