@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import psutil
 import pytest
 
 from frog.course.zoo import ZOO, Specimen, specimens, table
@@ -23,6 +24,8 @@ ROOT = Path(__file__).parents[2]
 def test_each_solution_gets_its_verdict(exercise: Exercise, grader: Grader) -> None:
     found = [(one, grader.check(one.exercise, one.files)) for one in specimens(exercise)]
     assert [problem for one, verdict in found if (problem := one.problem(verdict))] == []
+    left = psutil.Process(grader._process.pid).children()
+    assert len(left) < 10, "those of the last check may still end; a morning of frog learn watch would leave thousands"
 
 
 def test_a_wrong_verdict_is_met() -> None:

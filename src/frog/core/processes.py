@@ -31,6 +31,34 @@ def take_orphans() -> bool:
     return bool(ctypes.CDLL(None).prctl(_TAKE_ORPHANS, 1, 0, 0, 0) == 0)
 
 
+def reap_orphans() -> None:
+    """Take note of all children that have ended: for who takes orphans, and waits for no other child at that time."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes that one has started, and all that those have.
+
+    Linux keeps lists of children. Elsewhere, all processes of the machine are looked at, which takes far longer.
+    """
+    if not Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").exists():
+        import psutil  # seldom needed, and every command would wait for it
+
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+        return []
+    found, parents = [], [pid]
+    while parents:
+        for children in Path(f"/proc/{parents.pop()}/task").glob("*/children"):  # a list for each thread
+            with contextlib.suppress(OSError):
+                own = list(map(int, children.read_text().split()))
+                found += own
+                parents += own
+    return found
+
+
 def leave(code: int) -> NoReturn:
     """End this process with that exit code: what was registered for the end runs, output is flushed, and that is all.
 

@@ -6,11 +6,13 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+
+from frog.core.processes import descendants
 
 MOST_BYTES = 1 << 30
 """Of memory, beyond what a process has that has torch loaded."""
@@ -81,7 +83,7 @@ class Watch:
         elif used - self.began[rank] > self.seconds:
             text = f"rank {rank} had computed for {self.seconds:g} s and had not come to an end."
             return Breach("never-ends", text, rank)
-        if (count := len(process.children(recursive=True))) > MOST_PROCESSES:
+        if (count := len(descendants(process.pid))) > MOST_PROCESSES:
             return Breach("too-many-processes", f"rank {rank} had {count} processes.", rank)
         return None
 
@@ -120,9 +122,8 @@ def folder_bytes(folder: Path) -> int:
 
 def end_descendants(keep: Sequence[int] = ()) -> None:
     """Kill all that this process has started, and what those have, but for some, until none is left."""
-    me = psutil.Process()
     for _ in range(100):
-        family = [process for process in me.children(recursive=True) if process.pid not in keep and _lives(process)]
+        family = [process for process in _processes(descendants(os.getpid())) if process.pid not in keep]
         for process in family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -131,8 +132,10 @@ def end_descendants(keep: Sequence[int] = ()) -> None:
         psutil.wait_procs(family, timeout=1)
 
 
-def _lives(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:  # it ended between the two questions
-        return False
+def _processes(pids: Sequence[int]) -> Iterator[psutil.Process]:
+    """Those that have not ended."""
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            if process.status() != psutil.STATUS_ZOMBIE:
+                yield process

@@ -18,6 +18,7 @@ import psutil
 
 from frog.comm.forkserver import ForkServer
 from frog.core.env import child_env
+from frog.core.processes import descendants
 from frog.grader.guard import hide
 from frog.grader.limits import (
     LOOK_S,
@@ -134,8 +135,9 @@ def _too_much(scratch: Path, outputs: Sequence[int]) -> Failure | None:
 def _family(keep: Sequence[int]) -> list[tuple[float, int]]:
     """Of all that this process has started, orphans too: seconds of computing, bytes of memory."""
     found = []
-    for member in psutil.Process().children(recursive=True):
+    for pid in descendants(os.getpid()):
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            member = psutil.Process(pid)
             times = member.cpu_times()
             waited_for = times.children_user + times.children_system
             if member.pid not in keep:

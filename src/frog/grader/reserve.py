@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection, wait
 import msgspec
 import torch
 
-from frog.core.processes import take_orphans
+from frog.core.processes import reap_orphans, take_orphans
 from frog.grader.judge import Request, judge
 from frog.grader.limits import end_descendants
 from frog.grader.rank import load_all
@@ -64,6 +64,7 @@ def _checked(request: Request, client: Connection) -> Verdict:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+        reap_orphans()
     end_descendants()  # the judge's, which it could not end itself
     return _broken(request, why)
 

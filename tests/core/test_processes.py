@@ -1,0 +1,51 @@
+"""Who belongs to whom among the processes of this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+import psutil
+
+from frog.core.processes import descendants, reap_orphans
+
+PARENT = """import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=sys.stdin)
+print(child.pid, flush=True)
+child.wait()
+"""
+
+
+def test_children_of_children_and_those_of_other_threads_are_found() -> None:
+    started: list[subprocess.Popen[str]] = []
+
+    def start() -> None:
+        pipe = subprocess.PIPE
+        started.append(subprocess.Popen([sys.executable, "-c", PARENT], stdin=pipe, stdout=pipe, text=True))
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    with started[0] as child:
+        assert child.stdout
+        family = {child.pid, int(child.stdout.readline())}
+        assert family <= set(descendants(os.getpid())) == {one.pid for one in psutil.Process().children(recursive=True)}
+        child.communicate("\n")
+    assert not family & set(descendants(os.getpid()))
+
+
+def test_orphans_that_have_ended_are_gone() -> None:
+    program = """
+import os
+from frog.core.processes import descendants, reap_orphans, take_orphans
+if take_orphans():
+    if os.fork() == 0:
+        os.fork()  # an orphan, or soon one
+        os._exit(0)
+    while descendants(os.getpid()):
+        reap_orphans()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    reap_orphans()  # of nobody
