@@ -51,11 +51,20 @@ def descendants(pid: int) -> list[int]:
         return []
     found, parents = [], [pid]
     while parents:
-        for children in Path(f"/proc/{parents.pop()}/task").glob("*/children"):  # a list for each thread
+        for text in of_threads(parents.pop(), "children"):
+            own = list(map(int, text.split()))
+            found += own
+            parents += own
+    return found
+
+
+def of_threads(pid: int, name: str) -> list[str]:
+    """What Linux says of each thread of a process, under a name in /proc; nothing of those that end meanwhile."""
+    found = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(OSError):
-                own = list(map(int, children.read_text().split()))
-                found += own
-                parents += own
+                found.append(Path(f"/proc/{pid}/task/{thread}/{name}").read_text())
     return found
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from frog.core.processes import descendants
+from frog.core.processes import descendants, of_threads
 
 MOST_BYTES = 1 << 30
 """Of memory, beyond what a process has that has torch loaded."""
@@ -103,11 +103,7 @@ def _runs(process: psutil.Process) -> bool:
     """Whether one of its threads computes, or would if a core were free: what starves does not sleep."""
     if not sys.platform.startswith("linux"):
         return process.status() not in (psutil.STATUS_SLEEPING, psutil.STATUS_STOPPED)
-    for thread in Path(f"/proc/{process.pid}/task").glob("*/stat"):
-        with contextlib.suppress(OSError):
-            if thread.read_text().rpartition(")")[2].split()[0] in "RD":
-                return True
-    return False
+    return any(stat.rpartition(")")[2].split()[0] in "RD" for stat in of_threads(process.pid, "stat"))
 
 
 def folder_bytes(folder: Path) -> int:
