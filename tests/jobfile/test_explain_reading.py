@@ -55,6 +55,13 @@ def test_what_depends_on_the_version(good: Path, capsys: pytest.CaptureFixture[s
     assert main(["slurm", "explain", "good", "--slurm-version", "new"]) == 2
 
 
+def test_folders_for_output_are_made_by_newer_releases(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good.write_text(GOOD.replace("tiny-%j.out", "log/%j/tiny.out"))
+    assert codes(capsys, "good") == {"no-output-folder": "advice"}
+    assert codes(capsys, "good", "--slurm-version", "22.05") == {"no-output-folder": "may hang or waste"}
+    assert codes(capsys, "good", "--slurm-version", "23.02") == {}
+
+
 def test_a_comment_ignores_a_code(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
     port = "MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))"
     bad = GOOD.replace("--gpus-per-node=4 ", "--gpus-per-node=2 ").replace(port, "MASTER_PORT=29500")
@@ -220,3 +227,31 @@ NESTED = {
 @pytest.mark.parametrize("name", NESTED)
 def test_nesting_has_a_bound(name: str, tmp_path: Path) -> None:
     explained(NESTED[name].encode(), tmp_path / "job")
+
+
+MOST_CALLS, LONG = 10_000_000, "y" * 300_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "srun python t.py --data /x/$SLURM_JOB_ID\ncp x /tmp/a\n" * 2500,
+        f"A='{LONG}'\n" + "cp x $A\n" * 500 + "srun python t.py " + "x$A " * 20_000,
+    ],
+    ids=["many steps", "a long variable in many words"],
+)
+def test_a_large_file_is_explained_within_bounds(text: str, tmp_path: Path) -> None:
+    """Of work, counted in the calls that it takes."""
+    path, calls = tmp_path / "job", 0
+
+    def count(frame: object, event: str, arg: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+        assert calls < MOST_CALLS
+
+    path.write_text(f"#!/bin/bash\n#SBATCH --nodes=2\n{text}")
+    sys.setprofile(count)
+    try:
+        explain_file(path)
+    finally:
+        sys.setprofile(None)

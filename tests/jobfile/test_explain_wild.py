@@ -62,6 +62,44 @@ TOLD: dict[str, tuple[str, str]] = {
     "one GPU of two": (GPUS + "export CUDA_VISIBLE_DEVICES=0\npython x.py\n", "gpus-idle"),
     "a GPU that the job has not": (GPUS + "export CUDA_VISIBLE_DEVICES=2\npython x.py\n", "gpu-not-there"),
     "a directive with a small letter": ("#!/bin/bash\n#sBATCH -t 3\n#SBATCH -n 1\n./x\n", "not-a-directive"),
+    "an at and braces": (HEAD + "python x.py --style @{style}\n", "template"),
+    "crosses": (HEAD + "#SBATCH --partition=XXXXX\n./x\n", "template"),
+    "a folder of the job's number": (HEAD + "#SBATCH --output=log/%j-%x/out.txt\n./x\n", "no-output-folder"),
+    "one hyphen": (HEAD + "#SBATCH -nodes=3\n./x\n", "not-a-number"),
+    "a tilde": (HEAD + "#SBATCH --output=~/x-%j.out\n./x\n", "variable-in-directive"),
+    "one cross": (HEAD + "#SBATCH -p X\n./x\n", "template"),
+    "a path to be filled in": (HEAD + "#SBATCH --output=OUTPUT_PATH\n./x\n", "template"),
+    "a list behind blanks": (HEAD + "nodes =( $(hostname) )\n./x $nodes\n", "blank-behind-equals"),
+    "a step on one node of two": (TWO + "SCRIPT=train.sh\nsrun --nodes=1 --ntasks=1 bash $SCRIPT\n", "gpus-idle"),
+    "python alone, and a name asked for": (
+        TWO + "IP=$(srun -N1 -n1 hostname -i)\npython x.py run=pretrain rdzv=$IP\n",
+        "first-node-only",
+    ),
+    "an elseif": (HEAD + "if [ $1 == a ]; then\n  ./x\nelseif [ $1 == b ]; then\n  ./y\nfi\n", "no-such-word"),
+    "a condition without its last blank": (HEAD + "if [ $1 == a]; then\n  ./x\nfi\n", "no-such-word"),
+    "a comment behind an assignment": (
+        HEAD + "PYTHONPATH=src:$PYTHONPATH \\\n# srun -p a \\\nsrun -p b python x.py\n",
+        "broken-line",
+    ),
+    "comments among an option's lines": (
+        HEAD + "python x.py \\\n  --a 1 \\\n  # --b 2 \\\n  # --c 3\n  --d 4\n",
+        "broken-line",
+    ),
+    "a comment among settings": (HEAD + "python x.py \\\n  a=1 \\\n  # b=2 \\\n  c=3\n", "broken-line"),
+    "a job that echo writes": (
+        "#!/bin/bash\nF=x.sh\necho '#!/bin/bash' > $F\necho \"#SBATCH -t 48\" >> $F\necho ./x >> $F\nsbatch $F\n",
+        "time-in-minutes",
+    ),
+    "a job in one echo": (
+        '#!/bin/bash\necho "#!/bin/bash\n#SBATCH --ntask-per-node=2\nsrun ./x $1" >x.job\nsbatch x.job\n',
+        "not-an-option",
+    ),
+    "a virtual environment of the first node": (
+        TWO + "virtualenv $SLURM_TMPDIR/env\nsource $SLURM_TMPDIR/env/bin/activate\nsrun -K python x.py\n",
+        "on-first-node-only",
+    ),
+    "a file for tcsh": ("#!/bin/tcsh\n#SBATCH -t 3\nif ( $A == 1 ) then\n  ./x\nendif\n", "not-understood"),
+    "two memories, one for GPUs": (HEAD + "#SBATCH --mem=9G\n#SBATCH --mem-per-gpu=9G\n./x\n", "two-memories"),
     "a name in brackets": (HEAD + "#SBATCH --account=[account]\n./x\n", "template"),
 }
 NOT_TOLD: dict[str, tuple[str, str]] = {
@@ -120,6 +158,47 @@ NOT_TOLD: dict[str, tuple[str, str]] = {
         "port-fixed",
     ),
     "some megabytes without GPUs": (HEAD + "#SBATCH --mem=100\nhostname\n", "memory-in-megabytes"),
+    "a path that is exported": (HEAD + "#SBATCH --export=LD_LIBRARY_PATH\n./x\n", "template"),
+    "counts of many forms": (
+        HEAD + "#SBATCH -N 2-4 -n 2k --gpus=a100:2 --gpus-per-node=gpu:h100:8\n./x\n",
+        "not-a-number",
+    ),
+    "a driver on one node": (
+        TWO + "srun ray start --block &\nsrun --overlap -N1 -n1 python x.py\nwait\n",
+        "gpus-idle",
+    ),
+    "a dollar for another reader": (
+        HEAD + 'echo \\$X\nsrun bash -c ./x\\ \\$SLURM_PROCID\nY="a \\$X"\n./x "\\$X" \'\\$X\'\n',
+        "dollar-kept",
+    ),
+    "fewer tasks than fit": (HEAD + "#SBATCH -N 2 -n 4 --ntasks-per-node=4\n./x\n", "tasks-beyond-nodes"),
+    "a node that one task leaves to others": (
+        HEAD + "#SBATCH -N 2 -n 1\ntorchrun --nproc-per-node=2 x.py\n",
+        "nodes-apart",
+    ),
+    "a list's items, and git's upstream": (HEAD + 'git reset --hard @{u}\n./x "${A[@]}" $@\n', "template"),
+    "a folder of the job's name": (HEAD + "#SBATCH --output=log/%x/%j.txt\n./x\n", "no-output-folder"),
+    "a condition like any": (HEAD + "if [ -d x ]; then ./x; fi\n[[ $1 == [0-9] ]] && ./y\n", "no-such-word"),
+    "a last option put away": (HEAD + "python x.py \\\n  --a 1 \\\n  # --b 2 \\\n\n./y\n", "broken-line"),
+    "a last option put away, no blank line": (
+        HEAD + "python x.py \\\n  --a 1 \\\n  # --b 2 \\\npython y.py\n",
+        "broken-line",
+    ),
+    "a job that echo may write": (
+        "#!/bin/bash\nif true; then\n  echo '#SBATCH -t 48' >> x\nfi\nsbatch x\n",
+        "time-in-minutes",
+    ),
+    "what echo writes is no directive": (
+        HEAD + 'echo "#!/bin/bash\n#SBATCH --mem=1G\n./x" > next.sh\nsbatch next.sh\n',
+        "after-a-command",
+    ),
+    "a file for tcsh": ("#!/bin/tcsh\n#SBATCH -t 3\nif ( $A == 1 ) then\n  ./x\nendif\n", "quote-not-closed"),
+    "an image that is pushed": (
+        TWO + "docker build --push -t r/x .\nsrun docker run r/x torchrun --nnodes=2 x.py\n",
+        "on-first-node-only",
+    ),
+    "files for the first node": (TWO + "cp a /tmp/a\n./x /tmp/a\nsrun -N1 -n1 ./y /tmp/a\n", "on-first-node-only"),
+    "files that srun copies": (TWO + "srun -K cp a /tmp/a\nsrun -K python x.py /tmp/a\n", "on-first-node-only"),
     "a module that may bring conda": (GPUS + "module load cuda anaconda3\nconda activate x\n./x\n", "conda-not-ready"),
     "a here-document in quotes": ("#!/bin/bash\nsbatch <<'E'\n" + HEAD + "echo $SLURM_JOB_ID\nE\n", "read-at-hand-in"),
     "a job that hands in the next": (HEAD + "sbatch <<E\n" + HEAD + "echo $SLURM_JOB_ID\nE\n", "read-at-hand-in"),
@@ -152,3 +231,23 @@ def test_a_line_with_a_wrong_option_is_told_once(tmp_path: Path) -> None:
     text = "#!/bin/bash\n#SBATCH -t 3 -n 4\n#SBATCH -n_tasks_per_node 4\n./x\n"
     (finding,) = explain(text, Path("job.sbatch"), None, (tmp_path,)).findings
     assert finding.code == "not-a-number"
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "kind"),
+    [
+        ("# SBATCH --job-name=x", "not-a-directive", "advice"),
+        ("# SBATCH --mail-type=END --mem=9G", "not-a-directive", "may hang or waste"),
+        ("./x\n#SBATCH --output=x-%j.txt", "after-a-command", "advice"),
+        ("./x\n#SBATCH --mem=9G", "after-a-command", "may hang or waste"),
+    ],
+)
+def test_what_slurm_does_not_read_weighs_what_it_asks_for(line: str, code: str, kind: str, tmp_path: Path) -> None:
+    (finding,) = explain(f"{HEAD}{line}\n./x\n", Path("job.sbatch"), None, (tmp_path,)).findings
+    assert (finding.code, finding.kind) == (code, kind)
+
+
+def test_what_echo_writes_is_told_where_it_stands(tmp_path: Path) -> None:
+    text = "#!/bin/bash\n\nF=x\necho '#!/bin/bash' > $F\n# why\necho \"#SBATCH -t 48\" >> $F\nsbatch $F\n"
+    (finding,) = explain(text, Path("job.sbatch"), None, (tmp_path,)).findings
+    assert (finding.code, finding.line) == ("time-in-minutes", 6)

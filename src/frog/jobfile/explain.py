@@ -14,9 +14,10 @@ from frog.core.schema import read_bounded
 from frog.jobfile.cluster import ClusterProfile
 from frog.jobfile.directives import GivenOption
 from frog.jobfile.findings import UNLESS_PARTIAL, Finding, make_finding
-from frog.jobfile.job import JobFile, read_job_file
+from frog.jobfile.job import JobFile, language, read_job_file
 from frog.jobfile.templates import inner_jobs
 from frog.jobfile.traps_header import header_findings
+from frog.jobfile.traps_node import node_findings
 from frog.jobfile.traps_rendezvous import rendezvous_findings
 from frog.jobfile.traps_script import script_findings
 from frog.jobfile.traps_shell import shell_findings
@@ -25,6 +26,8 @@ from frog.jobfile.traps_variables import hand_in_findings, variable_findings
 from frog.jobfile.traps_world import world_findings
 from frog.jobfile.values import GAP
 
+_BLANKS = re.compile(r"\s*(?:export )?([A-Za-z_]\w*)(?: +=\s*|= +)\(")
+"""A list behind blanks, which no parser of shell takes."""
 _LONGEST = 1 << 20
 _IGNORE = re.compile(r"#\s*frog:\s*ignore\s+([\w, -]+)")
 
@@ -82,11 +85,12 @@ def explain_as(text: str, path: Path, view: View) -> Explanation:
 
 def _of_job(job: JobFile, view: View) -> Iterator[Finding]:
     for finding in (
-        *header_findings(job, view.profile, view.places),
+        *header_findings(job, view.profile, view.places, view.version),
         *world_findings(job),
         *rendezvous_findings(job),
         *script_findings(job, view.profile, view.version),
         *shell_findings(job),
+        *node_findings(job),
         *signal_findings(job),
         *variable_findings(job),
     ):
@@ -102,9 +106,16 @@ def _of_reading(job: JobFile) -> Iterator[Finding]:
         some = ", ".join(list(dict.fromkeys(job.gaps.values()))[:4])
         yield make_finding("template", first, f"a template: {some} in {_lines(lines)} is to be filled in")
     unread = [line for line in job.shell.unread if line not in job.gaps]
+    for line in unread:
+        text = job.lines[line - job.first_line] if line - job.first_line < len(job.lines) else ""
+        if match := _BLANKS.match(text):
+            what = f"blanks around the = behind {match[1]}"
+            yield make_finding("blank-behind-equals", line, what, name=match[1], value="(...)")
     if job.shell.unclosed is not None:
         what = "what is opened here, a quote or an if or a loop, is never closed"
         yield make_finding("quote-not-closed", job.shell.unclosed, what)
+    elif unread and (other := language(job.lines)):
+        yield make_finding("not-understood", unread[0], f"written for {other}: only its head is read")
     elif unread:
         yield make_finding("not-understood", unread[0], f"{_lines(unread)} not understood as shell")
 

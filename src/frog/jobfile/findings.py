@@ -20,6 +20,7 @@ FAILS: dict[str, tuple[str, str | None]] = {
     ),
     "not-an-option": ("it is refused, or taken otherwise than you meant", "{instead}"),
     "two-memories": ("they exclude each other", None),
+    "tasks-beyond-nodes": ("sbatch refuses it, or the job waits for ever", "#SBATCH --ntasks={most}, or leave it out"),
     "not-a-number": ("sbatch refuses it", None),
     "not-a-time": ("sbatch refuses it", "--time=HH:MM:SS, or D-HH:MM:SS"),
     "time-limit-too-long": ("the job would wait for ever, or be refused", "#SBATCH --time={longest}"),
@@ -74,13 +75,10 @@ WASTES: dict[str, tuple[str, str | None]] = {
     "not-a-directive": ("Slurm never reads it: the default holds", "#SBATCH {rest}"),
     "after-a-command": ("Slurm stops reading at line {first}, and ignores this", "move it above line {first}"),
     "variable-in-directive": (
-        "no shell reads these lines: Slurm takes the dollar as it stands",
+        "no shell reads these lines: Slurm takes it as it stands",
         "write the value, or one of Slurm's own patterns: %j %x %u",
     ),
-    "no-output-folder": (
-        "Slurm does not make it: where it is missing the job fails at once, without a word",
-        "mkdir -p {folder}, before sbatch",
-    ),
+    "tasks-below-nodes": ("Slurm gives no more nodes than there are tasks", "#SBATCH --ntasks-per-node=1 instead"),
     "total-gpus": ("{why}", "#SBATCH {instead}"),
     "few-cpus": (
         "{cluster} has {each} CPUs for each GPU, and some sites refuse fewer",
@@ -115,7 +113,7 @@ WASTES: dict[str, tuple[str, str | None]] = {
         "srun bash -c '... \"${name}\" ...', in single quotes",
     ),
     "read-at-hand-in": (
-        "the here-document is not quoted: this shell puts it in before sbatch is called, and here it is not set",
+        "it is not quoted: this shell puts it in before sbatch is called, and here it is not set",
         "\\${name}; or quote the word behind <<",
     ),
     "not-exported": ("there it is empty", "export {name}"),
@@ -145,10 +143,19 @@ WASTES: dict[str, tuple[str, str | None]] = {
         "ports that users may take go from 1024 to 65535",
         "MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000)), before srun",
     ),
+    "dollar-kept": (
+        "the backslash keeps the shell from putting it in: the program gets the dollar as it stands",
+        "${name}",
+    ),
+    "no-such-word": ("the shell finds no program of that name, or no end of the condition", "{instead}"),
     "no-wait": ("the script ends at once, and Slurm ends with it what still runs", "wait"),
     "steps-queue": (
         "the first takes all that the job has, so the others wait until it has ended",
         "srun --exact --ntasks=1 ..., with its own share of GPUs and memory",
+    ),
+    "on-first-node-only": (
+        "this shell runs on the first node alone: on the others it is missing, and the first waits for them",
+        "srun --ntasks-per-node=1 {command}",
     ),
     "never-returns": ("it stays in the foreground: what follows is never reached", "{command} &"),
     "container-without-gpus": ("the container sees no GPU", "{container} exec --nv"),
@@ -196,6 +203,10 @@ ADVICE: dict[str, tuple[str, str | None]] = {
         "#SBATCH --time=01:00:00",
     ),
     "said-twice": ("the last counts", None),
+    "no-output-folder": (
+        "before 23.02 Slurm does not make it: where it is missing the job fails at once, without a word",
+        "{instead}",
+    ),
     "output-overwritten": ("the next job overwrites what this one said", "--{name}={instead}"),
     "uneven-gpus": (
         "nodes get unlike shares, and launchers start as many ranks on every node",

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from frog.jobfile.directives import SRUN, DirectiveLine, GivenOption, read_directives, read_options, time_limit_s
 from frog.jobfile.launchers import Launch, SrunStep, inner_script, program_at, read_launch
 from frog.jobfile.shell import Command, Shell, parse
-from frog.jobfile.templates import fill_gaps
+from frog.jobfile.templates import echoed_texts, fill_gaps
 from frog.jobfile.values import GAP, Values
 from frog.jobfile.words import Assignment, Word
 
@@ -18,6 +19,7 @@ _GPU_GRES = re.compile(r"\bgpu(?::[^:,=]+)??(?:[:=](\d+))?(?:,|$)")
 _LIBRARY = re.compile(
     r"activate|bashrc|profile|conda\.sh|mamba\.sh|modules?\.sh|lmod|/init/|setvars|miniconda|\bvenv\b"
 )
+_NO_SH = re.compile(r"(t?csh|fish|python|perl|Rscript|julia|ruby|lua|node|expect)[\d.]*")
 _LAUNCHES = re.compile(r"\btorchrun\b|torch\.distributed|accelerate|deepspeed|LAUNCHER|^[\"']?python[\d.]*\s")
 
 _MANY_GPUS, _MANY_CPUS = 4, 64
@@ -89,14 +91,18 @@ class JobFile:
         text = "\n".join(line for line in self.lines if not line.lstrip().startswith("#"))
         return bool(re.search(r"CUDA_VISIBLE|nvidia-smi|NCCL_|nccl|--nv\b|\bcuda|[gG][pP][uU]", text))
 
-    @property
+    @cached_property
     def asked(self) -> list[GivenOption]:
         """What Slurm reads, in order."""
         return [*(item for line in self.directives if line.read for item in line.asked), *self.given]
 
+    @cached_property
+    def _last_asked(self) -> dict[str, GivenOption]:
+        return {item.name: item for item in self.asked}
+
     def asks(self, name: str) -> GivenOption | None:
         """The last word on an option: that is the one which counts."""
-        return next((item for item in reversed(self.asked) if item.name == name), None)
+        return self._last_asked.get(name)
 
     def text(self, name: str) -> str | None:
         asked = self.asks(name)
@@ -110,9 +116,10 @@ class JobFile:
     @property
     def nodes(self) -> int | None:
         """How many nodes; None if the file leaves that to Slurm."""
-        if self.asks("nodes") is not None:
-            return self.number("nodes")
         ntasks, per_node = self.number("ntasks"), self.number("ntasks-per-node")
+        if self.asks("nodes") is not None:
+            asked = self.number("nodes")
+            return min(asked, ntasks) if asked and ntasks else asked
         if ntasks and per_node:
             return -(-ntasks // per_node)
         return 1 if ntasks in (None, 1) else None
@@ -233,7 +240,7 @@ class JobFile:
         """Whether each task is a rank itself: Python, and no launcher that watches over others."""
         return step.python and not any(run.step is step for run in self.launches)
 
-    @property
+    @cached_property
     def distributed(self) -> bool:
         """Whether the tasks form one world, as far as the file tells."""
         names = {item.name for item in (*self.assignments, *self.task_assignments)}
@@ -252,9 +259,9 @@ def read_job_file(text: str, path: Path, given: Sequence[GivenOption] = (), firs
     """A job file's content, read. `given` are options of sbatch's command line."""
     whole, gaps = fill_gaps(text.removesuffix("\n"), first_line)
     lines = whole.split("\n")
-    job = JobFile(
-        path, lines, read_directives(lines, first_line), parse(whole, first_line), tuple(given), gaps, first_line
-    )
+    shell = _of_other_language(lines, first_line) if language(lines) else parse(whole, first_line)
+    job = JobFile(path, lines, read_directives(lines, first_line), shell, tuple(given), gaps, first_line)
+    job.shell.heredocs += echoed_texts(job.shell.commands)
     for command in job.shell.everything:
         if command.name == "export":
             job.exported |= {word.text.partition("=")[0].partition("+")[0] for word in command.words[1:]}
@@ -268,6 +275,21 @@ def read_job_file(text: str, path: Path, given: Sequence[GivenOption] = (), firs
     for command in job.shell.commands:
         _read_command(command, job)
     return job
+
+
+def language(lines: Sequence[str]) -> str | None:
+    """The program that the first line names, where it is no shell of sh's family."""
+    words = [word for word in lines[0].removeprefix("#!").split() if word[:1] != "-"] if lines[0][:2] == "#!" else []
+    names = [word.rpartition("/")[2] for word in words if not word.endswith("/env")]
+    return names[0] if names and _NO_SH.fullmatch(names[0]) else None
+
+
+def _of_other_language(lines: Sequence[str], first_line: int) -> Shell:
+    """A first command, where Slurm stops to read, and nothing that was understood."""
+    begins = next((place for place, line in enumerate(lines) if line.strip() and line.lstrip()[0] != "#"), len(lines))
+    shell = parse("\n" * begins + ":", first_line)
+    shell.unread = list(range(first_line + begins, first_line + len(lines)))
+    return shell
 
 
 def _read_in(command: Command) -> list[Assignment]:

@@ -16,7 +16,7 @@ from tree_sitter import Language, Node, Parser
 
 from frog.jobfile.words import Assignment, Word, open_quote, read_assignment
 
-_DEEPEST, _DEEPEST_CALL, _MOST_STATEMENTS = 40, 6, 10_000
+_DEEPEST, _DEEPEST_CALL, _MOST_STATEMENTS = 40, 6, 2000
 _DECLARES = ("export", "declare", "typeset", "local", "readonly")
 _FOREVER = re.compile(
     r"(while\s+(true|:|\[\s*1\s*\]|\(\(\s*1\s*\)\))|until\s+false)\s*(;|\n)|for\s*\(\(\s*;\s*;\s*\)\)"
@@ -61,6 +61,8 @@ class Command:
     last_line: int
     way: Way = Way()
     heredoc: Word | None = None
+    writes: Word | None = None
+    """The file that its output goes to."""
 
     @cached_property
     def name(self) -> str:
@@ -269,14 +271,19 @@ class _Reader:
         goes_on = self.statement(body, way, depth + 1) if body else True
         for redirect in node.children_by_field_name("redirect"):
             if redirect.type == "file_redirect" and len(self.out) > before:
-                more = redirect.children_by_field_name("destination")[1:]  # words behind `> file` are the command's
-                command = self.out[before]
-                self.out[before] = replace(command, words=(*command.words, *map(self.word, more)))
+                self.file_redirect(redirect, before)
             if redirect.type == "heredoc_redirect":
                 self.heredoc(redirect, before)
                 for right in redirect.children_by_field_name("right"):
                     self.statement(right, replace(way, maybe=True), depth + 1)
         return goes_on
+
+    def file_redirect(self, node: Node, before: int) -> None:
+        words = [self.word(child) for child in node.children_by_field_name("destination")]
+        command = self.out[before]  # words behind `> file` are the command's
+        self.out[before] = replace(command, words=(*command.words, *words[1:]))
+        if words and node.children[0].type in (">", ">>"):
+            self.out[before:] = [replace(item, writes=item.writes or words[0]) for item in self.out[before:]]
 
     def heredoc(self, node: Node, before: int) -> None:
         if len(self.out) > before and (found := next(self.heredocs(node), None)):

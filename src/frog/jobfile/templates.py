@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from frog.jobfile.shell import Command
 from frog.jobfile.values import GAP
+from frog.jobfile.words import Word
 
 _MOST_INNER = 10
 _ANYWHERE = re.compile(
     r"\{\{.*?\}\}|\{%.*?%\}|\{#.*?#\}|%\(\w+\)[sd]|@[A-Z][A-Z_]+@|\b(?:CHANGE_?ME|REPLACE_?(?:ME|THIS)|PLACEHOLDER)\b"
-    r"|\[\[[A-Z_]+\]\]|\b__[A-Z][A-Z_]+__\b"
+    r"|\[\[[A-Z_]+\]\]|\b__[A-Z][A-Z_]+__\b|(?<!\$)@\{(?!(?:u|upstream|push)\})[A-Za-z_]\w*\}"
 )
 _NAMED = re.compile(r"(?<![<>&\w$(])<(?!EOF|<)[A-Za-z][\w .:/|+-]*(?<![ ])>(?![>&])")
 _SAYS = re.compile(r"\s*(echo|printf)\b|.*(:\?|\b[Uu]sage:|\bUSAGE:)")
 """A line that tells people how to call the file: `sbatch job.sh <config>`."""
 _BRACED = re.compile(r"(?<![$\w\\{])\{[A-Za-z_][\w .]*\}")
 _SQUARE = re.compile(r"(?<![$\w])\[[A-Z][A-Z_ ]*\]|(?<==)\[[a-z][a-z_ -]*\](?=\s|$)")
-_CAPITALS = re.compile(r"[= ](?:[A-Z]+_)*(?:NAME|NUM|YOUR)(?:_[A-Z]+)*(?=\s|$)")
+_CAPITALS = re.compile(r"(?<!export)[= ](?:[A-Z]+_)*(?:NAME|NUM|YOUR|PATH|DIR)(?:_[A-Z]+)*(?=\s|$)")
 _YOUR = re.compile(r"[=/ ]your[-_]\w+")
+_CROSSES = re.compile(
+    r"(?:(?<=account)|(?<=partition)|(?<=qos)|(?<= -[Apq]))[= ][Xx]+(?=\s|$)|[= ](?:X{3,}|x{3,})(?=\s|$)"
+)
 _VARIABLE = re.compile(r"\$\{\w+\}")
 
 
@@ -33,7 +39,9 @@ def fill_gaps(text: str, first_line: int) -> tuple[str, dict[int, str]]:
         if line.lstrip().startswith("#") and not head:
             continue
         patterns = [_ANYWHERE] if _SAYS.match(line) else [_ANYWHERE, _NAMED]
-        head_patterns = [_BRACED, _SQUARE, _CAPITALS, _YOUR, *([_VARIABLE] if inserted else [])] if head else []
+        head_patterns = (
+            [_BRACED, _SQUARE, _CAPITALS, _YOUR, _CROSSES, *([_VARIABLE] if inserted else [])] if head else []
+        )
         for pattern in (*patterns, *head_patterns):
             for match in pattern.finditer(line):
                 found.setdefault(place + first_line, match[0].strip("=/ "))
@@ -75,3 +83,37 @@ def _put_in_outside(text: str) -> str:
     )
     text = re.sub(r"(?<!\\)`[^`\n]*`", GAP, text)
     return re.sub(r"\\([$`\\])", r"\1", text)
+
+
+def echoed_texts(commands: Iterable[Command]) -> list[tuple[str, int, bool]]:
+    """What `echo` writes into each file, put together as if it stood in a here-document that is not quoted."""
+    files: dict[str, list[list[Command]]] = {}
+    for command in commands:
+        if command.name == "echo" and command.writes is not None:
+            texts = files.setdefault(command.writes.raw, [])
+            if not texts or command.text.startswith("echo #!"):
+                texts.append([])
+            texts[-1].append(command)
+    certain = [text for texts in files.values() for text in texts if not any(_is_uncertain(item) for item in text)]
+    return [(_echoed(text), text[0].line, False) for text in certain]
+
+
+def _is_uncertain(command: Command) -> bool:
+    """Whether it may not run, or breaks its line itself."""
+    return command.way.maybe or command.text.startswith(("echo -e", "echo -n"))
+
+
+def _echoed(commands: list[Command]) -> str:
+    """One text, each line as far below the first as in the outer file: a finding is then told where it stands."""
+    lines: list[str] = []
+    for command in commands:
+        lines += [""] * (command.line - commands[0].line - len(lines))
+        lines += " ".join(map(_as_in_heredoc, command.words[1:])).split("\n")
+    return "\n".join(lines)
+
+
+def _as_in_heredoc(word: Word) -> str:
+    quote = word.raw[:1]
+    if quote == "'":
+        return re.sub(r"([$`\\])", r"\\\1", word.text)
+    return word.raw[1:-1].replace('\\"', '"') if quote == '"' else word.raw

@@ -12,30 +12,40 @@ from frog.jobfile.directives import SBATCH, GivenOption, read_options, time_limi
 from frog.jobfile.findings import Finding, Kind, make_finding
 from frog.jobfile.job import JobFile
 from frog.jobfile.values import GAP
-from frog.jobfile.words import Word
 
 _NUMBERS = ("nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gpus-per-node", "gpus", "gpus-per-task")
+_NUMBER = re.compile(r"(?:[^:=\s]+:)*\d(?:.*\d)?[kKmM]?$")
 _NO_VALUE = "has no value"
 _ADD_UP = ("mail-type",)
 """Options of which each counts, where they stand more than once."""
+_NAMES = ("job-name", "comment", "mail-type", "mail-user", "output", "error", "verbose", "quiet")
+"""Options without which a job does the same under another name, in another file, or without a mail."""
+_FILES = ("output", "error", "input", "chdir")
 _PROGRAM = re.compile(r"[^/~-].*\.(py|sh|toml|json|ya?ml)|\./.+")
+_MAKES_FOLDERS = (23, 2)
+"""The release from which Slurm makes the folders of --output and --error, with %j in them or not."""
 _LEAST_MB = 512
 """No program that uses a GPU lives with less."""
 _HOURS = (24, 36, 48, 72, 96, 168)
 
 
-def header_findings(job: JobFile, profile: ClusterProfile | None, places: Sequence[Path]) -> Iterator[Finding]:
+def header_findings(
+    job: JobFile, profile: ClusterProfile | None, places: Sequence[Path], version: tuple[int, int] | None
+) -> Iterator[Finding]:
     """Everything about the head; `places` are where sbatch may be called."""
     yield from _first_line(job)
     yield from _comments_that_look_like_directives(job)
     yield from _bare_option(job)
     yield from _unread(job)
     yield from _options(job)
+    yield from _tasks(job)
     yield from _total_gpus(job)
     yield from _gpus_per_node(job, profile)
     yield from _time(job, profile)
     yield from _memory(job)
-    yield from _output(job, places)
+    yield from _overwritten(job)
+    if version is None or version < _MAKES_FOLDERS:
+        yield from _folders(job, places, None if version is None else "may hang or waste")
     if profile is not None:
         yield from _against_profile(job, profile)
 
@@ -73,13 +83,16 @@ def _comments_that_look_like_directives(job: JobFile) -> Iterator[Finding]:
         is_typed = name == "sbatch" and (space or used < len(words))  # how to hand the file in
         if is_typed or not asked or asked[0].option is None or asked[0].name in given:
             continue
-        if name != "SBATCH":
-            yield make_finding(
-                "not-a-directive", number, f"#{name} is a comment: only #SBATCH counts", rest=rest.strip()
-            )
-        elif space or indent:
-            place = "a space after '#'" if space else "spaces before '#'"
-            yield make_finding("not-a-directive", number, f"with {place} this is a comment", rest=rest.strip())
+        what = f"#{name} is a comment: only #SBATCH counts"
+        if name == "SBATCH":
+            what = f"with {'a space after' if space else 'spaces before'} '#' this is a comment"
+        if name != "SBATCH" or space or indent:
+            yield make_finding("not-a-directive", number, what, _weight(asked), rest=rest.strip())
+
+
+def _weight(lost: Sequence[GivenOption]) -> Kind | None:
+    """That of options which Slurm does not read: a name is worth less than a node."""
+    return "advice" if all(item.name in _NAMES for item in lost) else None
 
 
 def _bare_option(job: JobFile) -> Iterator[Finding]:
@@ -92,16 +105,14 @@ def _bare_option(job: JobFile) -> Iterator[Finding]:
 
 def _unread(job: JobFile) -> Iterator[Finding]:
     first = min((command.line for command in job.shell.everything), default=0)
-    bodies = {number for command in job.shell.everything if command.heredoc for number in _lines_of(command.heredoc)}
+    texts = [word for command in job.shell.everything for word in (*command.words, command.heredoc) if word]
+    bodies = {number for text in texts if "\n" in text.raw for number in range(text.line, text.last_line + 1)}
     given = {asked.name: asked.value for asked in job.asked}
     for line in job.directives:
         said = [item for item in line.asked if item.option and given.get(item.name, "") != item.value]
         if not line.read and said and line.line not in bodies:
-            yield make_finding("after-a-command", line.line, "it comes after the first command", first=first)
-
-
-def _lines_of(body: Word) -> range:
-    return range(body.line, body.last_line + 1)
+            what = "it comes after the first command"
+            yield make_finding("after-a-command", line.line, what, _weight(said), first=first)
 
 
 def _options(job: JobFile) -> Iterator[Finding]:
@@ -120,8 +131,10 @@ def _options(job: JobFile) -> Iterator[Finding]:
                 yield make_finding("said-twice", asked.line, what)
             seen[asked.name] = asked
     yield from _empty(job)
-    if (mem := seen.get("mem")) and (other := seen.get("mem-per-cpu")):
-        yield make_finding("two-memories", max(mem.line, other.line), "--mem and --mem-per-cpu")
+    memories = [seen[name] for name in ("mem", "mem-per-cpu", "mem-per-gpu") if name in seen]
+    if len(memories) > 1:
+        what = " and ".join(f"--{item.name}" for item in memories)
+        yield make_finding("two-memories", max(item.line for item in memories), what)
     yield from _variables_in_directives(job)
 
 
@@ -135,7 +148,6 @@ def _empty(job: JobFile) -> Iterator[Finding]:
 
 
 def _option(asked: GivenOption) -> Iterator[Finding]:
-    written = f"{asked.written}={asked.value}" if asked.value else asked.written
     if asked.problem == "no such option" and asked.instead is None and asked.written.startswith("--"):
         yield make_finding("site-option", asked.line, f"{asked.written}: not an option that Slurm has")
     elif asked.problem and asked.problem != _NO_VALUE:
@@ -143,20 +155,34 @@ def _option(asked: GivenOption) -> Iterator[Finding]:
         if instead and asked.value and "=" not in instead and " " not in instead:
             instead = f"{instead}={asked.value}"
         yield make_finding("not-an-option", asked.line, f"{asked.written}: {asked.problem}", instead=instead)
-    elif (
-        asked.name in _NUMBERS and asked.value and "$" not in asked.value and not re.search(r"\d[kKmM]?$", asked.value)
-    ):
-        yield make_finding("not-a-number", asked.line, f"{written}: not a number")
+    elif asked.name in _NUMBERS and asked.value and "$" not in asked.value and not _NUMBER.match(asked.value):
+        yield make_finding("not-a-number", asked.line, f"{asked.written} {asked.value}: not a number")
 
 
 def _variables_in_directives(job: JobFile) -> Iterator[Finding]:
     """One finding for all of them: a file that is full of them is a template that a program fills in."""
-    found = [asked for asked in job.asked if asked.value and "$" in asked.value and asked.line]
+    found = [asked for asked in job.asked if asked.value and asked.line
+             and ("$" in asked.value or (asked.value[0] == "~" and asked.name in _FILES))]  # fmt: skip
     if found:
         lines = list(dict.fromkeys(str(asked.line) for asked in found))
         also = f", as in line{'s' * (len(lines) > 2)} {', '.join(lines[1:8])}" if len(lines) > 1 else ""
-        what = f"{found[0].written} {found[0].value}: a variable{also}"
+        kind = "variable" if "$" in (found[0].value or "") else "tilde"
+        what = f"{found[0].written} {found[0].value}: a {kind}{also}"
         yield make_finding("variable-in-directive", found[0].line, what)
+
+
+def _tasks(job: JobFile) -> Iterator[Finding]:
+    """Tasks that do not fit the nodes: what sbatch does about it was tried with Slurm 22.05."""
+    asked, nodes, per_node = job.asks("ntasks"), job.number("nodes"), job.number("ntasks-per-node")
+    ntasks = job.number("ntasks")
+    if not (asked and ntasks and nodes):
+        return
+    if per_node and ntasks > nodes * per_node:
+        what = f"{ntasks} tasks, but at most {per_node} on each of {nodes} nodes"
+        yield make_finding("tasks-beyond-nodes", asked.line, what, most=nodes * per_node)
+    elif ntasks < nodes:
+        what = f"{ntasks} task{'s' * (ntasks > 1)} for {nodes} nodes"
+        yield make_finding("tasks-below-nodes", asked.line, what, nodes=nodes)
 
 
 def _total_gpus(job: JobFile) -> Iterator[Finding]:
@@ -256,30 +282,47 @@ def _memory(job: JobFile) -> Iterator[Finding]:
             yield make_finding("memory-in-megabytes", asked.line, what, name=name, value=asked.value)
 
 
-def _output(job: JobFile, places: Sequence[Path]) -> Iterator[Finding]:
+def _outputs(job: JobFile) -> Iterator[tuple[GivenOption, str]]:
+    """The options that name a file for output, and the files."""
+    for asked in map(job.asks, ("output", "error")):
+        value = asked.value if asked else None
+        if asked and value and not value.startswith("/dev/") and "$" not in value and GAP not in value:
+            yield asked, value
+
+
+def _overwritten(job: JobFile) -> Iterator[Finding]:
+    for asked, value in _outputs(job):
+        if not re.search(r"%\d*[jAJ]", value) and job.text("open-mode") != "append":
+            what = f"{asked.written} {value}: every job writes this same file"
+            yield make_finding("output-overwritten", asked.line, what, name=asked.name, instead=_with_job(value))
+            return
+
+
+def _folders(job: JobFile, places: Sequence[Path], gravest: Kind | None) -> Iterator[Finding]:
+    """Folders for output that are not there; `gravest` is the weight of those that cannot be there."""
     told: set[Path] = set()
-    for name in ("output", "error"):
-        asked = job.asks(name)
-        if (
-            asked is None
-            or not asked.value
-            or asked.value.startswith("/dev/")
-            or "$" in asked.value
-            or GAP in asked.value
-        ):
-            continue
-        if not re.search(r"%\d*[jAJ]", asked.value) and job.text("open-mode") != "append" and Path() not in told:
-            told.add(Path())
-            what = f"{asked.written} {asked.value}: every job writes this same file"
-            yield make_finding("output-overwritten", asked.line, what, name=name, instead=_with_job(asked.value))
-        folder = Path(asked.value).parent
+    starts = [place / (job.text("chdir") or "") for place in places]
+    for asked, value in _outputs(job):
+        folder = Path(value).parent
+        of_job = re.search(r"%\d*[jAJ]", str(folder)) is not None
         made = any(command.name == "mkdir" and folder.name in command.text for command in job.shell.everything)
-        starts = [place / (job.text("chdir") or "") for place in places]
-        if folder not in told and _absent(folder, starts) and (made or any(_is_start(job, place) for place in starts)):
+        if folder in told or not (of_job or _absent(folder, starts)):
+            continue
+        if of_job or made or any(_is_start(job, place) for place in starts):
             told.add(folder)
             what = f"{folder}/ does not exist here" + (", and mkdir in the script comes too late" if made else "")
-            kind: Kind | None = None if made else "advice"
-            yield make_finding("no-output-folder", asked.line, what, kind, folder=folder)
+            instead = f"mkdir -p {folder}, before sbatch"
+            if of_job:
+                what = f"{folder}/ has the job's number in its name: nobody can make it before"
+                instead = f"--{asked.name}={_flat(value)}"
+            yield make_finding(
+                "no-output-folder", asked.line, what, gravest if made or of_job else None, instead=instead
+            )
+
+
+def _flat(value: str) -> str:
+    """`logs/%j/out` as `logs/%j-out`."""
+    return re.sub(r"(%\d*[jAJ][^/]*)/", r"\1-", value)
 
 
 def _is_start(job: JobFile, place: Path) -> bool:

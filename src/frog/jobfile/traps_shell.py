@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import takewhile
 
 from frog.jobfile.findings import Finding, Kind, make_finding
 from frog.jobfile.job import JobFile
-from frog.jobfile.launchers import CONTAINERS, program_at
+from frog.jobfile.launchers import CONTAINERS, SHELLS, program_at
 from frog.jobfile.shell import Command
 
 _SERVES = re.compile(
@@ -23,6 +24,17 @@ _UNLOADS = {"purge", "unload", "list", "use", "reset"}
 _NO_CONDA = re.compile(
     r"load$|add$|(cuda|cudnn|gcc|nccl|nvhpc|rocm|openmpi|intel|cmake|git|hdf5|fftw)\b", re.IGNORECASE
 )
+_NO_WORDS = {"else:": "else", "elif:": "elif", "elseif": "elif", "elsif": "elif", "then:": "then", "do:": "do",
+             "fi:": "fi", "done:": "done", "endif": "fi", "endfor": "done"}  # fmt: skip
+"""What other languages write, and what the shell has for it."""
+_KEPT = re.compile(r"(?<!\\)\\\$\{?([A-Za-z_]\w*)")
+_QUOTED = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"")
+_READ_AGAIN = ("echo", "printf", "eval", "ssh", "sed", "awk", "gawk", "grep", "perl", "trap", "alias", "find", "xargs",
+               "parallel", "clush", "pdsh", "tmux", "screen", "su", "sudo", "sbatch", "[[", "[", "test")  # fmt: skip
+"""Commands whose words another reader takes up again, or which only say them."""
+_TEST = re.compile(r"(\[\[?)(?![\s\[])|\[\[?\s.*[^\s\]](\]\]?)\Z", re.DOTALL)
+"""A condition without the blank behind its first bracket, or before its last."""
+_ASSIGNS = re.compile(r"\s*(\w+=(\"[^\"]*\"|'[^']*'|[^\s\"'])*\s+)+\\")
 _BASH_ONLY = ("[[", "declare", "mapfile", "pushd", "shopt")
 
 
@@ -30,6 +42,8 @@ def shell_findings(job: JobFile) -> Iterator[Finding]:
     """Everything about the shell."""
     yield from _broken_lines(job)
     yield from _blanks(job)
+    yield from _words(job)
+    yield from _kept_dollars(job)
     yield from _servers(job)
     yield from _conda(job)
     yield from _modules(job)
@@ -39,20 +53,42 @@ def shell_findings(job: JobFile) -> Iterator[Finding]:
 
 def _broken_lines(job: JobFile) -> Iterator[Finding]:
     """A backslash that does not join lines: a blank, a comment or an empty line comes behind it."""
-    offset = job.first_line
     for place, line in enumerate(job.lines):
         if line.lstrip().startswith("#"):
             continue
         following = job.lines[place + 1].strip() if place + 1 < len(job.lines) else ""
-        behind = [item.strip() for item in job.lines[place + 2 : place + 3]]
-        begins = [text for text in behind if re.match(r"-{1,2}[a-zA-Z]", text)]
-        number = place + offset
+        number = place + job.first_line
         if re.search(r"\S\s+\\[ \t]+(#.*)?$", line.rstrip("\r")) and re.match(r"-{1,2}\w|\S+\.py", following):
             what = "a comment" if "#" in line.rpartition("\\")[2] else "a blank"
             yield make_finding("broken-line", number + 1, f"{what} behind the backslash of line {number}")
-        elif re.search(r"(^|\s)\\$", line) and begins and (not following or following.startswith("#")):
-            what = "an empty line" if not following else "a comment"
-            yield make_finding("broken-line", number + 2, f"{what} behind the backslash of line {number}")
+        elif re.search(r"(^|\s)\\$", line) and (not following or following.startswith("#")):
+            yield from _cut_off(job, place)
+
+
+def _cut_off(job: JobFile, place: int) -> Iterator[Finding]:
+    """What stands behind the comments, or the empty line, that follow a line with a backslash."""
+    between = list(takewhile(_is_comment, job.lines[place + 1 :])) or job.lines[place + 1 : place + 2]
+    behind = place + 1 + len(between)
+    rest = job.lines[behind] if behind < len(job.lines) else ""
+    if not rest.strip():
+        return
+    begins = place
+    while begins and job.lines[begins - 1].endswith("\\"):
+        begins -= 1
+    alone = all(_ASSIGNS.fullmatch(line) for line in job.lines[begins : place + 1])
+    meant = between[-1].endswith("\\") and (alone or _indent(rest) > _indent(job.lines[begins]))
+    if meant or re.match(r"\s*-{1,2}[a-zA-Z]", rest):  # the comment was a line of this command once, or it is an option
+        what = f"{'a comment' if between[0].strip() else 'an empty line'} behind the backslash"
+        kind: Kind | None = "may hang or waste" if alone else None
+        yield make_finding("broken-line", behind + job.first_line, f"{what} of line {place + job.first_line}", kind)
+
+
+def _is_comment(line: str) -> bool:
+    return line.lstrip().startswith("#")
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 def _blanks(job: JobFile) -> Iterator[Finding]:
@@ -68,6 +104,30 @@ def _blanks(job: JobFile) -> Iterator[Finding]:
         if len(raw) == 3 and raw[1] == "=" and raw[0].isidentifier():
             what = f"blanks around the = behind {raw[0]}"
             yield make_finding("blank-behind-equals", command.line, what, name=raw[0], value=raw[2])
+
+
+def _kept_dollars(job: JobFile) -> Iterator[Finding]:
+    """`conda activate \\$WORK/env`: no quotes, and a backslash."""
+    for command in job.shell.commands:
+        if any(word.base in (*SHELLS, *_READ_AGAIN) for word in command.words):
+            continue
+        for word in command.words:
+            if match := _KEPT.search(_QUOTED.sub("", word.raw)):
+                what = f"\\${match[1]} outside of quotes"
+                yield make_finding("dollar-kept", word.line, what, name=match[1])
+
+
+def _words(job: JobFile) -> Iterator[Finding]:
+    """`else:`, `elseif` and `[$x = 1]`: names of programs that there are not."""
+    for command in job.shell.everything:
+        word = command.words[0].raw if command.words else ""
+        if word in _NO_WORDS and word not in job.shell.functions:
+            kind: Kind | None = "will fail" if word in ("elif:", "elseif", "elsif") else None
+            yield make_finding("no-such-word", command.line, f"{word} is no word of the shell", kind,
+                               instead=_NO_WORDS[word])  # fmt: skip
+        elif word == "[[" and len(command.words) == 2 and (match := _TEST.match(command.words[1].raw)):
+            what = f"no blank behind {match[1]}" if match[1] else f"no blank before {match[2]}"
+            yield make_finding("no-such-word", command.line, what, instead="[ ... ]")
 
 
 def _servers(job: JobFile) -> Iterator[Finding]:
@@ -99,11 +159,11 @@ def _waits_for_server(job: JobFile, commands: list[Command]) -> Iterator[Finding
     served = [command for command in commands if command.way.behind and _SERVES.search(command.text)]
     names = {item.name for command in served for item in job.assignments
              if item.raw == "$!" and command.last_line <= item.line <= command.last_line + 1}  # fmt: skip
-    for wait in commands:
+    waits = [command for command in commands if command.way.certain and command.name == "wait"]
+    for wait in (wait for wait in waits if any(word.expansions() & names for word in wait.words[1:])):
         behind = [item for item in commands if item.line > wait.line and item.name not in _WATCHED]
         ended = any(item.line < wait.line and item.name in ("kill", "pkill", "scancel") for item in commands)
-        waited = wait.way.certain and wait.name == "wait" and any(word.expansions() & names for word in wait.words[1:])
-        if waited and behind and not ended:
+        if behind and not ended:
             what = f"wait for {_short(served[0].text)}, which does not end by itself"
             yield make_finding("never-returns", wait.line, what, command=behind[0].name)
 

@@ -18,6 +18,9 @@ _REACHES = re.compile(
     r"\b(srun|sbatch|mpi|ssh|pdsh|clush|horovod|ray|dask|submitit|ibrun|aprun|jsrun|torchx|parallel)", re.IGNORECASE
 )
 """What may start something on other nodes."""
+_WORKS = re.compile(r"\b(torchrun|python|accelerate|deepspeed)\b|\.(sh|py)\b")
+_ASKS = re.compile(r"\bsrun\s[^|;)]*\bhostname\b")
+"""It asks for a name, and starts no work."""
 
 
 def world_findings(job: JobFile) -> Iterator[Finding]:
@@ -43,6 +46,7 @@ def world_findings(job: JobFile) -> Iterator[Finding]:
     yield from _mpi_ranks(job)
     yield from _visible(job)
     yield from _one_python(job)
+    yield from _idle_nodes(job)
     yield from _no_gpus(job)
 
 
@@ -195,14 +199,26 @@ def _mpi_ranks(job: JobFile) -> Iterator[Finding]:
 
 def _one_python(job: JobFile) -> Iterator[Finding]:
     """Python in the batch script itself, on several nodes with GPUs, and nothing in the file that reaches another."""
-    text = "\n".join(line for line in job.lines if not line.startswith("#"))
+    text = "\n".join(_ASKS.sub("", line) for line in job.lines if not line.startswith("#"))
     if not job.several_nodes or not job.gpus_per_node or job.launches or job.sourced or _REACHES.search(text):
         return
     plain = [item for item in job.shell.commands if item.way.certain and re.fullmatch(r"python[\d.]*", _base(item))]
     meets = any(item.name in MEETING for item in job.assignments)
-    trains = [item for item in plain if meets or re.search(r"\btrain|train\w*\.py|finetun", item.text)]
+    trains = [item for item in plain if meets or re.search(r"\b(pre)?train|train\w*\.py|finetun", item.text)]
     if trains and not any(item.name in SHELLS or item.text.endswith(".sh") for item in job.shell.commands):
         yield make_finding("first-node-only", trains[0].line, f"python without srun, on {job.nodes} nodes")
+
+
+def _idle_nodes(job: JobFile) -> Iterator[Finding]:
+    """The only srun that works leaves nodes out."""
+    steps = [step for step in job.steps if not _ASKS.search(step.command.text)]
+    if len(steps) != 1 or not job.gpus_per_node or not steps[0].asks("nodes"):
+        return
+    works = any(_WORKS.search(job.with_definitions(word.raw)) for word in steps[0].program)
+    used, has, way = job.step_nodes(steps[0]), job.nodes, steps[0].command.way
+    others = [item for item in job.shell.commands if item.name in _MPI or re.search(r"\b(ray|ssh|pdsh)\b", item.text)]
+    if works and used and has and used < has and way.certain and not way.loop and not others:
+        yield make_finding("gpus-idle", steps[0].line, f"srun on {used} of the job's {has} nodes")
 
 
 def _base(command: Command) -> str:

@@ -13,7 +13,7 @@ from frog.jobfile.words import Assignment, Word, live_text
 
 GAP = "\u2370"
 """Stands where a template has a gap: nothing is known of it."""
-_LONGEST, _MOST_WORDS, _MOST_STEPS = 10_000, 1000, 500
+_LONGEST, _MOST_WORDS, _MOST_STEPS = 10_000, 1000, 100
 _ARITHMETIC: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -54,7 +54,7 @@ class Values:
 
     def resolve(self, raw: str, seen: frozenset[str] = frozenset()) -> str | None:
         """The text of a word, with the variables put in that the file tells; None if one is not known."""
-        text = Word(raw, 0).text
+        text = Word(raw, 0).text if len(raw) <= 2 * _LONGEST else raw
         self._steps = self._steps + 1 if seen else 0
         if len(text) > _LONGEST or self._steps > _MOST_STEPS or re.search(r"\\\$|^'.*\$.*'$", raw, re.DOTALL):
             return None
@@ -107,11 +107,14 @@ class Values:
         return value(ast.parse(plain, mode="eval").body)
 
     def with_definitions(self, raw: str) -> str:
-        """A word as written, followed by the definitions of the variables in it, and of those in these."""
+        """A word as written, followed by the definitions of the variables in it, and of those in these.
+
+        Of very long ones the beginning.
+        """
         text, seen = raw, set[str]()
         while (names := Word(text, 0).expansions() - seen) and len(text) < _LONGEST:
             seen |= names
-            text += "".join(f" {item.raw}" for name in sorted(names) for item in self._all(name)[:5])
+            text += "".join(f" {item.raw}" for name in sorted(names) for item in self._all(name)[:5])[:_LONGEST]
         return text
 
     def split(self, words: tuple[Word, ...], depth: int = 0) -> tuple[Word, ...]:
@@ -133,7 +136,7 @@ class Values:
             return None
         text = " ".join(item.word.text.strip() for item in found if item is found[-1] or item.adds)
         own = name in Word(found[-1].raw, 0).expansions()
-        if own or not _HOLDS_WORDS.search(self.with_definitions(text)):
+        if own or len(text) > _LONGEST or not _HOLDS_WORDS.search(self.with_definitions(text)):
             return None
         return tuple(inner for command in parse(text, found[-1].line).commands for inner in command.words)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 _EXPANSION = re.compile(r"\$(?:\{[!#]?([A-Za-z_]\w*)|([A-Za-z_]\w*)|(\$))")
+_QUOTED = re.compile(r"['\"\\]")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 
 
@@ -56,7 +57,7 @@ class Assignment:
     maybe: bool = False
     """Whether it stands in a branch, a loop or a function that may not run."""
 
-    @property
+    @cached_property
     def word(self) -> Word:
         return Word(self.raw, self.line)
 
@@ -69,6 +70,8 @@ def read_assignment(word: Word, exported: bool = False, maybe: bool = False) -> 
 
 def unquote(raw: str) -> str:
     """A word without its quotes; `$` in double quotes stays as it is, `\\$` becomes `$`."""
+    if not _QUOTED.search(raw):
+        return raw
     out, place = [], 0
     while place < len(raw):
         char = raw[place]
@@ -92,6 +95,8 @@ def unquote(raw: str) -> str:
 
 def live_text(raw: str) -> str:
     """`raw` without what its shell takes as it stands: single quotes, and what is behind a backslash."""
+    if "'" not in raw and "\\" not in raw:
+        return raw
     live, place, in_double = [], 0, False
     while place < len(raw):
         char = raw[place]
