@@ -18,6 +18,7 @@ from frog.core.schema import shortened
 from frog.core.streams import make_streams_whole
 from frog.course.classroom.commands import add_class_parser
 from frog.course.commands import add_learn_parser
+from frog.course.drill import add_drill_parser
 from frog.course.quiz.commands import add_quiz_parser
 from frog.data.commands import add_data_parser
 from frog.demo.commands import add_demo_parser
@@ -103,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     add_submit_parser(commands)
     add_bundle_parser(commands)
     add_learn_parser(commands)
+    add_drill_parser(commands)
     add_class_parser(commands)
     add_demo_parser(commands)
     add_docs_parser(commands, parser)

@@ -17,13 +17,16 @@ from frog.course.classroom.summary import place_of, times
 from frog.course.export import ExerciseRecord, Export
 from frog.course.journal import entry_after, first_hash
 from frog.course.progress import (
+    DrillResult,
     Guess,
     Progress,
     QuizResult,
     replay,
+    with_drill,
     with_guess,
     with_hint,
     with_quiz,
+    with_records,
     with_solution,
     with_verdict,
 )
@@ -52,7 +55,7 @@ def quiz(right: int) -> QuizResult:
 
 
 def worked(learner: str = "Ada Lovelace", began: str = "2026-03-02 08:00:00.000") -> Progress:
-    """1.1 passed, 1.2 rejected twice and given up after hints, a prediction measured, two quizzes."""
+    """1.1 passed, 1.2 rejected twice and given up after hints, a prediction measured, quizzes, drills, a run."""
     progress = Progress(learner=learner, began=began)
     progress = with_guess(with_quiz(progress, quiz(0)), guess(8000.0))
     progress = with_verdict(progress, verdict(FIRST, "unsolved"))
@@ -63,7 +66,14 @@ def worked(learner: str = "Ada Lovelace", began: str = "2026-03-02 08:00:00.000"
         progress = with_hint(progress, SECOND)
     progress = with_solution(progress, SECOND)
     progress = with_verdict(progress, verdict(SECOND, predicted={"bytes-sent": 4000.0}))
-    return with_quiz(with_solution(progress, THIRD), quiz(2))
+    progress = with_quiz(with_solution(progress, THIRD), quiz(2))
+    for right in (1, 3):
+        progress = with_drill(progress, drill(right))
+    return with_records(progress, {"runs/four": "a" * 64})
+
+
+def drill(right: int) -> DrillResult:
+    return DrillResult(at="2026-03-02 09:45:00.000", seed=4, fault="kill rank=2 step=5 phase=reduce", right=right)
 
 
 def write(progress: Progress, path: Path, exported: str = "2026-03-02 10:00:00.000") -> Path:
@@ -83,6 +93,8 @@ def write(progress: Progress, path: Path, exported: str = "2026-03-02 10:00:00.0
         exercises=tuple(records),
         predictions=progress.predictions,
         quizzes=progress.quizzes,
+        drills=progress.drills,
+        records=progress.records,
         journal=progress.journal,
     )
     write_typed(path, found)
@@ -109,11 +121,8 @@ def rehash(table: dict[str, Any]) -> None:
 def test_a_journal_says_all_that_its_progress_does() -> None:
     progress = worked()
     noted = replay(progress)
-    assert (noted.exercises, noted.predictions, noted.quizzes) == (
-        progress.exercises,
-        progress.predictions,
-        progress.quizzes,
-    )
+    for field in ("exercises", "predictions", "quizzes", "drills", "records"):
+        assert getattr(noted, field) == getattr(progress, field) != type(getattr(progress, field))()
     assert progress.predictions[0].measured == 4000
     assert progress.work(SECOND).hints == 3
     assert [entry.what for entry in progress.journal].count("hint") == 3
@@ -136,6 +145,8 @@ def test_one_page_from_many(here: Path, capsys: pytest.CaptureFixture[str]) -> N
         "0 of 2",
         "100 %",
         "sums are means: 1",
+        "1 of 3 (kill rank=2 step=5 phase=reduce)",
+        "3 of 3 (kill rank=2 step=5 phase=reduce)",
         "not passed, 1 checks, 0 hints",
         "whole",
     ):
@@ -157,6 +168,9 @@ def test_one_page_from_many(here: Path, capsys: pytest.CaptureFixture[str]) -> N
         (lambda t: t["predictions"][0].update(value=4000.0), "$.predictions[0]: found 8000 (4000, measured 4000.0)"),
         (lambda t: t["quizzes"][0].update(right=2), "$.quizzes[0]: found"),
         (lambda t: t["quizzes"].pop(0), "$.quizzes: found 1, its journal says 2"),
+        (lambda t: t["drills"][0].update(right=3), "$.drills[0]: found"),
+        (lambda t: t["drills"].pop(), "$.drills: found 1, its journal says 2"),
+        (lambda t: t["records"].update({"runs/four": "b" * 64}), "$.records: runs/four: not as its journal says"),
         (lambda t: t["journal"].pop(3), "$.journal[3] ("),
         (lambda t: t["journal"][2].update(what="passed"), "$.journal[2] ("),
         (lambda t: t["journal"][5]["detail"].update(misconception="x"), "$.journal[5] ("),
@@ -284,3 +298,21 @@ def test_a_link_that_leads_to_itself_is_named(here: Path, capsys: pytest.Capture
     assert main(["class", "loop.json"]) != 0
     captured = capsys.readouterr()
     assert "loop.json: cannot be read" in captured.out + captured.err
+
+
+def test_what_is_told_stays_short(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(worked(), Path("ada.json"))
+    lines = [f"0123456789ab learner {number}\n" for number in range(3000)] + ["0123456789ab Ada Lovelace\n"] * 3000
+    Path("heads.txt").write_text("".join(lines))
+    assert main(["class", "ada.json", "--heads", "heads.txt"]) == 1
+    out = capsys.readouterr().out
+    assert "edited: Ada Lovelace: and in 2992 more places: see the page" in out
+    assert "... and 2970 more that cannot be used" in out
+    assert len(out) < 10_000
+
+
+def test_a_report_too_large_to_be_checked_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(worked(), Path("ada.json"))
+    path.write_text(path.read_text() + " " * (4 << 20))
+    assert main(["class", "ada.json"]) == 2
+    assert "expected at most 4194304" in capsys.readouterr().out

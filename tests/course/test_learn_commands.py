@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import re
@@ -263,6 +264,24 @@ def test_all_that_was_done_is_on_the_page_and_in_the_export(frog: Any, here: Pat
     assert found.predictions[0].measured == 100
     assert found.quizzes == (quiz,)
     assert (found.passed, found.of) == (1, 3)
+
+
+def test_an_export_has_the_hashes_of_the_runs_records(frog: Any, here: Path) -> None:
+    frog()
+    for folder in (here, here.parent):
+        (folder / "runs" / "four").mkdir(parents=True)
+        (folder / "runs" / "four" / "record.json").write_text(folder.name)
+        (folder / "runs" / "killed").mkdir()
+    expected = {
+        "runs/four": hashlib.sha256(here.name.encode()).hexdigest(),
+        "../runs/four": hashlib.sha256(here.parent.name.encode()).hexdigest(),
+    }
+    first, again = frog("export", "export.json"), frog("export", "export.json")
+    assert msgspec.json.decode((here / "export.json").read_bytes(), type=Export).records == expected
+    assert first == again, "a record that has not changed is noted once"
+    (here / "runs" / "four" / "record.json").write_text("it went on")
+    assert frog("export", "export.json") != again
+    assert [entry.what for entry in read_progress(here).journal] == ["record"] * 3
 
 
 def test_when_all_is_passed(frog: Any, here: Path) -> None:

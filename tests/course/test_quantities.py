@@ -38,7 +38,8 @@ def test_what_is_understood(text: str, unit: str, value: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "many", ".", "1e999", "nan", "1,2", "1.2.3", "3 4", "5 MBs", "5 s", "5Mb", "8 bit"]
+    "text",
+    ["", "many", ".", "1e999", "nan", "1,2", "1.2.3", "3 4", "5 MBs", "5 s", "5Mb", "8 bit", "1e300TB", "1" * 81],
 )
 def test_what_is_no_number_of_bytes(text: str) -> None:
     with pytest.raises(UsageError, match=r"try: a number, such as 5312, 5\.3MB or 5MiB"):

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
 def test_each_solution_gets_its_verdict(exercise: Exercise, grader: Grader) -> None:
     found = [(one, grader.check(one.exercise, one.files)) for one in specimens(exercise)]

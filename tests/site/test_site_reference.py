@@ -58,7 +58,7 @@ def test_a_docstrings_fields_become_a_list() -> None:
     assert docstring(text) == "Sum \\*all\\* of it.\n\n- **Comm:** one all-reduce over dp.\n- **Raises:** ShapeError."
 
 
-@pytest.mark.parametrize("room", ["comm", "parallel"])
+@pytest.mark.parametrize("room", ["comm", "collectives", "parallel"])
 def test_the_api_has_signatures_and_docstrings(room: str) -> None:
     page = api_page(room)
     modules = [read_module(path) for path in (FROG / room).glob("*.py") if path.name != "__init__.py"]

@@ -24,6 +24,35 @@ VERBS = re.compile(
 )
 
 
+LISTED = {
+    "What is distributed training?": "Distributed training is one training step",
+    "Why models exceed single-device memory": "A weight takes 16 bytes in training",
+    "Data vs model vs pipeline parallelism": "The same work can be cut in three ways",
+    "Autograd and computation graph": "Forward writes a graph down",
+    "Forward pass, backward pass, gradient update": "Forward and backward take nearly all of a step",
+    "Intro to training loops": "Every training loop is these lines",
+    "How NCCL performs all-reduce: ring": "The first half of a ring adds up",
+    "How NCCL performs all-reduce: tree": "A tree needs 2 log2 N messages",
+    "How NCCL performs all-reduce: bytes": "Each rank sends 2(N-1)/N of the gradient",
+    "What gradient buckets are": "Gradients travel in buckets",
+    "CUDA kernels vs fused kernels": "A fused kernel passes over memory once",
+    "AMP autocast": "Autocast takes 16 bits",
+    "GradScaler": "GradScaler finds its scale by failing",
+    "Gradient accumulation strategies": "Eight small bites give the same step",
+    "Effective batch size": "Effective batch = ranks",
+    "Memory trade-offs": "ZeRO shares out what every rank holds alike",
+    "Master address, master port": "All ranks meet at one address and one port",
+    "WORLD_SIZE, NODE_RANK, RANK, LOCAL_RANK": "Four variables tell a process who it is",
+    "sbatch, allocate, srun workers, cleanup": "A Slurm job goes its way in four steps",
+    "Kubernetes GPU pods and device plugins": "A pod asks for whole GPUs; a device plugin",
+    "Checkpointing across nodes": "Ranked checkpoints of four ranks",
+    "Distributed logging aggregation": "Logs of all nodes are one stream",
+    "DeepSpeed config": "DeepSpeed's JSON says what our run file says",
+    "Scaling constraints": "A step shrinks with more nodes only while",
+}
+"""The slides that the curriculum lists, and how the headline of each begins."""
+
+
 def name_of(slide: Slide) -> str:
     return f"{slide.deck}-{slide.number}"
 
@@ -36,6 +65,11 @@ def slide(request: pytest.FixtureRequest) -> Slide:
 
 def test_all_decks_are_known() -> None:
     assert {path.stem for path in SLIDES.glob("*.md")} - {"README"} == set(MINUTES)
+
+
+@pytest.mark.parametrize("listed", LISTED)
+def test_every_slide_of_the_curriculum_is_there(listed: str) -> None:
+    assert len([slide for slide in ALL if any(line.startswith(LISTED[listed]) for line in slide.headlines)]) == 1
 
 
 @pytest.mark.parametrize("deck", MINUTES)

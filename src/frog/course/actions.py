@@ -12,7 +12,7 @@ from frog.core.printable import print_coloured
 from frog.course.folder import LearnerFolder, create_folder, is_empty, open_folder
 from frog.course.journal import SHORT
 from frog.course.predictions import asked_by, find_prediction, missing
-from frog.course.progress import update_progress, with_guess, with_hint, with_solution
+from frog.course.progress import update_progress, with_guess, with_hint, with_records, with_solution
 from frog.course.standing import Standing, exercise_at, list_lines, standing_in, summary_lines
 from frog.course.text import style_of_output
 from frog.course.verdict_text import hint_lines
@@ -155,9 +155,12 @@ def show_progress(args: argparse.Namespace) -> int:
 
 
 def export(args: argparse.Namespace) -> int:
-    from frog.course.export import write_export
+    from frog.course.export import record_hashes, write_export
 
-    folder, standing = learner_here()
+    folder, _ = learner_here()
+    hashes = record_hashes(folder.path)
+    update_progress(folder.path, lambda progress: with_records(progress, hashes))
+    standing = standing_in(folder)
     print(f"written: {write_export(folder, standing, args.file)}")
     print(_head_line(standing))
     return 0

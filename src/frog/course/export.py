@@ -1,18 +1,24 @@
-"""One file for an instructor: what was passed when and who judged, what help was taken, predictions, quizzes, work."""
+"""One file for an instructor: what was passed when and who judged, what help was taken, predictions, quizzes,
+drills, hashes of run records, work.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import ClassVar
 
+import msgspec
+
 from frog import __version__
 from frog.core.errors import UsageError
-from frog.core.schema import Name, Positive, Typed, write_typed
+from frog.core.files import sha256_file
+from frog.core.schema import Digest, Name, Positive, Typed, write_typed
 from frog.core.units import time_text
 from frog.course.folder import LearnerFolder
 from frog.course.journal import Journal
-from frog.course.progress import Guess, QuizResult, Work
+from frog.course.progress import DrillResult, Guess, QuizResult, Work
 from frog.course.standing import Standing
 from frog.grader.exercise import Exercise
 
@@ -44,6 +50,9 @@ class Export(Typed, kw_only=True, frozen=True):
     exercises: tuple[ExerciseRecord, ...]
     predictions: tuple[Guess, ...]
     quizzes: tuple[QuizResult, ...]
+    drills: tuple[DrillResult, ...] = ()
+    records: dict[Name, Digest] = msgspec.field(default_factory=dict)
+    """As `Progress` has them: a run folder that is shown later can be held against its hash."""
     journal: Journal = ()
     """What the fields above sum up, hashed one upon the other: `frog class` holds them against each other."""
 
@@ -63,6 +72,8 @@ def write_export(folder: LearnerFolder, standing: Standing, path: Path | None) -
         exercises=tuple(_record(exercise, folder, standing) for exercise in begun),
         predictions=progress.predictions,
         quizzes=progress.quizzes,
+        drills=progress.drills,
+        records=progress.records,
         journal=progress.journal,
     )
     try:
@@ -70,6 +81,14 @@ def write_export(folder: LearnerFolder, standing: Standing, path: Path | None) -
     except OSError as problem:
         raise UsageError(f"{path}: cannot be written: {problem.strerror}", "name another file") from None
     return path
+
+
+def record_hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 of each run's record: in the learner's folder, and in the one around it, where the project may be."""
+    places = (folder / "runs", folder.parent / "runs")
+    records = [path for runs in places for path in sorted(runs.glob("*/record.json")) if path.is_file()]
+    named = [path for path in records if path.parent.name.isprintable()]
+    return {os.path.relpath(path.parent, folder): sha256_file(path) for path in named}
 
 
 def _record(exercise: Exercise, folder: LearnerFolder, standing: Standing) -> ExerciseRecord:

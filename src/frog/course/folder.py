@@ -45,7 +45,7 @@ exercise's README.md, edit the files next to it, and let Frog check them:
 
 All that Frog knows of you is in `progress.json`. Files that Frog replaces are kept in `backups/`.
 """
-_IGNORED = ".progress.lock\n.progress.json.*.tmp\nprogress.html\n__pycache__/\n"
+_IGNORED = "/runs/\n/data/\n/chaos/\n/logs\n.progress.lock\n.progress.json.*.tmp\nprogress.html\n__pycache__/\n"
 
 
 @dataclass(frozen=True)

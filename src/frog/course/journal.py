@@ -14,7 +14,9 @@ import msgspec
 
 from frog.core.schema import Digest, Name, Typed
 
-What = Literal["before", "unsolved", "rejected", "passed", "measured", "hint", "solution", "guess", "quiz"]
+What = Literal[
+    "before", "unsolved", "rejected", "passed", "measured", "hint", "solution", "guess", "quiz", "drill", "record"
+]
 """`before`: a folder that was begun before there was a journal; what it had is not in it."""
 
 Detail = dict[Name, str | int | float | tuple[str, ...] | None]

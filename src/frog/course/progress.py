@@ -93,6 +93,17 @@ class QuizResult(Typed, kw_only=True, frozen=True):
     """Of the wrong answers."""
 
 
+class DrillResult(Typed, kw_only=True, frozen=True):
+    """One `frog drill`."""
+
+    at: Name
+    seed: int
+    fault: Name
+    """What went wrong, in the words of `frog chaos`."""
+    right: Annotated[int, msgspec.Meta(ge=0, le=3)]
+    """Of rank, step and phase, how many were found."""
+
+
 class Progress(Typed, kw_only=True, frozen=True):
     """Everything that is known of a learner."""
 
@@ -109,8 +120,11 @@ class Progress(Typed, kw_only=True, frozen=True):
     predictions: tuple[Guess, ...] = ()
     """In the order of time."""
     quizzes: tuple[QuizResult, ...] = ()
+    drills: tuple[DrillResult, ...] = ()
+    records: dict[Name, Digest] = msgspec.field(default_factory=dict)
+    """Of runs, by their folders as seen from here: SHA-256 of record.json when it was exported."""
     journal: Journal = ()
-    """All of this again, as it came: what was passed, rejected, taken, predicted and asked."""
+    """All of this again, as it came: what was passed, rejected, taken, predicted, asked, found and run."""
 
     @property
     def head(self) -> str:
@@ -223,6 +237,20 @@ def with_quiz(progress: Progress, result: QuizResult) -> Progress:
     return _with(progress, result.at, "quiz", None, detail)
 
 
+def with_drill(progress: Progress, result: DrillResult) -> Progress:
+    """For `frog drill`: a fault was looked for."""
+    detail: Detail = {"seed": result.seed, "fault": result.fault, "right": result.right}
+    return _with(progress, result.at, "drill", None, detail)
+
+
+def with_records(progress: Progress, hashes: dict[str, str]) -> Progress:
+    """Runs were made, or went on, since the last export."""
+    for run, digest in hashes.items():
+        if progress.records.get(run) != digest:
+            progress = _with(progress, time_text(), "record", None, {"run": run, "sha256": digest})
+    return progress
+
+
 def replay(progress: Progress) -> Progress:
     """What the journal alone says was done: equal to the rest of a progress that nobody edited.
 
@@ -255,18 +283,21 @@ def _done(progress: Progress, at: str, what: What, exercise: str, detail: Detail
     if what == "quiz":
         result = msgspec.convert({**detail, "at": at}, QuizResult)
         return replace(progress, quizzes=(*progress.quizzes, result))
+    if what == "drill":
+        drill = msgspec.convert({**detail, "at": at}, DrillResult)
+        return replace(progress, drills=(*progress.drills, drill))
+    if what == "record":
+        record = msgspec.convert({detail["run"]: detail["sha256"]}, dict[Name, Digest])
+        return replace(progress, records={**progress.records, **record})
     if what == "guess":
         guess = msgspec.convert({**detail, "exercise": exercise, "at": at}, Guess)
         return replace(progress, predictions=(*progress.predictions, guess))
     if what == "measured":
         number = msgspec.convert(detail["value"], float)
-        about = (exercise, detail["id"], None)
-        guesses = (
-            replace(guess, measured=number, measured_at=at)
-            if (guess.exercise, guess.id, guess.measured) == about
-            else guess
-            for guess in progress.predictions
-        )
+        name, guesses = detail["id"], list(progress.predictions)
+        for place, guess in enumerate(progress.predictions):
+            if guess.id == name and guess.exercise == exercise and guess.measured is None:
+                guesses[place] = replace(guess, measured=number, measured_at=at)
         return replace(progress, predictions=tuple(guesses))
     if what == "before":
         return progress

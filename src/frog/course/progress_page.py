@@ -23,7 +23,7 @@ WIDTH, HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 880, 300, 130, 20, 16, 40
 
 
 def progress_lines(standing: Standing, style: Style) -> list[str]:
-    """By lab what is passed, then predictions, beliefs that were met, and quizzes."""
+    """By lab what is passed, then predictions, beliefs that were met, quizzes and drills."""
     found = [
         f"lab {lab}  {style.bar(standing.passed(exercises), len(exercises))}{_help(standing, exercises)}"
         for lab, exercises in standing.labs()
@@ -41,6 +41,9 @@ def progress_lines(standing: Standing, style: Style) -> list[str]:
     if standing.progress.quizzes:
         found += ["", style.paint("quizzes", "strong")]
         found += [f"  {row['at'][:16]}  {row['lab']}: {row['right']} of {row['asked']}" for row in _quiz_rows(standing)]
+    if standing.progress.drills:
+        found += ["", style.paint("drills", "strong")]
+        found += [f"  {drill.at[:16]}  {drill.right} of 3: {drill.fault}" for drill in standing.progress.drills]
     return [*found, ""]
 
 
@@ -198,6 +201,7 @@ def write_page(standing: Standing, path: Path) -> Path:
         right=WIDTH - _RIGHT,
         beliefs=_belief_rows(standing),
         quizzes=_quiz_rows(standing),
+        drills=standing.progress.drills,
     )
     write_atomic(path, html + "\n")
     return path

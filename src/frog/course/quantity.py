@@ -6,6 +6,7 @@ import math
 import re
 
 from frog.core.errors import UsageError
+from frog.core.schema import shortened
 
 _BYTES = {"B": 1.0, "byte": 1.0, "bytes": 1.0, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 _BYTES |= {"KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40}
@@ -22,6 +23,8 @@ _UNITS: dict[str, dict[str, float]] = {
 
 _NUMBER = r"[+-]?(?:\d{1,3}(?:,\d{3})+|\d[\d_]*)?(?:\.\d*)?(?:[eE][+-]?\d+)?"
 _QUANTITY = re.compile(rf"\s*({_NUMBER})\s*([^\d\s.,]*)\s*")
+_LONGEST, _MOST = 80, 1e290
+"""Characters; and a number that is finite in every unit."""
 _BITS = re.compile(r"[kKMGT]?i?b|[kKMGT]?i?bits?")
 
 
@@ -30,13 +33,13 @@ def parse_quantity(text: str, unit: str) -> float:
 
     Raises:  UsageError if it is no number, is not finite, or is in a unit of something else.
     """
-    match = _QUANTITY.fullmatch(text)
+    match = _QUANTITY.fullmatch(text) if len(text) <= _LONGEST else None
     try:
         value = float(match[1].replace(",", "").replace("_", "")) if match else math.nan
     except ValueError:
         value = math.nan
-    if match is None or not math.isfinite(value):
-        raise UsageError(f"{text}: is no number", f"a number{_with_units(unit)}")
+    if match is None or not abs(value) < _MOST:
+        raise UsageError(f"{shortened(text)}: is no number", f"a number{_with_units(unit)}")
     if not match[2]:
         return value
     known = _UNITS[unit]

@@ -13,7 +13,19 @@ from frog.site.markdown import docstring, fence, prose, table
 
 FROG = Path(__file__).parents[1]
 
-API_ROOMS = ("comm", "parallel", "model", "data", "checkpoint", "train", "config", "events", "diagnose", "plan")
+API_ROOMS = (
+    "comm",
+    "collectives",
+    "parallel",
+    "model",
+    "data",
+    "checkpoint",
+    "train",
+    "config",
+    "events",
+    "diagnose",
+    "plan",
+)
 """What a program or a notebook imports; the other rooms are commands."""
 
 SECTIONS = {

@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+_MOST_PROBLEMS, _MOST_EDITS = 30, 8
+"""How many are told here, the latter of a learner."""
+
 
 def add_class_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `frog class`."""
@@ -35,12 +38,16 @@ def _make_page(args: argparse.Namespace) -> int:
     if args.heads:
         reports, unknown = hold_against_heads(reports, read_heads(args.heads), str(args.heads))
         problems += unknown
-    for problem in problems:
+    for problem in problems[:_MOST_PROBLEMS]:
         print("\n".join(map(printable, f"cannot be used: {shortened(problem, 1000)}".splitlines())))
+    if len(problems) > _MOST_PROBLEMS:
+        print(f"... and {len(problems) - _MOST_PROBLEMS} more that cannot be used")
     for report in reports:
         who = f"{report.pseudonym} is {report.name}: " if args.pseudonyms else f"{report.name}: "
-        for edit in report.edits:
-            print(printable(f"edited: {who}{report.path}: {edit}"))
+        for edit in report.edits[:_MOST_EDITS]:
+            print(printable(shortened(f"edited: {who}{report.path}: {edit}", 500)))
+        if len(report.edits) > _MOST_EDITS:
+            print(printable(f"edited: {who}and in {len(report.edits) - _MOST_EDITS} more places: see the page"))
         if args.pseudonyms and not report.edits:
             print(printable(f"{who}{report.path}"))
     if not reports:

@@ -50,6 +50,7 @@ def class_page(reports: Sequence[Report], num_unread: int, pseudonyms: bool) -> 
         misconceptions=summary.misconceptions(counted, course),
         predictions=summary.predictions(counted, course),
         quizzes=summary.quizzes((name, report) for name, report in named if not report.edits),
+        drills=summary.drills((name, report) for name, report in named if not report.edits),
         gained=summary.gained(counted),
         quiz_beliefs=summary.quiz_beliefs(counted),
     )
@@ -70,5 +71,6 @@ def _learner_row(name: str, report: Report, exercises: Sequence[dict[str, Any]])
         "proof": report.proof,
         "edits": report.edits,
         "entries": len(journal),
+        "runs": len(report.export.records),
         "head": report.head[:SHORT],
     }

@@ -16,6 +16,8 @@ from frog.course.journal import first_break, first_hash, head_of
 from frog.course.progress import Guess, Progress, Work, replay
 
 _HINT = "ask for the file again: `frog learn export` writes it"
+_MOST_BYTES = 4 << 20
+"""Of an export: some ten thousand entries."""
 _SAME = ("checks", "hints", "passed", "rejected", "gave_up")
 """Fields of `Work` that the journal holds too."""
 
@@ -66,7 +68,7 @@ def read_reports(paths: Sequence[Path]) -> tuple[list[Report], list[str]]:
     reports, problems = [], []
     for path in _files(paths):
         try:
-            export = read_typed(path, Export, _HINT, UsageError)
+            export = read_typed(path, Export, _HINT, UsageError, _MOST_BYTES)
             reports.append(Report(path, export, tuple(_edits(export))))
         except FileNotFoundError:
             problems.append(f"{path}: is missing\n  try: {_HINT}")
@@ -126,6 +128,9 @@ def _unlike_journal(export: Export) -> Iterator[str]:
                 yield f"$.exercises[{place}].work.{field}: found {_said(here)}, its journal says {_said(there)}"
     yield from _unlike("predictions", export.predictions, noted.predictions)
     yield from _unlike("quizzes", export.quizzes, noted.quizzes)
+    yield from _unlike("drills", export.drills, noted.drills)
+    for run in sorted({run for run, _ in export.records.items() ^ noted.records.items()}):
+        yield f"$.records: {run}: not as its journal says"
     gone = noted.exercises.keys() - {record.id for record in export.exercises} - _only_guessed(noted)
     if gone:
         yield f"$.exercises: lacks {', '.join(sorted(gone))}, which the journal has"
@@ -151,4 +156,4 @@ def _said(value: object) -> str:
 
 
 def _summed_up(export: Export) -> bool:
-    return bool(export.exercises or export.predictions or export.quizzes)
+    return bool(export.exercises or export.predictions or export.quizzes or export.drills or export.records)

@@ -10,7 +10,7 @@ from statistics import mean, median
 from typing import Any
 
 from frog.course.classroom.reports import Report
-from frog.course.progress import Guess, QuizResult, Work
+from frog.course.progress import DrillResult, Guess, QuizResult, Work
 from frog.course.quantity import relative_error
 from frog.grader.exercise import Exercise, Prediction
 from frog.grader.general import general
@@ -183,6 +183,19 @@ def quizzes(named: Iterable[tuple[str, Report]]) -> list[dict[str, Any]]:
         }
         for (lab, name), taken in sorted(rounds.items())
     ]
+
+
+def drills(named: Iterable[tuple[str, Report]]) -> list[dict[str, Any]]:
+    """By learner how many faults were looked for, and what was found of the first and of the last."""
+    taken = [(name, report.export.drills) for name, report in named if report.export.drills]
+    return [
+        {"name": name, "times": len(found), "first": _found(found[0]), "last": _found(found[-1]) if found[1:] else ""}
+        for name, found in taken
+    ]
+
+
+def _found(drill: DrillResult) -> str:
+    return f"{drill.right} of 3 ({drill.fault})"
 
 
 def gained(reports: Sequence[Report]) -> list[dict[str, Any]]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import string
-import sys
 import textwrap
 
 from frog.core.errors import UsageError
+from frog.core.schema import shortened
 from frog.course.quiz.pool import Question
 from frog.course.quiz.round import Judged, Round, judge_answer, right_answer
+from frog.course.typed import read_answer
 
 _WIDTH = 80
-_LEAVE = {"q", "quit", "exit"}
 
 
 def take_round(taken: Round) -> Round:
@@ -39,20 +39,12 @@ def _show(question: Question, place: str) -> None:
 
 def _answer(question: Question) -> Judged | None:
     """What was answered; None to leave. What is no answer is asked for again."""
-    while True:
-        try:
-            text = input(f"{_asks_for(question)}> ")
-        except (EOFError, KeyboardInterrupt):
-            print()
-            return None
-        if not sys.stdin.isatty():
-            print(text)
-        if text.strip().lower() in _LEAVE:
-            return None
+    while (text := read_answer(f"{_asks_for(question)}> ")) is not None:
         try:
             return judge_answer(question, text)
         except UsageError as problem:
-            print(problem)
+            print(shortened(str(problem), 400))
+    return None
 
 
 def _asks_for(question: Question) -> str:
