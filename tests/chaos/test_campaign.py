@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Harness, set_words, wait_until
+from harness import Harness, run_to_end, set_words, wait_until
 from msgspec import convert
 from run_files import event, record_json, run_json, segment
 
@@ -421,7 +421,7 @@ def test_the_table_holds_all_that_was_done(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("seed", "count", "words"),
     [
@@ -446,7 +446,7 @@ def test_a_small_campaign(harness: Harness, seed: int, count: int, words: list[s
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 def test_a_campaign_that_is_stopped_keeps_what_was_done(harness: Harness) -> None:
     out = harness.root / "stopped.txt"
     program = ["train", "run.toml", "--set", "train.steps=2", "--set", "checkpoint.every=1"]
@@ -468,7 +468,7 @@ def test_a_campaign_that_is_stopped_keeps_what_was_done(harness: Harness) -> Non
     )
     wait_until(out.exists, 250, "the first trial's line", process)
     process.send_signal(signal.SIGINT)
-    told, _ = process.communicate(timeout=100)
+    told, _ = run_to_end(process, 100)
     assert process.returncode == 130
     assert "stopped: " in told
     assert " of 9 faults met: " in out.read_text()

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import Harness, all_gone, tree, wait_until
+from harness import Harness, all_gone, run_to_end, tree, wait_until
 from torch import nn
 
 from frog.collectives.waiting import Waiter
@@ -331,7 +331,7 @@ def test_a_world_ends_and_says_who_failed_first(
     process = harness.start("frog", "chaos", "--fault", fault, *world, "--", *program)
     wait_until(lambda: harness.folder(f"end-{kind}").heartbeat(1).exists(), 120, "rank 1 to live", process)
     family = tree(process)
-    _, told = process.communicate(timeout=150)
+    _, told = run_to_end(process, 150)
     assert process.returncode == code or (code is None and process.returncode not in (0, 2)), told
     wait_until(lambda: all_gone(family), 15, "the world to go")
     last = told[told.rindex("error:") :]

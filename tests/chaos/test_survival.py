@@ -127,7 +127,7 @@ def test_every_loss_is_a_fault() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 def test_a_small_campaign_of_losses(harness: Harness) -> None:
     program = ["train", "run.toml", *set_words("train.steps=3", "checkpoint.every=1", "train.timeout_s=30")]
     words = ["--campaign", "3", "--seed", "1", "--kinds", "kill,midway", "--on-loss", "shrink", "--out", "shrink.txt"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +17,7 @@ from ranks import DOUBLING, RING
 
 from frog.collectives.agreement import LeftOut, Proposal, WorldChanged
 from frog.collectives.entrance import meet_survivors
+from frog.collectives.errors import CollectiveError, Mismatch
 from frog.collectives.rendezvous import FolderBook
 from frog.collectives.survivors import Survivors
 
@@ -122,6 +125,62 @@ def test_two_are_lost(way: str, first: int, second: int, tmp_path: Path) -> None
     check(live(tmp_path, 4, deaths, **WAYS[way]), 4, deaths)
 
 
+def reduced(world: Survivors) -> list[float]:
+    x = np.full(ELEMENTS, 10.0**world.identity)
+    world.reduce(x, 0)
+    return [float(x[0])] if world.rank == 0 else []
+
+
+def gathered(world: Survivors) -> list[float]:
+    parts = [np.zeros(ELEMENTS) for _ in world.members] if world.rank == 0 else None
+    world.gather(np.full(ELEMENTS, 10.0**world.identity), parts, 0)
+    return [sum(float(part[-1]) for part in parts)] if parts else []
+
+
+def scattered(world: Survivors) -> list[float]:
+    parts = [np.full(ELEMENTS, 10.0**identity) for identity in world.members] if world.rank == 0 else None
+    x = np.zeros(ELEMENTS)
+    world.scatter(x, parts, 0)
+    assert x[0] == x[-1] == 10.0**world.identity
+    return []
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 4, 7, 11])
+@pytest.mark.parametrize("call", [reduced, gathered, scattered])
+def test_one_is_lost_while_one_rank_gives_or_gets_all(
+    call: Callable[[Survivors], list[float]], after: int, tmp_path: Path
+) -> None:
+    seen: dict[int, list[float]] = {}
+    ready, ends = threading.Barrier(3), threading.Barrier(2)
+
+    def be(rank: int) -> None:
+        world = meet_survivors(FolderBook(tmp_path, 20), rank, 3, b"secret", node="one", timeout_s=20)
+        ready.wait(20)
+        limits.left = after if rank == 2 else None
+        found: list[float] = []
+        try:
+            with suppress(WorldChanged):
+                while True:
+                    found += call(world)
+            seen[rank] = found + call(world)
+            ends.wait(30)
+        except Killed:
+            die(world)
+        finally:
+            limits.left = None
+            die(world)
+
+    threads = [threading.Thread(target=be, args=(rank,), daemon=True) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "a rank hangs"
+    assert sorted(seen) == [0, 1]
+    assert set(seen[0]) <= {111.0, 11.0}
+    assert seen[0][-1:] in ([], [11.0])
+
+
 def test_a_world_of_two_goes_on_without_either(tmp_path: Path) -> None:
     for rank in (0, 1):
         deaths = {rank: 4}
@@ -166,6 +225,53 @@ def test_who_is_silent_is_left_out_and_told_when_it_wakes(tmp_path: Path) -> Non
     assert verdicts[1][0] is LeftOut
 
 
+def quarrel(folder: Path, way: str, odd: Callable[[Survivors], None]) -> dict[int, CollectiveError]:
+    """What ends a world of four in which rank 2 calls `odd` where the others sum a gradient, however often."""
+    ends: dict[int, CollectiveError] = {}
+    options = dict(WAYS[way])
+    nodes, ready = options.pop("nodes", ("one",) * 4), threading.Barrier(4)
+
+    def be(rank: int) -> None:
+        world = meet_survivors(FolderBook(folder, 20), rank, 4, b"secret", node=nodes[rank], timeout_s=2, **options)
+        ready.wait(20)
+        for _ in range(5):
+            try:
+                odd(world) if rank == 2 else world.all_reduce(np.ones(ELEMENTS))
+            except WorldChanged as changed:
+                ends[rank] = changed
+            except CollectiveError as error:
+                ends[rank] = error
+                break
+        world.close()
+
+    threads = [threading.Thread(target=be, args=(rank,), daemon=True) for rank in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "a rank hangs"
+    return ends
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("odd", "called"),
+    [
+        (lambda world: world.all_reduce(np.ones(ELEMENTS // 2)), "all_reduce of 600000 bytes"),
+        (lambda world: world.broadcast(np.ones(ELEMENTS), 0), "broadcast of 1200000 bytes from 0"),
+    ],
+    ids=["size", "kind"],
+)
+def test_ranks_that_disagree_on_a_collective_all_end(
+    way: str, odd: Callable[[Survivors], None], called: str, tmp_path: Path
+) -> None:
+    ends = quarrel(tmp_path, way, odd)
+    assert {rank: type(error) for rank, error in ends.items()} == dict.fromkeys(range(4), Mismatch), ends
+    for rank, error in ends.items():
+        assert str(error).startswith(f"rank {2 if rank != 2 else error.peer} of the group calls "), ends
+        assert called in str(error), ends
+
+
 def test_half_that_hears_nobody_does_not_go_on_without_the_lowest() -> None:
     world = Survivors.__new__(Survivors)
     world.members, world._dead = (0, 1, 2, 3), set()
@@ -183,12 +289,14 @@ def test_a_rank_that_wakes_late_takes_the_verdict_of_the_others() -> None:
     late.left_out = set()
     late._dead, late._newcomers, late._inbox, late._patience_s = set(), set(), [], 0.01
     late._completed = late._settled = 5
+    late._begun, late._call = (0, 0), ""
     late._lines = {0: SimpleNamespace(close=lambda: None)}  # type: ignore[dict-item]
     late._tell = lambda proposal, peers: None  # type: ignore[method-assign]
 
     def hear(until_s: float) -> None:
         time.sleep(max(0.0, until_s - time.monotonic()) + 0.001)
-        late._inbox += [(peer, Proposal(False, 1, frozenset({1, 2, 3}), 5, 5, 70 + peer)) for peer in (1, 3)]
+        said = [Proposal(False, 1, frozenset({1, 2, 3}), 5, 5, 70 + peer, (0, 0), "") for peer in (1, 3)]
+        late._inbox += zip((1, 3), said, strict=True)
 
     late._hear = hear  # type: ignore[method-assign]
     place = SimpleNamespace(peer=SimpleNamespace(port=72))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import socket
 import threading
 from pathlib import Path
@@ -14,11 +15,12 @@ import pytest
 from ranks import DOUBLING, RING, together
 
 from frog.collectives.cost import Costs
-from frog.collectives.errors import CollectiveError, Mismatch, TimedOut
+from frog.collectives.errors import CollectiveError, Mismatch, PeerClosed, TimedOut
 from frog.collectives.exchange import bytes_of
 from frog.collectives.frames import MAGIC, VERSION
 from frog.collectives.group import Group
 from frog.collectives.rendezvous import _HELLO, FolderBook, Place, meet
+from frog.collectives.waiting import Waiter
 from frog.collectives.worker import Worker
 
 
@@ -94,6 +96,12 @@ def _all_to_all(group: Group, count: int) -> None:
         ((_all_gather, 10), (_all_gather, 900_000), "an all-gather of 3600000 bytes"),
         ((_all_gather, 10), (_reduce_scatter, 10), "a reduce-scatter of 40 bytes; this one in an all-gather"),
         ((_all_to_all, 10), (_all_to_all, 11), "an all-to-all of 44 bytes"),
+        (
+            (_all_reduce, 10),
+            (_all_reduce, 90_000),
+            "an all-reduce of 360000 bytes; this one in an all-reduce of 40 bytes",
+        ),
+        ((_all_gather, 10), (_all_reduce, 20), "an all-reduce of 80 bytes; this one in an all-gather of 40 bytes"),
     ],
 )
 def test_so_they_are_in_memory(first: Any, second: Any, said: str, tmp_path: Path) -> None:
@@ -109,6 +117,20 @@ def test_so_they_are_in_memory(first: Any, second: Any, said: str, tmp_path: Pat
         return str(caught.value)
 
     assert said in together(tmp_path, 2, act, memory=True)[0]
+
+
+def test_a_peer_that_leaves_once_it_has_come_is_waited_for_no_more() -> None:
+    """It may lay out its last word and leave just while somebody looks whether it is there."""
+
+    def look(rank: int) -> None:
+        other.say(0, 1)
+        raise PeerClosed(rank)
+
+    memory = mmap.mmap(-1, 4096)
+    other = Waiter(memory, 128, 1, 2, 20, lambda rank: None)
+    Waiter(memory, 128, 0, 2, 20, look).until(0, 1)
+    with pytest.raises(PeerClosed):
+        Waiter(memory, 128, 0, 2, 20, look).until(0, 2)
 
 
 def test_messages_find_their_tags(tmp_path: Path) -> None:

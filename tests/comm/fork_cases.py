@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psutil
 
+from frog.comm import forkserver
 from frog.comm.forkserver import ForkedRank, ForkServer, start_fork_server
 
 PYTHON = [sys.executable, "-u"]
@@ -93,13 +97,37 @@ def without_server(server: ForkServer, folder: Path) -> dict[str, Any]:
             child.kill()
     late = server.fork([*PYTHON, LOOK, str(folder / "late.json")], ENV)
     alive = rank.poll() is None
-    os.killpg(rank.pid, 15)
     try:
         rank.wait(0)
         timed_out = False
     except subprocess.TimeoutExpired:
         timed_out = True
+    os.kill(rank.pid, signal.SIGTERM)
     return {"alive": alive, "late": late is None, "code": rank.wait(60), "timed_out": timed_out}
+
+
+def silent(folder: Path) -> dict[str, Any]:
+    """A server that is stopped is asked twice."""
+    with mock.patch.object(forkserver, "_ANSWER_S", 0.2):
+        server = start_fork_server(None)
+    assert server is not None
+    os.kill(server.pid, signal.SIGSTOP)
+    ranks = [server.fork([*PYTHON, LOOK, str(folder / "silent.json")], ENV) for _ in range(2)]
+    return {"ranks": ranks, "server": psutil.Process(server.pid).wait(20)}
+
+
+def unnamed(folder: Path) -> bool:
+    """Whether a rank that was forked as nobody listened any more has begun."""
+    before = psutil.Process().children()
+    server = start_fork_server(None)
+    assert server is not None
+    server._requests.shutdown(socket.SHUT_RD)
+    begun = folder / "unnamed.json"
+    server._requests.send(json.dumps({"number": 1, "command": [*PYTHON, LOOK, str(begun)], "env": ENV}).encode())
+    server._requests.close()
+    while children := [child for child in psutil.Process().children() if child not in before]:
+        psutil.wait_procs(children)
+    return begun.exists()
 
 
 def main(folder: Path) -> None:
@@ -111,6 +139,8 @@ def main(folder: Path) -> None:
         "forked": {"looks": looks(server.fork, folder), "codes": codes(server.fork, folder)},
         "refusals": refusals(server, folder),
         "interrupted": interrupted(server, folder),
+        "silent": silent(folder),
+        "unnamed": unnamed(folder),
         "without_server": without_server(server, folder),
     }
     print(json.dumps(findings))

@@ -18,6 +18,8 @@ from frog.comm import membership
 from frog.comm.membership import Membership, join_membership
 from frog.core.env import world_env
 from frog.core.errors import RunError
+from frog.core.runfolder import RunFolder
+from frog.train.start import admit_others
 
 GOOD = {"format": 1, "identity": 0, "host": "127.0.0.1", "port": 9, "secret": "ab"}
 
@@ -28,6 +30,8 @@ GOOD = {"format": 1, "identity": 0, "host": "127.0.0.1", "port": 9, "secret": "a
         ("port", 70000, r"\$\.port: found 70000, expected int <= 65535"),
         ("host", "a\0b", r'\$\.host: found the text "a\\u0000b", expected the name or address of a host'),
         ("host", "x" * 300, "…, expected the name or address of a host"),
+        ("host", "x" * 64, "expected the name or address of a host"),
+        ("host", "node..pond", r'found the text "node\.\.pond", expected the name or address of a host'),
     ],
 )
 def test_a_door_that_leads_nowhere_is_refused(field: str, value: Any, said: str, tmp_path: Path) -> None:
@@ -86,11 +90,52 @@ def test_who_leaves_takes_its_door_away_and_no_other(first: Membership, tmp_path
     assert door.read_text() == others
 
 
-def test_a_world_without_a_number_left_has_no_door(first: Membership, tmp_path: Path) -> None:
+def test_a_world_without_a_number_left_says_so(first: Membership, tmp_path: Path) -> None:
+    door = tmp_path / "door.json"
     first.renew()
-    assert (tmp_path / "door.json").exists()
+    assert first._door is not None
     vars(first.survivors)["is_full"] = True
     first.renew()
-    assert not (tmp_path / "door.json").exists()
+    assert not door.exists()
     first.open_door()
-    assert not (tmp_path / "door.json").exists()
+    assert first._door is None, "somebody listens"
+    with pytest.raises(RunError, match="64 ranks have been in it, and no more can come"):
+        join_membership(world_env(), torch.device("cpu"), 1.0, door)
+    first.leave()
+    assert not door.exists()
+
+
+def test_then_the_door_of_somebody_who_was_lost_does_not_stay(first: Membership, tmp_path: Path) -> None:
+    door = tmp_path / "door.json"
+    first.leave()
+    door.write_text(json.dumps({**GOOD, "identity": 1}))
+    vars(first.survivors)["is_full"] = True
+    first.open_door()
+    assert json.loads(door.read_text())["full"] == "numbers"
+
+
+def test_nobody_comes_in_for_whom_a_step_has_no_sequence(first: Membership, tmp_path: Path) -> None:
+    """The others would fail with it: each rank takes one in every micro-batch."""
+    door = tmp_path / "door.json"
+    first.most_ranks = 1
+    for _ in range(2):
+        first.renew()
+        first.open_door()
+        assert first._door is None, "somebody listens"
+        with pytest.raises(CollectiveError, match="none is left for another"):
+            join_membership(world_env(), torch.device("cpu"), 1.0, door)
+    first.most_ranks = 2
+    first.renew()
+    first.open_door()
+    assert first._door is not None
+    assert json.loads(door.read_text())["full"] is None
+
+
+def test_a_run_knows_to_how_many_a_step_can_be_dealt(first: Membership, tmp_path: Path) -> None:
+    train = SimpleNamespace(global_batch_size=14, grad_accum=4)
+    run: Any = SimpleNamespace(
+        config=SimpleNamespace(train=train), folder=RunFolder(tmp_path), world=SimpleNamespace(is_main=False)
+    )
+    reporter: Any = None
+    admit_others(run, first, reporter)
+    assert first.most_ranks == 3

@@ -13,10 +13,7 @@ import psutil
 import pytest
 from harness import all_gone, wait_until
 
-pytestmark = [
-    pytest.mark.timeout(180),
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ranks are forked on Linux alone"),
-]
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ranks are forked on Linux alone")
 CASES = [sys.executable, "-u", "-m", "fork_cases"]
 ENV = {**os.environ, "OMP_NUM_THREADS": "2"}
 """With which numpy, as it is loaded, starts a thread."""
@@ -68,6 +65,14 @@ def test_an_answer_that_nobody_took_is_not_the_next_one_s(findings: dict[str, An
 
 def test_ranks_outlive_their_server(findings: dict[str, Any]) -> None:
     assert findings["without_server"] == {"alive": True, "late": True, "code": -15, "timed_out": True}
+
+
+def test_a_server_that_does_not_answer_is_ended_and_asked_no_more(findings: dict[str, Any]) -> None:
+    assert findings["silent"] == {"ranks": [None, None], "server": -9}
+
+
+def test_what_was_forked_as_nobody_listened_is_no_rank(findings: dict[str, Any]) -> None:
+    assert findings["unnamed"] is False
 
 
 def test_nothing_outlives_the_agent(tmp_path: Path) -> None:

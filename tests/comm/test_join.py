@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import Harness, kill_tree
+from harness import Harness, run_to_end
 
 from frog.core.ports import free_port
 from frog.core.processes import NOT_MET
@@ -51,10 +51,7 @@ def test_a_rank_that_hangs_ends_the_world_at_the_deadline(harness: Harness) -> N
     pid = harness.events("hung").ranks[1].of(StartEvent)[0].pid
     os.kill(pid, signal.SIGSTOP)
     try:
-        _, err = process.communicate(timeout=90)
-    except Exception:
-        kill_tree(process)
-        raise
+        _, err = run_to_end(process, 90)
     finally:
         with contextlib.suppress(ProcessLookupError):  # torchrun has ended it by now
             os.kill(pid, signal.SIGKILL)

@@ -16,7 +16,6 @@ os.write(1, f"{os.environ['RANK']} {words}\\n".encode())  # in one piece: both r
 """
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ranks are forked on Linux alone")
 @pytest.mark.parametrize(("method", "words"), [("", "is a new program"), ("fork", "is forked")])
 def test_a_script(harness: Harness, method: str, words: str) -> None:

@@ -43,11 +43,22 @@ def test_heartbeats_of_the_attempt_that_has_begun_stay(tmp_path: Path) -> None:
     """The launcher may hear of a new world later than its ranks write theirs."""
     folder = RunFolder(tmp_path)
     leave_beat(folder, 7, attempt=1)
-    keep_heartbeats(folder, 0)
-    assert folder.heartbeat(1).exists()
     keep_heartbeats(folder, 1)
+    assert folder.heartbeat(1).exists()
+    keep_heartbeats(folder, 2)
     assert not folder.heartbeat(1).exists()
     assert (folder.heartbeats / "attempt_1" / "rank_1.json").exists()
+
+
+@pytest.mark.parametrize("after", [(0, 4), (1, 0)])
+def test_heartbeats_of_a_world_that_has_changed_are_put_aside(after: tuple[int, int], tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    leave_beat(folder, 7, attempt=0, epoch=3)
+    keep_heartbeats(folder, 0, 3)
+    assert folder.heartbeat(1).exists()
+    keep_heartbeats(folder, *after)
+    assert not folder.heartbeat(1).exists()
+    assert (folder.heartbeats / "attempt_0_epoch_3" / "rank_1.json").exists()
 
 
 def kinds(folder: RunFolder, pid: int) -> list[str]:

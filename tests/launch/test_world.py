@@ -49,7 +49,7 @@ UP = "until test -e $SCRATCH/up; do sleep 0.02; done"
 """Waits until another node is ready for signals."""
 
 RunNodes = Callable[..., int]
-pytestmark = pytest.mark.timeout(120)  # what is to be ended sleeps for ten minutes
+pytestmark = pytest.mark.timeout(400)  # what is to be ended sleeps for ten minutes
 QUICK = Limits(grace_s=2.0, patience_s=0.4)
 
 
@@ -261,6 +261,22 @@ def test_a_hang_is_of_the_attempt_that_agents_count(tmp_path: Path) -> None:
     (hang,) = map(json.loads, RunFolder(tmp_path).launcher_events.read_text().splitlines())
     assert (hang["event"], hang["attempt"], hang["rank"], agent.watched) == ("hang", 0, 1, {})
     assert agent.process.wait(60) == -signal.SIGKILL
+    launch.clean_up()
+
+
+def test_a_world_is_at_work_once_a_process_of_it_is_in_the_first_place(tmp_path: Path) -> None:
+    """A heartbeat counts the changes of the world too, so that one of the last attempt may be ahead of this one."""
+    starter = ScriptedStarter(parse_nodes("1x2"), [], Options(), tmp_path, None)
+    launch = _Launch(starter.nodes, Options(), tmp_path, starter)
+    starter.scripts = {0: ["sleep 600"]}
+    agent = starter.start_agent(0)
+    agent.pids = {0: 11, 1: 12}
+    launch.agents, launch._shown, launch.journal.folder = [agent], {1: []}, RunFolder(tmp_path)
+    RunFolder(tmp_path).heartbeats.mkdir()
+    assert not launch._has_begun()
+    for pid, begun in ((7, False), (12, True)):
+        RunFolder(tmp_path).heartbeat(0).write_text(json.dumps(beat(pid=pid, attempt=3)))
+        assert launch._has_begun() is begun
     launch.clean_up()
 
 

@@ -127,3 +127,16 @@ def test_a_folder_that_may_not_be_written_is_told_in_words(
     said = capsys.readouterr().err
     assert "error: runs/demo: Permission denied" in said
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError("Unable to allocate 2 GiB"), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+)
+def test_full_memory_is_told_without_a_traceback(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(failure, "launcher_pid", lambda: None)
+    assert reporter_of(0, world_size=1).report(error) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: out of memory: {error}\n  try: ")
+    assert "Traceback" not in said

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 
 import pytest
-from harness import Harness
+from harness import Harness, run_to_end, wait_until
 
 from frog.chaos.oracle import Oracle, read_oracle, recovery_problems
+from frog.events.heartbeat import read_heartbeat
 from frog.events.read import RankEvents
 from frog.events.schema import CommitEvent, StartEvent
 
@@ -33,7 +36,7 @@ def committed_before(told: RankEvents, start: int) -> set[int]:
     return {event.step for event in told.events[: numbers[start]] if isinstance(event, CommitEvent)}
 
 
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(1500)
 def test_one_fault_after_another_leaves_the_same_weights(harness: Harness, undisturbed: Oracle) -> None:
     """At every step of the run something else goes wrong: each time the world goes on from its last good checkpoint."""
     faults = [
@@ -62,7 +65,34 @@ def test_one_fault_after_another_leaves_the_same_weights(harness: Harness, undis
     assert "inject" not in harness.folder("unlucky").launcher_events.read_text()
 
 
-@pytest.mark.timeout(400)
+def test_last_words_outlive_a_start_that_the_launcher_has_not_heard_of(harness: Harness) -> None:
+    """Ranks of the next attempt are forked in milliseconds: they write where those before them wrote."""
+    world = ["--nproc", "2", "--threads", "1", "--restarts", "1"]
+    process = harness.start("frog", "run", *world, "--", *program("late", "train.steps=60", "checkpoint.every=60"))
+    harness.wait_for_step("late", 1, process)
+    folder = harness.folder("late")
+    first = read_heartbeat(folder.heartbeat(1))
+    assert first is not None
+
+    def is_another() -> bool:
+        beat = read_heartbeat(folder.heartbeat(1))
+        return beat is not None and beat.pid != first.pid
+
+    process.send_signal(signal.SIGSTOP)
+    try:
+        os.kill(first.pid, signal.SIGKILL)
+        wait_until(is_another, 60, "another rank 1", process)
+    finally:
+        process.send_signal(signal.SIGCONT)
+    run_to_end(process, 120)
+    assert process.returncode == 0
+    last = read_heartbeat(folder.heartbeats / "attempt_0" / "rank_1.json")
+    assert last is not None
+    assert last.pid == first.pid
+    assert read_heartbeat(folder.heartbeats / "attempt_0" / "rank_0.json") is not None
+
+
+@pytest.mark.timeout(1200)
 def test_a_node_that_goes_is_done_without(harness: Harness, undisturbed: Oracle) -> None:
     """The world shrinks to the node that is left and takes the same samples; rounding alone tells them apart."""
     world = ["--nodes", "1:2x1", "--threads", "1", "--restarts", "3", "--deadline", "30"]

@@ -82,7 +82,6 @@ def joins(harness: Harness, name: str) -> list[list[int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_lost_ranks_are_replaced_as_often_as_is_allowed(harness: Harness) -> None:
     """One dies at the door, one after it has come in, one stays; and then there are no more."""
     name = "replace"

@@ -10,7 +10,8 @@ from frog.collectives.errors import CollectiveError
 
 MOST_RANKS = 64
 """Over the life of a group: who comes in gets a number of its own."""
-_PROPOSAL = struct.Struct("!?IQQQH")
+_CALL_BYTES = 48
+_PROPOSAL = struct.Struct(f"!?IQQQHIQ{_CALL_BYTES}s")
 PROPOSAL_BYTES = _PROPOSAL.size
 
 
@@ -45,13 +46,19 @@ class Proposal:
     settled: int
     """Collectives that were agreed on as completed at the last decision."""
     port: int
+    begun: tuple[int, int]
+    """Of the last collective that it has begun: the epoch, and the number."""
+    call: str
+    """What that is, the same on all ranks. Empty if it has begun none."""
 
     def pack(self) -> bytes:
         mask = sum(1 << rank for rank in self.alive)
-        return _PROPOSAL.pack(self.is_last_word, self.epoch, mask, self.completed, self.settled, self.port)
+        numbers = (self.completed, self.settled, self.port, *self.begun)
+        return _PROPOSAL.pack(self.is_last_word, self.epoch, mask, *numbers, self.call.encode())
 
     @staticmethod
     def unpack(data: bytes | bytearray) -> Proposal:
-        last, epoch, mask, completed, settled, port = _PROPOSAL.unpack(data)
+        last, epoch, mask, completed, settled, port, epoch_begun, number, call = _PROPOSAL.unpack(data)
         alive = frozenset(rank for rank in range(MOST_RANKS) if mask >> rank & 1)
-        return Proposal(last, epoch, alive, completed, settled, port)
+        words = call.rstrip(b"\0").decode()
+        return Proposal(last, epoch, alive, completed, settled, port, (epoch_begun, number), words)

@@ -79,6 +79,7 @@ class Reduction:
 
 
 def name_of(dtype: np.dtype[Any]) -> str:
+    """The name of a type of numbers; numpy has none for bfloat16."""
     return "bfloat16" if dtype == BFLOAT16 else dtype.name
 
 

@@ -12,7 +12,8 @@ rank alone:
 Slice g may be laid out once all have REDUCED g-2, whose room it takes. A result may replace that of g-2 once all have
 COLLECTED it; where everybody has POSTED g they have.
 
-Beside what it lays out each rank notes which collective it is in, and of how many bytes; who reads it compares.
+Beside what it lays out each rank notes which collective it is in, and of how many bytes; who reads it compares. A rank
+that waits for one which has laid out what it has not come to itself, a small message or a slice, compares too.
 
 Assumes: Linux, and a processor that shows its writes to others in their order, as x86-64 does. Else `usable` is False.
 """
@@ -91,9 +92,10 @@ class Segment:
         self._small = small.reshape(2, size, SMALL_BYTES)
         self._rooms = rooms.reshape(2, size, SLICE_BYTES)
         self._results = results.reshape(2, SLICE_BYTES)
-        self._waiter = Waiter(memory, _LINE_BYTES, rank, size, timeout_s, look)
+        self._peers_are_there = look
+        self._waiter = Waiter(memory, _LINE_BYTES, rank, size, timeout_s, self._look)
         self._notes = memoryview(memory)[_NOTES_AT:_CONTROL_BYTES].cast("Q")
-        self._slices = self._smalls = self._commits = 0
+        self._slices = self._smalls = self._commits = self._note = 0
 
     def all_reduce_small(self, x: Buffer, reduction: Reduction) -> None:
         """Everybody lays out all of `x` and sums what lies there, in order of ranks.
@@ -256,10 +258,22 @@ class Segment:
 
     def _compare(self, number: int, note: int, counter: int = POSTED, ranks: Sequence[int] | None = None) -> None:
         """Return when these ranks (all) have laid out `number`. Raises Mismatch if theirs is of something else."""
+        self._note = note
         self._waiter.until(counter, number + 1, ranks)
         for rank in range(self.size) if ranks is None else ranks:
-            if (seen := self._notes[self._place(number, rank, counter)]) != note:
-                raise Mismatch(f"rank {rank} of the group is in {_said(seen)}; this one in {_said(note)}", rank)
+            if self._notes[self._place(number, rank, counter)] != note:
+                raise self._mismatch(number, rank, counter)
+
+    def _look(self, rank: int) -> None:
+        """While that rank is waited for: raise Mismatch if it is in what this one has not come to."""
+        for counter, number in ((POSTED, self._slices), (SMALL, self._smalls)):
+            if (seen := self._waiter.seen(rank, counter)) > number:
+                raise self._mismatch(seen - 1, rank, counter)
+        self._peers_are_there()
+
+    def _mismatch(self, number: int, rank: int, counter: int) -> Mismatch:
+        theirs = _said(self._notes[self._place(number, rank, counter)])
+        return Mismatch(f"rank {rank} of the group is in {theirs}; this one in {_said(self._note)}", rank)
 
     def _place(self, number: int, rank: int, counter: int) -> int:
         return (2 * (counter == SMALL) + (number & 1)) * self.size + rank

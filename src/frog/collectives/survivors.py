@@ -12,6 +12,8 @@ them knows:
     completed    the collectives of which all of them have the result. The one under way, if it is among them, ends
     well on every survivor. If it is not, every survivor gets its buffers back as they were, and WorldChanged.
 
+    called       what each of them called. Where that differs it would again: all get Mismatch, and nobody goes on.
+
 No rank returns from a collective before all have its result: it ends with a barrier. So a verdict never takes back what
 somebody has returned with.
 
@@ -42,7 +44,7 @@ from frog.collectives.arithmetic import Buffer
 from frog.collectives.connection import Connection
 from frog.collectives.cost import Costs
 from frog.collectives.door import NOTE_BYTES, Applicant, Welcome, read_note
-from frog.collectives.errors import CollectiveError, PeerClosed
+from frog.collectives.errors import CollectiveError, Mismatch, PeerClosed
 from frog.collectives.frames import CONTROL
 from frog.collectives.group import Group
 from frog.collectives.messages import Messages
@@ -84,6 +86,8 @@ class Survivors:
         self.left_out: set[int] = set()
         """Who was silent for too long, as far as this rank has found it so: it may still be there."""
         self._news: WorldChanged | None = None
+        self._begun, self._call = (epoch, 0), ""
+        """The last collective that was begun: its epoch and number, and what it is."""
         try:
             self.group = self._regroup(timeout_s)
         except BaseException:
@@ -114,27 +118,43 @@ class Survivors:
 
     def all_reduce(self, x: Buffer, op: str = "sum") -> None:
         """`x` of all ranks, summed in place. Raises WorldChanged, as all of these do."""
-        self._attempt(lambda group: group.all_reduce(x, op), [x])
+        self._attempt(f"all_reduce of {x.nbytes} bytes", lambda group: group.all_reduce(x, op), [x])
 
     def all_gather(self, parts: Sequence[Buffer], x: Buffer) -> None:
         """Fill `parts` with everybody's `x`, in order of ranks."""
-        self._attempt(lambda group: group.all_gather(parts, x), parts)
+        self._attempt(f"all_gather of {x.nbytes} bytes", lambda group: group.all_gather(parts, x), parts)
 
     def reduce_scatter(self, out: Buffer, parts: Sequence[Buffer], op: str = "sum") -> None:
         """`out` becomes the sum of everybody's `parts[rank]`."""
-        self._attempt(lambda group: group.reduce_scatter(out, parts, op), [out])
+        call = f"reduce_scatter of {out.nbytes} bytes"
+        self._attempt(call, lambda group: group.reduce_scatter(out, parts, op), [out])
 
     def broadcast(self, x: Buffer, root: int) -> None:
         """Give everybody `root`'s `x`."""
-        self._attempt(lambda group: group.broadcast(x, root), [x])
+        self._attempt(f"broadcast of {x.nbytes} bytes from {root}", lambda group: group.broadcast(x, root), [x])
+
+    def reduce(self, x: Buffer, root: int, op: str = "sum") -> None:
+        """`root`'s `x` becomes the sum of everybody's."""
+        self._attempt(f"reduce of {x.nbytes} bytes to {root}", lambda group: group.reduce(x, root, op), [x])
+
+    def gather(self, x: Buffer, parts: Sequence[Buffer] | None, root: int) -> None:
+        """`root` gets everybody's `x` into its `parts`."""
+        call = f"gather of {x.nbytes} bytes to {root}"
+        self._attempt(call, lambda group: group.gather(x, parts, root), parts or [])
+
+    def scatter(self, x: Buffer, parts: Sequence[Buffer] | None, root: int) -> None:
+        """Everybody gets its own of `root`'s `parts` into `x`."""
+        call = f"scatter of {x.nbytes} bytes from {root}"
+        self._attempt(call, lambda group: group.scatter(x, parts, root), [x])
 
     def all_to_all(self, arrive: Sequence[Buffer], leave: Sequence[Buffer], even: bool = False) -> None:
         """`arrive[i]` becomes rank i's `leave[rank]`."""
-        self._attempt(lambda group: group.all_to_all(arrive, leave, even), arrive)
+        call = f"all_to_all of {leave[0].nbytes} bytes to each" if even else "all_to_all"
+        self._attempt(call, lambda group: group.all_to_all(arrive, leave, even), arrive)
 
     def barrier(self) -> None:
         """Return when every rank is here."""
-        self._attempt(lambda group: group.barrier(), [])
+        self._attempt("barrier", lambda group: group.barrier(), [])
 
     def close(self) -> None:
         """Leave. To the others this is a loss, unless they leave too."""
@@ -194,12 +214,13 @@ class Survivors:
 
     # ---- a collective ------------------------------------------------------------------------------------------------
 
-    def _attempt(self, job: Callable[[Group], None], buffers: Sequence[Buffer]) -> None:
-        """Carry out a collective: it is completed on all survivors, or undone on all of them."""
+    def _attempt(self, call: str, job: Callable[[Group], None], buffers: Sequence[Buffer]) -> None:
+        """Carry out a collective, which `call` names: it is completed on all survivors, or undone on all of them."""
         if self._news is not None:
             news, self._news = self._news, None
             raise news
         before, number = [x.copy() for x in buffers], self._completed + 1
+        self._begun, self._call = (self.epoch, number), call
         try:
             with np.errstate(all="ignore"):
                 job(self.group)
@@ -221,12 +242,13 @@ class Survivors:
     def _regroup(self, patience_s: float) -> Group:
         """Agree on who is left, and connect to each of them; again if one is lost meanwhile."""
         while True:
+            self._hear(0)  # who has left may have said something before
             place = self._place(f"epoch {self.epoch + 1}")
             try:
                 ports = self._agree(place, patience_s)
                 return self._connect(place, ports)
             except (CollectiveError, OSError) as error:
-                if isinstance(error, LeftOut):
+                if isinstance(error, LeftOut | Mismatch):
                     raise
             finally:
                 place.close()
@@ -249,9 +271,23 @@ class Survivors:
             """Who has not proposed just these."""
             return frozenset(p for p in alive - {self.identity} if p not in heard or heard[p].alive != alive)
 
-        own = Proposal(False, target, alive, self._completed, self._settled, place.peer.port)
+        counts = (self._completed, self._settled)
+        own = Proposal(False, target, alive, *counts, place.peer.port, self._begun, self._call)
         self._tell(own, alive)
         while True:
+            for peer, said in self._inbox:
+                if said.is_last_word or (said.epoch >= target and self.identity not in said.alive):
+                    raise LeftOut(f"rank {peer} of the group and others go on without this rank", "timed_out", peer)
+                if said.begun == self._begun and "" != said.call != self._call != "":
+                    who = self.members.index(peer)
+                    raise Mismatch(f"rank {who} of the group calls {said.call}; this one {self._call}", who)
+                if said.epoch > target:  # it has decided on this epoch, this rank has not: its decision counts
+                    self._settle(said.settled)
+                    self.epoch = target
+                    raise PeerClosed(peer, "it is an epoch ahead")
+                if said.epoch == target:
+                    heard[peer] = said
+            self._inbox.clear()
             left = alive.intersection(*(said.alive for said in heard.values())) - self._dead
             if left == alive and time.monotonic() > until_s:  # else others have left somebody out already
                 left -= missing(alive)
@@ -261,18 +297,8 @@ class Survivors:
                 self._tell(own, alive)
             elif not missing(alive):
                 break
-            elif not self._inbox:
+            else:
                 self._hear(until_s)
-            for peer, said in self._inbox:
-                if said.is_last_word or (said.epoch >= target and self.identity not in said.alive):
-                    raise LeftOut(f"rank {peer} of the group and others go on without this rank", "timed_out", peer)
-                if said.epoch > target:  # it has decided on this epoch, this rank has not: its decision counts
-                    self._settle(said.settled)
-                    self.epoch = target
-                    raise PeerClosed(peer, "it is an epoch ahead")
-                if said.epoch == target:
-                    heard[peer] = said
-            self._inbox.clear()
         self._await_quorum(alive)
         for peer in self._all - alive - self._dead:
             self._tell(replace(own, is_last_word=True), [peer])

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from frog.collectives.errors import TimedOut
+from frog.collectives.errors import CollectiveError, TimedOut
 
 _LOOKS = 60
 _YIELDS = 40
@@ -35,8 +35,9 @@ class Waiter:
     """The counters of all ranks, of which one is written here."""
 
     def __init__(
-        self, memory: mmap.mmap, line_bytes: int, rank: int, size: int, timeout_s: float, look: Callable[[], None]
+        self, memory: mmap.mmap, line_bytes: int, rank: int, size: int, timeout_s: float, look: Callable[[int], None]
     ) -> None:
+        """look: called now and then with the rank that is waited for; raises CollectiveError if that is in vain."""
         self._numbers = memoryview(memory).cast("B").cast("Q")
         self._line = line_bytes // 8
         self._own = rank * self._line
@@ -52,6 +53,10 @@ class Waiter:
         for other in self._others:
             if numbers[other * self._line + _ASLEEP]:
                 self._futex(self._own + counter, _WAKE, 1 << 30)
+
+    def seen(self, rank: int, counter: int) -> int:
+        """How far a rank has come."""
+        return int(self._numbers[rank * self._line + counter])
 
     def until(self, counter: int, value: int, ranks: Sequence[int] | None = None) -> None:
         """Return when these ranks (all others) have come so far. Raises TimedOut, or what `look` raises."""
@@ -84,10 +89,17 @@ class Waiter:
             nap_s, now_s = _CHECK_S, time.monotonic()
             if now_s - checked_s > _CHECK_S:
                 checked_s = now_s
-                if numbers[place] < value:
-                    self._look()
+                self._check(place, value, rank)
                 if now_s - began_s > self._timeout_s:
                     raise TimedOut(now_s - began_s, [rank])
+
+    def _check(self, place: int, value: int, rank: int) -> None:
+        """Raise what `look` raises, unless what is waited for has come while it looked."""
+        try:
+            self._look(rank)
+        except CollectiveError:
+            if self._numbers[place] < value:
+                raise
 
     def _futex(self, place: int, operation: int, value: int, nap_s: float = 0.0) -> None:
         if _FUTEX is None:

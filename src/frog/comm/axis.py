@@ -89,13 +89,17 @@ class Pending:
         )  # fmt: skip
 
 
+_LOST = "another rank has left or hangs; its own log says why"
+_UNLIKE = "ranks of an axis do the same collectives, of the same sizes, in the same order; frog diagnose says where not"
+
+
 def failed(backend: Backend, error: Exception, what: str, where: str, start_ns: int, **known: Any) -> CommError:
     """The error of a collective that began at `start_ns`: its words for people, and what is `known` of it as facts."""
-    waited_s = (time.monotonic_ns() - start_ns) / 1e9
+    waited_s, cause = (time.monotonic_ns() - start_ns) / 1e9, backend.cause_of(error)
     return CommError(
         f"{what} failed after {waited_s:.1f} s [{where}]: {backend.shorten(error)}",
-        "another rank has left or hangs; its own log says why",
-        ErrorFacts(cause=backend.cause_of(error), waited_s=round(waited_s, 3), **known),
+        _UNLIKE if cause == "mismatch" else _LOST,
+        ErrorFacts(cause=cause, waited_s=round(waited_s, 3), **known),
     )
 
 

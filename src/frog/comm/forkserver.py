@@ -20,7 +20,9 @@ What makes this safe, and where it is not done:
 A rank is to find itself as it would otherwise: a child of the agent, leading a session of its own, with its arguments,
 its environment and nothing open but stdin, stdout and stderr. It becomes the agent's child by being forked twice: the
 process in between ends at once, and Linux gives an orphan to the nearest forebear that has said it takes them. So the
-agent waits for ranks, and ranks see that the agent is gone, as ever; the death of the server ends neither.
+agent waits for ranks, and ranks see that the agent is gone, as ever; the death of the server ends neither. A server
+that does not answer is ended, and ranks are new programs from then on. What it had forked and not named to the agent
+does not become a rank.
 
     agent ── fork ──> server ── fork ──> in between ── fork ──> rank          (who was forked by whom)
     agent <─────────────────────── parent ───────────────────── rank          (once the one in between has ended)
@@ -56,6 +58,9 @@ _OF_A_RANK = re.compile(
 _MOST_BYTES = 1 << 20
 """Of a message. Linux takes fewer; what is too long is not sent, and its rank is no fork."""
 
+_ANSWER_S = 60.0
+"""As long as a server may take for an answer. Before its first one it loads what the program needs."""
+
 
 class ForkedRank:
     """A rank that was forked: what torchrun uses of a `subprocess.Popen`."""
@@ -87,6 +92,7 @@ class ForkServer:
 
     def __init__(self, requests: socket.socket, pid: int) -> None:
         self._requests, self.pid = requests, pid
+        requests.settimeout(_ANSWER_S)
         self._loaded_with = child_env()
         self._number = 0
 
@@ -98,11 +104,20 @@ class ForkServer:
         request = {"number": self._number, "command": list(command), "env": dict(env)}
         with contextlib.suppress(OSError):  # the message is too long, or the server is gone
             self._requests.send(json.dumps(request).encode())
-            while answer := self._requests.recv(_MOST_BYTES):
+            while answer := self._answer():
                 number, pid = json.loads(answer)
                 if number == self._number:  # not that of a request which a signal has interrupted
                     return ForkedRank(pid) if pid else None
         return None
+
+    def _answer(self) -> bytes:
+        """What the server says next; nothing if it is gone. One that is silent for too long is ended."""
+        try:
+            return self._requests.recv(_MOST_BYTES)
+        except TimeoutError:
+            self._requests.shutdown(socket.SHUT_RDWR)  # from here on it can name no rank
+            os.kill(self.pid, signal.SIGKILL)
+            return self._requests.recv(_MOST_BYTES)
 
     def _has_loaded_for(self, env: Mapping[str, str]) -> bool:
         """Whether nothing that is read once, when it is loaded, would be read otherwise now."""
@@ -151,13 +166,27 @@ def _serve(requests: socket.socket, module: str | None, agent: int) -> NoReturn:
     gc.freeze()  # a collector that visits what all share would copy it, page by page
     while message := requests.recv(_MOST_BYTES):
         request = json.loads(message)
+        held, release = os.pipe()
         pid = _fork_orphan() if _has_one_thread() else None
         if pid == 0:
             requests.close()
+            os.close(release)
+            _await_release(held)
             signal.signal(signal.SIGINT, interrupt)
             _be_rank(request["command"], request["env"], agent)
-        requests.send(json.dumps([request["number"], pid]).encode())
+        os.close(held)
+        with contextlib.suppress(OSError):  # the agent waits no more; or the rank has been killed already
+            requests.send(json.dumps([request["number"], pid]).encode())
+            os.write(release, b".")
+        os.close(release)
     os._exit(0)
+
+
+def _await_release(held: int) -> None:
+    """Return once the agent has been told of this process; if it cannot be told, end."""
+    with open(held, "rb", buffering=0) as file:
+        if not file.read(1):
+            os._exit(1)
 
 
 def _load(module: str) -> None:

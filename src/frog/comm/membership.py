@@ -11,14 +11,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, NoReturn
+from typing import ClassVar, Literal, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from frog.collectives.agreement import WorldChanged
+from frog.collectives.agreement import MOST_RANKS, WorldChanged
 from frog.collectives.cost import kept
 from frog.collectives.door import Door
 from frog.collectives.entrance import join_survivors, meet_survivors
@@ -47,6 +47,8 @@ class DoorFile(Typed, frozen=True):
     host: Host
     port: Port
     secret: str
+    full: Literal["numbers", "batch"] | None = None
+    """Why nobody may come in, and nobody listens: no number is left; or, for now, a step has no sequence left."""
 
 
 @dataclass
@@ -63,9 +65,13 @@ class Membership:
     """Where the first member says how to come in; None: nobody may."""
     refused: Callable[[str], None] = lambda line: None
     """Called with a line for each stranger at the door."""
+    most_ranks: int = MOST_RANKS
+    """As many as a step's sequences can be dealt to."""
     members: tuple[int, ...] = ()
     """Of the world that `renew` made last."""
     _door: Door | None = None
+    _sign: DoorFile | None = None
+    """What this rank has left in `door_file`."""
 
     @property
     def identity(self) -> int:
@@ -78,20 +84,29 @@ class Membership:
             dist.destroy_process_group()
         survivors = self.survivors
         self.members = survivors.members
-        if survivors.is_full:
+        if self._full != (self._sign and self._sign.full):
             self._close_door()
         start_on(survivors, self.timeout_s)
         env = replace(self.env, rank=survivors.rank, world_size=survivors.size)
         return World(env, self.device, self.timeout_s, requested_backend="frog")
 
+    @property
+    def _full(self) -> Literal["numbers", "batch"] | None:
+        """Why nobody may come in now."""
+        if self.survivors.is_full:
+            return "numbers"
+        return "batch" if self.survivors.size >= self.most_ranks else None
+
     def open_door(self) -> None:
-        """Let others knock, if this is the first member, the door is not open yet, and there is room."""
-        if self.door_file is None or self._door is not None or self.survivors.rank != 0 or self.survivors.is_full:
+        """Let others knock, or have them told why they cannot, if this is the first member and has not done so yet."""
+        if self.door_file is None or self._sign is not None or self.survivors.rank != 0:
             return
-        own = self.survivors.address
-        door = self._door = Door(self.identity, self.secret.encode(), own.host, self.refused)
-        here = DoorFile(identity=self.identity, host=own.host, port=door.peer.port, secret=self.secret)
-        write_typed(self.door_file, here, private=True)
+        own, full = self.survivors.address, self._full
+        if full is None:
+            self._door = Door(self.identity, self.secret.encode(), own.host, self.refused)
+        port = own.port if self._door is None else self._door.peer.port
+        self._sign = DoorFile(identity=self.identity, host=own.host, port=port, secret=self.secret, full=full)
+        write_typed(self.door_file, self._sign, private=True)
 
     def has_knocked(self) -> bool:
         """Whether somebody has knocked, as far as this rank knows: only the first member does."""
@@ -109,15 +124,15 @@ class Membership:
         self.survivors.close()
 
     def _close_door(self) -> None:
-        """Close this rank's door, and take its file away, unless that leads to another's by now."""
-        if self._door is None or self.door_file is None:
-            return
+        """Close this rank's door, and take its file away, unless that is another's by now."""
         door, self._door = self._door, None
-        door.close()
-        with suppress(FileNotFoundError, RunError):
-            here = read_typed(self.door_file, DoorFile)
-            if (here.identity, here.port) == (self.identity, door.peer.port):
-                self.door_file.unlink()
+        sign, self._sign = self._sign, None
+        if door is not None:
+            door.close()
+        if sign is not None and self.door_file is not None:
+            with suppress(FileNotFoundError, RunError):
+                if read_typed(self.door_file, DoorFile) == sign:
+                    self.door_file.unlink()
 
 
 def found_membership(env: WorldEnv, device: torch.device, timeout_s: float) -> Membership:
@@ -142,9 +157,13 @@ def found_membership(env: WorldEnv, device: torch.device, timeout_s: float) -> M
 def join_membership(env: WorldEnv, device: torch.device, timeout_s: float, door_file: Path) -> Membership:
     """Come into a run through its door, as soon as it lets somebody in.
 
-    Raises:  CollectiveError if that comes to nothing; RunError if the door's file cannot be read.
+    Raises:  CollectiveError if that comes to nothing; RunError if it always would, or the door's file cannot be read.
     """
     door = read_typed(door_file, DoorFile)
+    if door.full == "numbers":
+        raise RunError(f"{door_file.parent}: {MOST_RANKS} ranks have been in it, and no more can come")
+    if door.full == "batch":
+        raise CollectiveError("each rank takes a sequence of a micro-batch, and none is left for another")
     try:
         host = own_host(door.host)
     except OSError as error:

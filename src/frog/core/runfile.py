@@ -67,6 +67,11 @@ class RunFile(Typed, frozen=True, kw_only=True):
             value = value.get(key) if isinstance(value, dict) else None
         return default if value is None else value
 
+    def count(self, *keys: str) -> int | None:
+        """A field of the configuration that counts from 1; None where it is something else."""
+        value = self.setting(*keys)
+        return value if type(value) is int and 0 < value < 2**63 else None
+
 
 class Score(Typed, frozen=True, kw_only=True):
     """What held-out text cost at the end."""

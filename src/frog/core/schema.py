@@ -52,7 +52,7 @@ Name = Annotated[str, msgspec.Meta(max_length=1000)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 _DIGEST, _FILE_NAME = "^[0-9a-f]{64}$", r"^(?!\.{1,2}$)[^/\\\x00]{1,255}$"
-_HOST = r"^[a-zA-Z0-9_.:%-]{1,255}$"
+_HOST = r"^(?=.{1,255}$)[a-zA-Z0-9_:%-]{1,63}(\.[a-zA-Z0-9_:%-]{1,63})*\.?$"
 Host = Annotated[str, msgspec.Meta(pattern=_HOST)]
 """What is connected to."""
 Digest = Annotated[str, msgspec.Meta(pattern=_DIGEST)]

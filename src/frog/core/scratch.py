@@ -21,7 +21,7 @@ def scratch_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
     Folders of the same prefix whose owner was killed are removed.
     """
     parent = parent or Path(tempfile.gettempdir())
-    _remove_abandoned(parent, prefix)
+    remove_abandoned(parent, prefix)
     new = Path(tempfile.mkdtemp(prefix=f"new-{prefix}", dir=parent))
     lock = os.open(new, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -33,8 +33,8 @@ def scratch_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
         os.close(lock)
 
 
-def _remove_abandoned(parent: Path, prefix: str) -> None:
-    """Remove the scratch folders of launchers that were killed: those of this user which nobody holds locked."""
+def remove_abandoned(parent: Path, prefix: str) -> None:
+    """Remove the scratch folders of processes that were killed: those of this user which nobody holds locked."""
     for folder in parent.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

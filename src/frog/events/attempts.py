@@ -172,7 +172,7 @@ def sort_attempts(
 ) -> list[Attempt]:
     """The attempts of a run, in order of time.
 
-    workers: of each rank in order of time; beats: by their files' names below the run's folder, those that the launcher
+    workers: of each rank in order of time; beats: by their files' names below the run's folder, those that were
     put aside at a restart before the last ones.
     """
     attempts = _launched(launcher)
@@ -265,7 +265,7 @@ def _attempt_of(attempts: list[Attempt], rank: int, start: StartEvent) -> Attemp
 def _add_beats(attempts: list[Attempt], beats: Mapping[str, Beat]) -> None:
     for file, beat in beats.items():
         own = next((attempt for attempt in reversed(attempts) if _is_of(beat, attempt)), None)
-        if own is None and file.count("/") > 1:  # put aside by a launcher whose words are gone
+        if own is None and file.count("/") > 1:  # put aside in a launch whose launcher's words are gone
             continue
         if own is None:
             if attempts and (attempts[-1].began_ns or 0) <= beat.unix_ns:

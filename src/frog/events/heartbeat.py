@@ -113,11 +113,15 @@ def read_heartbeat(path: Path, problems: list[str] | None = None) -> Beat | None
     return None
 
 
-def keep_heartbeats(folder: RunFolder, attempt: int) -> None:
-    """Put the last heartbeats of an attempt aside; those that a later one has written already stay."""
-    aside = folder.heartbeats / f"attempt_{attempt}"
-    aside.mkdir(parents=True, exist_ok=True)
+def keep_heartbeats(folder: RunFolder, attempt: int, epoch: int = 0) -> None:
+    """Put aside the last heartbeats of the worlds before this one.
+
+    To be called before any of its ranks opens its own: it would write over them.
+    """
     for path in folder.heartbeats.glob("rank_*.json"):
         beat = read_heartbeat(path)
-        if beat is not None and beat.attempt <= attempt:
+        if beat is not None and (beat.attempt, beat.epoch) < (attempt, epoch):
+            world = f"attempt_{beat.attempt}" + f"_epoch_{beat.epoch}" * (beat.epoch > 0)
+            aside = folder.heartbeats / world
+            aside.mkdir(parents=True, exist_ok=True)
             path.replace(aside / path.name)

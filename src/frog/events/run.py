@@ -67,6 +67,10 @@ class RecordedRun:
         """A field of the run's configuration."""
         return self.file.setting(*keys, default=default) if self.file else default
 
+    def count(self, *keys: str) -> int | None:
+        """A field of it that counts from 1."""
+        return self.file.count(*keys) if self.file else None
+
 
 def read_run(folder: RunFolder) -> RecordedRun:
     """Read everything."""

@@ -246,8 +246,12 @@ class Beat(Typed, gc=False, frozen=True, kw_only=True):
     pid: Count
     node_rank: Rank
     host: str
+    machine: str = ""
+    """Pretended nodes of one machine have hosts of their own."""
     attempt: Rank
     """How often the launcher had restarted the run."""
+    epoch: Rank = 0
+    """Of its world, where that may change: it grows with each change."""
     world_size: Size
     timeout_s: float
     """How long its collectives may take."""

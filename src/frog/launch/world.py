@@ -22,7 +22,7 @@ from frog.core.launch_request import LaunchRequest
 from frog.core.processes import NOT_MET, kill_group
 from frog.core.schema import read_typed
 from frog.core.scratch import scratch_folder
-from frog.events.heartbeat import keep_heartbeats, read_heartbeat
+from frog.events.heartbeat import read_heartbeat
 from frog.events.outcome import Failure, at_the_end, in_words, world_error
 from frog.launch.agent import Agent, Output
 from frog.launch.journal import Journal
@@ -211,8 +211,6 @@ class _Launch:
     def _show(self, world: dict[str, Any]) -> None:
         """Once all nodes of an attempt have reported their ranks, show the table of the world."""
         attempt = world["attempt"]
-        if attempt not in self._shown and self.journal.folder is not None:
-            keep_heartbeats(self.journal.folder, attempt - 1)
         worlds = self._shown.setdefault(attempt, [])
         worlds.append(world)
         if attempt < max(self._shown):  # a node that is late to report a world that is no more
@@ -304,7 +302,7 @@ class _Launch:
         if self.journal.folder is None:  # a program that leaves no heartbeats
             return True
         beat = read_heartbeat(self.journal.folder.heartbeat(0))
-        return beat is not None and beat.attempt == max(self._shown, default=0)
+        return beat is not None and any(beat.pid in agent.pids.values() for agent in self._running())
 
     def _enforce_deadlines(self) -> None:
         """After a failure or a request to stop: ask those who stay, then make them."""

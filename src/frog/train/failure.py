@@ -79,13 +79,17 @@ class FailureReporter:
             error = FrogError(f"the disk is full: {error}", hint, ErrorFacts(cause="no_space"))
         if isinstance(error, OSError) and error.errno in _NOT_OURS and error.filename:
             error = FrogError(f"{error.filename}: {error.strerror}", "ls -ld shows whose it is, and what it is")
-        report = report_error(error, _memory_facts(error))
+        no_memory = _memory_facts(error)
+        report = report_error(error, no_memory)
         leave_error(error, report)
         expected = isinstance(error, FrogError)
         text = f"error: {error}" if expected else "".join(traceback.format_exception(error)).rstrip()
         with contextlib.suppress(OSError):
             self._report_to_folder(error, text, report)
         if launcher_pid() is None:  # else `frog run` waits for the world to end and reports the first error last
+            if no_memory:
+                where = "; train.log says where" if self.folder else ""
+                text = f"error: out of memory: {error}\n  try: a smaller batch or model, or smaller buckets{where}"
             self._report_to_screen(error, text)
         return error.exit_code if isinstance(error, FrogError) else 1
 
@@ -135,5 +139,6 @@ class FailureReporter:
 
 def _memory_facts(error: Exception) -> ErrorFacts | None:
     """That memory was full, of an error of torch: on a GPU it has a class of its own, on a CPU only words."""
-    full = isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator: can't allocate memory" in str(error)
+    named = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    full = named or "DefaultCPUAllocator: can't allocate memory" in str(error)
     return ErrorFacts(cause="no_memory") if full else None

@@ -7,7 +7,6 @@ import sys
 import time
 from pathlib import Path
 
-from frog.collectives.agreement import MOST_RANKS
 from frog.collectives.errors import CollectiveError
 from frog.comm.membership import Membership, join_membership
 from frog.comm.world import pick_device
@@ -102,7 +101,7 @@ def _come_in(
         try:
             return join_membership(env, device, config.train.timeout_s, folder.door_json)
         except FileNotFoundError:
-            why = f"it has no door: it is not running, it is over, or {MOST_RANKS} ranks have been in it"
+            why = "it has no door: it is not running, or it is over"
         except CollectiveError as error:
             why = str(error)
         if timeout_s is None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from frog.checkpoint import Checkpoint, find_good
 from frog.checkpoint.save import clean_up
+from frog.collectives.rendezvous import machine
 from frog.comm import World
 from frog.comm.membership import Membership
 from frog.config import RunConfig
@@ -97,7 +98,9 @@ def open_events(folder: RunFolder, world: World, epoch: int = 0) -> EventWriter:
         "pid": os.getpid(),
         "node_rank": env.node_rank,
         "host": host_name(),
-        "attempt": attempt_number() + epoch,
+        "machine": machine(),
+        "attempt": attempt_number(),
+        "epoch": epoch,
         "world_size": env.world_size,
         "timeout_s": world.timeout_s,
     }

@@ -15,6 +15,7 @@ from frog.config import RunConfig
 from frog.core.env import WorldEnv, attempt_number, most_replaced
 from frog.core.errors import UsageError
 from frog.core.runfolder import RunFolder
+from frog.events.heartbeat import keep_heartbeats
 from frog.parallel.build import build_mesh
 from frog.train.failure import FailureReporter
 from frog.train.hardware import keep_freed_memory
@@ -74,6 +75,8 @@ def run_start(
             if world.is_main:
                 print(f"{folder.path}: has taken its {config.train.steps} steps already", flush=True)
             return 0
+        if world.is_main:  # before any rank of this attempt writes over those of the one before
+            keep_heartbeats(folder, attempt_number())
         attempt = world.from_main(secrets.token_hex(4))
         reporter.folder = folder
         events = reporter.events = open_events(folder, world)
@@ -112,6 +115,7 @@ def admit_others(run: Run, member: Membership, reporter: FailureReporter) -> Non
 
     run.membership, run.changed = member, changed
     member.door_file, member.refused = run.folder.door_json, refused
+    member.most_ranks = run.config.train.global_batch_size // run.config.train.grad_accum
     announce(run)
 
 

@@ -25,9 +25,10 @@ import numpy as np
 import torch
 
 from frog.collectives.agreement import LeftOut, WorldChanged
+from frog.collectives.rendezvous import machine
 from frog.comm.local_shard import LocalShard
 from frog.comm.membership import change_behind
-from frog.core.env import SURVIVES, attempt_number, host_name, launch_dir
+from frog.core.env import SURVIVES, attempt_number, launch_dir
 from frog.core.errors import CommError, LostError, RunError
 from frog.core.facts import ErrorFacts
 from frog.core.launch_request import LaunchRequest
@@ -79,7 +80,7 @@ def _enter(run: Run, workload: Workload, old: Parts | None, began_ns: int) -> Pa
         old.close(grace_s=0)
     before = old.members if old is not None else ()
     run.world = world = member.renew()
-    _give_way(run)
+    _give_way(run, before, member.members)
     if world.is_main:
         _end_left_out(run, [rank for rank, identity in enumerate(before) if identity in member.survivors.left_out])
     run.mesh = build_mesh(run.config, world)
@@ -97,21 +98,26 @@ def _enter(run: Run, workload: Workload, old: Parts | None, began_ns: int) -> Pa
     return parts
 
 
-def _give_way(run: Run) -> None:
+def _give_way(run: Run, before: Sequence[int], members: Sequence[int]) -> None:
     """Return when this world may go on: fewer of its run are alive outside of it. Two worlds never go on in one folder.
 
     A rank whose connections were all closed takes the others for lost, as they do it: it must not be the one to go on.
+    Of two halves of the world `before` the one with the first rank goes on, as where they agree on who is left.
 
     Raises:  LostError if the others go on, or have gone on to their end.
     """
     mine = set(run.world.gather_rows(torch.tensor([os.getpid()])).flatten().tolist())
+    left = [identity for identity in before if identity in members]
+    is_half, has_first = 2 * len(left) == len(before), left[:1] == list(before[:1])
+    if 2 * len(left) > len(before) or (is_half and has_first):
+        return
     until_s = time.monotonic() + _GONE_S
     seen: set[int] = set()
     while True:
         beats = _beats(run)
         others = {pid for pid, status in beats.items() if status == "running" and is_alive(pid)} - mine
         ended_well = {pid for pid in seen if beats.get(pid) in ("completed", "interrupted")}
-        if not ended_well and (not others or (-len(mine), min(mine)) < (-len(others), min(others))):
+        if not ended_well and (not others or (-len(mine), is_half, min(mine)) < (-len(others), False, min(others))):
             return
         if ended_well or time.monotonic() > until_s:
             raise LostError(
@@ -125,7 +131,7 @@ def _give_way(run: Run) -> None:
 def _beats(run: Run) -> dict[int, str]:
     """How each of the run's processes on this machine is, by its heartbeat, also by those put aside; by process."""
     beats = [read_heartbeat(path) for path in run.folder.heartbeats.rglob("rank_*.json")]
-    ours = sorted((beat for beat in beats if beat and beat.host == host_name()), key=lambda beat: beat.unix_ns)
+    ours = sorted((beat for beat in beats if beat and beat.machine == machine()), key=lambda beat: beat.unix_ns)
     return {beat.pid: beat.status for beat in ours}
 
 
@@ -134,7 +140,7 @@ def _end_left_out(run: Run, ranks: Sequence[int]) -> None:
     folder = launch_dir()
     for rank in ranks if folder is not None else ():
         beat = read_heartbeat(run.folder.heartbeat(rank))
-        if folder is not None and beat is not None and beat.host == host_name() and is_alive(beat.pid):
+        if folder is not None and beat is not None and beat.machine == machine() and is_alive(beat.pid):
             write_typed(folder / "requests" / f"end_rank_{beat.pid}.json", LaunchRequest(act="end_rank", pid=beat.pid))
 
 
@@ -174,7 +180,7 @@ def _reopen(run: Run) -> None:
     """Go on in the files of the rank that this is now. The heartbeats of the world before are put aside."""
     world, epoch = run.world, run.membership.survivors.epoch if run.membership else 0
     if world.is_main:
-        keep_heartbeats(run.folder, attempt_number() + epoch - 1)
+        keep_heartbeats(run.folder, attempt_number(), epoch)
     world.barrier()
     run.events.close()
     run.log.close()
