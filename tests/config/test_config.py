@@ -96,6 +96,13 @@ def test_batch_must_share_out_evenly(run_file: Path) -> None:
     assert "world size 4 x train.grad_accum 2 = 8" in problem
 
 
+def test_unless_the_run_goes_on_when_ranks_are_lost(run_file: Path) -> None:
+    config = load_run_config(run_file, ["comm.on_loss=shrink", "train.global_batch_size=12", "train.grad_accum=2"])
+    assert config.world_problems(5) == config.world_problems(6) == []
+    (problem,) = config.world_problems(7)
+    assert "global_batch_size=12 is less than world size 7 x train.grad_accum 2 = 14" in problem
+
+
 def test_no_more_ranks_go_on_without_lost_ones_than_can_agree(run_file: Path) -> None:
     config = load_run_config(run_file, ["train.global_batch_size=8320", "comm.on_loss=shrink"])
     assert config.world_problems(64) == []
@@ -152,6 +159,11 @@ def test_num_parameters_and_flops() -> None:
             ("train.grad_accum=2",),
             2,
             "global batch 16 sequences = dp 2 x grad_accum 2 x micro-batch 4; 128 tokens a step",
+        ),
+        (
+            ("comm.on_loss=shrink", "train.grad_accum=2"),
+            3,
+            "global batch 16 sequences = dp 3 x grad_accum 2 x micro-batch 2 or 3; 128 tokens a step",
         ),
         (
             ("strategy.tp=2", "strategy.pp=2", "train.grad_accum=4"),

@@ -8,7 +8,7 @@ import signal
 from typing import Any
 
 import pytest
-from harness import Harness, kill_tree, wait_until
+from harness import Harness, kill_tree, run_to_end, wait_until
 
 from frog.diagnose.rules import diagnose
 from frog.events.heartbeat import read_heartbeat
@@ -36,12 +36,12 @@ def test_a_run_that_is_stopped_and_then_killed(harness: Harness) -> None:
         os.kill(beat.pid, signal.SIGCONT)
         wait_until(lambda: diagnose(folder).fault == "running", 60, "a run that goes on", world)
         os.kill(beat.pid, signal.SIGKILL)
-        world.communicate(timeout=100)
+        run_to_end(world, 100)
         assert world.returncode == 128 + signal.SIGKILL
         found: dict[str, Any] = json.loads(harness.run("frog", "diagnose", NAME, "--json").stdout)
         assert (found["fault"], found["rank"], found["outcome"], found["certain"]) == ("kill", 1, "failed", True)
         assert found["step"] >= 4
-        out, err = follower.communicate(timeout=60)
+        out, err = run_to_end(follower, 60)
         assert (follower.returncode, err) == (0, "")
         assert "[rank 0] error: " in out
         assert "[rank 1] global batch" in out

@@ -7,6 +7,8 @@ import json
 import os
 import resource
 import socket
+import subprocess
+import sys
 from collections import namedtuple
 from pathlib import Path
 from types import SimpleNamespace
@@ -212,7 +214,6 @@ main(int(sys.argv[1]), sys.argv[2])
 """
 
 
-@pytest.mark.timeout(120)
 def test_a_gloo_that_averages_wrongly_and_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """AVG that only adds, as in some releases; an operation that is refused; a rank that crashes."""
     monkeypatch.chdir(tmp_path)
@@ -234,6 +235,15 @@ def test_a_gloo_that_averages_wrongly_and_dies(tmp_path: Path, monkeypatch: pyte
     ]
 
 
+def test_a_rank_of_torchrun_says_who_it_is_in_one_piece() -> None:
+    """Two write into one file."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with ours, theirs:
+        env = os.environ | {"RANK": "1", "WORLD_SIZE": "2", "PYTHONUNBUFFERED": "1"}
+        subprocess.run([sys.executable, "-c", probes._WHO], env=env, stdout=theirs, check=True, timeout=60)
+        assert ours.recv(100) == b"rank 1 of 2\n"
+
+
 def test_the_barrier_is_held_to_its_promise(monkeypatch: pytest.MonkeyPatch) -> None:
     from frog.doctor import rank
 
@@ -244,7 +254,15 @@ def test_the_barrier_is_held_to_its_promise(monkeypatch: pytest.MonkeyPatch) -> 
             rank._barrier(store, 0, None)
 
 
-@pytest.mark.timeout(120)
+def test_what_a_probe_was_at_when_it_was_ended_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    makes = f"import os, tempfile; tempfile.mkdtemp(prefix='.frog-doctor-', dir={str(tmp_path)!r})"
+    words = ["-c", f"{makes}; os.kill(os.getpid(), 9)"]
+    monkeypatch.setattr(probes, "_programs", lambda scratch, rank: {"torchrun": words})
+    assert "ended with -9" in probes.probe_machine(60)["torchrun"].text
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_command_ends_at_its_deadline_and_leaves_nothing(tmp_path: Path) -> None:
     here = Harness(tmp_path)
     temporary = tmp_path / "tmp"
@@ -258,7 +276,6 @@ def test_the_command_ends_at_its_deadline_and_leaves_nothing(tmp_path: Path) -> 
     assert [process.pid for process in psutil.process_iter(["cmdline"]) if str(temporary) in str(process.info)] == []
 
 
-@pytest.mark.timeout(180)
 def test_this_machine_runs_lab_2(tmp_path: Path) -> None:
     data = json.loads(Harness(tmp_path).run("frog", "doctor", "--lab", "2", "--json", "--deadline", "90").stdout)
     wrong = {name: one for name, one in data["findings"].items() if one["state"] == "missing" and 2 in one["labs"]}

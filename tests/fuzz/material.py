@@ -15,7 +15,18 @@ import numpy as np
 
 from frog.collectives.cost import Costs
 from frog.core.files import write_json
+from frog.core.units import time_text
+from frog.course.progress import (
+    DrillResult,
+    Progress,
+    QuizResult,
+    update_progress,
+    with_drill,
+    with_quiz,
+    with_verdict,
+)
 from frog.gauge.buffers import write_buffer
+from frog.grader.verdict import Verdict
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,6 +35,16 @@ _SMALL = (
     "eval.every=2", "eval.tokens=64", "eval.sample_tokens=4", "model.hidden_size=16", "model.intermediate_size=32",
     "model.num_hidden_layers=1", "model.num_attention_heads=2", "model.num_key_value_heads=2", "model.vocab_size=300",
 )  # fmt: skip
+_FIRST_NODE = """\
+#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=4 --time=10
+DATA=$TMPDIR/corpus
+cp -r $SCRATCH/corpus $DATA
+tar xf wheels.tar -C /dev/shm/wheels
+python3 -m venv ${SLURM_TMPDIR}/env
+podman build -t frog .
+srun podman run frog python train.py --data $DATA --wheels /dev/shm/wheels --env $SLURM_TMPDIR/env
+"""
 _SETS = [word for setting in _SMALL for word in ("--set", setting)]
 
 
@@ -42,14 +63,26 @@ def make_material(folder: Path) -> None:
     _frog(folder, "profile", "config/demo.toml", "--steps", "1", "--name", "profiled", *_SETS)
     _write_of_collectives(folder)
     _frog(folder, "learn", "init", "course")
-    _frog(folder / "course", "learn", "predict", "2.1", "1", wanted=(0, 1, 2))
-    _frog(folder / "course", "learn", "hint", "1.1", wanted=(0, 1, 2))
+    _frog(folder / "course", "learn", "predict", "blind-guess", "10.8")
+    _frog(folder / "course", "learn", "hint", "1.1")
+    update_progress(folder / "course", _with_more)
     _frog(folder / "course", "learn", "export", "../reports/ada.json")
     for record in ("one", "tuned"):
         failed = {"format": 2, "status": "failed", "step": 3, "ended": "2026-01-01T00:00:00+00:00"}
         error = {"type": "CommError", "message": "all_reduce failed", "rank": 1, "step": 3}
         (folder / "runs" / record / "attempt.json").write_text(json.dumps({**failed, "error": error}))
     shutil.rmtree(folder / "course/.git", ignore_errors=True)
+
+
+def _with_more(progress: Progress) -> Progress:
+    """What takes a check, a round of questions, or a run that goes wrong."""
+    exercise = "lab1/01_shift_labels"
+    wrong = Verdict(exercise=exercise, status="rejected", misconception="not-shifted", seed=3, seconds=1.0)
+    right = Verdict(exercise=exercise, status="passed", predicted={"blind-guess": 10.8249}, seed=4, seconds=1.0)
+    progress = with_verdict(with_verdict(progress, wrong), right)
+    quiz = QuizResult(lab=1, at=time_text(), seed=3, asked=4, right=2, beliefs=("a step is a micro-batch",))
+    drill = DrillResult(at=time_text(), seed=3, fault="kill rank=1 step=3 phase=reduce", right=2)
+    return with_drill(with_quiz(progress, quiz), drill)
 
 
 def _write_texts(folder: Path) -> None:
@@ -69,6 +102,7 @@ def _write_texts(folder: Path) -> None:
         + "[train]\nsteps = 2\nglobal_batch_size = 2\n[eval]\ntokens = 64\nsample_tokens = 4\n"
     )
     shutil.copytree(ROOT / "tests/jobfile/right", folder / "jobs")
+    (folder / "jobs/first_node.sbatch").write_text(_FIRST_NODE)
     shutil.copytree(ROOT / "src/frog/demo/sessions", folder / "sessions")
     shutil.copy(ROOT / "src/frog/course/labs/lab1/quiz.toml", folder / "labs/lab1/quiz.toml")
     _write_clusters(folder / "clusters")

@@ -120,7 +120,7 @@ def is_allowed(path: str, folder: Path) -> bool:
     """Whether a path lies in the sandbox, in a scratch folder of Frog's, or is a device."""
     real = os.path.realpath(path)
     allowed = (f"{folder}/", "/dev/", "/proc/self", f"{_SCRATCH}frog", f"{_SCRATCH}torchinductor")
-    return real.startswith(allowed) or "/__pycache__/" in real or real == str(folder)
+    return real.startswith(allowed) or "/__pycache__/" in f"{real}/" or real == str(folder)
 
 
 _SHELL = """\

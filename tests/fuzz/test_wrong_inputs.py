@@ -26,7 +26,7 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_promises_are_kept_whatever_comes_in(material: Path, tmp_path: Path) -> None:
     broken: list[Finding] = list(run_cases(material, tmp_path, SEED, range(CASES)))
     assert not broken, f"{len(broken)} promises broken:\n" + "\n".join(map(str, broken[:10]))

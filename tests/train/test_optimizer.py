@@ -1,4 +1,4 @@
-"""The optimizer is torch's AdamW, bit for bit, and leaves torch's compiler where it is."""
+"""The optimizers are torch's AdamW and SGD, bit for bit, and leave torch's compiler where it is."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import torch
 from torch import nn
 
 from frog.config import OptimizerConfig
-from frog.train.optimizer import build_optimizer
+from frog.train.optimizer import EagerSGD, build_optimizer
 
 CONFIG = OptimizerConfig(learning_rate=1e-2, weight_decay=0.1)
 STEP = """
 import sys, torch
 from frog.config import OptimizerConfig
-from frog.train.optimizer import build_optimizer
+from frog.train.optimizer import EagerSGD, build_optimizer
 weight = torch.nn.Parameter(torch.ones(2, 2))
-optimizer = build_optimizer(OptimizerConfig(), [weight], [])
-weight.square().sum().backward()
-optimizer.step()
-optimizer.load_state_dict(optimizer.state_dict())
-optimizer.zero_grad()
+for optimizer in build_optimizer(OptimizerConfig(), [weight], []), EagerSGD([weight], 0.1, 0.9):
+    weight.square().sum().backward()
+    optimizer.step()
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.zero_grad()
 sys.exit("torch._dynamo" in sys.modules)
 """
 
@@ -51,3 +51,17 @@ def test_it_is_torchs() -> None:
 
 def test_a_step_does_not_load_the_compiler() -> None:
     assert subprocess.run([sys.executable, "-c", STEP], timeout=100).returncode == 0
+
+
+def test_so_is_sgd() -> None:
+    def stepped(kind: type[torch.optim.SGD]) -> torch.Tensor:
+        torch.manual_seed(1)
+        weight = nn.Parameter(torch.randn(8, 8))
+        optimizer = kind([weight], 0.1, 0.9, nesterov=True)
+        for _ in range(3):
+            weight.square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return weight.detach()
+
+    assert torch.equal(stepped(EagerSGD), stepped(torch.optim.SGD))

@@ -163,3 +163,13 @@ def test_nothing_in_common_is_an_error(tmp_path: Path) -> None:
     kind = Synthetic(segments=[(1, 0, 0)], checkpoint_every=None, eval_every=None)
     with pytest.raises(RunError, match="no step and no checkpoint in common"):
         compare_runs(make_run(tmp_path / "a"), make_run(tmp_path / "b", kind), 1e-5)
+
+
+def test_settings_that_differ_are_told_in_few_words(tmp_path: Path) -> None:
+    a, b = make_run(tmp_path / "a", Synthetic()), make_run(tmp_path / "b", Synthetic())
+    found = json.loads(a.run_json.read_text())
+    found["config"] |= {"long": "x" * 100_000} | {f"key{number}": number for number in range(5000)}
+    write_json(a.run_json, found)
+    comparison = compare_runs(a, b, 1e-6)
+    assert any(note.startswith("long: xxx") and note.endswith("None in B") for note in comparison.notes)
+    assert sum(map(len, comparison.notes)) < 20_000

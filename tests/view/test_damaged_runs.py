@@ -198,3 +198,22 @@ def test_files(run: RunFolder, capsys: pytest.CaptureFixture[str], name: str, ki
         if kind is not Beat and (f"error: runs/run/{name}" not in said or "good " not in said):
             wrong.append(f"{what}: is not named")
     assert not wrong, f"{len(wrong)} wrong answers:\n" + "\n".join(wrong[:30])
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_settings_of_another_kind(run: RunFolder, capsys: pytest.CaptureFixture[str], value: Any) -> None:
+    found = json.loads(run.run_json.read_text())
+    for section, key in (
+        ("train", "steps"),
+        ("train", "grad_accum"),
+        ("train", "global_batch_size"),
+        ("eval", "every"),
+        ("checkpoint", "every"),
+    ):
+        found["config"].setdefault(section, {})[key] = value
+        if value is GONE:
+            del found["config"][section][key]
+    write_json(run.run_json, found)
+    wrong: list[str] = []
+    read_by_all("settings", capsys, wrong)
+    assert wrong == []

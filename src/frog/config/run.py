@@ -224,8 +224,8 @@ class RunConfig:
         return self.model.built_bytes() + 3 * 4 * self.model.num_parameters() // world_size + layer_input
 
     def micro_batch_size(self, dp_size: int) -> int:
-        """Sequences that one rank takes in one forward pass; `world_problems` says why when it is not whole."""
-        return self.train.global_batch_size // (dp_size * self.train.grad_accum)
+        """Sequences that one rank takes in one forward pass; the most of any, where they are dealt unevenly."""
+        return -(-self.train.global_batch_size // (dp_size * self.train.grad_accum))
 
     def explain_batch(self, world_size: int) -> str:
         """The effective batch size in words, with the numbers that it is the product of.
@@ -235,9 +235,11 @@ class RunConfig:
         train, dp_size = self.train, self.strategy.dp_size(world_size)
         together = world_size // dp_size
         shared = f"; {together} ranks work together on each sequence" if together > 1 else ""
+        most = self.micro_batch_size(dp_size)
+        uneven = f"{most - 1} or " if train.global_batch_size % (dp_size * train.grad_accum) else ""
         return (
             f"global batch {train.global_batch_size} sequences = dp {dp_size} x grad_accum {train.grad_accum} x "
-            f"micro-batch {self.micro_batch_size(dp_size)}; "
+            f"micro-batch {uneven}{most}; "
             f"{train.global_batch_size * self.data.sequence_length:,} tokens a step{shared}"
         )
 
@@ -311,13 +313,15 @@ class RunConfig:
         if found:
             return found
         dp_size = self.strategy.dp_size(world_size)
-        parts = dp_size * self.train.grad_accum
-        if self.train.global_batch_size % parts:
+        batch, parts = self.train.global_batch_size, dp_size * self.train.grad_accum
+        uneven = self.comm.on_loss == "shrink"  # it may begin as it goes on after a loss
+        if batch < parts if uneven else batch % parts:
             name = "world size" if dp_size == world_size else "dp"
+            wrong = "less than" if uneven else "not a multiple of"
+            rule = "one sequence at least" if uneven else "the same number of sequences"
             found.append(
-                f"train.global_batch_size={self.train.global_batch_size} is not a multiple of "
-                f"{name} {dp_size} x train.grad_accum {self.train.grad_accum} = {parts}: every rank takes "
-                "the same number of sequences in every micro-batch"
+                f"train.global_batch_size={batch} is {wrong} {name} {dp_size} x train.grad_accum "
+                f"{self.train.grad_accum} = {parts}: every rank takes {rule} in every micro-batch"
             )
         return found
 

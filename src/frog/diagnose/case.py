@@ -228,9 +228,9 @@ def next_position(worker: Worker, run: RecordedRun) -> tuple[int, str | None]:
     taken = max(worker.last_step, *(event.step for event in spans if event.phase == "zero"), 0)
     if last is not None and last.step > taken and last.phase in STEP_PHASES:
         return last.step, _phase_after(last, spans, run)
-    steps = run.setting("train", "steps")
+    steps = run.count("train", "steps")
     for phase, section in (("evaluate", "eval"), ("checkpoint", "checkpoint")):
-        every = run.setting(section, "every")
+        every = run.count(section, "every")
         due = taken == steps or bool(every and taken % every == 0)
         if (due if taken > start else taken == 0 and phase == "evaluate") and (taken, phase) not in done:
             return taken, phase
@@ -243,7 +243,7 @@ def _phase_after(last: SpanEvent, spans: list[SpanEvent], run: RecordedRun) -> s
     for before, after in itertools.pairwise(spans):
         if (before.phase, before.micro) == here and before.step == after.step < last.step:
             return after.phase
-    if last.phase == "backward" and last.micro < run.setting("train", "grad_accum", default=1) - 1:
+    if last.phase == "backward" and last.micro < (run.count("train", "grad_accum") or 1) - 1:
         return "forward"
     after_last = STEP_PHASES.index(last.phase) + 1
     return STEP_PHASES[after_last] if after_last < len(STEP_PHASES) else None

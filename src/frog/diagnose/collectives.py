@@ -182,7 +182,7 @@ class CollectiveCalls:
         if call.phase == "evaluate":
             return call.op == "all_reduce" and call.payload_bytes == _SCORE_BYTES
         if call.phase == "checkpoint":
-            batch = self.case.run.setting("train", "global_batch_size", default=1)
+            batch = self.case.run.count("train", "global_batch_size") or 1
             return call.op == "all_gather" and (call.payload_bytes or 0) % (_ID_BYTES * batch) == 0
         riders = (call.payload_bytes or 0) - 4 * (file.num_parameters if (file := self.case.run.file) else 0)
         return self._turn(call) >= 0 or (call.op == "all_reduce" and 0 <= riders <= 4 * (len(self.case.ranks) + 1))

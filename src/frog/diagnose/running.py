@@ -60,7 +60,7 @@ def under_way(case: Case, calls: CollectiveCalls, now_ns: int | None = None) -> 
 
 
 def _position(case: Case) -> str:
-    steps = case.run.setting("train", "steps")
+    steps = case.run.count("train", "steps")
     taken = [worker.last_step for worker in case.attempt.workers.values()]
     return f"the run goes on: {max(taken, default=0)} of {steps or '?'} steps taken by {len(case.ranks)} ranks"
 

@@ -14,7 +14,6 @@ import resource
 import shutil
 import socket
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -25,8 +24,9 @@ from frog.core import memory
 from frog.core.env import host_name, variable
 from frog.core.files import write_atomic
 from frog.core.processes import leave, leave_with_parent
+from frog.core.scratch import scratch_folder
 from frog.core.units import format_bytes
-from frog.doctor.seen import attempt
+from frog.doctor.seen import SCRATCH, attempt
 from frog.launch.network import Network, parse_network
 
 _LEAST_DISK, _LEAST_MEMORY, _LEAST_SHARED, _LEAST_FILES = 1 << 30, 2 << 30, 128 << 20, 512
@@ -113,8 +113,8 @@ def _at_least(least: int, found: int) -> str:
 def _disk(folder: Path) -> str:
     """A file is written there, and goes again."""
     try:
-        with tempfile.TemporaryDirectory(prefix=".frog-doctor-", dir=folder) as scratch:
-            write_atomic(Path(scratch) / "a", "a" * (1 << 20))
+        with scratch_folder(SCRATCH, folder) as scratch:
+            write_atomic(scratch / "a", "a" * (1 << 20))
     except OSError as problem:
         raise ValueError(f"{folder}: nothing can be written: {problem.strerror}") from None
     return f"{folder}: {_at_least(_LEAST_DISK, shutil.disk_usage(folder).free)}"
@@ -134,10 +134,10 @@ def _open_files() -> str:
 
 def _watching() -> str:
     """A file that is saved is noticed."""
-    with tempfile.TemporaryDirectory(prefix=".frog-doctor-", dir=Path.cwd()) as folder:
+    with scratch_folder(SCRATCH, Path.cwd()) as folder:
         looks = watchfiles.watch(folder, rust_timeout=100, yield_on_timeout=True, step=20, debounce=100)
         next(looks)
-        Path(folder, "a").write_text("a")
+        (folder / "a").write_text("a")
         if not any(itertools.islice(looks, 30)):
             raise ValueError("a save in this folder was not noticed for 3 s")
     return "a save is noticed"

@@ -8,13 +8,16 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from frog.core.scratch import scratch_folder
+from frog.core.scratch import remove_abandoned, scratch_folder
 from frog.doctor.needs import NEEDS
-from frog.doctor.seen import Seen, read_told
+from frog.doctor.seen import SCRATCH, Seen, read_told
 from frog.launch.harness import Program
 
 _RANK = ("-m", "frog.doctor.rank")
-_WHO = "from frog.core.env import variable as v; print('rank', v('RANK'), 'of', v('WORLD_SIZE'))"
+_WHO = """import sys
+from frog.core.env import variable as of
+sys.stdout.write(f"rank {of('RANK')} of {of('WORLD_SIZE')}\\n")"""
+"""In one piece: both ranks write into one file, and with PYTHONUNBUFFERED print writes word by word."""
 _TORCHRUN = ("-m", "torch.distributed.run", "--nproc_per_node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0")
 _MACHINE = ("here", "name", "files", "namespaces")
 
@@ -23,6 +26,8 @@ def probe_machine(deadline_s: float, rank: Sequence[str] = _RANK) -> dict[str, S
     """What was seen of each need, by name. All processes have ended when it returns, also in an error or Ctrl-C."""
     deadline = time.monotonic() + deadline_s
     with scratch_folder("frog-doctor-") as scratch, contextlib.ExitStack() as stack:
+        for folder in (scratch.parent, Path.cwd()):
+            stack.callback(remove_abandoned, folder, SCRATCH)
         programs = {}
         for name, words in _programs(scratch, rank).items():
             (scratch / name).mkdir()

@@ -10,6 +10,8 @@ import msgspec
 from frog.core.errors import FrogError
 from frog.core.schema import Typed, decode
 
+SCRATCH = ".frog-doctor-"
+"""How folders begin that a probe makes where it is to see whether it can; who ends a probe removes what it leaves."""
 _MARK = "frog-doctor: "
 
 

@@ -26,8 +26,10 @@ _LEAST_FILE_BYTES = 64 << 10
 MOST_OUTPUT_BYTES = 4 << 20
 IDLE_S = 5.0
 """How long all may sleep, without a frame and without computing, until that counts as for ever."""
-_STIR_S = 0.1
-"""Of computing. Threads that wait use a little too."""
+_STIR_S = 0.25
+"""Of computing. Threads that wait use a little too: gloo's look up a hundred times a second."""
+_STARVED_LOOKS = 10
+"""In how many more looks a thread could run than slept, until it counts as one that waits for a core."""
 MOST_WALL_S = 90.0
 """Of anything, however loaded the machine is."""
 
@@ -54,6 +56,8 @@ class Watch:
     """When something was last seen to happen."""
     _used: dict[int, float] = field(default_factory=dict)
     _memory: dict[int, int] = field(default_factory=dict)
+    _could_run: dict[int, int] = field(default_factory=dict)
+    """Of each thread: in how many more looks it could run than slept."""
     _start: float = field(default_factory=time.monotonic)
 
     def look(self, ended: set[int], through: Set[int] = frozenset()) -> Breach | None:
@@ -66,7 +70,7 @@ class Watch:
                 process = psutil.Process(pid)
                 if (breach := self._process(rank, process)) is not None:
                     return breach
-                running = running or _runs(process)
+                running = self._runs(process) or running
         if running or len(self.began) < len(self.pids):  # while a world is made, ranks ask a file for each other
             self.stirred = time.monotonic()
         return self._world(min(set(range(len(self.pids))) - ended - through, default=0))
@@ -87,6 +91,21 @@ class Watch:
             return Breach("too-many-processes", f"rank {rank} had {count} processes.", rank)
         return None
 
+    def _runs(self, process: psutil.Process) -> bool:
+        """Whether one of its threads computes, or would if a core were free: what starves does not sleep.
+
+        One look says little: a thread that waits looks up now and then, and any look may find it at that.
+        """
+        if not sys.platform.startswith("linux"):
+            return process.status() not in (psutil.STATUS_SLEEPING, psutil.STATUS_STOPPED)
+        runs = False
+        for stat in of_threads(process.pid, "stat"):
+            thread, state = int(stat.split(" ", 1)[0]), stat.rpartition(")")[2].split()[0]
+            looks = max(0, self._could_run.get(thread, 0) + (1 if state in "RD" else -1))
+            self._could_run[thread] = min(looks, _STARVED_LOOKS)
+            runs = runs or looks >= _STARVED_LOOKS
+        return runs
+
     def _world(self, rank: int) -> Breach | None:
         now = time.monotonic()
         if now - self.stirred > IDLE_S:
@@ -97,13 +116,6 @@ class Watch:
         if (size := folder_bytes(self.scratch)) > MOST_SCRATCH_BYTES:
             return Breach("too-many-files", f"It wrote {size >> 20} MiB of files.", rank)
         return None
-
-
-def _runs(process: psutil.Process) -> bool:
-    """Whether one of its threads computes, or would if a core were free: what starves does not sleep."""
-    if not sys.platform.startswith("linux"):
-        return process.status() not in (psutil.STATUS_SLEEPING, psutil.STATUS_STOPPED)
-    return any(stat.rpartition(")")[2].split()[0] in "RD" for stat in of_threads(process.pid, "stat"))
 
 
 def folder_bytes(folder: Path) -> int:

@@ -28,6 +28,7 @@ from frog.config import RunConfig
 from frog.config.deepspeed import deepspeed_path, fill_deepspeed, read_deepspeed
 from frog.core.env import prepare_deepspeed
 from frog.core.errors import ConfigError, UsageError
+from frog.core.schema import shortened
 from frog.model.transformer import Attention, TinyTransformer, causal_attention
 from frog.parallel.mesh import Mesh
 from frog.parallel.native import Native, begin_state, explained
@@ -79,7 +80,11 @@ class DeepSpeed(Native):
             deepspeed.zero.register_external_parameter(model, model.lm_head.weight)
         if config.train.precision == "bf16":
             _attend_in_one_precision(model)
-        self._run = self.engine = deepspeed.initialize(model=model, dist_init_required=False, **given)[0]
+        try:
+            self._run = self.engine = deepspeed.initialize(model=model, dist_init_required=False, **given)[0]
+        except ValueError as error:  # pydantic's too, against whose models DeepSpeed checks the file
+            words = shortened(" ".join(str(error).split()), 400)
+            raise ConfigError(f"{deepspeed_path(config)}: DeepSpeed refuses it: {words}", "correct it") from error
         self.zero_optimizer = self.engine.optimizer
         self.optimizer = self.zero_optimizer.optimizer
         self._runs = list(self._all_runs())

@@ -37,7 +37,7 @@ from frog.parallel.build import build_mesh, build_strategy
 from frog.parallel.mesh import Mesh
 from frog.prove.exchange import CaseFields, read_cases
 from frog.train.hardware import autocast
-from frog.train.optimizer import EagerAdamW
+from frog.train.optimizer import EagerAdamW, EagerSGD
 
 NUM_STEPS = 5
 TOLERANCE = {"fp32": 1e-5, "bf16": 5e-2}
@@ -155,7 +155,7 @@ def replicas_in_turn(case: Case, num_replicas: int) -> Trace:
     outer = make_model(case, seed=0)
     trained = [p for p in outer.parameters() if p.requires_grad]
     momentum = strategy.outer_momentum
-    outer_sgd = torch.optim.SGD(trained, strategy.outer_learning_rate, momentum, nesterov=momentum > 0)
+    outer_sgd = EagerSGD(trained, strategy.outer_learning_rate, momentum, nesterov=momentum > 0)
     replicas = [copy.deepcopy(outer) for _ in range(num_replicas)]
     own = [[p for p in replica.parameters() if p.requires_grad] for replica in replicas]
     optimizers = [make_optimizer([p for p in ps if p.dim() >= 2], [p for p in ps if p.dim() < 2]) for ps in own]

@@ -12,18 +12,29 @@ from torch import nn
 from frog.config import OptimizerConfig
 
 
-class EagerAdamW(torch.optim.AdamW):
-    """torch's AdamW without torch's compiler.
+class _Eager(torch.optim.Optimizer):
+    """An optimizer of torch's without torch's compiler.
 
     torch marks these methods as not to be compiled when they are first called, and imports the compiler for that: 800
     modules, more than a second of every rank's start. Here is what they are without the mark.
     """
 
-    step = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))
     add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
     zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
     state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
     load_state_dict = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
+
+
+class EagerAdamW(_Eager, torch.optim.AdamW):
+    """torch's AdamW."""
+
+    step = torch.no_grad()(inspect.unwrap(torch.optim.Adam.step))
+
+
+class EagerSGD(_Eager, torch.optim.SGD):
+    """torch's SGD."""
+
+    step = torch.no_grad()(inspect.unwrap(torch.optim.SGD.step))
 
 
 def build_optimizer(

@@ -11,12 +11,14 @@ from typing import Any, Literal
 from frog.core.errors import RunError
 from frog.core.runfile import Record, RunFile
 from frog.core.runfolder import RunFolder
+from frog.core.schema import shortened
 from frog.core.tables import leaves
 from frog.events.history import History, RankHistory, read_history
 from frog.view.checkpoints import open_checkpoints
 from frog.view.weights import differences
 
 Outcome = Literal["equal", "close", "different", "not compared"]
+_MOST_NOTES = 40
 _ORDER: tuple[Outcome, ...] = ("not compared", "equal", "close", "different")
 
 
@@ -115,12 +117,18 @@ def _notes(a: _Side, b: _Side) -> list[str]:
     """The settings that differ, and whether one run is longer."""
     left, right = dict(leaves(a.run.config)), dict(leaves(b.run.config))
     keys = [key for key in {**left, **right} if left.get(key) != right.get(key) and key != "name"]
-    notes = [f"{key}: {left.get(key)} in A, {right.get(key)} in B" for key in keys]
+    notes = [_note(key, left.get(key), right.get(key)) for key in keys[:_MOST_NOTES]]
+    if len(keys) > _MOST_NOTES:
+        notes.append(f"{len(keys) - _MOST_NOTES} settings more differ")
     if (a.run.data and a.run.data.data_sha256) != (b.run.data and b.run.data.data_sha256):
         notes.append("the prepared data differ")
     if _num_steps(a) != _num_steps(b):
         notes.append(f"A has {_num_steps(a)} steps, B has {_num_steps(b)}")
     return notes
+
+
+def _note(key: str, left: object, right: object) -> str:
+    return f"{shortened(key)}: {shortened(str(left), 200)} in A, {shortened(str(right), 200)} in B"
 
 
 def _sample_order(a: _Side, b: _Side) -> Finding:

@@ -124,7 +124,7 @@ def _headline(run: RunFile, record: Record | None, history: History) -> dict[str
     loss, tokens_per_s = (record.loss, record.tokens_per_s) if record else (None, None)
     return {
         "step": record.step if record else int(main.steps[-1]) if main and has_steps else 0,
-        "num_steps": run.setting("train", "steps"),
+        "num_steps": run.count("train", "steps"),
         "loss": loss if loss is not None else last.get("loss_mean"),
         "eval": (record and record.eval) or (evals[-1] if evals else None),
         "tokens_per_s": tokens_per_s if tokens_per_s is not None else last.get("tokens_per_s"),

@@ -56,7 +56,7 @@ def _row(folder: RunFolder) -> RunRow:
         name=folder.path.name,
         status=status_of(folder, run, record, unread),
         step=0,
-        num_steps=run.setting("train", "steps"),
+        num_steps=run.count("train", "steps"),
         world_size=run.segments[-1].world_size if run.segments else None,
         loss=None,
         heldout_loss=None,
@@ -117,7 +117,7 @@ def runs_table(rows: list[RunRow]) -> Table:
         table.add_row(
             Text(printable(row.name)),
             Text(row.status, style=styles.get(row.status, "red")),
-            f"{row.step if row.step is not None else '?'}/{row.num_steps}",
+            f"{row.step if row.step is not None else '?'}/{row.num_steps or '?'}",
             str(row.world_size or ""),
             _number(row.loss, "{:.3f}".format),
             _number(row.heldout_loss, "{:.3f}".format),
