@@ -52,7 +52,7 @@ def test_a_benchmark_ends_with_the_program_that_runs_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("script", PROGRAMS)
 def test_it_runs_in_miniature(script: str) -> None:
     name = next(name for name, its in listed().items() if its == script)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -47,7 +49,7 @@ def test_the_glossary_says_where_things_are() -> None:
 
 def test_the_workflow_and_ci_call_targets_that_there_are() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    for file in (".ci/run", ".github/workflows/ci.yml", ".github/workflows/site.yml"):
+    for file in (".ci/run", *(f".github/workflows/{name}.yml" for name in ("ci", "site", "release"))):
         called = {
             word
             for line in re.findall(r"\bmake ([a-z -]+)(?: [A-Z]+=\S+)?$", (ROOT / file).read_text(), re.MULTILINE)
@@ -55,3 +57,13 @@ def test_the_workflow_and_ci_call_targets_that_there_are() -> None:
         }
         assert called
         assert called <= targets, f"{file}: {called - targets}"
+
+
+def test_a_release_has_the_changelog_of_its_version(tmp_path: Path) -> None:
+    workflow = (ROOT / ".github/workflows/release.yml").read_text()
+    line = re.search(r"- run: (awk .* CHANGELOG\.md) >", workflow)
+    assert line
+    (tmp_path / "CHANGELOG.md").write_text("# Log\n\n## [Unreleased]\n\n## [0.2.0]\n\n- b\n\n## [0.1.0]\n\n- a\n")
+    env = {"PATH": os.environ["PATH"], "GITHUB_REF_NAME": "v0.2.0"}
+    done = subprocess.run(["bash", "-c", line[1]], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=30)
+    assert done.stdout == "## [0.2.0]\n\n- b\n\n"

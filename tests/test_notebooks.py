@@ -82,7 +82,7 @@ def project(default_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", SAYS)
 def test_a_notebook_runs(name: str, project: Path) -> None:
     folder = project / "notebooks"

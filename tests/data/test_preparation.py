@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from harness import run_to_end
 
 from frog.core.errors import DataError
 from frog.data import (
@@ -257,7 +258,7 @@ def test_two_processes_that_ensure_at_once_prepare_once(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
     ranks = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    said = [rank.communicate(timeout=120)[0].rsplit(maxsplit=1) for rank in ranks]
+    said = [run_to_end(rank, 120)[0].rsplit(maxsplit=1) for rank in ranks]
     assert said[0][0] == said[1][0]
     assert sorted(line[1] for line in said) == ["False", "True"]
 

@@ -129,7 +129,7 @@ def test_a_demo_needs_the_repository_and_a_new_folder(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2700)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_session_runs_unattended(name: Name, tmp_path: Path) -> None:
     command = [str(Path(sys.executable).parent / "frog"), "demo", name, "--auto", "--out", str(tmp_path / "demo")]

@@ -2,7 +2,8 @@
 
 A block fenced as `console` holds commands after `$ ` and, under each, some of what is seen. Commands of one page run in
 one folder, so that a later one finds what an earlier one left; after `cd FOLDER` they go on there. One that ends in
-`# fails` must fail.
+`# fails` must fail. Commands in another block are not run here: a comment before it, which no
+reader sees, says why not.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 NEEDS = re.compile(r"^<!-- needs: ([a-z, ]+) -->$", re.MULTILINE)
 """In a page: what its commands cannot do without. Where that is absent, the summary of the tests says so."""
 BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FENCED = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+PROGRAMS = "frog|python|torchrun|git|pip|docker|export|sbatch|mpirun|mpiexec|deepspeed|accelerate|cargo|make|mkdir"
+TYPED = re.compile(rf"^ *(?:\$|{PROGRAMS}) ", re.MULTILINE)
+NOT_RUN = re.compile(r"^ *<!-- (?:not run: .+|run by: (tests/[\w/]+\.py)) -->\n", re.MULTILINE)
 NOT_HERE = ("git clone", "make setup", "make demo", "make test", "make check", "make clean")
 """Commands that make the environment, or run for long, or are this very test: `.ci/run` runs them from nothing."""
 
@@ -55,8 +60,19 @@ def test_the_documentation_shows_commands() -> None:
     assert all(commands_of(ROOT / "docs" / "labs" / f"lab{number}.md") for number in (1, 2, 3))
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_that_are_not_run_say_why(page: Path) -> None:
+    text, silent = page.read_text(), []
+    for block in FENCED.finditer(text):
+        line_before = text[: block.start()].splitlines(keepends=True)[-1]
+        why = NOT_RUN.search(text if block[1] == "sh" else line_before)  # of `sh` blocks once for the page
+        if block[1] != "console" and TYPED.search(block[2]) and not (why and (not why[1] or (ROOT / why[1]).is_file())):
+            silent.append(block[2].splitlines()[0])
+    assert silent == []
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if commands_of(page)], ids=lambda page: str(page.relative_to(ROOT))
 )
@@ -86,6 +102,6 @@ def test_every_command_of_a_page_runs(page: Path, default_data: Path, tmp_path: 
             env={**os.environ, "PATH": path, "FROG_CACHE_DIR": str(tmp_path / ".cache")},
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=720,
         )
         assert (done.returncode != 0) == command.endswith("# fails"), f"$ {command}\n{done.stdout}\n{done.stderr}"

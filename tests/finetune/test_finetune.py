@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import Harness
+from harness import Harness, run_to_end
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
@@ -170,7 +170,7 @@ def test_a_stop_leaves_a_whole_adapter(here: Harness) -> None:
     process = here.start("frog", "finetune", "base", *words)
     here.wait_for_step("stopped", 5, process)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    run_to_end(process, 60)
     assert process.returncode == 128 + signal.SIGINT
     record = here.record("stopped")
     assert record["status"] == "interrupted"

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from harness import Harness, all_gone, tree, wait_until
+from harness import Harness, all_gone, run_to_end, tree, wait_until
 
 HEAD = """
 apiVersion: v1
@@ -305,7 +305,7 @@ def begin(here: Harness, script: str) -> tuple[subprocess.Popen[str], list[psuti
 def test_a_request_to_stop_reaches_the_pods(here: Harness, number: signal.Signals) -> None:
     process, family = begin(here, "trap 'echo bye; exit 0' TERM; UP; sleep 600 & wait")
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = run_to_end(process, 60)
     assert process.returncode == 128 + number, err
     assert {"small-0 | bye", "small-1 | bye"} <= set(out.splitlines())
     wait_until(lambda: all_gone(family), 30, "the end of all processes")
@@ -317,7 +317,7 @@ def test_a_second_request_kills_pods_that_do_not_listen(here: Harness) -> None:
     process, family = begin(here, "trap '' TERM; UP; while true; do sleep 1; done")
     process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = run_to_end(process, 60)
     assert process.returncode in (128 + signal.SIGTERM, 128 + signal.SIGINT)
     assert "Traceback" not in err
     wait_until(lambda: all_gone(family), 30, "the end of all processes")
@@ -328,7 +328,7 @@ def test_nothing_outlives_a_launcher_that_is_killed(here: Harness) -> None:
     process, family = begin(here, "setsid sleep 600 & sleep 600 & UP; wait")
     assert len(family) > 6
     process.kill()
-    process.communicate(timeout=60)
+    run_to_end(process, 60)
     wait_until(lambda: all_gone(family), 30, "the end of all processes")
     assert left_behind(here) != [], "nobody was there to remove its files"
     here.run(*start(here, job("true")))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from harness import Harness, tree
+from harness import Harness, run_to_end, tree
 
 from frog.events.heartbeat import read_heartbeat
 from frog.events.schema import Beat
@@ -28,7 +28,7 @@ def rank_process(process: subprocess.Popen[str], beat: Beat) -> psutil.Process:
     raise AssertionError(f"no process of {beat}")
 
 
-@pytest.mark.timeout(400)  # pods that start one after the other may miss each other once
+@pytest.mark.timeout(1200)  # pods that start one after the other may miss each other once
 def test_a_run_in_pods_survives_a_killed_rank(harness: Harness, may_make_pods: None) -> None:
     """The file that is shipped to a cluster, on this machine: the same weights as `frog run`, kill -9 or not."""
     settings = ["--set", "train.steps=120", "--set", "eval.every=120", "--set", "checkpoint.every=5"]
@@ -40,7 +40,7 @@ def test_a_run_in_pods_survives_a_killed_rank(harness: Harness, may_make_pods: N
     beat = read_heartbeat(harness.folder("pods").heartbeat(2))
     assert beat is not None
     rank_process(process, beat).kill()
-    out, err = process.communicate(timeout=300)
+    out, err = run_to_end(process, 300)
     assert process.returncode == 0, f"{out}\n{err}"
     assert "rank 2 (pid " in out
     assert "was killed by SIGKILL" in out

@@ -89,7 +89,7 @@ def start(floor: Harness, launcher: str, name: str, *settings: str) -> list[subp
     ]
 
 
-def end(processes: list[subprocess.Popen[str]], timeout: float = 150) -> list[tuple[int, str]]:
+def end(processes: list[subprocess.Popen[str]], timeout: float = 450) -> list[tuple[int, str]]:
     """Wait until all have ended; the exit code and the words of each."""
     ends = []
     for process in processes:

@@ -30,7 +30,7 @@ def proved(request: pytest.FixtureRequest) -> dict[int, ProofResult]:
     return {id(cell): result for cell, result in prove([cell for cell in CELLS if id(cell) in wanted])}
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2700)
 @pytest.mark.parametrize(
     "cell",
     [
@@ -64,7 +64,7 @@ def seen(harness: Harness, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(700)
+@pytest.mark.timeout(2100)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.strategy}: {mutant.name}")
 def test_every_planted_mistake_is_seen(seen: dict[str, dict[str, Any]], mutant: Mutant) -> None:
     assert not seen[f"{mutant.strategy}: {mutant.name}, {mutant.world_size}"]["equal"]

@@ -56,7 +56,7 @@ class _WithoutIndex(_Quiet):
         self.wfile.write(b'{"config": {"lang": ["en"], "separator": " "}, "items": []}')
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # it takes an eighth of a core for as long as it lives
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     program = find_browser()
     if program is None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from browser import Browser, Tab
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2700)]
 
 TERMS = (
     "all-reduce",

@@ -43,7 +43,7 @@ def emulated(harness: Harness, tmp_path: Path) -> Iterator[RealSlurm]:
         cluster.down(folder)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_the_example_resumes_to_the_same_weights(harness: Harness, emulated: RealSlurm) -> None:
     """Two nodes with two ranks each; a rank of one job stands still until the signal has come."""
     words = ("--set", f"train.steps={STEPS}", "--set", "train.timeout_s=600")

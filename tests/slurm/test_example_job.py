@@ -114,7 +114,7 @@ def calm_and_requeued(bench: Bench) -> tuple[str, str]:
     return calm, hasty
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_the_log_shows_allocation_workers_and_cleanup(bench: Bench, calm_and_requeued: tuple[str, str]) -> None:
     calm, _ = calm_and_requeued
     lines = [re.sub(r"^\d\d:\d\d:\d\d ", "", line) for line in bench.log(calm).splitlines()]
@@ -152,7 +152,7 @@ def test_a_job_at_its_time_limit_saves_is_requeued_and_ends_with_the_same_weight
     assert one["order_sha256"] == other["order_sha256"]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_a_cancelled_job_and_one_that_loses_a_rank(bench: Bench) -> None:
     """Both at once, on the same nodes: one gets scancel, of the other a rank is killed."""
     words = ("--set", "train.steps=100000", "--set", "eval.every=100000")

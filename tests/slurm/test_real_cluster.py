@@ -15,7 +15,7 @@ from typing import cast
 
 import psutil
 import pytest
-from harness import wait_until
+from harness import run_to_end, wait_until
 from slurm_harness import BIN, RealSlurm, frog_slurm, need_slurm
 
 from frog.core.errors import LaunchError, UsageError
@@ -226,7 +226,7 @@ def test_an_up_that_is_interrupted_leaves_nothing(workdir: Path, how: signal.Sig
     wait_until(lambda: (folder / "slurm.conf").exists(), 60, "the configuration", None)
     name, scratch = cluster_name(folder), scratch_of(folder)
     process.send_signal(how)
-    out, _ = process.communicate(timeout=100)
+    out, _ = run_to_end(process, 100)
     if how == signal.SIGKILL:
         frog_slurm("down", "--keep-logs", cwd=workdir)
     else:

@@ -26,7 +26,7 @@ HEAD = (
 )
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 def test_a_run_is_handed_in_and_completes(harness: Harness, real_slurm: RealSlurm) -> None:
     shutil.copytree(CLUSTERS, harness.root / "config" / "clusters", dirs_exist_ok=True)
     python = harness.root / "config" / "clusters" / "here.toml"

@@ -32,7 +32,7 @@ def proved() -> dict[int, ProofResult]:
     return {id(cell): result for cell, result in prove(CELLS)}
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "cell", CELLS, ids=lambda cell: f"{cell.world_size} {cell.implementation} {cell.strategy}, {cell.variant.name}"
 )

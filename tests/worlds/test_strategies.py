@@ -49,7 +49,7 @@ def runs(harness: Harness) -> Harness:
     return harness
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_under_any_strategy_has_the_same_losses(runs: Harness, name: str) -> None:
     expected, found = runs.record("s-ddp-2"), runs.record(f"s-{name}")
@@ -106,7 +106,7 @@ def test_a_run_goes_on_under_another_strategy(runs: Harness) -> None:
     assert [segment.mesh["pp"] for segment in segments] == [1, 2, 1]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_checkpoints_go_from_any_strategy_to_any(harness: Harness, tmp_path: Path) -> None:
     """Worlds of 4 and 2 read all that the other wrote; weights, both moments and the count of steps, bit for bit."""
     folder = tmp_path / "runs"

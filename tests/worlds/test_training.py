@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import shutil
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 import psutil
 import pytest
 import torch
-from harness import Harness, all_gone, kill_tree, tree, wait_until
+from harness import Harness, all_gone, kill_tree, run_to_end, set_words, tree, wait_until
 
 from frog.checkpoint import find_good
 from frog.events.schema import CollectiveEvent, SpanEvent, StartEvent, StepEvent
@@ -149,7 +150,7 @@ def test_a_polite_stop_saves_and_leaves(calm: Harness, number: signal.Signals, c
     calm.wait_for_step(name, 2, process)
     family = tree(process)
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = run_to_end(process, 60)
     assert process.returncode == code, err
     assert all_gone(family)
     record = calm.record(name)
@@ -167,7 +168,7 @@ def test_a_killed_rank_is_named_and_nobody_is_left(calm: Harness) -> None:
     family = tree(process)
     pid = calm.events("lost").ranks[1].of(StartEvent)[0].pid
     psutil.Process(pid).kill()
-    _, err = process.communicate(timeout=60)
+    _, err = run_to_end(process, 60)
     assert process.returncode == 137
     assert f"rank 1 (pid {pid}) was killed by SIGKILL" in err[err.rindex("error:") :]
     wait_until(lambda: all_gone(family), 10, "the world to go")
@@ -256,8 +257,18 @@ def test_mixed_precision_learns(calm: Harness, precision: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(1260)
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ here, and torch.compile on a CPU needs it")
 def test_a_compiled_model_trains_to_the_same_losses(calm: Harness) -> None:
     calm.train(1, "compiled", "train.compile=true", "train.steps=2", "eval.sample_tokens=0", timeout=400)
     torch.testing.assert_close(losses(calm, "compiled"), losses(calm, "calm-1")[:2], rtol=1e-5, atol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs pip install 'frog[deepspeed]'")
+def test_a_file_that_deepspeed_refuses_is_told_in_words(harness: Harness) -> None:
+    (harness.root / "pond.json").write_text('{"zero_optimization": {"stage": 2, "puddles": 1}}')
+    deepspeed = ("strategy.name=zero2", "strategy.implementation=deepspeed", "strategy.deepspeed_file=pond.json")
+    done = harness.run("frog", "train", "run.toml", *set_words("name=refused", *deepspeed), code=2)
+    assert "error: pond.json: DeepSpeed refuses it: 1 validation error" in done.stderr
+    assert "Traceback" not in done.stderr
