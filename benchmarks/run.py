@@ -56,6 +56,7 @@ BENCHMARKS = {
     "chaos_four-ranks": Benchmark("chaos.py", ("four-ranks",), ("four-ranks", "--count", "1")),
     "chaos_shrink": Benchmark("chaos.py", ("shrink",), ("shrink", "--count", "1")),
     "chaos_shrink-cut": Benchmark("chaos.py", ("shrink-cut",), ("shrink-cut", "--count", "1")),
+    "chaos_shrink-nodes": Benchmark("chaos.py", ("shrink-nodes",), ("shrink-nodes", "--count", "1")),
     "chaos_two-ranks": Benchmark("chaos.py", ("two-ranks",), ("two-ranks", "--count", "1")),
     "checkpoint": Benchmark("checkpoint.py", tiny=("--sizes", "4", "--rounds", "1")),
     "collectives": Benchmark("collectives.py", tiny=("--tiny",)),
@@ -160,10 +161,11 @@ def header(command: list[str]) -> str:
 
 
 def commit() -> str:
-    """The commit that this folder is at, and whether anything was changed since."""
-    asked = ["git", "-C", str(HERE), "describe", "--always", "--dirty= with changes", "--exclude=*"]
-    done = subprocess.run(asked, capture_output=True, text=True)
-    return done.stdout.strip() or "not known"
+    """The commit that this folder is at, and whether anything but results was changed since."""
+    git = ["git", "-C", str(HERE)]
+    done = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", ":/", ":!results"]).returncode == 1
+    return done.stdout.strip() + " with changes" * changed or "not known"
 
 
 def has_gpu() -> bool:
