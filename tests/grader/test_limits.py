@@ -5,14 +5,47 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from frog.grader import limits
+from frog.grader import grade, limits
+from frog.grader.exercise import find_exercises
 from frog.grader.limits import Watch
+from frog.grader.program import Ended
+from frog.grader.world import Task
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process has one state")
+
+
+@pytest.mark.parametrize(("loading_s", "found"), [(0.2, 1.0), (1.3, 1.0), (3.9, 3.0), (1000.0, 8.0)])
+def test_a_slow_machine_is_given_more_seconds(loading_s: float, found: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits.time, "process_time", lambda: loading_s)
+    assert limits.slowness() == pytest.approx(found)
+
+
+def test_each_process_of_a_check_gets_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+
+    def run_world(task: Task, *_: object) -> SimpleNamespace:
+        asked.append(task.seconds)
+        return SimpleNamespace(output=(), failure=None)
+
+    def run_program(words: object, scratch: object, env: object, stdin: object, seconds: float, *_: object) -> Ended:
+        asked.append(seconds)
+        return Ended(0, "", "", tmp_path, None)
+
+    monkeypatch.setattr(grade, "run_world", run_world)
+    monkeypatch.setattr(grade, "run_program", run_program)
+    exercise = find_exercises()[0]
+    for name, data in exercise.stub().items():
+        (tmp_path / name).write_bytes(data)
+    slow = grade.Grade(exercise, tmp_path, 1, None, tmp_path, 3.0)
+    slow.world(2, seconds=5.0)
+    slow.call()
+    slow.program(["true"], seconds=1.0)
+    assert asked == [15.0, 6.0, 3.0]
 
 
 @pytest.fixture

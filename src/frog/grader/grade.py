@@ -30,7 +30,15 @@ class Rejected(Exception):
 class Grade:
     """One check of a learner's files."""
 
-    def __init__(self, exercise: Exercise, folder: Path, seed: int, server: ForkServer | None, scratch: Path) -> None:
+    def __init__(
+        self,
+        exercise: Exercise,
+        folder: Path,
+        seed: int,
+        server: ForkServer | None,
+        scratch: Path,
+        slowness: float = 1.0,
+    ) -> None:
         self.exercise, self.folder, self.seed = exercise, folder, seed
         self.lines: list[Measured] = []
         self.predictions: dict[str, float] = {}
@@ -38,6 +46,7 @@ class Grade:
         self.worlds: list[int] = []
         self.output = ""
         self._server, self._scratch, self._labs = server, scratch, exercise.folder.parents[1]
+        self._slowness = slowness
 
     # ---- what the learner wrote --------------------------------------------------------------------------------------
 
@@ -71,7 +80,8 @@ class Grade:
     ) -> World:
         """Run the exercise's function `work` with what the learner wrote, in `size` processes.
 
-        `seconds` is how long a rank may compute. A world that fails is rejected, but for the ids in `may_fail`.
+        `seconds` is how long a rank may compute, where the machine is not slow. A world that fails is rejected, but for
+        the ids in `may_fail`.
         """
         number = len(self.worlds)
         scratch = self._scratch / f"world{number}"
@@ -85,7 +95,7 @@ class Grade:
             held=(self.seed + number) % size if held is None else held,
             env=[{**_identity(rank, size), **extra[rank]} for rank in range(size)],
             join=join and size > 0,
-            seconds=seconds,
+            seconds=seconds * self._slowness,
             folder=self.folder,
             files={name: (self.folder / name).read_bytes() for name in self.exercise.manifest.files},
             functions=self.exercise.manifest.functions,
@@ -121,7 +131,9 @@ class Grade:
         for name, text in (files or {}).items():
             (scratch / name).parent.mkdir(parents=True, exist_ok=True)
             (scratch / name).write_text(text)
-        ended = run_program(words, scratch, env or {}, stdin, seconds, wall_s, self._server, self._labs)
+        ended = run_program(
+            words, scratch, env or {}, stdin, seconds * self._slowness, wall_s, self._server, self._labs
+        )
         self.output += ended.out + ended.err
         if ended.failure is not None:
             raise Rejected(ended.failure)

@@ -32,8 +32,11 @@ class Request(Typed, kw_only=True, frozen=True):
     seed: int
 
 
-def judge(request: Request) -> Verdict:
-    """Check a learner's files. Never raises: what goes wrong in the grader itself is a verdict too."""
+def judge(request: Request, slowness: float = 1.0) -> Verdict:
+    """Check a learner's files. Never raises: what goes wrong in the grader itself is a verdict too.
+
+    `slowness`: how many times as long as the exercises say a process may compute.
+    """
     start = time.monotonic()
     exercise = Exercise(Path(request.exercise))
     server = None if start_method() == "spawn" else start_fork_server("frog.grader.rank")
@@ -42,7 +45,7 @@ def judge(request: Request) -> Verdict:
         folder.mkdir()
         for name, data in request.files.items():
             (folder / name).write_bytes(data)
-        grade = Grade(exercise, folder, request.seed, server, scratch)
+        grade = Grade(exercise, folder, request.seed, server, scratch, slowness)
         failure = _failure(grade, request.files)
     return _verdict(grade, failure, dict(request.files) == exercise.stub(), time.monotonic() - start)
 

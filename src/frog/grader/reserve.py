@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import signal
 import sys
 from multiprocessing.connection import Connection, wait
 
 import msgspec
-import torch
 
+from frog.core.loading import loading
 from frog.core.processes import reap_orphans, take_orphans
-from frog.grader.judge import Request, judge
-from frog.grader.limits import end_descendants
-from frog.grader.rank import load_all
-from frog.grader.verdict import Verdict
 from frog.kubernetes.namespaces import die_with_parent
+
+with loading():
+    import torch
+
+    from frog.grader.judge import Request, judge
+    from frog.grader.limits import end_descendants, slowness
+    from frog.grader.rank import load_all
+    from frog.grader.verdict import Verdict
 
 MOST_S = 300.0
 """Of one check."""
@@ -26,30 +29,31 @@ MOST_S = 300.0
 def main(descriptor: int) -> None:
     """Answer each request with a verdict, until the other end closes."""
     torch.set_num_threads(1)
-    load_all()
+    with loading():
+        load_all()
+    slow = slowness()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     take_orphans()
-    gc.freeze()
     with Connection(descriptor) as client:
         client.send_bytes(b"ready")
         while True:
             try:
                 request = msgspec.msgpack.decode(client.recv_bytes(), type=Request)
-                client.send_bytes(msgspec.json.encode(_checked(request, client)))
+                client.send_bytes(msgspec.json.encode(_checked(request, client, slow)))
             except (EOFError, OSError):  # the client is gone
                 return
 
 
-def _checked(request: Request, client: Connection) -> Verdict:
+def _checked(request: Request, client: Connection, slow: float) -> Verdict:
     """The verdict of a judge that is forked, if that is safe here; it is ended if the client goes away."""
     if not sys.platform.startswith("linux"):
-        return judge(request)
+        return judge(request, slow)
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(reading)
         client.close()
-        _be_judge(request, writing)
+        _be_judge(request, writing, slow)
     os.close(writing)
     try:
         with Connection(reading, writable=False) as answer:
@@ -69,12 +73,12 @@ def _checked(request: Request, client: Connection) -> Verdict:
     return _broken(request, why)
 
 
-def _be_judge(request: Request, writing: int) -> None:
+def _be_judge(request: Request, writing: int, slow: float) -> None:
     try:
         os.setsid()
         die_with_parent()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        Connection(writing, readable=False).send_bytes(msgspec.json.encode(judge(request)))
+        Connection(writing, readable=False).send_bytes(msgspec.json.encode(judge(request, slow)))
     finally:
         os._exit(0)
 
