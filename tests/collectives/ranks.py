@@ -17,6 +17,16 @@ RING = Costs(alpha_s=0.0)
 DOUBLING = Costs(alpha_s=1e9)
 
 
+def be_all(be: Callable[[int], None], size: int) -> None:
+    """Call `be` with each rank's number, in a thread of its own, until all have returned."""
+    threads = [threading.Thread(target=be, args=(rank,), daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "a rank hangs"
+
+
 def together(
     folder: Path,
     size: int,
@@ -45,12 +55,7 @@ def together(
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=be, args=(rank,), daemon=True) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-        assert not thread.is_alive(), "a rank hangs"
+    be_all(be, size)
     if errors:
         raise errors[0]
     return results

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from mortal import Killed, die, limits, make_mortal
-from ranks import DOUBLING, RING
+from ranks import DOUBLING, RING, be_all
 
 from frog.collectives.agreement import LeftOut, Proposal, WorldChanged
 from frog.collectives.entrance import meet_survivors
@@ -86,12 +86,7 @@ def live(
             die(world)
 
     ends = threading.Barrier(size - len(deaths))
-    threads = [threading.Thread(target=be, args=(rank,), daemon=True) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive(), "a rank hangs"
+    be_all(be, size)
     return seen
 
 
@@ -170,12 +165,7 @@ def test_one_is_lost_while_one_rank_gives_or_gets_all(
             limits.left = None
             die(world)
 
-    threads = [threading.Thread(target=be, args=(rank,), daemon=True) for rank in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive(), "a rank hangs"
+    be_all(be, 3)
     assert sorted(seen) == [0, 1]
     assert set(seen[0]) <= {111.0, 11.0}
     assert seen[0][-1:] in ([], [11.0])
@@ -215,12 +205,7 @@ def test_who_is_silent_is_left_out_and_told_when_it_wakes(tmp_path: Path) -> Non
         asleep.set()
         world.close()
 
-    threads = [threading.Thread(target=be, args=(rank,), daemon=True) for rank in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive()
+    be_all(be, 3)
     assert verdicts[0] == verdicts[2] == (WorldChanged, (0, 2), 2.0)
     assert verdicts[1][0] is LeftOut
 
@@ -244,12 +229,7 @@ def quarrel(folder: Path, way: str, odd: Callable[[Survivors], None]) -> dict[in
                 break
         world.close()
 
-    threads = [threading.Thread(target=be, args=(rank,), daemon=True) for rank in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive(), "a rank hangs"
+    be_all(be, 4)
     return ends
 
 

@@ -216,6 +216,19 @@ def test_ranks_that_disagree_on_a_collective_end_the_run(harness: Harness) -> No
     assert told(diagnose(harness.folder("shrink-shape")).as_json())[:4] == ("shape", 1, 5, "reduce")
 
 
+@pytest.mark.slow
+def test_a_rank_that_is_late_each_time_ends_the_run(harness: Harness) -> None:
+    """It is there when the others ask, so that nobody is lost."""
+    fault = ("--fault", "slow rank=1 step=5 phase=data times=9 seconds=3", "--nproc", "2", "--threads", "1")
+    run = words("shrink-late", "train.timeout_s=1")
+    done = harness.run("frog", "chaos", *fault, "--", *run, code=1)
+    assert "step 5 was taken 3 times and not completed, though no rank is lost" in done.stderr
+    assert "give train.timeout_s (now 1) more" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert [event.lost for event in memberships(harness, "shrink-late")] == [[], []]
+    assert told(diagnose(harness.folder("shrink-late")).as_json())[1:4] == (1, 5, "data")
+
+
 def test_what_cannot_shrink_says_so(harness: Harness) -> None:
     done = harness.train(2, "no", "comm.on_loss=shrink", "strategy.tp=2", code=2)
     assert "comm.on_loss='shrink' with strategy.tp=2" in done.stderr

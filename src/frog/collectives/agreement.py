@@ -26,7 +26,9 @@ class WorldChanged(CollectiveError):
             for ranks, what in ((self.lost, "lost"), (self.joined, "let in"))
             if ranks
         ]
-        super().__init__(f"{'; '.join(changes) or 'nobody came'}; they are {len(members)} now", "closed")
+        super().__init__(
+            f"{'; '.join(changes) or 'nobody was lost, nobody came'}; they are {len(members)} now", "closed"
+        )
 
 
 class LeftOut(CollectiveError):
@@ -60,5 +62,5 @@ class Proposal:
     def unpack(data: bytes | bytearray) -> Proposal:
         last, epoch, mask, completed, settled, port, epoch_begun, number, call = _PROPOSAL.unpack(data)
         alive = frozenset(rank for rank in range(MOST_RANKS) if mask >> rank & 1)
-        words = call.rstrip(b"\0").decode()
+        words = call.rstrip(b"\0").decode(errors="replace")
         return Proposal(last, epoch, alive, completed, settled, port, (epoch_begun, number), words)

@@ -7,9 +7,10 @@ on, and `renew` makes a group, and a world, of those who are there now. A rank's
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Literal, NoReturn
 
@@ -69,6 +70,8 @@ class Membership:
     """As many as a step's sequences can be dealt to."""
     members: tuple[int, ...] = ()
     """Of the world that `renew` made last."""
+    tries: Counter[int] = field(default_factory=Counter)
+    """How often each step failed in a world that lost nobody."""
     _door: Door | None = None
     _sign: DoorFile | None = None
     """What this rank has left in `door_file`."""

@@ -20,7 +20,7 @@ from frog.diagnose.diagnosis import Diagnosis, span
 from frog.diagnose.losses import name_members, survived, with_losses
 from frog.diagnose.message_rules import off_pattern, unanswered
 from frog.diagnose.running import under_way
-from frog.diagnose.slow_rules import straggler
+from frog.diagnose.slow_rules import late_each_time, straggler
 from frog.events import RecordedRun, read_run
 from frog.events.attempts import Attempt
 from frog.events.changes import find_changes
@@ -35,6 +35,7 @@ RULES: tuple[Rule, ...] = (
     off_pattern,
     ranks.own_words,
     network.unlike,
+    late_each_time,
     ranks.stopped,
     ranks.killed,
     ranks.stuck,

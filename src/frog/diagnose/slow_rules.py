@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from frog.diagnose.case import Case
+from frog.diagnose.collectives import CollectiveCalls
 from frog.diagnose.diagnosis import Diagnosis
 from frog.events.attempts import Worker
 from frog.events.schema import CollectiveEvent, SpanEvent
@@ -19,6 +20,9 @@ _FEWEST_STEPS = 3
 
 _STANDS_OUT = 3.0
 """Times the largest delay of any other rank, phase and step."""
+
+_LATE_S = 0.5
+"""Who comes so much later than all others was late."""
 
 Key = tuple[int, str]
 """A step and a phase."""
@@ -72,6 +76,26 @@ def straggler(case: Case) -> Diagnosis | None:
         evidence=tuple(lines),
         advice="a busy or throttled machine (`top`, `nvidia-smi -q -d CLOCK,PERFORMANCE`), a slow disk (phase data), "
         "more tokens than the others; every step costs what the slowest rank takes",
+    )
+
+
+def late_each_time(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
+    """All gave up in one collective, to which one came later than the others; nobody was lost (`on_loss=shrink`)."""
+    waits = {rank: case.comm_errors[rank].facts.waited_s or 0.0 for rank in case.timed_out}
+    if len(waits) < 2 or set(waits) != set(case.ranks) or len({case.comm_errors[r].facts.seq for r in waits}) > 1:
+        return None
+    rank, *others = sorted(waits, key=lambda r: waits[r])
+    late_s = waits[others[0]] - waits[rank]
+    if late_s < _LATE_S:
+        return None
+    return Diagnosis(
+        "slow",
+        f"rank {rank} was later {case.where(rank)} than the others wait: it came {late_s:.1f} s after them, and again "
+        "when the step was taken again",
+        **case.about(rank),
+        evidence=tuple(line for r in sorted(waits) for line in (case.report_error(r), case.report_position(r)) if line),
+        advice="give train.timeout_s more, if it should be as slow as that; else see what keeps it: a busy machine "
+        f"(`top`), a slow disk (phase data)\nthen `{case.run.folder.resume_command}`",
     )
 
 

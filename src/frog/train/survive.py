@@ -20,6 +20,7 @@ import os
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -49,6 +50,9 @@ _GONE_S = 10.0
 
 _LOOK_S = 0.01
 
+_MOST_TRIES = 3
+"""Of a step that is not completed though nobody is lost: somebody is later each time than ranks wait."""
+
 
 def announce(run: Run) -> None:
     """Let the launcher know that this run goes on when ranks are lost."""
@@ -67,10 +71,27 @@ def go_on(run: Run, workload: Workload, old: Parts | None, error: BaseException 
             if isinstance(error.__cause__, LeftOut):
                 raise LostError(str(error.__cause__), facts=ErrorFacts(cause="timed_out", op="rendezvous")) from error
             raise error
+        _bound_tries(run, old, error)
         try:
             return _enter(run, workload, old, began_ns)
         except (CommError, WorldChanged) as further:
             error = further
+
+
+def _bound_tries(run: Run, old: Parts | None, error: BaseException | None) -> None:
+    """Raise CommError, on all ranks alike, when a step has failed too often in a world that lost nobody."""
+    member = run.membership
+    if old is None or member is None or not isinstance(error, CommError) or old.members != member.survivors.members:
+        return
+    step = old.state.step + 1
+    member.tries[step] += 1
+    if member.tries[step] >= _MOST_TRIES:
+        raise CommError(
+            f"step {step} was taken {_MOST_TRIES} times and not completed, though no rank is lost: {error.what}",
+            f"a rank may be later than the others wait: give train.timeout_s (now {member.timeout_s:g}) more, and see"
+            " with frog diagnose which one it is",
+            replace(error.facts, cause="timed_out"),
+        ) from None
 
 
 def _enter(run: Run, workload: Workload, old: Parts | None, began_ns: int) -> Parts:
@@ -211,7 +232,7 @@ def _report(run: Run, parts: Parts, before: set[int], began_ns: int) -> None:
     changes = ((lost, "is lost", "are lost"), (joined, "has joined", "have joined"))
     words = [f"{_named(who)} {one if len(who) == 1 else many}" for who, one, many in changes if who]
     run.log.say(
-        f"{'; '.join(words) or 'nobody came'}: a world of {len(members)} goes on after step {step}, "
+        f"{'; '.join(words) or 'nobody was lost, nobody came'}: a world of {len(members)} goes on after step {step}, "
         f"{took_ns / 1e9:.2f} s later"
     )
 
