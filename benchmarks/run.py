@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import os
 import platform
+import re
 import shlex
 import signal
 import subprocess
@@ -27,6 +28,7 @@ from frog.core.files import write_atomic
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
+CPUINFO = Path("/proc/cpuinfo")
 JOB_FILES = HERE.parent / "tests" / "jobfile" / "right"
 
 
@@ -175,10 +177,13 @@ def has_gpu() -> bool:
 
 
 def processor() -> str:
-    """Its name, as far as the system tells it."""
+    """Its name and, on Linux, the numbers that tell those of one name apart: a ratio belongs to one of them."""
     import torch
 
-    return str(torch.cpu.get_capabilities().get("cpu_name", "unknown processor"))
+    name = torch.cpu.get_capabilities().get("cpu_name", "unknown processor")
+    said = CPUINFO.read_text() if CPUINFO.exists() else ""
+    numbers = dict(re.findall(r"^(cpu family|model)\s*: (\d+)$", said, re.MULTILINE))
+    return " ".join([str(name), *(f"{key.removeprefix('cpu ')} {number}" for key, number in numbers.items())])
 
 
 if __name__ == "__main__":
