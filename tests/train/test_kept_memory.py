@@ -21,10 +21,11 @@ class Mallinfo(ctypes.Structure):
 libc = ctypes.CDLL(None)
 libc.mallinfo.restype = Mallinfo
 keep_freed_memory()
+others = libc.mallinfo().hblks
 for _ in range(10):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     pieces = [torch.ones(1 << 20) for _ in range(16)]
-    mapped = libc.mallinfo().hblks
+    mapped = libc.mallinfo().hblks - others
     del pieces
     faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
     print(faults, mapped, libc.mallinfo().arena)
