@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import select
 import socket
 
 import pytest
@@ -14,6 +15,31 @@ from frog.collectives.frames import DATA, HEADER_BYTES, MAGIC, VERSION, Sealer
 
 KEY = b"k" * 32
 PAYLOAD = bytes(range(200))
+
+
+def test_what_a_peer_said_before_it_left_is_heard() -> None:
+    """It left with something unread, so that the system tells the next who sends that the connection is reset."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        ours = socket.create_connection(door.getsockname())
+        theirs, _ = door.accept()
+    here, there = (Connection(end, 1, Sealer(KEY, True), Sealer(KEY, True)) for end in (ours, theirs))
+    here.send(DATA, 0, memoryview(PAYLOAD))
+    here.move()
+    there.send(DATA, 0, memoryview(PAYLOAD))
+    there.move()
+    select.select([theirs], [], [])
+    there.close()
+    room = bytearray(len(PAYLOAD))
+    here.receive(DATA, 0, memoryview(room))
+    here.receive(DATA, 1, memoryview(bytearray(1)))
+    poll = select.poll()
+    poll.register(ours, 0)
+    poll.poll()  # for the reset
+    here.send(DATA, 1, memoryview(PAYLOAD))
+    with pytest.raises(PeerClosed):
+        here.move()
+    assert room == PAYLOAD
+    here.close()
 
 
 def frames(count: int = 3, key: bytes = KEY) -> list[bytes]:

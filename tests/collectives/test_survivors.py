@@ -17,7 +17,7 @@ from ranks import DOUBLING, RING, be_all
 
 from frog.collectives.agreement import LeftOut, Proposal, WorldChanged
 from frog.collectives.entrance import meet_survivors
-from frog.collectives.errors import CollectiveError, Mismatch
+from frog.collectives.errors import CollectiveError, Mismatch, PeerClosed
 from frog.collectives.rendezvous import FolderBook
 from frog.collectives.survivors import Survivors
 
@@ -250,6 +250,35 @@ def test_ranks_that_disagree_on_a_collective_all_end(
     for rank, error in ends.items():
         assert str(error).startswith(f"rank {2 if rank != 2 else error.peer} of the group calls "), ends
         assert called in str(error), ends
+
+
+def test_one_that_is_not_so_far_yet_ends_with_those_that_disagree(tmp_path: Path) -> None:
+    """Rank 1 is in the barrier behind a sum that the others are through with, when they have fallen out and left."""
+    ends: dict[int, CollectiveError] = {}
+    quarrelled = threading.Barrier(3)
+
+    def be(rank: int) -> None:
+        world = meet_survivors(FolderBook(tmp_path, 20), rank, 3, b"secret", node="one", timeout_s=20)
+        if rank == 1:
+            barrier = world.group.barrier
+
+            def wait_long() -> None:
+                barrier()
+                quarrelled.wait(20)
+                raise PeerClosed(0)
+
+            world.group.barrier = wait_long  # type: ignore[method-assign]
+        try:
+            world.all_reduce(np.ones(ELEMENTS))
+            world.all_reduce(np.ones(ELEMENTS)) if rank != 2 else world.barrier()
+        except CollectiveError as error:
+            ends[rank] = error
+        world.close()
+        if rank != 1:
+            quarrelled.wait(20)
+
+    be_all(be, 3)
+    assert {rank: type(error) for rank, error in ends.items()} == dict.fromkeys(range(3), Mismatch), ends
 
 
 def test_half_that_hears_nobody_does_not_go_on_without_the_lowest() -> None:

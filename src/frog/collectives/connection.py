@@ -64,8 +64,11 @@ class Connection:
         self.incoming.append(_Incoming(Header(kind, seq & 0xFFFFFFFF, len(payload), 0, tag), payload, then))
 
     def move(self) -> bool:
-        """Send and receive what can be without waiting. Returns whether anything moved."""
-        moved = False
+        """Send and receive what can be without waiting. Returns whether anything moved.
+
+        From a peer that has closed its end, what it had sent before is received, then PeerClosed is raised.
+        """
+        moved, closed = False, None
         if self.outgoing:
             try:
                 while self.outgoing and self._send_some():
@@ -73,7 +76,7 @@ class Connection:
             except BlockingIOError:
                 pass
             except OSError as error:
-                raise PeerClosed(self.peer, error.strerror or str(error)) from error
+                closed = PeerClosed(self.peer, error.strerror or str(error))
         if self.incoming:
             try:
                 while self.incoming and self._receive_some():
@@ -82,6 +85,8 @@ class Connection:
                 pass
             except OSError as error:
                 raise PeerClosed(self.peer, error.strerror or str(error)) from error
+        if closed is not None:
+            raise closed
         return moved
 
     def _send_some(self) -> bool:

@@ -271,6 +271,7 @@ class Survivors:
             """Who has not proposed just these."""
             return frozenset(p for p in alive - {self.identity} if p not in heard or heard[p].alive != alive)
 
+        called = {self._begun: (self.identity, self._call)} if self._call else {}
         counts = (self._completed, self._settled)
         own = Proposal(False, target, alive, *counts, place.peer.port, self._begun, self._call)
         self._tell(own, alive)
@@ -278,9 +279,8 @@ class Survivors:
             for peer, said in self._inbox:
                 if said.is_last_word or (said.epoch >= target and self.identity not in said.alive):
                     raise LeftOut(f"rank {peer} of the group and others go on without this rank", "timed_out", peer)
-                if said.begun == self._begun and "" != said.call != self._call != "":
-                    who = self.members.index(peer)
-                    raise Mismatch(f"rank {who} of the group calls {said.call}; this one {self._call}", who)
+                if said.call:
+                    self._compare(called.setdefault(said.begun, (peer, said.call)), peer, said.call)
                 if said.epoch > target:  # it has decided on this epoch, this rank has not: its decision counts
                     self._settle(said.settled)
                     self.epoch = target
@@ -309,6 +309,14 @@ class Survivors:
         self._settle(min(heard[peer].completed for peer in alive))
         self.epoch, self.members, self._newcomers = target, tuple(sorted(alive)), set()
         return {peer: heard[peer].port for peer in alive}
+
+    def _compare(self, first: tuple[int, str], peer: int, call: str) -> None:
+        """Raise Mismatch if two ranks call different things where all do the same: also one that is not so far yet."""
+        one, its_call = first
+        if its_call != call:
+            who, other = self.members.index(peer), self.members.index(one)
+            whose = "this one" if one == self.identity else f"rank {other}"
+            raise Mismatch(f"rank {who} of the group calls {call}; {whose} {its_call}", who)
 
     def _settle(self, completed: int) -> None:
         self._completed = self._settled = completed
