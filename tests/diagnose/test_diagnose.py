@@ -559,6 +559,20 @@ def test_network_cut_names_the_node_that_could_not_tell(tmp_path: Path, cut: int
     assert (result.fault, result.node_rank, result.certain) == ("cut", cut, True)
 
 
+@pytest.mark.parametrize(("on_loss", "fault"), [("fail", "cut"), ("shrink", "slow")])
+def test_who_waited_least_was_late_where_the_step_is_taken_again(tmp_path: Path, on_loss: str, fault: str) -> None:
+    """Inside of a ring that is cut each rank waits from when its own last bytes came."""
+    run = FailedRun(tmp_path / "run", num_nodes=4, config={"comm": {"on_loss": on_loss}})
+    run.start()
+    run.steps(1, 4)
+    for rank in run.ranks:
+        run.up_to(rank, 5, "reduce")
+        run.begin(rank, GRADIENT)
+        waited_s = 10.0 if rank == 1 else 10.7
+        run.fail(rank, lost(GRADIENT, rank, waited_s, "timed_out"), waited_s)
+    assert found(run).fault == fault
+
+
 def test_closed_connections_of_a_living_rank(run: FailedRun) -> None:
     """Its neighbours on the ring fail with it, rank 0 when they have gone."""
     run.up_to(2, 5, "reduce")

@@ -80,7 +80,12 @@ def straggler(case: Case) -> Diagnosis | None:
 
 
 def late_each_time(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
-    """All gave up in one collective, to which one came later than the others; nobody was lost (`on_loss=shrink`)."""
+    """All gave up in one collective, to which one came later than the others; nobody was lost (`on_loss=shrink`).
+
+    Without that the step is not taken again: where a network is cut, each rank waits from when its own last bytes came.
+    """
+    if case.run.setting("comm", "on_loss") != "shrink":
+        return None
     waits = {rank: case.comm_errors[rank].facts.waited_s or 0.0 for rank in case.timed_out}
     if len(waits) < 2 or set(waits) != set(case.ranks) or len({case.comm_errors[r].facts.seq for r in waits}) > 1:
         return None
