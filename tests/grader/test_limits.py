@@ -32,8 +32,10 @@ def test_each_process_of_a_check_gets_them(tmp_path: Path, monkeypatch: pytest.M
         asked.append(task.seconds)
         return SimpleNamespace(output=(), failure=None)
 
-    def run_program(words: object, scratch: object, env: object, stdin: object, seconds: float, *_: object) -> Ended:
-        asked.append(seconds)
+    def run_program(
+        words: object, scratch: object, env: object, stdin: object, seconds: float, wall_s: float, *_: object
+    ) -> Ended:
+        asked.extend((seconds, wall_s))
         return Ended(0, "", "", tmp_path, None)
 
     monkeypatch.setattr(grade, "run_world", run_world)
@@ -44,8 +46,8 @@ def test_each_process_of_a_check_gets_them(tmp_path: Path, monkeypatch: pytest.M
     slow = grade.Grade(exercise, tmp_path, 1, None, tmp_path, 3.0)
     slow.world(2, seconds=5.0)
     slow.call()
-    slow.program(["true"], seconds=1.0)
-    assert asked == [15.0, 6.0, 3.0]
+    slow.program(["true"], seconds=1.0, wall_s=8.0)
+    assert asked == [15.0, 6.0, 3.0, 24.0]
 
 
 @pytest.fixture

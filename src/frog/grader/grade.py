@@ -39,6 +39,7 @@ class Grade:
         scratch: Path,
         slowness: float = 1.0,
     ) -> None:
+        """slowness: how many times as long as the exercises say processes may take."""
         self.exercise, self.folder, self.seed = exercise, folder, seed
         self.lines: list[Measured] = []
         self.predictions: dict[str, float] = {}
@@ -46,7 +47,7 @@ class Grade:
         self.worlds: list[int] = []
         self.output = ""
         self._server, self._scratch, self._labs = server, scratch, exercise.folder.parents[1]
-        self._slowness = slowness
+        self.slowness = slowness
 
     # ---- what the learner wrote --------------------------------------------------------------------------------------
 
@@ -95,7 +96,7 @@ class Grade:
             held=(self.seed + number) % size if held is None else held,
             env=[{**_identity(rank, size), **extra[rank]} for rank in range(size)],
             join=join and size > 0,
-            seconds=seconds * self._slowness,
+            seconds=seconds * self.slowness,
             folder=self.folder,
             files={name: (self.folder / name).read_bytes() for name in self.exercise.manifest.files},
             functions=self.exercise.manifest.functions,
@@ -124,7 +125,10 @@ class Grade:
         seconds: float = 2.0,
         wall_s: float = 60.0,
     ) -> Ended:
-        """Run a program in a scratch folder that holds the learner's files, under the same limits."""
+        """Run a program in a scratch folder that holds the learner's files, under the same limits.
+
+        `seconds` of computing, `wall_s` of the wall: where the machine is not slow.
+        """
         scratch = Path(tempfile.mkdtemp(dir=self._scratch, prefix="program"))
         for name in self.exercise.manifest.files:
             (scratch / name).write_bytes((self.folder / name).read_bytes())
@@ -132,7 +136,7 @@ class Grade:
             (scratch / name).parent.mkdir(parents=True, exist_ok=True)
             (scratch / name).write_text(text)
         ended = run_program(
-            words, scratch, env or {}, stdin, seconds * self._slowness, wall_s, self._server, self._labs
+            words, scratch, env or {}, stdin, seconds * self.slowness, wall_s * self.slowness, self._server, self._labs
         )
         self.output += ended.out + ended.err
         if ended.failure is not None:

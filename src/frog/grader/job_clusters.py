@@ -49,7 +49,7 @@ class EmulatedSlurm:
         self._place = place
 
     def __enter__(self) -> Self:
-        cluster.up(self._place, len(NODES), 4, 32, kill_wait_s=1.0, look_s=0.2)
+        cluster.up(self._place, len(NODES), 4, 32, kill_wait_s=0.5, look_s=0.2)
         replace_env(child_env(**cluster.environment(self._place)))
         self._client = read_client(self._place)
         return self

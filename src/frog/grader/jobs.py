@@ -71,14 +71,17 @@ def run_jobs(
     near_limit: {"of": names, "when": what, "count": n, "end": "now+8seconds", "until": other}: the time limit of these
     jobs is moved there when their ranks have noted that n times, and far away again when one has noted the other thing.
     They always run on the emulator: a real Slurm looks at its clock every 30 s.
+
+    Ranks find in SLOWNESS how many times as long as on a fast machine they may wait.
     """
     place = Path(tempfile.mkdtemp(prefix="frog-learn-slurm-"))
     try:
-        request = json.dumps({"names": list(names), "near_limit": near_limit, "real": running_slurm()})
+        most_s = _JOBS_S * grade.slowness
+        request = {"names": list(names), "near_limit": near_limit, "real": running_slurm(), "most_s": most_s}
         words = [sys.executable, "-m", "frog.grader.jobs", str(place), "request.json"]
         path = [_names_of_nodes(place / "bin"), Path(sys.executable).parent, variable("PATH") or os.defpath]
-        env = {"PATH": os.pathsep.join(map(str, path))}
-        ended = grade.program(words, files={**files, "request.json": request}, env=env, seconds=30.0)
+        env = {"PATH": os.pathsep.join(map(str, path)), "SLOWNESS": f"{grade.slowness:g}"}
+        ended = grade.program(words, files={**files, "request.json": json.dumps(request)}, env=env, seconds=30.0)
         if ended.code != 0:
             raise LaunchError(f"the cluster of this check did not come to its end\n{ended.err}")
         found = json.loads((ended.folder / "jobs.json").read_text())
@@ -116,16 +119,17 @@ def main(place: Path, request: dict[str, Any]) -> None:
             assert one is not None
             on[name] = one
         numbers = {name: on[name].submit(name) for name in request["names"]}
-        jobs = _wait({name: number for name, number in numbers.items() if isinstance(number, int)}, on, near_limit)
+        started = {name: number for name, number in numbers.items() if isinstance(number, int)}
+        jobs = _wait(started, on, near_limit, request["most_s"])
         told = {name: _told(name, on[name].name, number, jobs) for name, number in numbers.items()}
     Path("jobs.json").write_text(json.dumps(told))
 
 
 def _wait(
-    numbers: Mapping[str, int], on: Mapping[str, JobCluster], near_limit: Mapping[str, Any]
+    numbers: Mapping[str, int], on: Mapping[str, JobCluster], near_limit: Mapping[str, Any], most_s: float
 ) -> dict[int, dict[str, Any]]:
     """The jobs as they stand when all have ended, or after a time."""
-    deadline = time.monotonic() + _JOBS_S
+    deadline = time.monotonic() + most_s
     ahead = {numbers[name]: ["when", "until"] for name in near_limit["of"] if name in numbers}
     jobs: dict[int, dict[str, Any]] = {}
     while True:

@@ -47,6 +47,7 @@ def check(grade: Grade) -> None:
 def run(grade: Grade, nodes: int, procs: int, **env: str) -> tuple[dict[str, int], list[Worker]]:
     """What became of the script, and of each worker in the order in which they started."""
     files = {"worker.py": WORKER, "drive.py": DRIVE}
+    env["SLOWNESS"] = f"{grade.slowness:g}"
     done = grade.program([sys.executable, "drive.py", str(nodes), str(procs)], files=files, env=env, seconds=10.0)
     path = done.folder / "notes.jsonl"
     workers: dict[int, Worker] = {}

@@ -13,9 +13,10 @@ import time
 from pathlib import Path
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
-PATIENCE_S = 4.0
+SLOWNESS = float(os.environ.get("SLOWNESS", "1"))
+PATIENCE_S = 4.0 * SLOWNESS
 """For the others to come. When one has lost patience, those that come later have none."""
-WAITS_S = 2.5
+WAITS_S = 2.5 * SLOWNESS
 """For one that has failed, as in a collective."""
 
 
