@@ -21,7 +21,7 @@ from frog.events.schema import CollectiveEvent, CommitEvent, SpanEvent, StartEve
 _RTOL = 1e-5
 """Between losses of worlds of different sizes."""
 
-_SLOW_S = 2.0
+_SLOW_S = 3.0
 """What a campaign's slow phase takes longer. Of one or two late steps the diagnosis asks three times all else."""
 
 _ALTERABLE = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", *MESSAGES)
