@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import wait_until
+from harness import PATIENCE, wait_until
 
 from frog.core.processes import is_alive
 
@@ -57,6 +57,6 @@ def test_a_benchmark_ends_with_the_program_that_runs_it(tmp_path: Path) -> None:
 def test_it_runs_in_miniature(script: str) -> None:
     name = next(name for name, its in listed().items() if its == script)
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*RUN, "--tiny", name], env=env, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([*RUN, "--tiny", name], env=env, capture_output=True, text=True, timeout=PATIENCE * 300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[1].startswith("commit ")

@@ -11,6 +11,7 @@ from typing import Any
 
 import jupytext
 import pytest
+from harness import PATIENCE
 from nbclient import NotebookClient
 from traitlets.config import Config
 
@@ -90,7 +91,8 @@ def test_a_notebook_runs(name: str, project: Path) -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as sockets:  # in place of ports; the path of a socket must be short
         config = Config(KernelManager={"transport": "ipc", "ip": f"{sockets}/kernel"})
         place = {"metadata": {"path": str(folder)}}
-        NotebookClient(notebook, config=config, resources=place, timeout=240, startup_timeout=120).execute()
+        patience = {"timeout": PATIENCE * 240, "startup_timeout": PATIENCE * 120}
+        NotebookClient(notebook, config=config, resources=place, **patience).execute()
 
     outputs: list[Any] = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     printed = "".join(output.text for output in outputs if output.get("name") == "stdout")

@@ -47,12 +47,15 @@ def test_a_peer_that_never_comes_is_waited_for_so_long(memory: bool, tmp_path: P
         if group.rank == 1:
             over.wait(20)
             return None
+        group.mesh.timeout_s = 1
+        if group.segment is not None:
+            group.segment._waiter._timeout_s = 1
         with pytest.raises(TimedOut, match="nothing from rank 1 of the group") as caught:
             group.all_reduce(np.ones(10, np.float32))
         over.set()
         return caught.value.peer
 
-    assert together(tmp_path, 2, act, memory=memory, timeout_s=1)[0] == 1
+    assert together(tmp_path, 2, act, memory=memory)[0] == 1
 
 
 def test_ranks_in_different_collectives_are_told_so(tmp_path: Path) -> None:

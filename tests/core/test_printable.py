@@ -10,7 +10,7 @@ import unicodedata
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from frog.core.console import console
@@ -18,6 +18,7 @@ from frog.core.printable import print_coloured, printable, printable_lines, prin
 
 SOURCE = Path(__file__).parents[2] / "src/frog"
 ANY = st.text(st.characters(codec=None) | st.sampled_from("\x1b[31m\r\n\t\x9b\u202e\ud800[/]\\"))
+any_time = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def steers(text: str) -> bool:
@@ -27,6 +28,7 @@ def steers(text: str) -> bool:
 BIDI = ("LRE", "LRO", "RLE", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
 
 
+@any_time
 @given(ANY)
 def test_a_line_stays_one_and_steers_nothing(text: str) -> None:
     found = printable(text)
@@ -34,11 +36,13 @@ def test_a_line_stays_one_and_steers_nothing(text: str) -> None:
     assert found.splitlines() in ([], [found])
 
 
+@any_time
 @given(ANY)
 def test_lines_stay_lines(text: str) -> None:
     assert not steers(printable_lines(text).replace("\n", "").replace("\t", ""))
 
 
+@any_time
 @given(st.text(st.characters(codec="utf-8")))
 def test_json_stays_the_same_json(text: str) -> None:
     line = json.dumps(text, ensure_ascii=False)

@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from harness import PATIENCE
 from rich.console import Console
 
 from frog.core.errors import UsageError
@@ -133,7 +134,7 @@ def test_a_demo_needs_the_repository_and_a_new_folder(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize("name", NAMES)
 def test_a_session_runs_unattended(name: Name, tmp_path: Path) -> None:
     command = [str(Path(sys.executable).parent / "frog"), "demo", name, "--auto", "--out", str(tmp_path / "demo")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=880)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE * 880)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
     session = read_session(name)
     assert len(list((tmp_path / "demo").glob("[0-9][0-9].txt"))) == len(session.steps)

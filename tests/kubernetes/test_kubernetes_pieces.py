@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import struct
 import time
@@ -172,7 +173,8 @@ def test_the_probe_reads_heartbeats(tmp_path: Path) -> None:
     assert problem(folder, "pod-0", two, 60, fresh=True) is None
     assert problem(folder, "pod-0", two, 60, training=True) == "rank 1 has not begun its first step"
     beat(folder, 1, age_s=90)
-    assert problem(folder, "pod-0", two, 60) == "rank 1 has not beaten for 90 s (step 1, reduce)"
+    told = problem(folder, "pod-0", two, 60)
+    assert re.fullmatch(r"rank 1 has not beaten for 9\d s \(step 1, reduce\)", told or ""), told
     beat(folder, 1, age_s=90, status="completed")
     assert problem(folder, "pod-0", two, 60) is None, "it has ended, and waits for others"
     assert "1 of 2 ranks" in str(problem(folder, "pod-0", two, 60, fresh=True)), "or an earlier pod left it"

@@ -62,7 +62,7 @@ def test_a_short_cut_is_survived(harness: Harness, cut: str) -> None:
     """The cable is back after three seconds: TCP sends again what was lost; nobody has noticed but the wait."""
     fault = ("--fault", f"cut rank=2 step={STEP} phase=reduce for_s=3")
     world = ("--nodes", "3x1", "--network", "rate=20mbit", "--deadline", "60")
-    harness.run("frog", "chaos", *fault, *world, "--", *words("cut-short"))
+    harness.run("frog", "chaos", *fault, *world, "--", *words("cut-short"), "--set", "train.timeout_s=60")
     end = launcher_events(harness, "cut-short")[-1]
     assert end["event"] == "end"
     link = end["network"]["nodes"][2]

@@ -20,6 +20,8 @@ from frog.events.schema import StartEvent
 
 PAGE = "fake_multi_node_launcher.py"
 HELLO = str(SCRIPTS / "say_hello.py")
+PATIENT = ("--timeout-s", "600")
+"""Of a node that waits while the test starts others, one after the other."""
 
 
 @pytest.fixture
@@ -31,6 +33,12 @@ def by_hand(port: int, node_rank: int, nnodes: int = 2) -> dict[str, str]:
     """The variables that a person exports to be one node."""
     values = {"NODE_RANK": node_rank, "NNODES": nnodes, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     return {name: str(value) for name, value in values.items()}
+
+
+def wait_for_line(process: subprocess.Popen[str], words: str) -> None:
+    """Return when it has said that."""
+    assert process.stdout is not None
+    assert any(words in line for line in iter(process.stdout.readline, ""))
 
 
 def prove_barrier(out: str, world_size: int) -> None:
@@ -76,11 +84,9 @@ def test_one_call_is_a_cluster(pages: PageHarness) -> None:
 @pytest.mark.slow
 def test_two_terminals_are_a_cluster(pages: PageHarness) -> None:
     port = free_port()
-    options = ("--nproc-per-node", "1")
+    options = ("--nproc-per-node", "1", *PATIENT)
     second = pages.start_page(PAGE, *options, env=by_hand(port, 1))
-    assert second.stdout is not None
-    wanted = iter(second.stdout.readline, "")
-    assert any("node1 | waiting for node 0" in line for line in wanted)
+    wait_for_line(second, "node1 | waiting for node 0")
     with pytest.raises(subprocess.TimeoutExpired):
         second.wait(timeout=0.5)
     first = pages.start_page(PAGE, *options, env=by_hand(port, 0))
@@ -96,9 +102,10 @@ def test_two_terminals_are_a_cluster(pages: PageHarness) -> None:
 @pytest.mark.slow
 def test_a_node_that_never_comes(pages: PageHarness) -> None:
     port = free_port()
+    come = pages.start_page(PAGE, *PATIENT, env=by_hand(port, 2, nnodes=3))
+    wait_for_line(come, "node2 | waiting for node 0")
     alone = [pages.start_page(PAGE, "--timeout-s", "1", env=by_hand(free_port(), 1))]
     alone.append(pages.start_page(PAGE, "--timeout-s", "8", env=by_hand(port, 0, nnodes=3)))
-    come = pages.start_page(PAGE, env=by_hand(port, 2, nnodes=3))
     (_, err1), (_, err0) = (finish(process, 1) for process in alone)
     assert "node 0 did not come in time" in err1
     assert "but NODE_RANK=1 did not come in time" in err0
@@ -108,14 +115,12 @@ def test_a_node_that_never_comes(pages: PageHarness) -> None:
 
 def test_nodes_that_contradict_each_other(pages: PageHarness) -> None:
     port = free_port()
-    first = pages.start_page(PAGE, env=by_hand(port, 0, nnodes=3))
+    first = pages.start_page(PAGE, *PATIENT, env=by_hand(port, 0, nnodes=3))
     for size in (2, 4):
         _, err = finish(pages.start_page(PAGE, env=by_hand(port, 1, nnodes=size)), 1)
         assert f"nnodes is {size} there and 3 at node 0" in err
-    twin = pages.start_page(PAGE, env=by_hand(port, 1, nnodes=3))
-    assert first.stdout is not None
-    lines = iter(first.stdout.readline, "")
-    assert any("node1 has come" in line for line in lines)
+    twin = pages.start_page(PAGE, *PATIENT, env=by_hand(port, 1, nnodes=3))
+    wait_for_line(first, "node1 has come")
     _, err = finish(pages.start_page(PAGE, env=by_hand(port, 1, nnodes=3)), 1)
     assert "NODE_RANK=1 is here already" in err
     _, err = finish(pages.start_page(PAGE, env=by_hand(port, 0, nnodes=3)), 1)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from harness import PATIENCE
 
 from frog.slurm.programs import missing_programs
 
@@ -30,7 +31,7 @@ class RealSlurm:
 
     def ask(self, *words: str, cwd: Path | None = None, timeout: float = 60) -> str:
         """What a command prints; it must succeed."""
-        done = subprocess.run(words, cwd=cwd, env=self.env, capture_output=True, text=True, timeout=timeout)
+        done = subprocess.run(words, cwd=cwd, env=self.env, capture_output=True, text=True, timeout=PATIENCE * timeout)
         assert done.returncode == 0, f"{words}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
@@ -41,10 +42,10 @@ class RealSlurm:
 
     def wait_for(self, job_id: str, *states: str, timeout: float = 120) -> dict[str, str]:
         """Wait until a job is in one of some states; fail as soon as it has ended in another."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + PATIENCE * timeout
         while (job := self.job(job_id))["JobState"] not in states:
             if time.monotonic() > deadline or job["JobState"] in FINAL:
-                pytest.fail(f"job {job_id} is not {' or '.join(states)} within {timeout} s: {job}")
+                pytest.fail(f"job {job_id} is not {' or '.join(states)} within {PATIENCE * timeout:g} s: {job}")
             time.sleep(0.1)
         return job
 
@@ -58,7 +59,7 @@ def frog_slurm(*words: str, cwd: Path, code: int = 0, env: dict[str, str] | None
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=150,
+        timeout=PATIENCE * 150,
     )
     assert done.returncode == code, f"frog slurm {words}: exit code {done.returncode}\n{done.stdout}"
     return done.stdout

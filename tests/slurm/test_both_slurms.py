@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness import PATIENCE
 
 from frog.slurm.emulator import cluster as emulator_cluster
 from frog.slurm.programs import missing_programs
@@ -32,7 +33,7 @@ RECORD = JOBS / "recorded.json"
 NODES, GPUS_PER_NODE, CPUS_PER_NODE = 2, 4, 64
 """As the fixture real_slurm has them."""
 
-TIMEOUT_S = 140
+TIMEOUT_S = PATIENCE * 140
 
 CHAIN = ("--job-name=variables", "--dependency=singleton")
 FILES: dict[str, tuple[list[str], list[str]]] = {
@@ -143,7 +144,7 @@ def _states(env: Mapping[str, str], job: str) -> list[dict[str, str]]:
 
 
 def ask(env: Mapping[str, str], *words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(words, cwd=cwd, env=dict(env), capture_output=True, text=True, timeout=60)
+    return subprocess.run(words, cwd=cwd, env=dict(env), capture_output=True, text=True, timeout=PATIENCE * 60)
 
 
 def _files(root: Path, name: str, job: str, jobs: list[dict[str, str]]) -> dict[str, list[str]]:
@@ -360,7 +361,7 @@ def chain(env: Mapping[str, str], folder: Path) -> dict[str, Any]:
     for job in (good, bad):
         ask(env, "scontrol", "release", job)
     never = {jobs["afternotok_good"], jobs["afterok_bad"]}
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline:
         states = {name: _states(env, job)[0] for name, job in jobs.items()}
         waits = [name for name, state in states.items() if state["JobState"] in STILL]

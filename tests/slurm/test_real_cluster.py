@@ -15,7 +15,7 @@ from typing import cast
 
 import psutil
 import pytest
-from harness import run_to_end, wait_until
+from harness import PATIENCE, run_to_end, wait_until
 from slurm_harness import BIN, RealSlurm, frog_slurm, need_slurm
 
 from frog.core.errors import LaunchError, UsageError
@@ -82,7 +82,7 @@ def shell(command: str, cwd: Path) -> str:
         env={**os.environ, "PATH": path},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PATIENCE * 100,
     )
     assert done.returncode == 0, f"{command}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
@@ -321,7 +321,9 @@ def test_it_runs_as_an_ordinary_user_in_a_folder_with_a_blank(workdir: Path) -> 
         " && srun --gpus-per-node=2 bash -c 'id -un; echo $CUDA_VISIBLE_DEVICES' > output"
         f"; {frog} down --folder 'a b'"
     )
-    done = subprocess.run([*ordinary, "bash", "-c", script], cwd=workdir, capture_output=True, text=True, timeout=150)
+    done = subprocess.run(
+        [*ordinary, "bash", "-c", script], cwd=workdir, capture_output=True, text=True, timeout=PATIENCE * 150
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     user = "nobody" if ordinary else subprocess.check_output(["id", "-un"], text=True).strip()
     assert (workdir / "output").read_text() == f"{user}\n0,1\n"
@@ -337,7 +339,7 @@ def test_daemons_get_another_name_where_the_machines_own_is_not_loopback(workdir
         f' && eval "$({BIN / "frog"} slurm env)" && sbatch --wait --output=output --wrap "srun hostname"'
     )
     done = subprocess.run(
-        ["unshare", "--uts", "bash", "-c", script], cwd=workdir, capture_output=True, text=True, timeout=150
+        ["unshare", "--uts", "bash", "-c", script], cwd=workdir, capture_output=True, text=True, timeout=PATIENCE * 150
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert (workdir / "output").read_text() == "localhost\n"

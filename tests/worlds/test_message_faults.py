@@ -29,7 +29,7 @@ def diagnoses(harness: Harness, name: str, setting: str, faults: list[str]) -> l
     """Of a run that meets the faults one after the other: the last comes first."""
     words = [word for fault in faults for word in ("--fault", fault)]
     settings = set_words(
-        f"name={name}", setting, "train.steps=6", "train.timeout_s=5", "train.grad_accum=2", "eval.every=6"
+        f"name={name}", setting, "train.steps=6", "train.timeout_s=10", "train.grad_accum=2", "eval.every=6"
     )
     world = ["--nproc", "2", "--threads", "1", "--restarts", "3"]
     harness.run("frog", "chaos", *words, *world, "--", "train", "run.toml", *settings, timeout=170)

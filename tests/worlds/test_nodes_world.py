@@ -180,7 +180,7 @@ def test_a_world_shrinks_and_grows(harness: Harness) -> None:
         "train.steps=400",
         faults=(
             HOLD,
-            {"kind": "slow", "rank": 0, "step": HELD_AT + 1, "seconds": 0.1},
+            {"kind": "slow", "rank": 0, "step": HELD_AT + 1, "seconds": 0.5},
         ),
     )
     assert "started again (attempt 1): a world of 1" in err

@@ -17,7 +17,7 @@ from frog.events.schema import CommitEvent, StartEvent
 
 pytestmark = pytest.mark.slow
 
-SETTINGS = ("train.steps=4", "checkpoint.every=1", "eval.every=2", "eval.sample_tokens=0", "train.timeout_s=15")
+SETTINGS = ("train.steps=4", "checkpoint.every=1", "eval.every=2", "eval.sample_tokens=0")
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def test_one_fault_after_another_leaves_the_same_weights(harness: Harness, undis
         "torn rank=0 step=4",
     ]
     words = [word for fault in faults for word in ("--fault", fault)]
-    world = ["--nproc", "2", "--threads", "1", "--restarts", str(len(faults)), "--deadline", "30"]
+    world = ["--nproc", "2", "--threads", "1", "--restarts", str(len(faults)), "--deadline", "60"]
     done = harness.run("frog", "chaos", *words, *world, "--", *program("unlucky"), timeout=480)
     assert recovery_problems(undisturbed, harness.folder("unlucky")) == []
     assert "never met" not in done.stderr
@@ -95,7 +95,7 @@ def test_last_words_outlive_a_start_that_the_launcher_has_not_heard_of(harness: 
 @pytest.mark.timeout(1200)
 def test_a_node_that_goes_is_done_without(harness: Harness, undisturbed: Oracle) -> None:
     """The world shrinks to the node that is left and takes the same samples; rounding alone tells them apart."""
-    world = ["--nodes", "1:2x1", "--threads", "1", "--restarts", "3", "--deadline", "30"]
+    world = ["--nodes", "1:2x1", "--threads", "1", "--restarts", "3", "--deadline", "60"]
     fault = "node rank=1 step=3 phase=backward"
     harness.run("frog", "chaos", "--fault", fault, *world, "--", *program("shrunk"), timeout=380)
     assert recovery_problems(undisturbed, harness.folder("shrunk")) == []

@@ -1,6 +1,7 @@
 """Lost ranks are replaced by new ones, which come in by themselves: `frog run --replace`. Real worlds, real kills.
 
-Ranks stop themselves at a step, so that nobody is let in, and nothing ends, before the test says so.
+Ranks stop themselves at a step, so that nobody is let in, and nothing ends, before the test says so. Meanwhile
+replacements load torch: nobody may lose patience with who is stopped.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ from frog.events.read import read_launcher
 from frog.events.schema import MembershipEvent, StartEvent, StepEvent
 from frog.train.start import _meet
 
-SETTINGS = ("train.steps=40", "train.global_batch_size=12", "eval.every=40", "checkpoint.every=40")
+PATIENT = "train.timeout_s=600"
+SETTINGS = ("train.steps=40", "train.global_batch_size=12", "eval.every=40", "checkpoint.every=40", PATIENT)
 
 
 def start(harness: Harness, name: str, faults: Sequence[str], *words: str) -> subprocess.Popen[str]:
     asked = [word for fault in faults for word in ("--fault", fault)]
     run = ["train", "run.toml", *set_words(f"name={name}", "comm.on_loss=shrink", *SETTINGS)]
-    return harness.start("frog", "chaos", *asked, *words, "--deadline", "60", "--threads", "1", "--", *run)
+    return harness.start("frog", "chaos", *asked, *words, "--deadline", "600", "--threads", "1", "--", *run)
 
 
 def replacement(harness: Harness, name: str, number: int, process: subprocess.Popen[str]) -> psutil.Process:
