@@ -65,6 +65,12 @@ def test_values_are_worked_out() -> None:
     ]
 
 
+def test_what_the_first_node_puts_in_is_not_each_tasks_own() -> None:
+    text = '#!/bin/bash\n#SBATCH -N 2\nsrun bash -c "torchrun --node-rank=$SLURM_NODEID train.py"\n'
+    assert "its NODE_RANK, here the first node's for all" in said(3, text)
+    assert "its NODE_RANK, each task's own" in said(3, text.replace("$", "\\$"))
+
+
 def test_the_whole_is_summed_up() -> None:
     assert summary(read_job_file(GOOD, Path("job"))) == [
         "asks for: 2 nodes; 4 GPUs on each, 8 together; 32 CPUs on each; for 30 min 0 s",

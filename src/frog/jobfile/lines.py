@@ -118,8 +118,8 @@ def _assignment(assignment: Assignment, job: JobFile) -> str:
     return f"{make_finding}: {'; '.join(words)}" if words else f"{make_finding}: a variable of this script"
 
 
-def _sources(word: Word, job: JobFile) -> list[str]:
-    """Where each variable in a word comes from."""
+def _sources(word: Word, job: JobFile, in_task: bool = True) -> list[str]:
+    """Where each variable in a word comes from, if the shell of a task reads it or, if not, that of the first node."""
     names = set(word.expansions()) | (set(re.findall(r"\bSLURM_\w+", word.raw)) if "$((" in word.raw else set())
     known = job.slurm_variables()
     found = []
@@ -130,7 +130,7 @@ def _sources(word: Word, job: JobFile) -> list[str]:
         elif name in known:
             found.append(f"{name} is {known[name][0]}, by {known[name][1]}")
         elif name in SLURM_VARIABLES:
-            own = ", each task's own" if name in PER_TASK else ""
+            own = (", each task's own" if in_task else ", here the first node's for all") if name in PER_TASK else ""
             found.append(f"{name} is {SLURM_VARIABLES[name]}{own}")
         elif name.startswith("SLURM"):
             found.append(f"{name} is set by Slurm")
@@ -163,7 +163,7 @@ def _launch(run: Launch, job: JobFile, said: dict[int, list[str]]) -> None:
         meaning = TORCHRUN_OPTIONS.get(name, f"an option of {run.kind}")
         value = job.resolve(word.raw)
         plain = value is not None and value != word.text
-        sources = _sources(word, job)
+        sources = _sources(word, job, run.in_task(word))
         tail = f" = {value}" if plain else ""
         said[word.line].append(f"--{name}{tail}: {meaning}" + (f" ({'; '.join(sources)})" if sources else ""))
     if run.program:
