@@ -67,6 +67,22 @@ def save(folder: RunFolder, world_size: int, tensors: dict[str, Tensor], step: i
         saver.wait()
 
 
+def test_one_that_rank_0_has_not_made_whole_is_settled_on_no_rank(tmp_path: Path) -> None:
+    """Should rank 0 be lost, another knows that it is owed."""
+    folder = RunFolder(tmp_path)
+    first, second = savers(folder, 2, some_tensors())
+    assert first.is_settled
+    assert second.is_settled
+    own = {"rng": torch.zeros(4, dtype=torch.uint8)}
+    second.save(10, {"step": 10}, own)
+    second.wait()
+    assert not second.is_settled
+    first.save(10, {"step": 10}, own)
+    first.wait()
+    assert first.is_settled
+    assert second.is_settled
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_any_world_writes_what_one_process_reads(tmp_path: Path, world_size: int) -> None:
     folder, tensors = RunFolder(tmp_path), some_tensors()

@@ -19,6 +19,7 @@ from frog.collectives.rendezvous import machine
 from frog.core.errors import LostError
 from frog.core.runfolder import RunFolder
 from frog.train import survive
+from frog.train.order import SharedOrder
 
 
 @pytest.fixture
@@ -72,3 +73,22 @@ def test_the_launcher_is_to_end_who_was_left_out_on_any_node_of_this_machine(
     run: Any = SimpleNamespace(folder=folder)
     survive._end_left_out(run, [2])
     assert (tmp_path / "requests" / f"end_rank_{others[2]}.json").exists() == here
+
+
+def parts(**changes: Any) -> Any:
+    """What a rank had in a world that is no more, after step 4."""
+    state = SimpleNamespace(step=4, scalars=lambda link: {"order_sha256": link})
+    return SimpleNamespace(
+        **{
+            "members": (0, 1), "state": state, "order": SharedOrder("", *([None] * 3)), "copies": None, "scores": {},
+            "scored_step": None, "saved_step": 4, "owes_checkpoint": False,
+            "saver": SimpleNamespace(is_settled=True, abandon=lambda grace_s: None), **changes,
+        }
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_checkpoints_of_two_worlds_have_folders_of_their_own_until_they_are_whole(size: int) -> None:
+    """What rank 0 of the world before still writes, or removes since a part has not come, is not this world's."""
+    run: Any = SimpleNamespace(attempt="before", world=SimpleNamespace(size=size))
+    assert survive._scalars(run, parts())["attempt"] != "before"

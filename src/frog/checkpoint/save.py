@@ -107,8 +107,11 @@ class Saver:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the last checkpoint, on this rank, is whole or was never begun."""
-        return self._error is None and (self._thread is None or not self._thread.is_alive())
+        """Whether the last checkpoint is whole, or was never begun. It is rank 0 that makes it whole, or was lost."""
+        if self._thread is None or self.last_step is None:
+            return True
+        staging = self._folder.staged_checkpoint(self.last_step, self._attempt)
+        return self._error is None and not self._thread.is_alive() and not staging.exists()
 
     def check(self) -> None:
         """Raise CheckpointError if a checkpoint has failed; costs next to nothing."""

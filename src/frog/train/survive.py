@@ -189,7 +189,7 @@ def _scalars(run: Run, old: Parts | None) -> dict[str, object]:
     return {
         **old.state.scalars(old.order.link_after(old.state.step)),
         **(old.copies.scalars if old.copies is not None else {}),
-        "attempt": run.attempt if run.world.size == 1 else secrets.token_hex(4),
+        "attempt": secrets.token_hex(4),  # a checkpoint of the world before may still be on its way
         "scores": old.scores,
         "scored_step": old.scored_step,
         "saved_step": None if owes else old.saved_step,
