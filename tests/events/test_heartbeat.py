@@ -37,6 +37,19 @@ def test_it_says_what_has_begun_and_not_ended(tmp_path: Path) -> None:
     assert after.beat_ns > beat.beat_ns
 
 
+def test_where_a_rank_goes_on_in_another_file_nothing_more_is_written(tmp_path: Path) -> None:
+    """Else a world that is no more would be the last that is heard of a process which has ended well in the next."""
+    path = tmp_path / "rank_2.json"
+    heart = Heartbeat(path, WHO, beat_s=None)
+    writer = EventWriter(tmp_path / "events", heart)
+    writer.close()
+    last = read_heartbeat(path)
+    heart.enter(8, "data")
+    assert read_heartbeat(path) == last
+    assert last is not None
+    assert last.status == "running"
+
+
 def test_one_that_cannot_be_read_is_told_and_one_that_is_not_there_is_not(tmp_path: Path) -> None:
     problems: list[str] = []
     assert read_heartbeat(tmp_path / "absent.json", problems) is None

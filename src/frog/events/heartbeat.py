@@ -80,8 +80,8 @@ class Heartbeat:
             )
             os.pwrite(self._descriptor, text.encode().ljust(_SIZE), 0)
 
-    def close(self, status: str) -> None:
-        """The last beat: how this rank ended."""
+    def close(self, status: str = "running") -> None:
+        """The last beat: how this rank ended; or that it goes on, in another file from now on."""
         self._status = status
         self.beat()
         with self._lock:

@@ -89,7 +89,9 @@ class EventWriter:
             self._heartbeat.end(note.seq)
 
     def close(self) -> None:
-        """Close the file; further events are dropped."""
+        """Close the file; further events are dropped, and the heart beats no more."""
+        if self._heartbeat is not None:
+            self._heartbeat.close()
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
