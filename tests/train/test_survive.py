@@ -9,16 +9,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
-import torch
 from run_files import beat
 
+from frog.collectives.agreement import LeftOut
 from frog.collectives.rendezvous import machine
 from frog.core.errors import LostError
 from frog.core.runfolder import RunFolder
-from frog.train import survive
+from frog.train import loop, survive
 from frog.train.order import SharedOrder
 
 
@@ -50,13 +50,12 @@ def test_of_two_worlds_one_goes_on(
     monkeypatch.setattr(survive, "_GONE_S", 0)
     folder, own = RunFolder(tmp_path), [os.getpid() + n for n in range(len(members))]
     leave_beats(folder, [*own, *others[: 4 - len(members)]])
-    world = SimpleNamespace(gather_rows=lambda row: torch.tensor([own]))
-    run: Any = SimpleNamespace(folder=folder, world=world)
+    run: Any = SimpleNamespace(folder=folder)
     if goes_on:
-        survive._give_way(run, (0, 1, 2, 3), members)
+        survive._give_way(run, (0, 1, 2, 3), members, {*own})
         return
     with pytest.raises(LostError, match="others of its run went on"):
-        survive._give_way(run, (0, 1, 2, 3), members)
+        survive._give_way(run, (0, 1, 2, 3), members, {*own})
 
 
 @pytest.mark.parametrize("here", [True, False])
@@ -71,8 +70,20 @@ def test_the_launcher_is_to_end_who_was_left_out_on_any_node_of_this_machine(
     if not here:
         folder.heartbeat(2).write_text(json.dumps(beat(rank=2, pid=others[2], host="node2", machine="another")))
     run: Any = SimpleNamespace(folder=folder)
-    survive._end_left_out(run, [2])
+    survive._end_left_out(run, [2], set())
     assert (tmp_path / "requests" / f"end_rank_{others[2]}.json").exists() == here
+
+
+def test_the_launcher_is_to_end_nobody_who_goes_on(
+    others: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 was left out, and rank 2 had its place when one more was lost: the same ranks are looked at again."""
+    (tmp_path / "requests").mkdir()
+    monkeypatch.setenv("FROG_LAUNCH_DIR", str(tmp_path))
+    leave_beats(RunFolder(tmp_path), others)
+    run: Any = SimpleNamespace(folder=RunFolder(tmp_path))
+    survive._end_left_out(run, [1], {others[0], others[1]})
+    assert not list((tmp_path / "requests").iterdir())
 
 
 def parts(**changes: Any) -> Any:
@@ -92,3 +103,20 @@ def test_checkpoints_of_two_worlds_have_folders_of_their_own_until_they_are_whol
     """What rank 0 of the world before still writes, or removes since a part has not come, is not this world's."""
     run: Any = SimpleNamespace(attempt="before", world=SimpleNamespace(size=size))
     assert survive._scalars(run, parts())["attempt"] != "before"
+
+
+def test_a_rank_that_is_left_out_while_one_comes_in_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It learns of it where somebody is let in, with no collective of torch's around that."""
+    why = "rank 1 of the group and others go on without this rank"
+
+    def take_steps(*_: Any) -> NoReturn:
+        raise LeftOut(why, "timed_out", 1)
+
+    monkeypatch.setattr(loop, "take_steps", take_steps)
+    monkeypatch.setattr(loop, "draw", lambda sizes: "")
+    monkeypatch.setattr(loop, "build_parts", lambda *_: parts(close=lambda grace_s: None))
+    log = SimpleNamespace(say=lambda line: None, note=lambda line: None)
+    run: Any = SimpleNamespace(joins=False, log=log, mesh=SimpleNamespace(sizes={}), membership=SimpleNamespace())
+    workload: Any = SimpleNamespace(describe=lambda: ["a run"])
+    with pytest.raises(LostError, match=why):
+        loop.train(run, workload)

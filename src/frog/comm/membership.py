@@ -12,14 +12,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, Literal, NoReturn
+from typing import ClassVar, Literal, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from frog.collectives.agreement import MOST_RANKS, WorldChanged
+from frog.collectives.agreement import MOST_RANKS
 from frog.collectives.cost import kept
 from frog.collectives.door import Door
 from frog.collectives.entrance import join_survivors, meet_survivors
@@ -32,6 +32,8 @@ from frog.comm.world import World, explained_rendezvous
 from frog.core.env import WorldEnv
 from frog.core.errors import RunError
 from frog.core.schema import Host, Natural, Port, Typed, read_typed, write_typed
+
+E = TypeVar("E", bound=BaseException)
 
 _PATIENCE_S = 5.0
 """How long a rank may be silent while the others agree on who is left."""
@@ -176,10 +178,10 @@ def join_membership(env: WorldEnv, device: torch.device, timeout_s: float, door_
     return Membership(survivors, env, device, timeout_s, door.secret, door_file)
 
 
-def change_behind(error: BaseException) -> WorldChanged | None:
-    """The change of the world that an error comes from, if it does."""
+def behind(error: BaseException, kind: type[E]) -> E | None:
+    """The error of this kind that another comes from, or is, if there is one."""
     found: BaseException | None = error
-    while found is not None and not isinstance(found, WorldChanged):
+    while found is not None and not isinstance(found, kind):
         found = found.__cause__
     return found
 

@@ -102,6 +102,14 @@ class World:
             dist.broadcast_object_list(values, src=0)
         return values[0]
 
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Every rank's `value`, in order of ranks. Any object that can be pickled."""
+        values = [value] * self.size
+        if self.size > 1:
+            with self._collective("all_gather"):
+                dist.all_gather_object(values, value)
+        return values
+
     def barrier(self) -> None:
         """Wait until every rank is here."""
         if self.size > 1:

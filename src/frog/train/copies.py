@@ -23,7 +23,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from frog.comm import World
@@ -48,9 +47,7 @@ class Copies:
         self._world, self._strategy, self._scaler = world, strategy, scaler
         self._shards = strategy.updated_shards()
         own = [replace(shard, tensor=torch.empty(shard.tensor.shape, device="meta")) for shard in self._shards]
-        self._layouts: list[list[LocalShard]] = [own] * world.size
-        if world.size > 1:
-            dist.all_gather_object(self._layouts, own)
+        self._layouts: list[list[LocalShard]] = world.gather_objects(own)
         self._sizes = [sum(shard.tensor.numel() for shard in layout) for layout in self._layouts]
         self._kept, self._spare = self._empty(), self._empty()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from frog.collectives.agreement import WorldChanged
+from frog.collectives.errors import CollectiveError
 from frog.core.errors import CommError
 from frog.parallel.mesh import draw
 from frog.train.finite import overflowed, update_scale
@@ -37,7 +37,7 @@ def train(run: Run, workload: Workload) -> dict[str, Any]:
         while True:
             try:
                 return take_steps(run, workload, parts)
-            except (CommError, WorldChanged) as error:  # the world has changed, or else it is raised again
+            except (CommError, CollectiveError) as error:  # the world has changed, or else it is raised again
                 parts = go_on(run, workload, parts, error)
     finally:
         parts.close(grace_s=10)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
 
 import numpy as np
@@ -28,7 +28,7 @@ import torch
 from frog.collectives.agreement import LeftOut, WorldChanged
 from frog.collectives.rendezvous import machine
 from frog.comm.local_shard import LocalShard
-from frog.comm.membership import change_behind
+from frog.comm.membership import behind
 from frog.core.env import SURVIVES, attempt_number, launch_dir
 from frog.core.errors import CommError, LostError, RunError
 from frog.core.facts import ErrorFacts
@@ -67,9 +67,9 @@ def go_on(run: Run, workload: Workload, old: Parts | None, error: BaseException 
     """
     began_ns = time.monotonic_ns()
     while True:
-        if error is not None and (run.membership is None or change_behind(error) is None):
-            if isinstance(error.__cause__, LeftOut):
-                raise LostError(str(error.__cause__), facts=ErrorFacts(cause="timed_out", op="rendezvous")) from error
+        if error is not None and (run.membership is None or behind(error, WorldChanged) is None):
+            if (left_out := behind(error, LeftOut)) is not None:
+                raise LostError(str(left_out), facts=ErrorFacts(cause="timed_out", op="rendezvous")) from error
             raise error
         _bound_tries(run, old, error)
         try:
@@ -101,9 +101,11 @@ def _enter(run: Run, workload: Workload, old: Parts | None, began_ns: int) -> Pa
         old.close(grace_s=0)
     before = old.members if old is not None else ()
     run.world = world = member.renew()
-    _give_way(run, before, member.members)
+    mine = set(world.gather_rows(torch.tensor([os.getpid()])).flatten().tolist())
+    _give_way(run, before, member.members, mine)
     if world.is_main:
-        _end_left_out(run, [rank for rank, identity in enumerate(before) if identity in member.survivors.left_out])
+        left_out = [rank for rank, identity in enumerate(before) if identity in member.survivors.left_out]
+        _end_left_out(run, left_out, mine)
     run.mesh = build_mesh(run.config, world)
     split = bool(run.config.strategy.entry.splits)
     kept = hand_over(world, _brought(old, before, member.members), split, _shapes(old), _scalars(run, old))
@@ -119,15 +121,16 @@ def _enter(run: Run, workload: Workload, old: Parts | None, began_ns: int) -> Pa
     return parts
 
 
-def _give_way(run: Run, before: Sequence[int], members: Sequence[int]) -> None:
+def _give_way(run: Run, before: Sequence[int], members: Sequence[int], mine: Set[int]) -> None:
     """Return when this world may go on: fewer of its run are alive outside of it. Two worlds never go on in one folder.
+
+    `mine` are the processes of this world.
 
     A rank whose connections were all closed takes the others for lost, as they do it: it must not be the one to go on.
     Of two halves of the world `before` the one with the first rank goes on, as where they agree on who is left.
 
     Raises:  LostError if the others go on, or have gone on to their end.
     """
-    mine = set(run.world.gather_rows(torch.tensor([os.getpid()])).flatten().tolist())
     left = [identity for identity in before if identity in members]
     is_half, has_first = 2 * len(left) == len(before), left[:1] == list(before[:1])
     if 2 * len(left) > len(before) or (is_half and has_first):
@@ -156,12 +159,17 @@ def _beats(run: Run) -> dict[int, str]:
     return {beat.pid: beat.status for beat in ours}
 
 
-def _end_left_out(run: Run, ranks: Sequence[int]) -> None:
-    """Have the launcher end those of the last world's ranks that were silent and are still there: they are stopped."""
+def _end_left_out(run: Run, ranks: Sequence[int], mine: Set[int]) -> None:
+    """Have the launcher end those of the last world's ranks that were silent and are still there: they are stopped.
+
+    Where that world was entered in vain one of `mine` may have taken over the heartbeat of one that was left out.
+    """
     folder = launch_dir()
-    for rank in ranks if folder is not None else ():
+    if folder is None:
+        return
+    for rank in ranks:
         beat = read_heartbeat(run.folder.heartbeat(rank))
-        if folder is not None and beat is not None and beat.machine == machine() and is_alive(beat.pid):
+        if beat is not None and beat.pid not in mine and beat.machine == machine() and is_alive(beat.pid):
             write_typed(folder / "requests" / f"end_rank_{beat.pid}.json", LaunchRequest(act="end_rank", pid=beat.pid))
 
 
