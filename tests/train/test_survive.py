@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from run_files import beat
 
 from frog.collectives.agreement import LeftOut
 from frog.collectives.rendezvous import machine
-from frog.core.errors import LostError
+from frog.core.errors import CommError, LostError
 from frog.core.runfolder import RunFolder
 from frog.train import loop, survive
 from frog.train.order import SharedOrder
@@ -98,10 +99,39 @@ def parts(**changes: Any) -> Any:
     )  # fmt: skip
 
 
+def member(members: tuple[int, ...] = (0, 1)) -> Any:
+    return SimpleNamespace(members=members, survivors=SimpleNamespace(members=members), tries=Counter(), timeout_s=1)
+
+
+def fails(run: Any, old: Any) -> bool:
+    """Whether a step that fails once more in a world that lost nobody ends the run on this rank."""
+    try:
+        survive._bound_tries(run, old, CommError("nothing from rank 1"))
+    except CommError as error:
+        assert "step 5 was taken 3 times and not completed" in str(error)
+        return True
+    return False
+
+
+def test_ranks_end_together_also_one_that_came_in_between_two_tries() -> None:
+    """Who goes on alone would take the run's last steps after it has failed."""
+    first, newcomer = (SimpleNamespace(membership=member(), world=None) for _ in range(2))
+    assert not fails(first, parts())
+    newcomer.membership.tries = Counter(survive._scalars(first, parts())["tries"])
+    ends = [(fails(first, parts()), fails(newcomer, parts())) for _ in range(2)]
+    assert ends == [(False, False), (True, True)]
+
+
+def test_a_world_that_cannot_be_entered_ends_too() -> None:
+    """Its ranks have what they had in a larger one."""
+    run = SimpleNamespace(membership=member())
+    assert [fails(run, parts(members=(0, 1, 2))) for _ in range(3)] == [False, False, True]
+
+
 @pytest.mark.parametrize("size", [1, 2])
 def test_checkpoints_of_two_worlds_have_folders_of_their_own_until_they_are_whole(size: int) -> None:
     """What rank 0 of the world before still writes, or removes since a part has not come, is not this world's."""
-    run: Any = SimpleNamespace(attempt="before", world=SimpleNamespace(size=size))
+    run: Any = SimpleNamespace(attempt="before", world=SimpleNamespace(size=size), membership=member())
     assert survive._scalars(run, parts())["attempt"] != "before"
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
+from collections import Counter
 from collections.abc import Sequence, Set
 from dataclasses import replace
 
@@ -79,9 +80,9 @@ def go_on(run: Run, workload: Workload, old: Parts | None, error: BaseException 
 
 
 def _bound_tries(run: Run, old: Parts | None, error: BaseException | None) -> None:
-    """Raise CommError, on all ranks alike, when a step has failed too often in a world that lost nobody."""
+    """Raise CommError, on all ranks alike, when a step has failed too often in worlds that lost nobody."""
     member = run.membership
-    if old is None or member is None or not isinstance(error, CommError) or old.members != member.survivors.members:
+    if old is None or member is None or not isinstance(error, CommError) or member.members != member.survivors.members:
         return
     step = old.state.step + 1
     member.tries[step] += 1
@@ -109,7 +110,7 @@ def _enter(run: Run, workload: Workload, old: Parts | None, began_ns: int) -> Pa
     run.mesh = build_mesh(run.config, world)
     split = bool(run.config.strategy.entry.splits)
     kept = hand_over(world, _brought(old, before, member.members), split, _shapes(old), _scalars(run, old))
-    run.attempt = kept.scalars["attempt"]
+    run.attempt, member.tries = kept.scalars["attempt"], Counter(kept.scalars["tries"])
     _reopen(run)
     workload.renew_model()
     parts = build_parts(run, workload, kept)
@@ -190,7 +191,7 @@ def _shapes(old: Parts | None) -> dict[str, tuple[int, ...]]:
 
 def _scalars(run: Run, old: Parts | None) -> dict[str, object]:
     """What the first member tells the others."""
-    if old is None:
+    if old is None or run.membership is None:
         return {}
     assert isinstance(old.order, SharedOrder)
     owes = old.owes_checkpoint or not old.saver.is_settled
@@ -198,6 +199,7 @@ def _scalars(run: Run, old: Parts | None) -> dict[str, object]:
         **old.state.scalars(old.order.link_after(old.state.step)),
         **(old.copies.scalars if old.copies is not None else {}),
         "attempt": secrets.token_hex(4),  # a checkpoint of the world before may still be on its way
+        "tries": dict(run.membership.tries),
         "scores": old.scores,
         "scored_step": old.scored_step,
         "saved_step": None if owes else old.saved_step,
