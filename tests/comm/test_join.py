@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import Harness, run_to_end
+from harness import Harness, run_to_end, set_words
 
 from frog.core.ports import free_port
 from frog.core.processes import NOT_MET
@@ -18,11 +18,12 @@ from frog.events.schema import StartEvent
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.parametrize("on_loss", ["fail", "shrink"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_whose_peers_never_come_gives_up_at_its_deadline(harness: Harness, rank: int) -> None:
+def test_a_rank_whose_peers_never_come_gives_up_at_its_deadline(harness: Harness, rank: int, on_loss: str) -> None:
     told = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     done = harness.run(
-        *("frog", "train", "run.toml", "--set", "train.timeout_s=3"),
+        *("frog", "train", "run.toml", *set_words("train.timeout_s=3", f"comm.on_loss={on_loss}")),
         code=1,
         timeout=60,
         env={**told, "MASTER_PORT": str(free_port())},

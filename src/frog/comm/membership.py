@@ -6,6 +6,7 @@ on, and `renew` makes a group, and a world, of those who are there now. A rank's
 
 from __future__ import annotations
 
+import datetime
 import secrets
 from collections import Counter
 from collections.abc import Callable
@@ -147,7 +148,7 @@ def found_membership(env: WorldEnv, device: torch.device, timeout_s: float) -> M
     """
     backend = choose_backend("frog", device)
     with explained_rendezvous(backend, env):
-        store = _store(env)
+        store = _store(env, timeout_s)
         if env.rank == 0:
             store.set("secret", secrets.token_hex(16))
         secret = store.get("secret").decode()
@@ -186,8 +187,9 @@ def behind(error: BaseException, kind: type[E]) -> E | None:
     return found
 
 
-def _store(env: WorldEnv) -> Store:
+def _store(env: WorldEnv, timeout_s: float) -> Store:
     if env.world_size == 1:
         return HashStore()
-    store, _, _ = next(iter(rendezvous("env://", env.rank, env.world_size)))
+    longest = datetime.timedelta(seconds=timeout_s)
+    store, _, _ = next(iter(rendezvous("env://", env.rank, env.world_size, timeout=longest)))
     return PrefixStore("survivors", store)
