@@ -11,6 +11,7 @@ import pytest
 from harness import Harness, set_words
 from in_process import train, write_faults, write_run
 
+from frog.comm import World
 from frog.core.runfolder import RunFolder
 from frog.diagnose.rules import diagnose
 from frog.train.runfile import write_end, write_failure
@@ -26,6 +27,15 @@ def one(harness: Harness) -> Harness:
 
 
 LONGER = ("--resume", "one", *set_words("train.steps=12"))
+
+
+def test_nobody_leaves_before_the_record_is_there(one: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Should rank 0 be lost with it, the others write it."""
+    is_there: list[bool] = []
+    record = one.folder("left").record_json
+    monkeypatch.setattr(World, "barrier", lambda world: is_there.append(record.exists()))
+    assert train(one, "run.toml", *set_words("name=left", "train.steps=1")) == 0
+    assert is_there[-1]
 
 
 def row(one: Harness) -> RunRow:

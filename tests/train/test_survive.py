@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -105,12 +106,10 @@ def member(members: tuple[int, ...] = (0, 1)) -> Any:
 
 def fails(run: Any, old: Any) -> bool:
     """Whether a step that fails once more in a world that lost nobody ends the run on this rank."""
-    try:
+    with contextlib.suppress(CommError):
         survive._bound_tries(run, old, CommError("nothing from rank 1"))
-    except CommError as error:
-        assert "step 5 was taken 3 times and not completed" in str(error)
-        return True
-    return False
+        return False
+    return True
 
 
 def test_ranks_end_together_also_one_that_came_in_between_two_tries() -> None:

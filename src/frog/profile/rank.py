@@ -32,6 +32,7 @@ from frog.core.vocabulary import Phase
 from frog.parallel.mesh import Mesh
 from frog.train.loop import train
 from frog.train.main import run_rank
+from frog.train.runfile import write_end
 from frog.train.setup import Run
 from frog.train.workload import Workload
 
@@ -64,7 +65,7 @@ def _short(num_recorded: int) -> list[str]:
 
 
 def profiled(run: Run, workload: Workload, num_recorded: int) -> dict[str, Any]:
-    """The training loop with its last steps recorded; return the run's record, as `train` does. A collective call."""
+    """The training loop with its last steps recorded; write the run's record, and return it. A collective call."""
     start_time = time.monotonic()
     watch = Watch(run, num_recorded)
     try:
@@ -77,7 +78,10 @@ def profiled(run: Run, workload: Workload, num_recorded: int) -> dict[str, Any]:
     step = run.config.train.steps
     tokens = step * run.config.train.global_batch_size * run.config.data.sequence_length
     record = {"status": "completed", "step": step, "loss": watch.loss_mean, "eval": None, "weights_sha256": None}
-    return {**record, "order_sha256": None, "tokens": tokens, "wall_s": wall_s, "tokens_per_s": tokens / wall_s}
+    record |= {"order_sha256": None, "tokens": tokens, "wall_s": wall_s, "tokens_per_s": tokens / wall_s}
+    if run.world.is_main:
+        write_end(run.folder, record)
+    return record
 
 
 class _Done(Exception):

@@ -17,6 +17,7 @@ from frog.train.hardware import peak_flops, peak_memory_bytes
 from frog.train.memory import watch_memory
 from frog.train.optimizer import learning_rate
 from frog.train.parts import Parts, attend, build_parts
+from frog.train.runfile import write_end
 from frog.train.setup import Run
 from frog.train.state import weights_sha256
 from frog.train.step import StepReport
@@ -25,7 +26,7 @@ from frog.train.workload import Workload
 
 
 def train(run: Run, workload: Workload) -> dict[str, Any]:
-    """Take the steps that the configuration asks for; return the run's record, the same on every rank."""
+    """Take the steps that the configuration asks for; write the run's record, and return it on every rank."""
     parts = build_parts(run, workload) if not run.joins else go_on(run, workload, None, None)
     started_at = parts.state.step
     headline, *details = workload.describe()
@@ -112,9 +113,7 @@ def take_steps(run: Run, workload: Workload, parts: Parts) -> dict[str, Any]:
     parts.saver.check()
     world.barrier()  # from here on rank 0 waits for no other: all parts of the last checkpoint are there
     parts.saver.wait()
-    world.barrier()  # nobody leaves before it is whole
-
-    return {
+    record = {
         "status": "completed" if state.step >= num_steps else "interrupted",
         "step": state.step,
         "loss": state.loss_mean,
@@ -126,3 +125,7 @@ def take_steps(run: Run, workload: Workload, parts: Parts) -> dict[str, Any]:
         "wall_s": (wall_s := state.wall_s),
         "tokens_per_s": state.tokens / wall_s,
     }
+    if world.is_main:
+        write_end(run.folder, record)
+    world.barrier()  # nobody leaves before the checkpoint is whole and the record is there
+    return record

@@ -20,7 +20,6 @@ from frog.parallel.build import build_mesh
 from frog.train.failure import FailureReporter
 from frog.train.hardware import keep_freed_memory
 from frog.train.log import RankLog
-from frog.train.runfile import write_end
 from frog.train.setup import Run, check_resume, choose_folder, find_resume, is_complete, open_events
 from frog.train.stop import StopRequest
 from frog.train.survive import announce
@@ -58,7 +57,7 @@ def run_start(
     get_data: Callable[[World], D],
     train: Callable[[Run, D], dict[str, Any]],
 ) -> int:
-    """Join the world and train; return the exit code. `train` returns the run's record, the same on every rank."""
+    """Join the world and train; return the exit code. `train` writes the run's record, and returns it on every rank."""
     config, go_on = start.config, start.go_on or attempt_number() > 0
     keep_freed_memory()
     world, member = _meet(config, env)
@@ -122,7 +121,6 @@ def admit_others(run: Run, member: Membership, reporter: FailureReporter) -> Non
 def finish(run: Run, record: dict[str, Any]) -> int:
     """A run has taken its steps, or stopped: say so everywhere, and return the exit code."""
     if run.world.is_main:
-        write_end(run.folder, record)
         run.log.say(_farewell(run.folder, record))
     own = record.get("weights_sha256")
     run.events.emit("end", step=record["step"], status=record["status"], weights_sha256=own)
