@@ -14,14 +14,20 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
+from harness import MODEL
+from in_process import write_run
 from run_files import beat
 
 from frog.collectives.agreement import LeftOut
 from frog.collectives.rendezvous import machine
+from frog.core.env import SURVIVES, world_env
 from frog.core.errors import CommError, LostError
 from frog.core.runfolder import RunFolder
-from frog.train import loop, survive
+from frog.train import join, loop, survive
+from frog.train.failure import FailureReporter
 from frog.train.order import SharedOrder
+from frog.train.start import admit_others
+from frog.train.stop import StopRequest
 
 
 @pytest.fixture
@@ -134,7 +140,24 @@ def test_checkpoints_of_two_worlds_have_folders_of_their_own_until_they_are_whol
     assert survive._scalars(run, parts())["attempt"] != "before"
 
 
-def test_a_rank_that_is_left_out_while_one_comes_in_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What `loop.train` needs to come to its steps."""
+    monkeypatch.setattr(loop, "draw", lambda sizes: "")
+    monkeypatch.setattr(loop, "build_parts", lambda *_: parts(close=lambda grace_s: None))
+    log = SimpleNamespace(say=lambda line: None, note=lambda line: None)
+    world, mesh = SimpleNamespace(is_main=True, barrier=lambda: None), SimpleNamespace(sizes={})
+    config = SimpleNamespace(train=SimpleNamespace(global_batch_size=8, grad_accum=1))
+    folder = RunFolder(Path())
+    return SimpleNamespace(
+        joins=False, log=log, mesh=mesh, membership=member(), world=world, config=config, folder=folder
+    )
+
+
+WORKLOAD: Any = SimpleNamespace(describe=lambda: ["a run"])
+
+
+def test_a_rank_that_is_left_out_while_one_comes_in_is_told_in_words(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It learns of it where somebody is let in, with no collective of torch's around that."""
     why = "rank 1 of the group and others go on without this rank"
 
@@ -142,10 +165,57 @@ def test_a_rank_that_is_left_out_while_one_comes_in_is_told_in_words(monkeypatch
         raise LeftOut(why, "timed_out", 1)
 
     monkeypatch.setattr(loop, "take_steps", take_steps)
-    monkeypatch.setattr(loop, "draw", lambda sizes: "")
-    monkeypatch.setattr(loop, "build_parts", lambda *_: parts(close=lambda grace_s: None))
-    log = SimpleNamespace(say=lambda line: None, note=lambda line: None)
-    run: Any = SimpleNamespace(joins=False, log=log, mesh=SimpleNamespace(sizes={}), membership=SimpleNamespace())
-    workload: Any = SimpleNamespace(describe=lambda: ["a run"])
     with pytest.raises(LostError, match=why):
-        loop.train(run, workload)
+        loop.train(run, WORKLOAD)
+
+
+def test_the_launcher_lets_nobody_be_who_cannot_go_on_yet(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that is lost before the world stands ends it; who would replace that found the last start's record."""
+    survives = tmp_path / SURVIVES
+    told: list[bool] = []
+
+    def build_parts(*_: Any) -> Any:
+        told.append(survives.exists())
+        return parts(close=lambda grace_s: None)
+
+    monkeypatch.setenv("FROG_LAUNCH_DIR", str(tmp_path))
+    monkeypatch.setattr(loop, "build_parts", build_parts)
+    monkeypatch.setattr(loop, "take_steps", lambda *_: told.append(survives.exists()))
+    admit_others(run, run.membership, FailureReporter())
+    loop.train(run, WORKLOAD)
+    assert told == [False, True]
+
+
+def test_who_knocks_before_a_run_is_started_anew_trains_as_it_was_started_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the learning rate that it had before, its weights would not be those of the others."""
+    folder = RunFolder(tmp_path)
+    seen: list[float] = []
+
+    def start(learning_rate: float) -> None:
+        write_run(folder, 1)
+        run = json.loads(folder.run_json.read_text())
+        config = {"model": MODEL, "data": {"sequence_length": 16}, "optimizer": {"learning_rate": learning_rate}}
+        folder.run_json.write_text(json.dumps({**run, "config": config}))
+
+    def come_in(*_: Any) -> Any:
+        start(2e-3)
+        return SimpleNamespace(
+            renew=lambda: SimpleNamespace(rank=1, size=2, env=None),
+            leave=lambda: None,
+            survivors=SimpleNamespace(epoch=1),
+        )
+
+    def train(run: Any, workload: Any) -> None:
+        seen.append(run.config.optimizer.learning_rate)
+
+    for name in ("open_prepared", "open_events", "build_mesh", "admit_others", "Pretraining", "finish"):
+        monkeypatch.setattr(join, name, lambda *_: None)
+    monkeypatch.setattr(join, "join_membership", come_in)
+    monkeypatch.setattr(join, "train", train)
+    start(1e-3)
+    join._join(folder, None, world_env(), StopRequest(), FailureReporter())
+    assert seen == [2e-3]

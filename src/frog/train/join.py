@@ -39,41 +39,36 @@ def main(args: argparse.Namespace) -> int:
     if not 0 <= args.timeout <= _LONGEST_S:
         raise UsageError(f"--timeout {args.timeout:g}: it lies between 0 and {_LONGEST_S} s")
     folder = find_run(args.run)
-    config = from_dict(folder.read_run_json().config)
+    config = _config(folder)
     if config.comm.on_loss != "shrink":
         raise UsageError(
             f"{folder.path}: its world does not change: comm.on_loss is {config.comm.on_loss!r}",
             "start runs that others may join with --set comm.on_loss=shrink",
         )
-    return as_rank(lambda env, stop, reporter: _join(folder, config, args.timeout, env, stop, reporter))
+    return as_rank(lambda env, stop, reporter: _join(folder, args.timeout, env, stop, reporter))
 
 
 def replace_lost(run: str) -> int:
     """The same for a rank that a launcher has started: it knocks as long as any other of the run is there."""
     folder = RunFolder(Path(run))
+    return as_rank(lambda env, stop, reporter: _join(folder, None, env, stop, reporter))
 
-    def join(env: WorldEnv, stop: StopRequest, reporter: FailureReporter) -> int:
-        while not folder.run_json.exists() and has_living_rank(folder):  # the loss came before the first step
-            time.sleep(_AGAIN_S)
-        return _join(folder, from_dict(folder.read_run_json().config), None, env, stop, reporter)
 
-    return as_rank(join)
+def _config(folder: RunFolder) -> RunConfig:
+    """As the run was started last."""
+    return from_dict(folder.read_run_json().config)
 
 
 def _join(
-    folder: RunFolder,
-    config: RunConfig,
-    timeout_s: float | None,
-    env: WorldEnv,
-    stop: StopRequest,
-    reporter: FailureReporter,
+    folder: RunFolder, timeout_s: float | None, env: WorldEnv, stop: StopRequest, reporter: FailureReporter
 ) -> int:
     keep_freed_memory()
-    data = open_prepared(config.data.name)
-    member = _come_in(folder, config, timeout_s, env, stop)
+    data = open_prepared(_config(folder).data.name)
+    member = _come_in(folder, timeout_s, env, stop)
     if member is None:
         return stop.exit_code if stop.wanted else 0
     try:
+        config = _config(folder)  # it may have been started anew while this one knocked
         world = member.renew()
         reporter.env, reporter.folder = world.env, folder
         rank = world.rank
@@ -88,18 +83,16 @@ def _join(
         member.leave()
 
 
-def _come_in(
-    folder: RunFolder, config: RunConfig, timeout_s: float | None, env: WorldEnv, stop: StopRequest
-) -> Membership | None:
+def _come_in(folder: RunFolder, timeout_s: float | None, env: WorldEnv, stop: StopRequest) -> Membership | None:
     """Knock until let in: for some time, or else until the run is over; then None.
 
     Raises:  RunError if nobody opens in time; CommError if all of the run are gone.
     """
-    device = pick_device(config.train.device, env)
     until_s = time.monotonic() + (_ALONE_S if timeout_s is None else timeout_s)
     while True:
+        config = _config(folder).train
         try:
-            return join_membership(env, device, config.train.timeout_s, folder.door_json)
+            return join_membership(env, pick_device(config.device, env), config.timeout_s, folder.door_json)
         except FileNotFoundError:
             why = "it has no door: it is not running, or it is over"
         except CollectiveError as error:

@@ -21,7 +21,7 @@ from frog.train.runfile import write_end
 from frog.train.setup import Run
 from frog.train.state import weights_sha256
 from frog.train.step import StepReport
-from frog.train.survive import go_on
+from frog.train.survive import announce, go_on
 from frog.train.workload import Workload
 
 
@@ -37,6 +37,7 @@ def train(run: Run, workload: Workload) -> dict[str, Any]:
     try:
         while True:
             try:
+                announce(run)
                 return take_steps(run, workload, parts)
             except (CommError, CollectiveError) as error:  # the world has changed, or else it is raised again
                 parts = go_on(run, workload, parts, error)

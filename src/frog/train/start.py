@@ -22,7 +22,6 @@ from frog.train.hardware import keep_freed_memory
 from frog.train.log import RankLog
 from frog.train.setup import Run, check_resume, choose_folder, find_resume, is_complete, open_events
 from frog.train.stop import StopRequest
-from frog.train.survive import announce
 
 
 class Data(Protocol):
@@ -115,7 +114,6 @@ def admit_others(run: Run, member: Membership, reporter: FailureReporter) -> Non
     run.membership, run.changed = member, changed
     member.door_file, member.refused = run.folder.door_json, refused
     member.most_ranks = run.config.train.global_batch_size // run.config.train.grad_accum
-    announce(run)
 
 
 def finish(run: Run, record: dict[str, Any]) -> int:

@@ -56,9 +56,12 @@ _MOST_TRIES = 3
 
 
 def announce(run: Run) -> None:
-    """Let the launcher know that this run goes on when ranks are lost."""
+    """Let the launcher know that this run goes on when ranks are lost, as from here on it does. A collective call."""
+    if run.membership is None:
+        return
     if run.world.is_main and (folder := launch_dir()) is not None:
         (folder / SURVIVES).touch()
+    run.world.barrier()  # nobody is lost in a step of which the launcher would think otherwise
 
 
 def go_on(run: Run, workload: Workload, old: Parts | None, error: BaseException | None) -> Parts:
