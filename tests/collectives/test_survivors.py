@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -15,9 +16,11 @@ import pytest
 from mortal import Killed, die, limits, make_mortal
 from ranks import DOUBLING, RING, be_all
 
+from frog.collectives import survivors as room
 from frog.collectives.agreement import LeftOut, Proposal, WorldChanged
 from frog.collectives.entrance import meet_survivors
 from frog.collectives.errors import CollectiveError, Mismatch, PeerClosed
+from frog.collectives.group import Group
 from frog.collectives.rendezvous import FolderBook
 from frog.collectives.survivors import Survivors
 
@@ -311,3 +314,31 @@ def test_a_rank_that_wakes_late_takes_the_verdict_of_the_others() -> None:
     place = SimpleNamespace(peer=SimpleNamespace(port=72))
     assert late._agree(place, 0.01) == {1: 71, 2: 72, 3: 73}  # type: ignore[arg-type]
     assert late.members == (1, 2, 3)
+
+
+def pipes_and_sockets() -> set[str]:
+    """Those that this process has open."""
+    names = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):
+            names.add(os.readlink(entry))
+    return {name for name in names if name.startswith(("pipe:", "socket:"))}
+
+
+def test_a_group_that_does_not_come_about_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank is lost as the others connect, and again: a process may open only so many files."""
+    before = pipes_and_sockets()
+    world = meet_survivors(FolderBook(tmp_path, 20), 0, 1, b"secret")
+    failures = [PeerClosed(1), PeerClosed(1)]
+
+    def group(*told: Any) -> Group:
+        if failures:
+            raise failures.pop()
+        return Group(*told)
+
+    monkeypatch.setattr(room, "Group", group)
+    world.group.close()
+    world.group = world._regroup(1.0)
+    world.close()
+    assert not failures
+    assert not pipes_and_sockets() - before

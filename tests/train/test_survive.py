@@ -133,6 +133,30 @@ def test_a_world_that_cannot_be_entered_ends_too() -> None:
     assert [fails(run, parts(members=(0, 1, 2))) for _ in range(3)] == [False, False, True]
 
 
+def test_where_one_is_lost_as_hashes_are_compared_no_loader_stays_behind(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[str] = []
+
+    def prove(*_: Any) -> NoReturn:
+        raise CommError("rank 1 has left")
+
+    old, new = (parts(close=lambda grace_s, which=which: left.append(which)) for which in ("old", "new"))
+    kept = SimpleNamespace(scalars=survive._scalars(run, old), everybody_has_all=False)
+    run.membership.renew = lambda: SimpleNamespace(gather_rows=lambda row: row, is_main=False)
+    run.config.strategy = SimpleNamespace(entry=SimpleNamespace(splits=("moments",)))
+    old.state.shards = list
+    for name, does in {
+        "build_mesh": None, "hand_over": kept, "_reopen": None, "build_parts": new,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(survive, name, lambda *_, does=does: does)
+    monkeypatch.setattr(survive, "_prove", prove)
+    workload: Any = SimpleNamespace(renew_model=lambda: None)
+    with pytest.raises(CommError):
+        survive._enter(run, workload, old, 0)
+    assert left == ["old", "new"]
+
+
 @pytest.mark.parametrize("size", [1, 2])
 def test_checkpoints_of_two_worlds_have_folders_of_their_own_until_they_are_whole(size: int) -> None:
     """What rank 0 of the world before still writes, or removes since a part has not come, is not this world's."""

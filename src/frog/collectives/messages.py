@@ -39,7 +39,9 @@ class Messages:
         self._wanted: list[Transfer] = []
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._awake, self._wake = os.pipe()
+        self._awake: int
+        self._wake: int
+        """The ends of a pipe by which the thread is woken: open while there is one."""
         self._closed = False
 
     def send(self, peer: int, tag: int, payload: Bytes) -> Transfer:
@@ -77,16 +79,17 @@ class Messages:
         self._stir()
         if self._thread is not None:
             self._thread.join()
+            os.close(self._awake)
+            os.close(self._wake)
         for one in self._peers.values():
             one.fail(CollectiveError("the group was closed"))
             one.connection.close()
         for transfer in self._wanted:
             transfer.finish(CollectiveError("the group was closed"))
-        os.close(self._awake)
-        os.close(self._wake)
 
     def _stir(self) -> None:
         if self._thread is None and not self._closed:
+            self._awake, self._wake = os.pipe()
             self._thread = threading.Thread(target=self._run, name="frog messages", daemon=True)
             self._thread.start()
         elif self._thread is not None:

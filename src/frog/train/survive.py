@@ -120,7 +120,11 @@ def _enter(run: Run, workload: Workload, old: Parts | None, began_ns: int) -> Pa
     for name in ("scores", "scored_step", "saved_step", "owes_checkpoint"):
         setattr(parts, name, kept.scalars[name])
     if not kept.everybody_has_all:
-        _prove(run, parts)
+        try:
+            _prove(run, parts)
+        except BaseException:
+            parts.close(grace_s=0)
+            raise
     _report(run, parts, set(before) or set(member.members) - {member.identity}, began_ns)
     return parts
 
