@@ -103,6 +103,22 @@ def test_one_that_was_left_out_was_cut_off(run: FailedRun) -> None:
     assert place(ended(run)) == ("cut", 2, 3, "reduce")
 
 
+def test_ranks_that_went_with_their_node_are_told_from_those_that_ended_without_a_word(tmp_path: Path) -> None:
+    run = FailedRun(tmp_path / "run", num_nodes=2)
+    run.start()
+    run.steps(1, 2)
+    stand(run, 3, "backward", 2)
+    run.tell("node", node=1, host="node1", code=-9)
+    run.change(2, kept=[0, 1])
+    run.steps(3, 8)
+    run.complete()
+    found = ended(run)
+    (other,) = found.also
+    assert (place(other), place(found)) == (("node", 2, 3, "backward"), ("node", 3, 3, "reduce"))
+    assert "went with its node, node1, in step 3, reduce; the other 2 went on" in found.finding
+    assert found.certain
+
+
 def test_without_a_launcher_nobody_knows_how(tmp_path: Path) -> None:
     run = FailedRun(tmp_path / "run", launcher=False)
     run.start()

@@ -6,15 +6,20 @@ from frog.diagnose.case import Case
 from frog.diagnose.diagnosis import Diagnosis, note, span
 from frog.events import RecordedRun
 from frog.events.changes import Change, find_changes, places_of
+from frog.events.launcher_schema import NodeEvent
 
 _SILENT_S = 2.5
 """A heartbeat comes twice a second: one that ended so long before its process was stopped, not killed."""
+
+_SOON_S = 5.0
+"""Between the end of a node's agent and the others' going on without its ranks."""
 
 _ADVICE = {
     "kill": "SIGKILL comes from a person, a scheduler, or a kernel that is out of memory: `dmesg | grep -i oom`",
     "stop": "A stopped process (SIGSTOP, a debugger, a frozen container or laptop) or one held in the kernel",
     "crash": "SIGSEGV, SIGBUS and SIGABRT come from compiled code: a full /dev/shm (SIGBUS), an extension",
     "cut": "The network between it and the others, or it was slower than they wait: train.timeout_s",
+    "node": "Is the machine up? Power, a kernel panic, the scheduler taking it back (`sinfo -R`, `last -x`)",
     "raise": "Its traceback is in the logs: `frog logs RUN`",
 }
 
@@ -55,16 +60,21 @@ def name_members(found: Diagnosis, run: RecordedRun) -> Diagnosis:
 
 def _loss(run: RecordedRun, change: Change, identity: int, rank: int) -> Diagnosis:
     case = Case(run, run.attempts[change.before])
-    fault, how, certain = _how(case, rank, _began_ns(run, change))
+    began_ns = _began_ns(run, change)
+    gone = _gone_node(case, rank, began_ns)
+    fault, how, certain = _how(case, rank, began_ns, gone)
     left = [who for who in change.members if who not in change.joined] or change.members
     then = note(
-        _began_ns(run, change), f"rank {left[0]}", f"{span(left)} went on after step {change.step}, "
+        began_ns, f"rank {left[0]}", f"{span(left)} went on after step {change.step}, "
         f"{change.took_ns / 1e9:.2f} s after they had learnt of it", "events/rank_0.jsonl",
     )  # fmt: skip
     was = (
         f"{'':12}  rank {identity}, by its number for life, was rank {rank} then  [events/]" if rank != identity else ""
     )
-    lines = [was, case.report_error(rank), case.report_position(rank), case.report_exit(rank), then]
+    went = (
+        note(gone.unix_ns, "launcher", f"the agent of {gone.host} was killed", "events/launcher.jsonl") if gone else ""
+    )
+    lines = [was, case.report_error(rank), case.report_position(rank), case.report_exit(rank), went, then]
     others = f"the other {len(left)}" if len(left) > 1 else "the only other"
     return Diagnosis(
         fault,
@@ -78,13 +88,15 @@ def _loss(run: RecordedRun, change: Change, identity: int, rank: int) -> Diagnos
     )
 
 
-def _how(case: Case, rank: int, began_ns: int | None) -> tuple[str, str, bool]:
+def _how(case: Case, rank: int, began_ns: int | None, gone: NodeEvent | None) -> tuple[str, str, bool]:
     """The fault, its words, and whether the traces leave no other reading."""
     error, exit_event, beat = case.error(rank), case.exit(rank), case.beat(rank)
     if error is not None:
         return ("cut", "was cut off", True) if error.lost_peers else ("raise", f"raised {error.kind}", True)
     if beat is not None and began_ns is not None and beat.unix_ns > began_ns + _SILENT_S * 1e9:
         return "cut", "was cut off", True
+    if gone is not None:
+        return "node", f"went with its node, {gone.host},", True
     ended_ns = exit_event.unix_ns if exit_event is not None else began_ns
     if beat is not None and ended_ns is not None and (ended_ns - beat.unix_ns) / 1e9 > _SILENT_S:
         return "stop", "was stopped", exit_event is not None
@@ -94,6 +106,16 @@ def _how(case: Case, rank: int, began_ns: int | None) -> tuple[str, str, bool]:
     if signal is not None:
         return "crash", f"crashed with {signal}", True
     return "kill", "ended without a word", False
+
+
+def _gone_node(case: Case, rank: int, began_ns: int | None) -> NodeEvent | None:
+    """The end of a rank's node, if that was killed, agent and all, about when the others went on."""
+    worker = case.attempt.workers.get(rank)
+    if worker is None or worker.start is None or began_ns is None or case.exit(rank) is not None:
+        return None
+    host = worker.start.host
+    ends = (event for attempt in case.run.attempts for event in attempt.nodes if event.code < 0 and event.host == host)
+    return next((event for event in ends if abs(event.unix_ns - began_ns) < _SOON_S * 1e9), None)
 
 
 def _began_ns(run: RecordedRun, change: Change) -> int | None:
