@@ -17,6 +17,8 @@ from frog.core.processes import descendants, of_threads
 MOST_BYTES = 1 << 30
 """Of memory, beyond what a process has that has torch loaded."""
 MOST_PROCESSES = 32
+MOST_THREADS = 512
+"""Of one process. Without end they would take every number that the machine has for processes."""
 MOST_FILE_BYTES = 64 << 20
 """Of one file."""
 LOOK_S = 0.05
@@ -100,6 +102,8 @@ class Watch:
             return Breach("never-ends", text, rank)
         if (count := len(descendants(process.pid))) > MOST_PROCESSES:
             return Breach("too-many-processes", f"rank {rank} had {count} processes.", rank)
+        if (count := process.num_threads()) > MOST_THREADS:
+            return Breach("too-many-processes", f"rank {rank} had {count} threads.", rank)
         return None
 
     def _runs(self, process: psutil.Process) -> bool:
