@@ -1,7 +1,8 @@
 """What the judge and a learner's process say to each other, in frames.
 
 From the rank: `hello` (rank, token), `ready` (its seconds of computing so far), `enter`, `wait`, `violation` (id, what
-was seen), `error`, `result`. From the judge: what is to be done, and later a frame for each operation that may begin.
+was seen), `error`, `result`. From the judge: what is to be done, a frame once all are ready, and later one for each
+operation that may begin.
 """
 
 from __future__ import annotations

@@ -51,7 +51,11 @@ def main(address: str, rank: int, token: str) -> None:
     output.close()
     sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
-    _run(task, rank, line)
+    try:
+        _run(task, rank, line)
+    except BaseException:  # the grader's own; above are the frames of the judge, whose fork this is
+        traceback.print_exc()
+        os._exit(1)
     with contextlib.suppress(EOFError, OSError):
         line.answer()  # none comes: others may need this rank's part of what it began, until the judge ends them all
     os._exit(0)
@@ -92,6 +96,7 @@ def _run(task: dict[str, Any], rank: int, line: Line) -> None:
     snapshot = Snapshot(_watched())
     _set_limits()
     line.tell({"type": "ready", "seconds": time.process_time()})
+    line.answer()  # all are ready: what this rank's code breaks is no longer another's joining
     set_bounds(functools.partial(_violation, line), *map(Path, task["bounds"]))
     try:
         learner = _load(task, files)

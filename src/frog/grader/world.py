@@ -317,6 +317,9 @@ class _Running:
             _must(not rank.is_ready)
             rank.is_ready = True
             self._limits.began[number] = float(said["seconds"])
+            if all(other.is_ready for other in self._ranks):
+                for other in range(self._task.size):
+                    self._say(other, {})
         elif kind == "enter":
             operation = msgspec.convert(said["operation"], Operation)
             _must(operation.is_message or set(operation.group) <= set(range(self._task.size)))
