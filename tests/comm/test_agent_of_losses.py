@@ -1,4 +1,4 @@
-"""What a node's agent makes of ranks that end in a run that goes on without them. Nothing is started."""
+"""What a node's agent does at its start, and of ranks that end while the others go on. Nothing is started."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
 from frog.comm import torchrun
-from frog.core.env import SURVIVES
+from frog.core.env import MAY_MEET, SURVIVES
 
 TORCHS = RunResult(state=WorkerState.FAILED)
 """What torch says, if it is asked."""
@@ -115,3 +115,16 @@ def test_what_a_world_said_of_losses_does_not_hold_for_the_next(
     monkeypatch.setattr(LocalElasticAgent, "_start_workers", start_workers)
     with pytest.raises(InterruptedError):
         make_agent(None)._start_workers(GROUP)
+
+
+def test_an_agent_that_is_up_says_so_and_waits_for_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = []
+
+    def sleep(_: float) -> None:
+        waited.append((tmp_path / "reports.up").exists())
+        (tmp_path / MAY_MEET).touch()
+
+    monkeypatch.setenv("FROG_LAUNCH_DIR", str(tmp_path))
+    monkeypatch.setattr(torchrun, "time", SimpleNamespace(sleep=sleep))
+    torchrun._wait_for_others(tmp_path / "reports.jsonl")
+    assert waited == [True]

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from run_files import beat
 
-from frog.core.env import SURVIVES
+from frog.core.env import MAY_MEET, SURVIVES
 from frog.core.errors import LaunchError, UsageError
 from frog.core.processes import NOT_MET, is_alive
 from frog.core.runfolder import RunFolder
@@ -176,6 +176,28 @@ def test_or_if_they_have_not_for_a_long_time(run_nodes: RunNodes) -> None:
         )
         == 0
     )
+
+
+@pytest.mark.parametrize("other", ["comes up", "ends", "stays away"])
+def test_at_the_start_nobody_is_left_out_for_being_slow(other: str, tmp_path: Path) -> None:
+    starter = ScriptedStarter(parse_nodes("1:2x1"), [], Options(), tmp_path, None)
+    launch = _Launch(starter.nodes, Options(), tmp_path, starter)
+    starter.scripts = {0: ["sleep 600"], 1: ["sleep 600"]}
+    launch._start(0)
+    launch._start(1)
+    (tmp_path / "reports-1.up").touch()
+    launch._let_meet()
+    assert not (tmp_path / MAY_MEET).exists()
+    if other == "comes up":
+        (tmp_path / "reports-2.up").touch()
+    elif other == "ends":
+        launch.agents[1].kill()
+        launch.agents[1].process.wait()
+    else:
+        launch._wait_until = 0.0
+    launch._let_meet()
+    assert (tmp_path / MAY_MEET).exists()
+    launch.clean_up()
 
 
 def test_a_world_that_may_not_shrink_ends(run_nodes: RunNodes) -> None:

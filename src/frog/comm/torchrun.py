@@ -33,7 +33,7 @@ from torch.distributed.run import parse_args, run
 
 from frog.comm.error_file import read_error
 from frog.comm.forkserver import ForkServer, start_fork_server
-from frog.core.env import SURVIVES, launch_dir, most_replaced, set_attempt, start_method, survives_losses
+from frog.core.env import MAY_MEET, SURVIVES, launch_dir, most_replaced, set_attempt, start_method, survives_losses
 from frog.core.errors import CommError, UsageError
 from frog.core.exitcodes import ASKED_TO_STOP, signal_code
 from frog.core.processes import NOT_MET, kill_group, leave, leave_with_parent
@@ -212,6 +212,7 @@ def main(arguments: list[str]) -> int:
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     leave_with_parent(last=_kill_ranks)
     _ReportingAgent.reports = Path(arguments[0])
+    _wait_for_others(_ReportingAgent.reports)
     vars(launcher_api)["LocalElasticAgent"] = _ReportingAgent
     try:
         run(args)  # type: ignore[no-untyped-call]
@@ -226,6 +227,15 @@ def main(arguments: list[str]) -> int:
     except SignalException as error:
         return signal_code(int(error.sigval))
     return 0
+
+
+def _wait_for_others(reports: Path) -> None:
+    """Tell the launcher that this agent is up, and wait until it lets its agents meet."""
+    if (folder := launch_dir()) is None:
+        return
+    reports.with_suffix(".up").touch()
+    while not (folder / MAY_MEET).exists():
+        time.sleep(0.05)
 
 
 def _kill_ranks() -> None:

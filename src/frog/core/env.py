@@ -13,6 +13,8 @@ from frog.core.launchers import in_torchrun_words, is_mpich
 
 SURVIVES = "survives"
 """In a launcher's folder: a file of this name says that the loss of a rank is not the end of the others."""
+MAY_MEET = "may-meet"
+"""In a launcher's folder: a file of this name says that its nodes' agents may look for each other."""
 
 
 @dataclass(frozen=True)

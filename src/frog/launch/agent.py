@@ -67,6 +67,10 @@ class Agent:
     _worked_at: float = 0.0
     _printer: threading.Thread | None = None
 
+    def is_up(self) -> bool:
+        """Whether it has begun to wait for the others (frog.comm.torchrun)."""
+        return self.reports.with_suffix(".up").exists()
+
     def news(self) -> Iterator[dict[str, Any]]:
         """What it has reported since it was last asked, with the node it comes from."""
         if not self.reports.exists():

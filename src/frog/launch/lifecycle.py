@@ -37,6 +37,8 @@ class Limits:
     """How long the other nodes may take to notice that one has failed, before they are asked to stop."""
     repair_at_most_s: float = 30.0
     """A node that has gone comes back after so long, also if the others have not gone on without it."""
+    up_at_most_s: float = 120.0
+    """How long a world that can shrink waits, at its start, for a node that is slow to come up."""
 
 
 class Lifecycle:

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from frog.core.env import SURVIVES, check_start_method
+from frog.core.env import MAY_MEET, SURVIVES, check_start_method
 from frog.core.errors import LaunchError, UsageError
 from frog.core.exitcodes import signal_code, signal_name
 from frog.core.launch_request import LaunchRequest
@@ -87,6 +87,7 @@ class _Launch:
             nodes.elastic, options.repair_s, self.life.limits.repair_at_most_s, set(range(nodes.most))
         )
         self._next_look = 0.0
+        self._wait_until = time.monotonic() + self.life.limits.up_at_most_s
         self._failed_by_itself = False
 
     def run(self) -> int:
@@ -166,6 +167,15 @@ class _Launch:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    def _let_meet(self) -> None:
+        """Let the agents look for each other; in a world that can shrink once all are up that have not ended.
+
+        Once they meet, those that are there wait for others for 3 s only, which suits a world that shrinks.
+        """
+        awaited = self.nodes.elastic and time.monotonic() < self._wait_until
+        if not (awaited and any(not agent.is_up() for agent in self._running())):
+            (self.scratch / MAY_MEET).touch()
+
     # ---- watching ----------------------------------------------------------------------------------------------------
 
     def _running(self) -> list[Agent]:
@@ -177,6 +187,7 @@ class _Launch:
             if not agent.done and agent.process.poll() is not None:
                 self._hear(agent)
                 self._ended(agent)
+        self._let_meet()
         folder = self.journal.look_for_folder()
         if folder is not None and self.nodes.several:
             for agent in self.agents:
