@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,3 +75,18 @@ def test_a_thread_that_waits_for_a_core_does_not(watch: Watch, monkeypatch: pyte
     said = looks(watch, monkeypatch, iter("R" * 30 + "S" * 30))
     assert said[:15] == [False] * 9 + [True] * 6
     assert said[-25:] == [False] * 25
+
+
+@pytest.mark.parametrize(("state", "found"), [("R", None), ("S", "never-ends")])
+def test_it_may_take_as_long_as_the_machine_is_busy(
+    state: str, found: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look a second; that it sends something now and then is no end."""
+    watch = Watch([os.getpid()], 1e9, tmp_path, {0: 0.0})
+    monkeypatch.setattr(limits.time, "monotonic", itertools.count(watch.stirred + 1).__next__)
+    monkeypatch.setattr(limits, "of_threads", lambda pid, name: [f"7 (a ) S) {state} 1 1"])
+    breaches = []
+    for _ in range(200):
+        watch.stirred = math.inf
+        breaches.append(watch.look(set()))
+    assert {breach.id if breach else None for breach in breaches[-9:]} == {found}
