@@ -72,4 +72,4 @@ def _silence(codes: Mapping[str, int | None], outputs: Mapping[str, str], deadli
         if code:
             last = (outputs[name].strip().splitlines() or ["nothing"])[-1]
             return f"its probe ({name}) ended with {code}: {last}"
-    return f"no answer within {deadline_s:g} s"
+    return f"no answer within {deadline_s:g} s; on a slow machine: frog doctor --deadline {4 * deadline_s:g}"

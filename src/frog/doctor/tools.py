@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from frog.core.env import child_env, variable
@@ -23,7 +24,7 @@ _VS_CODE = Path("/Applications/Visual Studio Code.app")
 def run(*words: str, folder: str | None = None) -> str:
     """The first line that a program prints.
 
-    Raises:  ValueError if it is missing, fails, or takes too long.
+    Raises:  ValueError if it is missing or fails; TimeoutExpired if it takes too long.
     """
     if shutil.which(words[0]) is None:
         raise ValueError("not found")
@@ -39,8 +40,6 @@ def run(*words: str, folder: str | None = None) -> str:
             env=env,
             cwd=folder,
         )
-    except subprocess.TimeoutExpired:
-        raise ValueError(f"{words[0]}: no answer within {_PATIENCE_S:g} s") from None
     except OSError as problem:
         raise ValueError(f"{words[0]}: {problem.strerror}") from None
     lines = (done.stdout.strip() or done.stderr.strip()).splitlines()
@@ -101,7 +100,10 @@ def _vs_code() -> str:
 
 def _docker() -> str:
     """The engine, which the program named docker only talks to."""
-    return "engine " + run("docker", "version", "--format", "{{.Server.Version}}")
+    try:
+        return "engine " + run("docker", "version", "--format", "{{.Server.Version}}")
+    except subprocess.TimeoutExpired:
+        raise ValueError(f"its engine gave no answer within {_PATIENCE_S:g} s") from None
 
 
 def _slurm() -> str:
@@ -141,11 +143,19 @@ PROBES: dict[str, Callable[[], str]] = {
 }
 
 
+def patiently(look: Callable[[], str]) -> str:
+    """What `look` returns. A program that is slow to answer is there."""
+    try:
+        return look()
+    except subprocess.TimeoutExpired as late:
+        return f"slow: {os.path.basename(late.cmd[0])} gave no answer within {_PATIENCE_S:g} s"
+
+
 def main() -> None:
     leave_with_parent()
     with ThreadPoolExecutor(len(PROBES)) as pool:
         for name, look in PROBES.items():
-            pool.submit(attempt, name, look)
+            pool.submit(attempt, name, partial(patiently, look))
 
 
 if __name__ == "__main__":
