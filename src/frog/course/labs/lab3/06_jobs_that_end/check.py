@@ -31,9 +31,10 @@ def check_started(grade: Grade, job: Job) -> None:
     if job.state == "REFUSED":
         grade.reject("unknown", f"{job.title}: sbatch did not take it: {job.said.strip()}")
     ranks = sorted(each["rank"] for each in job.noted("started") if each["start"] == 0)
-    if ranks != [0, 1] or len(job.noted("trained")) < 2:
+    trained = len(job.noted("trained"))
+    if ranks != [0, 1] or trained < 2:
         lines = job.said.strip().splitlines() or ["nothing"]
-        observed = f"{job.title}: ranks {ranks} started, there should be 0 and 1."
+        observed = f"{job.title}: ranks {ranks} started, there should be 0 and 1; {trained} of 2 trained."
         grade.reject("unknown", f"{observed} Its log ends with: {lines[-1][:300]}")
 
 
@@ -96,7 +97,7 @@ def check_exit(grade: Grade, job: Job) -> None:
     if job.state == "COMPLETED":
         grade.reject("code-lost", f"{observed}.")
     if waited:
-        grade.reject("others-wait", f"{observed}. Rank {waited[0]} had waited 4 s for it, until it gave up by itself.")
+        grade.reject("others-wait", f"{observed}. Rank {waited[0]} had waited 4 s or more for it, until it gave up.")
     if job.state != "FAILED":
         grade.reject("unknown", f"{observed}.")
     grade.measured(job.title, f"{job.state} with code {job.exit}, at once")

@@ -4,7 +4,7 @@ python3 worker.py --checkpoint FOLDER [--continue] [--steps N] [--fail RANK]
 
 Trains step by step. SIGTERM: it finishes the step, saves (which takes 1.5 s) and ends with 143. SIGUSR1 it does not
 know: that ends it at once, as it ends any program. --continue goes on at the step that FOLDER holds. --fail: that rank
-fails, and the others wait for it, as in a collective. What happens is noted in notes/JOB.jsonl.
+fails once all have trained, and the others wait for it, as in a collective. What happens is noted in notes/JOB.jsonl.
 """
 
 import argparse
@@ -15,8 +15,9 @@ import sys
 import time
 from pathlib import Path
 
-SAVE_S, WAIT_S = 1.5, 4.0
-RANK = int(os.environ.get("SLURM_PROCID", "0"))
+SAVE_S = 1.5
+WAIT_S = 4.0 * float(os.environ.get("SLOWNESS", "1"))  # more where the machine is slow
+RANK, RANKS = int(os.environ.get("SLURM_PROCID", "0")), int(os.environ.get("SLURM_NTASKS", "1"))
 NOTES = Path("notes") / f"{os.environ['SLURM_JOB_ID']}.jsonl"
 
 
@@ -62,10 +63,12 @@ def save(path: Path, step: int) -> None:
 
 
 def fail(failing: int, asked: list[int]) -> None:
+    deadline = time.monotonic() + WAIT_S
     if failing == RANK:
+        while NOTES.read_text().count('"trained"') < RANKS and time.monotonic() < deadline:
+            time.sleep(0.02)
         note("failed", RANK)
         sys.exit(7)
-    deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline:
         if asked:
             sys.exit(128 + asked[0])
