@@ -108,6 +108,13 @@ class FailedRun:
             node_rank=own.node_rank, pid=own.pid, code=code, error=error, traceback=None,
         )  # fmt: skip
 
+    def left_out(self, rank: int, silent_s: float) -> None:
+        """The others went on without a rank that was silent for so long, and had it killed."""
+        own = self.ranks[rank]
+        at_ns, started = own.now_ns + int(silent_s * 1e9), self.identities[rank] if self.identities else rank
+        self.tell("left_out", at_ns, attempt=self.attempt, rank=started, pid=own.pid)
+        self.exit(rank, -9, late_s=silent_s + 0.1)
+
     def hang(self, rank: int, kind: str, waited_s: float) -> None:
         own = self.ranks[rank]
         beat = self.beat_of(own, "running")

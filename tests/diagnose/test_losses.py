@@ -81,14 +81,38 @@ def test_a_rank_that_has_moved_up_goes_by_its_number_for_life(run: FailedRun) ->
     assert any("rank 3, by its number for life, was rank 2 then" in line for line in found.evidence)
 
 
-def test_a_stopped_rank_is_told_from_a_killed_one(run: FailedRun) -> None:
+@pytest.mark.parametrize("who", ["others", "watchdog"])
+def test_a_stopped_rank_is_told_from_a_killed_one(who: str, run: FailedRun) -> None:
+    for rank in (0, 1, 3):
+        run.ranks[rank].now_ns += 5_000 * MS
+    if who == "others":
+        run.left_out(2, 5.2)
+    else:
+        run.hang(2, "silent", 5.2)
+        run.exit(2, -9, late_s=5.3)
+    run.change(2, kept=[0, 1, 3])
+    run.steps(3, 8)
+    run.complete()
+    assert place(ended(run)) == ("stop", 2, 3, "backward")
+
+
+def test_one_whose_agent_was_late_to_see_its_end_was_killed(run: FailedRun) -> None:
+    """On a loaded machine. A process that is stopped is still there, and has to be ended."""
     for rank in (0, 1, 3):
         run.ranks[rank].now_ns += 5_000 * MS
     run.exit(2, -9, late_s=5.2)
     run.change(2, kept=[0, 1, 3])
     run.steps(3, 8)
     run.complete()
-    assert place(ended(run)) == ("stop", 2, 3, "backward")
+    assert place(ended(run)) == ("kill", 2, 3, "backward")
+
+
+def test_one_that_wrote_heartbeats_until_it_was_left_out_was_cut_off(run: FailedRun) -> None:
+    run.left_out(2, 0.3)
+    run.change(2, kept=[0, 1, 3])
+    run.steps(3, 8)
+    run.complete()
+    assert place(ended(run)) == ("cut", 2, 3, "backward")
 
 
 def test_one_that_was_left_out_was_cut_off(run: FailedRun) -> None:

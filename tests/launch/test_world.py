@@ -17,8 +17,10 @@ from run_files import beat
 
 from frog.core.env import MAY_MEET, SURVIVES
 from frog.core.errors import LaunchError, UsageError
+from frog.core.launch_request import LaunchRequest
 from frog.core.processes import NOT_MET, is_alive
 from frog.core.runfolder import RunFolder
+from frog.core.schema import write_typed
 from frog.launch.agent import Agent
 from frog.launch.lifecycle import Limits
 from frog.launch.nodes import Nodes, parse_nodes
@@ -265,6 +267,23 @@ def test_those_who_go_on_after_a_loss_are_watched(survives: bool, tmp_path: Path
         (tmp_path / SURVIVES).touch()
     launch._hear(agent)
     assert agent.watched == ({0: 11, 1: 14, 2: 13} if survives else {1: 14})
+    launch.clean_up()
+
+
+def test_a_rank_that_was_left_out_is_ended_and_told(tmp_path: Path) -> None:
+    starter = ScriptedStarter(parse_nodes("1x3"), [], Options(), tmp_path, None)
+    launch = _Launch(starter.nodes, Options(), tmp_path, starter)
+    starter.scripts = {0: ["sleep 600"]}
+    agent = starter.start_agent(0)
+    stopped = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    agent.pids = {2: stopped.pid}
+    launch.agents, launch.journal.folder = [agent], RunFolder(tmp_path)
+    for pid in (stopped.pid, 2**22 + 1):
+        write_typed(tmp_path / "requests" / f"end_rank_{pid}.json", LaunchRequest(act="end_rank", pid=pid))
+    launch._serve_requests()
+    assert stopped.wait(60) == -signal.SIGKILL
+    (told,) = map(json.loads, RunFolder(tmp_path).launcher_events.read_text().splitlines())
+    assert (told["event"], told["rank"], told["pid"]) == ("left_out", 2, stopped.pid)
     launch.clean_up()
 
 

@@ -13,7 +13,7 @@ from frog.diagnose.diagnosis import note
 from frog.diagnose.rank_error import RankError, rank_error
 from frog.events import RecordedRun
 from frog.events.attempts import Attempt, Worker
-from frog.events.launcher_schema import ExitEvent, HangEvent
+from frog.events.launcher_schema import ExitEvent, HangEvent, LeftOutEvent
 from frog.events.schema import Beat, CollectiveEvent, SpanEvent
 
 
@@ -50,6 +50,10 @@ class Case:
     def hang(self, rank: int) -> HangEvent | None:
         """How the watchdog found it."""
         return next((event for event in self.attempt.hangs if event.rank == rank), None)
+
+    def left_out(self, rank: int) -> LeftOutEvent | None:
+        """How it was ended once the others had gone on without it."""
+        return next((event for event in self.attempt.left_out if event.rank == rank), None)
 
     def error(self, rank: int) -> RankError | None:
         """The error with which it ended, if it said one."""

@@ -9,7 +9,7 @@ from frog.events.changes import Change, find_changes, places_of
 from frog.events.launcher_schema import NodeEvent
 
 _SILENT_S = 2.5
-"""A heartbeat comes twice a second: one that ended so long before its process was stopped, not killed."""
+"""A heartbeat comes twice a second: of a process that is there and does not write one for so long, it was stopped."""
 
 _SOON_S = 5.0
 """Between the end of a node's agent and the others' going on without its ranks."""
@@ -97,9 +97,12 @@ def _how(case: Case, rank: int, began_ns: int | None, gone: NodeEvent | None) ->
         return "cut", "was cut off", True
     if gone is not None:
         return "node", f"went with its node, {gone.host},", True
-    ended_ns = exit_event.unix_ns if exit_event is not None else began_ns
-    if beat is not None and ended_ns is not None and (ended_ns - beat.unix_ns) / 1e9 > _SILENT_S:
-        return "stop", "was stopped", exit_event is not None
+    killed = case.left_out(rank) or case.hang(rank)
+    last_ns = killed.unix_ns if killed is not None else began_ns if exit_event is None else None
+    if beat is not None and last_ns is not None and (last_ns - beat.unix_ns) / 1e9 > _SILENT_S:
+        return "stop", "was stopped", killed is not None
+    if killed is not None:
+        return "cut", "was cut off", True
     signal = case.signal_of(rank)
     if signal == "SIGKILL":
         return "kill", "was killed by SIGKILL", True

@@ -17,6 +17,7 @@ from frog.events.launcher_schema import (
     HangEvent,
     LauncherEndEvent,
     LaunchEvent,
+    LeftOutEvent,
     NodeEvent,
     ReplaceEvent,
     WorldEvent,
@@ -124,6 +125,7 @@ class Attempt:
     exits: list[ExitEvent] = field(default_factory=list)
     replacements: list[ReplaceEvent] = field(default_factory=list)
     hangs: list[HangEvent] = field(default_factory=list)
+    left_out: list[LeftOutEvent] = field(default_factory=list)
     nodes: list[NodeEvent] = field(default_factory=list)
     """Nodes whose agents have ended."""
     end: LauncherEndEvent | None = None
@@ -190,7 +192,7 @@ def _launched(launcher: Iterable[AnyLauncherEvent]) -> list[Attempt]:
             launch = event
             attempts.append(Attempt(None, launch, event.unix_ns))  # until its first world is reported
             continue
-        number = event.attempt if isinstance(event, WorldEvent | ExitEvent | ReplaceEvent | HangEvent) else None
+        number = getattr(event, "attempt", None)
         if not attempts or attempts[-1].launch is not launch:
             attempts.append(Attempt(number, launch, event.unix_ns))
         elif number is not None and attempts[-1].number is None:
@@ -212,6 +214,8 @@ def _add_event(attempt: Attempt, event: AnyLauncherEvent) -> None:
             attempt.replacements.append(event)
         case HangEvent():
             attempt.hangs.append(event)
+        case LeftOutEvent():
+            attempt.left_out.append(event)
         case NodeEvent():
             attempt.nodes.append(event)
         case LauncherEndEvent():

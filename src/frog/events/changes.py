@@ -121,14 +121,12 @@ def follow_processes(attempts: Sequence[Attempt]) -> None:
             chain.append(later)
         if first.launch is None or len(chain) == 1:
             continue
-        exits, hangs = first.exits, first.hangs
-        first.exits, first.hangs = [], []
-        for event in exits:
-            own, rank = _last_of(chain, event.pid, event.rank)
-            own.exits.append(msgspec.structs.replace(event, rank=rank))
-        for hang in hangs:
-            own, rank = _last_of(chain, hang.pid, hang.rank)
-            own.hangs.append(msgspec.structs.replace(hang, rank=rank))
+        for kind in ("exits", "hangs", "left_out"):
+            events = getattr(first, kind)
+            setattr(first, kind, [])
+            for event in events:
+                own, rank = _last_of(chain, event.pid, event.rank)
+                getattr(own, kind).append(msgspec.structs.replace(event, rank=rank))
         first.end, chain[-1].end = None, first.end
 
 

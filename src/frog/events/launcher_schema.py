@@ -106,6 +106,14 @@ class HangEvent(LauncherEvent, tag="hang", frozen=True, kw_only=True):
     heartbeat: Beat
 
 
+class LeftOutEvent(LauncherEvent, tag="left_out", frozen=True, kw_only=True):
+    """A rank without which the others went on was still there, and was killed."""
+
+    attempt: Rank
+    rank: Rank
+    pid: Count
+
+
 class NodeEvent(LauncherEvent, tag="node", frozen=True, kw_only=True):
     """A node's agent ended."""
 
@@ -130,7 +138,15 @@ class LauncherEndEvent(LauncherEvent, tag="end", frozen=True, kw_only=True):
 
 
 AnyLauncherEvent = (
-    LaunchEvent | WorldEvent | ExitEvent | ReplaceEvent | HangEvent | NodeEvent | ReturnEvent | LauncherEndEvent
+    LaunchEvent
+    | WorldEvent
+    | ExitEvent
+    | ReplaceEvent
+    | HangEvent
+    | LeftOutEvent
+    | NodeEvent
+    | ReturnEvent
+    | LauncherEndEvent
 )
 """A line of `events/launcher.jsonl`."""
 

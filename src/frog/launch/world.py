@@ -267,11 +267,17 @@ class _Launch:
                     if agent.node == request.node:
                         agent.kill()
             elif request.act == "end_rank":
-                if any(request.pid in agent.pids.values() for agent in self._running()) and request.pid:
-                    kill_group(request.pid)
+                self._end_rank(request.pid)
             elif self.network is not None:
                 {"cut": self.network.cut, "heal": self.network.heal}[request.act](request.node)
             done.touch()
+
+    def _end_rank(self, pid: int | None) -> None:
+        """Kill a rank without which the others have gone on."""
+        for agent in self._running():
+            for rank in [rank for rank, own in agent.pids.items() if own == pid]:
+                self.journal.record("left_out", attempt=max(self._shown, default=0), rank=rank, pid=pid)
+                kill_group(agent.pids[rank])
 
     # ---- ending ------------------------------------------------------------------------------------------------------
 
