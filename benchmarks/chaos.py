@@ -39,7 +39,7 @@ PARTS = {
     "four-ranks": Part(16, ("--nproc", "4", "--deadline", "15")),
     "elastic": Part(10, ("--nodes", "1:2x1", "--deadline", "10", "--kinds", "kill,node,nan,disk,torn")),
     "cut": Part(8, ("--nodes", "2x1", *CUT, "--deadline", "10")),
-    "shrink": Part(20, ("--nproc", "4", "--on-loss", "shrink", "--deadline", "15")),
+    "shrink": Part(None, ("--nproc", "4", "--on-loss", "shrink", "--deadline", "15")),
     "shrink-nodes": Part(30, ("--nodes", "2x2", "--on-loss", "shrink", "--deadline", "15")),
     "shrink-cut": Part(8, ("--nodes", "2x2", *CUT, "--on-loss", "shrink", "--deadline", "15")),
 }

@@ -79,6 +79,7 @@ def test_every_kind_can_be_written_and_read(name: str, tmp_path: Path) -> None:
         ("cut rank=1 step=2", "no network that could be cut"),
         ("midway rank=1 step=2", "--set comm.backend=frog"),
         ("midway rank=1 step=2 signs=1.5", "signs=1.5: must be a whole number of at least 0"),
+        ("midway rank=1 step=2 sent_bytes=-1", "sent_bytes=-1: must be a whole number of at least 0"),
         ("slow rank=1 step=2 seconds=-1", "seconds=-1: must be a number of seconds"),
         ("kill rank=one step=2", "rank=one: must be a whole number of at least 0"),
         ("kill rank=1 step=2 times=0", "times=0: must be a whole number of at least 1"),

@@ -18,11 +18,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from harness import Harness, all_gone, run_to_end, tree, wait_until
 from torch import nn
 
+from frog.collectives.connection import Connection
+from frog.collectives.cost import Costs
+from frog.collectives.frames import HEADER_BYTES, Sealer
+from frog.collectives.group import Group
+from frog.collectives.messages import Messages
+from frog.collectives.rendezvous import Peer
 from frog.collectives.waiting import Waiter
 from frog.comm.axis import NOTHING, Axis, Pending, Silent
 from frog.config.fault_kinds import FULL_DEVICE, KINDS
@@ -97,12 +104,41 @@ def test_a_rank_is_killed_midway_after_so_many_signs_of_life(tmp_path: Path, mon
         getattr(owner, name)()
     assert not killed
     for _ in range(3):
-        Waiter.say(*[None] * 3)  # type: ignore[arg-type]
+        Waiter.say(None, 1, 7)  # type: ignore[arg-type]
     assert killed == [signal.SIGKILL]
+    assert (tmp_path / "met" / "0.0").read_text() == "between two collectives, before it said REDUCED 7"
     injector(tmp_path, fault).reach(2, "reduce", 0)  # the world that was started again
     for _ in range(9):
-        Waiter.say(*[None] * 3)  # type: ignore[arg-type]
+        Waiter.say(None, 1, 7)  # type: ignore[arg-type]
     assert killed == [signal.SIGKILL]
+
+
+@pytest.mark.parametrize("sent", [0, 1, 31, 10**6])
+def test_so_much_of_a_message_goes_out_before_it_is_killed(
+    sent: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill(pid: int, number: int) -> None:
+        group.close()
+        raise KeyboardInterrupt
+
+    for owner, name in inject._SIGNS_OF_LIFE:
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    monkeypatch.setattr(inject.os, "kill", kill)
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        ours = socket.create_connection(door.getsockname())
+        theirs, _ = door.accept()
+    connection = Connection(ours, 1, Sealer(b"key", False), Sealer(b"key", False))
+    peers = [Peer(rank, "", 0, "") for rank in range(2)]
+    group = Group(0, peers, {1: connection}, Messages({}, 1), 1, Costs(), memory=False)
+    fault = Fault("midway", 0, 2, "reduce", signs=0, sent_bytes=sent)
+    injector(tmp_path, fault).reach(2, "reduce", 0)
+    with pytest.raises(KeyboardInterrupt):
+        group.broadcast(np.ones(1000), 0)
+    whole = 8000 + HEADER_BYTES
+    assert len(b"".join(iter(lambda: theirs.recv(1 << 16), b""))) == min(sent, whole)
+    words = f"in broadcast, with {min(sent, whole)} of {whole} bytes of a message sent"
+    assert (tmp_path / "met" / "0.0").read_text() == words
+    theirs.close()
 
 
 def test_a_straggler_stays_slow_in_its_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +12,10 @@ from harness import Harness, set_words
 from msgspec import convert
 from run_files import record_json
 
-from frog.chaos.campaign import choose_kinds
+from frog.chaos.campaign import SurvivalCampaign, choose_kinds
 from frog.chaos.oracle import Oracle, Place
-from frog.chaos.survival import LOSSES, Loss, member_problems, outcome_problems, plan_losses
+from frog.chaos.survival import LOSSES, Loss, member_problems, outcome_problems, plan_all_losses, plan_losses
+from frog.chaos.trial import Setting
 from frog.cli import main
 from frog.config.fault_kinds import KINDS
 from frog.config.faults import Fault
@@ -54,6 +57,29 @@ def test_losses_come_alone_of_the_first_at_once_and_while_somebody_joins() -> No
     assert all(loss.joins and not loss.newcomer_dies and loss.fault.rank < 4 for loss in joins)
     assert all(loss.newcomer_dies and loss.fault.rank == 4 for loss in of_who_joins)
     assert all(0 <= loss.fault.signs <= 4 for loss in planned if loss.fault.step == 3)
+
+
+def test_all_is_every_kind_in_every_phase_and_in_every_scene() -> None:
+    kinds = ["raise", "kill", "midway", "stop", "port"]
+    planned = plan_all_losses(kinds, ORACLE, seed=1)
+    alone = planned[: -4 * len(kinds)]
+    assert all(not loss.others and not loss.joins for loss in alone)
+    found = Counter((loss.fault.kind, loss.fault.phase) for loss in alone)
+    assert found == {(kind, phase): 3 if kind == "midway" else 1 for kind in kinds for phase in PHASES}
+    midway = [loss.fault for loss in alone if loss.fault.kind == "midway"]
+    assert {fault.sent_bytes for fault in midway} >= {0, 1, 31}
+    of_the_first, two, joins = (planned[len(alone) :][5 * scene :][:5] for scene in range(3))
+    assert {loss.fault.kind for loss in two} == {loss.fault.kind for loss in joins} == {*kinds}
+    assert all(loss.fault.rank == 0 for loss in of_the_first)
+    assert all(loss.others and not loss.joins for loss in two)
+    assert all(loss.newcomer_dies for loss in planned[-len(kinds) :])
+
+
+def test_where_it_was_killed_is_told() -> None:
+    loss = Loss(KILL, 0, where="in all_reduce, with 31 of 4128 bytes of a message sent")
+    campaign = SurvivalCampaign(Setting((), (), 1, 1), None, 1, Path("out"), None, [loss, Loss(KILL, 0)])
+    assert "      + killed in all_reduce, with 31 of 4128 bytes" in campaign.table()
+    assert campaign.summary().endswith("killed midway: in all_reduce 1")
 
 
 def change(identity: int, members: tuple[int, ...] = (0, 1, 3), step: int = 1) -> MembershipEvent:

@@ -18,10 +18,9 @@ from typing import ClassVar
 
 from frog.chaos.oracle import Oracle, read_oracle
 from frog.chaos.sandbox import FOLDER, Sandbox, read_sandbox
-from frog.chaos.survival import LOSSES, Loss, plan_losses, run_loss
+from frog.chaos.survival import LOSSES, Loss, plan_all_losses, plan_losses, run_loss
 from frog.chaos.trial import Launch, Setting, Verdict, run_trial
 from frog.config.fault_kinds import KINDS
-from frog.config.faults import Fault
 from frog.core.errors import FrogError, LaunchError, UsageError
 from frog.core.files import write_atomic
 from frog.core.runfolder import RunFolder
@@ -108,7 +107,7 @@ class Campaign:
 
     setting: Setting
     count: int | None
-    """None: every kind at every step in every phase."""
+    """None: every kind in every phase, at every step where nobody goes on by himself."""
     seed: int
     out: Path
     kinds: str | None = None
@@ -135,10 +134,7 @@ class Campaign:
 
     def run(self, oracle: Oracle, kinds: Sequence[str], may_restart: Callable[[str], bool]) -> int:
         """Run all trials; what was done so far is in the table also if it is stopped."""
-        faults = (
-            oracle.everywhere(kinds, self.seed) if self.count is None else oracle.draw(kinds, self.count, self.seed)
-        )
-        planned = self.plan(faults, oracle, may_restart)
+        planned = self.plan(kinds, oracle, may_restart)
         self.num_faults = len(planned)
         print("  ".join(_HEAD), flush=True)
         try:
@@ -158,8 +154,11 @@ class Campaign:
         print(f"\n{self.summary()}\ntable: {self.out}", flush=True)
         return 1 if any(verdict.problems for verdict in self.verdicts) else 0
 
-    def plan(self, faults: Sequence[Fault], oracle: Oracle, may_restart: Callable[[str], bool]) -> Sequence[Verdict]:
+    def plan(self, kinds: Sequence[str], oracle: Oracle, may_restart: Callable[[str], bool]) -> Sequence[Verdict]:
         """The trials to come."""
+        faults = (
+            oracle.everywhere(kinds, self.seed) if self.count is None else oracle.draw(kinds, self.count, self.seed)
+        )
         restarts = draw_restarts([fault.kind for fault in faults], self.seed, may_restart)
         return [Verdict(fault, again) for fault, again in zip(faults, restarts, strict=True)]
 
@@ -214,12 +213,19 @@ class SurvivalCampaign(Campaign):
     recovered = "went on by themselves to the undisturbed run's samples and losses"
     took = "from when a loss was known to a new world"
 
-    def plan(self, faults: Sequence[Fault], oracle: Oracle, may_restart: Callable[[str], bool]) -> Sequence[Verdict]:
-        return plan_losses(faults, oracle, self.seed)
+    def plan(self, kinds: Sequence[str], oracle: Oracle, may_restart: Callable[[str], bool]) -> Sequence[Verdict]:
+        if self.count is None:
+            return plan_all_losses(kinds, oracle, self.seed)
+        return plan_losses(oracle.draw(kinds, self.count, self.seed), oracle, self.seed)
 
     def meet(self, verdict: Verdict, name: str, oracle: Oracle) -> None:
         assert isinstance(verdict, Loss)
         run_loss(self.setting, verdict, name, oracle)
+
+    def summary(self) -> str:
+        found = Counter(v.where.partition(",")[0] for v in self.verdicts if isinstance(v, Loss) and v.where)
+        places = ", ".join(f"{where} {number}" for where, number in found.most_common())
+        return super().summary() + (f"\nkilled midway: {places}" if found else "")
 
 
 def draw_restarts(kinds: Sequence[str], seed: int, may_restart: Callable[[str], bool]) -> list[int]:

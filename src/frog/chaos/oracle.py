@@ -69,13 +69,16 @@ class Oracle:
             faults += [self._aim(name, generator) for name in names[: count - len(faults)]]
         return faults
 
-    def everywhere(self, kinds: Sequence[str], seed: int) -> list[Fault]:
-        """Every kind at every step in every phase where it can be; the rank and the micro-batch are drawn."""
+    def everywhere(self, kinds: Sequence[str], seed: int, each_step: bool = True) -> list[Fault]:
+        """Every kind at every step in every phase where it can be; the rank and the micro-batch are drawn.
+
+        each_step: else the step is drawn too.
+        """
         generator, faults = random.Random(seed), list[Fault]()
         for name in kinds:
             by_phase: dict[tuple[int, str], list[Place]] = {}
             for place in self._targets(name):
-                by_phase.setdefault((place.step, place.phase), []).append(place)
+                by_phase.setdefault((place.step * each_step, place.phase), []).append(place)
             faults += [_fault(name, generator.choice(by_phase[where])) for where in sorted(by_phase)]
         return faults
 

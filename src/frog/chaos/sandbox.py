@@ -126,3 +126,9 @@ def met_faults(path: Path) -> dict[int, float]:
     for mark in sorted(folder.iterdir()) if folder.is_dir() else []:
         met.setdefault(int(mark.name.partition(".")[0]), mark.stat().st_mtime)
     return met
+
+
+def where_met(path: Path, number: int) -> str:
+    """Where in a collective that fault of the list was met, the first time, if it was and says so."""
+    mark = marks_folder(path) / f"{number}.0"
+    return mark.read_text() if mark.exists() else ""

@@ -5,6 +5,7 @@ Each ends by itself, with the samples and losses of the undisturbed run, whoever
 
 from __future__ import annotations
 
+import itertools
 import random
 import shutil
 import signal
@@ -14,11 +15,10 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import groupby
 from pathlib import Path
 
 from frog.chaos.oracle import Oracle
-from frog.chaos.sandbox import met_faults, write_faults
+from frog.chaos.sandbox import met_faults, where_met, write_faults
 from frog.chaos.trial import Launch, Setting, Verdict
 from frog.config.fault_kinds import KINDS
 from frog.config.faults import Fault, marks_folder
@@ -36,6 +36,12 @@ _ATOL = 1e-5
 _SIGNS_A_STEP = 12
 _LAST_SIGNS = 4
 """How many signs of life a rank gives at least: in a step, with what follows it; after the last one."""
+
+_SENT_BYTES = (0, 1, 31, 4096)
+"""How much goes out of a message that is broken off: none, some of its header, or as much as few messages have."""
+
+_MIDWAYS = 3
+"""In how many places of a phase, where every phase is taken."""
 
 _SLOW_S = 1.5
 """How long each step waits where somebody is to come in."""
@@ -58,7 +64,7 @@ until_s = time.monotonic() + 120
 while not (Path(run) / "run.json").exists() and time.monotonic() < until_s:
     time.sleep(0.01)
 if signs:
-    die_after(int(signs), lambda: Path(mark).touch() is None)
+    die_after(int(signs), lambda where: Path(mark).write_text(where) > 0)
 sys.exit(main(["join", run]))
 """
 """`frog join`, that has torch loaded when there is something to join; killed after some signs of life, if told."""
@@ -74,11 +80,14 @@ class Loss(Verdict):
     """Whether somebody comes in."""
     newcomer_dies: bool = False
     """Whether the fault is the newcomer's."""
+    where: str = ""
+    """Where in a collective it was killed, if it was midway."""
     changes: tuple[MembershipEvent, ...] = ()
 
     @property
     def beside(self) -> list[str]:
-        return [*map(str, self.others), *(["somebody joins"] if self.joins else [])]
+        where = [f"killed {self.where}"] if self.where else []
+        return [*where, *map(str, self.others), *(["somebody joins"] if self.joins else [])]
 
     @property
     def seen(self) -> str:
@@ -93,16 +102,29 @@ class Loss(Verdict):
         return f"{len(self.changes[-1].members)} after step {self.changes[-1].step}" if self.changes else ""
 
 
-def plan_losses(faults: Sequence[Fault], oracle: Oracle, seed: int) -> list[Loss]:
-    """In turn: one loss alone; one of rank 0; two at once; one while somebody joins; that of who joins."""
+_ALONE, _SCENES = 0, 5
+
+
+def plan_all_losses(kinds: Sequence[str], oracle: Oracle, seed: int) -> list[Loss]:
+    """Every kind in every phase, alone; then each kind once in every other scene."""
+    alone = oracle.everywhere(kinds, seed, each_step=False)
+    alone = [fault for fault in alone for _ in range(_MIDWAYS if "signs" in KINDS[fault.kind].own else 1)]
+    others = oracle.draw(kinds, (_SCENES - 1) * len(kinds), seed)
+    scenes = [_ALONE] * len(alone) + [1 + number // len(kinds) for number in range(len(others))]
+    return plan_losses([*alone, *others], oracle, seed, scenes)
+
+
+def plan_losses(faults: Sequence[Fault], oracle: Oracle, seed: int, scenes: Sequence[int] | None = None) -> list[Loss]:
+    """In turn, or as told: one loss alone; one of rank 0; two at once; one while somebody joins; that of who joins."""
     generator, planned = random.Random(f"{seed} losses"), list[Loss]()
-    for number, fault in enumerate(faults):
-        kind, scene = KINDS[fault.kind], number % 5
+    for fault, scene in zip(faults, scenes or itertools.cycle(range(_SCENES)), strict=False):
+        kind = KINDS[fault.kind]
         if kind.of_node and kind.severs:
-            scene = 0  # each half may go on or not: there is nobody to spare
+            scene = _ALONE  # each half may go on or not: there is nobody to spare
         fault = replace(fault, rank=0) if scene == 1 else fault
         most = _SIGNS_A_STEP if fault.step < oracle.record.step else _LAST_SIGNS
-        fault = replace(fault, signs=generator.randint(0, most)) if "signs" in kind.own else fault
+        if "signs" in kind.own:
+            fault = replace(fault, signs=generator.randint(0, most), sent_bytes=generator.choice(_SENT_BYTES))
         rest = sorted(set(oracle.node_of) - _gone(fault, oracle))
         slow = Fault("slow", generator.choice(rest), 1, "data", times=9, seconds=_SLOW_S)
         newcomer = Fault("midway", oracle.world_size, 0, "data", signs=generator.randint(0, 2 * _SIGNS_A_STEP))
@@ -143,7 +165,7 @@ def run_loss(setting: Setting, loss: Loss, name: str, oracle: Oracle) -> None:
         loss.problems += launch.problems + ([f"exit code {launch.code}"] if launch.code else [])
         if newcomer is not None:
             loss.problems += _newcomer_problems(loss, newcomer)
-        met = met_faults(path)
+        met, loss.where = met_faults(path), where_met(path, 0)
     loss.problems += [f"never met: {fault}" for number, fault in enumerate(faults) if number not in met]
     run = read_run(folder)
     loss.problems += (wrong := outcome_problems(run, oracle))
@@ -191,7 +213,7 @@ def _close(loss: float | None, expected: float | None) -> bool:
 def member_problems(loss: Loss, run: RecordedRun, oracle: Oracle) -> list[str]:
     """Whether all who were there told the same, the right ones were left, and they hold the same weights."""
     told = sorted((e for said in run.ranks.values() for e in said.of(MembershipEvent)), key=lambda e: e.epoch)
-    by_epoch = {epoch: list(events) for epoch, events in groupby(told, key=lambda e: e.epoch)}
+    by_epoch = {epoch: list(events) for epoch, events in itertools.groupby(told, key=lambda e: e.epoch)}
     loss.changes = tuple(max(events, key=lambda e: len(e.lost + e.joined)) for events in by_epoch.values())
     loss.left_s = max((e.took_ns / 1e9 for e in told), default=None)
     found = [

@@ -89,7 +89,7 @@ KINDS: dict[str, Kind] = {
         Kind(
             name="midway",
             what="it is killed in the midst of a collective, after `signs` (3) signs of life; needs comm.backend=frog",
-            own=("signs",), needs="own_backend", peers_wait=True, named_first=True,
+            own=("signs", "sent_bytes"), needs="own_backend", peers_wait=True, named_first=True,
         ),
         Kind(
             name="stop",

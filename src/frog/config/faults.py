@@ -44,6 +44,8 @@ class Fault:
     for_s: float | None = None
     """None: for good."""
     signs: int = 3
+    sent_bytes: int | None = None
+    """Of the message that is due then, if one is; None: none of it."""
 
     def __str__(self) -> str:
         """The words that `parse_fault` takes."""
@@ -209,7 +211,7 @@ def _wrong(kind: Kind, key: str, value: Any, problems: list[str]) -> bool:
         elif value not in kind.phases:
             problems.append(f"phase={value}: {kind.name} can only happen in {', '.join(kind.phases)}")
         return value not in kind.phases
-    if key in kind.own and key != "signs":
+    if key in kind.own and key not in ("signs", "sent_bytes"):
         if type(value) in (int, float) and 0 <= value < float("inf"):
             return False
         problems.append(f"{key}={value}: must be a number of seconds, at least 0")

@@ -17,6 +17,7 @@ import socket
 import stat
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +27,8 @@ from torch import Tensor
 
 from frog.checkpoint import Saver
 from frog.collectives.connection import Connection
+from frog.collectives.group import OPERATIONS
+from frog.collectives.shared_memory import COUNTERS
 from frog.collectives.waiting import Waiter
 from frog.comm.axis import NOTHING, Axis, Pending
 from frog.config.fault_kinds import FULL_DEVICE, KINDS, Kind
@@ -43,6 +46,8 @@ _POLL_S = 0.005
 
 _SIGNS_OF_LIFE = ((Connection, "_send_some"), (Connection, "_receive_some"), (Waiter, "say"))
 """All by which a rank's peers in our own collectives see that it goes on."""
+
+_ROOM = "frog.collectives."
 
 _REQUEST_S = 60.0
 """How long the launcher may take to do what it was asked for."""
@@ -82,11 +87,12 @@ class _Injector:
             elif (fault.step, fault.phase, fault.micro) == (step, phase, micro):
                 _ACTS[fault.kind](self, number, fault)
 
-    def _take(self, number: int, fault: Fault) -> bool:
-        """Whether this fault is still to be met; from now on it was, once more."""
+    def _take(self, number: int, fault: Fault, where: str = "") -> bool:
+        """Whether this fault is still to be met; from now on it was, once more, and its mark says where."""
         for time_ in range(fault.times):
             try:
-                os.close(os.open(self._marks / f"{number}.{time_}", os.O_CREAT | os.O_EXCL))
+                with (self._marks / f"{number}.{time_}").open("x") as mark:
+                    mark.write(where)
             except FileExistsError:
                 continue
             return True
@@ -105,7 +111,7 @@ class _Injector:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _kill_midway(self, number: int, fault: Fault) -> None:
-        die_after(fault.signs, lambda: self._take(number, fault))
+        die_after(fault.signs, lambda where: self._take(number, fault, where), fault.sent_bytes or 0)
 
     def _stop(self, number: int, fault: Fault) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -274,20 +280,57 @@ _ACTS: dict[str, _Act] = {
 """What each kind of fault does as its phase begins."""
 
 
-def die_after(signs: int, wanted: Callable[[], bool]) -> None:
-    """Let this process be killed as it gives a sign of life more than these in our own collectives, if it is wanted."""
+def die_after(signs: int, wanted: Callable[[str], bool], sent_bytes: int = 0) -> None:
+    """Let this process be killed as it gives a sign of life more than these in our own collectives, if it is wanted.
+
+    wanted: is told where that is.
+    sent_bytes: so much of the message goes out, if it is one.
+    """
     left = itertools.count(signs, -1)
 
-    def mortal(speak: Callable[..., Any]) -> Callable[..., Any]:
+    def mortal(name: str, speak: Callable[..., Any]) -> Callable[..., Any]:
         def act(*args: Any) -> Any:
-            if next(left) == 0 and wanted():
+            if next(left) == 0 and wanted(f"{_under_way()}, {_last_words(name, args, sent_bytes)}"):
+                if name == "_send_some":
+                    _send_part(args[0], sent_bytes)
                 os.kill(os.getpid(), signal.SIGKILL)
             return speak(*args)
 
         return act
 
     for owner, name in _SIGNS_OF_LIFE:
-        setattr(owner, name, mortal(getattr(owner, name)))
+        setattr(owner, name, mortal(name, getattr(owner, name)))
+
+
+def _under_way() -> str:
+    """What this process does in our own collectives just now: found on its stack, where every caller's name stands."""
+    frames = [frame for frame, _ in traceback.walk_stack(None) if frame.f_globals["__name__"].startswith(_ROOM)]
+    names = [frame.f_code.co_name for frame in reversed(frames)]
+    collective = next((name for name in names if name in OPERATIONS), None)
+    if "_regroup" in names:
+        return f"in the agreement that ends {collective or 'nothing'}"
+    if "join_survivors" in names or "_share" in names:
+        return "on its way in"
+    if collective is None:
+        return "between two collectives"
+    return (
+        f"in the barrier behind {collective}"
+        if "barrier" in names[names.index(collective) + 1 :]
+        else f"in {collective}"
+    )
+
+
+def _last_words(name: str, args: Sequence[Any], sent_bytes: int) -> str:
+    """Which sign of life it does not give, or not whole."""
+    if name == "_send_some":
+        whole = sum(map(len, args[0].outgoing[0].parts))
+        return f"with {min(sent_bytes, whole)} of {whole} bytes of a message sent"
+    return "before it received" if name == "_receive_some" else f"before it said {COUNTERS[args[1]]} {args[2]}"
+
+
+def _send_part(connection: Connection, num_bytes: int) -> None:
+    with contextlib.suppress(OSError):
+        connection.socket.send(b"".join(connection.outgoing[0].parts)[:num_bytes])
 
 
 def _inode(folder: Path) -> int | None:
