@@ -2,45 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
-import re
-import subprocess
-from pathlib import Path
-
-import psutil
 import pytest
-from harness import Harness, run_to_end, tree
+from harness import Harness, run_to_end
+from in_process import write_faults
 
 from frog.events.heartbeat import read_heartbeat
-from frog.events.schema import Beat
 
 pytestmark = pytest.mark.slow
 
 
-def rank_process(process: subprocess.Popen[str], beat: Beat) -> psutil.Process:
-    """The process of the rank that left this heartbeat in its pod, as this machine sees it."""
-    index = beat.host.rpartition("-")[2]
-    for found in tree(process):
-        with contextlib.suppress(psutil.Error, OSError):
-            in_pod = re.findall(r"^NSpid:.*\t(\d+)$", Path(f"/proc/{found.pid}/status").read_text(), re.MULTILINE)
-            if in_pod == [str(beat.pid)] and found.environ().get("JOB_COMPLETION_INDEX") == index:
-                return found
-    raise AssertionError(f"no process of {beat}")
-
-
 @pytest.mark.timeout(1200)  # pods that start one after the other may miss each other once
 def test_a_run_in_pods_survives_a_killed_rank(harness: Harness, may_make_pods: None) -> None:
-    """The file that is shipped to a cluster, on this machine: the same weights as `frog run`, kill -9 or not."""
-    settings = ["--set", "train.steps=120", "--set", "eval.every=120", "--set", "checkpoint.every=5"]
+    """The file that is shipped to a cluster, on this machine: the same weights as `frog run`, kill -9 or not.
+
+    Step 15 is saved only once the checkpoint of step 5 is whole.
+    """
+    settings = ["--set", "train.steps=40", "--set", "eval.every=40", "--set", "checkpoint.every=5"]
     options = ["--nodes", "2", "--ranks-per-node", "2", "--no-gpus", "--name", "pods", "--dry-run"]
     done = harness.run("frog", "submit", "run.toml", "--to", "kubernetes", *options, *settings, "--set", "name=pods")
-    (harness.root / "pods.yaml").write_text(done.stdout)
+    write_faults(harness.root / "faults.toml", {"kind": "kill", "rank": 2, "step": 17, "phase": "forward"})
+    env = "          env:\n"
+    assert done.stdout.count(env) == 1
+    pods = done.stdout.replace(env, f"{env}            - name: FROG_FAULTS\n              value: faults.toml\n")
+    (harness.root / "pods.yaml").write_text(pods)
     process = harness.start("frog", "run", "--from", "pods.yaml")
-    harness.wait_for_step("pods", 11, process, timeout=120)  # the checkpoint of step 5 is whole
-    beat = read_heartbeat(harness.folder("pods").heartbeat(2))
-    assert beat is not None
-    rank_process(process, beat).kill()
-    out, err = run_to_end(process, 300)
+    out, err = run_to_end(process, 600)
     assert process.returncode == 0, f"{out}\n{err}"
     assert "rank 2 (pid " in out
     assert "was killed by SIGKILL" in out
