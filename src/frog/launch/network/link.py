@@ -10,8 +10,8 @@ from typing import Any
 from frog.core.errors import UsageError
 
 MAX_RATE_BITS_PER_S = 1e9
-"""The switch is a Python program. One stream over a link of this rate had 96 % of it, all links together carried 1.2 to
-1.8 times as much (benchmarks/results/network.txt, two cores); beyond, the switch would be what is slow."""
+"""The switch is a Python program. One stream over a link of this rate had 99 % of it, all links together carried 4.7 to
+4.9 times as much (benchmarks/results/network.txt, two quiet cores); beyond, the switch would be what is slow."""
 
 _MAX_DELAY_S = 10.0
 _MIN_RATE_BITS_PER_S = 1e4
