@@ -22,7 +22,7 @@ from frog.core import memory
 from frog.doctor import machine, probes, tools
 from frog.doctor.needs import LABS, NEEDS
 from frog.doctor.screen import as_json, as_text
-from frog.doctor.seen import Seen, attempt, read_told
+from frog.doctor.seen import Seen, attempt, read_reports
 from frog.doctor.verdict import judge
 
 WELL = {need.name: Seen(name=need.name, ok=True, text="right") for need in NEEDS}
@@ -35,7 +35,7 @@ def lacking(*names: str, text: str = "not found") -> dict[str, Seen]:
 
 
 def told(capfd: pytest.CaptureFixture[str]) -> dict[str, Seen]:
-    return {seen.name: seen for seen in read_told(capfd.readouterr().out)}
+    return {seen.name: seen for seen in read_reports(capfd.readouterr().out)}
 
 
 def test_a_machine_that_has_everything_runs_every_lab() -> None:
@@ -102,7 +102,7 @@ def test_a_probe_that_raises_tells_one_line(capfd: pytest.CaptureFixture[str]) -
 
     attempt("ports", fails)
     assert told(capfd)["ports"] == Seen(name="ports", ok=False, text="'first line\\nsecond line'")
-    assert read_told('frog-doctor: {"name": "cut sho') == []
+    assert read_reports('frog-doctor: {"name": "cut sho') == []
 
 
 def test_without_tools_on_the_path(

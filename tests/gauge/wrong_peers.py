@@ -8,22 +8,18 @@ from pathlib import Path
 import frog.gauge
 
 EXAMPLES = Path(frog.gauge.__file__).parent / "examples"
-_CALL = "        all_reduce(right, left, values)\n"
+_CALL = "    all_reduce(right, left, values)\n"
 _WHOLE = "array(values.typecode, exchange(right, left, {}.tobytes(), len(values) * values.itemsize))"
 _ADD = "array(values.typecode, map(add, values[take], come))"
-_WRITE = '        Path(target + ".part").write_bytes(data[:24] + values.tobytes())\n'
-_STAR = """
-def connect():
-    addresses = [address.split(":") for address in os.environ["PEER_ADDRESSES"].split(",")]
-    if RANK:
-        to_hub = socket.create_connection((addresses[0][0], int(addresses[0][1])))
-        to_hub.sendall(bytes([RANK]))
-        return {0: to_hub}, None
-    listener = socket.create_server(("127.0.0.1", int(addresses[0][1])))
-    come = [listener.accept()[0] for _ in range(1, WORLD)]
-    return {one.recv(1)[0]: one for one in come}, None
-
-
+_WRITE = '    Path(target + ".part").write_bytes(data[:24] + values.tobytes())\n'
+_MEETS = """\
+listener = create_server(("127.0.0.1", int(addresses[RANK][1])))
+listener.settimeout(TIMEOUT_S)
+right = create_connection((addresses[RIGHT][0], int(addresses[RIGHT][1])))
+right.setblocking(False)
+left, _ = listener.accept()
+"""
+_STAR = """\
 def receive(connection, size):
     data = b""
     while len(data) < size:
@@ -43,7 +39,15 @@ def all_reduce(peers, _, values):
         peers[rank].sendall(values.tobytes())
 
 
-def main() -> None:"""
+left = None
+if RANK:
+    right = {0: create_connection((addresses[0][0], int(addresses[0][1])))}
+    right[0].sendall(bytes([RANK]))
+else:
+    listener = create_server(("127.0.0.1", int(addresses[0][1])))
+    come = [listener.accept()[0] for _ in range(1, WORLD)]
+    right = {one.recv(1)[0]: one for one in come}
+"""
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ class Wrong:
 
 def _instead(*lines: str) -> dict[str, str]:
     """Other lines where the example calls its all-reduce."""
-    return {_CALL: "".join(f"        {line}\n" for line in lines)}
+    return {_CALL: "".join(f"    {line}\n" for line in lines)}
 
 
 _SUMS_WHOLE_BUFFERS = _instead(
@@ -82,14 +86,16 @@ _PAIRS = "zip(values[take], come)"
 _AS_FLOATS = f"array(values.typecode, (type(a)(float(a) + float(b)) for a, b in {_PAIRS}))"
 _AS_HALVES = f"array(values.typecode, (half(a + b) for a, b in {_PAIRS}))"
 _HALF = """
+import struct
+
+
 def half(number):
     fraction = type(number) is float and number % 1
     return struct.unpack("e", struct.pack("e", number))[0] if fraction else number
 
 
-def main() -> None:"""
-_LOSES = "            raise Lost(lost)\n    return"
-_NOTICES = "(readable and count == 0) or not (readable or writable):"
+addresses = ["""
+_LOSES = 'raise ConnectionError("silent for too long, or the end of what it sends")'
 
 
 def _writing(what: str) -> dict[str, str]:
@@ -116,17 +122,17 @@ WRONG = {
     ),
     "order-of-its-own": Wrong("results", "ranks-differ", _SUMS_WHOLE_BUFFERS),
     "integers-as-floats": Wrong("results", "through-floats", {_ADD: _AS_FLOATS}, "int64"),
-    "rounds-to-half": Wrong("results", "outside-bound", {_ADD: _AS_HALVES, "def main() -> None:": _HALF.strip()}),
+    "rounds-to-half": Wrong("results", "outside-bound", {_ADD: _AS_HALVES, "addresses = [": _HALF.strip()}),
     "stops-writing": Wrong("results", "half-written", _writing("data[:24] + values.tobytes()[:-4]")),
     "bare-numbers": Wrong("results", "not-a-buffer", _writing("values.tobytes()")),
     "another-dtype": Wrong("results", "wrong-dtype", _writing("data[:8] + bytes(8) + data[16:24] + values.tobytes()")),
     "another-count": Wrong("results", "wrong-count", _writing("data[:16] + bytes(8) + values.tobytes()")),
-    "writes-nothing": Wrong("results", "no-result", {"        os.replace(target": "        # os.replace(target"}),
+    "writes-nothing": Wrong("results", "no-result", {"    os.replace(target": "    # os.replace(target"}),
     "spoils-the-input": Wrong(
         "results", "input-changed", {"os.replace(target +": "os.remove(source), os.replace(target +"}
     ),
     "raises": Wrong("results", "crashed", _instead("raise KeyError(len(values))"), "KeyError"),
-    "impatient": Wrong("results", "lost-nobody", _instead("raise Lost(RIGHT)"), "it said: lost "),
+    "impatient": Wrong("results", "lost-nobody", _instead("sys.exit(f'lost {RIGHT}')"), "it said: lost "),
     "says-it-has-none": Wrong("results", "no-operation", _instead("sys.exit(3)")),
     "leaves-a-process": Wrong(
         "results", "left-over", _instead(_CALL.strip(), "os.fork() or os.execlp('sleep', 'sleep', '600')")
@@ -136,34 +142,25 @@ WRONG = {
     "forks": Wrong(
         "results",
         "too-many-processes",
-        _instead("all(os.fork() for _ in range(40))", "select.select([], [], [], 600)"),
+        _instead("all(os.fork() for _ in range(40))", "select([], [], [], 600)"),
     ),
     "connects-each-time": Wrong(
-        "connections",
-        "connection-per-call",
-        {
-            **_instead("right, left = connect()", _CALL.strip()),
-            "    listener = socket.create_server(": (
-                "    global listener\n    listener = globals().get('listener') or socket.create_server("
-            ),
-        },
+        "connections", "connection-per-call", _instead(*_MEETS.splitlines()[2:], _CALL.strip())
     ),
-    "through-rank-0": Wrong(
-        "ring", "through-one-rank", {"def main() -> None:": _STAR.strip()}, "rank 0 moves 2,097,15"
-    ),
+    "through-rank-0": Wrong("ring", "through-one-rank", {_MEETS: _STAR}, "rank 0 moves 2,097,15"),
     "whole-buffers": Wrong("ring", "whole-buffers", _SUMS_WHOLE_BUFFERS),
-    "sends-first": Wrong("large", "deadlock", {"[left] if got < size": "[left] if got < size and sent == len(out)"}),
-    "reads-short": Wrong("short-reads", "short-read", {"got += (count :=": "got, count = size, (_ :="}),
-    "waits-for-the-dead": Wrong(
-        "killed-peer", "hangs-after-loss", {f"{_NOTICES}\n            raise Lost(lost)": "0:\n            pass"}
+    "sends-first": Wrong(
+        "large", "deadlock", {"[left] * (len(come) < size)": "[left] * (len(come) < size and not rest)"}
     ),
+    "reads-short": Wrong(
+        "short-reads", "short-read", {"come += data": "come += data.ljust(size - len(come), bytes(1))"}
+    ),
+    "waits-for-the-dead": Wrong("killed-peer", "hangs-after-loss", {_LOSES: "pass"}),
     "deaf-to-silence": Wrong("cut-link", "hangs-after-loss", {"[], TIMEOUT_S)": "[], None)"}),
     "writes-first": Wrong(
         "killed-peer", "result-before-complete", _instead("Path(target).write_bytes(data)", _CALL.strip())
     ),
-    "takes-what-came": Wrong(
-        "killed-peer", "wrong-after-loss", {_LOSES: _LOSES.replace("raise Lost(lost)", "return bytes(come)")}
-    ),
-    "names-nobody": Wrong("reset-link", "loss-unnamed", {'f"lost {problem}"': '"the connection is gone"'}),
-    "names-another": Wrong("killed-peer", "wrong-loss", {'f"lost {problem}"': 'f"lost {1 - RANK}"'}),
+    "takes-what-came": Wrong("killed-peer", "wrong-after-loss", {_LOSES: "return bytes(come.ljust(size, bytes(1)))"}),
+    "names-nobody": Wrong("reset-link", "loss-unnamed", {'f"lost {peer}"': '"the connection is gone"'}),
+    "names-another": Wrong("killed-peer", "wrong-loss", {'f"lost {peer}"': 'f"lost {1 - RANK}"'}),
 }

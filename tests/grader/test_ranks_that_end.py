@@ -45,11 +45,11 @@ class World:
 
     def come(self, rank: int, numel: int) -> None:
         operation = {"op": "all_reduce", "group": (0, 1), "sizes": [f"{numel} x float32"], "is_async": True}
-        self.lines[rank].tell({"type": "enter", "operation": operation})
+        self.lines[rank].send({"type": "enter", "operation": operation})
 
     def fail(self, rank: int, name: str) -> None:
         about: dict[str, Any] = {"name": name, "text": "", "where": "", "trace": []}
-        self.lines[rank].tell({"type": "error", **about})
+        self.lines[rank].send({"type": "error", **about})
 
     def judged(self, *read: int) -> Failure:
         """What the judge says who has read only these ranks when it looks who has ended."""
@@ -101,7 +101,7 @@ def test_of_two_that_raised_the_first_is_named(world: World) -> None:
 
 
 def test_one_that_had_returned_has_not_crashed(world: World) -> None:
-    world.lines[0].tell({"type": "result", "value": 1})
+    world.lines[0].send({"type": "result", "value": 1})
     world.fail(1, "KeyError")
     world.processes[0].code = ABORTED
     assert world.judged().observed.startswith("rank 1 raised KeyError")

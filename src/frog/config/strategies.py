@@ -96,8 +96,8 @@ DATA_STRATEGIES = _by_name(
     DataStrategyEntry(
         name="zero1",
         title="zero1",
-        summary="Every data rank keeps its share of Adam's state, and updates that share of the parameters for all.",
-        use="Adam's moments no longer fit: they are shared out, for the traffic of ddp",
+        summary="Every data rank keeps one partition of Adam's state, and updates those parameters for all.",
+        use="Adam's moments no longer fit: they are partitioned, for the traffic of ddp",
         modules={
             "frog": "frog.parallel.zero1",
             "torch": "frog.parallel.torch_ddp",
@@ -113,7 +113,7 @@ DATA_STRATEGIES = _by_name(
     DataStrategyEntry(
         name="zero2",
         title="zero2",
-        summary="Every data rank keeps its share of the gradients and of Adam's state.",
+        summary="Every data rank keeps one partition of the gradients and of Adam's state.",
         use="the gradients no longer fit either; they travel in every micro-batch, so keep grad_accum low",
         modules={
             "frog": "frog.parallel.zero2",
@@ -128,7 +128,7 @@ DATA_STRATEGIES = _by_name(
     DataStrategyEntry(
         name="zero3",
         title="zero3",
-        summary="Every data rank keeps its share of the parameters too; a layer is put together while it is at work.",
+        summary="Every data rank keeps one partition of the parameters too; a layer is whole while it is at work.",
         use="the parameters no longer fit either; up to 1.5 times the traffic of ddp, for each micro-batch",
         modules={
             "frog": "frog.parallel.zero3",

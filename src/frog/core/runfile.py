@@ -14,7 +14,7 @@ FORMAT = 2
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
-class Segment(Typed, frozen=True, kw_only=True):
+class RunStart(Typed, frozen=True, kw_only=True):
     """One start of a run that came to its first step."""
 
     world_size: Annotated[int, msgspec.Meta(ge=1, lt=2**20)]
@@ -56,7 +56,7 @@ class RunFile(Typed, frozen=True, kw_only=True):
     data: DataSummary | None
     """None: an imported model, which was not trained."""
     versions: dict[str, str]
-    segments: list[Segment]
+    segments: list[RunStart]
     finetune: dict[str, Any] | None = None
     """Of a fine-tuning: as `frog.config.finetune.finetune_dict` writes it."""
 

@@ -1,4 +1,4 @@
-"""All probes at once, as programs under one deadline, and what they have told."""
+"""All probes at once, as programs under one deadline, and what they have reported."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from frog.core.scratch import remove_abandoned, scratch_folder
 from frog.doctor.needs import NEEDS
-from frog.doctor.seen import SCRATCH, Seen, read_told
+from frog.doctor.seen import SCRATCH, Seen, read_reports
 from frog.launch.harness import Program
 
 _RANK = ("-m", "frog.doctor.rank")
@@ -34,10 +34,12 @@ def probe_machine(deadline_s: float, rank: Sequence[str] = _RANK) -> dict[str, S
             programs[name] = stack.enter_context(Program([sys.executable, "-P", *words], scratch / name))
         codes = {name: program.wait(max(0.0, deadline - time.monotonic())) for name, program in programs.items()}
         outputs = {name: program.output for name, program in programs.items()}
-    told = [seen for output in outputs.values() for seen in read_told(output)]
-    told.append(_torchrun(codes["torchrun"], outputs["torchrun"]))
+    reported = [seen for output in outputs.values() for seen in read_reports(output)]
+    reported.append(_torchrun(codes["torchrun"], outputs["torchrun"]))
     silent = _silence(codes, outputs, deadline_s)
-    return {need.name: _worst([seen for seen in told if seen.name == need.name], silent, need.name) for need in NEEDS}
+    return {
+        need.name: _worst([seen for seen in reported if seen.name == need.name], silent, need.name) for need in NEEDS
+    }
 
 
 def _programs(scratch: Path, rank: Sequence[str]) -> dict[str, list[str]]:
@@ -67,7 +69,7 @@ def _worst(seen: Sequence[Seen], silent: str, name: str) -> Seen:
 
 
 def _silence(codes: Mapping[str, int | None], outputs: Mapping[str, str], deadline_s: float) -> str:
-    """Why something was not told."""
+    """Why something was not reported."""
     for name, code in codes.items():
         if code:
             last = (outputs[name].strip().splitlines() or ["nothing"])[-1]

@@ -24,7 +24,7 @@ from torch._C._distributed_c10d import FileStore
 
 from frog.core.env import bind_loopback
 from frog.core.processes import leave, leave_with_parent
-from frog.doctor.seen import attempt, tell
+from frog.doctor.seen import attempt, report
 
 _TIMEOUT_S = 5.0
 """Of one operation."""
@@ -55,7 +55,7 @@ def main(rank: int, file: str) -> None:
     warnings.simplefilter("ignore")
     bind_loopback("127.0.0.1")
     if rank == 0:
-        tell("torch", True, f"{torch.__version__}, {_build()}")
+        report("torch", True, f"{torch.__version__}, {_build()}")
         attempt("fork with torch", _fork)  # before this process computes: OpenMP's threads would not be in the copy
         attempt("cpu", lambda: _computes("cpu"))
     timeout = datetime.timedelta(seconds=_TIMEOUT_S)

@@ -24,7 +24,7 @@ class Seen(Typed, kw_only=True, frozen=True):
     """A version, a size, an error: for people."""
 
 
-def tell(name: str, ok: bool, text: str) -> None:
+def report(name: str, ok: bool, text: str) -> None:
     """Say it at once, in a line of its own: what follows may hang or crash."""
     line = msgspec.json.encode(Seen(name=name, ok=ok, text=" ".join(text.split())[:300])).decode()
     print(f"\n{_MARK}{line}", flush=True)
@@ -33,17 +33,17 @@ def tell(name: str, ok: bool, text: str) -> None:
 def attempt(name: str, look: Callable[[], str]) -> None:
     """Say what `look` returns; or, if it raises something, that."""
     try:
-        tell(name, True, look())
+        report(name, True, look())
     except Exception as problem:
         text = problem.what if isinstance(problem, FrogError) else str(problem)
-        tell(name, False, (text.strip().splitlines() or [type(problem).__name__])[0])
+        report(name, False, (text.strip().splitlines() or [type(problem).__name__])[0])
 
 
-def read_told(output: str) -> list[Seen]:
-    """What a program has told, among all that it printed."""
-    told = []
+def read_reports(output: str) -> list[Seen]:
+    """What a program has reported, among all that it printed."""
+    found = []
     for line in output.splitlines():
         if line.startswith(_MARK):
             with contextlib.suppress(FrogError):  # cut short by its end
-                told.append(decode(line.removeprefix(_MARK), Seen, "a probe"))
-    return told
+                found.append(decode(line.removeprefix(_MARK), Seen, "a probe"))
+    return found

@@ -27,7 +27,7 @@ from torch.distributed import distributed_c10d
 class Judge(Protocol):
     """The other end: what a rank tells of itself, and what it waits for."""
 
-    def tell(self, message: dict[str, Any]) -> None: ...
+    def send(self, message: dict[str, Any]) -> None: ...
     def answer(self) -> dict[str, Any]: ...
 
 
@@ -184,13 +184,13 @@ class Layer:
             "num_bytes": sum(tensor.numel() * tensor.element_size() for tensor in sent),
             **extra,
         }
-        self._judge.tell({"type": "enter", "operation": message})
+        self._judge.send({"type": "enter", "operation": message})
         self._number += 1
         return self._number - 1
 
     def wait(self, number: int) -> None:
         """Wait until all have come to the asynchronous operation of that number."""
-        self._judge.tell({"type": "wait", "number": number})
+        self._judge.send({"type": "wait", "number": number})
         self._judge.answer()
 
     def _line(self) -> str:

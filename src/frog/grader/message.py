@@ -20,7 +20,7 @@ class Line:
         self._connection, self._frames = connection, Frames()
         self._waiting: list[Any] = []
 
-    def tell(self, message: dict[str, Any]) -> None:
+    def send(self, message: dict[str, Any]) -> None:
         self._connection.sendall(pack(message))
 
     def answer(self) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def main(address: str, rank: int, token: str) -> None:
     output = _connect(address)
     line = Line(_connect(address))
     output.sendall(codec.pack({"type": "output", "rank": rank, "token": token}))
-    line.tell({"type": "hello", "rank": rank, "token": token})
+    line.send({"type": "hello", "rank": rank, "token": token})
     task = line.answer()
     for descriptor in (1, 2):
         os.dup2(output.fileno(), descriptor)
@@ -95,7 +95,7 @@ def _run(task: dict[str, Any], rank: int, line: Line) -> None:
     work = getattr(_module("ranks", "<ranks.py>", task["ranks"]), task["work"])
     snapshot = Snapshot(_watched())
     _set_limits()
-    line.tell({"type": "ready", "seconds": time.process_time()})
+    line.send({"type": "ready", "seconds": time.process_time()})
     line.answer()  # all are ready: what this rank's code breaks is no longer another's joining
     set_bounds(functools.partial(_violation, line), *map(Path, task["bounds"]))
     try:
@@ -106,7 +106,7 @@ def _run(task: dict[str, Any], rank: int, line: Line) -> None:
             return
         value = work(learner, task["case"])
     except BaseException as error:
-        line.tell(_error(error, files))
+        line.send(_error(error, files))
         return
     if (changed := snapshot.changed()) is not None:
         _violation(line, "patched", f"{changed} is another one than before.")
@@ -118,14 +118,14 @@ def _run(task: dict[str, Any], rank: int, line: Line) -> None:
 
 
 def _violation(line: Line, what: str, seen: str) -> None:
-    line.tell({"type": "violation", "id": what, "seen": seen})
+    line.send({"type": "violation", "id": what, "seen": seen})
 
 
 def _send(line: Line, value: Any) -> None:
     try:
-        line.tell({"type": "result", "value": value})
+        line.send({"type": "result", "value": value})
     except codec.NotPlain as problem:
-        line.tell(_error(problem, {}))
+        line.send(_error(problem, {}))
 
 
 def _watched() -> list[ModuleType | type]:

@@ -30,7 +30,7 @@ class Stopped(BaseException):
 
 
 @dataclass(frozen=True)
-class _Wish:
+class _Request:
     """What a rank waits for: to be ready, or a moment of the clock."""
 
     is_ready: Callable[[], bool]
@@ -60,7 +60,7 @@ class Turns:
             slow,
         )
         self._changed = threading.Condition()
-        self._wishes: dict[int, _Wish] = {}
+        self._requests: dict[int, _Request] = {}
         self._ended: set[int] = set()
         self._turn: int | None = None
         self._written_s = self.now_s
@@ -94,14 +94,14 @@ class Turns:
             until_s = None if timeout_s is None else self.now_s + timeout_s
             if asks_again:
                 until_s = self._after(0.0)
-            if not self._take(rank, does, _Wish(is_ready, until_s)) and not asks_again:
+            if not self._take(rank, does, _Request(is_ready, until_s)) and not asks_again:
                 raise TimeoutError(f"{does}: {timeout_s:.3f} s have passed")
             return operation()
 
     def sleep(self, rank: int, seconds: float) -> None:
         """Let the others go on, and then the clock."""
         with self._changed:
-            self._take(rank, self.does.get(rank, ""), _Wish(lambda: False, self._after(seconds)))
+            self._take(rank, self.does.get(rank, ""), _Request(lambda: False, self._after(seconds)))
 
     def write(self) -> None:
         """Something was written: who asked for it may ask again."""
@@ -126,26 +126,26 @@ class Turns:
     def _after(self, seconds: float) -> float:
         return self.now_s + max(seconds, _LEAST_S, _COARSER * (self.now_s - self._written_s))
 
-    def _take(self, rank: int, does: str, wish: _Wish) -> bool:
+    def _take(self, rank: int, does: str, request: _Request) -> bool:
         """Wait for a turn; whether it came because the rank was ready. Afterwards nobody goes on until the next."""
-        self._wishes[rank], self.does[rank] = wish, does
+        self._requests[rank], self.does[rank] = request, does
         self._pass_on()
         while self._turn != rank:
             if self.stopped is not None:
                 raise Stopped
             self._changed.wait()
         self._turn = None
-        del self._wishes[rank]
+        del self._requests[rank]
         if self.counts.total() > OPERATIONS:
             self._stop(TOO_MUCH)
-        return wish.is_ready()
+        return request.is_ready()
 
     def _pass_on(self) -> None:
         """When all ranks have come to an operation, or are through, choose one of those that can go on."""
-        if self._turn is not None or len(self._wishes) + len(self._ended) < self._size or not self._wishes:
+        if self._turn is not None or len(self._requests) + len(self._ended) < self._size or not self._requests:
             return
-        ready = sorted(rank for rank, wish in self._wishes.items() if wish.is_ready())
-        moments = [(wish.until_s, rank) for rank, wish in self._wishes.items() if wish.until_s is not None]
+        ready = sorted(rank for rank, request in self._requests.items() if request.is_ready())
+        moments = [(request.until_s, rank) for rank, request in self._requests.items() if request.until_s is not None]
         if ready:
             self._turn = self._choose(ready)
         elif not moments or self.now_s - self._written_s > self._patience_s:

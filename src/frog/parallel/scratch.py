@@ -54,10 +54,10 @@ class FromScratch(Strategy):
         self.pipeline = _pipeline(config, mesh, model, self._autocast) if mesh.pp.size > 1 else None
         self.groups = build_groups(self.config, mesh, model, self._experts)
         self._run: Callable[..., Any] = torch.compile(model) if config.train.compile else model
-        shares = [share for group in self.groups for share in group.data.partitions]
+        partitions = [partition for group in self.groups for partition in group.data.partitions]
         self.optimizer = make_optimizer(
-            [share.decayed for share in shares if share.decayed.numel()],
-            [share.plain for share in shares if share.plain.numel()],
+            [partition.decayed for partition in partitions if partition.decayed.numel()],
+            [partition.plain for partition in partitions if partition.plain.numel()],
         )
 
     # ---- one step ----------------------------------------------------------------------------------------------------
@@ -115,27 +115,27 @@ class FromScratch(Strategy):
         """With sequence parallelism each tp rank has the norms' gradients from its own positions alone."""
         if self.mesh.tp.size > 1 and self.config.sequence_parallel:
             for group in self.groups:
-                for share in group.data.partitions:
-                    if share.plain.grad is not None and share.plain.numel():
-                        self.mesh.tp.all_reduce(share.plain.grad)
+                for partition in group.data.partitions:
+                    if partition.plain.grad is not None and partition.plain.numel():
+                        self.mesh.tp.all_reduce(partition.plain.grad)
 
     def norm(self) -> float:
         total = torch.zeros((), dtype=wide_dtype(self.mesh.world.device), device=self.mesh.world.device)
         for group in self.groups:
             own = torch.zeros_like(total)
-            for share in group.data.partitions:
-                own += self._square_sum(share)
+            for partition in group.data.partitions:
+                own += self._square_sum(partition)
             for axis in group.sharded_over:
                 axis.all_reduce(own)
             total += own
         self.mesh.model.all_reduce(total)
         return math.sqrt(total.item())
 
-    def _square_sum(self, share: Partition) -> Tensor:
+    def _square_sum(self, partition: Partition) -> Tensor:
         if self.mesh.model.size == 1:
-            return square_sum(share.grad)
-        total = torch.zeros((), dtype=wide_dtype(share.grad.device), device=share.grad.device)
-        for piece in share.slices():
+            return square_sum(partition.grad)
+        total = torch.zeros((), dtype=wide_dtype(partition.grad.device), device=partition.grad.device)
+        for piece in partition.slices():
             if self._counts(piece.name) and piece.tensor.grad is not None:
                 total += square_sum(piece.tensor.grad[piece.start : piece.end])
         return total
@@ -143,8 +143,8 @@ class FromScratch(Strategy):
     def clip(self, norm: float, max_norm: float) -> None:
         if norm > max_norm:
             for group in self.groups:
-                for share in group.data.partitions:
-                    share.grad.mul_(max_norm / norm)
+                for partition in group.data.partitions:
+                    partition.grad.mul_(max_norm / norm)
 
     def step(self, scaler: torch.amp.GradScaler) -> None:
         scaler.step(self.optimizer)
@@ -198,11 +198,11 @@ class FromScratch(Strategy):
     def moment_shards(self) -> list[LocalShard]:
         state = self.optimizer.state
         shared = [
-            whole_copy(f"{kind}/{name}", share.flat.view(values, name), group.copies)
+            whole_copy(f"{kind}/{name}", partition.flat.view(values, name), group.copies)
             for group in self.groups
-            for share in group.data.partitions
+            for partition in group.data.partitions
             for kind, values in group.data.shared().items()
-            for name in share.flat.spans
+            for name in partition.flat.spans
         ]
         return shared + [
             replace(shard, name=f"{moment}/{shard.name}")
@@ -222,8 +222,8 @@ class FromScratch(Strategy):
         data = self.groups[0].data
         found = data.own()
         if self.config.entry.apart and self.mesh.data.rank > 0:  # the moments of rank 0 are among the shards
-            for share in data.partitions:
-                for kind, tensor in (("decayed", share.decayed), ("plain", share.plain)):
+            for partition in data.partitions:
+                for kind, tensor in (("decayed", partition.decayed), ("plain", partition.plain)):
                     if tensor.numel():
                         found |= {f"{moment}/{kind}": self.optimizer.state[tensor][moment] for moment in MOMENTS}
         return {f"{self.config.name}/{name}": tensor for name, tensor in found.items()}
@@ -246,11 +246,11 @@ class FromScratch(Strategy):
     def _shards_like(self, group: ParameterGroup, values: Callable[[nn.Parameter], Tensor | None]) -> list[LocalShard]:
         """The shards of something laid out like the tensors that the optimizer updates."""
         shards: list[LocalShard] = []
-        for share in group.data.partitions:
-            for piece in share.slices():
+        for partition in group.data.partitions:
+            for piece in partition.slices():
                 found = values(piece.tensor)
                 assert found is not None
-                local = share.flat.parameters[piece.name].shape
+                local = partition.flat.parameters[piece.name].shape
                 run = found[piece.start : piece.end]
                 corner, whole = self._corner(piece.name, local)
                 copies = self._copies(piece.name, group.copies)
