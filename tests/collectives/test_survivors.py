@@ -123,57 +123,6 @@ def test_two_are_lost(way: str, first: int, second: int, tmp_path: Path) -> None
     check(live(tmp_path, 4, deaths, **WAYS[way]), 4, deaths)
 
 
-def reduced(world: Survivors) -> list[float]:
-    x = np.full(ELEMENTS, 10.0**world.identity)
-    world.reduce(x, 0)
-    return [float(x[0])] if world.rank == 0 else []
-
-
-def gathered(world: Survivors) -> list[float]:
-    parts = [np.zeros(ELEMENTS) for _ in world.members] if world.rank == 0 else None
-    world.gather(np.full(ELEMENTS, 10.0**world.identity), parts, 0)
-    return [sum(float(part[-1]) for part in parts)] if parts else []
-
-
-def scattered(world: Survivors) -> list[float]:
-    parts = [np.full(ELEMENTS, 10.0**identity) for identity in world.members] if world.rank == 0 else None
-    x = np.zeros(ELEMENTS)
-    world.scatter(x, parts, 0)
-    assert x[0] == x[-1] == 10.0**world.identity
-    return []
-
-
-@pytest.mark.parametrize("after", [0, 1, 2, 4, 7, 11])
-@pytest.mark.parametrize("call", [reduced, gathered, scattered])
-def test_one_is_lost_while_one_rank_gives_or_gets_all(
-    call: Callable[[Survivors], list[float]], after: int, tmp_path: Path
-) -> None:
-    seen: dict[int, list[float]] = {}
-    ready, ends = threading.Barrier(3), threading.Barrier(2)
-
-    def be(rank: int) -> None:
-        world = meet_survivors(FolderBook(tmp_path, 20), rank, 3, b"secret", node="one", timeout_s=20)
-        ready.wait(20)
-        limits.left = after if rank == 2 else None
-        found: list[float] = []
-        try:
-            with suppress(WorldChanged):
-                while True:
-                    found += call(world)
-            seen[rank] = found + call(world)
-            ends.wait(30)
-        except Killed:
-            die(world)
-        finally:
-            limits.left = None
-            die(world)
-
-    be_all(be, 3)
-    assert sorted(seen) == [0, 1]
-    assert set(seen[0]) <= {111.0, 11.0}
-    assert seen[0][-1:] in ([], [11.0])
-
-
 def test_a_world_of_two_goes_on_without_either(tmp_path: Path) -> None:
     for rank in (0, 1):
         deaths = {rank: 4}
