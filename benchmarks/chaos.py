@@ -1,6 +1,6 @@
 """A campaign of faults: every fault at every step in every phase, or some in another world.
 
-    python benchmarks/chaos.py two-ranks|four-ranks|elastic|cut|shrink|shrink-nodes|shrink-cut [--count N] [--seed 1]
+    python benchmarks/chaos.py two-ranks|shrink|... [--count N] [--seed 1]
 
 Printed are the campaign's table and what an undisturbed launch's seconds consist of. `--count` makes it one of at most
 so many faults, drawn from the seed. It runs in a folder of its own; runs of trials that were not as they must be are
@@ -40,6 +40,7 @@ PARTS = {
     "elastic": Part(10, ("--nodes", "1:2x1", "--deadline", "10", "--kinds", "kill,node,nan,disk,torn")),
     "cut": Part(8, ("--nodes", "2x1", *CUT, "--deadline", "10")),
     "shrink": Part(None, ("--nproc", "4", "--on-loss", "shrink", "--deadline", "15")),
+    "shrink-tcp": Part(None, ("--nodes", "4x1", "--kinds", "midway", "--on-loss", "shrink", "--deadline", "15")),
     "shrink-nodes": Part(30, ("--nodes", "2x2", "--on-loss", "shrink", "--deadline", "15")),
     "shrink-cut": Part(8, ("--nodes", "2x2", *CUT, "--on-loss", "shrink", "--deadline", "15")),
 }

@@ -59,6 +59,7 @@ BENCHMARKS = {
     "chaos_shrink": Benchmark("chaos.py", ("shrink",), ("shrink", "--count", "1")),
     "chaos_shrink-cut": Benchmark("chaos.py", ("shrink-cut",), ("shrink-cut", "--count", "1")),
     "chaos_shrink-nodes": Benchmark("chaos.py", ("shrink-nodes",), ("shrink-nodes", "--count", "1")),
+    "chaos_shrink-tcp": Benchmark("chaos.py", ("shrink-tcp",), ("shrink-tcp", "--count", "1")),
     "chaos_two-ranks": Benchmark("chaos.py", ("two-ranks",), ("two-ranks", "--count", "1")),
     "checkpoint": Benchmark("checkpoint.py", tiny=("--sizes", "4", "--rounds", "1")),
     "collectives": Benchmark("collectives.py", tiny=("--tiny",)),

@@ -107,8 +107,8 @@ _ALONE, _SCENES = 0, 5
 
 def plan_all_losses(kinds: Sequence[str], oracle: Oracle, seed: int) -> list[Loss]:
     """Every kind in every phase, alone; then each kind once in every other scene."""
-    alone = oracle.everywhere(kinds, seed, each_step=False)
-    alone = [fault for fault in alone for _ in range(_MIDWAYS if "signs" in KINDS[fault.kind].own else 1)]
+    often = [(kind, n) for kind in kinds for n in range(_MIDWAYS if "signs" in KINDS[kind].own else 1)]
+    alone = [fault for kind, n in often for fault in oracle.everywhere([kind], seed + n, each_step=False)]
     others = oracle.draw(kinds, (_SCENES - 1) * len(kinds), seed)
     scenes = [_ALONE] * len(alone) + [1 + number // len(kinds) for number in range(len(others))]
     return plan_losses([*alone, *others], oracle, seed, scenes)
@@ -117,14 +117,17 @@ def plan_all_losses(kinds: Sequence[str], oracle: Oracle, seed: int) -> list[Los
 def plan_losses(faults: Sequence[Fault], oracle: Oracle, seed: int, scenes: Sequence[int] | None = None) -> list[Loss]:
     """In turn, or as told: one loss alone; one of rank 0; two at once; one while somebody joins; that of who joins."""
     generator, planned = random.Random(f"{seed} losses"), list[Loss]()
-    for fault, scene in zip(faults, scenes or itertools.cycle(range(_SCENES)), strict=False):
+    through_sockets = len({*oracle.node_of.values()}) == oracle.world_size
+    for number, (fault, scene) in enumerate(zip(faults, scenes or itertools.cycle(range(_SCENES)), strict=False)):
         kind = KINDS[fault.kind]
         if kind.of_node and kind.severs:
             scene = _ALONE  # each half may go on or not: there is nobody to spare
         fault = replace(fault, rank=0) if scene == 1 else fault
         most = _SIGNS_A_STEP if fault.step < oracle.record.step else _LAST_SIGNS
         if "signs" in kind.own:
-            fault = replace(fault, signs=generator.randint(0, most), sent_bytes=generator.choice(_SENT_BYTES))
+            least, most = (most * (number % 3 + end) // 3 for end in (0, 1))  # early, in the middle, late
+            sent_bytes = generator.choice(_SENT_BYTES) if through_sockets else None
+            fault = replace(fault, signs=generator.randint(least, most), sent_bytes=sent_bytes)
         rest = sorted(set(oracle.node_of) - _gone(fault, oracle))
         slow = Fault("slow", generator.choice(rest), 1, "data", times=9, seconds=_SLOW_S)
         newcomer = Fault("midway", oracle.world_size, 0, "data", signs=generator.randint(0, 2 * _SIGNS_A_STEP))

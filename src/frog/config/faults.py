@@ -45,7 +45,7 @@ class Fault:
     """None: for good."""
     signs: int = 3
     sent_bytes: int | None = None
-    """Of the message that is due then, if one is; None: none of it."""
+    """Of the message that it sends next; None: it need not send one."""
 
     def __str__(self) -> str:
         """The words that `parse_fault` takes."""

@@ -111,7 +111,7 @@ class _Injector:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _kill_midway(self, number: int, fault: Fault) -> None:
-        die_after(fault.signs, lambda where: self._take(number, fault, where), fault.sent_bytes or 0)
+        die_after(fault.signs, lambda where: self._take(number, fault, where), fault.sent_bytes)
 
     def _stop(self, number: int, fault: Fault) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -280,20 +280,23 @@ _ACTS: dict[str, _Act] = {
 """What each kind of fault does as its phase begins."""
 
 
-def die_after(signs: int, wanted: Callable[[str], bool], sent_bytes: int = 0) -> None:
+def die_after(signs: int, wanted: Callable[[str], bool], sent_bytes: int | None = None) -> None:
     """Let this process be killed as it gives a sign of life more than these in our own collectives, if it is wanted.
 
     wanted: is told where that is.
-    sent_bytes: so much of the message goes out, if it is one.
+    sent_bytes: it is the next message from then on, of which so much goes out; None: whatever comes.
     """
-    left = itertools.count(signs, -1)
+    left, due = itertools.count(signs, -1), True
 
     def mortal(name: str, speak: Callable[..., Any]) -> Callable[..., Any]:
         def act(*args: Any) -> Any:
-            if next(left) == 0 and wanted(f"{_under_way()}, {_last_words(name, args, sent_bytes)}"):
-                if name == "_send_some":
-                    _send_part(args[0], sent_bytes)
-                os.kill(os.getpid(), signal.SIGKILL)
+            nonlocal due
+            if due and next(left) <= 0 and (sent_bytes is None or name == "_send_some"):
+                due = False
+                if wanted(f"{_under_way()}, {_last_words(name, args, sent_bytes or 0)}"):
+                    if sent_bytes is not None:
+                        _send_part(args[0], sent_bytes)
+                    os.kill(os.getpid(), signal.SIGKILL)
             return speak(*args)
 
         return act
