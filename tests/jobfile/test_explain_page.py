@@ -71,6 +71,14 @@ def test_what_the_first_node_puts_in_is_not_each_tasks_own() -> None:
     assert "its NODE_RANK, each task's own" in said(3, text.replace("$", "\\$"))
 
 
+def test_nor_is_what_the_batch_script_assigns() -> None:
+    text = "#!/bin/bash\n#SBATCH -N 2\nNODE_RANK=$SLURM_NODEID\n"
+    assert "its NODE_RANK, here the first node's for all" in said(3, text)
+    task = "#!/bin/bash\n#SBATCH -N 2\nsrun bash -c 'export NODE_RANK=$SLURM_NODEID; torchrun train.py'\n"
+    assert "its NODE_RANK, each task's own" in said(3, task)
+    assert "its NODE_RANK, here the first node's for all" in said(3, task.replace("'", '"'))
+
+
 def test_the_whole_is_summed_up() -> None:
     assert summary(read_job_file(GOOD, Path("job"))) == [
         "asks for: 2 nodes; 4 GPUs on each, 8 together; 32 CPUs on each; for 30 min 0 s",

@@ -73,8 +73,7 @@ class Launch:
 
     def in_task(self, word: Word) -> bool:
         """Whether each task's own shell reads that word, and not the batch script's."""
-        script = self.step.script_word if self.step else None
-        return script is not None and not (word.expansions() & script.expansions())
+        return self.step is not None and self.step.in_task(word)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +87,10 @@ class SrunStep:
     """The commands of `bash -c '...'`, if that is what it starts."""
     script_word: Word | None
     """That quoted text as a word."""
+
+    def in_task(self, word: Word) -> bool:
+        """Whether each task's own shell reads that word, and not the batch script's."""
+        return self.script_word is not None and not (word.expansions() & self.script_word.expansions())
 
     @property
     def line(self) -> int:

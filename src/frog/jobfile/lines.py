@@ -62,9 +62,11 @@ def _limit(value: str) -> str:
     return f": {format_seconds(limit_s)}" if limit_s is not None else ": none"
 
 
-def _command(command: Command, job: JobFile, said: dict[int, list[str]]) -> None:
+def _command(command: Command, job: JobFile, said: dict[int, list[str]], step: SrunStep | None = None) -> None:
+    """`step`: in whose tasks it runs; None: in the batch script."""
     for assignment in command.assignments:
-        said[assignment.line].append(_assignment(assignment, job))
+        in_task = step is not None and step.in_task(Word(assignment.raw, assignment.line))
+        said[assignment.line].append(_assignment(assignment, job, in_task))
     if text := _command_text(command, job):
         said[command.line].append(text)
 
@@ -105,11 +107,11 @@ def _options(words: list[str]) -> str:
     return f"set: {'; '.join(found)}" if found else "shell"
 
 
-def _assignment(assignment: Assignment, job: JobFile) -> str:
+def _assignment(assignment: Assignment, job: JobFile, in_task: bool) -> str:
     value = job.resolve(assignment.raw)
     tasks = assignment.name in job.exported
     make_finding = f"{assignment.name} = {value}" if value is not None and value != assignment.raw else assignment.name
-    sources = _sources(Word(assignment.raw, assignment.line), job)
+    sources = _sources(Word(assignment.raw, assignment.line), job, in_task)
     if "scontrol show hostname" in assignment.raw:
         sources = [
             "scontrol unfolds the list of hosts" + (", head takes the first" if "head" in assignment.raw else "")
@@ -118,7 +120,7 @@ def _assignment(assignment: Assignment, job: JobFile) -> str:
     return f"{make_finding}: {'; '.join(words)}" if words else f"{make_finding}: a variable of this script"
 
 
-def _sources(word: Word, job: JobFile, in_task: bool = True) -> list[str]:
+def _sources(word: Word, job: JobFile, in_task: bool) -> list[str]:
     """Where each variable in a word comes from, if the shell of a task reads it or, if not, that of the first node."""
     names = set(word.expansions()) | (set(re.findall(r"\bSLURM_\w+", word.raw)) if "$((" in word.raw else set())
     known = job.slurm_variables()
@@ -153,7 +155,7 @@ def _step(step: SrunStep, job: JobFile, said: dict[int, list[str]]) -> None:
             how = "in double quotes: $NAME is put in here, on the first node; \\$NAME on each task"
         said[step.script_word.line].append(f"bash -c: a shell in each task, {how}")
     for command in step.inner:
-        _command(command, job, said)
+        _command(command, job, said, step)
 
 
 def _launch(run: Launch, job: JobFile, said: dict[int, list[str]]) -> None:
