@@ -165,11 +165,12 @@ def test_who_is_silent_is_left_out_and_told_when_it_wakes(tmp_path: Path) -> Non
 def quarrel(folder: Path, way: str, odd: Callable[[Survivors], None]) -> dict[int, CollectiveError]:
     """What ends a world of four in which rank 2 calls `odd` where the others sum a gradient, however often."""
     ends: dict[int, CollectiveError] = {}
-    options = dict(WAYS[way])
+    options = {"timeout_s": 20, "patience_s": 20.0, **WAYS[way]}
     nodes, ready = options.pop("nodes", ("one",) * 4), threading.Barrier(4)
 
     def be(rank: int) -> None:
-        world = meet_survivors(FolderBook(folder, 20), rank, 4, b"secret", node=nodes[rank], timeout_s=2, **options)
+        world = meet_survivors(FolderBook(folder, 20), rank, 4, b"secret", node=nodes[rank], **options)
+        world.group.mesh.timeout_s = 1  # some wait for what does not come
         ready.wait(20)
         for _ in range(5):
             try:
