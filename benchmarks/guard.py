@@ -1,6 +1,6 @@
 """What the guard model is worth: held-out accuracy beside simpler ways to tell safe from unsafe prompts.
 
-    python benchmarks/guard.py [--steps 1 600 3000] [--seeds 1 2 3] [--ways WAY ...]
+    python benchmarks/guard.py [--steps 1 600 3000] [--seeds 1 2 3] [--epochs 10] [--ways WAY ...]
 
 Bases for `frog finetune` are trained first, config/demo.toml for so many steps each; every way is asked about the same
 held-out prompts. `commonest` calls all of them what most of them are. `words` is a naive Bayes classifier on which
@@ -75,6 +75,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, nargs="+", default=[1, 600, 3000], help="of each base")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--epochs", type=int, default=10, help="of each fine-tuning")
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
     args = parser.parse_args()
     data = read_labelled("guard", 0.25)
@@ -89,7 +90,8 @@ def main() -> None:
         for steps in args.steps:
             base = trained(Path(scratch), steps)
             for way in args.ways:
-                found = [fine_tuned(Path(scratch), base, WAYS[way], seed) for seed in args.seeds]
+                options = [*WAYS[way], "--epochs", str(args.epochs)]
+                found = [fine_tuned(Path(scratch), base, options, seed) for seed in args.seeds]
                 accuracies = [row["accuracy"] for row in found]
                 spread = f"{min(accuracies):.3f} to {max(accuracies):.3f}"
                 wall_s = statistics.median(row["wall_s"] for row in found)

@@ -68,12 +68,12 @@ BENCHMARKS = {
     "events": Benchmark("events.py", tiny=("--steps", "4")),
     "fuzz": Benchmark("fuzz.py", FUZZ, ("--cases", "60", "--processes", "1")),
     "gpu": Benchmark("gpu.py", tiny=("--tiny",), needs="a GPU"),
-    "guard": Benchmark("guard.py", tiny=("--steps", "1", "--seeds", "1", "--ways", "head alone")),
+    "guard": Benchmark("guard.py", tiny=("--steps", "1", "--seeds", "1", "--epochs", "1", "--ways", "head alone")),
     "learn": Benchmark("learn.py", ("--zoo",), ("--rounds", "1", "--only", "lab0/01_one_formula")),
     "loader": Benchmark("loader.py", tiny=("--runs", "1", "--repeats", "1")),
     "network": Benchmark("network.py", tiny=("--rounds", "1", "--tiny")),
     "prove": Benchmark("prove.py", tiny=("--world", "2", "--strategy", "zero3", "--implementation", "frog")),
-    "slow_links": Benchmark("slow_links.py", tiny=("--tiny",)),
+    "slow_links": Benchmark("slow_links.py", tiny=("--tiny", "--batch", "8")),
     "start": Benchmark("start.py", tiny=("--rounds", "1")),
     "strategies": Benchmark("strategies.py", tiny=("--tiny",), nproc=2),
     "survive": Benchmark("survive.py", tiny=("--tiny",)),
@@ -180,12 +180,10 @@ def has_gpu() -> bool:
 
 def processor() -> str:
     """Its name and, on Linux, the numbers that tell those of one name apart: a ratio belongs to one of them."""
-    import torch
-
-    name = torch.cpu.get_capabilities().get("cpu_name", "unknown processor")
     said = CPUINFO.read_text() if CPUINFO.exists() else ""
-    numbers = dict(re.findall(r"^(cpu family|model)\s*: (\d+)$", said, re.MULTILINE))
-    return " ".join([str(name), *(f"{key.removeprefix('cpu ')} {number}" for key, number in numbers.items())])
+    facts = dict(re.findall(r"^(model name|cpu family|model)\s*: (.+)$", said, re.MULTILINE))
+    name = facts.pop("model name", platform.processor() or "unknown processor")
+    return " ".join([name, *(f"{key.removeprefix('cpu ')} {number}" for key, number in facts.items())])
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ WAYS = [
     Way("diloco, H=10, plain int8 frog", diloco(10, PLAIN, INT8, FROG)),
     Way("ddp, no link, again", far=False),
 ]
-TINY = [NEAR, Way("ddp, int8", (INT8,)), Way("diloco, H=2, int8", diloco(2, INT8))]
+TINY = [NEAR, Way("diloco, H=2, int8", (*diloco(2, INT8), "eval.tokens=1024"))]
 
 
 def train(folder: Path, number: int, way: Way, steps: int, network: str, size: list[str]) -> Found:
