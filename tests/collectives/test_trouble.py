@@ -12,13 +12,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from harness import wait_until
 from ranks import DOUBLING, RING, together
 
+from frog.collectives import messages
+from frog.collectives.connection import Connection
 from frog.collectives.cost import Costs
 from frog.collectives.errors import CollectiveError, Mismatch, PeerClosed, TimedOut
 from frog.collectives.exchange import bytes_of
-from frog.collectives.frames import MAGIC, VERSION
+from frog.collectives.frames import MAGIC, VERSION, Sealer
 from frog.collectives.group import Group
+from frog.collectives.messages import Messages
 from frog.collectives.rendezvous import _HELLO, FolderBook, Place, meet
 from frog.collectives.waiting import Waiter
 from frog.collectives.worker import Worker
@@ -266,3 +270,35 @@ def test_whoever_is_called_at_the_end_may_wait_for_the_next() -> None:
     first.wait()
     assert done.wait(10)
     worker.close()
+
+
+class Clock:
+    """A clock that stands until it is moved. Stands in for the module `time`."""
+
+    def __init__(self) -> None:
+        self.now_s, self.num_looks = 0.0, 0
+
+    def monotonic(self) -> float:
+        self.num_looks += 1
+        return self.now_s
+
+
+def test_a_message_has_its_whole_time_also_after_a_long_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, one = Clock(), bytearray(1)
+    monkeypatch.setattr(messages, "time", clock)
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        ends = [socket.create_connection(door.getsockname()), door.accept()[0]]
+    ours, theirs = (
+        Messages({1 - rank: Connection(end, 1 - rank, Sealer(b"key", False), Sealer(b"key", False))}, timeout_s=10)
+        for rank, end in enumerate(ends)
+    )
+    with contextlib.closing(ours), contextlib.closing(theirs):
+        theirs.send(0, 0, memoryview(b"a"))
+        ours.receive(1, 0, memoryview(one)).wait()
+        clock.now_s += 60
+        looks = clock.num_looks
+        waiting = ours.receive(1, 0, memoryview(one))
+        wait_until(lambda: clock.num_looks > looks, 60, "a look at what is waited for")
+        theirs.send(0, 0, memoryview(b"b"))
+        waiting.wait()
+    assert one == b"b"

@@ -117,7 +117,7 @@ class Messages:
         transfer.finish()
 
     def _run(self) -> None:
-        moved_s = time.monotonic()
+        moved_s, was_busy = 0.0, False
         while True:
             with self._lock:
                 if self._closed:
@@ -125,10 +125,11 @@ class Messages:
                 moved = sum(self._move(number, one) for number, one in self._peers.items() if one.error is None)
                 busy = self._busy()
             now_s = time.monotonic()
-            if moved or not busy:
+            if moved or not was_busy:  # the time in which nobody wanted anything is not waited
                 moved_s = now_s
             elif now_s - moved_s > self._timeout_s:
                 self._give_up(now_s - moved_s)
+            was_busy = busy
             self._sleep(None if not busy else max(0.0, moved_s + self._timeout_s - now_s))
 
     def _busy(self) -> bool:
