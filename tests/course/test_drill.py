@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,20 @@ def test_the_run_fails_where_it_was_to_and_says_nothing(
     assert capfd.readouterr() == ("", "")
     found = diagnose(RunFolder(Path("runs/drill-1")))
     assert (found.fault, found.rank, found.step, found.phase) == ("kill", 1, 2, "reduce")
+
+
+@pytest.mark.parametrize("kind", drill.KINDS)
+def test_only_for_a_stopped_rank_the_watchdog_has_less_patience(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Started(Exception):
+        pass
+
+    def start(command: list[str], *_: object) -> None:
+        raise Started("--deadline" in command)
+
+    monkeypatch.setattr("frog.chaos.sandbox.tiny_program", lambda: ["train", "tiny.toml"])
+    monkeypatch.setattr("frog.launch.harness.Program", start)
+    with pytest.raises(Started, match=str(kind == "stop")):
+        run_into(replace(FAULT, kind=kind), 2, "drill-1")
 
 
 @pytest.mark.parametrize("seed", ["-1", "9" * 400])
