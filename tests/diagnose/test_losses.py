@@ -127,12 +127,17 @@ def test_one_that_was_left_out_was_cut_off(run: FailedRun) -> None:
     assert place(ended(run)) == ("cut", 2, 3, "reduce")
 
 
-def test_ranks_that_went_with_their_node_are_told_from_those_that_ended_without_a_word(tmp_path: Path) -> None:
+@pytest.mark.parametrize("noticed_s", [0, 20])
+def test_ranks_that_went_with_their_node_are_told_from_those_that_ended_without_a_word(
+    noticed_s: int, tmp_path: Path
+) -> None:
     run = FailedRun(tmp_path / "run", num_nodes=2)
     run.start()
     run.steps(1, 2)
     stand(run, 3, "backward", 2)
-    run.tell("node", node=1, host="node1", code=-9)
+    run.tell("node", run.ranks[2].now_ns, node=1, host="node1", code=-9)
+    for rank in (0, 1):
+        run.ranks[rank].now_ns += noticed_s * 1_000 * MS
     run.change(2, kept=[0, 1])
     run.steps(3, 8)
     run.complete()

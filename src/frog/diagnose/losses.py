@@ -12,7 +12,7 @@ _SILENT_S = 2.5
 """A heartbeat comes twice a second: of a process that is there and does not write one for so long, it was stopped."""
 
 _SOON_S = 5.0
-"""Between the end of a node's agent and the others' going on without its ranks."""
+"""So much later may the launcher see the end of a node's agent than the others went on without its ranks."""
 
 _ADVICE = {
     "kill": "SIGKILL comes from a person, a scheduler, or a kernel that is out of memory: `dmesg | grep -i oom`",
@@ -112,13 +112,13 @@ def _how(case: Case, rank: int, began_ns: int | None, gone: NodeEvent | None) ->
 
 
 def _gone_node(case: Case, rank: int, began_ns: int | None) -> NodeEvent | None:
-    """The end of a rank's node, if that was killed, agent and all, about when the others went on."""
+    """The end of a rank's node, if that was killed, agent and all, before the others went on."""
     worker = case.attempt.workers.get(rank)
     if worker is None or worker.start is None or began_ns is None or case.exit(rank) is not None:
         return None
-    host = worker.start.host
-    ends = (event for attempt in case.run.attempts for event in attempt.nodes if event.code < 0 and event.host == host)
-    return next((event for event in ends if abs(event.unix_ns - began_ns) < _SOON_S * 1e9), None)
+    start, until_ns = worker.start, began_ns + _SOON_S * 1e9
+    ends = (event for attempt in case.run.attempts for event in attempt.nodes if event.code < 0)
+    return next((e for e in ends if e.host == start.host and start.unix_ns <= e.unix_ns < until_ns), None)
 
 
 def _began_ns(run: RecordedRun, change: Change) -> int | None:

@@ -95,8 +95,8 @@ def late_each_time(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
         return None
     return Diagnosis(
         "slow",
-        f"rank {rank} was later {case.where(rank)} than the others wait: it came {late_s:.1f} s after them, and again "
-        "when the step was taken again",
+        f"rank {rank} was later {case.where(rank)} than the others wait: it came {late_s:.1f} s after them, the last "
+        "time that the step was taken",
         **case.about(rank),
         evidence=tuple(line for r in sorted(waits) for line in (case.report_error(r), case.report_position(r)) if line),
         advice="give train.timeout_s more, if it should be as slow as that; else see what keeps it: a busy machine "
