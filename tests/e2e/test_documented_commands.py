@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 NEEDS = re.compile(r"^<!-- needs: ([a-z, ]+) -->$", re.MULTILINE)
 """In a page: what its commands cannot do without. Where that is absent, the summary of the tests says so."""
 BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -69,6 +69,30 @@ def test_commands_that_are_not_run_say_why(page: Path) -> None:
         if block[1] != "console" and TYPED.search(block[2]) and not (why and (not why[1] or (ROOT / why[1]).is_file())):
             silent.append(block[2].splitlines()[0])
     assert silent == []
+
+
+RUN_FOR_EXERCISES = {
+    "frog learn check": "tests/course/test_learn_commands.py",
+    "frog learn predict": "tests/course/test_learn_commands.py",
+    "torchrun --nproc_per_node=4 scripts/ddp_simulation_train.py": "docs/labs/lab2.md",
+    "tail -n 3 logs/": "docs/labs/lab2.md",
+}
+"""How commands of the exercises' own pages begin, and where such ones are run."""
+
+
+def test_commands_of_exercises_are_run_elsewhere() -> None:
+    pages = sorted((ROOT / "src/frog/course/labs").glob("*/*/README.md"))
+    commands = {command: page for page in pages for command in commands_of(page)}
+    assert len(commands) > 20
+    for command, page in commands.items():
+        begins = [start for start in RUN_FOR_EXERCISES if command.startswith(start)]
+        assert begins, f"{page}: $ {command}: nothing runs it"
+        if begins[0].startswith("frog learn check"):
+            lab, number = map(int, command.split()[3].split("."))
+            assert (page.parents[1].name, page.parent.name[:2]) == (f"lab{lab}", f"{number:02}"), command
+    for start, where in RUN_FOR_EXERCISES.items():
+        text = (ROOT / where).read_text()
+        assert (start if where.endswith(".md") else f'"{start.split()[2]}"') in text, f"{where} does not run {start}"
 
 
 @pytest.mark.slow
