@@ -113,6 +113,13 @@ def test_a_job_within_a_file_is_read(tmp_path: Path) -> None:
     assert (finding.code, finding.line) == ("time-in-minutes", 4)
 
 
+def test_a_job_within_a_file_that_was_lost_is_not_called_free_of_traps(tmp_path: Path) -> None:
+    lost = "nodes =( x )\nif [ x ]; then\n"
+    found = explain(f"#!/bin/bash\nsbatch <<'EOF'\n#!/bin/bash\n#SBATCH -t 48:00:00\n{lost}EOF\n", tmp_path / "x.sh")
+    assert found.partial
+    assert [(item.code, item.line) for item in found.findings] == [("blank-behind-equals", 5), ("quote-not-closed", 6)]
+
+
 def test_a_template_has_one_message(tmp_path: Path) -> None:
     text = "#!/bin/bash\n#SBATCH -N {{ nodes }} -t {{ time }}\n#SBATCH --gpus-per-node=<GPUS>\n"
     text += "{% if x %}\nsrun {{ command }}\n{% endif %}\n"

@@ -176,7 +176,7 @@ def format_findings(explanation: Explanation) -> list[str]:
 def _count(explanation: Explanation) -> str:
     traps = len(explanation.traps)
     advice = len(explanation.findings) - traps
-    understood = " in what was understood" if explanation.job.partial and not traps else ""
+    understood = " in what was understood" if explanation.partial and not traps else ""
     count = f"{traps or 'no'} trap{'' if traps == 1 else 's'}{understood}"
     return f"{count}, {advice} piece{'' if advice == 1 else 's'} of advice" if advice else count
 

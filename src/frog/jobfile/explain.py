@@ -57,6 +57,11 @@ class Explanation:
         """What will fail, hang or waste."""
         return [finding for finding in self.findings if finding.kind != "advice"]
 
+    @property
+    def partial(self) -> bool:
+        """Whether something of it, or of a job file within, was not understood."""
+        return any(each.partial for each in (self.job, *self.inner))
+
 
 def explain(
     text: str, path: Path, profile: ClusterProfile | None = None, places: Sequence[Path] = (Path(),)
@@ -73,7 +78,8 @@ def explain_as(text: str, path: Path, view: View) -> Explanation:
         for item in inner_jobs(job.shell.heredocs)
     ]
     found = [finding for each in (job, *within) if each.is_job for finding in _of_job(each, view)]
-    found += [*_of_reading(job), *hand_in_findings(job)]
+    found += [*_of_gaps(job), *hand_in_findings(job)]
+    found += [finding for each in (job, *within) for finding in _of_reading(each)]
     ignored = _ignored(job.lines)
     unique = {(finding.code, finding.line): finding for finding in reversed(found)}.values()
     kept = [
@@ -99,12 +105,16 @@ def _of_job(job: JobFile, view: View) -> Iterator[Finding]:
             yield finding
 
 
-def _of_reading(job: JobFile) -> Iterator[Finding]:
-    """What was not understood: one message each."""
+def _of_gaps(job: JobFile) -> Iterator[Finding]:
+    """What is to be filled in: one message for all of it, also in the job files within."""
     if job.gaps:
         lines, first = list(job.gaps), next(iter(job.gaps))
         some = ", ".join(list(dict.fromkeys(job.gaps.values()))[:4])
         yield make_finding("template", first, f"a template: {some} in {_lines(lines)} is to be filled in")
+
+
+def _of_reading(job: JobFile) -> Iterator[Finding]:
+    """What was not understood: one message each."""
     unread = [line for line in job.shell.unread if line not in job.gaps]
     for line in unread:
         text = job.lines[line - job.first_line] if line - job.first_line < len(job.lines) else ""
