@@ -8,6 +8,7 @@ fastest and the slowest round:
 - shrink: comm.on_loss=shrink; from SIGKILL of the last rank to the end of the next step that the others take
 - restart: `frog run --restarts 1`; the same, of the world that starts again from its last checkpoint, and how many
   steps it must take again
+- torchrun: the same of torchrun itself, `torchrun --max-restarts 1 train.py RUN.toml --continue`; ranks import torch
 - replace: shrink with `--replace 1`; from SIGKILL to the end of the first step that the new rank takes part in, and how
   many the others took meanwhile
 - join: the same of a `frog join`, which imports torch, from where it is typed
@@ -43,9 +44,12 @@ except ImportError as error:
     torchft_world = None
     WITHOUT = f"without torchft: {error}"
 
-DEMO_MODEL = Path(__file__).parents[1] / "config" / "config.json"
+ROOT = Path(__file__).parents[1]
+DEMO_MODEL = ROOT / "config" / "config.json"
 SETTINGS = ("train.steps=100000", "train.global_batch_size=32", "eval.every=100000", "checkpoint.every=25",
             "train.timeout_s=60")  # fmt: skip
+FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+"""Without it torchrun's restarted ranks find each other's addresses of before, and wait for them in vain."""
 STEPS = 40
 """Taken before anything happens."""
 
@@ -53,12 +57,11 @@ STEPS = 40
 class World:
     """A run under way, and what it said."""
 
-    def __init__(self, name: str, size: int, options: list[str], settings: list[str]) -> None:
+    def __init__(self, name: str, size: int, launcher: list[str], settings: list[str]) -> None:
+        """launcher: the module that starts ranks, and its words up to the run file."""
         self.name, self.size, self.events = name, size, Path("runs") / name / "events"
         words = [word for one in (f"name={name}", *SETTINGS, *settings) for word in ("--set", one)]
-        self.process = popen(
-            "run", "--nproc", str(size), "--threads", "1", *options, "--", "train", "chaos/demo.toml", *words
-        )
+        self.process = popen(*launcher, "chaos/demo.toml", *words)
         self.wait(lambda: len(self.steps(0)) >= STEPS)
 
     def said(self, rank: int, kind: str) -> list[dict[str, Any]]:
@@ -85,10 +88,21 @@ class World:
         self.process.wait(DEADLINE_S)
 
 
-def popen(*words: str) -> subprocess.Popen[bytes]:
+def popen(module: str, *words: str) -> subprocess.Popen[bytes]:
     nowhere = subprocess.DEVNULL
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([sys.executable, "-m", "frog.cli", *words], env=env, stdout=nowhere, stderr=nowhere)
+    env = {**os.environ, "OMP_NUM_THREADS": "1", **FRESH_STORE}
+    return subprocess.Popen([sys.executable, "-m", module, *words], env=env, stdout=nowhere, stderr=nowhere)
+
+
+def frog_run(size: int, *options: str) -> list[str]:
+    return ["frog.cli", "run", "--nproc", str(size), "--threads", "1", *options, "--", "train"]
+
+
+def torchrun(size: int) -> list[str]:
+    """As docs/launchers.md has it, with a restart."""
+    rendezvous = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1")
+    options = (f"--nproc_per_node={size}", *rendezvous, "--max-restarts=1")
+    return ["torch.distributed.run", *options, str(ROOT / "train.py"), "--continue"]
 
 
 def kill_last(world: World) -> int:
@@ -100,7 +114,7 @@ def kill_last(world: World) -> int:
 
 
 def measure_shrink(name: str, size: int) -> dict[str, float]:
-    world = World(name, size, [], ["comm.on_loss=shrink"])
+    world = World(name, size, frog_run(size), ["comm.on_loss=shrink"])
     killed_ns = kill_last(world)
     world.wait(lambda: world.said(0, "membership") and world.steps(0, world.said(0, "start")[-1]["mono_ns"]))
     next_step = world.steps(0, world.said(0, "start")[-1]["mono_ns"])[0]
@@ -110,7 +124,14 @@ def measure_shrink(name: str, size: int) -> dict[str, float]:
 
 
 def measure_restart(name: str, size: int) -> dict[str, float]:
-    world = World(name, size, ["--restarts", "1"], [])
+    return until_restarted(World(name, size, frog_run(size, "--restarts", "1"), []))
+
+
+def measure_torchrun(name: str, size: int) -> dict[str, float]:
+    return until_restarted(World(name, size, torchrun(size), []))
+
+
+def until_restarted(world: World) -> dict[str, float]:
     step_s, killed_ns = world.step_s(), kill_last(world)
     world.wait(lambda: len(world.said(0, "start")) > 1 and world.steps(0, world.said(0, "start")[-1]["mono_ns"]))
     start = world.said(0, "start")[-1]
@@ -122,15 +143,15 @@ def measure_restart(name: str, size: int) -> dict[str, float]:
 
 
 def measure_replace(name: str, size: int) -> dict[str, float]:
-    world = World(name, size, ["--replace", "1"], ["comm.on_loss=shrink"])
+    world = World(name, size, frog_run(size, "--replace", "1"), ["comm.on_loss=shrink"])
     return until_first_step(world, size - 1, kill_last(world))
 
 
 def measure_join(name: str, size: int) -> dict[str, float]:
     """Into a world of that size."""
-    world = World(name, size, [], ["comm.on_loss=shrink"])
+    world = World(name, size, frog_run(size), ["comm.on_loss=shrink"])
     typed_ns = time.monotonic_ns()
-    newcomer = popen("join", name)
+    newcomer = popen("frog.cli", "join", name)
     found = until_first_step(world, size, typed_ns)
     newcomer.wait(DEADLINE_S)
     return found
@@ -155,7 +176,8 @@ def measure_torchft(name: str, size: int, heartbeat_s: float = 5) -> dict[str, f
     return torchft_world.measure(name, size, (model, 32, length), STEPS, heartbeat_s)
 
 
-WAYS = {"shrink": measure_shrink, "restart": measure_restart, "replace": measure_replace, "join": measure_join}
+WAYS = {"shrink": measure_shrink, "restart": measure_restart, "torchrun": measure_torchrun,
+        "replace": measure_replace, "join": measure_join}  # fmt: skip
 if torchft_world is not None:
     WAYS |= {"torchft": measure_torchft, "torchft 1 s": lambda name, size: measure_torchft(name, size, 1)}
 
