@@ -3,26 +3,32 @@
 What writes into the folder of a completed run, or may stand in for what lies there:
 
     frog train --resume      run.json, record.json or attempt.json, checkpoints, events, heartbeats, logs
-                             (starts that fail or are killed: test_record.py; the files themselves: here)
+                             (starts that fail: test_record.py)
     frog finetune --resume   the same, and adapter/
     frog report, tensorboard report.html, tensorboard/
     frog data prepare --force, of the run's data set
     frog import              a run of its own name, never one that is there
-    frog train, profile, finetune, chaos: runs of names that are free, or the campaign's own chaos-SEED-N
+    frog train, profile, finetune, chaos, run: runs of names that are free, or the campaign's own chaos-SEED-N
+    frog chaos -- train --resume  as train --resume does
     frog eval, sample, checkpoints, compare, diagnose, logs, runs, export: nothing of the run's
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Harness
-from in_process import train, write_run
+import torch
+from harness import Harness, set_words
+from in_process import train, tune, write_run
+from safetensors.torch import load_file
 
 from frog.checkpoint import find_good
 from frog.cli import main
@@ -31,7 +37,7 @@ from frog.config.finetune import LoraConfig
 from frog.core.runfolder import RunFolder
 from frog.data import open_prepared
 from frog.model import TinyTransformer
-from frog.model.adapter import load_adapter, save_adapter
+from frog.model.adapter import WEIGHTS_FILE, load_adapter, save_adapter
 from frog.model.lora import add_lora, trained_parameters
 from frog.train import trained
 from frog.train.runfile import write_end, write_failure
@@ -158,7 +164,8 @@ def one(harness: Harness) -> Harness:
 
 COMMANDS = ("report one", "tensorboard one", "export one --to hf out", "eval one", "sample one --tokens 2",
             "checkpoints one", "compare one one", "diagnose one", "logs one", "runs", "import out --from hf --name one",
-            "train --resume one --set model.hidden_size=64")  # fmt: skip
+            "train --resume one --set model.hidden_size=64", "train --resume one",
+            "data prepare --corpus rhymes.txt --name rhymes --vocab-size 300")  # fmt: skip
 
 
 @pytest.mark.slow
@@ -167,17 +174,99 @@ def test_a_command_leaves_what_was_achieved(
     one: Harness, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], command: str
 ) -> None:
     monkeypatch.chdir(one.root)
-    folder = one.folder("one")
-    kept = [folder.record_json, folder.run_json, folder.tokenizer_json, *sorted(folder.checkpoints.rglob("*.*"))]
-    before = [path.read_bytes() for path in kept if path.is_file()]
-    for moment in (1000, *range(12)):  # first to its end: then all is imported
-        with killed_at(moment, monkeypatch), contextlib.suppress(SystemExit):
+    before = achievement(one)
+    for moment in range(1000):
+        with killed_at(moment, monkeypatch) as done, contextlib.suppress(SystemExit):
             if command.startswith("train"):
                 train(one, *command.split()[1:])
             else:
                 main(command.split())
         capfd.readouterr()
-        assert [path.read_bytes() for path in kept if path.is_file()] == before
+        assert achievement(one) == before
+        if len(done) <= moment:
+            break
+
+
+@pytest.mark.slow
+def test_so_do_those_that_start_worlds(one: Harness) -> None:
+    before = achievement(one)
+    one.run("frog", "profile", "run.toml", "--steps", "1", "--name", "one")
+    assert achievement(one) == before
+    fault = ("--fault", "raise rank=0 step=1")
+    one.run("frog", "chaos", *fault, "--nproc", "1", "--", "train", "--resume", "one", code=1)  # there is no step left
+    assert achievement(one) == before
+
+
+def achievement(one: Harness) -> list[bytes]:
+    """All that a completed run of 8 steps is, byte for byte."""
+    folder = one.folder("one")
+    good, passed_over = find_good(folder)
+    assert good is not None
+    assert (good.step, passed_over) == (8, [])
+    kept = [folder.record_json, folder.run_json, folder.tokenizer_json, *sorted(folder.checkpoints.rglob("*.*"))]
+    return [path.read_bytes() for path in kept if path.is_file()]
+
+
+# ---- a completed run that is made longer --------------------------------------------------------------------------
+
+
+def ends_at(moment: int, act: Callable[[], object]) -> bool:
+    """Do it in a child of this process, all of which ends as the disk is to be changed for the `moment`-th time.
+
+    Returns: whether it came to its end before.
+    """
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    left = itertools.count(moment, -1)
+
+    def or_ends(change: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **options: change(*args, **options) if next(left) > 0 else os._exit(137)
+
+    torch.set_num_threads(1)
+    for name in CHANGES:
+        setattr(os, name, or_ends(getattr(os, name)))
+    with contextlib.suppress(BaseException):
+        os._exit(0 if act() == 0 else 1)
+    os._exit(1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["one", "tuned"])
+def test_a_run_that_goes_on_is_always_what_it_was_or_more(one: Harness, name: str, tmp_path: Path) -> None:
+    """Made longer, and killed at each change of the disk."""
+    folder = one.folder(name)
+    if name == "tuned" and not folder.path.exists():
+        lines = [{"text": f"{n} {verb}", "label": verb} for n in range(9) for verb in ("sang", "sat")]
+        (one.root / "who.jsonl").write_text("\n".join(map(json.dumps, lines)))
+        words = ("one", "--data", "who.jsonl", "--epochs", "1", "--batch-size", "8", "--set", "checkpoint.every=1")
+        assert tune(one, *words, "--name", name) == 0
+
+    def go_on() -> int:
+        if name == "one":
+            return train(one, "--resume", name, *set_words("train.steps=10"))
+        return tune(one, "--resume", name, "--epochs", "2")
+
+    shutil.copytree(folder.path, tmp_path / "before")
+    before, step = folder.record_json.read_bytes(), folder.read_record().step  # type: ignore[union-attr]
+    steps = set()
+    for moment in range(1000):
+        shutil.rmtree(folder.path)
+        shutil.copytree(tmp_path / "before", folder.path)
+        ended = ends_at(moment, go_on)
+        achieved = folder.read_achieved()
+        assert achieved is not None
+        assert achieved.status == "completed"
+        assert folder.record_json.read_bytes() == before or achieved.step > step
         good, passed_over = find_good(folder)
         assert good is not None
-        assert (good.step, passed_over) == (8, [])
+        assert (good.step >= step, passed_over) == (True, [])
+        if name == "tuned":
+            assert load_file(trained.whole_adapter(folder) / WEIGHTS_FILE)
+        steps.add((achieved.step, good.step))
+        if ended:
+            break
+    assert len(steps) > 2, "it was never killed in between"
+    assert moment > 10
+    shutil.rmtree(folder.path)
+    shutil.copytree(tmp_path / "before", folder.path)
