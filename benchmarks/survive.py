@@ -48,8 +48,6 @@ ROOT = Path(__file__).parents[1]
 DEMO_MODEL = ROOT / "config" / "config.json"
 SETTINGS = ("train.steps=100000", "train.global_batch_size=32", "eval.every=100000", "checkpoint.every=25",
             "train.timeout_s=60")  # fmt: skip
-FRESH_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-"""Without it torchrun's restarted ranks find each other's addresses of before, and wait for them in vain."""
 STEPS = 40
 """Taken before anything happens."""
 
@@ -90,7 +88,7 @@ class World:
 
 def popen(module: str, *words: str) -> subprocess.Popen[bytes]:
     nowhere = subprocess.DEVNULL
-    env = {**os.environ, "OMP_NUM_THREADS": "1", **FRESH_STORE}
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen([sys.executable, "-m", module, *words], env=env, stdout=nowhere, stderr=nowhere)
 
 

@@ -177,6 +177,21 @@ def test_ctrl_c_saves_and_leaves_nobody(floor: Harness, launcher: str) -> None:
     assert floor.folder(name).checkpoint_steps() == [record["step"]]
 
 
+def test_torchrun_starts_a_world_again_that_finds_itself(floor: Harness) -> None:
+    meeting = ("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", "--max-restarts=1")
+    settings = ("name=again", "train.steps=40", "checkpoint.every=2", "eval.every=40", "eval.sample_tokens=0")
+    words = [word for setting in settings for word in ("--set", setting)]
+    command = ["torchrun", "--nproc_per_node=2", *meeting, "train.py", "config/demo.toml", "--continue", *words]
+    process = floor.start(*command, start_new_session=True)
+    floor.wait_for_step("again", 4, process, timeout=120)
+    os.kill(rank_pid(floor, "again", 1), signal.SIGKILL)
+    ((code, said),) = end([process])
+    assert code == 0, said
+    starts = floor.events("again").ranks[0].of(StartEvent)
+    assert len(starts) == 2
+    assert floor.record("again")["step"] == 40
+
+
 def test_a_job_of_submitit_that_is_warned_goes_on_at_the_same_step(floor: Harness) -> None:
     settings = ("train.steps=200", "checkpoint.every=1000", "eval.every=1000")
     (process,) = start(floor, "submitit", "warned", *settings)

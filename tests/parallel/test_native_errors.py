@@ -33,7 +33,7 @@ def test_what_does(strategy: dict[str, Any]) -> None:
 
 
 def test_a_lost_peer_is_told_as_ours_are() -> None:
-    world = World(world_env(), torch.device("cpu"), timeout_s=1)
+    world = World(world_env(), torch.device("cpu"), timeout_s=1, requested_backend="gloo")
     with (
         pytest.raises(
             CommError, match=r"inside torch failed in the pipeline \[rank 0 of 1\]: Connection closed"

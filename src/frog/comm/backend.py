@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from frog.collectives.errors import CollectiveError
+from frog.comm.attempt_store import attempt_store
 from frog.core.env import WorldEnv, bind_loopback, preferred_backend
 from frog.core.errors import UsageError
 from frog.core.facts import Cause
@@ -57,8 +58,13 @@ class Backend:
 
     def start(self, env: WorldEnv, device: torch.device, timeout_s: float, store: Any = None) -> None:
         """Join the world, as torch's default group; through `store` if there is one, else as the environment says."""
-        where = {} if store is None else {"store": store, "rank": env.rank, "world_size": env.world_size}
-        dist.init_process_group(self.name, timeout=datetime.timedelta(seconds=timeout_s), **where)
+        dist.init_process_group(
+            self.name,
+            store=attempt_store(env, timeout_s) if store is None else store,
+            rank=env.rank,
+            world_size=env.world_size,
+            timeout=datetime.timedelta(seconds=timeout_s),
+        )
 
     def all_gather(self, whole: Tensor, part: Tensor, size: int, group: Any) -> Any:
         """Begin to fill `whole` with the `size` ranks' parts; return torch's work."""

@@ -6,7 +6,6 @@ on, and `renew` makes a group, and a world, of those who are there now. A rank's
 
 from __future__ import annotations
 
-import datetime
 import secrets
 from collections import Counter
 from collections.abc import Callable
@@ -18,7 +17,6 @@ from typing import ClassVar, Literal, NoReturn, TypeVar
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store
-from torch.distributed.rendezvous import rendezvous
 
 from frog.collectives.agreement import MOST_RANKS
 from frog.collectives.cost import kept
@@ -27,6 +25,7 @@ from frog.collectives.entrance import join_survivors, meet_survivors
 from frog.collectives.errors import CollectiveError
 from frog.collectives.rendezvous import Peer, own_host
 from frog.collectives.survivors import Survivors
+from frog.comm.attempt_store import attempt_store
 from frog.comm.backend import choose_backend
 from frog.comm.process_group import address, node_name, start_on
 from frog.comm.world import World, explained_rendezvous
@@ -190,6 +189,4 @@ def behind(error: BaseException, kind: type[E]) -> E | None:
 def _store(env: WorldEnv, timeout_s: float) -> Store:
     if env.world_size == 1:
         return HashStore()
-    longest = datetime.timedelta(seconds=timeout_s)
-    store, _, _ = next(iter(rendezvous("env://", env.rank, env.world_size, timeout=longest)))
-    return PrefixStore("survivors", store)
+    return PrefixStore("survivors", attempt_store(env, timeout_s))
