@@ -75,7 +75,7 @@ BENCHMARKS = {
     "overlap": Benchmark("overlap.py", tiny=("--tiny",)),
     "prove": Benchmark("prove.py", tiny=("--world", "2", "--strategy", "zero3", "--implementation", "frog")),
     "slow_links": Benchmark("slow_links.py", tiny=("--tiny", "--batch", "8")),
-    "start": Benchmark("start.py", tiny=("--rounds", "1")),
+    "start": Benchmark("start.py", tiny=("--tiny",)),
     "strategies": Benchmark("strategies.py", tiny=("--tiny",), nproc=2),
     "survive": Benchmark("survive.py", tiny=("--tiny",)),
     "train_cpu": Benchmark("train_cpu.py", tiny=("--tiny", "--threads", "1")),

@@ -117,22 +117,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--against", type=Path, metavar="FOLDER", help="a checkout of the code before, to compare with")
+    parser.add_argument("--tiny", action="store_true", help="one round, forked only, to see that it runs")
     args = parser.parse_args()
-    scratch = Path(tempfile.mkdtemp(prefix="frog-start-"))
+    scratch, rounds = Path(tempfile.mkdtemp(prefix="frog-start-")), 1 if args.tiny else args.rounds
     ways = [
         Way("ranks forked", SOURCE, scratch / "forked"),
         Way("ranks spawned", SOURCE, scratch / "spawned", start="spawn"),
     ]
+    ways = ways[:1] if args.tiny else ways
     if args.against is not None:
         ways.append(Way("the code before", args.against.resolve() / "src", scratch / "before"))
     for way in ways:
         prepare(way)
-    for number in range(args.rounds):
+    for number in range(rounds):
         for way in ways:
             way.measure_one_step(number)
             way.measure_again(number)
             print(f"{way.name}: {way.one_step_s[-1]:.2f} s, again {way.again_s[-1]:.2f} s", file=sys.stderr)
-    print(f"{args.rounds} rounds; median (fastest to slowest)\n\n{table(ways)}", end="")
+    print(f"{rounds} rounds; median (fastest to slowest)\n\n{table(ways)}", end="")
 
 
 if __name__ == "__main__":
