@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -50,7 +51,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    if not _is_anywhere():
+        print("error: the current folder is there no more\n  try: cd to one that is", file=sys.stderr)
+        return 1
     try:
+        _check_words()
         code: int = args.handler(args)
         sys.stdout.flush()
         return code
@@ -62,6 +67,15 @@ def _run(args: argparse.Namespace) -> int:
     except BrokenPipeError:  # `frog runs | head`
         sys.stderr.close()
         return 141
+    except UnicodeEncodeError as error:  # a name of a file or of a folder, which Frog would have to note
+        print(
+            f"error: not UTF-8: {shortened(error.object)!a}, character {error.start}\n  try: another name",
+            file=sys.stderr,
+        )
+        return 2
+    except MemoryError:
+        print("error: that takes more memory than there is\n  try: a smaller input, or more memory", file=sys.stderr)
+        return 1
     except OSError as error:  # a folder where a file is to be written, a file where a folder is, no permission
         path = error.filename2 or error.filename
         if path is None and error.errno not in _FULL:
@@ -69,6 +83,21 @@ def _run(args: argparse.Namespace) -> int:
         where = "a file, or what is printed" if path is None else shortened(str(path))
         print(f"error: {where}: {error.strerror}\n  try: name another place", file=sys.stderr)
         return 1
+
+
+def _check_words() -> None:
+    """Raise UnicodeEncodeError for what was typed and is no UTF-8: files are to hold it."""
+    for word in sys.argv[1:]:
+        word.encode()
+
+
+def _is_anywhere() -> bool:
+    """Whether the folder that this process was started in is still there."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 class _Parser(argparse.ArgumentParser):

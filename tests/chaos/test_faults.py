@@ -159,3 +159,16 @@ def test_the_command_names_mistakes_without_torch(tmp_path: Path) -> None:
     )
     assert done.returncode == 2
     assert "no fault is named" in done.stderr
+
+
+def test_many_mistakes_are_not_all_looked_up() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_faults(["kil rank=0 step=1"] * 3000)
+    assert str(caught.value).count("did you mean kill") <= 101
+
+
+def test_a_run_of_more_steps_than_can_be_counted() -> None:
+    scene = Scene(world_size=1, steps=10**15, checkpoint_every=100, eval_every=10**9)
+    assert parse_faults(["kill rank=0 step=200 phase=checkpoint", f"kill rank=0 step={10**15} phase=evaluate"], scene)
+    with pytest.raises(ConfigError, match=r"phase checkpoint comes at steps 100, 200, 300, .*, 800, …"):
+        parse_faults(["kill rank=0 step=150 phase=checkpoint"], scene)

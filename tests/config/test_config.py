@@ -184,3 +184,22 @@ def test_the_effective_batch_is_explained(
 def test_a_world_that_cannot_be_is_one_error(run_file: Path) -> None:
     with pytest.raises(ConfigError, match="global_batch_size=16 is not a multiple of world size 3"):
         load_run_config(run_file).check_world(3)
+
+
+def test_a_value_nested_deep_by_its_key_is_refused(run_file: Path) -> None:
+    run_file.write_text("seed" + ".a" * 3000 + " = 1\n" + run_file.read_text())
+    with pytest.raises(ConfigError, match="a key of more than 32 parts"):
+        load_run_config(run_file)
+
+
+def test_an_override_of_many_parts_is_refused(run_file: Path) -> None:
+    for text in ("seed" + ".a" * 3000 + "=1", "seed={a" + ".a" * 3000 + "=1}"):
+        with pytest.raises(ConfigError, match="seed"):
+            load_run_config(run_file, [text])
+
+
+def test_not_every_one_of_many_unknown_keys_is_looked_up(run_file: Path) -> None:
+    model = run_file.with_name("config.json")
+    model.write_text(json.dumps({**json.loads(model.read_text()), **{f"hidden_siz{n}": 1 for n in range(3000)}}))
+    with pytest.raises(ConfigError, match=": 100 mistakes"):
+        load_run_config(run_file)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import argparse
 import errno
 import gc
 import json
@@ -9,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from frog.cli import _run
 from frog.core.env import world_env
 from frog.core.errors import FrogError, RunError, UsageError
 from frog.core.files import link_folder, open_lock, sha256_file, write_atomic, write_json
 from frog.core.loading import loading
 from frog.core.processes import is_alive
-from frog.core.runfolder import RunFolder, find_run
+from frog.core.runfolder import RunFolder, check_output, find_run
 from frog.core.seeds import derive_seed
 from frog.core.units import format_bytes, format_count, format_seconds
 
@@ -207,3 +209,25 @@ def test_what_is_loaded_is_never_looked_through_for_garbage() -> None:
     assert gc.isenabled()
     assert gc.get_freeze_count() - num_before > len(kept)
     gc.unfreeze()
+
+
+def test_an_output_does_not_take_the_place_of_a_runs_files(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "one"
+    (run / "checkpoints" / "step_00000001").mkdir(parents=True)
+    kept = [run / "run.json", run / "record.json", run / "checkpoints" / "step_00000001" / "manifest.json"]
+    for path in kept:
+        path.write_text("{}")
+    (tmp_path / "link").symlink_to(run)
+    for path in (*kept, tmp_path / "link" / "record.json", run / "events" / ".." / "record.json"):
+        with pytest.raises(UsageError, match="is a file of the run in"):
+            check_output(path)
+    for path in (run / "report.html", run / "events" / "new.html", tmp_path / "record.json"):
+        check_output(path)
+
+
+def test_a_command_that_finds_no_memory_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    def handler(args: argparse.Namespace) -> int:
+        raise MemoryError
+
+    assert _run(argparse.Namespace(handler=handler)) == 1
+    assert capsys.readouterr().err.startswith("error: that takes more memory than there is\n  try: ")

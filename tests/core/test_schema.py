@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
 
 from frog.core.errors import RunError
-from frog.core.schema import Typed, convert, decode, read_typed, write_typed
+from frog.core.schema import Typed, convert, decode, parse_toml, read_bounded, read_typed, write_typed
 
 
 class Part(Typed):
@@ -93,3 +94,57 @@ def test_what_is_no_plain_file_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "large").write_bytes(b" " * 100)
     with pytest.raises(RunError, match="found 100 bytes, expected at most 10"):
         read_typed(tmp_path / "large", Whole, most_bytes=10)
+
+
+def test_an_endless_pipe_of_the_shell_is_read_as_far_as_a_file_may_be_long(tmp_path: Path) -> None:
+    read_end, write_end = os.pipe()
+    os.write(write_end, b" " * 100)
+    with pytest.raises(RunError, match="found more than 10 bytes, expected at most 10"):
+        read_typed(Path(f"/dev/fd/{read_end}"), Whole, most_bytes=10)  # the other end is still open
+    os.close(read_end)
+    os.close(write_end)
+
+
+def test_a_file_that_tells_no_size_takes_memory_for_what_it_holds_alone(tmp_path: Path) -> None:
+    (tmp_path / "empty").touch()
+    tracemalloc.start()
+    try:
+        assert read_bounded(tmp_path / "empty", most_bytes=1 << 30) == b""
+        assert read_bounded(Path("/proc/self/status"), most_bytes=1 << 30)[:5] == b"Name:"
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("levels", [200, 600, 900, 960, 980])
+def test_what_could_be_read_but_neither_shown_nor_copied_is_refused(levels: int) -> None:
+    for text in ("[" * levels + "]" * levels, '{"a":' * levels + "1" + "}" * levels):
+        with pytest.raises(RunError, match="f: nested too deep to be read"):
+            decode(f'{{"new": {text}}}', dict[str, Any], "f")
+
+
+def test_more_values_than_memory_is_meant_for_are_refused() -> None:
+    with pytest.raises(RunError, match="f: found more than 6000000 values"):
+        decode('{"new": [' + "{}," * 3_000_000 + "{}]}", dict[str, Any], "f")
+
+
+@pytest.mark.parametrize(
+    "key", ["a" + ".a" * 100_000, '"a"' + ' . "b.c"' * 60_000, "'a'" + ".b" * 40, "x" * 200_000 + ".y" * 100_000]
+)
+@pytest.mark.parametrize("form", ["{} = 1", "[{}]", "x = {{ y = 1, {} = 2 }}", 'x = """\n"""\n{} = 1'])
+def test_a_key_of_more_parts_than_the_reader_can_hold(key: str, form: str) -> None:
+    with pytest.raises(ValueError, match="a key of more than 32 parts"):
+        parse_toml(form.format(key))
+
+
+def test_tables_in_tables_of_toml() -> None:
+    with pytest.raises(RecursionError):
+        parse_toml("x = " + "{a.a.a = " * 60 + "1" + "}" * 60)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['"{}"', "'{}'", '"""\n{}"""', "'''{}'''", '[0.1, "{}", 0.2]', '1 # "{}', '"\\"{}"', "[" + "0.5, " * 99 + "]"],
+)
+def test_points_in_texts_and_numbers_are_no_keys(text: str) -> None:
+    assert "x" in parse_toml("x = " + text.format("a." * 99))

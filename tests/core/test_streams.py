@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from frog.core.errors import UsageError
+from frog.finetune.classify import _lines_of_input
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -47,3 +50,46 @@ def test_the_demo_asks_again_after_bytes_that_are_no_text(tmp_path: Path) -> Non
     done = shell(f'PYTHONIOENCODING=utf-8:strict frog demo a --out "{tmp_path}/demo"', ROOT, b"\xff\xfe\nq\n")
     assert done.returncode == 0, done.stdout
     assert done.stdout.count(b"Enter: run it") == 2
+
+
+def test_a_line_without_end_is_no_answer(tmp_path: Path) -> None:
+    done = shell("ulimit -v 4000000; frog quiz 1 < /dev/zero", tmp_path)
+    assert (done.returncode, b"Traceback" in done.stdout) == (0, False), done.stdout
+
+
+def test_texts_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open("/dev/zero") as endless:
+        monkeypatch.setattr(sys, "stdin", endless)
+        with pytest.raises(UsageError, match="standard input: found more than 16777216 bytes"):
+            list(_lines_of_input())
+
+
+@pytest.mark.parametrize("command", ["quiz 1", "class x", "learn", "runs"])
+def test_the_current_folder_may_be_gone(command: str, tmp_path: Path) -> None:
+    done = shell(f"mkdir gone; cd gone; rmdir ../gone; frog {command}", tmp_path)
+    assert (done.returncode, done.stdout) == (
+        1,
+        b"error: the current folder is there no more\n  try: cd to one that is\n",
+    )
+
+
+def test_answers_without_end_that_are_none(tmp_path: Path) -> None:
+    done = shell("yes wrong | frog quiz 1", tmp_path)
+    assert done.returncode == 0
+    assert len(done.stdout) < 64 << 10
+    assert b"\n20 lines, and none is an answer: that is all\n" in done.stdout
+
+
+@pytest.mark.parametrize("words", ["frog train $'\\xff'.toml", "frog run --nproc 1 -- train $'\\xff'.toml"])
+def test_names_that_are_no_utf8(words: str, tmp_path: Path) -> None:
+    done = shell(words, tmp_path)
+    assert (done.returncode, done.stdout[:18]) == (2, b"error: not UTF-8: "), done.stdout
+    assert b"\n  try: another name\n" in done.stdout
+
+
+def test_a_name_that_is_no_utf8_and_was_not_typed(tmp_path: Path) -> None:
+    done = shell(
+        "mkdir texts; for n in 1 2 3; do seq 1000 >texts/$n$'\\xff'.txt; done; frog data prepare --corpus texts",
+        tmp_path,
+    )
+    assert b"Traceback" not in done.stdout, done.stdout

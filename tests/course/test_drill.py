@@ -38,7 +38,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
             raise EOFError
         return text
 
-    monkeypatch.setattr("builtins.input", line)
+    monkeypatch.setattr("frog.course.typed.read_line", line)
 
 
 def test_every_fault_that_is_drawn_can_be_met() -> None:

@@ -252,7 +252,7 @@ def test_leaving_keeps_what_was_answered(
             raise KeyboardInterrupt if last == "Ctrl-C" else EOFError
         return text
 
-    monkeypatch.setattr("builtins.input", line)
+    monkeypatch.setattr("frog.course.typed.read_line", line)
     assert main(["quiz", "--seed", "1"]) == 0
     assert "1 of 1 right (seed 1)" in capsys.readouterr().out
     assert json.loads((tmp_path / "progress.json").read_text())["quizzes"][0]["asked"] == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -192,3 +193,32 @@ def test_a_small_file_cannot_hold_a_line_without_end(name: str, tmp_path: Path) 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.txt")
     assert "no file to read" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(("ending", "line"), [("txt", b"a\n"), ("jsonl", b'{"text": "a"}\n')])
+def test_a_small_gzip_file_that_holds_more_than_a_text_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, line: bytes
+) -> None:
+    monkeypatch.setattr("frog.data.files._MOST_BYTES", 1 << 20)
+    path = tmp_path / f"bomb.{ending}.gz"
+    path.write_bytes(gzip.compress(line * 1_500_000))
+    assert "holds more than 64 times its own size, which no text does" in refusal(path)
+
+
+def test_a_parquet_file_whose_rows_share_one_large_text(tmp_path: Path) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "same.parquet"
+    parquet.write_table(pyarrow.table({"text": pyarrow.array(["x" * (1 << 20)] * 100).dictionary_encode()}), path)
+    tracemalloc.start()
+    assert sum(map(len, (document.text for document in read_corpus(path)))) == 100 << 20
+    assert tracemalloc.get_traced_memory()[1] < 20 << 20
+    tracemalloc.stop()
+
+
+def test_a_row_group_larger_than_memory_is_meant_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path = tmp_path / "large.parquet"
+    parquet.write_table(pyarrow.table({"text": ["x" * 5000] * 3, "n": [1, 2, 3]}), path, use_dictionary=False)
+    monkeypatch.setattr("frog.data.files._MOST_GROUP_BYTES", 10_000)
+    assert "a row group has" in refusal(path)
+    assert "column 'n' holds a int, not text" in refusal(path, "n")

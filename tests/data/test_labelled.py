@@ -25,6 +25,7 @@ from frog.data.labelled_batches import (
     completion_row,
     pad,
 )
+from frog.data.lines import parse_line
 from frog.data.tokenizer import END_OF_DOCUMENT_ID, train_tokenizer
 
 TEXTS = ["the frog sat on a log", "a log sat on the frog", "frogs sing of ponds"]
@@ -276,3 +277,17 @@ def test_rows_are_padded_to_few_lengths() -> None:
 def test_a_batch_that_does_not_divide() -> None:
     with pytest.raises(ShapeError, match=r"8 texts is not a multiple of 3 dp ranks x grad_accum 1 = 3"):
         batches(dp_size=3)
+
+
+def test_a_file_too_large_for_memory_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "large.jsonl"
+    with path.open("wb") as file:
+        file.truncate(65 << 20)
+    with pytest.raises(DataError, match="expected at most 67108864"):
+        read_labelled(str(path), 0.25)
+
+
+@pytest.mark.parametrize("value", ["[" * 950 + "]" * 950, "[" + "{}," * 3_000_000 + "{}]"])
+def test_a_line_that_nothing_can_be_done_with(value: str) -> None:
+    with pytest.raises(DataError, match=r"f, line 1: (nested too deep to be read|holds too many values)"):
+        parse_line(f'{{"text": "a", "label": {value}}}', "f, line 1")

@@ -107,7 +107,7 @@ def test_ctrl_c_ends_the_step_and_asks(tmp_path: Path, monkeypatch: pytest.Monke
     """At the keyboard: Enter runs it, Ctrl-C ends it, s goes on without it."""
     answers = iter(["", "s", ""])
     one = player(tmp_path, step("echo begun > begun; sleep 1000"), step("echo after"), auto=False)
-    monkeypatch.setattr(one.console, "input", lambda _: next(answers))
+    monkeypatch.setattr("frog.demo.play.read_line", lambda _: next(answers))
 
     def interrupt() -> None:
         while not (tmp_path / "begun").exists():
@@ -127,6 +127,12 @@ def test_a_demo_needs_the_repository_and_a_new_folder(tmp_path: Path, monkeypatc
         _folder(tmp_path / "new", 1)
     with pytest.raises(UsageError, match="there is no"):
         _folder(tmp_path / "new", 2)
+
+
+def test_runs_that_are_not_a_demos_are_not_removed(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "demo").mkdir(parents=True)
+    with pytest.raises(UsageError, match="is no demo's folder"):
+        _folder(tmp_path, 2)
 
 
 @pytest.mark.slow

@@ -976,3 +976,15 @@ def test_of_a_run_of_an_older_frog_less_is_said(run: FailedRun) -> None:
     result = diagnose(run.folder)
     assert (result.fault, result.certain) == ("unknown", False)
     assert sum("as another Frog writes them" in line for line in result.evidence) == 5
+
+
+def test_of_thousands_of_starts_the_first_and_the_last_are_shown() -> None:
+    lines = tuple(map(str, range(5000)))
+    also = tuple(Diagnosis("kill", f"start {number}", evidence=lines) for number in range(5000))
+    shown = Diagnosis("kill", "the last", evidence=lines, also=also).shortened()
+    assert len(letter("run", shown)) < 64 << 10
+    assert len(json.dumps(shown.as_json(), indent=2)) < 64 << 10
+    assert (shown.also[0].finding, shown.also[-1].finding) == ("start 0", "start 4999")
+    assert shown.evidence[-1] == "... and 4940 lines more"
+    few = Diagnosis("kill", "the last", evidence=lines[:3], also=also[:2])
+    assert few.shortened().evidence == few.evidence

@@ -2,12 +2,16 @@ from __future__ import annotations
 
 import errno
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from frog.core.runfolder import RunFolder
 from frog.events import EventWriter, read_run
+from frog.events.attempts import Attempt
+from frog.events.changes import places_of
+from frog.events.launcher_schema import ReplaceEvent
 from frog.events.schema import CollectiveEvent, EndEvent, SpanEvent
 
 
@@ -101,3 +105,37 @@ def test_of_a_step_taken_twice_the_later_counts(tmp_path: Path) -> None:
         1: "completed",
         2: "failed",
     }
+
+
+def test_lines_are_read_block_by_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder(tmp_path)
+    writer = EventWriter(folder.rank_events(0))
+    for step in range(1, 40):
+        writer.emit("end", step=step, status="completed", weights_sha256=None)
+    writer.close()
+    expected = read_run(folder).main.events
+    monkeypatch.setattr("frog.events.read._BLOCK_BYTES", 300)
+    assert read_run(folder).main.events == expected
+    with folder.rank_events(0).open("ab") as file:
+        file.write(b"\0" * 5000)  # a line longer than a block
+    again = read_run(folder)
+    assert again.main.events == expected
+    assert any("1 damaged or torn lines" in problem for problem in again.problems)
+
+
+def test_a_file_larger_than_memory_is_not_read_as_a_whole(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.events.mkdir()
+    with folder.rank_events(0).open("wb") as file:
+        file.truncate(400 << 20)
+    tracemalloc.start()
+    assert read_run(folder).main.events == []
+    assert tracemalloc.get_traced_memory()[1] < 100 << 20
+    tracemalloc.stop()
+
+
+def test_replacements_of_each_other_end(tmp_path: Path) -> None:
+    """As only a damaged file can say."""
+    times = {"unix_ns": 1, "attempt": 0, "rank": 0, "node": 0, "node_rank": 0, "number": 1}
+    told = [ReplaceEvent(pid=pid, lost=lost, **times) for pid, lost in ((1, 2), (2, 1), (3, 3))]
+    assert places_of([Attempt(0, None, replacements=told)]) == {}

@@ -118,10 +118,34 @@ def _lines(rng: random.Random, path: Path) -> str:
     return f"line {at + 1} {kind}"
 
 
+_SMALL_FOR_MUCH = {
+    "parts": b"seed" + b".a" * 50_000 + b" = 1\n",
+    "flood": b"".join(b"see%d = 1\n" % n for n in range(50_000)),
+    "values": b'{"x": [' + b'{"":0},' * 1_000_000 + b"0]}\n",
+}
+"""What a reader of TOML or JSON may take minutes or gigabytes for."""
+
+
 def _kind(rng: random.Random, path: Path) -> str:
     """Something else lies there, or nothing, or it cannot be read, or a folder around it not written."""
     kind = rng.choice(
-        ("gone", "folder", "pipe", "device", "loop", "empty", "dangling", "deep", "bomb", "locked", "locked", "shut")
+        (
+            *(
+                "gone",
+                "folder",
+                "pipe",
+                "device",
+                "loop",
+                "empty",
+                "dangling",
+                "deep",
+                "bomb",
+                "locked",
+                "locked",
+                "shut",
+            ),
+            *("parts", "flood", "values"),
+        )
     )
     if kind == "locked":
         path.chmod(0)
@@ -147,6 +171,9 @@ def _kind(rng: random.Random, path: Path) -> str:
             + b"".join(b"%c: &%c [%s]\n" % (n + 1, n + 1, b",".join([b"*%c" % n] * 9)) for n in range(97, 115))
         )
         return kind
+    if kind in _SMALL_FOR_MUCH:
+        path.write_bytes(_SMALL_FOR_MUCH[kind] + path.read_bytes())
+        return kind
     path.unlink()
     if kind == "folder":
         path.mkdir()
@@ -164,9 +191,9 @@ def _kind(rng: random.Random, path: Path) -> str:
 def _structure(rng: random.Random, path: Path) -> str:
     """One value of a JSON or TOML file, or of a line of JSON, is gone or another."""
     name = path.name
-    if name.endswith(".jsonl"):
-        return _json_line(rng, path)
     try:
+        if name.endswith(".jsonl"):
+            return _json_line(rng, path)
         if name.endswith(".toml"):
             table = tomllib.loads(path.read_text())
             said = change(rng, table)
@@ -179,7 +206,7 @@ def _structure(rng: random.Random, path: Path) -> str:
             said = change(rng, table)
             path.write_text(json.dumps(table))
             return said
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):  # nested deeper than can be written
         pass
     return ""
 
@@ -227,7 +254,7 @@ def change(rng: random.Random, table: Any) -> str:
         holder[rng.choice(HOSTILE)] = copy.deepcopy(old)
     else:
         value: Any = old
-        for _ in range(rng.choice((3, 200))):
+        for _ in range(rng.choice((3, 200, 960))):
             value = [value] if kind == "deep" else {"x": value}
         holder[key] = value
     return f"{str(key)[:40]!r} {kind}"

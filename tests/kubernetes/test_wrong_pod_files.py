@@ -72,3 +72,18 @@ def test_a_thousand_mistakes_are_not_all_listed(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match=r"\n  \.\.\. 9\d\d more") as caught:
         read_manifest(path)
     assert len(str(caught.value)) < 1 << 14
+
+
+def test_a_text_of_more_values_than_can_be_read_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("frog.kubernetes.yamltext._MOST_NODES", 1000)
+    with pytest.raises(ValueError, match="holds more than 1000 values"):
+        load_documents("- []\n" * 10_000 + "{")  # before the end is looked at
+
+
+def test_a_job_of_more_pods_than_there_can_be_and_many_unknown_keys(tmp_path: Path) -> None:
+    job = next(iter(load_documents(SMALL)))
+    job["spec"] |= {"completions": 10**18, "parallelism": 10**18} | {f"unknow{n}": 1 for n in range(3000)}
+    (tmp_path / "k8s.yaml").write_text(json.dumps(job))
+    with pytest.raises(ManifestError, match=r"10{18}: must be at most 100000") as caught:
+        read_manifest(tmp_path / "k8s.yaml")
+    assert "952 more" in str(caught.value)  # of 1002: 50 are shown

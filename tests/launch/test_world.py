@@ -16,7 +16,7 @@ import pytest
 from run_files import beat
 
 from frog.core.env import MAY_MEET, SURVIVES
-from frog.core.errors import LaunchError, UsageError
+from frog.core.errors import ConfigError, LaunchError, UsageError
 from frog.core.launch_request import LaunchRequest
 from frog.core.processes import NOT_MET, is_alive
 from frog.core.runfolder import RunFolder
@@ -349,3 +349,8 @@ def test_a_signal_that_finds_nothing_to_stop_changes_nothing(run_nodes: RunNodes
 def test_what_cannot_go_on_is_not_started_again() -> None:
     with pytest.raises(UsageError, match="prove begins anew each time"):
         run_world(Nodes(1, 1, 2), ["prove", "cases.json"], Options(restarts=1))
+
+
+def test_a_world_larger_than_the_machine() -> None:
+    with pytest.raises(ConfigError, match="a world of 1000000000 ranks takes at least"):
+        run_world(10**9, ["train", "none.toml"])

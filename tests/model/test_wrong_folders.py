@@ -78,3 +78,12 @@ def test_pipes_are_not_waited_for(adapter: Path, saved: Path) -> None:
         os.mkfifo(path)
         with pytest.raises(RunError, match="missing"):
             read()
+
+
+def test_weights_of_another_size_are_not_read(saved: Path) -> None:
+    with (saved / "model.safetensors").open("r+b") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(
+        RunError, match=r"its weights have 1099511627776 bytes, the model of its config.json \d+ parameters"
+    ):
+        load_hf(saved)

@@ -268,3 +268,13 @@ def test_a_log_cannot_steer_the_terminal(folder: RunFolder, capsys: pytest.Captu
     write(folder.rank_log(0), "2026-11-21 10:00:00.000 rank 0 | \x1b[2J\x1b]0;t\x07 \x9b1m \u202e \r over")
     assert main(["logs", str(folder.path)]) == 0
     assert r"\x1b[2J\x1b]0;t\x07 \u009b1m \u202e \x0d over" in capsys.readouterr().out
+
+
+def test_a_long_log_is_read_block_by_block(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = shown(folder)
+    monkeypatch.setattr("frog.view.logs._BLOCK_BYTES", 80)
+    assert shown(folder) == expected
+    write(folder.rank_log(0), f"{DAY} 10:00:09.000 rank 0 | " + "x" * 1000, f"{DAY} 10:00:10.000 rank 0 | after")
+    long, after = shown(folder)[-2:]
+    assert len(long) < 200
+    assert after == "10:00:10.000 [rank 0] after"

@@ -67,3 +67,9 @@ def test_without_the_package_the_error_says_how_to_get_it(tmp_path: Path, monkey
         export_tensorboard(make_run(tmp_path / "r", Synthetic(segments=[(1, 0, 1)])))
     assert caught.value.hint is not None
     assert "pip install 'frog[tensorboard]'" in caught.value.hint
+
+
+def test_a_folder_that_tensorboard_cannot_name(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="the extra `tensorboard` is not installed")
+    with pytest.raises(UsageError, match="no name that is not UTF-8"):
+        export_tensorboard(make_run(tmp_path / "r", Synthetic(segments=[(1, 0, 1)])), tmp_path / "\udcff")

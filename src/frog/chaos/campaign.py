@@ -23,7 +23,7 @@ from frog.chaos.trial import Launch, Setting, Verdict, run_trial
 from frog.config.fault_kinds import KINDS
 from frog.core.errors import FrogError, LaunchError, UsageError
 from frog.core.files import write_atomic
-from frog.core.runfolder import RunFolder
+from frog.core.runfolder import RunFolder, check_output
 from frog.launch.commands import read_world
 from frog.launch.nodes import Nodes
 
@@ -45,9 +45,10 @@ def run_campaign(args: argparse.Namespace, program: Sequence[str]) -> int:
     sandbox = read_sandbox(program)
     if sandbox.resumes:
         raise UsageError("a campaign's runs all begin at step 0", "leave --resume out, or --campaign")
-    setting = make_setting(args, sandbox)
+    setting, out = make_setting(args, sandbox), args.out or FOLDER / f"seed-{args.seed}.txt"
+    check_output(out)
     make = SurvivalCampaign if shrinks else Campaign
-    campaign = make(setting, count, args.seed, args.out or FOLDER / f"seed-{args.seed}.txt", args.kinds)
+    campaign = make(setting, count, args.seed, out, args.kinds)
     print(f"the undisturbed run: runs/{campaign.oracle_name}", flush=True)
     with _sigterm_is_ctrl_c():
         oracle = campaign.run_oracle()

@@ -97,7 +97,7 @@ class _Files:
         if name not in self._open:
             try:
                 self._open[name] = safe_open(self._folder / name, framework="pt")
-            except (SafetensorError, OSError) as error:
+            except (SafetensorError, OSError, MemoryError) as error:
                 raise CheckpointError(f"{self._folder / name}: cannot be read: {error}") from None
         return self._open[name]
 

@@ -13,17 +13,20 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import itertools
 import json
-import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from frog.config.fault_kinds import KINDS, Kind
 from frog.core.errors import ConfigError
-from frog.core.schema import read_toml
+from frog.core.schema import parse_toml, read_toml
 from frog.core.vocabulary import PHASES
+
+_MOST_TOLD = 100
+"""Mistakes; to look up what was meant takes time."""
 
 _COMMON = ("kind", "rank", "step", "phase", "micro", "times")
 
@@ -88,8 +91,9 @@ class Scene:
             found.append(f"rank={fault.rank}: this world has ranks 0 to {self.world_size - 1}")
         if fault.step > self.steps:
             found.append(f"step={fault.step}: the run has {self.steps} steps")
-        elif fault.phase in ("checkpoint", "evaluate") and fault.step not in (taken := self.steps_with(fault.phase)):
-            named = ", ".join(map(str, taken[:8])) + (", …" if len(taken) > 8 else "")
+        elif fault.phase in ("checkpoint", "evaluate") and not self._has(fault.phase, fault.step):
+            first = list(itertools.islice(self.steps_with(fault.phase), 9))
+            named = ", ".join(map(str, first[:8])) + (", …" if len(first) > 8 else "")
             found.append(f"step={fault.step}: phase {fault.phase} comes at steps {named}")
         elif fault.step == 0 and fault.phase != "evaluate":
             found.append(f"step=0: only phase evaluate comes before step 1, not {fault.phase}")
@@ -106,11 +110,15 @@ class Scene:
             found.append(f"{kind.name}: {missing}")
         return found
 
-    def steps_with(self, phase: str) -> list[int]:
+    def steps_with(self, phase: str) -> Iterator[int]:
         """The steps after which the run evaluates, or saves."""
         every = self.eval_every if phase == "evaluate" else self.checkpoint_every
-        first = [0] if phase == "evaluate" else []
-        return first + [step for step in range(1, self.steps + 1) if step % every == 0 or step == self.steps]
+        yield from range(0 if phase == "evaluate" else every, self.steps, every)
+        yield self.steps
+
+    def _has(self, phase: str, step: int) -> bool:
+        every = self.eval_every if phase == "evaluate" else self.checkpoint_every
+        return step == self.steps or (step % every == 0 and (step > 0 or phase == "evaluate"))
 
 
 def parse_faults(texts: Sequence[str], scene: Scene | None = None) -> list[Fault]:
@@ -132,7 +140,8 @@ def load_faults(path: Path, scene: Scene | None = None) -> list[Fault]:
         content = read_toml(path, ConfigError, "correct that file, or name one with [[fault]] tables")
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file", "name a file with [[fault]] tables") from None
-    problems = [f"{path}: {_unknown(key, ['fault'])}" for key in content if key != "fault"]
+    strange = [key for key in content if key != "fault"][:_MOST_TOLD]
+    problems = [f"{path}: {_unknown(key, ['fault'])}" for key in strange]
     listed = content.get("fault", [])
     if not isinstance(listed, list) or not all(isinstance(table, dict) for table in listed) or not listed:
         problems.append(f"{path}: holds no [[fault]] tables")
@@ -165,7 +174,7 @@ def _words(text: str, where: str, problems: list[str]) -> dict[str, Any]:
             continue
         table[name] = value
         with contextlib.suppress(ValueError, RecursionError):  # a bare word is a text
-            table[name] = tomllib.loads(f"value = {value}")["value"]
+            table[name] = parse_toml(f"value = {value}")["value"]
     return table
 
 
@@ -174,6 +183,8 @@ def _build_all(
 ) -> list[Fault]:
     faults = []
     for where, table in tables:
+        if len(problems) > _MOST_TOLD:
+            break
         found: list[str] = []
         fault = _build(table, found)
         if fault is not None:
@@ -195,7 +206,7 @@ def _build(table: Mapping[str, Any], problems: list[str]) -> Fault | None:
         return None
     kind = KINDS[name]
     valid = [*_COMMON, *kind.own]
-    problems += [_unknown(key, valid) for key in table if key not in valid]
+    problems += [_unknown(key, valid) for key in [key for key in table if key not in valid][:_MOST_TOLD]]
     values = {key: table[key] for key in table if key in valid and not _wrong(kind, key, table[key], problems)}
     problems += [f"{key}: missing" for key in ("rank", "step") if key not in table]
     if "rank" not in values or "step" not in values:

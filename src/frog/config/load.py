@@ -7,7 +7,6 @@ import copy
 import dataclasses
 import difflib
 import sys
-import tomllib
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from typing import Any
 from frog.config.model import ModelConfig
 from frog.config.run import ModelSource, RunConfig
 from frog.core.errors import ConfigError
-from frog.core.schema import convert, read_toml, read_typed, shortened
+from frog.core.schema import convert, parse_toml, read_toml, read_typed, shortened
 
 _HF_FIXED: dict[str, tuple[Any, ...]] = {
     "architectures": (["LlamaForCausalLM"], ["MixtralForCausalLM"]),
@@ -32,6 +31,9 @@ _HF_FIXED: dict[str, tuple[Any, ...]] = {
     "sliding_window": (None,),
 }
 """Keys of a Hugging Face config.json that describe what Frog's model always is, with the values that say so."""
+
+_MOST_UNKNOWN, _MOST_PARTS = 100, 8
+"""Of a table's unknown keys so many are told, since each is looked up; an override's key has no more parts."""
 
 _MIXTRAL_EXPERTS = 8
 """How many experts a Mixtral has whose config.json does not say."""
@@ -82,7 +84,7 @@ def parse_run_config(table: dict[str, Any], path: Path, problems: list[str] | No
 
     hints = typing.get_type_hints(RunConfig)
     valid = [name for name in hints if name != "source"]
-    problems += [_unknown(key, valid) for key in table if key not in valid]
+    problems += [_unknown(key, valid) for key in [key for key in table if key not in valid][:_MOST_UNKNOWN]]
     values = {key: _check(key, value, hints[key], problems) for key, value in table.items() if key in valid}
     if not problems and model is not None and source is not None:
         config = RunConfig(model=model, source=source, **values)
@@ -147,13 +149,13 @@ def _unknown(key: str, valid: Sequence[str]) -> str:
 def _apply_override(table: dict[str, Any], text: str, problems: list[str]) -> None:
     key, equals, value_text = text.partition("=")
     parts = key.strip().split(".")
-    if not equals or not all(parts):
+    if not equals or not all(parts) or len(parts) > _MOST_PARTS:
         problems.append(f"--set {text}: must be KEY=VALUE, like train.steps=200")
         return
     value: Any = value_text.strip()
     if not _is_text(parts):
         with contextlib.suppress(ValueError, RecursionError):  # a bare word is a text
-            value = tomllib.loads(f"value = {value_text}")["value"]
+            value = parse_toml(f"value = {value_text}")["value"]
     target = table
     for part in parts[:-1]:
         target = target.setdefault(part, {})
@@ -225,7 +227,10 @@ def build_section(cls: type[Any], table: Mapping[str, Any], prefix: str, problem
     """`cls` from `table`, or None after noting what is unknown, missing or of the wrong type."""
     before = len(problems)
     hints = typing.get_type_hints(cls)
-    problems += [_unknown(f"{prefix}{key}", [f"{prefix}{name}" for name in hints]) for key in table if key not in hints]
+    valid = [f"{prefix}{name}" for name in hints]
+    problems += [
+        _unknown(f"{prefix}{key}", valid) for key in [key for key in table if key not in hints][:_MOST_UNKNOWN]
+    ]
     values = {
         key: _check(f"{prefix}{key}", value, hints[key], problems) for key, value in table.items() if key in hints
     }

@@ -17,7 +17,7 @@ from frog.core.names import name_problem
 _MOST = 10**9
 """Of whatever is counted in a run file: what lies above is a slip of the pen."""
 
-_MOST_OF = {"global_batch_size": 10**7, "grad_accum": 10**5, "sequence_length": 10**8}
+_MOST_OF = {"global_batch_size": 10**7, "grad_accum": 10**5, "sequence_length": 10**8, "sample_tokens": 10**5}
 """Where less is a slip already: ten times the largest that anybody has trained with, and more."""
 
 

@@ -13,6 +13,9 @@ from frog.core.units import format_bytes
 CGROUP = Path("/sys/fs/cgroup")
 """Where a container's limits stand."""
 
+PROCESS_BYTES = 32 << 20
+"""The least that a process takes which runs Python."""
+
 
 def machine_bytes() -> int:
     """The machine's memory, used or not; in a container what it may use of that."""

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from frog.core.errors import RunError
+from frog.core.errors import RunError, UsageError
 from frog.core.files import folders_with, link_folder
 from frog.core.runfile import Record, RunFile
 from frog.core.schema import read_typed
@@ -169,6 +169,19 @@ class RunFolder:
 def _ranks(folder: Path, pattern: str) -> list[int]:
     names = (re.fullmatch(pattern, entry.name) for entry in folder.iterdir()) if folder.is_dir() else ()
     return sorted(int(match[1]) for match in names if match)
+
+
+_OWN = {"run.json", "record.json", "attempt.json", "door.json", "tokenizer.json"}
+_OWN_FOLDERS = {"events", "heartbeats", "logs", "checkpoints", "adapter"}
+
+
+def check_output(path: Path) -> None:
+    """For a file that a user names to be written. Raises UsageError if it would take the place of one of a run's."""
+    real = Path(os.path.realpath(path.parent)) / path.name
+    for folder in real.parents:
+        first = real.relative_to(folder).parts[0]
+        if first in _OWN | _OWN_FOLDERS and os.path.lexists(real) and os.path.exists(folder / "run.json"):
+            raise UsageError(f"{path}: is a file of the run in {folder}, which would be lost", "name another file")
 
 
 def free_name(name: str, runs: Path = Path("runs")) -> str:

@@ -17,16 +17,27 @@ import json
 import os
 import re
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeGuard, TypeVar
+from typing import IO, Annotated, Any, ClassVar, TypeGuard, TypeVar
 
 import msgspec
 
 from frog.core.errors import FrogError, RunError
 from frog.core.files import open_plain, write_atomic
 
+_PIECE_BYTES = 1 << 20
 MOST_BYTES = 64 << 20
 """Of a file that is read whole. Those that Frog writes are far smaller."""
+
+_MOST_VALUES = 6_000_000
+"""Of JSON. A value of six bytes takes 240 in memory, and some readers have it twice."""
+
+_MOST_TOML_BYTES = 1 << 20
+"""What is read in a second: Python's reader of TOML is slow."""
+
+_MOST_DEPTH, _MOST_KEY_PARTS = 100, 32
+"""Of tables in tables, and of a key such as a.b.c: each part is a table, and the reader holds all parts for each."""
 
 _MOST_SHOWN = 80
 """Characters of a value that an error quotes."""
@@ -87,9 +98,10 @@ def read_bounded(
     try:
         with open_plain(path) as file:
             size = os.fstat(file.fileno()).st_size
-            data = file.read() or b"" if size <= most_bytes else b""  # None of /proc/kmsg, with nothing to tell
+            data = b"" if size > most_bytes else file.read() if size else _read_unsized(file, most_bytes)
         if max(size, len(data)) > most_bytes:
-            raise error(f"{path}: found {max(size, len(data))} bytes, expected at most {most_bytes}", hint)
+            found = str(size) if size else f"more than {most_bytes}"
+            raise error(f"{path}: found {found} bytes, expected at most {most_bytes}", hint)
         return data
     except FileNotFoundError:
         raise
@@ -98,18 +110,73 @@ def read_bounded(
         raise error(f"{shortened(str(path), 500)}: cannot be read: {why}", hint) from None
 
 
+def _read_unsized(file: IO[bytes], most_bytes: int) -> bytes:
+    """What a file holds that tells no size: of /proc, or passed by the shell, maybe endless; one byte too many then.
+
+    Read in pieces, since a read of N bytes takes memory for N before there is one.
+    """
+    data = bytearray()
+    while len(data) <= most_bytes and (piece := file.read(min(_PIECE_BYTES, most_bytes + 1 - len(data)))):
+        data += piece  # None, too, ends it: /proc/kmsg with nothing to tell
+    return bytes(data)
+
+
 def read_toml(path: Path, error: type[FrogError] = RunError, hint: str | None = None) -> dict[str, Any]:
     """The table of a TOML file, not yet held against anything.
 
     Raises:  FileNotFoundError if there is none; `error` if it is no plain file, too large, unreadable or no TOML.
     """
-    data = read_bounded(path, error, hint)
+    data = read_bounded(path, error, hint, _MOST_TOML_BYTES)
     try:
-        return tomllib.loads(data.decode())
+        return parse_toml(data.decode())
     except ValueError as problem:  # no UTF-8, no TOML, or a number of thousands of digits
         raise error(f"{path}: not valid TOML: {problem}", hint) from None
     except RecursionError:
         raise error(f"{path}: nested too deep to be read", hint) from None
+
+
+_TEXT_OR_COMMENT = re.compile(
+    r'''"""(?:[^\\]|\\.?)*?(?:"""|\Z)|\'{3}.*?(?:\'{3}|\Z)|"(?:[^"\\\n]|\\.?)*"?|\'[^\'\n]*\'?|#[^\n]*''', re.DOTALL
+)
+_LONG_KEY = re.compile(rf'(?<![\w"-])(?:[\w"-]++[ \t]*+\.[ \t]*+){{{_MOST_KEY_PARTS}}}')
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The table of a TOML text.
+
+    Raises:  ValueError if it is no TOML; RecursionError if it is nested too deep.
+    """
+    if text.count(".") > _MOST_KEY_PARTS and _LONG_KEY.search(_TEXT_OR_COMMENT.sub('""', text)):
+        raise ValueError(f"a key of more than {_MOST_KEY_PARTS} parts")
+    table = tomllib.loads(text)
+    check_depth(table)
+    return table
+
+
+def has_too_many_values(text: bytes | str) -> bool:
+    """Whether a JSON text would take too much memory."""
+    if len(text) <= _MOST_VALUES:
+        return False
+    counts = map(text.count, ",[{") if isinstance(text, str) else map(text.count, (b",", b"[", b"{"))
+    return sum(counts) > _MOST_VALUES
+
+
+def check_depth(value: Any) -> None:
+    """Raise RecursionError if tables, lists and instances lie too deep in each other to be shown, copied or written."""
+    level = [value]
+    for _ in range(_MOST_DEPTH):
+        level = [inner for outer in level for inner in _inside(outer)]
+        if not level:
+            return
+    raise RecursionError
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    if isinstance(value, list | tuple):
+        return value
+    return (getattr(value, name) for name in value.__struct_fields__) if isinstance(value, msgspec.Struct) else ()
 
 
 def decode(
@@ -120,10 +187,15 @@ def decode(
     Raises:  `error` if it is no JSON, of another format, or not of that schema.
     """
     text = data.encode(errors="surrogatepass") if isinstance(data, str) else data
+    if has_too_many_values(text):
+        raise error(f"{origin}: found more than {_MOST_VALUES} values, expected fewer", hint)
     try:
         if _has_format(kind):
             _check_format(msgspec.json.decode(text, type=_Versioned).format, kind, origin, error)
-        return msgspec.json.decode(text, type=kind)
+        value = msgspec.json.decode(text, type=kind)
+        if text.count(b"[") + text.count(b"{") > _MOST_DEPTH:
+            check_depth(value)
+        return value
     except msgspec.ValidationError as problem:
         with contextlib.suppress(ValueError, RecursionError):
             raise error(_refusal(origin, problem, json.loads(text)), hint) from None
@@ -142,6 +214,7 @@ def convert(value: Any, kind: type[T], origin: str, hint: str | None = None, err
     try:
         if _has_format(kind):
             _check_format(msgspec.convert(value, _Versioned).format, kind, origin, error)
+        check_depth(value)
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as problem:
         raise error(_refusal(origin, problem, value), hint) from None

@@ -6,6 +6,9 @@ import io
 import os
 import sys
 
+_MOST_CHARS = 10_000
+"""Of a line that is an answer."""
+
 
 def make_streams_whole() -> None:
     """Open what was closed (`frog quiz 1 <&-`) on nothing, and take any bytes that are typed as text.
@@ -19,6 +22,20 @@ def make_streams_whole() -> None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")
+
+
+def read_line(prompt: str) -> str:
+    """What `input` gives; of a pipe's line, which may have no end, as much as somebody would type.
+
+    Raises:  EOFError at the end of the input.
+    """
+    if sys.stdin.isatty():
+        return input(prompt)
+    print(prompt, end="", flush=True)
+    line = sys.stdin.readline(_MOST_CHARS)
+    if not line or len(line) == _MOST_CHARS:
+        raise EOFError
+    return line
 
 
 def _is_open(number: int) -> bool:

@@ -122,9 +122,9 @@ def _answers(num_ranks: int) -> list[str] | None:
 
 def _answer(question: str, choices: Sequence[str]) -> str | None:
     """One of the choices. What is none is asked for again."""
-    from frog.course.typed import read_answer
+    from frog.course.typed import read_answers
 
-    while (text := read_answer(f"{question}: {', '.join(choices)} > ")) is not None:
+    for text in read_answers(f"{question}: {', '.join(choices)} > "):
         if text.lower() in choices:
             return text.lower()
         print(f"expected one of {', '.join(choices)}")

@@ -14,9 +14,10 @@ import msgspec
 from frog import __version__
 from frog.core.errors import UsageError
 from frog.core.files import sha256_file
+from frog.core.runfolder import check_output
 from frog.core.schema import Digest, Name, Positive, Typed, write_typed
 from frog.core.units import time_text
-from frog.course.folder import LearnerFolder
+from frog.course.folder import MOST_BYTES, LearnerFolder
 from frog.course.journal import Journal
 from frog.course.progress import DrillResult, Guess, QuizResult, Work
 from frog.course.standing import Standing
@@ -32,7 +33,7 @@ class ExerciseRecord(Typed, kw_only=True, frozen=True):
     minutes: Positive
     work: Work
     files: dict[str, str]
-    """What the learner wrote, as it is now: `frog learn check` judges it again."""
+    """What the learner wrote, as it is now: `frog learn check` judges it again. What is too large is left out."""
 
 
 class Export(Typed, kw_only=True, frozen=True):
@@ -76,6 +77,7 @@ def write_export(folder: LearnerFolder, standing: Standing, path: Path | None) -
         records=progress.records,
         journal=progress.journal,
     )
+    check_output(path)
     try:
         write_typed(path, found)
     except OSError as problem:
@@ -87,18 +89,19 @@ def record_hashes(folder: Path) -> dict[str, str]:
     """SHA-256 of each run's record: in the learner's folder, and in the one around it, where the project may be."""
     places = (folder / "runs", folder.parent / "runs")
     records = [path for runs in places for path in sorted(runs.glob("*/record.json")) if path.is_file()]
-    named = [path for path in records if path.parent.name.isprintable()]
+    named = [path for path in records if path.parent.name.isprintable() and path.stat().st_size <= MOST_BYTES]
     return {os.path.relpath(path.parent, folder): sha256_file(path) for path in named}
 
 
 def _record(exercise: Exercise, folder: LearnerFolder, standing: Standing) -> ExerciseRecord:
     manifest, place = exercise.manifest, folder.place(exercise)
-    there = [name for name in manifest.files if (place / name).is_file()]
+    files = [place / name for name in manifest.files]
+    there = [path for path in files if path.is_file() and path.stat().st_size <= MOST_BYTES]
     return ExerciseRecord(
         id=exercise.id,
         number=exercise.number,
         title=manifest.title,
         minutes=manifest.minutes,
         work=standing.work(exercise),
-        files={name: (place / name).read_text(errors="replace") for name in there},
+        files={path.name: path.read_text(errors="replace") for path in there},
     )

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 
 from frog.core.printable import printable
 from frog.core.schema import shortened
+from frog.core.streams import read_line
 
+_MOST_TRIES = 20
 _LEAVE = {"q", "quit", "exit"}
+
+
+def read_answers(prompt: str) -> Iterator[str]:
+    """Answers to one question, until one is taken: as many as somebody tries. A pipe may have no end."""
+    for _ in range(_MOST_TRIES):
+        if (text := read_answer(prompt)) is None:
+            return
+        yield text
+    print(f"{_MOST_TRIES} lines, and none is an answer: that is all")
 
 
 def read_answer(prompt: str) -> str | None:
     """The next line, without blanks around it; None to leave: q, Ctrl-C, the end of the input."""
     try:
-        text = input(prompt).strip()
+        text = read_line(prompt).strip()
     except (EOFError, KeyboardInterrupt):
         print()
         return None

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from frog.core.errors import DataError
 from frog.core.files import open_plain
@@ -25,7 +25,11 @@ SUFFIXES = (".txt", ".md", ".py", ".jsonl", ".parquet")
 _BLOCK_BYTES = 1 << 20
 _MOST_BYTES = 64 << 20
 """Of one document, or one line: a gzip file of some megabytes may hold gigabytes of one."""
-_ROWS_A_BATCH = 256
+_MOST_INFLATED = 64
+"""Times its own size, beyond the bytes above, that a gzip file may hold: texts shrink to a tenth, logs to 2 %."""
+_MOST_GROUP_BYTES = 512 << 20
+"""Of a column in a row group of a parquet file: it may be one page, and is in memory as a whole."""
+_ROWS_A_BATCH, _LINES_A_LOOK = 256, 1000
 _ENDINGS = (*SUFFIXES, *(f"{suffix}.gz" for suffix in SUFFIXES if suffix != ".parquet"))
 
 
@@ -145,6 +149,8 @@ def _json_lines(file: IO[bytes], path: Path, name: str, column: str) -> Iterator
     for number, line in enumerate(iter(partial(file.readline, _MOST_BYTES + 1), b""), start=1):
         if len(line) > _MOST_BYTES:
             raise DataError(f"{path}, line {number}: more than {_MOST_BYTES} bytes in one line", "break it up")
+        if number % _LINES_A_LOOK == 0:
+            _check_inflated(file, path)
         text = _decode_line(line, path, number, offset).rstrip()
         offset += len(line)
         if not text:
@@ -173,16 +179,36 @@ def _parquet_rows(path: Path, name: str, column: str) -> Iterator[Document]:
             columns = file.schema_arrow.names
             # An absent column is reported by its own error, which lists those there are.
             text_of(dict.fromkeys(columns), column, str(path))
+            _check_groups(file.metadata, column, path)
+        # A text that many rows have is in memory once, not once a row.
+        with pyarrow.parquet.ParquetFile(path, read_dictionary=[column]) as file:
             for batch in file.iter_batches(_ROWS_A_BATCH, columns=[column]):
-                for value in batch.column(0).to_pylist():
-                    yield Document(f"{name}:{number}", text_of({column: value}, column, f"{path}, row {number}"))
+                for cell in batch.column(0):
+                    yield Document(f"{name}:{number}", text_of({column: cell.as_py()}, column, f"{path}, row {number}"))
                     number += 1
-    except pyarrow.ArrowInvalid as error:
+    except pyarrow.lib.ArrowException as error:
         raise DataError(f"{path}, after row {number}: not a whole parquet file: {error}") from None
     except OSError as error:
         raise DataError(f"{path}, after row {number}: cannot be read: {error}") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{path}, row {number} or after: broken UTF-8: {error.reason}", "save it as UTF-8") from None
+
+
+def _check_groups(metadata: Any, column: str, path: Path) -> None:
+    """Raise DataError if a row group of the column is larger than memory is meant for."""
+    for group in (metadata.row_group(number) for number in range(metadata.num_row_groups)):
+        chunks = (group.column(number) for number in range(group.num_columns))
+        sizes = [chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema.split(".")[0] == column]
+        if sum(sizes) > _MOST_GROUP_BYTES:
+            what = f"a row group has {sum(sizes)} bytes of {column!r}, expected at most {_MOST_GROUP_BYTES}"
+            raise DataError(f"{path}: {what}", "write it with smaller row groups")
+
+
+def _check_inflated(file: IO[bytes], path: Path) -> None:
+    """Raise DataError if a gzip file holds more than a text can: some kilobytes may hold as many gigabytes."""
+    if isinstance(file, gzip.GzipFile) and file.tell() > _MOST_BYTES + _MOST_INFLATED * path.stat().st_size:
+        what = f"holds more than {_MOST_INFLATED} times its own size, which no text does"
+        raise DataError(f"{path}: {what}", "fetch or compress it again")
 
 
 def _decoded(file: IO[bytes], path: Path) -> Iterator[str]:
@@ -192,6 +218,7 @@ def _decoded(file: IO[bytes], path: Path) -> Iterator[str]:
     while True:
         block = file.read(_BLOCK_BYTES)
         _refuse_nul(block, path, offset)
+        _check_inflated(file, path)
         num_pending = len(decoder.getstate()[0])
         try:
             text = decoder.decode(block, final=not block)

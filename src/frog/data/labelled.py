@@ -18,7 +18,7 @@ from frog.core.seeds import derive_seed
 from frog.data.lines import parse_line
 
 _GUARD_FILE = Path(__file__).parent / "guard" / "guard.jsonl"
-_MOST_BYTES = 1 << 30
+_MOST_BYTES = 64 << 20
 _SHAPES = {"classification": ("text", "label"), "completion": ("prompt", "completion")}
 
 

@@ -6,14 +6,18 @@ import json
 from typing import Any
 
 from frog.core.errors import DataError
+from frog.core.schema import check_depth, has_too_many_values
 
 _REPAIR = "repair the line"
 
 
 def parse_line(line: str, place: str) -> Any:
     """The value of a line. Raises DataError that names `place` and column if it is no JSON, or no text of Unicode."""
+    if has_too_many_values(line):
+        raise DataError(f"{place}: holds too many values", _REPAIR)
     try:
         value = json.loads(line)
+        check_depth(value)
         if "\\u" in line:  # half a surrogate pair can be written so, and is no character
             json.dumps(value, ensure_ascii=False).encode()
         return value

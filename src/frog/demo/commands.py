@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 _NEEDED = ("train.py", "scripts", "config")
 """What a demo shows of the repository, and copies into its folder."""
 
+_MARK = ".frog-demo"
+"""In a demo's folder: a file of this name says that it is one."""
+
 
 def add_demo_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `frog demo`."""
@@ -69,6 +72,8 @@ def _folder(folder: Path, first: int) -> Path:
             raise UsageError(
                 f"--from {first}: there is no {folder}", "begin with step 1, or name its folder: --out DIR"
             )
+        if not (folder / _MARK).is_file():  # its steps would remove runs that are not the demo's
+            raise UsageError(f"--from {first}: {folder} is no demo's folder", "begin with step 1")
         return folder
     missing = [name for name in _NEEDED if not Path(name).exists()]
     if missing:
@@ -78,6 +83,7 @@ def _folder(folder: Path, first: int) -> Path:
     if folder.exists():
         raise UsageError(f"{folder}: exists already", f"go on in it: --from N; or --out {folder}-2; or remove it")
     folder.mkdir(parents=True)
+    (folder / _MARK).touch()
     for name in _NEEDED:
         copy = shutil.copytree if Path(name).is_dir() else shutil.copyfile
         copy(name, folder / name)

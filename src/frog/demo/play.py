@@ -19,9 +19,11 @@ from rich.markup import escape
 from frog.core.env import child_env
 from frog.core.errors import LaunchError
 from frog.core.printable import printable_lines
+from frog.core.streams import read_line
 from frog.demo.session import Session, Step
 
 _GRACE_S = 15
+_MOST_TRIES = 20
 
 Answer = Literal["run", "skip", "quit"]
 
@@ -88,13 +90,14 @@ class Player:
     def _ask(self, keys: str, answers: dict[str, Answer]) -> Answer:
         if self.auto:
             return next(iter(answers.values()))
-        while True:
+        for _ in range(_MOST_TRIES):
             try:
-                text = self.console.input(f"  {keys} > ").strip().lower()
+                text = read_line(f"  {keys} > ").strip().lower()
             except (EOFError, KeyboardInterrupt):
                 return "quit"
             if text in answers:
                 return answers[text]
+        return "quit"
 
     def _run(self, number: int, step: Step) -> Played:
         """Run the command; what it prints goes to the screen and to a file."""

@@ -24,6 +24,6 @@ def _diagnose(args: argparse.Namespace) -> int:
     from frog.diagnose.rules import diagnose
 
     folder = find_folder(args.run)
-    found = diagnose(folder)
+    found = diagnose(folder).shortened()
     print(json.dumps(found.as_json(), indent=2) if args.json else letter(str(folder.path), found))
     return 0

@@ -6,6 +6,9 @@ import datetime as dt
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+_MOST_LINES, _MOST_ALSO = 60, 20
+"""Of evidence, and of what else is wrong, that is shown."""
+
 
 @dataclass(frozen=True)
 class Diagnosis:
@@ -35,6 +38,15 @@ class Diagnosis:
     def with_more(self, *evidence: str, **changes: Any) -> Diagnosis:
         return replace(self, evidence=(*self.evidence, *evidence), **changes)
 
+    def shortened(self) -> Diagnosis:
+        """As much of it as anybody reads, of a run that was started thousands of times."""
+        also = tuple(replace(other, evidence=_first(other.evidence, _MOST_LINES // 5)) for other in self.also)
+        return replace(
+            self,
+            evidence=_first(self.evidence, _MOST_LINES),
+            also=also[:_MOST_ALSO] + also[_MOST_ALSO:][-1:],  # the last start too
+        )
+
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -49,6 +61,11 @@ def letter(run: str, diagnosis: Diagnosis) -> str:
         lines += [f"Also: {other.finding}", *(f"  {line}" for line in other.evidence), ""]
     lines += ["What to do", *(f"  {line}" for line in diagnosis.advice.splitlines())]
     return "\n".join(lines)
+
+
+def _first(lines: tuple[str, ...], most: int) -> tuple[str, ...]:
+    """The first lines, and how many more there are."""
+    return lines if len(lines) <= most else (*lines[:most], f"... and {len(lines) - most} lines more")
 
 
 def clock(unix_ns: int | None) -> str:

@@ -142,7 +142,8 @@ class Attempt:
         sizes = [world.world_size for world in self.worlds] + [beat.world_size for beat in self.beats.values()]
         sizes += [worker.start.world_size for worker in self.workers.values() if worker.start]
         known = {*self.workers, *self.beats, *(event.rank for event in self.exits)}
-        return sorted(known | set(range(max(sizes, default=0))))
+        size = max(sizes, default=0)
+        return [*range(size), *sorted(rank for rank in known if rank >= size)]
 
     def node_of(self, rank: int) -> int | None:
         """The node that a rank is on."""

@@ -86,7 +86,9 @@ def places_of(attempts: Sequence[Attempt]) -> dict[int, int]:
 
 def _place_of(pid: int, lost_before: Mapping[int, int], identities: Mapping[int, int]) -> int | None:
     """In whose place a process was started. Others, of whom nobody heard, may have been started there in between."""
-    while (lost := lost_before.get(pid)) is not None:
+    for _ in lost_before:  # so many at most, whatever a damaged file says
+        if (lost := lost_before.get(pid)) is None:
+            break
         if lost in identities:
             return identities[lost]
         pid = lost

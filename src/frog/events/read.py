@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from frog.core.files import open_plain
 from frog.core.runfolder import RunFolder
 from frog.events.launcher_schema import AnyLauncherEvent
 from frog.events.schema import Event, EventOfStep, RankEvent
@@ -17,6 +19,8 @@ from frog.events.schema import Event, EventOfStep, RankEvent
 T = TypeVar("T")
 E = TypeVar("E", bound=Event)
 S = TypeVar("S", bound=EventOfStep)
+
+_BLOCK_BYTES = 16 << 20
 
 
 @dataclass
@@ -52,24 +56,42 @@ class Lines(EventList[T]):
 def read_lines(path: Path, kind: Any) -> Lines[Any]:
     """The lines of a file that are of `kind`, a class or a union of classes; a file that is not there has none.
 
-    All lines are read at once; only where one is bad are they read one by one.
+    The lines of a block are read at once; only where one is bad are they read one by one.
     """
+    found: Lines[Any] = Lines()
     try:
-        data = path.read_bytes() if path.is_file() else b""
+        for block in _blocks(path) if path.is_file() else ():
+            _read_block(block, _decoder(kind), found)
     except OSError as error:
         return Lines(problems=[f"{path}: cannot be read: {error.strerror}"])
-    decoder = _decoder(kind)
+    if found.num_bad:
+        said = f"{path}: {found.num_bad} damaged or torn lines passed over, or lines as another Frog writes them"
+        found.problems.append(said)
+    return found
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    """Some megabytes of whole lines at a time. Of a line that is longer, which is no event, the beginning."""
+    rest = b""
+    with open_plain(path) as file:
+        while block := file.read(_BLOCK_BYTES):
+            end = block.rfind(b"\n") + 1
+            if end:
+                yield rest + block[:end]
+            rest = block[end:] if end else (rest + block)[:_BLOCK_BYTES]
+    yield rest
+
+
+def _read_block(block: bytes, decoder: msgspec.json.Decoder[Any], found: Lines[Any]) -> None:
     with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return Lines(decoder.decode_lines(data))
-    found = Lines[Any]()
-    for line in data.split(b"\n"):
+        found.events += decoder.decode_lines(block)
+        return
+    for line in block.split(b"\n"):
         try:
             if line.strip():
                 found.events.append(decoder.decode(line))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             found.num_bad += 1
-    problem = f"{path}: {found.num_bad} damaged or torn lines passed over, or lines as another Frog writes them"
-    return Lines(found.events, found.num_bad, [problem])
 
 
 @cache

@@ -13,10 +13,14 @@ from torch import Tensor
 from frog.config import from_dict
 from frog.core.errors import UsageError
 from frog.core.runfolder import find_run
+from frog.core.schema import shortened
 from frog.data import load_tokenizer
 from frog.data.tokenizer import check_text
 from frog.finetune.task import Task
 from frog.train.trained import Finetuned, load_finetuned
+
+_MOST_BYTES, _MOST_SHOWN = 16 << 20, 8_000
+"""Of all lines on standard input; and characters of a text that are shown."""
 
 
 def classify(args: argparse.Namespace) -> int:
@@ -28,10 +32,14 @@ def classify(args: argparse.Namespace) -> int:
         chances = dict(zip(tuned.config.labels, chances_C.tolist(), strict=True))
         label = max(chances, key=chances.__getitem__)
         if args.json:
-            print(json.dumps({"text": text, "label": label, "probabilities": chances}, ensure_ascii=False))
+            print(
+                json.dumps(
+                    {"text": shortened(text, _MOST_SHOWN), "label": label, "probabilities": chances}, ensure_ascii=False
+                )
+            )
         else:
             width = max(map(len, tuned.config.labels))
-            print(f"{label:{width}}  {chances[label]:.3f}  {text}")
+            print(f"{label:{width}}  {chances[label]:.3f}  {shortened(text, _MOST_SHOWN)}")
     return 0
 
 
@@ -52,5 +60,8 @@ def _classified(tuned: Finetuned, given: Sequence[str] | None) -> tuple[list[str
 
 
 def _lines_of_input() -> Iterator[str]:
-    lines = (line.decode(errors="surrogateescape").strip() for line in sys.stdin.buffer)
+    data = sys.stdin.buffer.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise UsageError(f"standard input: found more than {_MOST_BYTES} bytes, expected at most as many", "split it")
+    lines = (line.decode(errors="surrogateescape").strip() for line in data.split(b"\n"))
     yield from filter(None, lines)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from frog.core.files import write_atomic
+from frog.core.runfolder import check_output
 from frog.core.units import format_bytes, time_text
 from frog.gauge.measurement import CONTENDERS, LIMITS, Result, Row
 
@@ -56,6 +57,7 @@ def write_report(result: Result, path: Path) -> Path:
         right=WIDTH - RIGHT,
         bottom=HEIGHT - BOTTOM,
     )
+    check_output(path)
     write_atomic(path, html + "\n")
     return path
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import tempfile
-import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,6 +11,7 @@ from typing import Any, NoReturn
 import torch
 
 from frog.comm.forkserver import ForkServer
+from frog.core.schema import parse_toml
 from frog.grader.exercise import Exercise
 from frog.grader.outcome import Failure, World
 from frog.grader.program import Ended, run_program
@@ -61,7 +61,7 @@ class Grade:
     def answers(self, name: str = "answers.toml") -> dict[str, Any]:
         """The learner's TOML file. One that is no TOML is rejected, with the place."""
         try:
-            return tomllib.loads(self.text(name))
+            return parse_toml(self.text(name))
         except (ValueError, RecursionError) as problem:  # no TOML, a number of thousands of digits, nested too deep
             self.reject("not-readable", f"{name} is no TOML: {problem}")
 

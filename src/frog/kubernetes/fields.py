@@ -14,6 +14,9 @@ _UNITS = {"": 1, "m": 0.001, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P
     f"{letter}i": 1 << 10 * (place + 1) for place, letter in enumerate("KMGTPE")
 }
 
+_MOST_UNKNOWN = 1000
+"""Of an object's unknown keys so many are told, since each is looked up."""
+
 
 class ManifestError(UsageError):
     """A manifest says something that Kubernetes would refuse, or that can't be done on one machine."""
@@ -55,10 +58,12 @@ class Fields:
         value: str | None = self._take(key, str, None, required=False)
         return value
 
-    def number(self, key: str, default: int | None = None, *, least: int = 0) -> int:
+    def number(self, key: str, default: int | None = None, *, least: int = 0, most: int | None = None) -> int:
         value = self._take(key, int, default)
         if value is not None and value < least:
             self.problem(f"{value}: must be at least {least}", key)
+        if value is not None and most is not None and value > most:
+            self.problem(f"{value}: must be at most {most}", key)
         return value or 0
 
     def optional_number(self, key: str) -> int | None:
@@ -111,7 +116,7 @@ class Fields:
 
     def done(self) -> None:
         """Nothing else may be here."""
-        for key in self._left:
+        for key in list(self._left)[:_MOST_UNKNOWN]:
             near = difflib.get_close_matches(str(key), self._known, n=1, cutoff=0.6)
             what = f"unknown; did you mean {near[0]}?" if near else "not known, or can't be done on one machine"
             self.problem(what, str(key))

@@ -13,6 +13,7 @@ from types import FrameType
 from frog.core.env import child_env
 from frog.core.errors import LaunchError, UsageError
 from frog.core.exitcodes import signal_code
+from frog.core.memory import PROCESS_BYTES, check_memory
 from frog.core.schema import read_typed
 from frog.core.scratch import scratch_folder
 from frog.kubernetes.controller import BACK_OFF_TEXT, MANIFEST, OUTCOME, Outcome, count_gpus
@@ -35,6 +36,8 @@ def run_manifest(path: Path, *, extra: Sequence[str] = ()) -> int:
         )
     manifest = read_manifest(path, extra)
     check_volumes(manifest)
+    at_once = min(manifest.job.completions, manifest.job.parallelism)
+    check_memory(at_once * PROCESS_BYTES, f"{path}: {at_once} pods at once", "lower spec.parallelism")
     print(_summary(path, manifest), file=sys.stderr, flush=True)
     with scratch_folder("frog-pods-") as scratch:
         (scratch / MANIFEST).write_text(manifest.text)

@@ -20,6 +20,9 @@ _RULE_ACTIONS = ("FailJob", "Ignore", "Count")
 _MOST_BYTES, _MOST_SHOWN = 4 << 20, 50
 """Of a manifest, and of the mistakes in it that are listed. An object of Kubernetes has 1.5 MiB at most."""
 
+_MOST_PODS = 100_000
+"""Of an indexed Job, as Kubernetes has it."""
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -169,8 +172,8 @@ def _read_metadata(top: Fields) -> _Metadata:
 def _read_job(top: Fields, meta: _Metadata, manifest: Manifest) -> None:
     spec = top.object("spec")
     spec.text("completionMode", "NonIndexed", choices=["Indexed"])
-    completions = spec.number("completions", least=1)
-    parallelism = spec.number("parallelism", 1, least=1)
+    completions = spec.number("completions", least=1, most=_MOST_PODS)
+    parallelism = spec.number("parallelism", 1, least=1, most=_MOST_PODS)
     backoff_limit = spec.number("backoffLimit", 6)
     deadline_s = spec.optional_number("activeDeadlineSeconds")
     spec.text("podReplacementPolicy", "Failed", choices=["Failed"])

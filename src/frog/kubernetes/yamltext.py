@@ -17,7 +17,8 @@ _BLOCK = re.compile("[\t\n\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\
 """What stands for itself in a block, and breaks no line that is none."""
 
 _MOST_NODES = 100_000
-"""Of one document. A few hundred bytes of aliases within aliases unfold to as many values as one likes."""
+"""Of one text, which takes seconds to read; and of a document with its aliases unfolded, of which a few hundred bytes
+make as many values as one likes."""
 
 
 def load_documents(text: str) -> list[Any]:
@@ -25,7 +26,16 @@ def load_documents(text: str) -> list[Any]:
     yaml = _yaml()
 
     class StrictLoader(yaml.SafeLoader):  # type: ignore[misc, name-defined]
-        """Refuses a key that comes twice."""
+        """Refuses a key that comes twice, and more values than a manifest can have."""
+
+        num_nodes = 0
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            self.num_nodes += 1
+            if self.num_nodes > _MOST_NODES:
+                what = f"holds more than {_MOST_NODES} values"
+                raise yaml.constructor.ConstructorError(None, None, what, self.peek_event().start_mark)
+            return super().compose_node(parent, index)
 
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
             seen: set[str] = set()

@@ -19,6 +19,7 @@ from frog.core.env import MAY_MEET, SURVIVES, check_start_method
 from frog.core.errors import LaunchError, UsageError
 from frog.core.exitcodes import signal_code, signal_name
 from frog.core.launch_request import LaunchRequest
+from frog.core.memory import PROCESS_BYTES, check_memory
 from frog.core.processes import NOT_MET, kill_group
 from frog.core.schema import read_typed
 from frog.core.scratch import scratch_folder
@@ -48,6 +49,8 @@ def run_world(nodes: Nodes | int, program: Sequence[str], options: Options | Non
         if nodes < 1:
             raise UsageError(f"--nproc {nodes}: a world has at least one rank")
         nodes = Nodes(1, 1, nodes)
+    num_ranks = nodes.most * nodes.ranks
+    check_memory(num_ranks * PROCESS_BYTES, f"a world of {num_ranks} ranks", "name fewer ranks")
     check_start_method()
     words, options = target(program), options or Options()
     if options.restarts and not can_go_on(program):

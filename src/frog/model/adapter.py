@@ -187,5 +187,5 @@ def _opened(folder: Path) -> Any:
         raise RunError(f"{folder}: no adapter there: {WEIGHTS_FILE} is missing", _COPIED)
     try:
         return safe_open(path, framework="pt")
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, MemoryError) as error:
         raise RunError(f"{path}: cannot be read: {error}", _COPIED) from None

@@ -25,6 +25,9 @@ _IGNORED_SUFFIX = "rotary_emb.inv_freq"
 
 _COPIED = "was it copied whole?"
 
+_MOST_ABOUT = 64 << 20
+"""Bytes of weight files that are no weights: names and places of tensors."""
+
 
 class _AddedToken(Typed, frozen=True):
     content: Name
@@ -69,9 +72,11 @@ def load_hf(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     if not (folder / "config.json").exists():
         raise RunError(f"{folder}: no config.json there", "name a folder that `save_pretrained` wrote")
     config = load_model_config(folder / "config.json")
+    files = _weight_files(folder)
+    _check_size(config, files)
     weights = {
         name.removeprefix("model."): tensor.to(torch.float32)
-        for path in _weight_files(folder)
+        for path in files
         for name, tensor in _read(path).items()
         if not name.endswith(_IGNORED_SUFFIX)
     }
@@ -141,6 +146,15 @@ def _weight_files(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
+def _check_size(config: ModelConfig, files: list[Path]) -> None:
+    """Before they are read: whether the model has so many weights, the head's counted also where it is tied."""
+    num_weights = config.num_parameters() + config.vocab_size * config.hidden_size
+    num_bytes = sum(path.stat().st_size for path in files)
+    if num_bytes > _MOST_ABOUT + 8 * num_weights:
+        what = f"its weights have {num_bytes} bytes, the model of its config.json {config.num_parameters()} parameters"
+        raise RunError(f"{files[0].parent}: {what}", _COPIED)
+
+
 def _names_in(index: Path) -> list[str]:
     """The files that an index names. Only files beside it count: an index can come from anywhere."""
     names = sorted(set(read_typed(index, _WeightIndex, _COPIED).weight_map.values()))
@@ -153,5 +167,5 @@ def _names_in(index: Path) -> list[str]:
 def _read(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, MemoryError) as error:
         raise RunError(f"{path}: cannot be read: {error}", _COPIED) from None

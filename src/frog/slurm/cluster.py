@@ -19,7 +19,7 @@ import msgspec
 from frog.core.env import child_env, variable
 from frog.core.errors import LaunchError, UsageError
 from frog.core.ports import free_port
-from frog.core.schema import write_typed
+from frog.core.schema import shortened, write_typed
 from frog.slurm.cluster_file import CLUSTER_FILE, ClusterKind, ShapeFields, SlurmFile, read_cluster_file
 from frog.slurm.configuration import Shape, Site, write_configuration
 from frog.slurm.host import choose_host, own_name
@@ -121,6 +121,11 @@ def read_cluster(folder: Path) -> Cluster:
                 f"{folder}: $.site.ports: found {len(found.site.ports)}, expected one for slurmctld and each node of "
                 f"$.shape, {found.shape.nodes + 1}",
                 "frog slurm down ends it",
+            )
+        if found.site.folder != str(folder.resolve()):
+            raise UsageError(
+                f"{folder}: $.site.folder: found {shortened(found.site.folder)}, which is another folder",
+                f"name that one, or move this one back: frog slurm down --folder {shortened(found.site.folder)}",
             )
     except FileNotFoundError:
         raise UsageError(f"{folder}: no cluster there", "frog slurm up, or name its --folder") from None
@@ -268,7 +273,8 @@ def _clear(site: Site, *, keep_logs: bool) -> None:
     if left:
         names = ", ".join(f"{process.command} (pid {process.pid})" for process in left)
         raise LaunchError(f"processes of the cluster are still there: {names}", f"kill them, then remove {site.folder}")
-    shutil.rmtree(site.scratch, ignore_errors=True)
+    if site.owns_scratch:
+        shutil.rmtree(site.scratch, ignore_errors=True)
     for name in ("slurm.conf", "gres.conf", CLUSTER_FILE):
         (site.folder / name).unlink(missing_ok=True)
     if not keep_logs:

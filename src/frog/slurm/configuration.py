@@ -76,6 +76,16 @@ class Site:
     def munge_key(self) -> Path:
         return self.scratch / "munge.key"
 
+    @property
+    def home(self) -> Path:
+        """In the scratch folder: a link to the cluster's own."""
+        return self.scratch / "folder"
+
+    @property
+    def owns_scratch(self) -> bool:
+        """Whether the scratch folder was made for this cluster: another may be removed by nobody here."""
+        return self.home.is_symlink() and self.home.readlink() == self.folder
+
     def fields(self) -> SiteFields:
         """As cluster.json has it."""
         paths = {"folder": str(self.folder), "scratch": str(self.scratch)}
@@ -90,7 +100,7 @@ class Site:
 
 def write_configuration(site: Site, shape: Shape) -> None:
     """Write what the daemons read."""
-    home = site.scratch / "folder"
+    home = site.home
     home.symlink_to(site.folder)
     for name in shape.node_names:
         (site.scratch / "spool" / name).mkdir(parents=True)

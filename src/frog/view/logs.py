@@ -24,6 +24,8 @@ from frog.events import read_run
 from frog.events.run import is_under_way
 
 POLL_S = 0.2
+_BLOCK_BYTES = 1 << 20
+"""Read at once; what a line has beyond them is lost."""
 
 _TIME = r"(?:(?P<date>\d{4}-\d\d-\d\d)[ T])?(?P<clock>\d\d:\d\d:\d\d)(?:[.,](?P<part>\d{1,9}))?(?:Z|\+00:00)?"
 _HEADS = {
@@ -96,12 +98,15 @@ class Tail:
         size = self._path.stat().st_size if self._path.is_file() else 0
         if size <= self._at:
             return self.close() if not self._rest else []
+        found = []
         with open(self._path, "rb") as file:
             file.seek(self._at)
-            data = self._rest + file.read(size - self._at)
-        self._at = size
-        *lines, self._rest = data.split(b"\n")
-        return [entry for line in lines if (entry := self._take(line.decode(errors="replace")))]
+            while block := file.read(min(_BLOCK_BYTES, size - self._at)):
+                self._at += len(block)
+                first, *lines = block.split(b"\n")
+                *lines, self._rest = [(self._rest + first)[:_BLOCK_BYTES], *lines]
+                found += [entry for line in lines if (entry := self._take(line.decode(errors="replace")))]
+        return found
 
     def close(self) -> list[Entry]:
         """What is left, at the end; half a line too."""

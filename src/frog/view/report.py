@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from frog.core.files import write_atomic
 from frog.core.runfile import Record, RunFile
-from frog.core.runfolder import RunFolder
+from frog.core.runfolder import RunFolder, check_output
 from frog.core.units import format_bytes, format_count, format_seconds
 from frog.events.history import History, read_history
 from frog.view.charts import charts, marks
@@ -36,6 +36,7 @@ def write_report(folder: RunFolder, output: Path | None = None) -> Path:
     Raises:  RunError if run.json is missing or unreadable. What else is missing or broken is said in the report.
     """
     path = output or folder.report_html
+    check_output(path)
     write_atomic(path, render_report(folder))
     return path
 

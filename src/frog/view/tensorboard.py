@@ -32,6 +32,12 @@ def export_tensorboard(folder: RunFolder, target: Path | None = None) -> Path:
         ) from None
     folder.read_run_json()
     target = target or folder.path / "tensorboard"
+    try:
+        str(target).encode()
+    except UnicodeEncodeError:
+        raise UsageError(
+            f"{target}: tensorboard takes no name that is not UTF-8", "name another folder: --to"
+        ) from None
     for old in target.glob(f"*/events.out.tfevents.*{_SUFFIX}"):
         old.unlink()
     history = read_history(folder)

@@ -8,6 +8,7 @@ from typing import Any
 
 from frog.core.errors import UsageError
 from frog.core.files import write_atomic
+from frog.core.runfolder import check_output
 from frog.core.units import time_text
 from frog.course.classroom import summary
 from frog.course.classroom.reports import Report
@@ -17,6 +18,7 @@ from frog.grader.exercise import find_exercises
 
 def write_page(reports: Sequence[Report], num_unread: int, path: Path, pseudonyms: bool) -> Path:
     """Write the page. Its sums leave out reports that were edited."""
+    check_output(path)
     try:
         write_atomic(path, class_page(reports, num_unread, pseudonyms))
     except OSError as problem:

@@ -9,7 +9,7 @@ from frog.core.errors import UsageError
 from frog.core.schema import shortened
 from frog.course.quiz.pool import Question
 from frog.course.quiz.round import Judged, Round, judge_answer, right_answer
-from frog.course.typed import read_answer
+from frog.course.typed import read_answers
 
 _WIDTH = 80
 
@@ -39,7 +39,7 @@ def _show(question: Question, place: str) -> None:
 
 def _answer(question: Question) -> Judged | None:
     """What was answered; None to leave. What is no answer is asked for again."""
-    while (text := read_answer(f"{_asks_for(question)}> ")) is not None:
+    for text in read_answers(f"{_asks_for(question)}> "):
         try:
             return judge_answer(question, text)
         except UsageError as problem:
