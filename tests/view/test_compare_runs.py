@@ -121,6 +121,18 @@ def test_the_first_tensor_that_differs_is_named(tmp_path: Path) -> None:
     assert f"first at step 40, {name}" in findings(compare_runs(a, b, 1e6))["checkpoints"].detail
 
 
+def test_means_of_squares_are_compared_by_their_roots(tmp_path: Path) -> None:
+    a, b, negative = (make_run(tmp_path / name, Synthetic(checkpoint_every=None)) for name in ("a", "b", "negative"))
+    squares = np.linspace(1e-8, 1e-2, 97, dtype=np.float32)
+    name = "optimizer/exp_avg_sq/model.norm.weight"
+    for run, values in ((a, squares), (b, squares * np.float32(1.0002)), (negative, -squares)):
+        write_checkpoint(run, 20, 1, {**weights(20, Synthetic()), name: values})
+    for rtol, outcome in ((0.9e-4, "different"), (1.1e-4, "close")):
+        finding = findings(compare_runs(a, b, rtol))["checkpoints"]
+        assert (finding.outcome, f"{name}: relative 1.0e-04 of the roots" in finding.detail) == (outcome, True)
+    assert "NaN or infinite" in findings(compare_runs(a, negative, 1.0))["checkpoints"].detail
+
+
 def test_a_tensor_that_one_lacks_is_different(tmp_path: Path) -> None:
     a, b = make_run(tmp_path / "a"), make_run(tmp_path / "b", Synthetic(checkpoint_every=None))
     tensors = weights(20, Synthetic())

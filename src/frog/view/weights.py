@@ -15,6 +15,7 @@ from frog.core.errors import CheckpointError
 from frog.view.checkpoints import MODEL_PREFIX, CheckpointReader
 
 _MAX_ROWS = 64
+_SQUARES = "optimizer/exp_avg_sq/"
 
 
 @dataclass
@@ -105,7 +106,11 @@ def _part_order(part: str) -> tuple[int, int, str]:
 
 
 def differences(a: CheckpointReader, b: CheckpointReader) -> Iterator[tuple[str, float, str]]:
-    """Every tensor that is not the same in both: its name, the relative difference, and that in words."""
+    """Every tensor that is not the same in both: its name, the relative difference, and that in words.
+
+    AdamW's means of squared gradients are held against each other by their roots: squares differ by twice as much as
+    the gradients that they were made of.
+    """
     names = [*a.names(), *(name for name in b.names() if name not in set(a.names()))]
     for name in names:
         if name not in a.manifest.tensors or name not in b.manifest.tensors:
@@ -116,23 +121,27 @@ def differences(a: CheckpointReader, b: CheckpointReader) -> Iterator[tuple[str,
         except CheckpointError as error:
             yield name, math.inf, error.what
             continue
-        if (difference := _tensor_difference(left, right)) is not None:
+        if (difference := _tensor_difference(left, right, name.startswith(_SQUARES))) is not None:
             yield name, *difference
 
 
-def _tensor_difference(left: NDArray[Any], right: NDArray[Any]) -> tuple[float, str] | None:
-    """||a - b|| / max(||a||, ||b||) and what to say of it, or None if every bit is the same."""
+def _tensor_difference(left: NDArray[Any], right: NDArray[Any], squares: bool) -> tuple[float, str] | None:
+    """||a - b|| / max(||a||, ||b||), of roots if a and b are squares, and what to say of it; None if bit for bit."""
     if left.shape != right.shape or left.dtype != right.dtype:
         return math.inf, f"{left.dtype} {left.shape} in A, {right.dtype} {right.shape} in B"
     if left.tobytes() == right.tobytes():
         return None
     left_64, right_64 = left.astype(np.float64), right.astype(np.float64)
+    if squares:
+        with np.errstate(invalid="ignore"):  # the root of what is negative is NaN, and told as such
+            left_64, right_64 = np.sqrt(left_64), np.sqrt(right_64)
     apart = left_64 - right_64
     scale = max(_norm(left_64), _norm(right_64))
     relative = _norm(apart) / scale if scale else 0.0
     if not math.isfinite(relative):
         return math.inf, "NaN or infinite in one of them"
-    return relative, f"relative {relative:.1e}, an element by {float(np.abs(apart).max()):.1e} at most"
+    of = " of the roots" if squares else ""
+    return relative, f"relative {relative:.1e}{of}, an element by {float(np.abs(apart).max()):.1e} at most"
 
 
 def _norm(values: NDArray[np.float64]) -> float:
