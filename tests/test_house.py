@@ -14,7 +14,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "frog"
 FLOORS = {
     "core": 0,
     "collectives": 1,
-    **dict.fromkeys(("config", "events", "comm"), 2),
+    **dict.fromkeys(("config", "events", "comm", "shell"), 2),
     **dict.fromkeys(("data", "model", "checkpoint", "jobfile", "kubernetes", "diagnose"), 3),
     **dict.fromkeys(("parallel", "launch", "slurm", "submit"), 4),
     **dict.fromkeys(("train", "chaos", "plan", "grader"), 5),

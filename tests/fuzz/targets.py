@@ -82,7 +82,7 @@ def _deepspeed(path: Path, text: str) -> None:
 
 def _slurm_words(path: Path, text: str) -> None:
     """The emulator's notations, with hostile text in the place of each option's value."""
-    from frog.jobfile.directives import SBATCH
+    from frog.jobfile.options import SBATCH
     from frog.slurm.emulator import notation, options
     from frog.slurm.emulator.sbatch import make_request, parse_dependency
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from frog.jobfile.directives import SBATCH, SRUN, read_directives, read_options
+from frog.jobfile.directives import read_directives, read_options
+from frog.jobfile.options import SBATCH, SRUN
 
 
 @pytest.mark.parametrize(
@@ -44,6 +45,7 @@ def test_a_line_that_sbatch_takes(line: str, values: dict[str, str | None]) -> N
         ('#SBATCH --job-name ""', "has no value"),
         ("#SBATCH -HYN 2", "no such option"),
         ("#SBATCH -H=2", "takes no value"),
+        ("#SBATCH -=2", "no such option"),
     ],
 )
 def test_a_line_that_sbatch_refuses(line: str, problem: str) -> None:

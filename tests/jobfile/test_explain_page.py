@@ -11,11 +11,12 @@ import pytest
 from test_explain_traps import GOOD, changed
 
 from frog.cli import main
-from frog.jobfile.directives import SBATCH, SRUN, read_directives, time_limit_s, write_time
+from frog.jobfile.directives import read_directives, time_limit_s, write_time
 from frog.jobfile.explain import explain
 from frog.jobfile.job import read_job_file
 from frog.jobfile.lines import say_lines, summary
-from frog.jobfile.shell import parse
+from frog.jobfile.options import SBATCH, SRUN
+from frog.shell.script import parse
 
 EXAMPLE = Path(__file__).parents[2] / "config" / "slurm_example.sbatch"
 

@@ -17,7 +17,7 @@ from frog.core.errors import UsageError
 from frog.jobfile.commands import format_findings
 from frog.jobfile.explain import explain, explain_file
 from frog.jobfile.lines import say_lines
-from frog.jobfile.shell import parse
+from frog.shell.script import parse
 
 HERE = Path(__file__).parent
 NO_CPUS = changed(GOOD, (('--cpus-per-task="$SLURM_CPUS_PER_TASK" ', ""),))

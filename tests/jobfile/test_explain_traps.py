@@ -263,6 +263,12 @@ CASES: dict[str, tuple[str, int, tuple[tuple[str, str], ...]]] = {
         (("srun ", "HERE=$SLURM_TMPDIR/data\ncp -r data ${HERE}\nexport HERE\nsrun "), ("run.toml", "run.toml $HERE")),
     ),
     "blanks": ("blank-behind-equals", 15, (("MASTER_PORT=$", "MASTER_PORT = $"),)),
+    "a dollar before a name": ("dollar-before-name", 15, (("MASTER_PORT=$", "$MASTER_PORT=$"),)),
+    "an answer for a number": (
+        "answer-for-number",
+        26,
+        (("step=$!", "next=$(sbatch b.sh)\nsbatch --dependency=afterok:$next c.sh\nstep=$!"),),
+    ),
     "blanks behind export": ("blank-behind-equals", 15, (("MASTER_PORT=$", "export MASTER_PORT = $"),)),
     "an id by chance": (
         "meeting-per-task",
@@ -385,6 +391,50 @@ def test_a_correction_is_offered_only_one_letter_away(written: str, code: str, i
     text = changed(GOOD, (("--ntasks-per-node=1", f"--ntasks-per-node=1 {written}"),))
     found = [item for item in explain(text, Path("job.sbatch"), None, (tmp_path,)).findings if item.line == 4]
     assert [(item.code, item.instead) for item in found] == ([(code, instead)] if code else [])
+
+
+HETEROGENEOUS = """#!/bin/bash
+#SBATCH --time=00:30:00 --account=p1
+#SBATCH --partition=cpu --nodes=1 --ntasks=1 --mem=32G
+#SBATCH hetjob
+#SBATCH --partition=gpu --nodes=2 --ntasks-per-node=4 --gpus-per-node=4 --mem-per-cpu=4G
+set -euo pipefail
+srun --het-group=0 ./server : --het-group=1 --nodes=2 --ntasks=8 ./client
+"""
+"""Two parts, each of which says for itself what it asks for."""
+
+
+@pytest.mark.parametrize("word", ["hetjob", "packjob"])
+def test_each_part_of_a_heterogeneous_job_asks_for_itself(word: str, tmp_path: Path) -> None:
+    found = explain(HETEROGENEOUS.replace("hetjob", word), Path("job.sbatch"), None, (tmp_path,))
+    assert found.findings == ()
+    assert found.job.nodes == 1
+
+
+@pytest.mark.parametrize("options", ["--port 6379 --daemonize yes", "redis.conf"])
+def test_a_server_that_goes_into_the_background_itself_returns(options: str, tmp_path: Path) -> None:
+    text = f"#!/bin/bash\n#SBATCH --time=1:00:00 --ntasks=1\nset -e\nredis-server {options}\npython client.py\n"
+    assert "never-returns" not in {item.code for item in explain(text, Path("j"), None, (tmp_path,)).findings}
+
+
+HEAD = "#!/bin/bash\n#SBATCH --time=1:00:00 --nodes=2 --ntasks-per-node=1 --gpus-per-node=4\n"
+STEP = "srun --kill-on-bad-exit=1 "
+NARROWED = {
+    "Lightning in a step of one node": f"{STEP}-N 1 -n 1 python a.py trainer.num_nodes=1 &\n"
+    f"{STEP}-N 1 -n 1 python b.py trainer.num_nodes=1 &\nwait\n",
+    "Lightning in a step of more tasks": f"{STEP}--ntasks-per-node=4 python train.py trainer.devices=4\n",
+    "variables for a container": f"{STEP}--export=NVTE=1 --container-image=x.sqsh python train.py\n",
+    "variables for a program with its path": f"{STEP}--export=NVTE=1 /opt/bin/python train.py\n",
+    "an MPI of no name": "mpirun -np 16 ./a.out\n",
+    "a server with an end": "timeout 3600 vllm serve m &\npython eval.py\nwait\n",
+    "WORLD_SIZE, set for each step": f"export WORLD_SIZE=4\n{STEP}-N 1 -n 4 --gpus-per-node=4 python a.py\n"
+    f"export WORLD_SIZE=8\n{STEP}-N 2 -n 8 python b.py\n",
+}
+
+
+@pytest.mark.parametrize("name", NARROWED)
+def test_what_may_be_right_is_no_trap(name: str, tmp_path: Path) -> None:
+    assert explain(HEAD + NARROWED[name], Path("job.sbatch"), None, (tmp_path,)).traps == []
 
 
 def test_what_to_write_instead_is_right(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ TOLD: dict[str, tuple[str, str]] = {
     "torchrun in a loop": (GPUS + "for x in 1 2; do\n  torchrun train.py $x\ndone\necho all\n", "goes-on-after-errors"),
     "exit 0 at the end": (HEAD + "python -m train x\nexit 0\n", "goes-on-after-errors"),
     "purge brings no conda": (GPUS + "module purge\nconda activate x\n./run\n", "conda-not-ready"),
+    "purge by force brings no conda": (GPUS + "module --force purge\nconda activate x\n./run\n", "conda-not-ready"),
     "cuda brings no conda": (GPUS + "module load cuda/11.4 gcc\nconda activate x\n./run\n", "conda-not-ready"),
     "a server in the background, and the end": (GPUS + "vllm serve model &\n", "no-wait"),
     "80 megabytes": (GPUS + "#SBATCH --mem=80\npython train.py\n", "memory-in-megabytes"),
@@ -65,7 +66,7 @@ TOLD: dict[str, tuple[str, str]] = {
     "an at and braces": (HEAD + "python x.py --style @{style}\n", "template"),
     "crosses": (HEAD + "#SBATCH --partition=XXXXX\n./x\n", "template"),
     "a folder of the job's number": (HEAD + "#SBATCH --output=log/%j-%x/out.txt\n./x\n", "no-output-folder"),
-    "one hyphen": (HEAD + "#SBATCH -nodes=3\n./x\n", "not-a-number"),
+    "one hyphen": (HEAD + "#SBATCH -nodes=3\n./x\n", "not-an-option"),
     "a tilde": (HEAD + "#SBATCH --output=~/x-%j.out\n./x\n", "variable-in-directive"),
     "one cross": (HEAD + "#SBATCH -p X\n./x\n", "template"),
     "a path to be filled in": (HEAD + "#SBATCH --output=OUTPUT_PATH\n./x\n", "template"),
@@ -101,8 +102,37 @@ TOLD: dict[str, tuple[str, str]] = {
     "a file for tcsh": ("#!/bin/tcsh\n#SBATCH -t 3\nif ( $A == 1 ) then\n  ./x\nendif\n", "not-understood"),
     "two memories, one for GPUs": (HEAD + "#SBATCH --mem=9G\n#SBATCH --mem-per-gpu=9G\n./x\n", "two-memories"),
     "a name in brackets": (HEAD + "#SBATCH --account=[account]\n./x\n", "template"),
+    "deepspeed on each node, alone": (TWO + "#SBATCH --ntasks-per-node=1\nsrun deepspeed x.py\n", "no-hostfile"),
+    "a dollar before a name": (HEAD + "$FILE=$1\n./x $FILE\n", "dollar-before-name"),
+    "an answer for a number": (
+        "#!/bin/bash\nA=$(sbatch a.sh)\nsbatch --dependency=afterok:$A b.sh\n",
+        "answer-for-number",
+    ),
+    "an empty line before the shell": ("#!/bin/bash\nsbatch <<E\n\n" + HEAD + "./x\nE\n", "no-shebang"),
 }
 NOT_TOLD: dict[str, tuple[str, str]] = {
+    "deepspeed in a step of one node": (TWO + "srun -N1 -n1 deepspeed x.py\n", "no-hostfile"),
+    "deepspeed that is told of all": (TWO + "srun deepspeed --hostfile h x.py\n", "no-hostfile"),
+    "an array of one task": (HEAD + "#SBATCH --array=1-1\n#SBATCH -o x_%A\n./x\n", "output-overwritten"),
+    "an image for shifter": (HEAD + "#SBATCH --image=a/b:c\nsrun shifter ./x\n", "site-option"),
+    "a time that one dash makes of another option": (HEAD + "#SBATCH -tasks-per-node=5\n./x\n", "said-twice"),
+    "an option that would be refused, behind a command": (HEAD + "./x\n#SBATCH -i\n", "after-a-command"),
+    "a number cut out of an answer": (
+        "#!/bin/bash\nA=$(sbatch a.sh)\nsbatch --dependency=afterok:${A##* } b.sh\n",
+        "answer-for-number",
+    ),
+    "a number cut out of an answer, and kept": (
+        "#!/bin/bash\nA=$(sbatch a.sh)\nA=${A##* }\nsbatch --dependency=afterok:$A b.sh\n",
+        "answer-for-number",
+    ),
+    "a script that writes a job file": (
+        '# usage: sbatch-make NAME\necho "#!/bin/bash" > $1.sh\necho "#SBATCH -J $1" >> $1.sh\n',
+        "no-shebang",
+    ),
+    "an output file that a program names": (
+        HEAD + "#SBATCH -p {Q}\n#SBATCH -o JOB{run}_{NAME}.out\n./x\n",
+        "output-overwritten",
+    ),
     "mail types add up": (HEAD + "#SBATCH --mail-type=END\n#SBATCH --mail-type=FAIL\nx\n", "said-twice"),
     "--cluster is --clusters": (HEAD + "#SBATCH --cluster genius\nx\n", "not-an-option"),
     "a torchrun that hears nothing": (SIGNAL + "torchrun train.py\n", "short-grace"),
@@ -238,7 +268,14 @@ def test_a_line_with_a_wrong_option_is_told_once(tmp_path: Path) -> None:
     [
         ("# SBATCH --job-name=x", "not-a-directive", "advice"),
         ("# SBATCH --mail-type=END --mem=9G", "not-a-directive", "may hang or waste"),
+        ("# SBATCH --nodes=1", "not-a-directive", "advice"),
+        ("# SBATCH --nodes=2", "not-a-directive", "may hang or waste"),
+        ("#SBATCH --gpus=1\n# SBATCH --gpus-per-task=1", "not-a-directive", "advice"),
         ("./x\n#SBATCH --output=x-%j.txt", "after-a-command", "advice"),
+        ("#Sbatch -n 1", "not-a-directive", "advice"),
+        ("#Sbatch -n 2", "not-a-directive", "may hang or waste"),
+        ("#SBATCH --mail-user=$USER", "variable-in-directive", "advice"),
+        ("#SBATCH --account=$USER", "variable-in-directive", "may hang or waste"),
         ("./x\n#SBATCH --mem=9G", "after-a-command", "may hang or waste"),
     ],
 )
@@ -251,3 +288,16 @@ def test_what_echo_writes_is_told_where_it_stands(tmp_path: Path) -> None:
     text = "#!/bin/bash\n\nF=x\necho '#!/bin/bash' > $F\n# why\necho \"#SBATCH -t 48\" >> $F\nsbatch $F\n"
     (finding,) = explain(text, Path("job.sbatch"), None, (tmp_path,)).findings
     assert (finding.code, finding.line) == ("time-in-minutes", 6)
+
+
+@pytest.mark.parametrize(
+    ("written", "instead"),
+    [
+        ("-tasks-per-node=5", "--tasks-per-node=5"),
+        ("-gres=gpu:1", "--gres=gpu:1"),
+        ("--cpus=16", "--cpus-per-task=16"),
+    ],
+)
+def test_what_is_meant_by_an_option_that_is_none(written: str, instead: str, tmp_path: Path) -> None:
+    (finding,) = explain(f"{HEAD}#SBATCH {written}\n./x\n", Path("job.sbatch"), None, (tmp_path,)).findings
+    assert (finding.code, finding.instead) == ("not-an-option", instead)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from frog.jobfile.directives import SBATCH, SRUN
+from frog.jobfile.options import SBATCH, SRUN
 from frog.slurm.emulator.notation import (
     compress_counts,
     compress_hosts,

@@ -1,1 +1,1 @@
-"""What a job file for Slurm says: directives, shell, traps."""
+"""What a job file for Slurm says: directives, steps, traps."""

@@ -12,7 +12,8 @@ from typing import Any
 from frog.config.load import build_section, list_problems
 from frog.core.errors import ConfigError
 from frog.core.schema import read_toml, shortened
-from frog.jobfile.directives import SBATCH, read_options, time_limit_s
+from frog.jobfile.directives import read_options, time_limit_s
+from frog.jobfile.options import SBATCH
 
 CLUSTERS = Path("config/clusters")
 DEFAULT_PROFILE = "generic"

@@ -55,7 +55,7 @@ class _Give(argparse.Action):
 
 
 def _add_sbatch_options(parser: argparse.ArgumentParser) -> None:
-    from frog.jobfile.directives import SBATCH
+    from frog.jobfile.options import SBATCH
 
     for option in SBATCH.values():
         if option.name not in _OURS:
@@ -69,8 +69,9 @@ def _add_sbatch_options(parser: argparse.ArgumentParser) -> None:
 def run_explain(args: argparse.Namespace) -> int:
     """Print it; 1 if there is a trap."""
     from frog.jobfile.cluster import load_profile
-    from frog.jobfile.directives import SBATCH, GivenOption
+    from frog.jobfile.directives import GivenOption
     from frog.jobfile.explain import View, explain_file
+    from frog.jobfile.options import SBATCH
 
     given = tuple(GivenOption(0, f"--{name}", SBATCH[name], value) for name, value in args.given)
     profile = load_profile(args.profile) if args.profile else None

@@ -1,189 +1,19 @@
-"""What sbatch and srun take: their options, what each asks for, and how the `#SBATCH` lines of a job file are read.
-
-As in the manual pages of Slurm 22.05, with the options that later releases and the common plugins added.
-"""
+"""How sbatch and srun read their options, and the `#SBATCH` lines of a job file."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-_BOTH = """
-account A = the project that pays
-acctg-freq . = how often Slurm measures the job
-bb . = burst buffer
-bbf . = file that describes a burst buffer
-begin b = not before this time
-chdir D = the folder in which the job runs; else the one where sbatch was called
-cluster-constraint . = which clusters may run it
-clusters M = which cluster
-comment . = a remark
-constraint C = only nodes with this feature
-container . = an OCI bundle to run in
-container-id . = name of the OCI container
-container-image . = image to run in (the Pyxis plugin)
-container-mounts . = folders shown inside the container (the Pyxis plugin)
-container-name . = name of the container (the Pyxis plugin)
-container-workdir . = where it runs inside the container (the Pyxis plugin)
-contiguous . - only nodes that lie side by side
-core-spec S = cores kept for the system
-cores-per-socket . = only nodes with that many cores a socket
-cpu-freq . = clock of the CPUs
-cpus-per-gpu . = CPUs for each GPU
-cpus-per-task c = CPUs for each task
-deadline . = drop the job if it cannot end by then
-delay-boot . = wait so long before nodes are rebooted
-dependency d = start only after other jobs
-distribution m = how tasks are dealt out over nodes and sockets
-environment . = an environment file (sites with the CSCS container engine)
-error e = file for error messages; else they go to --output
-exclude x = not on these nodes
-exclusive . ? no other job on its nodes
-export . = which variables of the submitting shell the job sees
-extra . = a remark for the site's own scheduling
-extra-node-info B = only nodes with so many sockets, cores, threads
-gid . = run as this group (root only)
-gpu-bind . = which task sees which GPU
-gpu-freq . = clock of the GPUs
-gpus G = GPUs for the whole job, however they fall on its nodes
-gpus-per-node . = GPUs on each node
-gpus-per-socket . = GPUs on each socket
-gpus-per-task . = GPUs for each task
-gres . = devices on each node
-gres-flags . = how devices are chosen
-help h - print the options
-hint . = how tasks are bound to CPUs
-hold H - wait until released
-input i = file for standard input
-job-name J = the name that squeue shows
-licenses L = licences it needs
-mail-type . = when to send mail
-mail-user . = whom to send mail
-mcs-label . = security label
-mem . = memory on each node
-mem-bind . = binding of memory
-mem-per-cpu . = memory for each CPU
-mem-per-gpu . = memory for each GPU
-mincpus . = only nodes with that many CPUs
-network . = options of the network or switch
-nice . ? a lower priority
-no-kill k ? go on when a node fails
-nodefile F = file of node names to use
-nodelist w = on these nodes
-nodes N = how many machines
-ntasks n = how many tasks, over all nodes
-ntasks-per-core . = tasks for each core, at most
-ntasks-per-gpu . = tasks for each GPU
-ntasks-per-node . = tasks on each node
-ntasks-per-socket . = tasks for each socket
-open-mode . = append to its output files, or truncate them
-output o = file for what the job prints
-overcommit O - more tasks than CPUs
-oversubscribe s - may share its nodes with other jobs
-partition p = the queue, a set of nodes
-power . = power management
-prefer . = rather on nodes with this feature
-priority . = priority
-profile . = what to measure
-propagate . ? which limits of the submitting shell hold in the job
-qos q = quality of service: its limits and priority
-quiet Q - print less
-reboot . - reboot the nodes first
-reservation . = nodes that were reserved
-segment . = nodes in blocks of so many that lie close together
-signal . = a signal some time before the time limit
-sockets-per-node . = only nodes with that many sockets
-spread-job . - over as many nodes as possible
-switches . = over so few network switches
-test-only . - say when it could start; start nothing
-thread-spec . = threads kept for the system
-threads-per-core . = threads used of each core
-time t = time limit: then the job is killed
-time-min . = the least time limit to accept
-tmp . = temporary disk on each node
-tres-bind . = binding of devices
-tres-per-task . = devices for each task
-uid . = run as this user (root only)
-usage . - print a short help
-use-min-nodes . - the smaller number of nodes where a range was given
-verbose v - print more
-version V - print Slurm's version
-wckey . = key for accounting
-"""
-_SBATCH_ONLY = """
-array a = several jobs from one file
-batch . = where the script itself runs
-export-file . = file of variables to set
-get-user-env . ? as after a login
-ignore-pbs . - ignore #PBS lines
-kill-on-invalid-dep . = drop it if its dependency cannot be met
-no-requeue . - never put it back into the queue
-parsable . - print the job's number alone
-requeue . - may go back into the queue: after a node failed, or by scontrol requeue
-stepmgr . - steps are managed on the first node
-wait W - return when the job has ended
-wait-all-nodes . = start when all nodes are ready
-wrap . = a command instead of a script
-"""
-_SRUN_ONLY = """
-accel-bind . = binding of devices
-bcast . ? copy the program to the nodes first
-bcast-exclude . = whose libraries not to copy
-compress . ? compress what is copied
-cpu-bind . = binding of tasks to CPUs
-disable-status X - Ctrl-C ends it at once
-epilog . = program to run afterwards
-exact . - no more CPUs than asked for
-external-launcher . - start the step only, for another launcher
-het-group . = which part of a heterogeneous job
-immediate I ? fail if it cannot start now
-jobid . = inside this job
-kill-on-bad-exit K ? when one task fails, end all the others too
-label l - put the task's number before each line
-mpi . = how MPI is started
-msg-timeout . = patience with messages
-multi-prog . - tasks run different programs
-no-allocate Z - without an allocation
-no-container-mount-home . - keep the home folder out of the container (the Pyxis plugin)
-overlap . - may share CPUs with other steps
-preserve-env E - keep the variables of the allocation
-prolog . = program to run first
-pty . ? in a terminal
-quit-on-interrupt . - end at the first Ctrl-C
-relative r = begin at this node of the allocation
-resv-ports . ? reserve ports
-send-libs . ? send libraries too
-slurmd-debug . = what slurmd logs
-task-epilog . = program to run after each task
-task-prolog . = program to run before each task
-threads T = threads that srun uses to start tasks
-unbuffered u - print at once
-wait W = seconds after the first task ended until the others are killed
-x11 . ? forward X11
-"""
+from frog.jobfile.options import SBATCH, Option
+
 _ALIASES = {"tasks-per-node": "ntasks-per-node", "workdir": "chdir", "cpu_bind": "cpu-bind", "mem_bind": "mem-bind",
             "cluster": "clusters", "share": "oversubscribe", "pack-group": "het-group"}  # fmt: skip
 
-
-@dataclass(frozen=True)
-class Option:
-    """One option of sbatch or srun."""
-
-    name: str
-    short: str | None
-    takes: str
-    """`=` a value, `?` perhaps one, `-` none."""
-    meaning: str
-
-
-def _table(*texts: str) -> dict[str, Option]:
-    rows = [line.split(" ", 3) for text in texts for line in text.strip().splitlines()]
-    return {name: Option(name, None if short == "." else short, takes, say) for name, short, takes, say in rows}
-
-
-SBATCH = _table(_BOTH, _SBATCH_ONLY)
-SRUN = _table(_BOTH, _SRUN_ONLY)
+_TAKES_ANY_TEXT = "Jeio"
+"""Short options that take any text: what follows one dash by mistake is not refused."""
+_ANOTHER_COMPONENT = re.compile(r"#SBATCH\s+(het|pack)job\s*(#|$)")
 
 
 @dataclass(frozen=True)
@@ -228,7 +58,7 @@ def _long(text: str, line: int, following: str | None, table: Mapping[str, Optio
     option = find_option(name, table)
     written = f"--{name}"
     if option is None:
-        near = next((key for key in table if one_letter_apart(name, key)), None)
+        near = next((key for key in table if key == f"{name}-per-task" or one_letter_apart(name, key)), None)
         return [GivenOption(line, written, None, value, "no such option", f"--{near}" if near else None)], 1
     if option.takes == "-" and equals:
         return [GivenOption(line, written, option, value, "takes no value", written)], 1
@@ -241,6 +71,10 @@ def _long(text: str, line: int, following: str | None, table: Mapping[str, Optio
 
 def _short(text: str, line: int, following: str | None, table: Mapping[str, Option]) -> tuple[list[GivenOption], int]:
     """The options of one word: those that take no value may stand together, as in -ln2."""
+    name, equals, _ = text[1:].partition("=")
+    if equals and name and name[0] not in _TAKES_ANY_TEXT and _ALIASES.get(name, name) in table:
+        what = "with one dash its first letter alone is the option"
+        return [GivenOption(line, text, None, None, what, f"-{text}")], 1
     found: list[GivenOption] = []
     for place, letter in enumerate(text[1:], 1):
         option = next((item for item in table.values() if item.short == letter), None)
@@ -312,6 +146,8 @@ class DirectiveLine:
     read: bool
     """False if it comes after the first command, where Slurm has stopped reading."""
     problem: str | None = None
+    component: int = 0
+    """Of which part of a heterogeneous job it speaks: the script runs in the first, and so do its plain steps."""
 
 
 def read_directives(lines: Iterable[str], first_line: int = 1) -> list[DirectiveLine]:
@@ -320,10 +156,12 @@ def read_directives(lines: Iterable[str], first_line: int = 1) -> list[Directive
     It wants no blank behind the word: in `#SBATCH--nodes=2` it reads the option, in `#SBATCHES` a mistake.
     """
     found: list[DirectiveLine] = []
-    reading = True
+    reading, component = True, 0
     for number, line in enumerate(lines, first_line):
-        if line.startswith("#SBATCH"):
-            found.append(_directive(number, line, reading))
+        if _ANOTHER_COMPONENT.match(line):
+            component += 1
+        elif line.startswith("#SBATCH"):
+            found.append(replace(_directive(number, line, reading), component=component))
         elif line.strip() and not line.lstrip().startswith("#"):
             reading = False
     return found

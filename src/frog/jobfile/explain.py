@@ -18,6 +18,7 @@ from frog.jobfile.job import JobFile, language, read_job_file
 from frog.jobfile.templates import inner_jobs
 from frog.jobfile.traps_header import header_findings
 from frog.jobfile.traps_node import node_findings
+from frog.jobfile.traps_ranks import rank_findings
 from frog.jobfile.traps_rendezvous import rendezvous_findings
 from frog.jobfile.traps_script import script_findings
 from frog.jobfile.traps_shell import shell_findings
@@ -92,11 +93,10 @@ def explain_as(text: str, path: Path, view: View) -> Explanation:
 def _of_job(job: JobFile, view: View) -> Iterator[Finding]:
     for finding in (
         *header_findings(job, view.profile, view.places, view.version),
-        *world_findings(job),
-        *rendezvous_findings(job),
+        *(() if job.several else (*world_findings(job), *rank_findings(job), *rendezvous_findings(job))),
         *script_findings(job, view.profile, view.version),
         *shell_findings(job),
-        *node_findings(job),
+        *(() if job.several else node_findings(job)),
         *signal_findings(job),
         *variable_findings(job),
     ):

@@ -8,7 +8,7 @@ from typing import Literal
 Kind = Literal["will fail", "may hang or waste", "advice"]
 
 FAILS: dict[str, tuple[str, str | None]] = {
-    "no-shebang": ("sbatch refuses the file", "#!/bin/bash"),
+    "no-shebang": ("sbatch refuses the file, or the shell its option", "#!/bin/bash"),
     "byte-order-mark": (
         "the kernel and sbatch do not see the #! behind it: the file is refused",
         "sed -i '1s/^\\xef\\xbb\\xbf//' FILE; or save it as UTF-8 without a mark",
@@ -41,6 +41,20 @@ FAILS: dict[str, tuple[str, str | None]] = {
         "MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000)), before srun",
     ),
     "meeting-per-task": ("each node waits for others under a name that no other has", '--rdzv-id="$SLURM_JOB_ID"'),
+    "many-hosts": (
+        "scontrol prints all of them, a line each: that is no address",
+        'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+    ),
+    "no-shell": ("srun starts no shell: it looks for a program of that long name", "srun ... bash -c '{text}'"),
+    "step-beyond-job": ("a step gets no more than its job has: srun refuses it", None),
+    "lightning-tasks": (
+        "Lightning compares the two when it starts, and refuses to go on",
+        "#SBATCH --ntasks-per-node as trainer.devices, --nodes as trainer.num_nodes; and srun before the program",
+    ),
+    "local-rank": (
+        "on the second node it names GPUs that the node does not have",
+        "LOCAL_RANK=$SLURM_LOCALID",
+    ),
     "loopback": (
         "lo reaches no other node: the ranks of other nodes wait until they give up",
         "leave it out, or name the network that joins the nodes, such as ib0 or eth0",
@@ -57,6 +71,10 @@ FAILS: dict[str, tuple[str, str | None]] = {
     "conda-not-ready": (
         "a batch shell does not read ~/.bashrc: unless a module brings conda's function, activate ends with an error",
         'source "$(conda info --base)/etc/profile.d/conda.sh", before it',
+    ),
+    "answer-for-number": (
+        "sbatch answers «Submitted batch job 1»: with these words for a number it refuses the next job",
+        "{name}=$(sbatch --parsable ...)",
     ),
     "not-a-signal": ("it is [B:]NAME[@SECONDS]", "--signal=B:USR1@120"),
     "no-network": (
@@ -99,7 +117,7 @@ WASTES: dict[str, tuple[str, str | None]] = {
         '--nnodes="$SLURM_NNODES"',
     ),
     "nnodes-differ": ("torchrun waits for nodes that never come, or leaves some out", '--nnodes="$SLURM_NNODES"'),
-    "ranks-doubled": ("torchrun starts a rank for each GPU itself: {count}", "#SBATCH --ntasks-per-node=1"),
+    "ranks-doubled": ("a launcher starts a rank for each GPU itself: {count}", "#SBATCH --ntasks-per-node=1"),
     "one-rank": ("it starts one rank on each node", "--nproc-per-node={gpus}"),
     "node-rank": (
         "rank 0 must be on one node alone, the one at MASTER_ADDR",
@@ -116,9 +134,37 @@ WASTES: dict[str, tuple[str, str | None]] = {
         "it is not quoted: this shell puts it in before sbatch is called, and here it is not set",
         "\\${name}; or quote the word behind <<",
     ),
+    "written-too-early": (
+        "the shell puts it in where the file is written, on the first node: all tasks get the same",
+        "quote the word behind <<, as in <<'EOF'; or \\${name}",
+    ),
+    "world-size": (
+        "with more the ranks wait for others that never come; with fewer the last are refused",
+        "WORLD_SIZE=$SLURM_NTASKS",
+    ),
+    "rank-twice": ("several tasks take the same number", "$SLURM_{right}"),
+    "slots": ("Open MPI refuses it: not enough slots; other MPIs put several ranks on a core", None),
+    "export-without-all": (
+        "the tasks get these variables and Slurm's own, and nothing else: no PATH, no MASTER_ADDR",
+        "srun --export=ALL,{value}",
+    ),
+    "no-braces": ("bash puts in the first item, and leaves the brackets as they stand", "${{text}}"),
+    "dollar-before-name": (
+        "the shell puts its value in, and looks for a program of the name that comes out: nothing is set",
+        "{name}=...",
+    ),
+    "wait-once": (
+        "the signal ends wait at once: the script goes on, and the job ends before its program has saved",
+        'wait "$!" || wait "$!"',
+    ),
+    "beyond-list": ("there is no such item: it is empty", None),
+    "typographic": (
+        "the shell knows no such quotes or dashes: they reach the program as letters",
+        "plain quotes and hyphens",
+    ),
     "not-exported": ("there it is empty", "export {name}"),
     "never-set": ("it is empty there{near}", None),
-    "slurm-sets-none": ("Slurm sets it only where {option} is given: it is empty", None),
+    "slurm-sets-none": ("Slurm sets it only where {option} is given; else it is empty", None),
     "nothing-exported": (
         "with --export=NONE srun hands its tasks none of this script's variables",
         "srun --export=ALL ..., or unset SLURM_EXPORT_ENV",
@@ -158,6 +204,10 @@ WASTES: dict[str, tuple[str, str | None]] = {
         "srun --ntasks-per-node=1 {command}",
     ),
     "never-returns": ("it stays in the foreground: what follows is never reached", "{command} &"),
+    "waits-for-server": (
+        "it does not end by itself: the job holds all it has until its time limit",
+        "kill it before, by the $! behind its start",
+    ),
     "container-without-gpus": ("the container sees no GPU", "{container} exec --nv"),
     "modules-not-ready": (
         "the module function comes with the file that is sourced later",
@@ -185,6 +235,10 @@ WASTES: dict[str, tuple[str, str | None]] = {
     "trap-comes-too-late": (
         "bash runs a trap only when the command before it has ended",
         'srun ... & and then: wait "$!"',
+    ),
+    "trap-set-too-late": (
+        "until then no trap is set: the shell dies of the signal, and the job with it",
+        "move it above line {first}",
     ),
     "wait-ends-script": (
         "wait ends with the signal's number, and set -e takes that for a failure: the script ends before line {behind}",
@@ -232,6 +286,14 @@ ADVICE: dict[str, tuple[str, str | None]] = {
         "the script goes on, and what follows decides its exit code: the job counts as COMPLETED",
         "set -euo pipefail",
     ),
+    "hidden-by-tee": (
+        "a pipe ends as its last command does: the failure of the first is not seen",
+        "set -o pipefail",
+    ),
+    "same-work": (
+        "srun starts it {tasks} times, and the file tells these apart by nothing",
+        "#SBATCH --ntasks=1, and --cpus-per-task={tasks} if CPUs are meant",
+    ),
     "network": ("the GPUs stand idle meanwhile; and many clusters have no internet there", "prepare it before"),
     "no-requeue": (
         "the signal says that time is up: saved or not, nobody goes on",
@@ -251,7 +313,8 @@ UNLESS_PARTIAL = {
     "never-set", "slurm-sets-none", "no-wait", "conda-not-ready", "goes-on-without-one", "cpus-not-passed-on",
     "goes-on-after-errors", "no-requeue", "signal-not-trapped", "log-truncated", "short-grace",
     "begins-again", "first-node-only", "no-hostfile", "never-returns", "no-account", "no-qos",
-    "wait-ends-script", "modules-not-ready",
+    "wait-ends-script", "modules-not-ready", "waits-for-server", "wait-once", "hidden-by-tee",
+    "trap-set-too-late", "same-work",
 }  # fmt: skip
 """What follows from something that is not there: not to be told where lines were not understood."""
 

@@ -8,14 +8,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from frog.jobfile.directives import SRUN, DirectiveLine, GivenOption, read_directives, read_options, time_limit_s
-from frog.jobfile.launchers import Launch, SrunStep, inner_script, program_at, read_launch
-from frog.jobfile.shell import Command, Shell, parse
+from frog.jobfile.directives import DirectiveLine, GivenOption, read_directives, read_options, time_limit_s
+from frog.jobfile.launchers import SHELLS, Launch, SrunStep, inner_script, program_at, read_launch
+from frog.jobfile.options import SRUN
 from frog.jobfile.templates import echoed_texts, fill_gaps
 from frog.jobfile.values import GAP, Values
-from frog.jobfile.words import Assignment, Word
+from frog.shell.script import Command, Shell, parse
+from frog.shell.words import Assignment, Word, live_text
 
 _GPU_GRES = re.compile(r"\bgpu(?::[^:,=]+)??(?:[:=](\d+))?(?:,|$)")
+_GPU_TYPE = re.compile(r"(?=.*\d)[A-Za-z][\w-]*")
 _LIBRARY = re.compile(
     r"activate|bashrc|profile|conda\.sh|mamba\.sh|modules?\.sh|lmod|/init/|setvars|miniconda|\bvenv\b"
 )
@@ -78,12 +80,15 @@ class JobFile:
         return bool(self.shell.everything) and not self.given and not for_sbatch
 
     @property
+    def inside(self) -> bool:
+        """Whether it runs in a job that another file, or a terminal, has asked for: no srun of it asks for nodes."""
+        asks = ("partition", "account", "qos", "time", "constraint", "gpus", "gres", "gpus-per-node", "gpus-per-task")
+        return self.by_hand and not any(any(map(step.asks, asks)) for step in self.steps)
+
+    @property
     def sourced(self) -> bool:
         """Whether it runs files of its own in this shell, which may set anything."""
-        return any(
-            command.name in ("source", ".", "eval") and not _LIBRARY.search(command.text.lower())
-            for command in self.shell.everything
-        )
+        return any(map(runs_own_file, self.shell.everything))
 
     @property
     def uses_gpus(self) -> bool:
@@ -94,7 +99,13 @@ class JobFile:
     @cached_property
     def asked(self) -> list[GivenOption]:
         """What Slurm reads, in order."""
-        return [*(item for line in self.directives if line.read for item in line.asked), *self.given]
+        read = (line for line in self.directives if line.read and line.component == 0)
+        return [*(item for line in read for item in line.asked), *self.given]
+
+    @property
+    def several(self) -> bool:
+        """Whether it is a heterogeneous job: which of its parts a rank is in is not known here."""
+        return any(line.component for line in self.directives)
 
     @cached_property
     def _last_asked(self) -> dict[str, GivenOption]:
@@ -177,6 +188,8 @@ class JobFile:
 
     def _count(self, name: str) -> int | None:
         found = self.asks(name)
+        if found and _GPU_TYPE.fullmatch(found.value or ""):  # a type alone is one of it
+            return 1
         match = re.search(r"(\d+)$", found.value or "") if found else None
         return int(match[1]) if match else None
 
@@ -249,10 +262,20 @@ class JobFile:
         return bool(names & MEETING or any(name.startswith("NCCL_") for name in names)
                     or re.search(r"ddp|distributed|nccl|fsdp|train", " ".join(words), re.IGNORECASE))  # fmt: skip
 
+    @cached_property
+    def tells_tasks_apart(self) -> bool:
+        """Whether its text speaks of MPI, or of a task's number."""
+        return bool(re.search(r"mpi|PROCID|LOCALID|NODEID", "\n".join(self.lines), re.IGNORECASE))
+
     @property
     def requeues(self) -> bool:
         """Whether the script puts its own job back into the queue."""
         return any("scontrol requeue" in command.text for command in self.shell.everything)
+
+
+def runs_own_file(command: Command) -> bool:
+    """Whether it runs a file in this shell that is no library's."""
+    return command.name in ("source", ".", "eval") and not _LIBRARY.search(command.text.lower())
 
 
 def read_job_file(text: str, path: Path, given: Sequence[GivenOption] = (), first_line: int = 1) -> JobFile:
@@ -309,6 +332,11 @@ def _read_command(command: Command, job: JobFile) -> None:
     if place < len(words) and words[place].base == "srun":
         step = Command(words[place:], command.assignments, command.line, command.last_line, command.way)
         job.steps.append(_step(step, job))
+    elif place < len(words) and words[place].base in SHELLS and (script := inner_script(words)):
+        for inner in parse(_with_launchers(script, job)[0], script.line).commands:
+            again = Command(job.values.split(inner.words), inner.assignments, inner.line, inner.last_line, command.way)
+            if launch := read_launch(again, None):
+                job.launches.append(launch)
     elif launch := read_launch(whole, None):
         job.launches.append(launch)
 
@@ -324,11 +352,13 @@ def _step(command: Command, job: JobFile) -> SrunStep:
     program = words[used:]
     script = inner_script(program)
     inner: list[Command] = []
+    put_in = ""
     if script is not None:
-        inner = parse(_with_launchers(script, job), script.line).commands
+        text, put_in = _with_launchers(script, job)
+        inner = parse(text, script.line).commands
         inner = [Command(job.values.split(item.words), item.assignments, item.line, item.last_line, item.way)
                  for item in inner]  # fmt: skip
-    step = SrunStep(command, tuple(asked), program, tuple(inner), script)
+    step = SrunStep(command, tuple(asked), program, tuple(inner), script, put_in)
     for inside in step.commands:
         job.task_assignments.extend(inside.assignments)
         if launch := read_launch(inside, step):
@@ -336,9 +366,12 @@ def _step(command: Command, job: JobFile) -> SrunStep:
     return step
 
 
-def _with_launchers(script: Word, job: JobFile) -> str:
-    """The text of a task's script, with the variables put in that hold a command of the batch script."""
-    text = script.text
+def _with_launchers(script: Word, job: JobFile) -> tuple[str, str]:
+    """The text of a task's script, with the variables put in that hold a command of the batch script.
+
+    And what of these the batch script's shell has read itself.
+    """
+    text, put_in = script.text, ""
     for _ in range(4):
         for name in Word(text, 0).expansions():
             assignment = job.assigned(name)
@@ -346,4 +379,5 @@ def _with_launchers(script: Word, job: JobFile) -> str:
             if assignment and (whole or _LAUNCHES.search(assignment.raw)):
                 pieces = re.split(rf"\$\{{?{name}\b\}}?", text)
                 text = assignment.word.text.join(pieces)[:20_000]
-    return text
+                put_in = (put_in + live_text(assignment.raw))[:20_000]
+    return text, put_in

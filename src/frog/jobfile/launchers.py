@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from frog.jobfile.directives import GivenOption
-from frog.jobfile.shell import Command
-from frog.jobfile.words import Word
+from frog.shell.script import Command
+from frog.shell.words import Word
 
 SHELLS = ("bash", "sh", "dash", "zsh")
 CONTAINERS = (
@@ -87,10 +87,14 @@ class SrunStep:
     """The commands of `bash -c '...'`, if that is what it starts."""
     script_word: Word | None
     """That quoted text as a word."""
+    put_in: str = ""
+    """What the batch script's shell reads of the variables that are put into that text."""
 
     def in_task(self, word: Word) -> bool:
         """Whether each task's own shell reads that word, and not the batch script's."""
-        return self.script_word is not None and not (word.expansions() & self.script_word.expansions())
+        if self.script_word is None or word.expansions() & self.script_word.expansions():
+            return False
+        return "$" not in word.raw or word.raw not in self.put_in
 
     @property
     def line(self) -> int:

@@ -10,8 +10,8 @@ from frog.jobfile.directives import GivenOption, time_limit_s
 from frog.jobfile.glossary import COMMANDS, LAUNCHERS, PATTERNS, SHELL_OPTIONS, SLURM_VARIABLES, TORCHRUN_OPTIONS
 from frog.jobfile.job import PER_TASK, JobFile
 from frog.jobfile.launchers import Launch, SrunStep
-from frog.jobfile.shell import Command
-from frog.jobfile.words import Assignment, Word
+from frog.shell.script import Command
+from frog.shell.words import Assignment, Word
 
 _SIGNAL = re.compile(r"(?:([BR]+):)?(\w+)(?:@(\d+))?")
 

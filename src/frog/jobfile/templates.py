@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from frog.jobfile.shell import Command
 from frog.jobfile.values import GAP
-from frog.jobfile.words import Word
+from frog.shell.script import Command
+from frog.shell.words import Word
 
 _MOST_INNER = 10
 _ANYWHERE = re.compile(
-    r"\{\{.*?\}\}|\{%.*?%\}|\{#.*?#\}|%\(\w+\)[sd]|@[A-Z][A-Z_]+@|\b(?:CHANGE_?ME|REPLACE_?(?:ME|THIS)|PLACEHOLDER)\b"
+    r"\{\{.*?\}\}|\{%.*?%\}|\{#.*?#\}|%\(\w+\)[sd]|(?<![\w.])@[A-Z]\w*@(?!\w)|(?<=[=-])@[a-z]\w*@(?!\w)|\b(?:CHANGE_?ME|REPLACE_?(?:ME|THIS)|PLACEHOLDER)\b"
     r"|\[\[[A-Z_]+\]\]|\b__[A-Z][A-Z_]+__\b|(?<!\$)@\{(?!(?:u|upstream|push)\})[A-Za-z_]\w*\}"
 )
 _NAMED = re.compile(r"(?<![<>&\w$(])<(?!EOF|<)[A-Za-z][\w .:/|+-]*(?<![ ])>(?![>&])")

@@ -8,12 +8,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from frog.jobfile.cluster import ClusterProfile
-from frog.jobfile.directives import SBATCH, GivenOption, read_options, time_limit_s, write_time
+from frog.jobfile.directives import GivenOption, read_options, time_limit_s, write_time
 from frog.jobfile.findings import Finding, Kind, make_finding
 from frog.jobfile.job import JobFile
+from frog.jobfile.options import SBATCH
 from frog.jobfile.values import GAP
 
 _NUMBERS = ("nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gpus-per-node", "gpus", "gpus-per-task")
+_ARRAY = re.compile(r"\[?\d+(-\d+(:\d+)?)?(,\s?\d+(-\d+(:\d+)?)?)*\]?(%\d+)?|.*\u2370.*")
+_SEVERAL = re.compile(r"(?!(\d+)-\1\b).*[-,]")
+"""An array of more than one task: 1-1 is none."""
+_AT_LEAST_ONE = ("nodes", "ntasks", "ntasks-per-node", "cpus-per-task")
 _NUMBER = re.compile(r"(?:[^:=\s]+:)*\d(?:.*\d)?[kKmM]?$")
 _NO_VALUE = "has no value"
 _ADD_UP = ("mail-type",)
@@ -53,7 +58,8 @@ def header_findings(
 def _first_line(job: JobFile) -> Iterator[Finding]:
     first = min((line.line for line in job.directives), default=2)
     begins = job.lines[0] if job.lines else ""
-    if not begins.startswith("#!") and not job.by_hand:
+    empty = not any(line.strip() for line in job.lines)
+    if not begins.startswith("#!") and (job.directives or job.given or empty):
         yield make_finding(
             "no-shebang", 1 if first < 1 or not job.inner else first, "the first line does not name a shell"
         )
@@ -87,12 +93,15 @@ def _comments_that_look_like_directives(job: JobFile) -> Iterator[Finding]:
         if name == "SBATCH":
             what = f"with {'a space after' if space else 'spaces before'} '#' this is a comment"
         if name != "SBATCH" or space or indent:
-            yield make_finding("not-a-directive", number, what, _weight(asked), rest=rest.strip())
+            yield make_finding("not-a-directive", number, what, _weight(asked, job), rest=rest.strip())
 
 
-def _weight(lost: Sequence[GivenOption]) -> Kind | None:
-    """That of options which Slurm does not read: a name is worth less than a node."""
-    return "advice" if all(item.name in _NAMES for item in lost) else None
+def _weight(lost: Sequence[GivenOption], job: JobFile) -> Kind | None:
+    """That of options which Slurm does not read: a name, or what holds without them, is worth less than a node."""
+    gpus = job.gpu_directive is not None
+    holds = [item.name in _NAMES or (item.name in _AT_LEAST_ONE and item.value == "1")
+             or (gpus and item.name in ("gpus-per-task", "gpus-per-node", "gpus")) for item in lost]  # fmt: skip
+    return "advice" if all(holds) else None
 
 
 def _bare_option(job: JobFile) -> Iterator[Finding]:
@@ -101,6 +110,9 @@ def _bare_option(job: JobFile) -> Iterator[Finding]:
     line = "" if command is None else job.lines[command.line - job.first_line].strip()
     if command is not None and re.match(r"--[a-z]", line):
         yield make_finding("no-directive", command.line, "an option of sbatch without its #SBATCH", rest=line)
+    elif command is not None and (match := re.match(r"([^\w\s#]{0,3}#?SBATCH)\s+(-{1,2}[a-zA-Z].*)", line)):
+        what = f"it begins with {match[1]}, not with #SBATCH"
+        yield make_finding("no-directive", command.line, what, "may hang or waste", rest=match[2])
 
 
 def _unread(job: JobFile) -> Iterator[Finding]:
@@ -109,18 +121,24 @@ def _unread(job: JobFile) -> Iterator[Finding]:
     bodies = {number for text in texts if "\n" in text.raw for number in range(text.line, text.last_line + 1)}
     given = {asked.name: asked.value for asked in job.asked}
     for line in job.directives:
-        said = [item for item in line.asked if item.option and given.get(item.name, "") != item.value]
+        said = [item for item in line.asked
+                if item.option and not item.problem and given.get(item.name, "") != item.value]  # fmt: skip
         if not line.read and said and line.line not in bodies:
             what = "it comes after the first command"
-            yield make_finding("after-a-command", line.line, what, _weight(said), first=first)
+            yield make_finding("after-a-command", line.line, what, _weight(said, job), first=first)
 
 
 def _options(job: JobFile) -> Iterator[Finding]:
     seen: dict[str, GivenOption] = {}
+    component = 0
+    shifter = any(re.match(r"[^#]*\bshifter\b", line) for line in job.lines)  # whose plugin has --image
     for line in job.directives:
         if not line.read:
             continue
-        refused = [finding for asked in line.asked for finding in _option(asked)]
+        if line.component != component:
+            seen, component = {}, line.component
+        refused = [finding for asked in line.asked for finding in _option(asked)
+                   if not (asked.written == "--image" and shifter)]  # fmt: skip
         yield from refused
         if line.problem and not refused:
             yield make_finding("not-an-option", line.line, line.problem, instead=None)
@@ -155,6 +173,17 @@ def _option(asked: GivenOption) -> Iterator[Finding]:
         if instead and asked.value and "=" not in instead and " " not in instead:
             instead = f"{instead}={asked.value}"
         yield make_finding("not-an-option", asked.line, f"{asked.written}: {asked.problem}", instead=instead)
+    elif asked.name == "array" and asked.value and not _ARRAY.fullmatch(asked.value) and "$" not in asked.value:
+        yield make_finding("not-a-number", asked.line, f"{asked.written} {asked.value}: it is 0-9, 1,3,5 or 0-90:10%4")
+    elif asked.name.startswith("mem") and re.fullmatch(r"\d+(?![kKmMgGtT][bB]?$)[A-Za-z]+", asked.value or ""):
+        yield make_finding("not-a-number", asked.line, f"{asked.written} {asked.value}: the units are K, M, G and T")
+    elif asked.name in _AT_LEAST_ONE and re.fullmatch("0+", asked.value or ""):
+        yield make_finding("not-a-number", asked.line, f"{asked.written} {asked.value}: at least 1")
+    elif asked.name == "gres" and (match := re.fullmatch(r"gpus(:.*)?", asked.value or "")):
+        what = f"{asked.written} {asked.value}: the resource is called gpu"
+        yield make_finding("not-an-option", asked.line, what, instead=f"--gres=gpu{match[1] or ''}")
+    elif asked.name.startswith("gpus") and re.fullmatch(r"(?=.*\d)[A-Za-z][\w-]*", asked.value or ""):
+        return  # a type alone, such as a100: one of it
     elif asked.name in _NUMBERS and asked.value and "$" not in asked.value and not _NUMBER.match(asked.value):
         yield make_finding("not-a-number", asked.line, f"{asked.written} {asked.value}: not a number")
 
@@ -168,7 +197,8 @@ def _variables_in_directives(job: JobFile) -> Iterator[Finding]:
         also = f", as in line{'s' * (len(lines) > 2)} {', '.join(lines[1:8])}" if len(lines) > 1 else ""
         kind = "variable" if "$" in (found[0].value or "") else "tilde"
         what = f"{found[0].written} {found[0].value}: a {kind}{also}"
-        yield make_finding("variable-in-directive", found[0].line, what)
+        harmless = all(asked.name in ("job-name", "comment", "mail-user") for asked in found)
+        yield make_finding("variable-in-directive", found[0].line, what, "advice" if harmless else None)
 
 
 def _tasks(job: JobFile) -> Iterator[Finding]:
@@ -187,14 +217,9 @@ def _tasks(job: JobFile) -> Iterator[Finding]:
 
 def _total_gpus(job: JobFile) -> Iterator[Finding]:
     total, nodes = job.asks("gpus"), job.nodes
-    if (
-        total is None
-        or not total.value
-        or not nodes
-        or nodes == 1
-        or job.asks("gpus-per-node")
-        or job.asks("exclusive")
-    ):
+    if total is None or not total.value or not nodes or nodes == 1:
+        return
+    if job.asks("gpus-per-node") or job.asks("exclusive"):
         return
     match = re.search(r"(\d+)$", total.value)
     if match and int(match[1]) % nodes:
@@ -286,7 +311,7 @@ def _outputs(job: JobFile) -> Iterator[tuple[GivenOption, str]]:
     """The options that name a file for output, and the files."""
     for asked in map(job.asks, ("output", "error")):
         value = asked.value if asked else None
-        if asked and value and not value.startswith("/dev/") and "$" not in value and GAP not in value:
+        if asked and value and not value.startswith("/dev/") and not re.search(rf"[${{<{GAP}]", value):
             yield asked, value
 
 
@@ -295,6 +320,12 @@ def _overwritten(job: JobFile) -> Iterator[Finding]:
         if not re.search(r"%\d*[jAJ]", value) and job.text("open-mode") != "append":
             what = f"{asked.written} {value}: every job writes this same file"
             yield make_finding("output-overwritten", asked.line, what, name=asked.name, instead=_with_job(value))
+            return
+        array = job.asks("array")
+        if array and _SEVERAL.match(array.value or "") and not re.search(r"%\d*[ajJNns]", value):
+            what = f"{asked.written} {value}: every task of the array writes this same file"
+            instead = _with_job(value).replace("%j", "%a")
+            yield make_finding("output-overwritten", asked.line, what, name=asked.name, instead=instead)
             return
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from frog.jobfile.findings import Finding, make_finding
 from frog.jobfile.job import JobFile
 from frog.jobfile.launchers import program_at
-from frog.jobfile.words import Word
+from frog.shell.words import Word
 
 _ENGINES = ("docker", "podman", "nerdctl")
 """They keep images on the node's own disk."""

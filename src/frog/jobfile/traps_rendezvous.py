@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from frog.jobfile.findings import Finding, make_finding
 from frog.jobfile.job import PER_TASK, JobFile
 from frog.jobfile.launchers import Launch
-from frog.jobfile.words import Word
+from frog.shell.words import Word
 
 _RANDOM = re.compile(r"\bS?RANDOM\b|\bshuf\b|\$\$|/dev/u?random|random\.randint|bind\(\s*\(|free_?port")
 _LOCAL = re.compile(r"localhost|127(\.\d+){3}|0\.0\.0\.0|::1|\[::1\]")
@@ -17,6 +17,7 @@ _ADDRESSES = re.compile(r"\bhostname\s+(-I|--all-ip-addresses)\s*[)`]")
 _OWN_IN_TASK = re.compile(rf"{_OWN_NAME.pattern}|SLURMD_NODENAME|SLURM_LAUNCH_NODE")
 _NOT_FIRST = re.compile(r"\btail\b|\bsort\b|\bshuf\b|\bsed -n .?[2-9]|NR\s*==\s*[2-9]|\[(-1|[1-9])\]")
 _GROWS = re.compile(r"\$\(\([\d\s+]*\$?\{?SLURM_JOB_?ID\}?[\d\s+]*\)\)|\"?\d*\$\{?SLURM_JOB_?ID\}?\"?")
+_ALL_HOSTS = re.compile(r"\"?\$\(\s*scontrol show hostnames? ?\"?(\$\{?SLURM_(JOB_)?NODELIST\}?)?\"?\s*\)\"?")
 _CUT = re.compile(
     r"\$\{SLURM_(JOB_)?NODELIST%%?,|\$\{?SLURM_(JOB_)?NODELIST\}?\"?\s*(\||<<<)\s*(cut -d|awk -F|tr) ?['\"]?,"
 )
@@ -47,6 +48,12 @@ def _cut_lists(job: JobFile) -> Iterator[Finding]:
     for item in job.assignments if job.several_nodes else ():
         if _CUT.search(item.raw) and "scontrol" not in item.raw:
             yield make_finding("nodelist-folded", item.line, "SLURM_JOB_NODELIST is folded, like node[01-04]")
+        elif item.items and len(item.items) == 1 and _WHOLE.fullmatch(_followed(job, item.items[0].raw)):
+            what = f"{item.name} has one item: SLURM_JOB_NODELIST is folded, like node[01-04]"
+            yield make_finding("nodelist-folded", item.line, what)
+
+
+_WHOLE = re.compile(r"\"?\$\{?SLURM_(JOB_)?NODELIST\}?\"?")
 
 
 def _names_of_meetings(job: JobFile) -> Iterator[Finding]:
@@ -112,10 +119,23 @@ def _address(job: JobFile, raw: str, line: int, in_task: bool) -> Iterator[Findi
         yield make_finding("head-of-its-own", line, "every task takes its own host for the rendezvous")
     elif "scontrol" in text and _NOT_FIRST.search(text):
         yield make_finding("head-not-node-0", line, "the rendezvous is not at the first host of the allocation")
+    elif _ALL_HOSTS.fullmatch(_followed(job, raw)):
+        yield make_finding("many-hosts", line, "the ranks meet at the names of all hosts at once")
     elif _ADDRESSES.search(raw):
         yield make_finding("many-addresses", line, "the ranks meet at all addresses of a host at once")
     elif "scontrol" not in text and _FOLDED.search(text):
         yield make_finding("nodelist-folded", line, "SLURM_JOB_NODELIST is folded, like node[01-04]")
+
+
+def _followed(job: JobFile, raw: str) -> str:
+    """The text that a variable alone stands for."""
+    for _ in range(3):
+        match = re.fullmatch(r"\"?\$\{?(\w+)\}?\"?", raw)
+        item = job.assigned(match[1]) if match else None
+        if item is None or item.items is not None:
+            return raw
+        raw = item.raw
+    return raw
 
 
 def _port(job: JobFile, raw: str, line: int, in_task: bool) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from frog.jobfile.cluster import ClusterProfile
-from frog.jobfile.findings import Finding, make_finding
+from frog.jobfile.findings import Finding, Kind, make_finding
 from frog.jobfile.job import JobFile
 from frog.jobfile.launchers import SrunStep
 from frog.jobfile.traps_signal import ends_on_errors
@@ -48,6 +48,7 @@ def script_findings(
     yield from _late(job)
     yield from _network(job, profile)
     yield from _errors(job)
+    yield from _tee(job)
     yield from _copied(job)
 
 
@@ -83,7 +84,8 @@ def _cpus(job: JobFile, step: SrunStep, version: tuple[int, int] | None) -> Iter
 def _background(job: JobFile) -> Iterator[Finding]:
     """The script ends while its last step runs."""
     behind = [step.command for step in job.steps if step.command.way.behind]
-    behind += [command for command in job.shell.commands[-1:] if command.way.behind and not command.way.maybe]
+    working = [item for item in job.shell.commands if item.words and item.name not in (*_SAYS, "sleep")]
+    behind += [command for command in working[-1:] if command.way.behind and not command.way.maybe]
     if not behind or job.shell.ends is not None or job.shell.endless or job.by_hand:
         return
     last = max(behind, key=lambda command: command.line)
@@ -98,6 +100,13 @@ def _queue(job: JobFile) -> Iterator[Finding]:
     """Steps beside one another, each of which takes all that the job has."""
     greedy = [step for step in job.steps if step.command.way.behind and not _shares(job, step)]
     several = len(greedy) > 1 or any(step.command.way.loop for step in greedy)
+    used, has = [job.step_nodes(step) or 0 for step in greedy], job.nodes or 1
+    if (
+        all(used)
+        and max(used, default=has) < has
+        and (sum(used) <= has or any(step.command.way.loop for step in greedy))
+    ):
+        return  # each goes to nodes that are free
     if several and (job.number("ntasks") or job.number("ntasks-per-node") or 1) >= 1:
         yield make_finding(
             "steps-queue", greedy[-1].line, "several srun in the background, without --exact or --overlap"
@@ -162,6 +171,25 @@ def _errors(job: JobFile) -> Iterator[Finding]:
         yield make_finding("goes-on-after-errors", lines[-1], what)
 
 
+def _tee(job: JobFile) -> Iterator[Finding]:
+    """`python train.py | tee log`, whose failure tee hides."""
+    text = "\n".join(line for line in job.lines if not line.lstrip().startswith("#") or line.startswith("#!"))
+    if "pipefail" in text or "PIPESTATUS" in text:
+        return
+    stops = any(ends_on_errors(command) for command in job.shell.commands) or _shebang_ends(job)
+    works = {step.command.line for step in job.steps if step.works}
+    commands = [command for command in job.shell.commands if command.words]
+    for place, command in enumerate(commands[1:], 1):
+        before = commands[place - 1]
+        work = before.line in works or _PROGRAM.search(before.text)
+        if command.name != "tee" or not (work and before.way.apart and before.way.checked and command.way.apart):
+            continue
+        behind = [item for item in commands[place + 1 :] if item.name not in _SAYS]
+        if not command.way.maybe and not command.way.behind and (stops if behind else not commands[place + 1 :]):
+            yield make_finding("hidden-by-tee", before.line, f"{before.name} | tee, without pipefail")
+            return
+
+
 def _copied(job: JobFile) -> Iterator[Finding]:
     """The folder of the file itself: Slurm runs a copy that lies elsewhere."""
     text = "\n".join(job.lines)
@@ -170,7 +198,10 @@ def _copied(job: JobFile) -> Iterator[Finding]:
     for command in job.shell.commands:
         raw = [*(word.raw for word in command.words), *(item.raw for item in command.assignments)]
         if command.way.certain and any(_OWN_FOLDER.search(text) for text in raw):
-            yield make_finding("not-its-folder", command.line, "the folder of this file, by its own name")
+            kind: Kind | None = (
+                "advice" if command.name in ("[", "[[", "test") else None
+            )  # it looks whether it is there
+            yield make_finding("not-its-folder", command.line, "the folder of this file, by its own name", kind)
             return
 
 

@@ -6,15 +6,18 @@ import re
 from collections.abc import Iterator
 from itertools import takewhile
 
+from frog.jobfile.directives import one_letter_apart
 from frog.jobfile.findings import Finding, Kind, make_finding
-from frog.jobfile.job import JobFile
+from frog.jobfile.job import JobFile, runs_own_file
 from frog.jobfile.launchers import CONTAINERS, SHELLS, program_at
-from frog.jobfile.shell import Command
+from frog.shell.script import Command
+from frog.shell.words import live_text
 
 _SERVES = re.compile(
     r"ray start\b(?=.*--(head|address)).*--block|python\S* -m http\.server|vllm serve|vllm\.entrypoints"
     r"|sglang\.launch_server|text-generation-launcher"
-    r"|^(tensorboard|redis-server|ollama serve|mlflow (server|ui)|jupyter[- ](lab|notebook))\b"
+    r"|^redis-server(?!.*(daemonize|\.conf))"
+    r"|^(tensorboard|ollama serve|mlflow (server|ui)|jupyter[- ](lab|notebook))\b"
     r"|^sleep inf|^tail -[fF]|^nvidia-smi (dmon|pmon)|^nvidia-smi .*(-l\b|--loop)|^watch\b|^(gpustat|nvitop) -i"
 )
 _CONDA_READY = re.compile(
@@ -28,14 +31,18 @@ _NO_WORDS = {"else:": "else", "elif:": "elif", "elseif": "elif", "elsif": "elif"
              "fi:": "fi", "done:": "done", "endif": "fi", "endfor": "done"}  # fmt: skip
 """What other languages write, and what the shell has for it."""
 _KEPT = re.compile(r"(?<!\\)\\\$\{?([A-Za-z_]\w*)")
-_QUOTED = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"")
+_QUOTED = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"", re.DOTALL)
 _READ_AGAIN = ("echo", "printf", "eval", "ssh", "sed", "awk", "gawk", "grep", "perl", "trap", "alias", "find", "xargs",
                "parallel", "clush", "pdsh", "tmux", "screen", "su", "sudo", "sbatch", "[[", "[", "test")  # fmt: skip
 """Commands whose words another reader takes up again, or which only say them."""
+_AMD = re.compile(r"rocm|\b(MIOPEN|HIP|ROCR|HSA)_|\bmi\d{3}", re.IGNORECASE)
+"""AMD's GPUs: a container sees their devices as it sees all of /dev, and often has the libraries itself."""
 _TEST = re.compile(r"(\[\[?)(?![\s\[])|\[\[?\s.*[^\s\]](\]\]?)\Z", re.DOTALL)
 """A condition without the blank behind its first bracket, or before its last."""
 _ASSIGNS = re.compile(r"\s*(\w+=(\"[^\"]*\"|'[^']*'|[^\s\"'])*\s+)+\\")
-_BASH_ONLY = ("[[", "declare", "mapfile", "pushd", "shopt")
+_BASH_ONLY = ("[[", "declare", "mapfile", "pushd", "shopt", "source")
+_TYPED = re.compile(r"[\u201c\u201d\u201e\u2018\u2019]|^[-\u2010-\u2015]*[\u2010-\u2015]+-*[A-Za-z]")
+"""Quotes and dashes of a word processor."""
 
 
 def shell_findings(job: JobFile) -> Iterator[Finding]:
@@ -44,6 +51,9 @@ def shell_findings(job: JobFile) -> Iterator[Finding]:
     yield from _blanks(job)
     yield from _words(job)
     yield from _kept_dollars(job)
+    yield from _single_quotes(job)
+    yield from _no_braces(job)
+    yield from _typographic(job)
     yield from _servers(job)
     yield from _conda(job)
     yield from _modules(job)
@@ -92,7 +102,10 @@ def _indent(line: str) -> int:
 
 
 def _blanks(job: JobFile) -> Iterator[Finding]:
-    """`NAME= "value"`: a program that is called like the value, with an empty NAME. `NAME = value`: a program NAME."""
+    """`NAME= "value"`: a program that is called like the value, with an empty NAME. `NAME = value`: a program NAME.
+
+    `$NAME=value`: a program whose name is NAME's value, and the rest.
+    """
     read = {name for command in job.shell.everything for word in command.words for name in word.expansions()}
     for command in job.shell.everything:
         empty = [item for item in command.assignments if not item.raw and item.items is None]
@@ -104,6 +117,8 @@ def _blanks(job: JobFile) -> Iterator[Finding]:
         if len(raw) == 3 and raw[1] == "=" and raw[0].isidentifier():
             what = f"blanks around the = behind {raw[0]}"
             yield make_finding("blank-behind-equals", command.line, what, name=raw[0], value=raw[2])
+        if raw and (match := re.match(r"\$([A-Za-z_]\w*)=(.*)", raw[0])):
+            yield make_finding("dollar-before-name", command.line, f"a $ before {match[1]}=", name=match[1])
 
 
 def _kept_dollars(job: JobFile) -> Iterator[Finding]:
@@ -117,6 +132,48 @@ def _kept_dollars(job: JobFile) -> Iterator[Finding]:
                 yield make_finding("dollar-kept", word.line, what, name=match[1])
 
 
+def _single_quotes(job: JobFile) -> Iterator[Finding]:
+    """`--rdzv_endpoint '$MASTER_ADDR:29500'`: in single quotes, where no other shell reads it."""
+    for run in job.launches:
+        for word in run.options.values():
+            match = _IN_QUOTES.fullmatch(word.raw)
+            if match and not run.in_task(word) and (job.assigned(match[1]) or match[1].startswith("SLURM_")):
+                what = f"${match[1]} in single quotes"
+                yield make_finding("dollar-kept", word.line, what, name=match[1])
+
+
+_IN_QUOTES = re.compile(r"'\$\{?([A-Za-z_]\w*)\}?(?::\$?\{?\w+\}?)?'")
+
+
+def _no_braces(job: JobFile) -> Iterator[Finding]:
+    """`$LIST[$i]`, which is the first item, and `[0]` as text."""
+    lists = {item.name for item in job.assignments if item.items is not None}
+    if not lists or "zsh" in job.lines[0]:
+        return
+    for command in job.shell.everything:
+        if command.name in ("echo", "printf"):
+            continue
+        for word in (*command.words, *(item.word for item in command.assignments if item.items is None)):
+            match = re.search(r"\$([A-Za-z_]\w*)\[(\$\{?\w+\}?|\d+|[@*])\]", live_text(word.raw))
+            if match and match[1] in lists:
+                yield make_finding("no-braces", word.line, f"{match[0]} without braces", text=match[0][1:])
+
+
+def _typographic(job: JobFile) -> Iterator[Finding]:
+    """`--name \u201cmy run\u201d` and `\u2013-lr`, as a word processor writes them."""
+    for command in job.shell.everything:
+        if command.name in ("echo", "printf"):
+            continue
+        for raw in (*(word.raw for word in command.words), *(item.raw for item in command.assignments)):
+            if match := _TYPED.search(_QUOTED.sub("", raw)):
+                what = f"{match[0]} is {'a quote' if match[0] in _CURLY else 'a dash'} of a word processor"
+                yield make_finding("typographic", command.line, what)
+                break
+
+
+_CURLY = "\u201c\u201d\u201e\u2018\u2019"
+
+
 def _words(job: JobFile) -> Iterator[Finding]:
     """`else:`, `elseif` and `[$x = 1]`: names of programs that there are not."""
     for command in job.shell.everything:
@@ -125,9 +182,25 @@ def _words(job: JobFile) -> Iterator[Finding]:
             kind: Kind | None = "will fail" if word in ("elif:", "elseif", "elsif") else None
             yield make_finding("no-such-word", command.line, f"{word} is no word of the shell", kind,
                                instead=_NO_WORDS[word])  # fmt: skip
+        elif match := re.match(r"\$([A-Za-z_]\w*)=", word):
+            what = f"{match[0]} sets nothing: a name is set without its dollar"
+            yield make_finding("no-such-word", command.line, what, instead=f"{match[1]}=")
+        elif near := _slip(job, word):
+            what = f"{word} is no function of this file; {near} is"
+            yield make_finding("no-such-word", command.line, what, instead=near)
+        elif word == "trap" and len(command.words) > 2 and (near := _slip(job, command.words[1].text)):
+            what = f"{command.words[1].text} is no function of this file; {near} is"
+            yield make_finding("no-such-word", command.line, what, instead=f"trap {near} ...")
         elif word == "[[" and len(command.words) == 2 and (match := _TEST.match(command.words[1].raw)):
             what = f"no blank behind {match[1]}" if match[1] else f"no blank before {match[2]}"
             yield make_finding("no-such-word", command.line, what, instead="[ ... ]")
+
+
+def _slip(job: JobFile, name: str) -> str | None:
+    """The function of which a name is a slip."""
+    if len(name) < 6 or not name.isidentifier() or name in job.shell.functions:
+        return None
+    return next((other for other in job.shell.functions if len(other) > 5 and one_letter_apart(name, other)), None)
 
 
 def _servers(job: JobFile) -> Iterator[Finding]:
@@ -146,6 +219,7 @@ def _servers(job: JobFile) -> Iterator[Finding]:
                 "never-returns", command.line, f"{_short(text)}: a server in the foreground", command=name
             )
     yield from _waits_for_server(job, commands)
+    yield from _waits_for_all(job, commands)
     for line in job.shell.endless:
         if any(
             command.line > line and command.way.certain and command.name not in _WATCHED
@@ -168,6 +242,29 @@ def _waits_for_server(job: JobFile, commands: list[Command]) -> Iterator[Finding
             yield make_finding("never-returns", wait.line, what, command=behind[0].name)
 
 
+def _waits_for_all(job: JobFile, commands: list[Command]) -> Iterator[Finding]:
+    """`wait` alone, behind work that a server in the background was for."""
+    ends = [*commands, *(item for body in job.shell.functions.values() for item in body)]
+    if any(re.search(r"\b(p?kill|killall|scancel|stop|shutdown)\b", item.text) for item in ends):
+        return
+    served = [item for item in commands if item.way.behind and not item.way.maybe and _SERVES.search(item.text)
+              and item.name != "timeout"]  # fmt: skip
+    names = {item.name for each in served for item in job.assignments
+             if item.raw == "$!" and each.last_line <= item.line <= each.last_line + 1}  # fmt: skip
+    for wait in (item for item in commands if item.name == "wait" and item.way.certain):
+        if len(wait.words) > 1 and not any(word.expansions() & names for word in wait.words[1:]):
+            continue
+        before = [item for item in served if item.line < wait.line]
+        begins = before[-1].line if before else wait.line
+        between = [item for item in commands if begins < item.line < wait.line and item.way.certain]
+        work = [item for item in between if _WORK.search(item.text) and not _SERVES.search(item.text)]
+        if work:
+            what = f"wait for all, and {_short(before[-1].text)} does not end"
+            yield make_finding("waits-for-server", wait.line, what)
+            return
+
+
+_WORK = re.compile(r"\b(python[\d.]*|torchrun|accelerate|deepspeed)\b(?! -c).*(\.py\b| -m )")
 _WATCHED = ("echo", "date", "exit", "wait")
 
 
@@ -188,7 +285,7 @@ def _short(text: str) -> str:
 def _conda(job: JobFile) -> Iterator[Finding]:
     """`conda activate` in a shell that has not read conda's functions."""
     first = job.lines[0] if job.lines else ""
-    if re.search(r"-\w*[li]", first) or "--login" in first or job.sourced or job.asks("get-user-env"):
+    if re.search(r"-\w*[li]", first) or "--login" in first or job.asks("get-user-env"):
         return
     for command in job.shell.commands:
         if command.text.startswith(("conda activate", "mamba activate")) and command.way.certain:
@@ -199,10 +296,14 @@ def _conda(job: JobFile) -> Iterator[Finding]:
                 if _CONDA_READY.search(f"{item.text} {' '.join(a.raw for a in item.assignments)}")
             ]
             loaded = [item for item in before if item.name in ("module", "ml") and len(item.words) > 1
-                      and item.words[1].text not in _UNLOADS
+                      and next((w.text for w in item.words[1:] if not w.text.startswith("-")), "list") not in _UNLOADS
                       and not all(map(_NO_CONDA.match, (word.text for word in item.words[1:])))]  # fmt: skip
-            if not ready and not loaded:
-                after = [item for item in job.shell.everything if item.line > command.line and "conda.sh" in item.text]
+            if not ready and not loaded and not any(map(runs_own_file, before)):
+                after = [
+                    item
+                    for item in job.shell.everything
+                    if item.line > command.line and re.search(r"conda\.sh|(conda|mamba)\S* shell\b.*hook", item.text)
+                ]
                 kind: Kind | None = None if after or _initialises(before) else "advice"
                 yield make_finding("conda-not-ready", command.line, f"{command.words[0].text} activate", kind)
             return
@@ -224,8 +325,10 @@ def _modules(job: JobFile) -> Iterator[Finding]:
 
 
 def _plain_sh(job: JobFile) -> Iterator[Finding]:
-    if not job.lines or not re.match(r"#!\s*(/usr)?/bin/(env )?sh\b", job.lines[0]):
+    shell = re.match(r"#!\s*(?:/usr)?/bin/(?:env )?(sh|dash)\b", job.lines[0]) if job.lines else None
+    if shell is None:
         return
+    kind: Kind | None = "advice" if shell[1] == "sh" else None
     for command in job.shell.everything:
         lists = any(item.items is not None for item in command.assignments)
         if lists or (command.words and command.words[0].raw in _BASH_ONLY):
@@ -234,7 +337,7 @@ def _plain_sh(job: JobFile) -> Iterator[Finding]:
                 "bash-in-sh",
                 command.line,
                 f"{what} is bash's, and the file begins with {job.lines[0].strip()}",
-                "advice",
+                kind,
             )
             return
 
@@ -242,6 +345,8 @@ def _plain_sh(job: JobFile) -> Iterator[Finding]:
 def _containers(job: JobFile) -> Iterator[Finding]:
     """A container that does not get the job's GPUs."""
     if not job.gpus_per_node or {"APPTAINER_NV", "SINGULARITY_NV", "APPTAINER_ROCM", "SINGULARITY_ROCM"} & job.exported:
+        return
+    if any(_AMD.search(line) for line in job.lines):
         return
     for command in [*job.shell.commands, *(inner for step in job.steps for inner in step.commands)]:
         words = [word.text for word in job.values.split(command.words)]

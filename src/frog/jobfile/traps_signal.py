@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from frog.jobfile.findings import Finding, make_finding
 from frog.jobfile.job import JobFile
-from frog.jobfile.shell import Command
+from frog.shell.script import Command
 
 _TORCHRUN_HEARS = {"TERM", "INT", "HUP", "QUIT", "15", "2", "1", "3"}
 _SIGNAL = re.compile(r"(?:([BR]+):)?(?:SIG)?([A-Z]\w*|\d+)(?:@(\d{1,6}))?")
@@ -15,6 +15,7 @@ _LONG = re.compile(
     r"((uv|poetry|pixi) run |time |nohup )*(\S*/)?(python[\d.]*|torchrun|accelerate|deepspeed|mpirun)\b(?! -c)"
 )
 _SENT = re.compile(r"(?:(?<!\w)kill\s+(?:-s\s*)?-?|scancel.*--signal[= ])(?:SIG)?([A-Z]+\d?|\d{1,2})\b")
+_LEAVES = ("echo", "printf", "date", "exit", "trap", "set", "[[", "true", ":")
 _GRACE_S = 30
 """How long torchrun waits for its ranks to end, by default."""
 
@@ -67,6 +68,8 @@ def _to_shell(job: JobFile, handlers: list[Command], name: str, line: int) -> It
     elif handlers:
         yield from _handler(job, handlers[0])
         yield from _wait(job, handlers[0])
+        yield from _set_too_late(job, handlers[0])
+        yield from _once(job, handlers[0])
 
 
 def _to_tasks(job: JobFile, handlers: list[Command], name: str, line: int, before_s: int) -> Iterator[Finding]:
@@ -98,7 +101,8 @@ def _said_by_handlers(job: JobFile) -> str:
 
 def _handler(job: JobFile, handler: Command) -> Iterator[Finding]:
     long = [step for step in job.steps if step.works and not step.command.way.maybe]
-    if long and not any(step.command.way.behind for step in job.steps):
+    behind = any(command.way.behind and _is_long(command) for command in job.shell.commands)
+    if long and not behind and not any(step.command.way.behind for step in job.steps):
         yield make_finding("trap-comes-too-late", handler.line, f"srun in line {long[-1].line} is in the foreground")
     if not job.steps:
         last = [command for command in job.shell.commands if command.way.certain and _is_long(command)]
@@ -110,18 +114,43 @@ def _handler(job: JobFile, handler: Command) -> Iterator[Finding]:
         yield make_finding("srun-forces", handler.line, "SIGTERM to srun")
 
 
+def _once(job: JobFile, handler: Command) -> Iterator[Finding]:
+    """A trap that hands the signal on, and one `wait`, which it ends."""
+    said = _said_by_handlers(job)
+    if not _SENT.search(said) or re.search(r"\bwait\b|\bexit\b|\bsleep\b|scontrol requeue|sbatch|kill -0", said):
+        return
+    commands = [command for command in job.shell.commands if command.words and command.name != "trap"]
+    works = [item for item in commands if item.way.behind and (item.name == "srun" or _is_long(item))]
+    behind = [item for item in commands if works and item.line > works[-1].last_line]
+    waits = [item for item in behind if item.name == "wait"]
+    goes_on = any(item.name in ("sleep", "tail") or "kill -0" in item.text or item.way.loop for item in behind)
+    if len(works) == len(waits) == 1 and not goes_on and handler.line < waits[0].line and not waits[0].way.maybe:
+        yield make_finding("wait-once", waits[0].line, "one wait, and a trap that sends the signal on")
+
+
+def _set_too_late(job: JobFile, handler: Command) -> Iterator[Finding]:
+    """A trap that is set when the work has been waited for."""
+    works = [step.command for step in job.steps if step.works] + list(filter(_is_long, job.shell.commands))
+    waited = [command for command in job.shell.commands if command.name == "wait" or command in works]
+    if not handler.way.certain or not works or any(command.line > handler.line for command in works):
+        return
+    if any(command.way.certain and command.line < handler.line for command in waited):
+        first = min(command.line for command in works)
+        yield make_finding("trap-set-too-late", handler.line, "the trap is set behind the work", first=first)
+
+
 def _is_long(command: Command) -> bool:
     return bool(_LONG.match(command.text))
 
 
 def _wait(job: JobFile, handler: Command) -> Iterator[Finding]:
     """`set -e` and a bare `wait`, with the requeue behind it."""
-    if not any(ends_on_errors(command) for command in job.shell.commands) or "requeue" in _said_by_handlers(job):
+    said = _said_by_handlers(job)
+    leaves = re.search(r"scontrol requeue|sbatch|\bexit\b", said)
+    if leaves or not any(ends_on_errors(command) for command in job.shell.commands):
         return
     waits = [command for command in job.shell.commands if command.name == "wait"]
-    behind = [
-        command for command in job.shell.commands if "scontrol requeue" in command.text or command.name == "sbatch"
-    ]
+    behind = [command for command in job.shell.commands if command.words and command.name not in _LEAVES]
     for wait in waits:
         after = [command for command in behind if command.line > wait.line and not command.heredoc]
         off = [

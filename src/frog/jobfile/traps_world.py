@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from frog.jobfile.findings import Finding, Kind, make_finding
 from frog.jobfile.job import MEETING, PER_TASK, JobFile
 from frog.jobfile.launchers import SHELLS, Launch, SrunStep, program_at
-from frog.jobfile.shell import Command
-from frog.jobfile.words import Assignment, Word
+from frog.shell.script import Command
+from frog.shell.words import Assignment, Word
 
 _TOO_EARLY = PER_TASK - {"SLURMD_NODENAME"}
 """The first node's name may be just what is wanted: rank 0 is there."""
@@ -55,7 +55,13 @@ def _no_gpus(job: JobFile) -> Iterator[Finding]:
     asked = (
         job.gpu_directive or job.asks("exclusive") or job.asks("gres") or job.asks("constraint") or job.asks("nodelist")
     )
-    if asked or job.asks("tres-per-task") or job.asks("gpus-per-socket") or any(step.asked_gpus for step in job.steps):
+    if (
+        job.inside
+        or asked
+        or job.asks("tres-per-task")
+        or job.asks("gpus-per-socket")
+        or any(step.asked_gpus for step in job.steps)
+    ):
         return
     if job.asks("partition") and not any(
         map(job.asks, ("cpus-per-task", "mem", "mem-per-cpu"))
@@ -73,6 +79,18 @@ def _no_gpus(job: JobFile) -> Iterator[Finding]:
         kind = "advice" if job.asks("partition") else None
         step = next(step for step in job.steps if step.python)
         yield make_finding("no-gpus", step.line, "no GPUs are asked for", kind, gpus="N")
+    elif not several and not job.by_hand and (speaks := list(filter(_wants_gpu, job.shell.commands))):
+        kind = "advice" if job.asks("partition") else None
+        yield make_finding("no-gpus", speaks[-1].line, "no GPUs are asked for", kind, gpus="N")
+
+
+def _wants_gpu(command: Command) -> bool:
+    """`nvidia-smi`, and `python train.py --device cuda`."""
+    python = re.search(r"\bpython[\d.]* ", command.text)
+    asks = python and re.search(
+        r"-(-device|d)[= ]cuda\b|\bdevice=cuda\b|--(use[-_])?cuda\b(?![= ](0|[Ff]alse))", command.text
+    )
+    return command.way.certain and (bool(asks) or command.name == "nvidia-smi")
 
 
 def _every_node(job: JobFile, run: Launch, nodes: int) -> Iterator[Finding]:
@@ -96,10 +114,19 @@ def _deepspeed(job: JobFile, run: Launch) -> Iterator[Finding]:
     knows = run.option("hostfile", "launcher", "include", "node-rank", "no-ssh") or "DLTS_HOSTFILE" in job.exported
     if several and not knows and not (asks and job.resolve_int(asks.raw) == 1):
         yield make_finding("no-hostfile", run.line, f"deepspeed on {job.nodes} nodes without --hostfile")
+    everywhere = run.step is not None and (job.step_nodes(run.step) or 0) > 1 and run.alone
+    if everywhere and not knows and not asks:
+        yield make_finding("no-hostfile", run.line, "deepspeed on each of the nodes, without --hostfile")
     ranks, gpus = run.option("nproc-per-node"), job.gpus_per_node
     count = job.resolve_int(ranks.raw) if ranks else None
     if ranks and count and gpus and count > gpus:
         yield make_finding("ranks-beyond-gpus", ranks.line, f"{count} ranks on a node, but {gpus} GPUs", gpus=gpus)
+    elif ranks and count and gpus and count < gpus and _only(job, run):
+        yield make_finding("gpus-idle", ranks.line, f"{count} ranks on a node, but {gpus} GPUs")
+    tasks = job.step_tasks_per_node(run.step) if run.step else 1
+    if tasks is not None and tasks > 1 and run.step and run.alone and gpus and gpus > 1 and not run.step.asked_gpus:
+        what = f"{tasks} tasks on each node, and each starts deepspeed"
+        yield make_finding("ranks-doubled", run.line, what, count=f"{tasks} launchers on each node")
 
 
 def _accelerate(job: JobFile, run: Launch, nodes: int | None) -> Iterator[Finding]:
@@ -113,6 +140,8 @@ def _accelerate(job: JobFile, run: Launch, nodes: int | None) -> Iterator[Findin
     elif word and count and gpus and nodes and nodes > 1 and count < gpus * nodes and tasks == 1:
         what = f"{count} processes in all, but {gpus * nodes} GPUs: accelerate counts over all nodes"
         yield make_finding("gpus-idle", word.line, what)
+    elif word and count and gpus and nodes == 1 and count < gpus and tasks == 1 and _only(job, run):
+        yield make_finding("gpus-idle", word.line, f"{count} processes, but {gpus} GPUs")
     if tasks is not None and tasks > 1 and run.step and (count or 0) > 1 and run.alone:
         what = f"{tasks} tasks on each node, and each starts accelerate"
         yield make_finding("ranks-doubled", run.line, what, count=f"{tasks} launchers on each node")
@@ -165,6 +194,9 @@ def _plain_ranks(job: JobFile, step: SrunStep) -> Iterator[Finding]:
     if gpus and tasks is not None and tasks > gpus and (gpus > 1 or job.several_nodes) and job.distributed:
         what = f"{tasks} tasks on each node, but {gpus} GPUs"
         yield make_finding("tasks-beyond-gpus", step.line, what, gpus=gpus)
+    shared = gpus == 1 and tasks and tasks > 1 and not job.several_nodes and not step.asks("multi-prog")
+    if shared and not job.tells_tasks_apart:
+        yield make_finding("same-work", step.line, f"{tasks} tasks, and one GPU", tasks=tasks)
 
 
 def _visible(job: JobFile) -> Iterator[Finding]:
@@ -181,6 +213,18 @@ def _visible(job: JobFile) -> Iterator[Finding]:
             yield make_finding("gpu-not-there", item.line, what)
         elif len(numbers) < has and len(named) == 1 and not item.maybe and not job.launches:
             yield make_finding("gpus-idle", item.line, what)
+        elif len(named) == 1 and not item.maybe:
+            yield from _unseen(job, item, len(numbers))
+
+
+def _unseen(job: JobFile, visible: Assignment, seen: int) -> Iterator[Finding]:
+    """More ranks than CUDA_VISIBLE_DEVICES leaves GPUs."""
+    for run in job.launches:
+        word = run.option("nproc-per-node") if run.kind == "torchrun" else None
+        ranks = job.resolve_int(word.raw) if word else None
+        if word and ranks and ranks > seen and run.line > visible.line:
+            what = f"{ranks} ranks on each node, but CUDA_VISIBLE_DEVICES names {seen} GPU" + "s" * (seen != 1)
+            yield make_finding("ranks-beyond-gpus", word.line, what, gpus=seen)
 
 
 def _mpi_ranks(job: JobFile) -> Iterator[Finding]:
@@ -200,13 +244,29 @@ def _mpi_ranks(job: JobFile) -> Iterator[Finding]:
 def _one_python(job: JobFile) -> Iterator[Finding]:
     """Python in the batch script itself, on several nodes with GPUs, and nothing in the file that reaches another."""
     text = "\n".join(_ASKS.sub("", line) for line in job.lines if not line.startswith("#"))
-    if not job.several_nodes or not job.gpus_per_node or job.launches or job.sourced or _REACHES.search(text):
+    if not job.several_nodes or job.launches or job.sourced or _REACHES.search(text):
+        return
+    if not job.gpus_per_node:
+        yield from _one_program(job)
         return
     plain = [item for item in job.shell.commands if item.way.certain and re.fullmatch(r"python[\d.]*", _base(item))]
     meets = any(item.name in MEETING for item in job.assignments)
     trains = [item for item in plain if meets or re.search(r"\b(pre)?train|train\w*\.py|finetun", item.text)]
     if trains and not any(item.name in SHELLS or item.text.endswith(".sh") for item in job.shell.commands):
         yield make_finding("first-node-only", trains[0].line, f"python without srun, on {job.nodes} nodes")
+
+
+def _one_program(job: JobFile) -> Iterator[Finding]:
+    """`./solver` alone, in a job that asks for several tasks on each of several nodes."""
+    plain = [item for item in job.shell.commands if item.way.certain and item.words and not item.way.calls]
+    runs = [item for item in plain if re.match(r"\./\w[\w.-]*$", item.words[0].text) and not item.name.endswith(".sh")]
+    if runs and (job.tasks_per_node or 1) > 1 and len(job.shell.functions) == 0:
+        what = f"{item_name(runs[0])} without srun, on {job.nodes} nodes"
+        yield make_finding("first-node-only", runs[0].line, what)
+
+
+def item_name(command: Command) -> str:
+    return command.words[0].text
 
 
 def _idle_nodes(job: JobFile) -> Iterator[Finding]:
@@ -248,9 +308,12 @@ def _early_in_steps(job: JobFile) -> Iterator[Finding]:
         one = (job.step_nodes(step) or 1, job.step_tasks_per_node(step) or 1) == (1, 1)
         if one and not _spans(job, step):
             continue
+        one_on_each = job.step_tasks_per_node(step) == 1
         for word in step.program:
             for name in sorted(word.expansions() & _TOO_EARLY):
                 if name in _unread(job) and len(re.findall(rf"\$\{{?{name}\b", word.raw)) == 1:
+                    continue
+                if name == "SLURM_LOCALID" and one_on_each:
                     continue
                 where = "in double quotes" if word is step.script_word else "on the srun line"
                 yield _early(name, word.line_of(name), f"${name} {where}")
@@ -279,11 +342,13 @@ def _early_in_script(job: JobFile) -> Iterator[Finding]:
     used = {name for word in words for name in word.expansions()}
     used |= {name for item in job.assignments if item.name in used for name in item.word.expansions()}
     used -= {item.name for item in job.task_assignments} | _unread(job)
+    one_on_each = all(job.step_tasks_per_node(step) == 1 for step in job.steps)
+    early = _TOO_EARLY - {"SLURM_LOCALID"} if one_on_each else _TOO_EARLY  # there it is 0 on every node
     if plain and job.launches == []:
         used |= job.exported & {"RANK", "LOCAL_RANK"}
     for assignment in job.assignments:
         if assignment.name in used and not assignment.maybe:
-            for name in sorted(assignment.word.expansions() & _TOO_EARLY):
+            for name in sorted(assignment.word.expansions() & early):
                 yield _early(name, assignment.line, f"{assignment.name} from ${name}, in the batch script")
 
 

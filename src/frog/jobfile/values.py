@@ -8,8 +8,8 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from frog.jobfile.shell import parse
-from frog.jobfile.words import Assignment, Word, live_text
+from frog.shell.script import parse
+from frog.shell.words import Assignment, Word, live_text
 
 GAP = "\u2370"
 """Stands where a template has a gap: nothing is known of it."""
@@ -90,6 +90,14 @@ class Values:
             return self.resolve(last.raw, seen | {name}) if not own or _defaults(last) else None
         known = self.known.get(name)
         return known[0] if known else None
+
+    def calculate(self, text: str) -> int | None:
+        """What `$((text))` comes to; None if one of its variables is not known."""
+        inner = re.sub(r"\$\(\(|\)\)", lambda match: match[0][-1], text)
+        try:
+            return self._arithmetic(inner, frozenset())
+        except (LookupError, ValueError, SyntaxError, ZeroDivisionError, RecursionError, MemoryError):
+            return None
 
     def _arithmetic(self, text: str, seen: frozenset[str]) -> int:
         def value(node: ast.expr, depth: int = 0) -> int:

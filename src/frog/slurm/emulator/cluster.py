@@ -21,7 +21,7 @@ from frog.core.processes import is_alive
 from frog.slurm.cluster_file import CLUSTER_FILE, ClusterKind, EmulatorFile, read_cluster_file
 from frog.slurm.configuration import Shape
 from frog.slurm.emulator.command import NAMES
-from frog.slurm.emulator.processes import MARK, kill_marked, signal_one
+from frog.slurm.emulator.processes import MARK, find_marked, kill_marked, signal_one
 from frog.slurm.emulator.refusal import SlurmRefusal
 from frog.slurm.emulator.wire import read_client
 from frog.slurm.lock import LOCK_FILE, locked
@@ -108,7 +108,7 @@ def down(folder: Path) -> None:
 def _clear(folder: Path, own: EmulatorFile) -> None:
     """Ask the daemon to end; kill what is left of it and of its jobs, if it was killed before or does not answer."""
     pid = own.pid
-    if _look(folder) is not None:
+    if _look(folder) is not None and pid in find_marked(f"{own.cluster}/daemon/"):
         signal_one(pid, signal.SIGTERM)
         deadline = time.monotonic() + _DOWN_S
         while is_alive(pid) and time.monotonic() < deadline:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from frog.jobfile.directives import GivenOption, Option, read_directives, read_options
+from frog.jobfile.directives import GivenOption, read_directives, read_options
+from frog.jobfile.options import Option
 from frog.slurm.emulator.notation import expand_hosts, fill_pattern, parse_whole, pattern_values
 from frog.slurm.emulator.refusal import SlurmRefusal, unknown
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from frog.core.env import child_env, host_name
 from frog.core.errors import UsageError
-from frog.core.schema import read_bounded
-from frog.jobfile.directives import SBATCH
+from frog.core.schema import MOST_BYTES, read_bounded
+from frog.jobfile.options import SBATCH
 from frog.slurm.emulator import options as opt
 from frog.slurm.emulator.job import JobRequest
 from frog.slurm.emulator.notation import parse_array, parse_signal, parse_time_limit
@@ -68,7 +68,7 @@ def _script(given: Mapping[str, str | None], rest: Sequence[str]) -> tuple[str, 
             raise SlurmRefusal("Script arguments not permitted with --wrap option")
         return f"#!/bin/sh\n# This script was created by sbatch --wrap.\n\n{wrapped}\n", "wrap", ["wrap"]
     if not rest:
-        return _checked(sys.stdin.buffer.read().decode(errors="surrogateescape")), "sbatch", ["sbatch"]
+        return _checked(sys.stdin.buffer.read(MOST_BYTES).decode(errors="surrogateescape")), "sbatch", ["sbatch"]
     try:
         text = read_bounded(Path(rest[0]), UsageError).decode(errors="surrogateescape")
     except (OSError, UsageError):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from frog.core.env import child_env, variable
-from frog.jobfile.directives import SRUN
+from frog.jobfile.options import SRUN
 from frog.slurm.emulator import options as opt
 from frog.slurm.emulator.layout import StepRequest
 from frog.slurm.emulator.notation import parse_whole

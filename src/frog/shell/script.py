@@ -14,7 +14,7 @@ from functools import cache, cached_property
 import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
 
-from frog.jobfile.words import Assignment, Word, open_quote, read_assignment
+from frog.shell.words import Assignment, Word, open_quote, read_assignment
 
 _DEEPEST, _DEEPEST_CALL, _MOST_STATEMENTS = 40, 6, 2000
 _DECLARES = ("export", "declare", "typeset", "local", "readonly")
@@ -27,6 +27,15 @@ _STATEMENTS = ("command", "declaration_command", "unset_command", "test_command"
                "case_statement", "function_definition", "compound_statement", "subshell")  # fmt: skip
 _ENDS = {"if": "fi", "do": "done", "case": "esac"}
 _BEGINS = {"if": "if", "do": "(?:for|while|until|select)", "case": "case"}
+_ELSEWHERE = re.compile(r"(?ms)<<-?[ \t]*(['\"]?)(\w+)\1.*?^[ \t]*\2[ \t]*$|\"(?:\\.|[^\"\\])*\"|'[^']*'")
+"""Here-documents and quotes, in which other languages may stand."""
+_NO_THEN = re.compile(r"(?m)^[ \t]*(?:el)?if\b(?![^;\n]*;[ \t]*then\b)(?!.*\\\n).*\n(?![ \t]*(?:then|\[|&&|\|\|)\b)")
+_FUNCTION = re.compile(r"(?m)^[ \t]*(?:function[ \t]+[\w-]+[ \t]*(?:\(\))?|[\w-]+[ \t]*\(\))\s*\{[ \t]*$")
+_PAIRS = (
+    (re.compile(r"(?m)^[ \t]*(?:el)?if\b"), re.compile(r"\bthen\b"), _NO_THEN),
+    (re.compile(r"(?m)^[^'\"\n]*\{[ \t]*$"), re.compile(r"(?m)^[^'\"{\n]*\}"), _FUNCTION),
+)
+"""What begins, what must come behind it as often, and where the first stands without."""
 _PASSED_OVER = ("comment", "heredoc_body", "heredoc_content", "heredoc_end")
 
 
@@ -107,7 +116,8 @@ def parse(text: str, first_line: int = 1) -> Shell:
     reader = _Reader(Shell(), first_line)
     if root.has_error:
         reader.note_errors(root)
-        line = open_quote(text) or _open_block(root, text)
+        lost = {number - first_line + 1 for number in reader.shell.unread}
+        line = open_quote(text) or _open_block(root, text, lost)
         reader.shell.unclosed = None if line is None else line + first_line - 1
     reader.read_functions(root)
     reader.shell.heredocs = list(reader.heredocs(root))
@@ -118,9 +128,12 @@ def parse(text: str, first_line: int = 1) -> Shell:
     return reader.shell
 
 
-def _open_block(root: Node, text: str) -> int | None:
-    """The line of an `if`, `case` or loop that never ends, where both the tree and the plain words say so."""
-    plain = re.sub(r"(^|\s)#.*", "", text)
+def _open_block(root: Node, text: str, lost: set[int]) -> int | None:
+    """The line of an `if`, `case` or loop that never ends, where both the tree and the plain words say so.
+
+    `lost` are the lines that were not understood.
+    """
+    plain = re.sub(r"(?m)(^|(?<=\s))#.*", "", text)
     opened: list[Node] = []
     waiting = [root]
     while waiting:
@@ -132,6 +145,11 @@ def _open_block(root: Node, text: str) -> int | None:
             if mate is not None:
                 opened.remove(mate)
         waiting += reversed(node.children)
+    bare = _ELSEWHERE.sub(lambda match: "\n" * match[0].count("\n"), plain)
+    for before, behind, first in _PAIRS:
+        lines = {bare.count("\n", 0, found.start()) + 1 for found in first.finditer(bare)} & lost
+        if lines and len(before.findall(bare)) > len(behind.findall(bare)):
+            return min(lines)
     for node in opened:
         begins, ends = (len(re.findall(rf"(?m)(^|[;&|]|\b(?:then|else|do)\b)[ \t]*{word}\b", plain))
                         for word in (_BEGINS[node.type], _ENDS[node.type]))  # fmt: skip
