@@ -70,6 +70,14 @@ def test_what_is_wrong_with_a_bundle_is_reported(here: Path, capsys: pytest.Capt
     assert "SHA256SUMS, line 1: not a hash and a name" in check_sums(folder)
     (folder / "SHA256SUMS").write_text("0" * 64 + "  a\0b\n")
     assert "a\0b: cannot be read: the name holds a NUL" in check_sums(folder)
+    (folder / "SHA256SUMS").write_text(
+        "".join(f"{64 * '0'}  {name}\n" for name in ("/dev/zero", "a/../../b", "c", "c"))
+    )
+    outside = ["/dev/zero: outside the bundle", "a/../../b: outside the bundle", "c: missing"]
+    assert check_sums(folder)[:4] == [*outside, "SHA256SUMS, line 4: c a second time"]
+    (folder / "SHA256SUMS").write_text("0" * 64 + "  " + 10_000 * "x" + "\n" + "nonsense\n" * 100_000)
+    assert main(["bundle", "--check", "out/it"]) == 1
+    assert 2_000 < len(capsys.readouterr().out) < 9_000
     (folder / "SHA256SUMS").unlink()
     assert main(["bundle", "--check", "out/it"]) == 2
 

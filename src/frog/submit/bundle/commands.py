@@ -12,6 +12,9 @@ from frog.core.errors import LaunchError, UsageError
 from frog.core.exitcodes import signal_code
 from frog.core.printable import printable
 
+_MOST_SHOWN, _LONGEST_SHOWN = 50, 300
+"""Lines about a bundle that is not whole, and characters of one."""
+
 
 def add_bundle_parser(commands: argparse._SubParsersAction[Any]) -> None:
     """Add `frog bundle`."""
@@ -69,11 +72,14 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _check(folder: Path) -> int:
+    from frog.core.schema import shortened
     from frog.submit.bundle.sums import check_sums
 
     wrong = check_sums(folder)
-    for problem in wrong:
-        print(printable(f"{folder}: {problem}"))
+    for problem in wrong[:_MOST_SHOWN]:
+        print(printable(f"{folder}: {shortened(problem, _LONGEST_SHOWN)}"))
+    if len(wrong) > _MOST_SHOWN:
+        print(f"{folder}: ... and {len(wrong) - _MOST_SHOWN} more")
     if wrong:
         print(f"{folder}: not whole: copy it again, or make it anew")
         return 1

@@ -34,12 +34,17 @@ def check_sums(folder: Path) -> list[str]:
         if match is None:
             wrong.append(f"{SUMS}, line {number}: not a hash and a name")
             continue
+        if match[2] in named:
+            wrong.append(f"{SUMS}, line {number}: {match[2]} a second time")
+            continue
         named.add(match[2])
         wrong += _look(folder, match[2], match[1])
     return wrong + [f"{name}: not in {SUMS}" for name in sorted(_files(folder) - named)]
 
 
 def _look(folder: Path, name: str, digest: str) -> list[str]:
+    if name.startswith("/") or ".." in name.split("/"):
+        return [f"{name}: outside the bundle"]
     try:
         found = sha256_file(folder / name)
     except FileNotFoundError:
