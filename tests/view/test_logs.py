@@ -264,6 +264,19 @@ def test_a_line_is_shown_as_far_as_it_can_be_read(folder: RunFolder, capsys: pyt
     assert "the next" in out
 
 
+def test_of_a_long_log_the_last_is_shown_unless_all_is_asked_for(
+    folder: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(folder.rank_log(1), *(f"see{number}" for number in range(5_000)))
+    assert main(["logs", str(folder.path), "--rank", "1"]) == 0
+    shown, told = capsys.readouterr()
+    assert 40_000 < len(shown) < 50_000
+    assert shown.endswith("see4999\n")
+    assert told.startswith(f"{5_006 - shown.count(chr(10)):,} lines before these: --all ")
+    assert main(["logs", str(folder.path), "--rank", "1", "--all"]) == 0
+    assert capsys.readouterr().out.count("\n") == 5_006
+
+
 def test_a_log_cannot_steer_the_terminal(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     write(folder.rank_log(0), "2026-11-21 10:00:00.000 rank 0 | \x1b[2J\x1b]0;t\x07 \x9b1m \u202e \r over")
     assert main(["logs", str(folder.path)]) == 0

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from frog.view.logs import Choice, Entry
 
+_MOST_BYTES = 48 << 10
+"""Shown of what is there already, unless all is asked for."""
+
 
 def add_logs_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `logs`."""
@@ -29,6 +32,7 @@ def add_logs_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentPars
     parser.add_argument("--grep", metavar="PATTERN", help="only what matches this regular expression")
     parser.add_argument("--since", metavar="WHEN", help="only what is newer: 10m ago, or a time in UTC: 10:51")
     parser.add_argument("--tail", type=int, metavar="N", help="only the last N entries")
+    parser.add_argument("--all", action="store_true", help="also where that is more than the last 48 KiB")
     parser.add_argument("-f", "--follow", action="store_true", help="go on with what is said, until the run ends")
     parser.set_defaults(handler=_logs)
 
@@ -42,10 +46,14 @@ def _logs(args: argparse.Namespace) -> int:
         check_choice(folder, choice)
     logs = Logs(folder, choice)
     first = logs.catch_up() if args.follow else logs.read(close=True)
-    _show(first if args.tail is None else first[max(0, len(first) - args.tail) :], logs.width)
+    lines = _lines(first if args.tail is None else first[max(0, len(first) - args.tail) :], logs.width)
+    shown = lines if args.all else _last(lines)
+    _show(shown)
+    if len(shown) < len(lines):
+        print(f"{len(lines) - len(shown):,} lines before these: --all shows them, --grep finds", file=sys.stderr)
     if args.follow:
         for entries in follow(folder, logs):
-            _show(entries, logs.width)
+            _show(_lines(entries, logs.width))
     return 0
 
 
@@ -63,12 +71,24 @@ def _choice(args: argparse.Namespace) -> Choice:
     return Choice(args.rank, args.node, pattern, since_s)
 
 
-def _show(entries: list[Entry], width: int) -> None:
+def _lines(entries: list[Entry], width: int) -> list[str]:
     from frog.core.env import variable
-    from frog.core.printable import print_coloured
     from frog.view.logs import format_entry
 
     colour = sys.stdout.isatty() and variable("NO_COLOR") is None
-    for entry in entries:
-        print_coloured(format_entry(entry, width, colour))
-    sys.stdout.flush()
+    return [line for entry in entries for line in format_entry(entry, width, colour).split("\n")]
+
+
+def _last(lines: list[str]) -> list[str]:
+    """The last of them, as many as are shown without being asked for."""
+    left, first = _MOST_BYTES, len(lines)
+    while first and (left := left - len(lines[first - 1].encode(errors="replace")) - 1) >= 0:
+        first -= 1
+    return lines[first:]
+
+
+def _show(lines: list[str]) -> None:
+    from frog.core.printable import print_coloured
+
+    if lines:
+        print_coloured("\n".join(lines))
