@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import tracemalloc
 from pathlib import Path
 
 import pytest
+from run_files import event
 
 from frog.core.runfolder import RunFolder
 from frog.events import EventWriter, read_run
@@ -139,3 +141,13 @@ def test_replacements_of_each_other_end(tmp_path: Path) -> None:
     times = {"unix_ns": 1, "attempt": 0, "rank": 0, "node": 0, "node_rank": 0, "number": 1}
     told = [ReplaceEvent(pid=pid, lost=lost, **times) for pid, lost in ((1, 2), (2, 1), (3, 3))]
     assert places_of([Attempt(0, None, replacements=told)]) == {}
+
+
+def test_of_a_run_that_was_started_again_very_often_the_last_starts_are_shown(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    starts = [json.dumps(event("start", rank=0, world_size=1, step=step, pid=step + 1)) for step in range(1_200)]
+    folder.rank_events(0).parent.mkdir(parents=True)
+    folder.rank_events(0).write_text("\n".join(starts) + "\n")
+    run = read_run(folder)
+    assert [attempt.workers[0].last_step for attempt in run.attempts] == list(range(200, 1_200))
+    assert "rank 0: of 1200 starts the last 1000 are shown" in run.problems

@@ -35,6 +35,8 @@ from frog.events.schema import (
     StepEvent,
 )
 
+_MOST_STARTS = 1_000
+"""Of the launcher, and of each rank, that are sorted: a run that was started again more often shows its last ones."""
 _MOST_UNORDERED = 50
 """Events are written as they end; among so many is the last to end."""
 
@@ -170,6 +172,17 @@ class Attempt:
         return max((ns for ns in (said, beat.unix_ns if beat else None) if ns is not None), default=None)
 
 
+def last_workers(workers: Iterable[Worker], problems: list[str]) -> list[Worker]:
+    """The last of each rank, as many as are sorted; `problems` gets what is left out. They come rank by rank."""
+    found: list[Worker] = []
+    for rank, of_rank in itertools.groupby(workers, lambda worker: worker.rank):
+        all_of_rank = list(of_rank)
+        if len(all_of_rank) > _MOST_STARTS:
+            problems.append(f"rank {rank}: of {len(all_of_rank)} starts the last {_MOST_STARTS} are shown")
+        found += all_of_rank[-_MOST_STARTS:]
+    return found
+
+
 def sort_attempts(
     launcher: Iterable[AnyLauncherEvent], workers: Iterable[Worker], beats: Mapping[str, Beat]
 ) -> list[Attempt]:
@@ -178,7 +191,7 @@ def sort_attempts(
     workers: of each rank in order of time; beats: by their files' names below the run's folder, those that were
     put aside at a restart before the last ones.
     """
-    attempts = _launched(launcher)
+    attempts = _launched(launcher)[-_MOST_STARTS:]
     _add_workers(attempts, list(workers))
     _add_beats(attempts, beats)
     return attempts

@@ -22,7 +22,7 @@ from frog.core.errors import RunError
 from frog.core.processes import is_alive
 from frog.core.runfile import Record, RunFile
 from frog.core.runfolder import RunFolder
-from frog.events.attempts import Attempt, Worker, cut, sort_attempts
+from frog.events.attempts import Attempt, Worker, cut, last_workers, sort_attempts
 from frog.events.changes import follow_processes
 from frog.events.heartbeat import read_heartbeat
 from frog.events.launcher_schema import AnyLauncherEvent, LauncherEndEvent, LaunchEvent
@@ -85,7 +85,7 @@ def assemble(folder: RunFolder, workers: list[Worker], problems: list[str]) -> R
     """A run of which the ranks' events have been read: they are sorted into attempts with all the rest."""
     launcher = read_launcher(folder)
     unread: list[str] = []
-    attempts = sort_attempts(launcher.events, workers, _read_beats(folder, unread))
+    attempts = sort_attempts(launcher.events, last_workers(workers, unread), _read_beats(folder, unread))
     follow_processes(attempts)
     run = RecordedRun(folder, None, None, attempts, launcher.events, problems=[*launcher.problems, *problems, *unread])
     if not folder.run_json.exists():
