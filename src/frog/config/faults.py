@@ -12,15 +12,15 @@ or in one text: `kill rank=2 step=7 phase=reduce`. A fault happens as that rank 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from frog.config.fault_kinds import KINDS, Kind
+from frog.config.load import unknown, unknown_keys
 from frog.core.errors import ConfigError
 from frog.core.schema import parse_toml, read_toml
 from frog.core.vocabulary import PHASES
@@ -91,7 +91,9 @@ class Scene:
             found.append(f"rank={fault.rank}: this world has ranks 0 to {self.world_size - 1}")
         if fault.step > self.steps:
             found.append(f"step={fault.step}: the run has {self.steps} steps")
-        elif fault.phase in ("checkpoint", "evaluate") and not self._has(fault.phase, fault.step):
+        elif fault.phase in ("checkpoint", "evaluate") and not (
+            fault.step == self.steps or fault.step in self._regular_steps(fault.phase)
+        ):
             first = list(itertools.islice(self.steps_with(fault.phase), 9))
             named = ", ".join(map(str, first[:8])) + (", …" if len(first) > 8 else "")
             found.append(f"step={fault.step}: phase {fault.phase} comes at steps {named}")
@@ -112,13 +114,13 @@ class Scene:
 
     def steps_with(self, phase: str) -> Iterator[int]:
         """The steps after which the run evaluates, or saves."""
-        every = self.eval_every if phase == "evaluate" else self.checkpoint_every
-        yield from range(0 if phase == "evaluate" else every, self.steps, every)
+        yield from self._regular_steps(phase)
         yield self.steps
 
-    def _has(self, phase: str, step: int) -> bool:
+    def _regular_steps(self, phase: str) -> range:
+        """Without the last step, after which it does both."""
         every = self.eval_every if phase == "evaluate" else self.checkpoint_every
-        return step == self.steps or (step % every == 0 and (step > 0 or phase == "evaluate"))
+        return range(0 if phase == "evaluate" else every, self.steps, every)
 
 
 def parse_faults(texts: Sequence[str], scene: Scene | None = None) -> list[Fault]:
@@ -140,8 +142,7 @@ def load_faults(path: Path, scene: Scene | None = None) -> list[Fault]:
         content = read_toml(path, ConfigError, "correct that file, or name one with [[fault]] tables")
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file", "name a file with [[fault]] tables") from None
-    strange = [key for key in content if key != "fault"][:_MOST_TOLD]
-    problems = [f"{path}: {_unknown(key, ['fault'])}" for key in strange]
+    problems = [f"{path}: {problem}" for problem in unknown_keys(content, ["fault"])]
     listed = content.get("fault", [])
     if not isinstance(listed, list) or not all(isinstance(table, dict) for table in listed) or not listed:
         problems.append(f"{path}: holds no [[fault]] tables")
@@ -202,11 +203,11 @@ def _build(table: Mapping[str, Any], problems: list[str]) -> Fault | None:
     """A fault from a table, with what is wrong with it noted and left out; None if too little is left."""
     name = table.get("kind", "")
     if not isinstance(name, str) or name not in KINDS:
-        problems.append("kind: missing" if name == "" else _unknown(str(name), list(KINDS), "kind"))
+        problems.append("kind: missing" if name == "" else unknown(str(name), list(KINDS), "kind"))
         return None
     kind = KINDS[name]
     valid = [*_COMMON, *kind.own]
-    problems += [_unknown(key, valid) for key in [key for key in table if key not in valid][:_MOST_TOLD]]
+    problems += unknown_keys(table, valid)
     values = {key: table[key] for key in table if key in valid and not _wrong(kind, key, table[key], problems)}
     problems += [f"{key}: missing" for key in ("rank", "step") if key not in table]
     if "rank" not in values or "step" not in values:
@@ -218,7 +219,7 @@ def _wrong(kind: Kind, key: str, value: Any, problems: list[str]) -> bool:
     """Whether a field's value cannot be; then the reason is noted."""
     if key == "phase":
         if value not in PHASES:
-            problems.append(_unknown(str(value), PHASES, "phase"))
+            problems.append(unknown(str(value), PHASES, "phase"))
         elif value not in kind.phases:
             problems.append(f"phase={value}: {kind.name} can only happen in {', '.join(kind.phases)}")
         return value not in kind.phases
@@ -232,8 +233,3 @@ def _wrong(kind: Kind, key: str, value: Any, problems: list[str]) -> bool:
         return False
     problems.append(f"{key}={value}: must be a whole number of at least {least}")
     return True
-
-
-def _unknown(word: str, valid: Sequence[str], what: Literal["key", "kind", "phase"] = "key") -> str:
-    near = difflib.get_close_matches(word, valid, n=1, cutoff=0.5)
-    return f"{word}: unknown {what}; " + (f"did you mean {near[0]}?" if near else f"valid: {', '.join(valid)}")

@@ -9,7 +9,7 @@ import difflib
 import sys
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ _HF_FIXED: dict[str, tuple[Any, ...]] = {
 """Keys of a Hugging Face config.json that describe what Frog's model always is, with the values that say so."""
 
 _MOST_UNKNOWN, _MOST_PARTS = 100, 8
-"""Of a table's unknown keys so many are told, since each is looked up; an override's key has no more parts."""
+"""Of a table's unknown keys so many are told; an override's key has no more parts."""
 
 _MIXTRAL_EXPERTS = 8
 """How many experts a Mixtral has whose config.json does not say."""
@@ -84,7 +84,7 @@ def parse_run_config(table: dict[str, Any], path: Path, problems: list[str] | No
 
     hints = typing.get_type_hints(RunConfig)
     valid = [name for name in hints if name != "source"]
-    problems += [_unknown(key, valid) for key in [key for key in table if key not in valid][:_MOST_UNKNOWN]]
+    problems += unknown_keys(table, valid)
     values = {key: _check(key, value, hints[key], problems) for key, value in table.items() if key in valid}
     if not problems and model is not None and source is not None:
         config = RunConfig(model=model, source=source, **values)
@@ -141,9 +141,16 @@ def list_problems(path: Path, problems: Sequence[str]) -> str:
     return f"{path}: {count}\n" + "\n".join(f"  - {shortened(problem, 500)}" for problem in problems)
 
 
-def _unknown(key: str, valid: Sequence[str]) -> str:
-    near = difflib.get_close_matches(key, valid, n=1, cutoff=0.5)
-    return f"{key}: unknown key; " + (f"did you mean {near[0]}?" if near else f"valid: {', '.join(valid)}")
+def unknown(word: str, valid: Sequence[str], what: str = "key") -> str:
+    """What to say of a word that is none of `valid`."""
+    near = difflib.get_close_matches(word, valid, n=1, cutoff=0.5)
+    return f"{word}: unknown {what}; " + (f"did you mean {near[0]}?" if near else f"valid: {', '.join(valid)}")
+
+
+def unknown_keys(table: Mapping[str, Any], valid: Collection[str], prefix: str = "") -> list[str]:
+    """What to say of the keys of a table that are none of `valid`, of a hundred at most, since each is looked up."""
+    strange = [key for key in table if key not in valid][:_MOST_UNKNOWN]
+    return [unknown(f"{prefix}{key}", [f"{prefix}{name}" for name in valid]) for key in strange]
 
 
 def _apply_override(table: dict[str, Any], text: str, problems: list[str]) -> None:
@@ -227,10 +234,7 @@ def build_section(cls: type[Any], table: Mapping[str, Any], prefix: str, problem
     """`cls` from `table`, or None after noting what is unknown, missing or of the wrong type."""
     before = len(problems)
     hints = typing.get_type_hints(cls)
-    valid = [f"{prefix}{name}" for name in hints]
-    problems += [
-        _unknown(f"{prefix}{key}", valid) for key in [key for key in table if key not in hints][:_MOST_UNKNOWN]
-    ]
+    problems += unknown_keys(table, hints, prefix)
     values = {
         key: _check(f"{prefix}{key}", value, hints[key], problems) for key, value in table.items() if key in hints
     }

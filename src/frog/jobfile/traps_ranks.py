@@ -127,8 +127,6 @@ def _lightning(job: JobFile) -> Iterator[Finding]:
     per_node, nodes = job.asks("ntasks-per-node"), job.nodes
     if job.launches or resized or per_node is None or not any(command.name != "echo" for command in commands):
         return
-    if any(step.works and (step.asks("ntasks-per-node") or step.asks("nodes")) for step in job.steps):  # its own
-        return
     if job.text("job-name") in ("bash", "interactive"):  # Lightning takes it for a session by hand
         return
     said: dict[str, tuple[int, Word]] = {}

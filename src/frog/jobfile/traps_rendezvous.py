@@ -17,6 +17,7 @@ _ADDRESSES = re.compile(r"\bhostname\s+(-I|--all-ip-addresses)\s*[)`]")
 _OWN_IN_TASK = re.compile(rf"{_OWN_NAME.pattern}|SLURMD_NODENAME|SLURM_LAUNCH_NODE")
 _NOT_FIRST = re.compile(r"\btail\b|\bsort\b|\bshuf\b|\bsed -n .?[2-9]|NR\s*==\s*[2-9]|\[(-1|[1-9])\]")
 _GROWS = re.compile(r"\$\(\([\d\s+]*\$?\{?SLURM_JOB_?ID\}?[\d\s+]*\)\)|\"?\d*\$\{?SLURM_JOB_?ID\}?\"?")
+_WHOLE_LIST = re.compile(r"\"?\$\{?SLURM_(JOB_)?NODELIST\}?\"?")
 _ALL_HOSTS = re.compile(r"\"?\$\(\s*scontrol show hostnames? ?\"?(\$\{?SLURM_(JOB_)?NODELIST\}?)?\"?\s*\)\"?")
 _CUT = re.compile(
     r"\$\{SLURM_(JOB_)?NODELIST%%?,|\$\{?SLURM_(JOB_)?NODELIST\}?\"?\s*(\||<<<)\s*(cut -d|awk -F|tr) ?['\"]?,"
@@ -48,12 +49,9 @@ def _cut_lists(job: JobFile) -> Iterator[Finding]:
     for item in job.assignments if job.several_nodes else ():
         if _CUT.search(item.raw) and "scontrol" not in item.raw:
             yield make_finding("nodelist-folded", item.line, "SLURM_JOB_NODELIST is folded, like node[01-04]")
-        elif item.items and len(item.items) == 1 and _WHOLE.fullmatch(_followed(job, item.items[0].raw)):
+        elif item.items and len(item.items) == 1 and _WHOLE_LIST.fullmatch(_followed(job, item.items[0].raw)):
             what = f"{item.name} has one item: SLURM_JOB_NODELIST is folded, like node[01-04]"
             yield make_finding("nodelist-folded", item.line, what)
-
-
-_WHOLE = re.compile(r"\"?\$\{?SLURM_(JOB_)?NODELIST\}?\"?")
 
 
 def _names_of_meetings(job: JobFile) -> Iterator[Finding]:
