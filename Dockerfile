@@ -20,10 +20,13 @@ WORKDIR /src
 COPY constraints.txt ./
 RUN pip install --extra-index-url "${TORCH_INDEX}" -c constraints.txt torch==2.13.0
 
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE train.py ./
 COPY src ./src
-# pip would build Frog with the newest setuptools, which no constraint reaches: so with this one.
-RUN pip install -c constraints.txt setuptools==84.2.1 \
+COPY labs ./labs
+COPY docs ./docs
+COPY config ./config
+# pip would build Frog with the newest hatchling, which no constraint reaches: so with this one.
+RUN pip install -c constraints.txt hatchling==1.33.0 \
     && pip install --no-build-isolation -c constraints.txt .
 
 # Pods run as this user, and must: runAsNonRoot. It owns no file of the image; it writes to the volumes alone.
@@ -35,7 +38,7 @@ USER 1000:1000
 WORKDIR /workspace
 
 # Without a shell in between, so that the program is process 1 and hears SIGTERM itself. It ends its own children, so no
-# init is needed beside it. Manifests name their own command: python -m frog.kubernetes.pod torchrun …
+# init is needed beside it. Manifests name their own command: python -m frog.cluster.kubernetes.pod torchrun …
 ENTRYPOINT ["frog"]
 CMD ["--help"]
 

@@ -17,9 +17,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from frog.core.runfolder import RunFolder
-from frog.events import read_run
-from frog.events.schema import SpanEvent, StartEvent
+from frog.runs import read_run
+from frog.runs.folder import RunFolder
+from frog.runs.schema import SpanEvent, StartEvent
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from frog.checkpoint import Saver
 from frog.comm.local_shard import LocalShard
-from frog.core.runfolder import RunFolder
+from frog.runs.folder import RunFolder
 
 NUM_TENSORS = 36
 """Per moment: as a model of four layers has."""

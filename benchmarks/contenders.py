@@ -15,9 +15,9 @@ from frog.comm import World
 from frog.config import ModelConfig, OptimizerConfig, RunConfig, StrategyConfig
 from frog.data import Batch
 from frog.model import TinyTransformer
+from frog.optim.build import build_optimizer
 from frog.parallel.build import build_mesh, build_strategy
 from frog.train.hardware import autocast
-from frog.train.optimizer import build_optimizer
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-3)
 MAX_NORM = 1.0

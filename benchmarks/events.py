@@ -21,11 +21,12 @@ from pathlib import Path
 import torch
 
 from frog.config import OptimizerConfig, load_model_config
-from frog.core.vocabulary import STEP_PHASES
-from frog.events import EventWriter
-from frog.events.schema import FIELDS
 from frog.model import TinyTransformer
-from frog.train.optimizer import build_optimizer
+from frog.optim.build import build_optimizer
+from frog.optim.tensors import UpdatedTensor
+from frog.runs import EventWriter
+from frog.runs.schema import FIELDS
+from frog.runs.vocabulary import STEP_PHASES
 
 CONFIG = Path(__file__).parents[1] / "config" / "config.json"
 _WARMUP_STEPS = 10
@@ -38,9 +39,8 @@ def main() -> None:
     torch.set_num_threads(1)
     config = load_model_config(CONFIG)
     model = TinyTransformer(config)
-    parameters = list(model.parameters())
-    matrices, vectors = ([p for p in parameters if (p.dim() >= 2) == want] for want in (True, False))
-    optimizer = build_optimizer(OptimizerConfig(), matrices, vectors)
+    tensors = [UpdatedTensor.of(name, parameter) for name, parameter in model.named_parameters()]
+    optimizer = build_optimizer(OptimizerConfig(), tensors)
     tokens = torch.randint(0, config.vocab_size, (8, 65))
     inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     with tempfile.TemporaryDirectory() as scratch:

@@ -17,7 +17,7 @@ import gc
 import importlib.util
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +30,7 @@ from frog.config import ModelConfig, RunConfig, TrainConfig
 from frog.core.env import world_env
 from frog.data import Batch
 from frog.model import TinyTransformer
+from frog.optim.tensors import UpdatedTensor, decay_groups
 from frog.parallel.build import build_mesh, build_strategy
 from frog.train.hardware import peak_flops, peak_memory_bytes
 
@@ -69,9 +70,8 @@ def autocast(device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, torch.bfloat16)
 
 
-def make_optimizer(decayed: list[nn.Parameter], plain: list[nn.Parameter]) -> torch.optim.AdamW:
-    groups = [{"params": list(decayed), "weight_decay": 0.1}, {"params": list(plain), "weight_decay": 0.0}]
-    return torch.optim.AdamW([group for group in groups if group["params"]], lr=1e-4, betas=(0.9, 0.95), fused=True)
+def make_optimizer(tensors: Sequence[UpdatedTensor]) -> torch.optim.AdamW:
+    return torch.optim.AdamW(decay_groups(tensors, 0.1), lr=1e-4, betas=(0.9, 0.95), fused=True)
 
 
 def frog_step(model_config: ModelConfig, device: torch.device, compiled: bool) -> Step:
@@ -93,7 +93,7 @@ def frog_step(model_config: ModelConfig, device: torch.device, compiled: bool) -
 
 def plain_step(model: nn.Module, loss_of: Callable[[nn.Module, Tensor, Tensor], Tensor], compiled: bool) -> Step:
     parameters = list(model.parameters())
-    optimizer = make_optimizer([p for p in parameters if p.dim() >= 2], [p for p in parameters if p.dim() < 2])
+    optimizer = make_optimizer([UpdatedTensor.of(name, p) for name, p in model.named_parameters()])
     run = torch.compile(model) if compiled else model
     device = parameters[0].device
 

@@ -19,9 +19,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from frog.course.zoo import prove, specimens
-from frog.grader.client import Grader
-from frog.grader.exercise import Exercise, find_exercises
+from frog.learn.grader.client import Grader
+from frog.learn.grader.exercise import Exercise, find_exercises
+from frog.learn.zoo import prove, specimens
 
 FIRST_WITH_A_WORLD = "lab2/01_average_gradients"
 

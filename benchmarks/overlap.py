@@ -23,9 +23,9 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from frog.core.runfolder import RunFolder
-from frog.events import RankEvents, read_run
-from frog.events.schema import CollectiveEvent, StepEvent
+from frog.runs import RankEvents, read_run
+from frog.runs.folder import RunFolder
+from frog.runs.schema import CollectiveEvent, StepEvent
 
 CONFIG = Path(__file__).parents[1] / "config" / "demo.toml"
 WAYS = [(backend, reduction) for backend in ("gloo", "frog") for reduction in ("bucketed", "overlapped")]

@@ -29,7 +29,7 @@ from frog.core.files import write_atomic
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 CPUINFO = Path("/proc/cpuinfo")
-JOB_FILES = HERE.parent / "tests" / "jobfile" / "right"
+JOB_FILES = HERE.parent / "tests" / "cluster" / "jobfile" / "right"
 
 
 FUZZ = ("--processes", "30")
@@ -78,6 +78,7 @@ BENCHMARKS = {
     "start": Benchmark("start.py", tiny=("--tiny",)),
     "strategies": Benchmark("strategies.py", tiny=("--tiny",), nproc=2),
     "survive": Benchmark("survive.py", tiny=("--tiny",)),
+    "threads": Benchmark("threads.py", tiny=("--tiny",)),
     "train_cpu": Benchmark("train_cpu.py", tiny=("--tiny", "--threads", "1")),
     "train_ddp": Benchmark("train_ddp.py", tiny=("--tiny",), nproc=2),
     "wild_jobfiles": Benchmark("wild_jobfiles.py", tiny=(str(JOB_FILES),), needs="a folder after --"),

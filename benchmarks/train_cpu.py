@@ -32,9 +32,10 @@ from torch.nn import functional as F
 
 from frog.comm import World
 from frog.core.env import world_env
+from frog.core.memory import keep_freed_memory
 from frog.model import TinyTransformer
 from frog.model.matmul import without_onednn
-from frog.train.hardware import autocast, keep_freed_memory
+from frog.train.hardware import autocast
 
 GPT, LLAMA, FROG, PRODUCTS = "plain GPT loop (b)", "transformers Llama loop (a)", "Frog", "products"
 GPT_BF16, FROG_BF16 = "plain GPT loop, bf16", "Frog, bf16"

@@ -2,9 +2,9 @@
 
     python benchmarks/wild_jobfiles.py FOLDER
 
-The folder holds the files of tests/jobfile/wild.toml under any names: each is found by its sha256. A finding that
-nobody has judged is counted apart; so is a judged one that is no longer told. A file of which lines were not understood
-must never be called free of traps: it is named if it is.
+The folder holds the files of tests/cluster/jobfile/wild.toml under any names: each is found by its sha256. A finding
+that nobody has judged is counted apart; so is a judged one that is no longer told. A file of which lines were not
+understood must never be called free of traps: it is named if it is.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ import tomllib
 from collections import Counter
 from pathlib import Path
 
-from frog.jobfile.commands import format_findings
-from frog.jobfile.explain import Explanation, explain_file
+from frog.cluster.jobfile.explain import Explanation, explain_file
 
 ROOT = Path(__file__).parents[1]
 KINDS = ("will fail", "may hang or waste", "advice")
 
 
 def main(folder: Path) -> None:
-    judged = {item["sha256"]: item for item in tomllib.loads((ROOT / "tests/jobfile/wild.toml").read_text())["file"]}
+    judged = {
+        item["sha256"]: item for item in tomllib.loads((ROOT / "tests/cluster/jobfile/wild.toml").read_text())["file"]
+    }
     folder = folder.resolve()
     os.chdir(folder)  # what lies where this is called from is no part of it
     found = {hashlib.sha256(path.read_bytes()).hexdigest(): path for path in sorted(folder.iterdir())}
@@ -63,9 +64,8 @@ def loses_the_thread(explanation: Explanation) -> bool:
 
 
 def says_no_traps(explanation: Explanation) -> bool:
-    """Whether its last line does, without saying of what: of all, that is."""
-    last = format_findings(explanation)[-1]
-    return ": no traps" in last and ": no traps in what was understood" not in last
+    """True if the explanation reports no traps without limiting that to the lines that Frog understood."""
+    return not explanation.traps and not explanation.partial
 
 
 if __name__ == "__main__":

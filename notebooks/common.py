@@ -11,8 +11,8 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 
-from frog.core.runfolder import RunFolder
-from frog.events import RecordedRun, read_run
+from frog.runs import RecordedRun, read_run
+from frog.runs.folder import RunFolder
 from frog.view.palette import PHASE_COLORS, RANK_COLORS
 
 ROOT = Path(__file__).resolve().parents[1]

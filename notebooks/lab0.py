@@ -318,5 +318,5 @@ server.close()
 print([len(message) for message in received], "the same:", received == sent)
 
 # %% [markdown]
-# Now without looking: `frog learn check lab0/02_six_lines` (the loop) and `frog learn check lab0/03_messages`
-# (messages, with the cases that this notebook passes over), then `frog quiz 0`. On to [lab 1](lab1.py).
+# Now without looking: `frog learn check lab0/02_six_lines` (the loop), then `frog quiz 0`. Lab 3 returns to messages,
+# with the cases that this notebook omits: `frog learn check lab3/03_messages`. On to [lab 1](lab1.py).

@@ -41,8 +41,8 @@ from train_tiny_transformer import (
 )
 
 from frog.core.errors import FrogError
-from frog.core.runfolder import RunFolder
 from frog.data import Windows, ensure_prepared, load_tokenizer
+from frog.runs.folder import RunFolder
 
 torch.set_num_threads(1)  # so small a model gains nothing from more
 device = torch.device("cpu")  # the page itself takes a GPU or MPS where there is one

@@ -11,6 +11,7 @@ Look afterwards at logs/rank_0/train.log and logs/rank_1/train.log, side by side
 
 import argparse
 import gc
+import inspect
 import math
 import os
 import sys
@@ -18,6 +19,8 @@ import traceback
 from collections import Counter
 from datetime import timedelta
 from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch loads: threads that wait sleep and do not spin
 
 import torch
 import torch.distributed as dist
@@ -32,8 +35,8 @@ from frog.config import load_model_config
 from frog.core.env import bind_loopback, host_name, world_env
 from frog.core.errors import FrogError, UsageError
 from frog.core.processes import leave, leave_with_parent
-from frog.core.runfolder import RunFolder
 from frog.data import Windows, ensure_prepared
+from frog.runs.folder import RunFolder
 
 # ---- the world -------------------------------------------------------------------------------------------------------
 
@@ -173,7 +176,10 @@ def train(rank, world_size, device, windows, config, args, say):
     model = TinyTransformer(config).to(device)
     # From here on the copies are equal: DDP sends rank 0's weights to all. Small buckets, so that there are several;
     # the angles of the positions never change, so they need not be sent again before each forward pass.
-    ddp = DistributedDataParallel(model, bucket_cap_mb=1, forward_sync_buffers=False)
+    # (torch 2.11 and earlier call that option broadcast_buffers.)
+    known = inspect.signature(DistributedDataParallel).parameters
+    sync_buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    ddp = DistributedDataParallel(model, bucket_cap_mb=1, **{sync_buffers: False})
     local = LocalGradient()
     ddp.register_comm_hook(None, local.measure_then_average)
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=args.learning_rate)

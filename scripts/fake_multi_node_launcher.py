@@ -27,7 +27,7 @@ from node_rendezvous import rendezvous
 from frog.core.env import bind_loopback, child_env
 from frog.core.errors import FrogError, UsageError
 from frog.core.ports import free_port
-from frog.events.outcome import first_failure, last_failures
+from frog.runs.outcome import first_failure, last_failures
 
 SLURM = """\
 On a cluster you would not run this file: Slurm takes its place.
@@ -108,7 +108,7 @@ def be_node(node, program, timeout_s, outcome):
     rendezvous(node, timeout_s, say)
     say(f"starting global {span(node.ranks)}")
     command = [
-        *(sys.executable, "-m", "frog.comm.torchrun", str(outcome)),  # torchrun; what happens goes to that file
+        *(sys.executable, "-m", "frog.launch.torchrun.agent", str(outcome)),  # torchrun; what happens goes to that file
         *("--nnodes", str(node.nnodes), "--node-rank", str(node.node_rank)),
         *("--nproc-per-node", str(node.nproc_per_node)),
         *("--rdzv-backend", "static", "--rdzv-endpoint", node.rendezvous_point, "--rdzv-conf", f"timeout={timeout_s}"),

@@ -9,6 +9,8 @@ import os
 import time
 from datetime import timedelta
 
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch loads: threads that wait sleep and do not spin
+
 import torch
 import torch.distributed as dist
 

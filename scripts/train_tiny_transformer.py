@@ -14,10 +14,13 @@ import hashlib
 import itertools
 import json
 import math
+import os
 import signal
 import sys
 import time
 from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read when torch loads: threads that wait sleep and do not spin
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -28,8 +31,8 @@ from torch.nn import functional as F
 from frog.config import ModelConfig, load_model_config
 from frog.core.errors import CheckpointError, ConfigError, FrogError, UsageError
 from frog.core.files import write_atomic
-from frog.core.runfolder import RunFolder
 from frog.data import Windows, ensure_prepared, load_tokenizer
+from frog.runs.folder import RunFolder
 
 # ---- the model -------------------------------------------------------------------------------------------------------
 
@@ -271,10 +274,8 @@ def train(model, optimizer, folder, settings, windows, losses, say):
         if step % settings["log_every"] == 0:
             say(f"step {step:5d} | epoch {epoch} | loss {losses[-1]:.4f}")
         if step % per_epoch == 0:
-            mean, heldout = (
-                sum(losses[-per_epoch:]) / per_epoch,
-                validate(model, windows["heldout"], batch_size, device),
-            )
+            mean = sum(losses[-per_epoch:]) / per_epoch
+            heldout = validate(model, windows["heldout"], batch_size, device)
             say(f"epoch {epoch} | mean loss {mean:.4f} | held-out loss {heldout:.4f}")
         if step % settings["checkpoint_every"] == 0 or step == num_steps or stop:
             save_checkpoint(folder, step, model, optimizer, losses, settings)
@@ -383,10 +384,8 @@ def main():
         say(f"{folder.path}: {config.num_parameters():,} weights, {config.num_hidden_layers} layers, {choose_device()}")
         train(model, optimizer, folder, settings, windows, losses, say)
         if len(losses) < settings["epochs"] * settings["steps_per_epoch"]:
-            saved = (
-                f"saved; go on with: python {sys.argv[0]} --resume {folder.path}" if losses else "before a first step"
-            )
-            say(f"stopped, {saved}")
+            saved = f"saved; go on with: python {sys.argv[0]} --resume {folder.path}"
+            say(f"stopped, {saved if losses else 'before a first step'}")
             return 130
         say("it writes: " + write_text(model, load_tokenizer(data.tokenizer_json), "The ", 40, settings["seed"]))
     return 0

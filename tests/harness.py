@@ -15,10 +15,10 @@ from typing import Any
 import psutil
 
 from frog.chaos.sandbox import TINY_MODEL as MODEL
-from frog.core.runfolder import RunFolder
-from frog.events import RecordedRun, read_run
-from frog.events.schema import StepEvent
 from frog.launch.harness import kill_tree, tree
+from frog.runs import RecordedRun, read_run
+from frog.runs.folder import RunFolder
+from frog.runs.schema import StepEvent
 
 __all__ = ["MODEL", "RUN_FILE", "Harness", "all_gone", "kill_tree", "run_to_end", "set_words", "tree", "wait_until"]
 

@@ -10,15 +10,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from harness import Harness
 
+from frog.chaos.sandbox import faults_env
 from frog.config.arguments import add_train_arguments
 from frog.core.files import write_json
-from frog.core.runfile import FORMAT
-from frog.core.runfolder import RunFolder
-from frog.finetune import main as finetuning
-from frog.finetune.arguments import add_finetune_arguments
+from frog.runs.folder import RunFolder
+from frog.runs.record import FORMAT
 from frog.train import main as training
+from frog.train.finetune import main as finetuning
+from frog.train.finetune.arguments import add_finetune_arguments
 
 
 def train(here: Harness, *words: str) -> int:
@@ -38,10 +40,16 @@ def tune(here: Harness, *words: str) -> int:
 
 
 def write_faults(path: Path, *faults: dict[str, Any]) -> Path:
-    """A list of faults, for FROG_FAULTS to name."""
+    """A list of faults, for the environment of a rank to name."""
     lines = [line for fault in faults for line in ("[[fault]]", *(f"{k} = {json.dumps(v)}" for k, v in fault.items()))]
     path.write_text("\n".join(lines))
     return path
+
+
+def meet_faults(patch: pytest.MonkeyPatch, path: Path) -> None:
+    """Let ranks of this process, and of those that it starts, meet the faults of that list."""
+    for name, value in faults_env(path).items():
+        patch.setenv(name, value)
 
 
 def write_run(folder: RunFolder, starts: int, data_sha256: str = "") -> None:

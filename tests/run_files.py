@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from frog.core.runfile import FORMAT
+from frog.runs.record import FORMAT
 
 
 def run_json(**changes: Any) -> dict[str, Any]:

@@ -1,29 +1,101 @@
-"""The coverage table: each sentence that the course was asked for with has a place, and the place is there."""
+"""The coverage table: each sentence that the course was asked for has a place, and the claim about it is true there."""
 
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 
 DOCS = Path(__file__).parents[1] / "docs"
-TABLE = DOCS / "teach/coverage.md"
+TABLE = DOCS / "development/coverage.md"
+LABS = DOCS.parent / "labs"
 CELLS = re.compile(r"(?<!\\)\|")
 ROWS = [
     [cell.strip() for cell in CELLS.split(line)[1:-1]]
-    for line in TABLE.read_text().splitlines()
+    for line in TABLE.read_text().partition("## Overview")[2].splitlines()
     if line.startswith("| ") and not line.startswith("| the brief says")
 ]
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)")
+CONSOLE = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
+EVIDENCE = re.compile(r"`([^`]+)`")
+
+
+def anchor_of(heading: str) -> str:
+    """The anchor of a heading, as GitHub and the site make it."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
 
 
 def anchors(page: Path) -> set[str]:
-    """Of a page's headings, as GitHub and the site make them, and those that it sets itself."""
+    """Of a page's headings, and those that it sets itself."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-    made = {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+    made = {anchor_of(heading) for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}
     return made | set(re.findall(r'<a id="([^"]+)"', text))
+
+
+def section(page: Path, anchor: str) -> str:
+    """The text under the heading with this anchor, its subsections included; without an anchor the whole page."""
+    if not anchor:
+        return page.read_text()
+    kept, level, fenced = [], 0, False
+    for line in page.read_text().splitlines():
+        fenced ^= line.startswith("```")
+        heading = None if fenced else re.match(r"(#+) (.+)", line)
+        if heading and level and len(heading[1]) <= level:
+            break
+        if heading and not level and anchor_of(heading[2]) == anchor:
+            level = len(heading[1])
+        if level:
+            kept.append(line)
+    return "\n".join(kept) + "\n"
+
+
+def commands(text: str) -> str:
+    """The commands of a text's console blocks; a line that ends in a backslash goes on in the next."""
+    lines = "\n".join(CONSOLE.findall(text)).replace("\\\n", " ").splitlines()
+    return "\n".join(line for line in lines if line.startswith("$ "))
+
+
+def graded_by(path: Path) -> str:
+    """What an exercise judges by, or the ids of a quiz; nothing for other files."""
+    if path.name == "quiz.toml":
+        return "\n".join(question["id"] for question in tomllib.loads(path.read_text())["questions"])
+    if path.name == "README.md" and path.parents[2] == LABS:
+        return "\n".join(
+            (path.parent / name).read_text()
+            for name in ("manifest.toml", "check.py", "ranks.py")
+            if (path.parent / name).is_file()
+        )
+    return ""
+
+
+def played_by(path: Path) -> str:
+    """The commands of a demo; nothing for other files."""
+    if path.parent.name != "sessions":
+        return ""
+    return "\n".join(step["run"] for step in tomllib.loads(path.read_text())["steps"])
+
+
+def held_at(how: str, path: Path, anchor: str) -> str:
+    """What a link offers as evidence for a claim of this kind. The table itself is evidence of nothing."""
+    if path == TABLE or not path.is_file():
+        return ""
+    if how == "graded":
+        return graded_by(path)
+    if how == "shown":
+        return played_by(path)
+    if how == "tried":
+        return commands(section(path, anchor)) if path.suffix == ".md" else ""
+    return section(path, anchor)
+
+
+def not_found(row: list[str]) -> list[str]:
+    """Of a row's evidence, what none of its links has."""
+    _, how, where, evidence = row
+    links = [((TABLE.parent / target).resolve() if target else TABLE, anchor) for target, anchor in LINK.findall(where)]
+    held = "\n".join(held_at(how, path, anchor) for path, anchor in links).lower()
+    return [piece for piece in EVIDENCE.findall(evidence) if piece.lower() not in held]
 
 
 def test_the_table_is_whole() -> None:
@@ -31,13 +103,42 @@ def test_the_table_is_whole() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0][:40])
-def test_no_cell_is_empty(row: list[str]) -> None:
-    quote, how, where = row
+def test_a_row_claims_what_its_evidence_shows(row: list[str]) -> None:
+    quote, how, where, evidence = row
     assert quote
     assert how in ("taught", "shown", "tried", "graded")
     assert LINK.search(where)
-    assert how != "graded" or "exercise" in where or "quiz" in where
-    assert how != "shown" or "demo" in where
+    assert EVIDENCE.search(evidence)
+    assert not_found(row) == []
+
+
+FALSE_CLAIMS = {
+    "a lab whose section has no such command": ("tried", "[lab 2](../labs/lab2.md#test-the-sampler)", "`tail -f`"),
+    "a word in a page's sentence, not in a command": ("tried", "[lab 0](../labs/lab0.md#prerequisites)", "`tail -f`"),
+    "an exercise that judges something else": (
+        "graded",
+        "[exercise 0.1](../../labs/lab0/01_one_formula/README.md)",
+        "`nn.Module`",
+    ),
+    "a page in place of an exercise": ("graded", "[lab 1](../labs/lab1.md)", "`gradient`"),
+    "a question that the quiz does not have": (
+        "graded",
+        "[quiz](../../labs/lab0/quiz.toml)",
+        "`what-is-a-tensor`",
+    ),
+    "a command that the demo does not play": (
+        "shown",
+        "[demo](../../src/frog/learn/demo/sessions/a.toml)",
+        "`torchrun`",
+    ),
+    "a section that does not explain it": ("taught", "[lab 0](../labs/lab0.md#tools)", "`kubernetes`"),
+    "the table itself": ("taught", "[this table](coverage.md)", "`coverage`"),
+}
+
+
+@pytest.mark.parametrize("why", FALSE_CLAIMS)
+def test_a_false_claim_is_noticed(why: str) -> None:
+    assert not_found(["a sentence", *FALSE_CLAIMS[why]]) != []
 
 
 @pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: str(page.relative_to(DOCS)))

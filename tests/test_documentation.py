@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / ".github").rglob("*.md")])
 NAMED = re.compile(r"`((?:src|tests|benchmarks|scripts|docs|config|\.github)/[\w./-]*)`")
 IN_GLOSSARY = re.compile(r"`((?:[a-z_]+/)+(?:\w+\.py)?)`")
-HISTORY = {"docs/log.md", "CHANGELOG.md"}
+HISTORY = {"docs/development/log.md", "CHANGELOG.md"}
 """Pages that may name what is no more."""
 
 
@@ -37,9 +37,26 @@ def test_pages_that_a_page_links_to_are_there(page: Path) -> None:
     assert sorted(target for target in local if not (page.parent / target).exists()) == []
 
 
+def anchors_of(page: Path) -> set[str]:
+    """The names that a link can lead to: of headings as the forge writes them, and those that the page gives itself."""
+    text = page.read_text()
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
+    plain = [re.sub(r"<[^>]+>|\]\([^)]*\)", "", heading) for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", words).lower().replace(" ", "-") for words in plain} | {
+        *re.findall(r'<a id="([^"]+)"', text)
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_anchors_that_a_page_links_to_are_there(page: Path) -> None:
+    links = re.findall(r"\]\(([^)\s#]*\.md)?#([\w-]+)\)", page.read_text())
+    targets = {(page.parent / name if name else page, anchor) for name, anchor in links}
+    assert sorted(f"{target.name}#{anchor}" for target, anchor in targets if anchor not in anchors_of(target)) == []
+
+
 def test_the_glossary_says_where_things_are() -> None:
-    rows = [line for line in (ROOT / "docs/glossary.md").read_text().splitlines() if line.startswith("| ")]
-    places = {place for row in rows for place in IN_GLOSSARY.findall(row.split("|")[-2])}
+    named = re.findall(r" See (.+)\.$", (ROOT / "docs/glossary.md").read_text(), re.MULTILINE)
+    places = {place for where in named for place in IN_GLOSSARY.findall(where)}
     assert len(places) > 50
     assert (
         sorted(place for place in places if not any((base / place).exists() for base in (ROOT / "src/frog", ROOT)))

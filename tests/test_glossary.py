@@ -1,4 +1,4 @@
-"""The glossary: links lead to its terms, and the pages of the course link a term where it is used first."""
+"""The glossary: its terms can be linked to, and the site links each where a page uses it first."""
 
 from __future__ import annotations
 
@@ -7,39 +7,14 @@ from pathlib import Path
 
 import pytest
 
-DOCS = Path(__file__).parents[1] / "docs"
-READ_FIRST = ("overview", "prerequisites", "curriculum", "tutorial-guide")
-"""The pages of the course, in the order in which they are read."""
-LOOKED_UP = {"architecture", "exercises", "glossary", "log", "run-folder", "troubleshooting"}
-"""Pages that nobody learns from first; so are those for teachers and the decisions, in folders of their own."""
-LEARNED_FROM = sorted(
-    page
-    for page in (*DOCS.glob("*.md"), *DOCS.glob("labs/*.md"), *DOCS.glob("scale/*.md"))
-    if page.stem not in {*READ_FIRST, *LOOKED_UP}
-)
-OTHERWISE_MEANT = {("losing-ranks", "loss"), ("launchers", "process-group")}
-"""The loss of a rank; a group of processes of the system."""
-TERM = re.compile(r'^\| <a id="([^"]+)"></a>([^|]+) \|', re.MULTILINE)
+from tools.site.glossary import TERM, is_learned_from, link_terms, names_of_terms
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [path.relative_to(ROOT).as_posix() for path in sorted(DOCS.rglob("*.md"))]
+LEARNED_FROM = [page for page in PAGES if is_learned_from(page)]
 GLOSSARY = (DOCS / "glossary.md").read_text()
-TERMS = {
-    anchor: [re.sub(r" \(.*\)", "", name).strip() for name in names.split(",")]
-    for anchor, names in TERM.findall(GLOSSARY)
-}
-COMMON = re.findall(
-    r"\w+",
-    "run step report page record stage link task note lock fault rule phase scaling worker event request window attempt"
-    " resume bundle campaign batch tree ring lab exercise folder buffer door cause facts verdict store kernel peer"
-    " profile restart trial switch token partition prediction parameter allocation schedule port probe manifest trap"
-    " advice",
-)
-"""Terms that are words of every day too: they are linked where they are meant, which no test can tell."""
-
-
-NOT_PROSE = re.compile(
-    r"^```.*?^```|``.*?``|`[^`]*`|!?\[[^\]]*\]\([^)]*\)|<!--.*?-->|^#.*?$|<[^>]+>|^\|[^\n]*\n(?=\|-)",
-    re.DOTALL | re.MULTILINE,
-)
-"""Code, links, comments, headings, heads of tables."""
+TERMS = names_of_terms(GLOSSARY)
 
 
 def linked(text: str) -> set[str]:
@@ -51,46 +26,56 @@ def test_links_lead_to_terms(page: Path) -> None:
     assert linked(page.read_text()) - set(TERMS) == set()
 
 
-def test_a_term_stands_once() -> None:
+def test_every_term_is_a_heading_with_its_own_anchor() -> None:
     anchors = [anchor for anchor, _ in TERM.findall(GLOSSARY)]
+    assert len(anchors) > 150
     assert sorted({anchor for anchor in anchors if anchors.count(anchor) > 1}) == []
-    rows = [line for line in GLOSSARY.splitlines() if line.startswith("|") and not line.startswith(("| term", "|---"))]
-    assert [row for row in rows if not row.startswith('| <a id="')] == [], "what a link can lead to"
+    headings = [line for line in GLOSSARY.splitlines() if line.startswith("###")]
+    assert [line for line in headings if not TERM.match(line)] == [], "a link could not lead to it"
+    assert [line for line in GLOSSARY.splitlines() if line.startswith("|")] == [], "search finds headings, not rows"
 
 
-def used(page: Path) -> set[str]:
-    """The terms that a page uses in its prose."""
-    text = NOT_PROSE.sub(" ", page.read_text())
-    return {
-        anchor
-        for anchor, names in TERMS.items()
-        if any(re.search(rf"(?<![\w-]){re.escape(one)}(?![\w-])", text) for one in names if one not in COMMON)
-    }
+def test_every_term_has_one_paragraph_that_ends_as_a_sentence() -> None:
+    entries = re.split(r"^##+ ", GLOSSARY, flags=re.MULTILINE)[1:]
+    terms = [entry.strip().split("\n\n") for entry in entries if entry.startswith("<a id=")]
+    assert [parts for parts in terms if len(parts) != 2 or not parts[1].endswith((".", "…"))] == []
 
 
-def first_uses() -> dict[str, str]:
-    """For each term, the first of the course's pages that uses it."""
-    found: dict[str, str] = {}
-    for name in READ_FIRST:
-        for anchor in used(DOCS / f"{name}.md"):
-            found.setdefault(anchor, name)
-    return found
+def built(page: str) -> str:
+    """A page's text with the links that the site makes."""
+    return link_terms(page, (ROOT / page).read_text(), TERMS)
 
 
-@pytest.mark.parametrize("page", LEARNED_FROM, ids=lambda page: str(page.relative_to(DOCS)))
-def test_a_page_to_learn_from_links_each_term_that_it_uses(page: Path) -> None:
-    unlinked = used(page) - linked(page.read_text())
-    assert sorted(anchor for anchor in unlinked if (page.stem, anchor) not in OTHERWISE_MEANT) == []
+def test_pages_are_written_without_links_to_terms() -> None:
+    assert len(LEARNED_FROM) > 15
+    assert [page for page in LEARNED_FROM if linked((ROOT / page).read_text())] == []
 
 
-def test_a_term_is_linked_by_the_first_page_that_uses_it() -> None:
-    unlinked = []
-    for anchor, page in first_uses().items():
-        up_to_it = READ_FIRST[: READ_FIRST.index(page) + 1]
-        if not any(anchor in linked((DOCS / f"{name}.md").read_text()) for name in up_to_it):
-            unlinked.append((anchor, page))
-    assert unlinked == []
+@pytest.mark.parametrize("page", LEARNED_FROM)
+def test_the_site_links_each_term_once_in_a_page_and_changes_nothing_else(page: str) -> None:
+    text, with_links = (ROOT / page).read_text(), built(page)
+    anchors = re.findall(r"glossary\.md#([\w-]+)", with_links)
+    assert len(anchors) == len(set(anchors))
+    assert set(anchors) <= TERMS.keys()
+    assert re.sub(r"\[([^\]]*)\]\((?:\.\./)*glossary\.md#[\w-]+\)", r"\1", with_links) == text
+    for up in re.findall(r"\(((?:\.\./)*)glossary\.md#", with_links):
+        assert (ROOT / page).parent.joinpath(f"{up}glossary.md").resolve() == DOCS / "glossary.md"
 
 
-def test_the_pages_of_the_course_link_many_terms() -> None:
-    assert len(set().union(*(linked((DOCS / f"{name}.md").read_text()) for name in READ_FIRST))) > 70
+def test_the_pages_link_many_terms() -> None:
+    assert len(set().union(*(linked(built(page)) for page in LEARNED_FROM))) > 90
+
+
+def test_only_prose_is_linked() -> None:
+    text = (
+        "# An all-reduce\n\nThe `all-reduce` of a [ring all-reduce](x.md): one all-reduce, two all-reduces.\n"
+        "\n```console\n$ frog explain all-reduce\n```\n\n| all-reduce |\n|---|\n| no-all-reduce |\n"
+    )
+    linked_text = link_terms("docs/labs/lab9.md", text, {"all-reduce": ["all-reduce"], "run": ["run"]})
+    assert linked_text == text.replace("one all-reduce", "one [all-reduce](../glossary.md#all-reduce)")
+
+
+def test_of_two_terms_that_begin_alike_the_longer_is_linked() -> None:
+    terms = {"world": ["world"], "world-size": ["world size"]}
+    text = link_terms("docs/a.md", "The world size of a world.", terms)
+    assert text == "The [world size](glossary.md#world-size) of a [world](glossary.md#world)."

@@ -64,7 +64,7 @@ def test_what_a_notebook_points_at_is_there(path: Path) -> None:
     assert [target for target in links if not (path.parent / target).exists()] == []
     exercises = EXERCISE.findall(text)
     assert exercises
-    assert [name for name in exercises if not (ROOT / "src/frog/course/labs" / name).is_dir()] == []
+    assert [name for name in exercises if not (ROOT / "labs" / name).is_dir()] == []
 
 
 def test_no_output_is_kept() -> None:

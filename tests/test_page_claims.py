@@ -1,12 +1,17 @@
-"""What pages claim in passing is so: the lines of code that they quote, the commands that they name in a sentence."""
+"""What pages claim in passing is so: quoted lines of code, commands named in a sentence, behaviour of torch."""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from frog.cli import _parser
 
@@ -14,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(
     [*(DOCS / "scale").glob("*.md"), *(DOCS / "teach").glob("*.md")]
-    + [DOCS / f"{name}.md" for name in ("overview", "prerequisites", "curriculum", "tutorial-guide", "troubleshooting")]
+    + [DOCS / f"{name}.md" for name in ("course", "troubleshooting")]
 )
 QUOTED = re.compile(r"`((?:src|config|scripts)/[\w./-]+)`:\s`([^`]+)`")
 COMMAND = re.compile(r"`(?:\w+=\S+ )?(frog [^`]+)`")
@@ -36,3 +41,93 @@ def test_a_command_in_a_sentence_is_one(page: Path) -> None:
             assert re.search(rf"^ +{words[0]}\b", _parser().format_help(), re.MULTILINE), command
         else:
             _parser().parse_args(words)
+
+
+def launcher_columns() -> dict[str, list[str]]:
+    """Of lab 3's table of variables: the names in each launcher's column."""
+    lines = (DOCS / "labs/lab3.md").read_text().splitlines()
+    header = next(index for index, line in enumerate(lines) if "`torchrun` sets" in line)
+    rows = [line.split("|")[3:6] for line in lines[header + 2 : header + 8]]
+    columns = zip(*rows, strict=True)
+    return dict(
+        zip(("torchrun", "srun", "mpirun"), (re.findall("`([A-Z_]+)`", " ".join(c)) for c in columns), strict=True)
+    )
+
+
+def printed_by(command: list[str]) -> set[str]:
+    """Names of the variables that a process has when the command starts it; this process's own are left out."""
+    known = ("RANK", "WORLD_SIZE", "MASTER_", "SLURM_", "OMPI_")
+    environ = {name: value for name, value in os.environ.items() if not any(part in name for part in known)}
+    program = "import os; print(*os.environ)"
+    done = subprocess.run(
+        [*command, sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+def test_torchrun_sets_the_variables_of_lab_3_and_no_node_rank() -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", "--no-python"]
+    found = printed_by(torchrun)
+    names = launcher_columns()["torchrun"]
+    assert len(names) == 7
+    assert set(names) <= found
+    assert "NODE_RANK" not in found
+
+
+def test_slurm_has_the_variables_of_lab_3() -> None:
+    text = (ROOT / "src/frog/cluster/emulator/variables.py").read_text()
+    names = launcher_columns()["srun"]
+    assert len(names) == 5
+    assert [name for name in names if f'"{name}"' not in text] == []
+
+
+@pytest.mark.skipif(not shutil.which("mpirun"), reason="needs Open MPI")
+def test_mpirun_sets_the_variables_of_lab_3_and_no_address() -> None:
+    found = printed_by(["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "1"])
+    names = launcher_columns()["mpirun"]
+    assert len(names) == 4
+    assert set(names) <= found
+    assert not {"MASTER_ADDR", "MASTER_PORT"} & found
+
+
+ONE_LEAVES = """
+import sys, torch, torch.distributed as dist
+path, rank = sys.argv[1], int(sys.argv[2])
+dist.init_process_group("gloo", store=dist.FileStore(path, 2), rank=rank, world_size=2)
+dist.all_reduce(torch.ones(1))
+print("joined", flush=True)
+if rank == 1:
+    sys.stdin.read()  # alive, in other work, until the test closes its input
+    sys.exit()
+dist.all_reduce(torch.ones(1))
+"""
+
+
+def test_gloo_waits_for_a_living_peer_and_reports_one_that_ended(tmp_path: Path) -> None:
+    """Lab 2's theory and its question `one-batch-less`."""
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    command = [sys.executable, "-c", ONE_LEAVES, str(tmp_path / "store")]
+    ranks = [subprocess.Popen([*command, str(rank)], text=True, **pipes) for rank in range(2)]
+    try:
+        assert all(rank.stdout is not None and rank.stdout.readline() == "joined\n" for rank in ranks)
+        assert ranks[0].poll() is None
+        ranks[1].communicate(timeout=60)
+        assert "Connection closed by peer" in ranks[0].communicate(timeout=60)[1]
+    finally:
+        for rank in ranks:
+            rank.kill()
+
+
+def test_autocast_on_a_cpu_keeps_sums_of_bf16_numbers_in_bf16() -> None:
+    """Lab 2's theory and the glossary name the loss, the weights and the gradients alone as float32."""
+    weight = torch.ones(8, 8, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        product = torch.ones(8, 8) @ weight
+        loss = torch.nn.functional.cross_entropy(product, torch.zeros(8, dtype=torch.long))
+        assert (product.dtype, product.sum().dtype, loss.dtype) == (torch.bfloat16, torch.bfloat16, torch.float32)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert weight.grad is not None
+    assert weight.grad.dtype == torch.float32
+    for page in ("labs/lab2.md", "glossary.md"):
+        assert "the loss, the weights and their gradients in 32" in " ".join((DOCS / page).read_text().split())

@@ -1,4 +1,4 @@
-"""The run sheets: each is 90 minutes without a gap, and each of its lines begins where a slide of its deck does."""
+"""The run sheets hold the minutes of their sources: the decks' notes, the demos' steps, the labs' tables."""
 
 from __future__ import annotations
 
@@ -8,17 +8,112 @@ from pathlib import Path
 
 import pytest
 
+from frog.learn.demo.session import NAMES, Name, read_session
+from frog.learn.grader.exercise import find_exercise
+
 ROOT = Path(__file__).parents[1]
-LINE = re.compile(r"^\| (\d):(\d\d) \| (\d*) \|", re.MULTILINE)
-MINUTES = re.compile(r"^(\d+) min$", re.MULTILINE)
+NOTE = re.compile(r"<!--\n(\d+) min\n")
+SESSION, CONTENT, LEAST_PAUSE = 90, 80, 5
+PAUSES = ["break", "slack"]
 
 
-@pytest.mark.parametrize("session", ["a", "b", "c"])
-def test_a_run_sheet_is_its_deck_to_the_minute(session: str) -> None:
-    lines = LINE.findall((ROOT / f"docs/teach/session-{session}.md").read_text())
-    begins = [60 * int(hours) + int(minutes) for hours, minutes, _ in lines]
-    lasts = [int(minutes or 0) for *_, minutes in lines]
-    assert begins == [0, *accumulate(lasts)][:-1]
-    assert sum(lasts) == 90
-    slides = [0, *accumulate(map(int, MINUTES.findall((ROOT / f"slides/session-{session}.md").read_text())))]
-    assert set(begins) <= set(slides)
+def sheet(name: str) -> str:
+    return (ROOT / f"docs/teach/session-{name}.md").read_text()
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of each line of a page's tables."""
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+
+
+def plan(name: str) -> list[tuple[int, int, str]]:
+    """A session's plan: minute, how many minutes, what."""
+    found = [row for row in rows(sheet(name)) if re.fullmatch(r"\d:\d\d", row[0])]
+    return [(60 * int(row[0][0]) + int(row[0][2:]), int(row[1] or 0), row[2].strip("*")) for row in found]
+
+
+def lab(name: str) -> list[tuple[int, int, str]]:
+    """The plan of a session's lab: minute, how many minutes, what."""
+    _, _, text = sheet(name).partition("\n## The lab, ")
+    found = [row for row in rows(text.partition("\n## ")[0]) if row[0].isdecimal()]
+    return [(int(row[0]), int(row[1]), row[2]) for row in found]
+
+
+def slides(name: str) -> list[tuple[str, int]]:
+    """Each slide of a deck: its text, and the minutes of its note."""
+    _, _, body = (ROOT / f"tools/slides/session-{name}.md").read_text().partition("\n---\n")
+    return [(text, int(note[1]) if (note := NOTE.search(text)) else 0) for text in body.split("\n---\n")]
+
+
+def begins(minutes: list[int]) -> list[int]:
+    return [0, *accumulate(minutes)][:-1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_session_is_content_a_break_and_slack(name: Name) -> None:
+    lines = plan(name)
+    assert [begin for begin, *_ in lines] == begins([minutes for _, minutes, _ in lines])
+    assert sum(minutes for _, minutes, _ in lines) == SESSION
+    assert [what for *_, what in lines if what in PAUSES] == PAUSES
+    pauses = [minutes for _, minutes, what in lines if what in PAUSES]
+    assert min(pauses) >= LEAST_PAUSE
+    assert SESSION - sum(pauses) == CONTENT
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_line_of_a_run_sheet_begins_with_a_slide(name: Name) -> None:
+    deck = [minutes for _, minutes in slides(name)]
+    lines = [minutes for _, minutes, what in plan(name) if what not in PAUSES]
+    assert sum(deck) == CONTENT
+    assert set(begins(lines)) <= set(begins(deck)) | {CONTENT}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_demo_and_lab_take_the_minutes_of_their_slides(name: Name) -> None:
+    length = {what: minutes for _, minutes, what in plan(name)}
+    demo = [minutes for text, minutes in slides(name) if f"$ make session-{name}" in text]
+    assert demo == [length["demo"]] == [read_session(name).minutes]
+    lab_minutes = sum(minutes for _, minutes, _ in lab(name))
+    assert length[f"lab {NAMES.index(name) + 1}"] == lab_minutes
+    assert [minutes for text, minutes in slides(name) if "\n## Now you" in text] == [lab_minutes]
+    assert f"## The lab, {lab_minutes} minutes" in sheet(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_exercises_of_a_lab_have_the_minutes_that_they_take(name: Name) -> None:
+    lines = lab(name)
+    assert [begin for begin, *_ in lines] == begins([minutes for _, minutes, _ in lines])
+    for _, minutes, what in lines:
+        needed = [find_exercise(number).manifest.minutes for number in re.findall(r"frog learn watch (\d\.\d+)", what)]
+        assert minutes >= sum(needed), what
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_labs_page_says_how_many_hours_its_exercises_take(number: int) -> None:
+    text = (ROOT / f"docs/labs/lab{number}.md").read_text()
+    minutes = re.findall(r"^\| `frog learn check .* \| (?:(\d+) x )?(\d+) \|$", text, re.MULTILINE)
+    hours = sum(int(sittings or 1) * int(each) for sittings, each in minutes) / 60
+    said = re.search(r"about ([\d.]+) hours more", text)
+    assert said, "the page's first lines say how long the exercises take"
+    assert abs(float(said[1]) - hours) <= 0.25
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_lab_stops_at_the_same_minute_in_all_places(name: Name) -> None:
+    stops = [begin for begin, _, what in lab(name) if what.startswith("everybody stops")]
+    first = next(begin for begin, _, what in plan(name) if what.startswith("lab "))
+    said = re.findall(r"; at (\d):(\d\d) everybody stops", sheet(name))
+    noted = [minute for text, _ in slides(name) for minute in re.findall(r"^At minute (\d+)", text, re.MULTILINE)]
+    assert stops == [60 * int(hour) + int(minute) - first for hour, minute in said] == list(map(int, noted))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_two_questions_are_the_same_before_after_and_on_the_page_about_assessment(name: Name) -> None:
+    asked = [
+        re.findall(r"^\d\. (.*)$", text, re.MULTILINE)
+        for text, _ in slides(name)
+        if re.search(r"^## (Two questions now|The same two questions)", text, re.MULTILINE)
+    ]
+    (row,) = [row for row in rows((ROOT / "docs/teach/class.md").read_text()) if row[0] == name.upper()]
+    assert asked == [row[1:3], row[1:3]]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +28,7 @@ ENTRY = re.compile(r"^### (\d+)\. `(.+?)`\n(.*?)(?=^##|\Z)", re.MULTILINE | re.D
 ENTRIES = {int(number): (words, body) for number, words, body in ENTRY.findall(PAGE)}
 TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
 HERE = "tests/test_troubleshooting.py"
+TO_TEXT: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
 RAISED = (RuntimeError, AssertionError, IndexError, ValueError, UnpicklingError)
 
 
@@ -125,6 +129,24 @@ def not_a_tensor(tmp_path: Path) -> None:
     torch.load(tmp_path / "arguments.pt")
 
 
+def mismatched_collectives(tmp_path: Path) -> None:
+    program = tmp_path / "mismatched.py"
+    program.write_text(
+        "import sys, torch, torch.distributed as dist\n"
+        f"store = dist.FileStore({str(tmp_path / 'store')!r}, 2)\n"
+        "dist.init_process_group('gloo', store=store, rank=int(sys.argv[1]), world_size=2)\n"
+        "dist.all_reduce(torch.ones(4)) if dist.get_rank() == 0 else dist.broadcast(torch.ones(4), 0)\n"
+    )
+    detail = {**os.environ, "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
+    ranks = [subprocess.Popen([sys.executable, program, str(rank)], env=detail, **TO_TEXT) for rank in range(2)]
+    try:
+        said = [rank.communicate(timeout=60)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    raise RuntimeError(said[0])
+
+
 BROUGHT_ABOUT: dict[int, Callable[[Path], None]] = {
     2: cuda_without,
     8: spawned_at_import,
@@ -137,6 +159,7 @@ BROUGHT_ABOUT: dict[int, Callable[[Path], None]] = {
     18: port_taken,
     19: nobody_listens,
     20: too_few,
+    25: mismatched_collectives,
     29: unused_parameter,
     31: half_weights,
     34: wrapped_names,
@@ -171,8 +194,28 @@ def test_an_error_says_what_the_page_says(number: int, tmp_path: Path, monkeypat
     assert all(" ".join(part.split()).lower() in said for part in words), said[:500]
 
 
-def test_there_are_forty() -> None:
-    assert list(ENTRIES) == list(range(1, 41))
+WRAPS_A_MODEL = """
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+DistributedDataParallel(nn.Linear(2, 1))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(("level", "code"), [("INFO", 0), ("DETAIL", -signal.SIGSEGV)])
+def test_debug_level_detail_crashes_ddp_on_gloo_as_entry_25_says(level: str, code: int, tmp_path: Path) -> None:
+    env = {**os.environ, "TORCH_DISTRIBUTED_DEBUG": level}
+    done = subprocess.run([sys.executable, "-c", WRAPS_A_MODEL], env=env, cwd=tmp_path, timeout=60, **TO_TEXT)
+    assert done.returncode == code, "torch has changed: entry 25 of docs/troubleshooting.md must change too"
+    assert "segmentation fault" in ENTRIES[25][1]
+
+
+def test_entries_are_numbered_without_gaps() -> None:
+    numbers = [int(number) for number in re.findall(r"^### (\d+)\.", PAGE, re.MULTILINE)]
+    assert numbers == list(ENTRIES) == list(range(1, len(ENTRIES) + 1))
+    assert numbers
 
 
 @pytest.mark.parametrize("number", ENTRIES)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from frog.core.interrupts import end_at_interrupt, raise_interrupts
+
+end_at_interrupt()  # the imports below take a while
+
 import argparse
 import errno
 import os
@@ -11,43 +15,55 @@ from typing import NoReturn
 
 from frog import __version__
 from frog.chaos.commands import add_chaos_parser
+from frog.cluster.slurm.commands import add_slurm_parser
+from frog.cluster.submit.bundle.commands import add_bundle_parser
+from frog.cluster.submit.commands import add_submit_parser
+from frog.commands import DOORS, EXAMPLES, overview
 from frog.config.arguments import add_train_arguments
+from frog.config.project import add_init_parser
 from frog.core.errors import MOST_WORDS, FrogError
 from frog.core.loading import loading
 from frog.core.printable import printable_output
 from frog.core.schema import shortened
 from frog.core.streams import make_streams_whole
-from frog.course.classroom.commands import add_class_parser
-from frog.course.commands import add_learn_parser
-from frog.course.drill import add_drill_parser
-from frog.course.quiz.commands import add_quiz_parser
+from frog.core.suggest import did_you_mean
+from frog.core.wrapping import terminal_columns, wrapped_lines
 from frog.data.commands import add_data_parser
-from frog.demo.commands import add_demo_parser
 from frog.diagnose.commands import add_diagnose_parser
-from frog.doctor.commands import add_doctor_parser
-from frog.explain.commands import add_explain_parser
-from frog.finetune.commands import add_finetune_parsers
-from frog.gauge.commands import add_collectives_parser
 from frog.launch.commands import add_run_parser
+from frog.learn.classroom.commands import add_class_parser
+from frog.learn.commands import add_learn_parser
+from frog.learn.demo.commands import add_demo_parser
+from frog.learn.docs import add_docs_parser
+from frog.learn.doctor.commands import add_doctor_parser
+from frog.learn.drill import add_drill_parser
+from frog.learn.explain.commands import add_explain_parser
+from frog.learn.quiz.commands import add_quiz_parser
 from frog.parallel.commands import add_schedule_parser
+from frog.peers.commands import add_collectives_parser
 from frog.plan.commands import add_plan_parsers
 from frog.profile.commands import add_profile_parser
 from frog.prove.commands import add_proof_parser
-from frog.site.commands import add_docs_parser
-from frog.slurm.commands import add_slurm_parser
-from frog.submit.bundle.commands import add_bundle_parser
-from frog.submit.commands import add_submit_parser
+from frog.train.finetune.commands import add_finetune_parsers
 from frog.view.commands import add_view_parsers
 from frog.view.logs_command import add_logs_parser
+
+raise_interrupts()
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code. A user's mistake is told without a traceback."""
-    make_streams_whole()
-    with printable_output():
-        return _run(_parser().parse_args(arguments))
+    try:
+        make_streams_whole()
+        with printable_output():
+            if not (sys.argv[1:] if arguments is None else arguments):
+                print(DOORS, end="")
+                return 0
+            return _run(_parser().parse_args(arguments))
+    except KeyboardInterrupt:
+        return 130
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -60,10 +76,8 @@ def _run(args: argparse.Namespace) -> int:
         sys.stdout.flush()
         return code
     except FrogError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(wrapped_lines(f"error: {error}", terminal_columns(sys.stderr)), file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
-        return 130
     except BrokenPipeError:  # `frog runs | head`
         sys.stderr.close()
         return 141
@@ -104,15 +118,36 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         super().error(shortened(message, MOST_WORDS))  # it quotes what was typed, which may be a file's content
 
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            wrong = shortened(str(value))
+            raise argparse.ArgumentError(None, f"{wrong!r} is no command; {did_you_mean(wrong, action.choices, 0.5)}")
+        super()._check_value(action, value)
+
+
+class _FrogParser(_Parser):
+    """The parser of all commands, whose help lists them under their headings."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            prog="frog", usage="frog COMMAND ...", description="Learn distributed training locally, scale it globally."
+        )
+        self.add_argument("--version", action="version", version=f"frog {__version__}")
+        of_commands: type[argparse.ArgumentParser] = _Parser
+        self.commands = self.add_subparsers(prog="frog", metavar="COMMAND", required=True, parser_class=of_commands)
+
+    def format_help(self) -> str:
+        about = {choice.dest: choice.help or "" for choice in self.commands._choices_actions}
+        parts = [self.description or "", overview(about), "One command: frog COMMAND --help. Version: frog --version"]
+        return wrapped_lines("\n\n".join(parts), terminal_columns(sys.stdout), hang=13) + "\n"
+
 
 def _parser() -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = _Parser(
-        prog="frog", description="Learn distributed training locally, scale it globally."
-    )
-    parser.add_argument("--version", action="version", version=f"frog {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    parser = _FrogParser()
+    commands = parser.commands
     add_doctor_parser(commands)
     add_quiz_parser(commands)
+    add_init_parser(commands)
     add_data_parser(commands)
     _add_train(commands)
     _add_join(commands)
@@ -137,6 +172,8 @@ def _parser() -> argparse.ArgumentParser:
     add_class_parser(commands)
     add_demo_parser(commands)
     add_docs_parser(commands, parser)
+    for name, example in EXAMPLES.items():
+        commands.choices[name].epilog = f"example: {example}"
     return parser
 
 
@@ -165,7 +202,12 @@ def _add_model_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
 
     evaluate = commands.add_parser("eval", help="score a trained model on held-out text")
     evaluate.add_argument("run", metavar="RUN")
-    evaluate.add_argument("--tokens", type=int, metavar="N", help="how many tokens at most; default: all held-out text")
+    evaluate.add_argument(
+        "--tokens",
+        type=_num_tokens,
+        metavar="N",
+        help="how many held-out tokens to score at most, or all; default: as many as the run's training scored",
+    )
     evaluate.add_argument("--step", type=int, metavar="N", help="the checkpoint of that step; default: the last")
     evaluate.set_defaults(handler=_model_command("evaluate"))
 
@@ -184,6 +226,15 @@ def _add_model_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
     imported.set_defaults(handler=_model_command("import_model"))
 
 
+def _num_tokens(text: str) -> int | str:
+    """How many tokens, or all."""
+    if text == "all":
+        return text
+    if not text.isascii() or not text.isdecimal() or len(text) > 18 or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: a number of tokens from 1 on, or all")
+    return int(text)
+
+
 def _add_join(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "join",
@@ -197,7 +248,7 @@ def _add_join(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 def _join(args: argparse.Namespace) -> int:
     with loading():
-        from frog.train.join import main
+        from frog.train.elastic.join import main
 
     return main(args)
 

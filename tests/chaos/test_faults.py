@@ -12,7 +12,7 @@ import pytest
 from frog.config.fault_kinds import KINDS
 from frog.config.faults import Fault, Scene, dump_faults, load_faults, parse_faults
 from frog.core.errors import ConfigError
-from frog.core.vocabulary import PHASES
+from frog.runs.vocabulary import PHASES
 
 SCENE = Scene(world_size=2, steps=4, checkpoint_every=2, eval_every=3, grad_accum=2)
 

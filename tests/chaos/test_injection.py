@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import itertools
 import json
 import math
 import os
@@ -24,65 +24,73 @@ import torch
 from harness import Harness, all_gone, run_to_end, tree, wait_until
 from torch import nn
 
-from frog.collectives.connection import Connection
-from frog.collectives.cost import Costs
-from frog.collectives.frames import HEADER_BYTES, Sealer
-from frog.collectives.group import Group
-from frog.collectives.messages import Messages
-from frog.collectives.rendezvous import Peer
-from frog.collectives.waiting import Waiter
+from frog.chaos import midway, rank
+from frog.chaos.midway import Midway
+from frog.chaos.rank import Injector, _resized
+from frog.chaos.sandbox import faults_env
 from frog.comm.axis import NOTHING, Axis, Pending, Silent
+from frog.comm.collectives.connection import Connection
+from frog.comm.collectives.cost import Costs
+from frog.comm.collectives.frames import HEADER_BYTES, Sealer
+from frog.comm.collectives.group import Group
+from frog.comm.collectives.messages import Messages
+from frog.comm.collectives.rendezvous import Peer
 from frog.config.fault_kinds import FULL_DEVICE, KINDS
 from frog.config.faults import Fault, dump_faults, marks_folder
-from frog.core.runfolder import RunFolder
-from frog.events import EventWriter
-from frog.events.schema import ErrorEvent
-from frog.train import inject
-from frog.train.inject import _Injector, _resized, arm_faults
+from frog.runs import EventWriter
+from frog.runs.folder import RunFolder
+from frog.runs.observer import OBSERVERS, named_observers, observing, operation
+from frog.runs.schema import ErrorEvent
 
 
-def injector(folder: Path, *faults: Fault, **parts: Any) -> _Injector:
+def injector(folder: Path, *faults: Fault, **parts: Any) -> Injector:
     """Of rank 0, with only those parts of a run that a fault needs."""
-    run = SimpleNamespace(world=SimpleNamespace(rank=0), attempt="a1", folder=RunFolder(folder / "run"))
-    strategy = SimpleNamespace(**parts)
-    return _Injector(dict(enumerate(faults)), folder / "met", run, strategy)  # type: ignore[arg-type]
+    run = SimpleNamespace(
+        identity=0, world=SimpleNamespace(rank=0), attempt="a1", folder=RunFolder(folder / "run"),
+        config=SimpleNamespace(train=SimpleNamespace(timeout_s=5)),
+    )  # fmt: skip
+    found = Injector(faults, folder / "met")
+    found.run_built(run, SimpleNamespace(**parts))  # type: ignore[arg-type]
+    return found
 
 
 def marks(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "met").iterdir())
 
 
-def test_without_a_list_nothing_is_armed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FROG_FAULTS", raising=False)
-    events = EventWriter(tmp_path / "events.jsonl")
-    arm_faults(SimpleNamespace(events=events), None, None)  # type: ignore[arg-type]
-    assert events.at_phase is None
-    assert Axis.alter is None
+def test_a_rank_without_faults_has_no_observer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FROG_OBSERVER", raising=False)
+    assert named_observers() == []
+    assert OBSERVERS == []
 
 
-def test_only_this_ranks_faults_are_armed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_meets_only_its_own_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "faults.toml"
     path.write_text(dump_faults([Fault("raise", 1, 2, "reduce"), Fault("raise", 0, 3, "reduce")]))
-    monkeypatch.setenv("FROG_FAULTS", str(path))
+    for name, value in faults_env(path).items():
+        monkeypatch.setenv(name, value)
+    (found,) = named_observers()
+    found.run_built(SimpleNamespace(identity=0), None)
     events = EventWriter(tmp_path / "events.jsonl")
-    arm_faults(SimpleNamespace(events=events, identity=0), None, None)  # type: ignore[arg-type]
-    events.step = 2
-    with events.span("reduce"):
-        pass
-    events.step = 3
-    with pytest.raises(RuntimeError), events.span("reduce"):
-        pytest.fail("the phase's work was begun")
+    with observing(found):
+        events.step = 2
+        with events.span("reduce"):
+            pass
+        events.step = 3
+        with pytest.raises(RuntimeError), events.span("reduce"):
+            pytest.fail("the phase's work was begun")
     assert [mark.name for mark in marks_folder(path).iterdir()] == ["1.0"]
+    assert OBSERVERS == []
 
 
 def test_a_fault_is_met_at_its_place_alone_and_once(tmp_path: Path) -> None:
     fault = Fault("raise", 0, 2, "forward", micro=1)
     met = injector(tmp_path, fault)
     for step, phase, micro in ((1, "forward", 1), (2, "backward", 1), (2, "forward", 0), (3, "forward", 1)):
-        met.reach(step, phase, micro)  # type: ignore[arg-type]
+        met.phase_begins(step, phase, micro)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError):
-        met.reach(2, "forward", 1)
-    injector(tmp_path, fault).reach(2, "forward", 1)  # the world that was started again
+        met.phase_begins(2, "forward", 1)
+    injector(tmp_path, fault).phase_begins(2, "forward", 1)  # the world that was started again
     assert marks(tmp_path) == ["0.0"]
 
 
@@ -90,26 +98,29 @@ def test_a_fault_that_comes_twice_comes_twice(tmp_path: Path) -> None:
     fault = Fault("raise", 0, 2, "reduce", times=2)
     for _ in range(2):
         with pytest.raises(RuntimeError):
-            injector(tmp_path, fault).reach(2, "reduce", 0)
-    injector(tmp_path, fault).reach(2, "reduce", 0)
+            injector(tmp_path, fault).phase_begins(2, "reduce", 0)
+    injector(tmp_path, fault).phase_begins(2, "reduce", 0)
 
 
 def test_a_rank_is_killed_midway_after_so_many_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     killed: list[int] = []
-    monkeypatch.setattr(inject.os, "kill", lambda pid, number: killed.append(number))
-    for owner, name in inject._SIGNS_OF_LIFE:
-        monkeypatch.setattr(owner, name, lambda *args: None)
-    injector(tmp_path, fault := Fault("midway", 0, 2, "reduce", signs=3)).reach(2, "reduce", 0)
-    for _, (owner, name) in zip(range(3), itertools.cycle(inject._SIGNS_OF_LIFE), strict=False):
-        getattr(owner, name)()
+    monkeypatch.setattr(midway.os, "kill", lambda pid, number: killed.append(number))
+    fault = Fault("midway", 0, 2, "reduce", signs=3)
+    met = injector(tmp_path, fault)
+    met.phase_begins(2, "reduce", 0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        met.message_leaves(server, [b"x"])
+    met.message_arrives()
+    met.counter_rises(0, 6)
     assert not killed
     for _ in range(3):
-        Waiter.say(None, 1, 7)  # type: ignore[arg-type]
+        met.counter_rises(1, 7)
     assert killed == [signal.SIGKILL]
     assert (tmp_path / "met" / "0.0").read_text() == "between two collectives, before it said REDUCED 7"
-    injector(tmp_path, fault).reach(2, "reduce", 0)  # the world that was started again
+    again = injector(tmp_path, fault)  # the world that was started again
+    again.phase_begins(2, "reduce", 0)
     for _ in range(9):
-        Waiter.say(None, 1, 7)  # type: ignore[arg-type]
+        again.counter_rises(1, 7)
     assert killed == [signal.SIGKILL]
 
 
@@ -121,18 +132,12 @@ def test_so_much_of_a_message_goes_out_before_it_is_killed(
         group.close()
         raise KeyboardInterrupt
 
-    for owner, name in inject._SIGNS_OF_LIFE:
-        monkeypatch.setattr(owner, name, getattr(owner, name))
-    monkeypatch.setattr(inject.os, "kill", kill)
-    with socket.create_server(("127.0.0.1", 0)) as door:
-        ours = socket.create_connection(door.getsockname())
-        theirs, _ = door.accept()
-    connection = Connection(ours, 1, Sealer(b"key", False), Sealer(b"key", False))
-    peers = [Peer(rank, "", 0, "") for rank in range(2)]
-    group = Group(0, peers, {1: connection}, Messages({}, 1), 1, Costs(), memory=False)
+    monkeypatch.setattr(midway.os, "kill", kill)
+    group, theirs = group_of_two()
     fault = Fault("midway", 0, 2, "reduce", signs=0, sent_bytes=sent)
-    injector(tmp_path, fault).reach(2, "reduce", 0)
-    with pytest.raises(KeyboardInterrupt):
+    met = injector(tmp_path, fault)
+    met.phase_begins(2, "reduce", 0)
+    with observing(met), pytest.raises(KeyboardInterrupt):
         group.broadcast(np.ones(1000), 0)
     whole = 8000 + HEADER_BYTES
     assert len(b"".join(iter(lambda: theirs.recv(1 << 16), b""))) == min(sent, whole)
@@ -141,14 +146,57 @@ def test_so_much_of_a_message_goes_out_before_it_is_killed(
     theirs.close()
 
 
+def group_of_two() -> tuple[Group, socket.socket]:
+    """A group of two ranks seen from rank 0, and the socket of rank 1."""
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        ours = socket.create_connection(door.getsockname())
+        theirs, _ = door.accept()
+    connection = Connection(ours, 1, Sealer(b"key", False), Sealer(b"key", False))
+    peers = [Peer(rank, "", 0, "") for rank in range(2)]
+    return Group(0, peers, {1: connection}, Messages({}, 1), 1, Costs(), memory=False), theirs
+
+
+@pytest.mark.parametrize(
+    ("operations", "place"),
+    [
+        ([], "between two collectives"),
+        (["all_reduce", "all_reduce"], "in all_reduce"),
+        (["barrier", "all_reduce"], "in barrier"),
+        (["all_gather", "barrier", "all_reduce"], "in the barrier behind all_gather"),
+        (["agreement"], "in the agreement that ends nothing"),
+        (["broadcast", "agreement", "entry"], "in the agreement that ends broadcast"),
+        (["entry"], "on its way in"),
+    ],
+)
+def test_the_mark_of_a_rank_killed_midway_says_where_that_was(
+    operations: list[str], place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The operations of other threads, and those that are over, do not count."""
+    monkeypatch.setattr(midway.os, "kill", lambda pid, number: None)
+    places: list[str] = []
+    met = Midway()
+    met.die_after(0, lambda where: places.append(where) is None)
+    with observing(met), contextlib.ExitStack() as stack:
+        for name in ("reduce", "agreement"):
+            with operation(name):
+                pass
+        other = threading.Thread(target=operation("scatter").__enter__)
+        other.start()
+        other.join()
+        for name in operations:
+            stack.enter_context(operation(name))
+        met.message_arrives()
+    assert places == [f"{place}, before it received"]
+
+
 def test_a_straggler_stays_slow_in_its_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(inject.time, "sleep", slept.append)
+    monkeypatch.setattr(rank.time, "sleep", slept.append)
     met = injector(tmp_path, Fault("slow", 0, 2, "data", seconds=0.25))
     counts = []
     for step in (1, 2, 3):
         for phase in ("data", "forward"):
-            met.reach(step, phase, 0)  # type: ignore[arg-type]
+            met.phase_begins(step, phase, 0)  # type: ignore[arg-type]
             counts.append(len(slept))
     assert counts == [0, 0, 1, 1, 2, 2]
     assert set(slept) == {0.25}
@@ -175,13 +223,13 @@ def test_a_collective_is_altered_in_its_phase_alone(kind: str, tmp_path: Path, m
 
     monkeypatch.setattr(Axis, "_start", start)
     met = injector(tmp_path, Fault(kind, 0, 2, "reduce"))
-    monkeypatch.setattr(Axis, "alter", met.alter)
     pair = Axis("dp", [0, 1], 0, torch.device("cpu"), None, [Silent()])
-    for step, phase in ((1, "reduce"), (2, "backward"), (2, "reduce"), (2, "zero"), (3, "reduce")):
-        met.reach(step, phase, 0)  # type: ignore[arg-type]
-        pair.alone().all_reduce(torch.ones(3))
-        pair.all_reduce(torch.ones(10))
-        pair.all_reduce(torch.ones(10))
+    with observing(met):
+        for step, phase in ((1, "reduce"), (2, "backward"), (2, "reduce"), (2, "zero"), (3, "reduce")):
+            met.phase_begins(step, phase, 0)  # type: ignore[arg-type]
+            pair.alone().all_reduce(torch.ones(3))
+            pair.all_reduce(torch.ones(10))
+            pair.all_reduce(torch.ones(10))
     assert [size for size in begun if size != 12] == [40] * 4 + {"shape": [20], "missing": []}[kind] + [40] * 5
     assert marks(tmp_path) == ["0.0"]
 
@@ -205,23 +253,21 @@ def test_a_message_is_altered_like_a_collective(
         "frog.comm.axis.Pending", lambda axis, op, size, start, peer=None: begun.append(size) or NOTHING
     )
     met = injector(tmp_path, Fault(kind, 0, 2, "forward"))
-    monkeypatch.setattr(Axis, "alter", met.alter)
     pair = Axis("pp", [0, 1], 0, torch.device("cpu"), None, [Silent()])
-    for step, phase in ((1, "forward"), (2, "data"), (2, "forward"), (2, "backward")):
-        met.reach(step, phase, 0)  # type: ignore[arg-type]
-        begin(pair)
+    with observing(met):
+        for step, phase in ((1, "forward"), (2, "data"), (2, "forward"), (2, "backward")):
+            met.phase_begins(step, phase, 0)  # type: ignore[arg-type]
+            begin(pair)
     assert begun == {"shape": [40, 40, 20, 40], "missing": [40, 40, 40]}[kind]
     assert marks(tmp_path) == ["0.0"]
 
 
 def test_a_fault_that_waits_is_not_met_when_its_phase_has_no_collective(tmp_path: Path) -> None:
     met = injector(tmp_path, Fault("missing", 0, 2, "forward"))
-    met.reach(2, "forward", 0)
-    met.reach(2, "backward", 0)
-    pair = Axis("dp", [0, 1], 0, torch.device("cpu"), None, [Silent()])
-    seen: list[object] = []
-    met.alter(lambda *args: seen.append(args) or NOTHING, (pair, torch.ones(4)), {})
-    assert len(seen) == 1
+    met.phase_begins(2, "forward", 0)
+    met.phase_begins(2, "backward", 0)
+    args = (torch.ones(4),)
+    assert met.collective_begins("all_reduce", 2, args) is args
     assert marks(tmp_path) == []
 
 
@@ -230,7 +276,7 @@ def test_a_gradient_is_spoiled_in_its_backward_pass(tmp_path: Path) -> None:
     met = injector(tmp_path, Fault("nan", 0, 2, "backward"), model=model)
     for step in (1, 2, 3):
         model.zero_grad()
-        met.reach(step, "backward", 0)
+        met.phase_begins(step, "backward", 0)
         model(torch.ones(1, 3)).sum().backward()
         assert model.weight.grad is not None
         assert int(model.weight.grad.isnan().sum()) == (step == 2)
@@ -241,7 +287,7 @@ def test_a_gradient_is_spoiled_in_its_backward_pass(tmp_path: Path) -> None:
 def test_a_gradient_is_spoiled_before_its_reduction(tmp_path: Path) -> None:
     shard = SimpleNamespace(tensor=torch.ones(4))
     met = injector(tmp_path, Fault("nan", 0, 2, "reduce"), gradient_shards=lambda: [shard])
-    met.reach(2, "reduce", 0)
+    met.phase_begins(2, "reduce", 0)
     assert math.isnan(shard.tensor[0])
     assert not shard.tensor[1:].isnan().any()
 
@@ -249,7 +295,7 @@ def test_a_gradient_is_spoiled_before_its_reduction(tmp_path: Path) -> None:
 @pytest.mark.skipif(not FULL_DEVICE.exists(), reason="this system has no device that is always full")
 def test_a_full_disk_is_the_systems_own(tmp_path: Path) -> None:
     met = injector(tmp_path, Fault("disk", 0, 2, "checkpoint"))
-    met.reach(2, "checkpoint", 0)
+    met.phase_begins(2, "checkpoint", 0)
     part = tmp_path / "run" / "checkpoints" / ".step_00000002.a1" / "rank_0.safetensors"
     with open(part, "wb", buffering=0) as file, pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
         file.write(b"weights")
@@ -258,7 +304,7 @@ def test_a_full_disk_is_the_systems_own(tmp_path: Path) -> None:
 def test_closed_connections_are_closed_at_both_ends(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as mine:
         theirs, _ = server.accept()
-        injector(tmp_path, Fault("port", 0, 2, "reduce")).reach(2, "reduce", 0)
+        injector(tmp_path, Fault("port", 0, 2, "reduce")).phase_begins(2, "reduce", 0)
         with theirs:
             theirs.settimeout(5)
             assert theirs.recv(1) == b""
@@ -270,23 +316,30 @@ def test_closed_connections_are_closed_at_both_ends(tmp_path: Path) -> None:
 
 def test_every_kind_has_an_act() -> None:
     """And those that a collective or a checkpoint meets are armed for it."""
-    assert inject._ACTS.keys() == KINDS.keys()
-    armed = {name for name, act in inject._ACTS.items() if act is inject._Injector._arm}
-    assert armed == {name for name, kind in KINDS.items() if kind.alters_collective or kind.checkpoint}
+    assert rank._ACTS.keys() == KINDS.keys()
+    armed = {name for name, act in rank._ACTS.items() if act in (Injector._arm, Injector._await_checkpoint)}
+    assert armed == {name for name, kind in KINDS.items() if kind.alters_collective or kind.damages_checkpoint}
+
+
+def test_an_armed_collective_fault_leaves_the_checkpoint_alone(tmp_path: Path) -> None:
+    met = injector(tmp_path, Fault("missing", 0, 2, "checkpoint"))
+    met.phase_begins(2, "checkpoint", 0)
+    met.phase_ends(2, "checkpoint", 0)
+    assert marks(tmp_path) == []
 
 
 def damaging(folder: Path, kind: str, save: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Save step 2 on rank 0, which meets the fault; return the signals that it sent to itself."""
     sent: list[int] = []
-    monkeypatch.setattr(inject.os, "kill", lambda pid, number: sent.append(number))
+    monkeypatch.setattr(rank.os, "kill", lambda pid, number: sent.append(number))
     met = injector(folder, Fault(kind, 0, 2, "checkpoint"))
-    met._run.config = SimpleNamespace(train=SimpleNamespace(timeout_s=5))  # type: ignore[assignment]
-    met.reach(2, "checkpoint", 0)
-    met.then_damage(save)(2)
+    met.phase_begins(2, "checkpoint", 0)
+    save(2)
+    met.phase_ends(2, "checkpoint", 0)
     return sent
 
 
-@pytest.mark.parametrize("kind", ["corrupt", "torn"])
+@pytest.mark.parametrize("kind", [name for name, kind in KINDS.items() if kind.damages_checkpoint])
 def test_the_damage_is_of_the_new_checkpoint(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An earlier attempt has left one of that step: it stays as it is until the new one takes its place."""
     target = RunFolder(tmp_path / "run").checkpoint(2)
@@ -311,13 +364,14 @@ def test_the_damage_is_of_the_new_checkpoint(kind: str, tmp_path: Path, monkeypa
     sent = damaging(tmp_path, kind, save, monkeypatch)
     swaps[0].join()
     assert sent == [signal.SIGKILL]
-    assert part.read_bytes() == {"corrupt": b"new, and whold", "torn": b"new, an"}[kind]
+    left = part.read_bytes() if part.exists() else None
+    assert left == {"corrupt": b"new, and whold", "torn": b"new, an", "absent": None}[kind]
 
 
 def test_a_cut_that_heals_is_two_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The launcher knows a request by its file: neither may be taken for the other."""
     (tmp_path / "requests").mkdir()
-    monkeypatch.setattr(inject, "launch_dir", lambda: tmp_path)
+    monkeypatch.setattr(rank, "launch_dir", lambda: tmp_path)
     met = injector(tmp_path, Fault("cut", 0, 2, "reduce", for_s=2))
     met._run.world.env = SimpleNamespace(node_rank=1)  # type: ignore[misc]
     granted: list[str] = []
@@ -332,7 +386,7 @@ def test_a_cut_that_heals_is_two_requests(tmp_path: Path, monkeypatch: pytest.Mo
 
     launcher = threading.Thread(target=grant, daemon=True)
     launcher.start()
-    met.reach(2, "reduce", 0)
+    met.phase_begins(2, "reduce", 0)
     assert granted == ["cut"]
     launcher.join(timeout=10)
     assert granted == ["cut", "heal"]
@@ -378,7 +432,7 @@ def test_a_world_ends_and_says_who_failed_first(
     assert "frog diagnose latest" in last
     assert (
         not any(
-            kind in path.name or b"inject" in path.read_bytes()
+            kind in path.name or any(word in path.read_bytes() for word in (b"inject", b"chaos"))
             for path in harness.folder(f"end-{kind}").events.iterdir()
         )
         or kind == "raise"

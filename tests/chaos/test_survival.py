@@ -14,18 +14,18 @@ from run_files import record_json
 
 from frog.chaos.campaign import SurvivalCampaign, choose_kinds
 from frog.chaos.oracle import Oracle, Place
-from frog.chaos.survival import LOSSES, Loss, member_problems, outcome_problems, plan_all_losses, plan_losses
+from frog.chaos.survival import Loss, member_problems, outcome_problems, plan_all_losses, plan_losses
 from frog.chaos.trial import Setting
 from frog.cli import main
 from frog.config.fault_kinds import KINDS
 from frog.config.faults import Fault
 from frog.core.errors import UsageError
-from frog.core.runfile import Record
-from frog.core.runfolder import RunFolder
-from frog.core.vocabulary import PHASES
-from frog.events import RankEvents, RecordedRun
-from frog.events.schema import EndEvent, MembershipEvent, StepEvent
 from frog.launch.nodes import Nodes
+from frog.runs import RankEvents, RecordedRun
+from frog.runs.folder import RunFolder
+from frog.runs.record import Record
+from frog.runs.schema import EndEvent, MembershipEvent, StepEvent
+from frog.runs.vocabulary import PHASES
 
 RECORD = convert(record_json(weights_sha256="w", order_sha256="o", step=3, loss=1.0), Record)
 ORACLE = Oracle(
@@ -35,12 +35,13 @@ ORACLE = Oracle(
     tuple(Place(r, s, p, 0, True, None) for r in range(4) for s in (1, 2, 3) for p in PHASES),
 )
 KILL = Fault("kill", 2, 2, "reduce")
+LOSSES = [name for name, kind in KINDS.items() if kind.survivable]
 
 
 def test_only_losses_are_drawn_and_a_node_only_beside_others() -> None:
     one, two = (choose_kinds(None, Nodes(n, n, 4 // n), n == 2, shrinks=True) for n in (1, 2))
     assert set(two) == set(LOSSES)
-    assert set(two) - set(one) == {"node", "cut"}
+    assert set(two) - set(one) == {name for name in LOSSES if KINDS[name].of_node} != set()
     with pytest.raises(UsageError, match="nan: cannot be in this world"):
         choose_kinds("nan", Nodes(1, 1, 4), network=False, shrinks=True)
     with pytest.raises(UsageError, match="a world of 2"):
@@ -150,8 +151,10 @@ def test_a_single_run_is_told_how_it_is_asked_for(capsys: pytest.CaptureFixture[
     assert "--set comm.on_loss=shrink" in capsys.readouterr().err
 
 
-def test_every_loss_is_a_fault() -> None:
-    assert set(LOSSES) <= set(KINDS)
+def test_kinds_that_others_survive_end_the_rank_or_its_connections() -> None:
+    assert {"raise", "kill", "midway", "stop", "port", "node", "cut"} <= set(LOSSES)
+    assert all(KINDS[name].ends for name in LOSSES)
+    assert not any(KINDS[name].alters_collective or KINDS[name].spoils_gradient for name in LOSSES)
 
 
 @pytest.mark.slow

@@ -28,8 +28,8 @@ from frog.checkpoint.staging import StagedFile, partition
 from frog.comm.local_shard import LocalShard, rectangles, slice_shards
 from frog.core.errors import CheckpointError, RunError
 from frog.core.files import put_in_place, sha256_file
-from frog.core.manifest import FileEntry, Piece, TensorEntry, manifest_hash
-from frog.core.runfolder import RunFolder
+from frog.runs.folder import RunFolder
+from frog.runs.manifest import FileEntry, Piece, TensorEntry, manifest_hash
 
 
 def some_tensors(seed: int = 0) -> dict[str, Tensor]:

@@ -16,8 +16,8 @@ from unittest import mock
 
 import psutil
 
-from frog.comm import forkserver
-from frog.comm.forkserver import ForkedRank, ForkServer, start_fork_server
+from frog.launch.torchrun import forkserver
+from frog.launch.torchrun.forkserver import ForkedRank, ForkServer, start_fork_server
 
 PYTHON = [sys.executable, "-u"]
 LOOK = str(Path(__file__).with_name("fork_look.py"))
@@ -89,9 +89,12 @@ def interrupted(server: ForkServer, folder: Path) -> list[int]:
 
 def without_server(server: ForkServer, folder: Path) -> dict[str, Any]:
     """A rank that is there when its server is killed, and one that is asked for afterwards."""
-    (folder / "sleep.py").write_text("import time; time.sleep(600)")
+    begun = folder / "begun.txt"
+    (folder / "sleep.py").write_text(f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(600)")
     rank = server.fork([*PYTHON, str(folder / "sleep.py")], ENV)
     assert rank is not None
+    while not begun.exists():  # a rank whose server is killed before it has begun ends itself
+        time.sleep(0.01)
     for child in psutil.Process().children():
         if child.pid != rank.pid:
             child.kill()

@@ -18,6 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from frog.comm import join_world
+from frog.comm.backend import all_gather_single, reduce_scatter_single
 from frog.core.env import world_env
 from frog.core.processes import leave
 
@@ -39,12 +40,12 @@ def collectives(rank: int, size: int) -> None:
         dist.all_gather(parts, rows[rank])
         assert all(map(torch.equal, parts, rows)), "all_gather"
         whole = torch.empty(size * length, dtype=dtype)
-        dist.all_gather_single(whole, rows[rank])
+        all_gather_single(whole, rows[rank])
         assert torch.equal(whole, torch.cat(rows)), "all_gather_single"
         if dtype != torch.bool:
             total = torch.stack(rows).sum(0).to(dtype)
             out = torch.empty_like(x)
-            dist.reduce_scatter_single(out, rows[rank].repeat(size))
+            reduce_scatter_single(out, rows[rank].repeat(size))
             assert torch.equal(out, total), "reduce_scatter_single"
             dist.reduce_scatter(out, [rows[rank]] * size)
             assert torch.equal(out, total), "reduce_scatter"

@@ -13,8 +13,9 @@ import pytest
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
-from frog.comm import torchrun
 from frog.core.env import MAY_MEET, SURVIVES
+from frog.launch.torchrun import agent as torchrun
+from frog.launch.torchrun import elastic
 
 TORCHS = RunResult(state=WorkerState.FAILED)
 """What torch says, if it is asked."""
@@ -48,7 +49,6 @@ def make_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeAgent:
             _running_local_ranks=set(range(len(codes))),
             error_files=places, envs=places, stdouts=places, stderrs=places, entrypoint="python",
         )  # fmt: skip
-        agent._pcontext.pids = lambda: {n: own.proc.pid for n, own in agent._pcontext.subprocess_handlers.items()}
         return agent
 
     return make
@@ -73,13 +73,15 @@ def start(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Who is started in place of lost ones; an OSError in it is raised."""
     found: list[Any] = [SimpleNamespace(proc=SimpleNamespace(pid=2**22 + 10, poll=lambda: None))]
 
-    def handler(**told: Any) -> Any:
+    def handler(
+        *, entrypoint: Any, args: Any, env: Any, stdout: Any, stderr: Any, local_rank_id: int, numa_options: Any
+    ) -> Any:
         if isinstance(found[0], OSError):
             raise found[0]
         return found[0]
 
     monkeypatch.setenv("FROG_REPLACE", "1")
-    monkeypatch.setattr(torchrun.multiprocessing_api, "get_subprocess_handler", handler)
+    monkeypatch.setattr(elastic.processes, "get_subprocess_handler", handler)
     return found
 
 

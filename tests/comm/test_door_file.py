@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from frog.collectives.errors import CollectiveError
-from frog.collectives.rendezvous import Peer
-from frog.comm import membership
-from frog.comm.membership import Membership, join_membership
+from frog.comm.collectives.errors import CollectiveError
+from frog.comm.collectives.rendezvous import Peer
+from frog.comm.elastic import membership
+from frog.comm.elastic.membership import Membership, join_membership
 from frog.core.env import world_env
 from frog.core.errors import RunError
-from frog.core.runfolder import RunFolder
+from frog.runs.folder import RunFolder
 from frog.train.start import admit_others
 
 GOOD = {"format": 1, "identity": 0, "host": "127.0.0.1", "port": 9, "secret": "ab"}

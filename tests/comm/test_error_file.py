@@ -12,7 +12,7 @@ from frog.comm.error_file import leave_error, read_error
 from frog.core.errors import CommError, report_error
 from frog.core.facts import ErrorFacts
 from frog.core.schema import convert
-from frog.events.schema import ReportedError
+from frog.runs.schema import ReportedError
 
 
 def test_an_agent_reads_what_its_rank_knew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from harness import Harness, run_to_end, set_words
 
 from frog.core.ports import free_port
 from frog.core.processes import NOT_MET
-from frog.events.schema import StartEvent
+from frog.runs.schema import StartEvent
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +37,7 @@ def test_a_rank_whose_peers_never_come_gives_up_at_its_deadline(harness: Harness
 def test_two_first_nodes_on_one_port_are_told_in_words(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         place = ["--node-rank=0", "--master-addr=127.0.0.1", f"--master-port={taken.getsockname()[1]}"]
-        agent = [sys.executable, "-m", "frog.comm.torchrun", str(tmp_path / "reports"), "--nnodes=2", *place]
+        agent = [sys.executable, "-m", "frog.launch.torchrun.agent", str(tmp_path / "reports"), "--nnodes=2", *place]
         done = subprocess.run([*agent, "program.py"], capture_output=True, text=True, timeout=120)
     assert done.returncode == NOT_MET, done.stderr
     assert "the nodes did not come together: DistNetwork: " in done.stderr

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from harness import Harness
 
-from frog.events import read_run
-from frog.events.schema import CollectiveEvent
+from frog.runs import read_run
+from frog.runs.schema import CollectiveEvent
 
 WORKER = str(Path(__file__).parent / "process_group_worker.py")
 

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from frog.config import RunConfig, from_dict, load_model_config, load_run_config, to_dict
 from frog.config.load import override_dict
+from frog.config.optimizers import OPTIMIZERS
 from frog.core.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -48,6 +50,34 @@ def test_defaults_and_overrides(run_file: Path) -> None:
     assert load_run_config(run_file, ["name=2026"]).name == "2026"
     assert config.model.num_key_value_heads == 4  # as Hugging Face: absent means as many as heads
     assert load_run_config(run_file, ["optimizer.learning_rate=1"]).optimizer.learning_rate == 1.0
+
+
+@pytest.mark.parametrize("cut", ["strategy.name='zero1'", "strategy.name='zero3'", "strategy.tp=2"])
+def test_an_optimizer_of_whole_matrices_refuses_strategies_that_cut_them(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch, cut: str
+) -> None:
+    whole = replace(OPTIMIZERS["sgd"], needs_whole_matrices=True)
+    monkeypatch.setitem(OPTIMIZERS, "whole", whole)
+    message = problems_of(run_file, "optimizer.name=whole", cut.replace("'", ""))
+    assert f"optimizer.name='whole' with {cut}: this optimizer needs whole matrices" in message
+    assert "set strategy.name to 'ddp' or 'diloco' and strategy.tp to 1, or optimizer.name to 'adamw'" in message
+    for strategy in ("name=ddp", "pp=2", "cp=2"):
+        load_run_config(run_file, ["optimizer.name=whole", f"strategy.{strategy}"])
+
+
+def test_experts_in_a_llama_are_refused_with_the_setting_that_allows_them() -> None:
+    demo = ROOT / "config" / "demo.toml"
+    assert "add --set model.model_type=mixtral" in problems_of(demo, "model.num_local_experts=4")
+    config = load_run_config(demo, ["model.num_local_experts=4", "model.model_type=mixtral"])
+    assert config.model.num_local_experts == 4
+
+
+def test_qk_norm_needs_a_model_type_that_has_it() -> None:
+    demo = ROOT / "config" / "demo.toml"
+    assert "add --set model.model_type=qwen3" in problems_of(demo, "model.qk_norm=true")
+    assert load_run_config(demo, ["model.model_type=qwen3"]).model.qk_norm
+    both = problems_of(demo, "model.model_type=qwen3", "model.num_local_experts=4")
+    assert "qk_norm=true with num_local_experts=4" in both
 
 
 def test_all_mistakes_are_told_at_once_with_the_nearest_name(run_file: Path) -> None:

@@ -18,7 +18,7 @@ from frog.config.deepspeed import deepspeed_path, fill_deepspeed, read_deepspeed
 from frog.config.strategies import DATA_STRATEGIES
 from frog.core.env import world_env
 from frog.core.errors import ConfigError, UsageError
-from frog.parallel.deepspeed import DeepSpeed, import_deepspeed
+from frog.parallel.torch_impl.deepspeed import DeepSpeed, import_deepspeed
 from frog.prove.matrix import SMALL_MODEL
 
 CONFIG = Path(__file__).parents[2] / "config"

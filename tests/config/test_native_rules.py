@@ -58,6 +58,16 @@ def test_torchs_zero_bubble_wants_whole_rounds() -> None:
     assert problems(5, **{**strategy, "implementation": "frog"}) == []
 
 
+@pytest.mark.parametrize("old", ["2.9.1", "2.10.0a0+b4e4ee8", "2.12.0+cpu"])
+def test_zero_bubble_by_torch_before_2_13_is_refused(old: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("frog.config.strategy.version", lambda package: old)
+    strategy = {"implementation": "torch", "pp": 2, "schedule": "zero_bubble"}
+    (problem,) = problems(4, **strategy)
+    assert f"torch {old} cannot cut our model's backward pass in two; use torch 2.13 or later" in problem
+    assert problems(4, **{**strategy, "implementation": "frog"}) == []
+    assert problems(4, **{**strategy, "schedule": "1f1b"}) == []
+
+
 def test_torchs_pipeline_passes_no_routers_loss() -> None:
     mixture = replace(MODEL, num_local_experts=4)
     (problem,) = problems(model=mixture, implementation="torch", pp=2)

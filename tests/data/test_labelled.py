@@ -12,7 +12,7 @@ import torch
 from mutations import table_held_to_its_schema
 from tokenizers import Tokenizer
 
-from frog.config.finetune import NO_LABEL
+from frog.config.model import IGNORED_LABEL
 from frog.core.errors import DataError, ShapeError
 from frog.data.files import read_corpus
 from frog.data.labelled import Example, LabelledSet, read_labelled
@@ -195,10 +195,10 @@ def test_a_part_that_is_none(heldout: float) -> None:
 def test_a_class_is_the_label_of_the_last_token(tokenizer: Tokenizer) -> None:
     row = class_row(TEXTS[0], 1, tokenizer, 64)
     assert row.tokens == tokenizer.encode(TEXTS[0]).ids
-    assert row.labels == [NO_LABEL] * (len(row.tokens) - 1) + [1]
+    assert row.labels == [IGNORED_LABEL] * (len(row.tokens) - 1) + [1]
     assert row.num_labels == 1
     short = class_row(TEXTS[0], 1, tokenizer, 3)
-    assert (short.tokens, short.labels) == (row.tokens[:3], [NO_LABEL, NO_LABEL, 1])
+    assert (short.tokens, short.labels) == (row.tokens[:3], [IGNORED_LABEL, IGNORED_LABEL, 1])
     assert short.num_cut == len(row.tokens) - 3
 
 
@@ -206,7 +206,7 @@ def test_a_completion_is_learned_and_its_prompt_is_not(tokenizer: Tokenizer) -> 
     before, after = tokenizer.encode(TEXTS[0]).ids, tokenizer.encode(" and sang").ids
     row = completion_row(TEXTS[0], " and sang", tokenizer, 64)
     assert row.tokens == [*before, *after]
-    assert row.labels == [NO_LABEL] * (len(before) - 1) + [*after, END_OF_DOCUMENT_ID]
+    assert row.labels == [IGNORED_LABEL] * (len(before) - 1) + [*after, END_OF_DOCUMENT_ID]
     assert len(row.tokens) == len(row.labels)
     assert completion_row("", " and sang", tokenizer, 64).tokens == [END_OF_DOCUMENT_ID, *after]
 
@@ -216,21 +216,21 @@ def test_what_is_too_long_loses_the_beginning_of_its_prompt(tokenizer: Tokenizer
     length = len(after) + 2
     row = completion_row(TEXTS[0], " and sang", tokenizer, length)
     assert row.tokens == [*before[-2:], *after]
-    assert row.labels == [NO_LABEL, *after, END_OF_DOCUMENT_ID]
+    assert row.labels == [IGNORED_LABEL, *after, END_OF_DOCUMENT_ID]
     assert row.num_cut == len(before) - 2
     tight = completion_row(TEXTS[0], " and sang", tokenizer, 2)
     assert len(tight.tokens) == len(tight.labels) == tight.num_labels == 2
 
 
 def test_padding(tokenizer: Tokenizer) -> None:
-    tokens, labels = pad([Row([1, 2, 3], [NO_LABEL, 4, 5]), Row([6], [7])])
+    tokens, labels = pad([Row([1, 2, 3], [IGNORED_LABEL, 4, 5]), Row([6], [7])])
     assert tokens.tolist() == [[1, 2, 3], [6, END_OF_DOCUMENT_ID, END_OF_DOCUMENT_ID]]
-    assert labels.tolist() == [[NO_LABEL, 4, 5], [7, NO_LABEL, NO_LABEL]]
+    assert labels.tolist() == [[IGNORED_LABEL, 4, 5], [7, IGNORED_LABEL, IGNORED_LABEL]]
 
 
 # ---- batches -----------------------------------------------------------------------------------------------------
 
-ROWS = [Row([n + 1] * (1 + n % 5), [NO_LABEL if i % 2 else n for i in range(1 + n % 5)]) for n in range(13)]
+ROWS = [Row([n + 1] * (1 + n % 5), [IGNORED_LABEL if i % 2 else n for i in range(1 + n % 5)]) for n in range(13)]
 
 
 def batches(dp_rank: int = 0, dp_size: int = 1, grad_accum: int = 1, size: int = 8) -> LabelledBatches:
@@ -258,9 +258,9 @@ def test_ranks_and_micro_batches_share_the_batch_out(dp_size: int, grad_accum: i
         parts = [spread[rank][step] for rank in range(dp_size)]
         assert [i for part in parts for i in part.ids_N.tolist()] == batch.ids_N.tolist()
         assert torch.equal(torch.cat([part.tokens_ABT.flatten(0, 1) for part in parts]), batch.tokens_ABT[0])
-        num_labels = (batch.labels_ABT != NO_LABEL).sum().item()
+        num_labels = (batch.labels_ABT != IGNORED_LABEL).sum().item()
         for part in parts:
-            counts = (part.labels_ABT != NO_LABEL).sum(dim=(1, 2)).tolist()
+            counts = (part.labels_ABT != IGNORED_LABEL).sum(dim=(1, 2)).tolist()
             assert part.loss_weight_A == pytest.approx([count * dp_size / num_labels for count in counts], rel=1e-12)
         assert sum(sum(part.loss_weight_A) for part in parts) / dp_size == pytest.approx(1.0)
     # Five rows are left for the last batch: cut into four and more, some micro-batch is filling alone.
@@ -275,7 +275,7 @@ def test_rows_are_padded_to_few_lengths() -> None:
 
 
 def test_a_batch_that_does_not_divide() -> None:
-    with pytest.raises(ShapeError, match=r"8 texts is not a multiple of 3 dp ranks x grad_accum 1 = 3"):
+    with pytest.raises(ShapeError, match=r"global_batch_size=8 is not a multiple of dp 3 x train.grad_accum 1 = 3"):
         batches(dp_size=3)
 
 

@@ -14,10 +14,10 @@ from run_files import record_json, run_json
 from frog.core.errors import CommError, RunError, report_error
 from frog.core.facts import Cause, Damage, ErrorFacts
 from frog.core.files import sha256_file, write_json
-from frog.core.manifest import Manifest, manifest_hash
-from frog.core.runfolder import RunFolder
-from frog.events import EventWriter
-from frog.events.launcher_schema import LAUNCHER_FIELDS
+from frog.runs import EventWriter
+from frog.runs.folder import RunFolder
+from frog.runs.launcher_schema import LAUNCHER_FIELDS
+from frog.runs.manifest import Manifest, manifest_hash
 
 UNIX_NS = 1_750_000_000_000_000_000
 """Minus the monotonic clock."""

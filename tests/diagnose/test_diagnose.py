@@ -11,19 +11,20 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from failed_run import GRADIENT, SAMPLES, SCORE, UNIX_NS, FailedRun, lost
 from run_files import run_json
 
 from frog.core.errors import CheckpointError, ConfigError, FrogError, NonFiniteError
-from frog.core.facts import Damage, ErrorFacts, NotFinite
+from frog.core.facts import Damage, DamageCause, ErrorFacts, NotFinite
 from frog.core.files import write_json
-from frog.core.runfolder import RunFolder
 from frog.diagnose.diagnosis import Diagnosis, clock, letter
 from frog.diagnose.rules import diagnose
-from frog.events.run import is_under_way, read_run
-from frog.events.schema import CollectiveEvent
+from frog.runs.folder import RunFolder
+from frog.runs.run import is_under_way, read_run
+from frog.runs.schema import CollectiveEvent
 
 
 @pytest.fixture
@@ -503,7 +504,7 @@ def test_a_node_that_went_before_its_first_event(tmp_path: Path) -> None:
     run.tell("node", run.ranks[1].now_ns + 100_000_000, node=0, host="node0", code=-9)
     result = found(run)
     assert (*place(result), result.node_rank) == ("node", 0, None, None, 0)
-    assert "went before its first step, and ranks 0 and 1 with it" in result.finding
+    assert "was lost before its first step, and ranks 0 and 1 with it" in result.finding
 
 
 def test_a_node_that_was_ended_with_the_rest_is_not_the_fault(tmp_path: Path) -> None:
@@ -601,7 +602,7 @@ def test_a_world_that_never_met(tmp_path: Path) -> None:
     run.tell("end", code=1)
     result = diagnose(run.folder)
     assert result.fault == "start"
-    assert any("0 of 2 nodes met" in line for line in result.evidence)
+    assert any("0 of 2 nodes joined the rendezvous" in line for line in result.evidence)
 
 
 # ---- stragglers ------------------------------------------------------------------------------------------------------
@@ -664,11 +665,13 @@ def test_stages_of_a_pipeline_have_different_work(tmp_path: Path) -> None:
 # ---- checkpoints -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["corrupt", "torn"])
+@pytest.mark.parametrize("kind", get_args(DamageCause))
 def test_damaged_checkpoint_of_a_rank_that_died_over_it(run: FailedRun, kind: str) -> None:
     path = run.save(4) / "rank_2.safetensors"
     data = path.read_bytes()
-    path.write_bytes(data[:-1] + b"\0" if kind == "corrupt" else data[:50])
+    path.unlink()
+    if kind != "absent":
+        path.write_bytes(data[:-1] + b"\0" if kind == "corrupt" else data[:50])
     run.enter(2, 4, "checkpoint")
     run.lose(*OTHERS)
     run.exit(2, -9)
@@ -686,7 +689,7 @@ def test_damaged_checkpoint_of_before(run: FailedRun) -> None:
     result = found(run)
     assert place(result) == ("kill", 2, 5, "forward")
     (beside,) = result.also
-    assert place(beside) == ("torn", 1, 2, "checkpoint")
+    assert place(beside) == ("absent", 1, 2, "checkpoint")
 
 
 def test_a_fine_tuning_is_resumed_as_one(run: FailedRun) -> None:
@@ -751,7 +754,7 @@ def test_recovered(run: FailedRun) -> None:
     result = found(run, 0)
     assert place(result) == ("kill", 2, 5, "forward")
     assert (result.outcome, result.collective) == ("recovered", "all_reduce of 4012 bytes over dp")
-    assert "started again from step 4 with 4 ranks, and completed" in result.finding
+    assert "the run restarted from step 4 with 4 ranks and completed" in result.finding
 
 
 @pytest.mark.parametrize(
@@ -769,7 +772,7 @@ def test_where_a_rank_was_when_only_events_are_left(tmp_path: Path, done: str, e
     run.exit(2, -9)
     result = found(run)
     assert place(result) == ("kill", 2, *expected)
-    assert any("next comes" in line for line in result.evidence)
+    assert any("next would be" in line for line in result.evidence)
 
 
 @pytest.mark.parametrize(("score", "save", "expected"), [(False, False, "evaluate"), (True, False, "checkpoint")])
@@ -882,7 +885,7 @@ def test_ctrl_c_twice_is_no_lost_node(run: FailedRun, code: int, saved: bool) ->
     run.tell("node", run.ranks[2].now_ns + 100_000_000, node=0, host="node0", code=-9)
     result = found(run, code)
     assert (result.fault, result.outcome, result.step, result.certain) == ("interrupted", "interrupted", 4, True)
-    assert "the launcher killed what had not left" in result.finding
+    assert "the launcher killed the ranks that had not exited yet" in result.finding
     assert ("step 4" in result.finding) == saved
 
 
@@ -985,6 +988,6 @@ def test_of_thousands_of_starts_the_first_and_the_last_are_shown() -> None:
     assert len(letter("run", shown)) < 64 << 10
     assert len(json.dumps(shown.as_json(), indent=2)) < 64 << 10
     assert (shown.also[0].finding, shown.also[-1].finding) == ("start 0", "start 4999")
-    assert shown.evidence[-1] == "... and 4940 lines more"
+    assert shown.evidence[-1] == "... and 4940 more lines"
     few = Diagnosis("kill", "the last", evidence=lines[:3], also=also[:2])
     assert few.shortened().evidence == few.evidence

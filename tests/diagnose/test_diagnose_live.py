@@ -11,7 +11,7 @@ import pytest
 from harness import Harness, kill_tree, run_to_end, wait_until
 
 from frog.diagnose.rules import diagnose
-from frog.events.heartbeat import read_heartbeat
+from frog.runs.heartbeat import read_heartbeat
 
 NAME = "live-diagnosis"
 

@@ -9,8 +9,8 @@ from failed_run import MS, FailedRun
 
 from frog.diagnose.diagnosis import Diagnosis, letter
 from frog.diagnose.rules import diagnose
-from frog.events.changes import find_changes, identities_of
-from frog.events.run import read_run
+from frog.runs.changes import find_changes, identities_of
+from frog.runs.run import read_run
 
 
 @pytest.fixture
@@ -54,11 +54,11 @@ def test_two_are_lost_and_one_comes(run: FailedRun) -> None:
     found = ended(run)
     assert place(found) == ("kill", 0, 4, "reduce")
     assert found.finding == (
-        "rank 0 was killed by SIGKILL in step 4, reduce; the other 2 went on after step 3, 0.20 s after they "
-        "had learnt of it; the run completed"
+        "rank 0 was killed by SIGKILL in step 4, reduce; the other 2 ranks continued after step 3, 0.20 s "
+        "after detecting the loss; the run completed"
     )
     assert (found.outcome, found.certain) == ("recovered", True)
-    assert any("rank 4    joined after step 5: 3 ranks since" in line for line in found.evidence)
+    assert any("rank 4    joined after step 5: 3 ranks from there on" in line for line in found.evidence)
     assert [place(other) for other in found.also] == [("kill", 2, 3, "backward")]
     changes = find_changes(read_run(run.folder).attempts)
     assert [(change.lost, change.joined, change.members) for change in changes] == [
@@ -78,7 +78,7 @@ def test_a_rank_that_has_moved_up_goes_by_its_number_for_life(run: FailedRun) ->
     run.complete()
     found = ended(run)
     assert place(found) == ("crash", 3, 3, "forward")
-    assert any("rank 3, by its number for life, was rank 2 then" in line for line in found.evidence)
+    assert any("rank 3 (its permanent number) was rank 2 then" in line for line in found.evidence)
 
 
 @pytest.mark.parametrize("who", ["others", "watchdog"])
@@ -144,7 +144,7 @@ def test_ranks_that_went_with_their_node_are_told_from_those_that_ended_without_
     found = ended(run)
     (other,) = found.also
     assert (place(other), place(found)) == (("node", 2, 3, "backward"), ("node", 3, 3, "reduce"))
-    assert "went with its node, node1, in step 3, reduce; the other 2 went on" in found.finding
+    assert "was lost with its node, node1, in step 3, reduce; the other 2 ranks continued" in found.finding
     assert found.certain
 
 
@@ -181,7 +181,7 @@ def test_all_are_lost_in_the_end(run: FailedRun) -> None:
     found = ended(run, 1)
     assert place(found) == ("kill", 1, 3, "forward")
     assert found.outcome == "failed"
-    assert any("rank 2 is 3" in line for line in found.evidence)
+    assert any("rank 2 is member 3" in line for line in found.evidence)
     assert [place(other) for other in found.also] == [("kill", 2, 3, "backward")]
 
 
@@ -249,5 +249,5 @@ def test_who_has_not_come_in_is_told_by_the_identity_of_the_lost_one(run: Failed
     run.steps(3, 8)
     run.complete()
     found = ended(run)
-    assert any("rank 4    joined in the place of rank 2" in line for line in found.evidence)
-    assert any("was started in the place of rank 4, and has not come in" in line for line in found.evidence)
+    assert any("rank 4    joined to replace rank 2" in line for line in found.evidence)
+    assert any("was started to replace rank 4, but has not joined" in line for line in found.evidence)

@@ -34,7 +34,7 @@ from promises import MOST_OUTPUT, check_kept, check_output, hear, is_allowed, ru
 from sandbox import Sandbox
 
 from frog.core.errors import FrogError
-from frog.course import drill
+from frog.learn import drill
 
 HANG_S = 20
 """Of the processor: the machine may be busy with others."""
@@ -240,7 +240,14 @@ def _import_all() -> None:
 
     The parser of all commands is made once, and a drill's run is left out: they take longer than most cases.
     """
-    for name in ("frog.cli", "frog.train.commands", "frog.finetune.commands", "sympy", "torch._dynamo", "tokenizers"):
+    for name in (
+        "frog.cli",
+        "frog.train.commands",
+        "frog.train.finetune.commands",
+        "sympy",
+        "torch._dynamo",
+        "tokenizers",
+    ):
         importlib.import_module(name)
     cli = sys.modules["frog.cli"]
     cli._parser = functools.cache(cli._parser)  # type: ignore[attr-defined]

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from frog.collectives.cost import Costs
+from frog.comm.collectives.cost import Costs
 from frog.core.files import write_json
 from frog.core.units import time_text
-from frog.course.progress import (
+from frog.learn.grader.verdict import Verdict
+from frog.learn.progress import (
     DrillResult,
     Progress,
     QuizResult,
@@ -25,8 +26,7 @@ from frog.course.progress import (
     with_quiz,
     with_verdict,
 )
-from frog.gauge.buffers import write_buffer
-from frog.grader.verdict import Verdict
+from frog.peers.buffers import write_buffer
 
 ROOT = Path(__file__).parents[2]
 
@@ -95,16 +95,16 @@ def _write_texts(folder: Path) -> None:
     (folder / "corpus/four.jsonl").write_text(rows)
     (folder / "labelled.jsonl").write_text(rows)
     (folder / "reports").mkdir()
-    shutil.copytree(ROOT / "src/frog/course/labs/lab1/01_shift_labels", folder / "labs/lab1/01_shift_labels")
+    shutil.copytree(ROOT / "labs/lab1/01_shift_labels", folder / "labs/lab1/01_shift_labels")
     run_file = (folder / "config/demo.toml").read_text().partition("[train]")[0].replace("python-docs", "tiny")
     (folder / "config/small.toml").write_text(
         run_file.replace("sequence_length = 64", "sequence_length = 16")
         + "[train]\nsteps = 2\nglobal_batch_size = 2\n[eval]\ntokens = 64\nsample_tokens = 4\n"
     )
-    shutil.copytree(ROOT / "tests/jobfile/right", folder / "jobs")
+    shutil.copytree(ROOT / "tests/cluster/jobfile/right", folder / "jobs")
     (folder / "jobs/first_node.sbatch").write_text(_FIRST_NODE)
-    shutil.copytree(ROOT / "src/frog/demo/sessions", folder / "sessions")
-    shutil.copy(ROOT / "src/frog/course/labs/lab1/quiz.toml", folder / "labs/lab1/quiz.toml")
+    shutil.copytree(ROOT / "src/frog/learn/demo/sessions", folder / "sessions")
+    shutil.copy(ROOT / "labs/lab1/quiz.toml", folder / "labs/lab1/quiz.toml")
     _write_clusters(folder / "clusters")
     (folder / ".venv/bin").mkdir(parents=True)
     (folder / ".venv/bin/python").write_text("#!/bin/true\n")

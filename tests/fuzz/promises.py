@@ -76,7 +76,7 @@ _OF_AN_ATTEMPT = ("attempt.json", "train.log", "rank_0.jsonl", "heartbeats/rank_
 def _is_progress(file: Path | bytes) -> bool:
     from frog.core.errors import FrogError
     from frog.core.schema import decode, read_typed
-    from frog.course.progress import Progress
+    from frog.learn.progress import Progress
 
     try:
         read_typed(file, Progress) if isinstance(file, Path) else decode(file, Progress, "")

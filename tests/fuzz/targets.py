@@ -56,14 +56,14 @@ def _faults(path: Path, text: str) -> None:
 
 
 def _manifest(path: Path, text: str) -> None:
-    from frog.kubernetes.manifest import read_manifest
+    from frog.cluster.kubernetes.manifest import read_manifest
 
     read_manifest(path)
 
 
 def _trace(path: Path, text: str) -> None:
-    from frog.core.runfolder import RunFolder
     from frog.profile.numbers import read_profile
+    from frog.runs.folder import RunFolder
 
     read_profile(RunFolder(Path("runs/profiled")))
 
@@ -82,9 +82,9 @@ def _deepspeed(path: Path, text: str) -> None:
 
 def _slurm_words(path: Path, text: str) -> None:
     """The emulator's notations, with hostile text in the place of each option's value."""
-    from frog.jobfile.options import SBATCH
-    from frog.slurm.emulator import notation, options
-    from frog.slurm.emulator.sbatch import make_request, parse_dependency
+    from frog.cluster.emulator import notation, options
+    from frog.cluster.emulator.sbatch import make_request, parse_dependency
+    from frog.cluster.jobfile.options import SBATCH
 
     readers: tuple[Callable[[], Any], ...] = (
         lambda: notation.expand_hosts(text), lambda: notation.parse_array(text), lambda: notation.parse_signal(text),
@@ -104,9 +104,9 @@ def _slurm_words(path: Path, text: str) -> None:
 def _notations(path: Path, text: str) -> None:
     """Texts that options of `frog` take."""
     from frog.config.finetune import parse_lora
-    from frog.course.quantity import parse_quantity
     from frog.launch.network.link import parse_network
     from frog.launch.nodes import parse_nodes
+    from frog.learn.quantity import parse_quantity
     from frog.view.logs import parse_since
 
     readers: tuple[Callable[[], Any], ...] = (
@@ -123,7 +123,7 @@ def _notations(path: Path, text: str) -> None:
 
 def _costs(path: Path, text: str) -> None:
     """What `frog collectives tune` keeps."""
-    from frog.collectives.cost import kept
+    from frog.comm.collectives.cost import kept
 
     with mock.patch.dict(os.environ, {"FROG_CACHE_DIR": str(path.parent)}):
         kept()
@@ -131,7 +131,7 @@ def _costs(path: Path, text: str) -> None:
 
 def _peer_result(path: Path, text: str) -> None:
     """What a program under `frog collectives check` leaves as its result."""
-    from frog.gauge.buffers import read_buffer
+    from frog.peers.buffers import read_buffer
 
     read_buffer(path, "int64", 7)
 
@@ -140,8 +140,8 @@ def _door(path: Path, text: str) -> None:
     """Nobody is behind it."""
     import torch
 
-    from frog.collectives.errors import CollectiveError
-    from frog.comm.membership import join_membership
+    from frog.comm.collectives.errors import CollectiveError
+    from frog.comm.elastic.membership import join_membership
     from frog.core.env import world_env
 
     with contextlib.suppress(CollectiveError, FileNotFoundError):
@@ -149,13 +149,13 @@ def _door(path: Path, text: str) -> None:
 
 
 def _exercise(path: Path, text: str) -> None:
-    from frog.grader.exercise import find_exercises
+    from frog.learn.grader.exercise import find_exercises
 
     find_exercises(Path("labs"))
 
 
 def _cluster(path: Path, text: str) -> None:
-    from frog.slurm import cluster_file
+    from frog.cluster.slurm import cluster_file
 
     if not path.exists():  # there is no cluster then
         return
@@ -165,14 +165,14 @@ def _cluster(path: Path, text: str) -> None:
 
 def _session(path: Path, text: str) -> None:
     from frog.core.schema import convert, read_toml
-    from frog.demo.session import Session
+    from frog.learn.demo.session import Session
 
     if path.exists():  # it is shipped
         convert(read_toml(path), Session, str(path))
 
 
 def _questions(path: Path, text: str) -> None:
-    from frog.course.quiz.pool import read_pools
+    from frog.learn.quiz.pool import read_pools
 
     read_pools(Path("labs"))
 

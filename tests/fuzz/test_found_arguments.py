@@ -24,7 +24,6 @@ CLUSTER = {
     ("words", "said"),
     [
         (("schedule", "--stages", "2", "--micro-batches", "2147483648"), "more than 100,000 passes"),
-        (("schedule", "--send-time", "inf"), "between 0 and 1e9"),
         (("join", "one", "--timeout", "nan"), "between 0 and 86400 s"),
         (("collectives", "bench", "--nodes", ""), "not of the form"),
         (("slurm", "status", "--folder", "."), "$.site.ports: found 1, expected"),

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from run_files import beat
 
-from frog.core.runfolder import RunFolder
-from frog.events.heartbeat import keep_heartbeats
 from frog.launch.watch import find_hangs
+from frog.runs.folder import RunFolder
+from frog.runs.heartbeat import keep_heartbeats
 
 S = 1_000_000_000
 

@@ -12,10 +12,16 @@ from peft import PeftModel
 from safetensors import safe_open
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import LlamaConfig, LlamaForSequenceClassification
+from transformers import (
+    AutoModelForSequenceClassification,
+    LlamaConfig,
+    LlamaForSequenceClassification,
+    MixtralForSequenceClassification,
+)
 
 from frog.config import ModelConfig
-from frog.config.finetune import NO_LABEL, LoraConfig
+from frog.config.finetune import LoraConfig
+from frog.config.model import IGNORED_LABEL
 from frog.core.errors import ConfigError
 from frog.model import TinyTransformer
 from frog.model.adapter import WEIGHTS_FILE, load_adapter, save_adapter
@@ -45,7 +51,7 @@ def batch() -> tuple[Tensor, Tensor]:
 
 
 def labels_of(last_B: Tensor) -> Tensor:
-    labels = torch.full((4, 20), NO_LABEL)
+    labels = torch.full((4, 20), IGNORED_LABEL)
     labels[torch.arange(4), last_B] = CLASSES
     return labels
 
@@ -135,6 +141,24 @@ def test_a_merged_classifier_for_transformers(ours: Classifier, tmp_path: Path) 
     assert theirs.config.id2label == {0: "a", 1: "b", 2: "c"}
 
 
+def test_a_mixture_of_experts_is_saved_as_mixtral(tmp_path: Path) -> None:
+    config = ModelConfig(97, 48, 40, 2, 4, 2, 24, num_local_experts=4, tie_word_embeddings=False)
+    torch.manual_seed(3)
+    ours = Classifier(config, 3)
+    with torch.no_grad():
+        for name, parameter in ours.named_parameters():
+            parameter.normal_(1.0 if "norm" in name else 0.0, 0.3)
+    save_hf_classifier(ours, tmp_path / "out", None, ["a", "b", "c"])
+    theirs, info = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert type(theirs) is MixtralForSequenceClassification
+    assert theirs.config.architectures == ["MixtralForSequenceClassification"]
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    tokens, last = batch()
+    with torch.no_grad():
+        assert_close(theirs.eval()(input_ids=tokens).logits, ours.classify(tokens, last))
+
+
 def test_padding_changes_nothing(ours: Classifier) -> None:
     tokens, last = batch()
     with torch.no_grad():
@@ -164,7 +188,7 @@ def test_labelled_loss_is_cross_entropy(kept: str) -> None:
     w = torch.randn(29, 16, generator=generator, requires_grad=True)
     labels = torch.randint(0, 29, (3, 11), generator=generator)
     if kept == "some":
-        labels[torch.rand(3, 11, generator=generator) < 0.6] = NO_LABEL
+        labels[torch.rand(3, 11, generator=generator) < 0.6] = IGNORED_LABEL
     loss = labelled_loss(x, w, labels)
     loss.backward()
     found = (x.grad, w.grad)
@@ -177,7 +201,7 @@ def test_labelled_loss_is_cross_entropy(kept: str) -> None:
 
 def test_no_label_at_all_is_no_gradient() -> None:
     x, w = torch.randn(2, 5, 8, requires_grad=True), torch.randn(9, 8, requires_grad=True)
-    loss = labelled_loss(x, w, torch.full((2, 5), NO_LABEL))
+    loss = labelled_loss(x, w, torch.full((2, 5), IGNORED_LABEL))
     loss.backward()
     assert loss.item() == 0
     assert x.grad is not None

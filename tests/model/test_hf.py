@@ -11,7 +11,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from frog.config import ModelConfig
 from frog.core.errors import ConfigError, FrogError, RunError, ShapeError
@@ -23,16 +30,19 @@ TOKENS = torch.arange(40).view(2, 20)
 TEXT = "frogs reduce gradients, and gradients reduce frogs"
 
 
-@pytest.fixture(params=[True, False], ids=["tied", "untied"])
+@pytest.fixture(params=[(True, False), (False, False), (True, True)], ids=["tied", "untied", "QK norm"])
 def config(request: pytest.FixtureRequest) -> ModelConfig:
-    return dataclasses.replace(SIZES, tie_word_embeddings=request.param)
+    tied, qk_norm = request.param
+    return dataclasses.replace(SIZES, tie_word_embeddings=tied, qk_norm=qk_norm)
 
 
 @pytest.fixture
-def theirs(config: ModelConfig) -> LlamaForCausalLM:
+def theirs(config: ModelConfig) -> LlamaForCausalLM | Qwen3ForCausalLM:
     torch.manual_seed(2)
-    sizes = {name: value for name, value in vars(config).items() if name != "rope_theta"}
+    sizes = {name: value for name, value in vars(config).items() if name not in ("rope_theta", "qk_norm")}
     rope = {"rope_type": "default", "rope_theta": config.rope_theta}
+    if config.qk_norm:
+        return Qwen3ForCausalLM(Qwen3Config(**sizes, head_dim=config.head_dim, rope_parameters=rope))
     return LlamaForCausalLM(LlamaConfig(**sizes, rope_parameters=rope))
 
 
@@ -67,7 +77,7 @@ def test_transformers_loads_what_frog_saved(config: ModelConfig, tokenizer_json:
     ours = TinyTransformer(config)
     save_hf(ours, tmp_path / "out", tokenizer_json)
     theirs, info = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
-    assert isinstance(theirs, LlamaForCausalLM)
+    assert isinstance(theirs, Qwen3ForCausalLM if config.qk_norm else LlamaForCausalLM)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
     assert_same_logits(ours, theirs)
@@ -108,7 +118,7 @@ def test_bfloat16_weights_come_as_float32(theirs: LlamaForCausalLM, tmp_path: Pa
     theirs.to(torch.bfloat16).save_pretrained(tmp_path)
     config, weights = load_hf(tmp_path)
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
-    assert_same_logits(built(config, weights), LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32))
+    assert_same_logits(built(config, weights), AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32))
 
 
 @pytest.fixture

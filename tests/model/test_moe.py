@@ -190,7 +190,11 @@ def test_counts(config: ModelConfig) -> None:
     model = TinyTransformer(config)
     assert sum(p.numel() for p in model.parameters()) == config.num_parameters()
     idle = (config.num_local_experts - config.num_experts_per_tok) * 3 * config.hidden_size * config.intermediate_size
-    assert config.num_active_parameters() == config.num_parameters() - config.num_hidden_layers * idle
+    not_multiplied = (2 * config.num_hidden_layers + 1) * config.hidden_size  # norms
+    if not config.tie_word_embeddings:
+        not_multiplied += config.vocab_size * config.hidden_size
+    active = config.num_parameters() - config.num_hidden_layers * idle
+    assert config.flops_per_token(0) == 6 * (active - not_multiplied)
     dense = dataclasses.replace(config, num_local_experts=None)
     router = config.hidden_size * config.num_local_experts
     ffn = (config.num_experts_per_tok - 1) * 3 * config.hidden_size * config.intermediate_size
@@ -259,7 +263,7 @@ def test_config_files(tmp_path: Path) -> None:
     path.write_text(json.dumps(sizes | {"model_type": "mixtral"}))
     assert load_model_config(path).num_local_experts == 8
     path.write_text(json.dumps(sizes | {"model_type": "llama", "num_local_experts": 4}))
-    with pytest.raises(ConfigError, match="num_local_experts=4: a model_type='llama' has none"):
+    with pytest.raises(ConfigError, match="num_local_experts=4: model_type='llama' has no experts"):
         load_model_config(path)
     path.write_text(json.dumps(sizes | {"model_type": "mixtral", "sliding_window": 5}))
     with pytest.raises(ConfigError, match="sliding_window=5"):

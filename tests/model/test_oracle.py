@@ -1,4 +1,4 @@
-"""The model against `transformers`' LlamaForCausalLM with the same weights, and what it promises by itself."""
+"""The model against `transformers`' Llama or Qwen3 with the same weights, and what it promises by itself."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from frog.config import ModelConfig
 from frog.core.errors import ConfigError, ShapeError
@@ -23,17 +23,20 @@ CONFIGS = {
     "one key/value head, untied": ModelConfig(300, 80, 77, 2, 5, 1, 40, rope_theta=1000.0, tie_word_embeddings=False),
     "odd sizes": ModelConfig(31, 42, 53, 1, 7, 7, 19, rms_norm_eps=1e-3),
     "one layer, one head": ModelConfig(50, 16, 24, 1, 1, 1, 9, tie_word_embeddings=False),
+    "QK norm": ModelConfig(97, 96, 200, 3, 6, 2, 48, rms_norm_eps=1e-3, qk_norm=True),
     "demo": ModelConfig(2048, 128, 344, 4, 4, 4, 64),
 }
 
 
-def hugging_face(config: ModelConfig) -> LlamaForCausalLM:
+def hugging_face(config: ModelConfig) -> LlamaForCausalLM | Qwen3ForCausalLM:
     sizes = {name: value for name, value in vars(config).items() if name != "rope_theta"}
     rope = {"rope_type": "default", "rope_theta": config.rope_theta}
+    if config.qk_norm:
+        return Qwen3ForCausalLM(Qwen3Config(**sizes, head_dim=config.head_dim, rope_parameters=rope, use_cache=False))
     return LlamaForCausalLM(LlamaConfig(**sizes, rope_parameters=rope, use_cache=False))
 
 
-def twins(config: ModelConfig) -> tuple[TinyTransformer, LlamaForCausalLM]:
+def twins(config: ModelConfig) -> tuple[TinyTransformer, LlamaForCausalLM | Qwen3ForCausalLM]:
     """Both models with the same weights; norms away from one and large matrices, so that every factor shows."""
     torch.manual_seed(5)
     ours = TinyTransformer(config)

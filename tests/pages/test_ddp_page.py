@@ -13,9 +13,9 @@ from harness import Harness, all_gone, tree, wait_until
 from page_harness import TINY, PageHarness, finish, make_page_harness
 
 from frog.config import load_model_config
-from frog.core.runfolder import RunFolder
 from frog.data import Windows, open_prepared
 from frog.model import TinyTransformer
+from frog.runs.folder import RunFolder
 
 PAGE = "ddp_simulation_train.py"
 

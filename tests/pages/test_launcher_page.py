@@ -14,9 +14,9 @@ from harness import Harness, all_gone, tree, wait_until
 from page_harness import SCRIPTS, PageHarness, finish, make_page_harness
 
 from frog.core.ports import free_port
-from frog.core.runfolder import RunFolder
-from frog.events import read_run
-from frog.events.schema import StartEvent
+from frog.runs import read_run
+from frog.runs.folder import RunFolder
+from frog.runs.schema import StartEvent
 
 PAGE = "fake_multi_node_launcher.py"
 HELLO = str(SCRIPTS / "say_hello.py")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from threads_axis import on_every_rank
 
-from frog.parallel.compression import BLOCK, Int8Mean, dequantise, quantise
+from frog.parallel.data.compression import BLOCK, Int8Mean, dequantise, quantise
 
 SIZE = 5000
 """No multiple of anything: slices end in padding."""

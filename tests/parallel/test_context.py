@@ -11,8 +11,8 @@ from frog.config import ModelConfig
 from frog.core.errors import ShapeError
 from frog.model import TinyTransformer
 from frog.model.transformer import causal_attention
-from frog.parallel import blockwise
-from frog.parallel.context import RingAttention, local_part, use_context, visible, zigzag
+from frog.parallel.model import blockwise
+from frog.parallel.model.context import RingAttention, local_part, use_context, visible, zigzag
 
 ALONE = Axis("cp", [0], 0, torch.device("cpu"), None, [Silent()])
 

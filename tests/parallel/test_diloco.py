@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from frog.config import ModelConfig, RunConfig, StrategyConfig, TrainConfig
 from frog.core.errors import NonFiniteError
 from frog.data import Batch
-from frog.parallel.diloco import DiLoCo
+from frog.parallel.data.diloco import DiLoCo
 from frog.parallel.strategy import Agreement
 from frog.train.finite import overflowed
 

@@ -11,8 +11,8 @@ from frog.config import ModelConfig, StrategyConfig
 from frog.config.strategy import strategy_problems
 from frog.core.errors import ConfigError
 from frog.model import TinyTransformer
-from frog.parallel.expert import by_expert, expert_names, shard_experts
 from frog.parallel.mesh import check_experts, groups
+from frog.parallel.model.expert import by_expert, expert_names, shard_experts
 
 MIXTURE = ModelConfig(50, 16, 24, 2, 2, 1, 16, num_local_experts=6)
 

@@ -8,9 +8,9 @@ import torch
 
 from frog.config import OptimizerConfig, load_model_config
 from frog.model import TinyTransformer
-from frog.parallel.ddp import cut_buckets
-from frog.parallel.flat import FlatParameters, Partition, square_sum
-from frog.train.optimizer import learning_rate
+from frog.optim.schedule import learning_rate
+from frog.parallel.data.ddp import cut_buckets
+from frog.parallel.data.flat import FlatParameters, Partition, square_sum
 
 CONFIG = load_model_config(Path(__file__).parents[2] / "config" / "config.json")
 
@@ -74,12 +74,14 @@ def test_shares_cover_every_element_once_and_keep_decay_apart(num_shares: int) -
     for number in range(num_shares):
         start, end = number * length, (number + 1) * length
         share = Partition(flat, start, end, flat.data[start:end], torch.zeros(length))
-        assert share.decayed.numel() + share.plain.numel() == length
-        for piece in share.slices():
-            counts[piece.name][piece.first : piece.first + piece.end - piece.start] += 1
-            run = flat.parameters[piece.name].view(-1)[piece.first : piece.first + piece.end - piece.start]
-            assert torch.equal(run, piece.tensor[piece.start : piece.end])
-            assert (piece.tensor is share.decayed) == (flat.parameters[piece.name].dim() >= 2)
+        assert sum(one.tensor.numel() for one in share.tensors) == length
+        for one in share.tensors:
+            for piece in one.slices:
+                counts[piece.name][piece.first : piece.first + piece.end - piece.start] += 1
+                run = flat.parameters[piece.name].view(-1)[piece.first : piece.first + piece.end - piece.start]
+                assert torch.equal(run, one.tensor[piece.start : piece.end])
+                assert one.decayed == (flat.parameters[piece.name].dim() >= 2)
+                assert piece.shape == flat.parameters[piece.name].shape
     assert all(bool((count == 1).all()) for count in counts.values())
 
 

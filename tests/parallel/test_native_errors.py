@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +13,9 @@ from frog.comm import World
 from frog.config import StrategyConfig
 from frog.core.env import world_env
 from frog.core.errors import CommError, ConfigError
-from frog.parallel.native import check_compile, explained
+from frog.parallel.torch_impl import fsdp
+from frog.parallel.torch_impl.native import check_compile, explained
+from frog.parallel.torch_impl.pipeline import PipelineStage, SpannedStage
 
 
 @pytest.mark.parametrize(
@@ -44,3 +48,25 @@ def test_a_lost_peer_is_told_as_ours_are() -> None:
     assert caught.value.facts.cause == "closed"
     with pytest.raises(RuntimeError, match="shapes differ"), explained(world, "the pipeline"):
         raise RuntimeError("shapes differ")
+
+
+def test_ddp_over_tensor_parallelism_is_refused_by_a_torch_that_replicates_over_two_dimensions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def replicate_of_2_9(module: Any, **options: Any) -> Any:
+        raise AssertionError("called with a mesh that it does not take")
+
+    monkeypatch.setattr(fsdp, "replicate", replicate_of_2_9)
+    mesh: Any = None
+    with pytest.raises(ConfigError, match=rf"torch {re.escape(torch.__version__)} does not take the mesh"):
+        fsdp.spread(torch.nn.Linear(2, 2), [], mesh, "ddp")
+
+
+def test_first_messages_between_stages_have_one_dtype_with_torch_2_9(monkeypatch: pytest.MonkeyPatch) -> None:
+    received, sent = torch.zeros(1), torch.tensor(3)
+    operations_of_2_9 = [SimpleNamespace(tensor=received), SimpleNamespace(tensor=sent)]
+    monkeypatch.setattr(PipelineStage, "_get_init_p2p_neighbors_ops", lambda stage: operations_of_2_9)
+    stage = object.__new__(SpannedStage)
+    first, second = stage._get_init_p2p_neighbors_ops()
+    assert first.tensor is received
+    assert second.tensor.dtype == torch.float32

@@ -19,11 +19,11 @@ from frog.core.errors import ConfigError
 from frog.data import Batch
 from frog.model import TinyTransformer
 from frog.model.transformer import Linear
-from frog.parallel.data import DataParallel
-from frog.parallel.deferred import DeferredWeights, add_weight_gradients
-from frog.parallel.pipeline import Pipeline
-from frog.parallel.schedules import make_schedule
-from frog.parallel.stages import Stages, build_stages
+from frog.parallel.data.data_parallel import DataParallel
+from frog.parallel.model.deferred import DeferredWeights, add_weight_gradients
+from frog.parallel.model.pipeline import Pipeline
+from frog.parallel.model.stages import Stages, build_stages
+from frog.parallel.schedules.schedule import make_schedule
 
 CPU = torch.device("cpu")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,11 +18,11 @@ from frog.comm.axis import NOTHING, Pending
 from frog.config import RunConfig
 from frog.core.env import WorldEnv
 from frog.data import Batch
-from frog.events.schema import CollectiveEvent
 from frog.model import TinyTransformer
+from frog.optim.build import build_optimizer
 from frog.parallel.build import build_mesh, build_strategy
+from frog.runs.schema import CollectiveEvent
 from frog.train.memory import measure_activations, memory_fields
-from frog.train.optimizer import build_optimizer
 
 
 class Recorder:
@@ -95,7 +96,7 @@ def take_step(config: RunConfig, world_size: int, rank: int) -> tuple[list[Colle
     world, recorder = PretendWorld(rank, world_size), Recorder()
     mesh = build_mesh(config, world)
     model = TinyTransformer(config.model, config.train.activation_checkpointing)
-    strategy = build_strategy(config, mesh, model, lambda *tensors: build_optimizer(config.optimizer, *tensors))
+    strategy = build_strategy(config, mesh, model, partial(build_optimizer, config.optimizer))
     world.report_to(recorder)
     with measure_activations(model) as meter:
         loss = strategy.forward_backward(_batch(config, world_size), lambda loss: loss, _span)

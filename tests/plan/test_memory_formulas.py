@@ -15,10 +15,10 @@ MODEL = ModelConfig(20, 8, 16, 3, 4, 2, 16)
 P, LAYER, ROOT = 4 * 1944, 4 * 592, 4 * 168
 
 N = 2 * 8
-ONE_LAYER = 6 * N * 8 + 2 * N * 4 + 4 * N + 2 * N + 4 * N * 16
-"""Two sequences of 8 tokens: 6 N D, k and v, N H, 2 N, 4 N F."""
+ONE_LAYER = 8 * N * 8 + 2 * N * 4 + 4 * N + 2 * N + 4 * N * 16
+"""Two sequences of 8 tokens: 8 N D, k and v, N H, 2 N, 4 N F."""
 
-TABLES, HEAD = 2 * 8 * 8, N * 8 + N + (N + 20) * 8
+HEAD = 2 * N * 8 + N + (N + 20) * 8
 
 
 def run(*, accum: int = 1, batch: int = 8, checkpointing: bool = False, **strategy: Any) -> RunConfig:
@@ -52,9 +52,9 @@ def test_hybrid_sharding_shares_out_less() -> None:
 
 
 def test_activations_by_hand() -> None:
-    assert activation_bytes(Layout(run(), 4)) == 4 * (3 * ONE_LAYER + TABLES + HEAD)
+    assert activation_bytes(Layout(run(), 4)) == 4 * (3 * ONE_LAYER + HEAD)
     checkpointed = Layout(run(checkpointing=True), 4)
-    assert activation_bytes(checkpointed) == 4 * (3 * N * 8 + TABLES + HEAD)
+    assert activation_bytes(checkpointed) == 4 * (3 * N * 8 + HEAD)
     assert recomputed_bytes(checkpointed) == 4 * (ONE_LAYER - N * 8) == step_memory(run(checkpointing=True), 4).passing
     assert recomputed_bytes(Layout(run(), 4)) == 0
 
@@ -67,8 +67,8 @@ def test_a_schedule_says_how_many_micro_batches_are_held(schedule: str, held: tu
     """Two stages of two layers and one, four micro-batches of two sequences."""
     config = run(accum=4, pp=2, schedule=schedule)
     first, last = (activation_bytes(Layout(config, 2, rank)) for rank in (0, 1))
-    assert first == 4 * held[0] * (2 * ONE_LAYER + TABLES)
-    assert last == 4 * held[1] * (ONE_LAYER + TABLES + HEAD)
+    assert first == 4 * held[0] * 2 * ONE_LAYER
+    assert last == 4 * held[1] * (ONE_LAYER + HEAD)
 
 
 def test_weight_gradients_that_are_put_off_take_room() -> None:
@@ -76,19 +76,20 @@ def test_weight_gradients_that_are_put_off_take_room() -> None:
     config = run(accum=4, pp=2, schedule="zero_bubble")
     first, last = (step_memory(config, 2, rank) for rank in (0, 1))
     assert first.passing == 0
-    assert last.passing == 4 * (ONE_LAYER - N * 8)
+    assert last.passing == 4 * (ONE_LAYER - 3 * N * 8)
 
 
 def test_interleaved_stages_hold_more_thin_micro_batches() -> None:
     config = replace(run(accum=4, pp=2, schedule="interleaved"), model=replace(MODEL, num_hidden_layers=4))
     # Rank 0 warms up with four forward passes, two of each of its stages, and then runs one more.
-    assert activation_bytes(Layout(config, 2, 0)) == 4 * 5 * (ONE_LAYER + TABLES)
+    assert activation_bytes(Layout(config, 2, 0)) == 4 * 5 * ONE_LAYER
 
 
 def test_tensor_and_context_parallelism_split_activations() -> None:
     whole, by_tp = (Layout(run(batch=2, **axes), world) for axes, world in (({}, 1), ({"tp": 2}, 2)))
     split = run(batch=2, tp=2, sequence_parallel=False)
     assert activation_bytes(by_tp) < activation_bytes(Layout(split, 2)) < activation_bytes(whole)
-    # A ring keeps the attention's output twice; all else is half as long, but the head's gradient of the weight.
+    # A ring keeps the attention's output twice, and rotary tables of its positions (2 T C); all else is half as long,
+    # but the head's gradient of the weight.
     by_cp = activation_bytes(Layout(run(batch=2, cp=2), 2))
-    assert by_cp == (activation_bytes(whole) + 4 * (3 * N * 8 + 20 * 8)) / 2
+    assert by_cp == (activation_bytes(whole) + 4 * (3 * N * 8 + 20 * 8)) / 2 + 4 * 2 * 4 * 2

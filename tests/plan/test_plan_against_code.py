@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pretend_world import take_step
 
-from frog.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, TrainConfig
+from frog.config import DataConfig, ModelConfig, OptimizerConfig, RunConfig, StrategyConfig, TrainConfig
 from frog.config.strategies import DATA_STRATEGIES
 from frog.plan.measure import compare_step, problems
 from frog.plan.memory import PARTS, step_memory
@@ -65,6 +65,16 @@ def test_a_step_sends_and_holds_what_the_formulas_say(case: str, checkpointing: 
     hold_against_formulas(config(checkpointing, MODEL, **strategy), world)
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("case", ["ddp", "zero1"])
+def test_sgd_keeps_a_momentum_or_nothing(case: str, momentum: float) -> None:
+    world, strategy = CASES[case]
+    run = replace(config(False, MODEL, **strategy), optimizer=OptimizerConfig("sgd", momentum=momentum))
+    _, held = take_step(run, world, 0)
+    assert held["optimizer"] == step_memory(run, world, 0).optimizer
+    assert (held["optimizer"] > 0) == (momentum > 0)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, entry in DATA_STRATEGIES.items() if not entry.apart])
 def test_experts_that_are_shared_out(name: str) -> None:
@@ -85,14 +95,22 @@ def hold_against_formulas(run: RunConfig, world: int) -> None:
         )
 
 
+@pytest.mark.parametrize("case", ["zero1", "tp", "tp, whole stream", "pp, zero bubble"])
+@pytest.mark.parametrize("checkpointing", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_qk_norm(case: str, checkpointing: bool) -> None:
+    world, strategy = CASES[case]
+    hold_against_formulas(config(checkpointing, replace(MODEL, qk_norm=True), **strategy), world)
+
+
 @pytest.mark.parametrize(
     "model",
     [
+        replace(MODEL, qk_norm=True),
         replace(MODEL, num_key_value_heads=4),
         replace(MODEL, num_key_value_heads=1, tie_word_embeddings=False),
         replace(MODEL, num_local_experts=4),
     ],
-    ids=["every head its own keys", "one key head, untied", "experts"],
+    ids=["QK norm", "every head its own keys", "one key head, untied", "experts"],
 )
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["", "checkpointing"])
 def test_memory_of_one_process(model: ModelConfig, checkpointing: bool) -> None:

@@ -126,7 +126,6 @@ def test_a_run_file_brings_its_batch(tmp_path: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["--world", "0"], "--world 0"),
         (["--sequence-length", "65"], "max_position_embeddings=64"),
         (["--global-batch", "0"], "train.global_batch_size=0"),
     ],

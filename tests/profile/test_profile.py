@@ -11,9 +11,9 @@ import pytest
 from harness import Harness
 
 from frog.core.errors import RunError
-from frog.core.runfolder import RunFolder
-from frog.events.schema import CollectiveEvent, SpanEvent, StepEvent
 from frog.profile.numbers import OPERATORS, TRANSFER, WAITING, Profile, read_profile
+from frog.runs.folder import RunFolder
+from frog.runs.schema import CollectiveEvent, SpanEvent, StepEvent
 
 STEPS = 5
 FIRST_RECORDED = 2 + STEPS + 1 + 1
@@ -96,7 +96,7 @@ def test_the_numbers_add_up(profiled: tuple[str, RunFolder, str]) -> None:
         assert all(us > 0 for name, us in rank.parts.items() if name != WAITING), rank.parts
         own_us = sum(call.self_us for call in rank.calls if call.is_work)
         assert own_us / STEPS == pytest.approx(rank.parts[OPERATORS])
-        # The events time the same phases with a clock of their own, from just inside each mark.
+        # The events time the same phases with a clock of their own, from just outside each mark.
         events = profile.run.ranks[rank.rank]
         trace = json.loads(folder.trace(rank.rank).read_text())["traceEvents"]
         steps = [spans(trace, f"frog::step {number}")[0] for number in range(FIRST_RECORDED, FIRST_RECORDED + STEPS)]
@@ -109,7 +109,7 @@ def test_the_numbers_add_up(profiled: tuple[str, RunFolder, str]) -> None:
             reported = [span for span in events.of(SpanEvent) if span.phase == phase and span.step >= FIRST_RECORDED]
             reported_us = [(span.end_ns - span.start_ns) / 1e3 for span in reported]
             assert sum(marks) / STEPS == pytest.approx(rank.phases[phase], abs=0.1)
-            more = [mark - own for mark, own in zip(marks, reported_us, strict=True)]
+            more = [own - mark for mark, own in zip(marks, reported_us, strict=True)]
             assert min(more) > -5
             assert min(more) < rank.step_us / 10, "one may be interrupted at its edges, but not every one"
         assert rank.communication is not None
@@ -129,7 +129,7 @@ def test_what_is_known_of_a_trace_must_fit_the_run(profiled: tuple[str, RunFolde
     try:
         for change in wrong:
             path.write_text(json.dumps(json.loads(good) | change))
-            with pytest.raises(RunError, match="not of this run's ranks, steps and events"):
+            with pytest.raises(RunError, match="do not match this run's ranks, steps and events"):
                 read_profile(folder)
     finally:
         path.write_text(good)
@@ -141,7 +141,14 @@ def test_the_summary_is_one_page(profiled: tuple[str, RunFolder, str]) -> None:
     assert printed.endswith(page)
     assert len(page.splitlines()) < 80
     assert "global batch 8 sequences = dp 2" in page
-    for words in ("Where a step goes", "Communication", "Top operators", "Costliest products", "Memory", "GFLOP/s"):
+    for words in (
+        "Where a step goes",
+        "Communication",
+        "Top operators",
+        "Most expensive matrix products",
+        "Memory",
+        "GFLOP/s",
+    ):
         assert words in page, words
     tables = [line for line in page.splitlines() if line.startswith("|")]
     assert sum(line.startswith("|    1 |") for line in tables) == 4
@@ -165,8 +172,8 @@ def test_a_profiled_run_is_a_real_run(profiled: tuple[str, RunFolder, str], harn
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (("run.toml", "--steps", "0"), "--steps 0: must be at least 1"),
-        (("run.toml", "--nproc", "0"), "--nproc 0: must be at least 1"),
+        (("run.toml", "--steps", "0"), "argument --steps: 0: must be at least 1"),
+        (("run.toml", "--nproc", "0"), "argument --nproc: 0: must be at least 1"),
         (("run.toml", "--nproc", "3"), "global_batch_size=8"),
         (("run.toml", "--nproc", "2", "--set", "strategy.tp=4"), "do not divide the world of 2"),
         (("run.toml", "--set", "train.stps=1"), "did you mean train.steps?"),

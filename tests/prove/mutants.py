@@ -13,7 +13,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from frog.comm.axis import NOTHING, Axis
-from frog.parallel import context, data, ddp, diloco, pipeline, scratch, tensor, zero1, zero2, zero3
+from frog.parallel import scratch
+from frog.parallel.data import data_parallel as data
+from frog.parallel.data import ddp, diloco, zero1, zero2, zero3
+from frog.parallel.model import context, pipeline, tensor
 
 Patch = Callable[[], AbstractContextManager[Any]]
 

@@ -10,16 +10,36 @@ import pytest
 from harness import Harness
 from mutants import MUTANTS, Mutant
 
+from frog.config.optimizers import OPTIMIZERS
 from frog.prove.commands import prove
 from frog.prove.exchange import ProofResult
 from frog.prove.matrix import ALL_VARIANTS, DEFAULT_VARIANTS, SMALL_MODEL, Cell, cells, proofs
 
 WORKER = Path(__file__).parent / "mutant_worker.py"
+OTHER_OPTIMIZERS = [variant for variant in ALL_VARIANTS if variant.optimizer != "adamw"]
+QK_NORM = [variant for variant in ALL_VARIANTS if variant.qk_norm]
 WANTED = [
     *cells(SMALL_MODEL, [2], ["frog"], ALL_VARIANTS),
     *cells(SMALL_MODEL, [1, 4], ["frog"], DEFAULT_VARIANTS),
+    *cells(SMALL_MODEL, [2], ["torch"], QK_NORM, ["tp"]),
+    *cells(SMALL_MODEL, [4], ["frog"], OTHER_OPTIMIZERS, ["dp x tp", "dp x pp", "hybrid zero1"]),
 ]
 CELLS = [cell for cell in WANTED if isinstance(cell, Cell)]
+
+
+def is_fast(cell: Cell) -> bool:
+    """Return True for the proofs in `make test`: each strategy in the smallest world that has it, and each optimizer.
+
+    One world of 4 proves products, rows of shards, and the optimizers over parameters that a strategy cuts.
+    """
+    if cell.world_size == 2:
+        return cell.variant.name == "plain" or (cell.variant in QK_NORM and cell.strategy == "tp")
+    return cell.world_size == 4 and (
+        cell.variant in OTHER_OPTIMIZERS or (cell.variant.name == "plain" and cell.strategy in NEEDS_FOUR)
+    )
+
+
+NEEDS_FOUR = {cell.strategy for cell in CELLS} - {cell.strategy for cell in CELLS if cell.world_size < 4}
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +56,8 @@ def proved(request: pytest.FixtureRequest) -> dict[int, ProofResult]:
     [
         pytest.param(
             cell,
-            id=f"{cell.world_size} {cell.strategy}, {cell.variant.name}",
-            marks=[] if (cell.world_size, cell.variant.name) == (2, "plain") else [pytest.mark.slow],
+            id=f"{cell.world_size} {cell.strategy}, {cell.variant.name}, {cell.implementation}",
+            marks=[] if is_fast(cell) else [pytest.mark.slow],
         )
         for cell in CELLS
     ],
@@ -50,6 +70,12 @@ def test_equals_one_process(proved: dict[int, ProofResult], cell: Cell) -> None:
 def test_every_strategy_is_in_the_matrix() -> None:
     missing = set(proofs()) - {cell.strategy for cell in CELLS}
     assert missing == {"dp x tp x pp"}, "needs a world of 8"
+
+
+def test_every_strategy_and_every_optimizer_has_a_fast_proof() -> None:
+    fast = [cell for cell in CELLS if is_fast(cell)]
+    assert {cell.strategy for cell in fast} == {cell.strategy for cell in CELLS}
+    assert {cell.variant.optimizer for cell in fast} == set(OPTIMIZERS)
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -18,12 +19,12 @@ from frog.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, Trai
 from frog.config.strategies import AXES, DATA_STRATEGIES, DataStrategyEntry, StrategyEntry, find_strategy
 from frog.core.env import world_env
 from frog.model import TinyTransformer
+from frog.optim.build import build_optimizer
 from frog.parallel.build import build_mesh, build_strategy
 from frog.plan.memory import step_memory
 from frog.plan.strategies import compare_strategies, describe
 from frog.plan.traffic import step_traffic
 from frog.prove.matrix import DEFAULT_VARIANTS, IMPLEMENTATIONS, SMALL_MODEL, Cell, cells, proofs
-from frog.prove.rank import make_optimizer
 
 PAGE = Path(__file__).parents[2] / "docs" / "strategies.md"
 CONFIG = Path(__file__).parents[2] / "config"
@@ -101,7 +102,8 @@ def added(monkeypatch: pytest.MonkeyPatch) -> RunConfig:
 
 def test_without_its_entry_a_name_is_a_mistake() -> None:
     (problem,) = StrategyConfig(name=ENTRY.name).problems()
-    assert problem == "strategy.name='two-halves': must be 'ddp', 'zero1', 'zero2', 'zero3' or 'diloco'"
+    *names, last = map(repr, DATA_STRATEGIES)
+    assert problem == f"strategy.name='two-halves': must be {', '.join(names)} or {last}"
 
 
 def test_the_run_file_takes_it_and_knows_its_limits(added: RunConfig) -> None:
@@ -135,7 +137,9 @@ def test_it_may_leave_the_ranks_to_themselves_in_some_steps(added: RunConfig, mo
     monkeypatch.setattr(TwoHalves, "reduces", lambda self, step: step % 3 == 0)
     run = replace(added, model=SMALL_MODEL)
     world = join_world(world_env(), torch.device("cpu"), timeout_s=1)
-    strategy = build_strategy(run, build_mesh(run, world), TinyTransformer(run.model), make_optimizer)
+    strategy = build_strategy(
+        run, build_mesh(run, world), TinyTransformer(run.model), partial(build_optimizer, run.optimizer)
+    )
     assert [strategy.reduces(step) for step in range(1, 7)] == [False, False, True, False, False, True]
 
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from frog.comm import Axis
 from frog.config.strategies import DataStrategyEntry, Transfer
-from frog.parallel.data import DataParallel, GroupSpec
-from frog.parallel.flat import FlatParameters, Partition
+from frog.parallel.data.data_parallel import DataParallel, GroupSpec
+from frog.parallel.data.flat import FlatParameters, Partition
 
 ENTRY = DataStrategyEntry(
     name="two-halves",

@@ -34,13 +34,13 @@ from frog.checkpoint import find_good
 from frog.cli import main
 from frog.config import ModelConfig
 from frog.config.finetune import LoraConfig
-from frog.core.runfolder import RunFolder
 from frog.data import open_prepared
 from frog.model import TinyTransformer
 from frog.model.adapter import WEIGHTS_FILE, load_adapter, save_adapter
 from frog.model.lora import add_lora, trained_parameters
+from frog.runs.folder import RunFolder
 from frog.train import trained
-from frog.train.runfile import write_end, write_failure
+from frog.train.record import write_end, write_failure
 
 SIZES = ModelConfig(11, 8, 16, 1, 2, 2, 24)
 CHANGES = ("fsync", "replace", "rename", "link", "unlink", "rmdir", "mkdir")

@@ -17,10 +17,10 @@ from frog.config import ModelConfig
 from frog.core.errors import FrogError
 from frog.core.files import write_json
 from frog.core.names import name_problem
-from frog.core.runfolder import RunFolder
 from frog.data.tokenizer import train_tokenizer
 from frog.model import TinyTransformer, hf
 from frog.model.hf import save_hf
+from frog.runs.folder import RunFolder
 from frog.train import commands
 
 WRONG = ("../../evil", "/tmp/frog-evil", "..", ".", "", ".hidden", "-x", "a/b", "a b", "a\nb", "a\x1b[31m", "$(x)",

@@ -5,6 +5,7 @@ import math
 import os
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +15,15 @@ from harness import MODEL, Harness
 
 from frog.comm import World
 from frog.comm.world import pick_device
-from frog.config import ModelConfig, RunConfig
+from frog.config import ModelConfig, OptimizerConfig, RunConfig
 from frog.core.env import WorldEnv, world_env
 from frog.core.errors import UsageError
 from frog.data import Windows, load_tokenizer, open_prepared
-from frog.events.schema import EvalEvent
 from frog.model import TinyTransformer
+from frog.optim.build import build_optimizer
 from frog.parallel.build import build_strategy
 from frog.parallel.mesh import Mesh
+from frog.runs.schema import EvalEvent
 from frog.train.evaluate import evaluate, spread
 from frog.train.finite import update_scale
 from frog.train.order import OrderProof
@@ -46,7 +48,10 @@ def test_evaluation_is_the_mean_over_all_tokens(harness: Harness, model: TinyTra
     windows = Windows(data.split("heldout"), 16)
     num_windows = 7  # not a multiple of the batch size: the last batch is smaller
     strategy = build_strategy(
-        RunConfig(ModelConfig(**MODEL)), Mesh(alone()), model, lambda a, b: torch.optim.SGD([*a, *b])
+        RunConfig(ModelConfig(**MODEL)),
+        Mesh(alone()),
+        model,
+        partial(build_optimizer, OptimizerConfig()),
     )
     score = evaluate(strategy, windows, data.token_bytes, max_tokens=16 * 7 + 5, batch_size=3)
     ids = spread(len(windows), num_windows)
@@ -166,6 +171,11 @@ def test_trained_models_write_are_scored_and_travel(harness: Harness, tmp_path: 
     assert text.startswith("3 frogs")
     line = harness.run("frog", "eval", "traveller").stdout.splitlines()[1]
     assert "bits per byte" in line
+    in_training = harness.events("traveller").main.by_step(EvalEvent)[4].loss
+    assert line.startswith(f"loss {in_training:.4f} "), "by default the same windows as in training"
+    other = harness.run("frog", "eval", "traveller", "--tokens", "64").stdout.splitlines()
+    assert other[1].split()[1] != line.split()[1]
+    assert "Training scored" in other[2]
     exported = tmp_path / "exported"
     harness.run("frog", "export", "traveller", "--to", "hf", str(exported))
     theirs = transformers.AutoModelForCausalLM.from_pretrained(exported)
@@ -189,12 +199,13 @@ def test_trained_models_write_are_scored_and_travel(harness: Harness, tmp_path: 
         (("frog", "sample", "absent"), "absent: no run folder"),
         (("frog", "sample", "absent", "--seed", "9" * 30), "--seed 999"),
         (("frog", "eval", "absent"), "absent: no run folder"),
+        (("frog", "eval", "absent", "--tokens", "0"), "a number of tokens from 1 on, or all"),
         (("frog", "export", "absent", "--to", "hf", "x"), "absent: no run folder"),
         (("frog", "import", "absent", "--from", "hf", "--name", "x"), "no config.json"),
         (("frog", "train", "absent.toml"), "absent.toml: no such run file"),
         (("frog", "train", "run.toml", "--resume", "x"), "both a run file"),
         (("frog", "run", "--nproc", "2", "--"), "nothing to run"),
-        (("frog", "run", "--nproc", "0", "--", "train"), "at least one rank"),
+        (("frog", "run", "--nproc", "0", "--", "train"), "argument --nproc: 0: must be at least 1"),
         (("frog", "run", "--nproc", "1", "--", "trian"), "neither"),
         (("frog", "train", "run.toml", "--set", "train.device=cuda"), "train.device=cuda"),
     ],

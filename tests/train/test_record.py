@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 from harness import Harness, set_words
-from in_process import train, write_faults, write_run
+from in_process import meet_faults, train, write_faults, write_run
 
+from frog.chaos.sandbox import faults_env
 from frog.comm import World
-from frog.core.runfolder import RunFolder
 from frog.diagnose.rules import diagnose
-from frog.train.runfile import write_end, write_failure
+from frog.runs.folder import RunFolder
+from frog.train.record import write_end, write_failure
 from frog.view.report import render_report
 from frog.view.runs import RunRow, list_runs
 
@@ -69,13 +70,13 @@ def test_a_record_outlives_starts_that_fail_or_are_killed(
 
     # A start that fails, and starts that are killed, in a step and between steps.
     with monkeypatch.context() as patch:
-        patch.setenv("FROG_FAULTS", str(faults(one, "nan", "backward", 9)))
+        meet_faults(patch, faults(one, "nan", "backward", 9))
         assert train(one, *LONGER) == 1
     assert "not finite" in capfd.readouterr().err
     assert folder.record_json.read_bytes() == record
     assert (one.record("one")["status"], one.record("one")["step"]) == ("failed", 9)
     for phase, step in (("data", 9), ("checkpoint", 10), ("evaluate", 12)):
-        env = {"FROG_FAULTS": str(faults(one, "kill", phase, step))}
+        env = faults_env(faults(one, "kill", phase, step))
         one.run("frog", "train", *LONGER, env=env, code=-signal.SIGKILL)
         assert folder.record_json.read_bytes() == record
         assert folder.read_record() is None
@@ -100,7 +101,7 @@ def faults(one: Harness, kind: str, phase: str, step: int) -> Path:
 def test_of_a_run_that_fails_before_it_achieves_anything_there_is_no_record(
     one: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FROG_FAULTS", str(faults(one, "nan", "backward", 1)))
+    meet_faults(monkeypatch, faults(one, "nan", "backward", 1))
     assert train(one, "run.toml", "--set", "name=spoiled") == 1
     assert one.folder("spoiled").read_achieved() is None
     assert one.record("spoiled")["status"] == "failed"

@@ -10,8 +10,8 @@ import pytest
 from in_process import write_run
 
 from frog.core.errors import CheckpointError, RunError
-from frog.core.runfolder import RunFolder
-from frog.train import failure
+from frog.runs.folder import RunFolder
+from frog.train import process
 from frog.train.setup import check_resume, find_resume
 
 
@@ -45,10 +45,12 @@ def test_only_under_a_launcher_a_rank_leaves_with_its_parent(
 ) -> None:
     """By itself it goes on when its shell is closed, as under nohup."""
     called: list[Any] = []
-    monkeypatch.setattr(failure, "leave_with_parent", lambda: called.append(1))
+    monkeypatch.setattr(process, "leave_with_parent", lambda: called.append(1))
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "FROG_LAUNCHER_PID"):
         monkeypatch.delenv(name, raising=False)
     for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", **changes}.items():
         monkeypatch.setenv(name, value)
-    assert failure.as_rank(lambda env, stop, place: 0) == 0
+    with process.RankProcess() as rank:
+        rank.begin()
+    assert rank.exit_code == 0
     assert bool(called) == leaves

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from harness import RUN_FILE, Harness, set_words
@@ -61,8 +62,15 @@ def test_the_ranks_of_a_node_share_its_memory(
     world = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": ranks, "RANK": "0", "MASTER_ADDR": "nowhere", "MASTER_PORT": "1"}
     for name, value in world.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(main, "run_start", lambda *_: 0)
-    assert train(here, "run.toml", *set_words("train.device=cpu")) == (2 if refused else 0)
+    joined: list[bool] = []
+
+    def joined_world(*_: object) -> NoReturn:
+        joined.append(True)
+        raise ConfigError("it would join its world now")
+
+    monkeypatch.setattr(main, "joined_world", joined_world)
+    assert train(here, "run.toml", *set_words("train.device=cpu")) == 2
+    assert joined == ([] if refused else [True])
     assert ("a node of 4 ranks takes at least" in capfd.readouterr().err) == refused
 
 

@@ -15,10 +15,10 @@ from safetensors.numpy import save_file
 from frog.config import RunConfig, StrategyConfig, TrainConfig, to_dict
 from frog.config.model import ModelConfig
 from frog.core.files import sha256_file, write_json
-from frog.core.manifest import Manifest, manifest_hash
-from frog.core.runfile import FORMAT as RUN_FORMAT
-from frog.core.runfolder import RunFolder
-from frog.events import EventWriter
+from frog.runs import EventWriter
+from frog.runs.folder import RunFolder
+from frog.runs.manifest import Manifest, manifest_hash
+from frog.runs.record import FORMAT as RUN_FORMAT
 
 START_UNIX_NS = 1_750_000_000_000_000_000
 START_MONO_NS = 5_000_000_000_000

@@ -12,7 +12,7 @@ from synthetic_run import Synthetic, make_run, weights, write_checkpoint
 
 from frog.core.errors import RunError
 from frog.core.files import write_json
-from frog.core.runfolder import RunFolder
+from frog.runs.folder import RunFolder
 from frog.view.compare import Comparison, Finding, compare_runs
 
 
@@ -62,7 +62,7 @@ def test_one_rank_that_parts_is_named_with_its_step(tmp_path: Path) -> None:
     comparison = compare_runs(a, b, 1e-5)
     finding = findings(comparison)["loss of each rank"]
     assert finding.outcome == "different"
-    assert finding.detail.startswith("parts at step 37, rank 2:")
+    assert finding.detail.startswith("diverges at step 37, rank 2:")
     assert comparison.verdict == "different"
     assert comparison.exit_code == 1
 
@@ -83,7 +83,7 @@ def test_a_small_difference_is_within_tolerance_and_rtol_draws_the_line(tmp_path
 def test_nan_in_one_run_alone_is_different(tmp_path: Path) -> None:
     kind = Synthetic(loss_noise=float("nan"), noise_from_step=50)
     a, b, c = make_run(tmp_path / "a"), make_run(tmp_path / "b", kind), make_run(tmp_path / "c", kind)
-    assert "parts at step 50, rank 0" in findings(compare_runs(a, b, 1e-5))["loss of each rank"].detail
+    assert "diverges at step 50, rank 0" in findings(compare_runs(a, b, 1e-5))["loss of each rank"].detail
     assert compare_runs(b, c, 1e-5).verdict == "bitwise equal"
 
 
@@ -92,7 +92,7 @@ def test_other_samples_are_different_though_the_losses_agree(tmp_path: Path) -> 
     change_step(b, rank=1, step=12, sample_ids=[1, 2, 3, 4, 5, 6, 7, 999])
     finding = findings(compare_runs(a, b, 1e-5))["sample order"]
     assert finding.outcome == "different"
-    assert finding.detail.startswith("parts at step 12")
+    assert finding.detail.startswith("diverges at step 12")
 
 
 def test_a_step_that_not_all_ranks_reported_has_no_sample_order(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_the_first_tensor_that_differs_is_named(tmp_path: Path) -> None:
     finding = findings(compare_runs(a, b, 1e-5))["checkpoints"]
     assert finding.outcome == "different"
     assert f"first at step 60, {name}" in finding.detail
-    assert "an element by 5.0e-01 at most" in finding.detail
+    assert "largest element difference 5.0e-01" in finding.detail
     assert f"first at step 40, {name}" in findings(compare_runs(a, b, 1e6))["checkpoints"].detail
 
 
@@ -161,7 +161,7 @@ def test_runs_of_different_length_are_compared_over_common_steps(tmp_path: Path)
 def test_equality_of_losses_alone_does_not_claim_equal_weights(tmp_path: Path) -> None:
     kind = Synthetic(checkpoint_every=None, status=None)
     comparison = compare_runs(make_run(tmp_path / "a", kind), make_run(tmp_path / "b", kind), 1e-5)
-    assert comparison.verdict == "bitwise equal; no weights were compared"
+    assert comparison.verdict == "bitwise equal; weights were not compared"
 
 
 def test_other_final_weights_after_equal_losses_are_not_bitwise_equal(tmp_path: Path) -> None:

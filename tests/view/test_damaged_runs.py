@@ -16,12 +16,12 @@ from synthetic_run import Synthetic, make_run
 
 from frog.cli import main
 from frog.core.files import write_json
-from frog.core.runfile import Record, RunFile
-from frog.core.runfolder import RunFolder
-from frog.events.heartbeat import read_heartbeat
-from frog.events.launcher_schema import AnyLauncherEvent
-from frog.events.read import read_lines
-from frog.events.schema import Beat, RankEvent
+from frog.runs.folder import RunFolder
+from frog.runs.heartbeat import read_heartbeat
+from frog.runs.launcher_schema import AnyLauncherEvent
+from frog.runs.read import read_lines
+from frog.runs.record import Record, RunFile
+from frog.runs.schema import Beat, RankEvent
 
 COMMANDS = ("runs", "report run", "diagnose run", "compare run run", "logs run", "tensorboard run")
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from synthetic_run import START_MONO_NS, START_UNIX_NS, Synthetic, make_run
 
-from frog.events.history import read_history
+from frog.runs.history import read_history
 from frog.view.timeline import phase_fractions, windows
 
 

@@ -16,7 +16,7 @@ from run_files import event
 
 from frog.cli import main
 from frog.core.errors import UsageError
-from frog.core.runfolder import RunFolder
+from frog.runs.folder import RunFolder
 from frog.train.log import RankLog
 from frog.view.logs import Choice, Logs, Source, Tail, follow, format_entry, parse_since
 
@@ -192,10 +192,9 @@ def test_command(folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--rank", "7"], "logs of ranks 0, 1"),
-        (["--node", "3"], "logs of nodes 1"),
+        (["--rank", "7"], "logs exist for ranks 0, 1"),
+        (["--node", "3"], "logs exist for nodes 1"),
         (["--grep", "("], "not a regular expression"),
-        (["--tail", "-1"], "--tail -1"),
         (["--since", "soon"], "--since soon"),
     ],
 )
@@ -210,7 +209,7 @@ def test_no_run_and_no_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert main(["logs", str(tmp_path / "nowhere")]) == 2
     write(tmp_path / "run" / "run.json", "{}")
     assert main(["logs", str(tmp_path / "run")]) == 2
-    assert "no logs there" in capsys.readouterr().err
+    assert "contains no logs" in capsys.readouterr().err
 
 
 def test_following_sees_new_lines_new_ranks_and_the_end(tmp_path: Path) -> None:
@@ -272,7 +271,7 @@ def test_of_a_long_log_the_last_is_shown_unless_all_is_asked_for(
     shown, told = capsys.readouterr()
     assert 40_000 < len(shown) < 50_000
     assert shown.endswith("see4999\n")
-    assert told.startswith(f"{5_006 - shown.count(chr(10)):,} lines before these: --all ")
+    assert told.startswith(f"{5_006 - shown.count(chr(10)):,} lines before these: use --all ")
     assert main(["logs", str(folder.path), "--rank", "1", "--all"]) == 0
     assert capsys.readouterr().out.count("\n") == 5_006
 

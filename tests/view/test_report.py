@@ -15,10 +15,10 @@ from synthetic_run import Synthetic, make_run, mean_loss
 from frog.config import TrainConfig
 from frog.core.errors import RunError
 from frog.core.files import write_json
-from frog.core.runfile import FORMAT
-from frog.core.runfolder import RunFolder
-from frog.events import read_run
-from frog.events.history import Collectives, History, RankHistory, Segment, Spans, read_history
+from frog.runs import read_run
+from frog.runs.folder import RunFolder
+from frog.runs.history import Collectives, History, RankHistory, Segment, Spans, read_history
+from frog.runs.record import FORMAT
 from frog.view.charts import MAX_POINTS, charts, pick_steps
 from frog.view.report import json_for_script, render_report, write_report
 
@@ -104,7 +104,7 @@ def test_fp16_shows_its_loss_scale_and_the_steps_left_out(tmp_path: Path) -> Non
     scale, left_out = chart["lines"]
     assert scale["values"] == pytest.approx([2.0**20, 2.0**19, *[2.0**18] * 38, *[2.0**17] * 20], rel=1e-5)
     assert [step for step, value in zip(chart["steps"], left_out["values"], strict=True) if value] == [1, 2, 40]
-    assert "3 of 60 steps overflowed and were left out; each halved the scale: 1, 2, 40" in page.text
+    assert "3 of 60 steps overflowed and were skipped; each halved the scale: 1, 2, 40" in page.text
     calm = page_of(make_run(tmp_path / "calm", Synthetic(train=fp16)))
     assert [line["label"] for line in calm.data["charts"][-1]["lines"]] == ["loss scale"]
     assert "No gradient overflowed" in calm.text
@@ -159,8 +159,8 @@ def test_the_smallest_run(tmp_path: Path) -> None:
     kind = Synthetic(segments=[(1, 0, 1)], eval_every=None, checkpoint_every=None)
     page = page_of(make_run(tmp_path / "r", kind))
     assert [line["label"] for line in page.data["charts"][0]["lines"]] == ["mean"]
-    assert "No checkpoint that can be read" in page.text
-    assert "No text was sampled" in page.text
+    assert "The run has no readable checkpoint" in page.text
+    assert "The run sampled no text" in page.text
     assert "Held-out" not in page.text
 
 
@@ -168,11 +168,11 @@ def test_a_run_that_never_took_a_step(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r", Synthetic(segments=[(1, 0, 0)]))
     error = {"type": "DataError", "message": "no data", "rank": 0, "step": 0}
     write_json(folder.record_json, {"format": FORMAT, "status": "failed", "step": 0, "error": error, "ended": ""})
-    assert "No step was finished" in page_of(folder).text
+    assert "The run finished no step" in page_of(folder).text
     for path in folder.events.iterdir():
         path.unlink()
     folder.events.rmdir()
-    assert "No step was finished" in page_of(folder).text
+    assert "The run finished no step" in page_of(folder).text
 
 
 def test_an_imported_model_has_a_report_too(tmp_path: Path) -> None:

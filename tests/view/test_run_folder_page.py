@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from synthetic_run import Synthetic, make_run
 
-from frog.events.launcher_schema import LAUNCHER_FIELDS
-from frog.events.schema import FIELDS
+from frog.runs.launcher_schema import LAUNCHER_FIELDS
+from frog.runs.schema import FIELDS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "run-folder.md").read_text()
 
@@ -27,7 +27,7 @@ def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     ]
 
 
-@pytest.mark.parametrize(("title", "fields"), [("Of a rank", FIELDS), ("Of the launcher", LAUNCHER_FIELDS)])
+@pytest.mark.parametrize(("title", "fields"), [("Rank events", FIELDS), ("Launcher events", LAUNCHER_FIELDS)])
 def test_the_tables_have_the_fields_of_the_schema(title: str, fields: dict[str, frozenset[str]]) -> None:
     _, _, rest = PAGE.partition(f"### {title}\n")
     rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", rest.partition("\n#")[0], re.MULTILINE)

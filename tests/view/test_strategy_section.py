@@ -13,8 +13,8 @@ from synthetic_run import GRADIENT_BYTES, MS, START_MONO_NS, Synthetic, make_run
 
 from frog.config import StrategyConfig, TrainConfig
 from frog.core.files import write_json
-from frog.core.runfolder import RunFolder
-from frog.events.history import read_history
+from frog.runs.folder import RunFolder
+from frog.runs.history import read_history
 from frog.view.report import render_report
 from frog.view.strategy import strategy_section
 
@@ -47,7 +47,7 @@ def test_bytes_of_ddp_are_those_of_the_formula(tmp_path: Path) -> None:
         assert one["ratio"] == 1.0
     text = text_of(folder)
     assert "gradients are averaged" in text
-    assert "In step 60, 3.8 MiB left rank 0, and as many each other rank" in text
+    assert "In step 60, rank 0 sent 3.8 MiB, as did every other rank" in text
     assert "dp 4 all_reduce gradients 1 2.5 MiB 3.8 MiB 3.8 MiB 1.000" in text
     assert 'class="off"' not in render_report(folder)
 
@@ -175,7 +175,7 @@ def test_one_rank_has_memory_and_nothing_else(tmp_path: Path) -> None:
 
 def test_an_implementation_that_sends_by_itself(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r", Synthetic(collectives=[], strategy=StrategyConfig(implementation="torch")))
-    assert "What torch sends by itself leaves no events" in text_of(folder)
+    assert "torch records no events for what it sends" in text_of(folder)
 
 
 def test_a_gradient_that_was_reduced_as_it_came_has_no_local_norm(tmp_path: Path) -> None:

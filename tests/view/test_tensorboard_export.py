@@ -10,7 +10,7 @@ import pytest
 from synthetic_run import START_UNIX_NS, Synthetic, make_run
 
 from frog.core.errors import UsageError
-from frog.events.history import read_history
+from frog.runs.history import read_history
 from frog.view.tensorboard import export_tensorboard
 
 
@@ -71,5 +71,5 @@ def test_without_the_package_the_error_says_how_to_get_it(tmp_path: Path, monkey
 
 def test_a_folder_that_tensorboard_cannot_name(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="the extra `tensorboard` is not installed")
-    with pytest.raises(UsageError, match="no name that is not UTF-8"):
+    with pytest.raises(UsageError, match="accepts only names in UTF-8"):
         export_tensorboard(make_run(tmp_path / "r", Synthetic(segments=[(1, 0, 1)])), tmp_path / "\udcff")

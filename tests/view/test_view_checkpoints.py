@@ -10,8 +10,8 @@ import pytest
 from synthetic_run import Synthetic, make_run, weights, write_checkpoint
 
 from frog.core.errors import CheckpointError
-from frog.core.manifest import manifest_hash
-from frog.core.runfolder import RunFolder
+from frog.runs.folder import RunFolder
+from frog.runs.manifest import manifest_hash
 from frog.view.checkpoints import open_checkpoint, open_checkpoints
 from frog.view.weights import weight_movement
 

@@ -16,7 +16,7 @@ from synthetic_run import Synthetic, make_run
 from frog.cli import main
 from frog.core import files
 from frog.core.files import write_json
-from frog.core.runfolder import RunFolder
+from frog.runs.folder import RunFolder
 from frog.view.runs import list_runs
 
 
@@ -86,7 +86,7 @@ def test_compare_says_it_and_exits_so(project: Path, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out.strip().endswith("bitwise equal")
     assert main(["compare", "pond", "lake"]) == 1
     out = capsys.readouterr().out
-    assert "parts at step 11, rank 0" in out
+    assert "diverges at step 11, rank 0" in out
     assert out.strip().endswith("different")
     assert main(["compare", "pond", "lake", "--rtol", "0.9"]) == 0
     assert main(["compare", "pond", "lake", "--rtol", "nan"]) == 2

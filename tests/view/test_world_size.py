@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from synthetic_run import START_UNIX_NS, Synthetic, make_run
 
-from frog.core.runfolder import RunFolder
 from frog.diagnose.rules import diagnose
-from frog.events.history import read_history
+from frog.runs.folder import RunFolder
+from frog.runs.history import read_history
 from frog.view.charts import charts, marks
 from frog.view.compare import compare_runs
 from frog.view.report import render_report
@@ -48,13 +48,13 @@ def test_the_size_is_drawn_over_the_steps(run: RunFolder) -> None:
 
 def test_the_page_lists_who_went_and_who_came(run: RunFolder) -> None:
     page = " ".join(render_report(run).split())
-    assert "Who was lost, and who came" in page
+    assert "Ranks that were lost or joined" in page
     row = '<td class="num">19</td><td>0</td><td><span class="none">–</span></td><td class="num">2</td><td class="num">0.25 s</td>'  # noqa: RUF001, E501
     assert row in page
 
 
 def test_it_is_told_for_whom_somebody_came(run: RunFolder) -> None:
-    """A process was started in the place of rank 2 and ended before it came in; then the one that is rank 4."""
+    """A process was started to replace rank 2 and ended before it came in; then the one that is rank 4."""
     own = 4_000_000
     launch = {"pid": 1, "nodes": [], "ranks_per_node": 4, "program": [], "restarts": 0, "network": None}
     where = {"attempt": 0, "node": 0, "node_rank": 0}
@@ -71,8 +71,8 @@ def test_it_is_told_for_whom_somebody_came(run: RunFolder) -> None:
     assert [change.replaced for change in changes] == [{}, {}, {4: 2}]
     assert "<td>4 for 2</td>" in render_report(run)
     evidence = "\n".join(diagnose(run).evidence)
-    assert "joined in the place of rank 2 after step 40" in evidence
-    assert f"process {own + 99} was started in the place of rank 2, and has not come in" in evidence
+    assert "joined to replace rank 2 after step 40" in evidence
+    assert f"process {own + 99} was started to replace rank 2, but has not joined" in evidence
 
 
 def test_steps_of_a_lost_world_count_once(run: RunFolder) -> None:

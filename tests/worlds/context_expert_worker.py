@@ -26,8 +26,8 @@ from frog.core.env import world_env
 from frog.core.processes import leave
 from frog.model import TinyTransformer, moe
 from frog.model.transformer import causal_attention
-from frog.parallel import blockwise, context, expert
 from frog.parallel.mesh import Mesh
+from frog.parallel.model import blockwise, context, expert
 
 DENSE = ModelConfig(61, 32, 48, 2, 4, 2, 64)
 UNTIED = ModelConfig(61, 32, 48, 2, 4, 4, 64, tie_word_embeddings=False)

@@ -9,7 +9,7 @@ import importlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -27,12 +27,15 @@ from frog.comm.local_shard import assemble, target_of
 from frog.config import DataConfig, OptimizerConfig, RunConfig, StrategyConfig, TrainConfig
 from frog.core.env import world_env
 from frog.core.processes import leave
-from frog.parallel import deepspeed, native, torch_ddp, torch_fsdp, torch_pipeline
+from frog.optim.build import build_optimizer
 from frog.parallel.build import build_mesh, build_strategy
-from frog.parallel.strategy import MOMENTS, Strategy, no_span
+from frog.parallel.strategy import Strategy, no_span
+from frog.parallel.torch_impl import ddp as torch_ddp
+from frog.parallel.torch_impl import deepspeed, native
+from frog.parallel.torch_impl import fsdp as torch_fsdp
+from frog.parallel.torch_impl import pipeline as torch_pipeline
 from frog.prove import rank as prove
 from frog.prove.matrix import SMALL_MODEL
-from frog.train.optimizer import build_optimizer
 
 TIED = "embed_tokens.weight"
 MAX_NORM = 0.5
@@ -71,7 +74,8 @@ RELAY = [
 RELAY = [one for one in RELAY if HAS_DEEPSPEED or one.config.strategy.implementation != "deepspeed"]
 
 
-def build(case: prove.Case, world: World, make_optimizer: Callable[..., Any] = prove.make_optimizer) -> Strategy:
+def build(case: prove.Case, world: World) -> Strategy:
+    make_optimizer = partial(build_optimizer, prove.optimizer_config(case))
     mesh = build_mesh(case.config, world)
     return build_strategy(case.config, mesh, prove.make_model(case, seed=world.rank), make_optimizer)
 
@@ -87,7 +91,9 @@ def take_step(strategy: Strategy, case: prove.Case, step: int, span: Any = no_sp
 
 def state(strategy: Strategy) -> dict[str, Tensor]:
     """Weights and moments, whole, on every rank."""
-    moments = {f"{moment}/{name}": shape for moment in MOMENTS for name, shape in strategy.shapes.items()}
+    moments = {
+        f"{moment}/{name}": shape for moment in OptimizerConfig().state for name, shape in strategy.shapes.items()
+    }
     shards = [*strategy.parameter_shards(), *strategy.moment_shards()]
     shapes = {**strategy.shapes, **moments}
     return {name: x.clone() for name, x in assemble(shapes, shards, strategy.mesh.world.axis)}
@@ -111,7 +117,7 @@ def relay(world: World) -> dict[str, Any]:
     exact, losses = {}, {}
     tokens, labels = prove.global_batch(RELAY[0], step=99)
     for number, one in enumerate(RELAY):
-        strategy = build(one, world, lambda *params: build_optimizer(OPTIMIZER, *params))
+        strategy = build(one, world)
         if whole:
             put(strategy, whole, number)
             again = state(strategy)
@@ -135,17 +141,6 @@ def relay(world: World) -> dict[str, Any]:
         losses[one.name] = abs(losses[one.name] - right) / right
         model.load_state_dict({**expected.weights[number], "lm_head.weight": expected.weights[number][TIED]})
     return {**result, "exact": exact, "evaluation": losses}
-
-
-(SETTINGS,) = prove.make_optimizer([torch.nn.Parameter(torch.zeros(1, 1))], []).param_groups
-OPTIMIZER = OptimizerConfig(
-    learning_rate=SETTINGS["lr"],
-    beta1=SETTINGS["betas"][0],
-    beta2=SETTINGS["betas"][1],
-    eps=SETTINGS["eps"],
-    weight_decay=SETTINGS["weight_decay"],
-)
-"""What `prove.make_optimizer` makes, for the trainer's own, which is fused."""
 
 
 def hooks(world: World) -> dict[str, Any]:
@@ -202,7 +197,7 @@ def scaled(world: World) -> dict[str, bool]:
     for one in [one for one in RELAY if one.config.strategy.implementation == "torch"]:
         weights = []
         for factor in (1.0, 1024.0):
-            strategy = build(one, world, lambda *params: build_optimizer(OPTIMIZER, *params))
+            strategy = build(one, world)
             scaler = torch.amp.GradScaler("cpu", init_scale=factor)
             strategy.reduce(strategy.forward_backward(prove.local_batch(one, strategy.mesh, 1), scaler.scale), False)
             scaler.unscale_(strategy.optimizer)

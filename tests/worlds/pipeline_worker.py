@@ -18,18 +18,19 @@ from torch import Tensor
 
 from frog.comm import Axis, World, join_world
 from frog.config import ModelConfig
+from frog.config.model import split_dim
 from frog.core.env import world_env
 from frog.core.processes import leave
 from frog.data import Batch
 from frog.model import TinyTransformer
-from frog.parallel import deferred, pipeline
-from frog.parallel.ddp import OverlappedDDP
+from frog.parallel.data.ddp import OverlappedDDP
 from frog.parallel.mesh import Mesh
-from frog.parallel.pipeline import Pipeline
-from frog.parallel.schedules import Schedule, make_schedule
-from frog.parallel.simulation import simulate
-from frog.parallel.stages import Stages, build_stages, make_tied_axis
-from frog.parallel.tensor import split_dim, split_model
+from frog.parallel.model import deferred, pipeline
+from frog.parallel.model.pipeline import Pipeline
+from frog.parallel.model.stages import Stages, build_stages, make_tied_axis
+from frog.parallel.model.tensor import split_model
+from frog.parallel.schedules.schedule import Schedule, make_schedule
+from frog.parallel.schedules.simulation import simulate
 
 T = 16
 

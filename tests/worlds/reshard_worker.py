@@ -18,11 +18,12 @@ from frog.comm import join_world
 from frog.comm.local_shard import assemble, target_of
 from frog.core.env import world_env
 from frog.core.processes import leave
-from frog.core.runfolder import RunFolder
+from frog.optim.build import build_optimizer
 from frog.parallel.build import build_mesh, build_strategy
 from frog.parallel.strategy import Strategy
 from frog.prove.matrix import DEFAULT_VARIANTS, SMALL_MODEL, Cell, cells, proofs
-from frog.prove.rank import Case, local_batch, make_model, make_optimizer
+from frog.prove.rank import Case, local_batch, make_model, optimizer_config
+from frog.runs.folder import RunFolder
 from frog.train.state import TrainState, generators
 
 folder, out = Path(sys.argv[1]), Path(sys.argv[2])
@@ -90,6 +91,7 @@ for implementation in ("frog", "torch"):
         assert isinstance(cell, Cell), cell
         case = Case.of(cell.fields(0), Path("cases.json"))
         mesh = build_mesh(case.config, world)
+        make_optimizer = functools.partial(build_optimizer, optimizer_config(case))
         strategy = build_strategy(case.config, mesh, make_model(case, seed=7), make_optimizer)
         for _ in range(3):  # makes torch's optimizer state; what it holds is replaced by every load
             loss = strategy.forward_backward(local_batch(case, mesh, 1), lambda loss: loss)

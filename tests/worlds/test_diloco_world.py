@@ -15,8 +15,8 @@ from many_runs import WORKER, train_many
 from frog.checkpoint.load import open_checkpoint
 from frog.config import from_dict
 from frog.core.files import remove
-from frog.events.schema import CollectiveEvent, EvalEvent, StepEvent
 from frog.plan.measure import traffic_problems
+from frog.runs.schema import CollectiveEvent, EvalEvent, StepEvent
 
 SETTINGS = ("strategy.name=diloco", "strategy.inner_steps=4", "eval.every=2", "eval.sample_tokens=0")
 COMPRESSIONS = ("off", "int8")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from harness import Harness
 
+from frog.config.optimizers import OPTIMIZERS
 from frog.prove.commands import prove
 from frog.prove.exchange import ProofResult
 from frog.prove.matrix import ALL_VARIANTS, DEFAULT_VARIANTS, SMALL_MODEL, Cell, cells, proofs
@@ -20,11 +21,16 @@ pytestmark = pytest.mark.slow
 WORKER = Path(__file__).parent / "native_worker.py"
 KINDS = [kind for kind in ("torch", "deepspeed") if kind != "deepspeed" or find_spec("deepspeed") is not None]
 WITH_PRECISION = [*DEFAULT_VARIANTS, *(one for one in ALL_VARIANTS if one.recompute or one.precision != "fp32")]
+OTHER_OPTIMIZERS = [one for one in ALL_VARIANTS if one.optimizer != "adamw"]
+ON_PARTS = [one for one in OTHER_OPTIMIZERS if not OPTIMIZERS[one.optimizer].needs_whole_matrices]
+ON_MATRICES = [one for one in OTHER_OPTIMIZERS if one not in ON_PARTS]
 WANTED = [
     *cells(SMALL_MODEL, [2], KINDS, WITH_PRECISION),
+    *cells(SMALL_MODEL, [2], ["torch"], ON_PARTS),
     *cells(SMALL_MODEL, [1, 4], KINDS, DEFAULT_VARIANTS[1:]),
 ]
-CELLS = [cell for cell in WANTED if isinstance(cell, Cell)]
+WHERE_MATRICES_ARE_WHOLE = [cell for cell in cells(SMALL_MODEL, [2], ["torch"], ON_MATRICES) if isinstance(cell, Cell)]
+CELLS = [*(cell for cell in WANTED if isinstance(cell, Cell)), *WHERE_MATRICES_ARE_WHOLE]
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +51,7 @@ def test_nothing_was_left_out() -> None:
     assert [reason for reason in WANTED if isinstance(reason, str)] == []
     proved = {(cell.implementation, cell.strategy) for cell in CELLS}
     assert {(kind, name) for kind in KINDS for name in proofs(kind)} - proved == {("torch", "dp x tp x pp")}, "8 ranks"
+    assert {cell.variant for cell in WHERE_MATRICES_ARE_WHOLE if cell.strategy == "ddp"} == set(ON_MATRICES)
 
 
 @pytest.fixture(scope="module")

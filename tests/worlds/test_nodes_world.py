@@ -17,8 +17,9 @@ import pytest
 from harness import Harness, all_gone, run_to_end, set_words, tree, wait_until
 from in_process import write_faults
 
-from frog.events.heartbeat import read_heartbeat
-from frog.events.schema import CommitEvent, StartEvent, StepEvent
+from frog.chaos.sandbox import faults_env
+from frog.runs.heartbeat import read_heartbeat
+from frog.runs.schema import CommitEvent, StartEvent, StepEvent
 
 STEPS = 60
 HELD_AT = 35
@@ -61,7 +62,7 @@ def start_faulty(
     harness: Harness, name: str, options: list[str], program: list[str], *faults: dict[str, Any]
 ) -> subprocess.Popen[str]:
     path = write_faults(harness.root / f"{name}.faults.toml", *faults)
-    return harness.start("frog", "run", *options, "--", *program, env={"FROG_FAULTS": str(path)})
+    return harness.start("frog", "run", *options, "--", *program, env=faults_env(path))
 
 
 def reach_hold(harness: Harness, name: str, process: subprocess.Popen[str]) -> tuple[dict[str, Any], psutil.Process]:

@@ -7,7 +7,7 @@ from harness import Harness
 from many_runs import train_many
 
 from frog.checkpoint import find_good
-from frog.events.schema import EvalEvent, StepEvent
+from frog.runs.schema import EvalEvent, StepEvent
 
 pytestmark = pytest.mark.slow
 
@@ -72,7 +72,7 @@ def test_people_are_told(runs: Harness, name: str) -> None:
     page = runs.folder(name).report_html
     runs.run("frog", "report", f"runs/{name}")
     num_skipped = sum(step.skipped for step in steps_of(runs, name))
-    assert f"{num_skipped} of 12 steps overflowed and were left out" in page.read_text()
+    assert f"{num_skipped} of 12 steps overflowed and were skipped" in page.read_text()
 
 
 def test_one_rank_alone_may_see_the_overflow(runs: Harness) -> None:

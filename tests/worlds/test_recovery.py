@@ -11,9 +11,9 @@ import pytest
 from harness import Harness, run_to_end, wait_until
 
 from frog.chaos.oracle import Oracle, read_oracle, recovery_problems
-from frog.events.heartbeat import read_heartbeat
-from frog.events.read import RankEvents
-from frog.events.schema import CommitEvent, StartEvent
+from frog.runs.heartbeat import read_heartbeat
+from frog.runs.read import RankEvents
+from frog.runs.schema import CommitEvent, StartEvent
 
 pytestmark = pytest.mark.slow
 

@@ -22,12 +22,12 @@ from frog.config import from_dict
 from frog.core.env import world_env
 from frog.core.errors import UsageError
 from frog.diagnose.rules import diagnose
-from frog.events.changes import find_changes
-from frog.events.heartbeat import read_heartbeat
-from frog.events.launcher_schema import ReplaceEvent
-from frog.events.read import read_launcher
-from frog.events.schema import MembershipEvent, StartEvent, StepEvent
-from frog.train.start import _meet
+from frog.runs.changes import find_changes
+from frog.runs.heartbeat import read_heartbeat
+from frog.runs.launcher_schema import ReplaceEvent
+from frog.runs.read import read_launcher
+from frog.runs.schema import MembershipEvent, StartEvent, StepEvent
+from frog.train.start import joined_world
 
 PATIENT = "train.timeout_s=600"
 SETTINGS = ("train.steps=40", "train.global_batch_size=12", "eval.every=40", "checkpoint.every=40", PATIENT)
@@ -112,7 +112,7 @@ def test_lost_ranks_are_replaced_as_often_as_is_allowed(harness: Harness) -> Non
     assert [who for change in changes for who in change.joined] == [one, other]
     assert [who for change in changes for who in change.lost] == [2, one, 1]
     assert (of_one, of_other) == (2, one)
-    assert f"joined in the place of rank {one}" in str(diagnose(harness.folder(name)).evidence)
+    assert f"joined to replace rank {one}" in str(diagnose(harness.folder(name)).evidence)
     check_same(harness, name)
 
 
@@ -137,7 +137,7 @@ def test_each_node_replaces_its_only_rank_and_one_comes_too_late(harness: Harnes
     assert joins(harness, name) == [[2]]
     assert {event.node_rank for event in harness.events(name).ranks[1].of(StartEvent)} == {1}
     assert err.count("is replaced by process") == 2
-    assert "in the place of rank 0, and has not come in" in str(diagnose(harness.folder(name)).as_json())
+    assert "to replace rank 0, but has not joined" in str(diagnose(harness.folder(name)).as_json())
 
 
 @pytest.mark.slow
@@ -172,7 +172,11 @@ def test_when_all_are_lost_those_at_the_door_go_too(harness: Harness) -> None:
 
 def test_only_a_run_that_goes_on_can_have_ranks_replaced(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FROG_REPLACE", "2")
-    with pytest.raises(UsageError, match=r"--replace 2 with comm.on_loss='fail'"):
-        _meet(from_dict({"model": MODEL, "data": {"sequence_length": 16}}), world_env())
+    config = from_dict({"model": MODEL, "data": {"sequence_length": 16}})
+    with (
+        pytest.raises(UsageError, match=r"--replace 2 with comm.on_loss='fail'"),
+        joined_world(config, world_env()),
+    ):
+        pass
     done = harness.run("frog", "run", "--nproc", "2", "--replace", "1", "--", "finetune", "base", code=2)
     assert "finetune goes on with the ranks that it began with" in done.stderr

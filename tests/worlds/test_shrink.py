@@ -14,9 +14,9 @@ import pytest
 from harness import Harness, run_to_end, set_words, wait_until
 
 from frog.diagnose.rules import diagnose
-from frog.events.heartbeat import read_heartbeat
-from frog.events.history import read_history
-from frog.events.schema import EvalEvent, MembershipEvent, StartEvent, StepEvent
+from frog.runs.heartbeat import read_heartbeat
+from frog.runs.history import read_history
+from frog.runs.schema import EvalEvent, MembershipEvent, StartEvent, StepEvent
 from frog.view.charts import charts as charts_of
 
 SETTINGS = ("train.steps=40", "train.global_batch_size=14", "checkpoint.every=8", "eval.every=8", "train.timeout_s=60")

@@ -12,9 +12,9 @@ from many_runs import train_many
 from frog.config import from_dict, load_run_config
 from frog.config.strategies import DATA_STRATEGIES
 from frog.core.errors import ConfigError
-from frog.events.schema import MemoryEvent, SampleEvent, StartEvent, StepEvent
 from frog.plan.measure import traffic_problems
 from frog.prove.matrix import proofs
+from frog.runs.schema import MemoryEvent, SampleEvent, StartEvent, StepEvent
 
 pytestmark = pytest.mark.slow
 
@@ -63,7 +63,7 @@ def test_a_run_under_any_strategy_has_the_same_losses(runs: Harness, name: str) 
 
 @pytest.mark.parametrize("name", ["overlapped-2", "zero1-2"])
 def test_two_ranks_end_with_the_same_bits_however_they_share_the_state(runs: Harness, name: str) -> None:
-    """A sum of two has one order only. zero2 and zero3 take the norm by units, so clipping differs in the last bit."""
+    """A sum of two has one order only. zero2 and zero3 reduce each micro-batch, and so add four numbers differently."""
     assert runs.record(f"s-{name}")["weights_sha256"] == runs.record("s-ddp-2")["weights_sha256"]
 
 

@@ -15,7 +15,7 @@ import torch
 from harness import Harness, all_gone, kill_tree, run_to_end, set_words, tree, wait_until
 
 from frog.checkpoint import find_good
-from frog.events.schema import CollectiveEvent, SpanEvent, StartEvent, StepEvent
+from frog.runs.schema import CollectiveEvent, SpanEvent, StartEvent, StepEvent
 
 
 @pytest.fixture(scope="module")

@@ -18,14 +18,14 @@ from typing import ClassVar
 
 from frog.chaos.oracle import Oracle, read_oracle
 from frog.chaos.sandbox import FOLDER, Sandbox, read_sandbox
-from frog.chaos.survival import LOSSES, Loss, plan_all_losses, plan_losses, run_loss
+from frog.chaos.survival import Loss, plan_all_losses, plan_losses, run_loss
 from frog.chaos.trial import Launch, Setting, Verdict, run_trial
 from frog.config.fault_kinds import KINDS
 from frog.core.errors import FrogError, LaunchError, UsageError
 from frog.core.files import write_atomic
-from frog.core.runfolder import RunFolder, check_output
 from frog.launch.commands import read_world
 from frog.launch.nodes import Nodes
+from frog.runs.folder import RunFolder, check_output
 
 _HEAD = ("  no", f"{'fault':<42}", "exit", "left s", f"{'found':<38}", f"{'went on':<19}", " sec", "verdict")
 
@@ -74,7 +74,7 @@ def choose_kinds(requested: str | None, nodes: Nodes, network: bool, shrinks: bo
         raise UsageError(f"--on-loss shrink: a world of {size}: of one left alone nobody can agree", "take --nproc 4")
     possible = [name for name, kind in KINDS.items() if kind.missing(size, network, shrinks) is None]
     if shrinks:
-        possible = [name for name in possible if name in LOSSES and (nodes.several or not KINDS[name].of_node)]
+        possible = [name for name in possible if KINDS[name].survivable and (nodes.several or not KINDS[name].of_node)]
     if requested is None:
         return possible
     names = requested.split(",")

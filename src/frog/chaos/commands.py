@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from frog.core.vocabulary import PHASES
 from frog.launch.commands import add_world_arguments, read_world
+from frog.runs.vocabulary import PHASES
 
 _EXAMPLE = 'frog chaos --fault "kill rank=1 step=3 phase=reduce" --nproc 2 -- train RUN.toml'
 
@@ -77,7 +77,7 @@ def _list() -> int:
 
 def _meet(args: argparse.Namespace, program: Sequence[str]) -> int:
     """Run a world that meets the faults named; return its exit code, or 1 if one of them was not met."""
-    from frog.chaos.sandbox import met_faults, read_sandbox, write_faults
+    from frog.chaos.sandbox import faults_env, met_faults, read_sandbox, write_faults
     from frog.config.faults import load_faults, parse_faults
     from frog.core.errors import LaunchError
     from frog.launch.world import run_world
@@ -90,7 +90,7 @@ def _meet(args: argparse.Namespace, program: Sequence[str]) -> int:
         path = Path(scratch) / "faults.toml"
         write_faults(path, faults)
         try:
-            code = run_world(nodes, sandbox.program, replace(options, extra_env={"FROG_FAULTS": str(path)}))
+            code = run_world(nodes, sandbox.program, replace(options, extra_env=faults_env(path)))
         except LaunchError as error:
             print(f"error: {error}", file=sys.stderr)
             code = error.exit_code

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 from frog.config.fault_kinds import KINDS, Kind
 from frog.config.faults import Fault
 from frog.core.errors import RunError
-from frog.core.runfile import Record
-from frog.core.runfolder import RunFolder
-from frog.core.vocabulary import MESSAGES
 from frog.diagnose.diagnosis import Diagnosis
-from frog.events import RankEvents, RecordedRun, read_run
-from frog.events.schema import CollectiveEvent, CommitEvent, SpanEvent, StartEvent, StepEvent
+from frog.runs import RankEvents, RecordedRun, read_run
+from frog.runs.folder import RunFolder
+from frog.runs.record import Record
+from frog.runs.schema import CollectiveEvent, CommitEvent, SpanEvent, StartEvent, StepEvent
+from frog.runs.vocabulary import MESSAGES
 
 _RTOL = 1e-5
 """Between losses of worlds of different sizes."""
@@ -25,7 +25,7 @@ _SLOW_S = 3.0
 """What a campaign's slow phase takes longer. Of one or two late steps the diagnosis asks three times all else."""
 
 _ALTERABLE = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", *MESSAGES)
-"""Operations that a rank can leave out or do with another tensor: those that `Axis.alter` is asked about."""
+"""Operations that a rank can leave out or do with another tensor: those that `Axis` reports to observers."""
 
 
 class Place(NamedTuple):
@@ -114,7 +114,7 @@ class Oracle:
 
     def next_collective(self, fault: Fault) -> Place | None:
         """Where the rank next speaks to others: from the fault on, or, of a checkpoint, from when it is whole."""
-        own = self._from(fault)[KINDS[fault.kind].checkpoint is not None :]
+        own = self._from(fault)[KINDS[fault.kind].damages_checkpoint :]
         return next((place for place in own if place.communicates), None)
 
     def place_of(self, fault: Fault) -> Place | None:
@@ -201,7 +201,7 @@ def resume_problems(fault: Fault, folder: RunFolder) -> list[str]:
     from_step = resumed_from(folder)
     if from_step is None:
         return ["did not start again"]
-    damaged = fault.step if KINDS[fault.kind].checkpoint is not None else None
+    damaged = fault.step if KINDS[fault.kind].damages_checkpoint else None
     main = read_run(folder).attempts[0].workers.get(0)
     committed = main.of(CommitEvent) if main is not None else []
     whole = max((event.step for event in committed if event.step != damaged), default=0)

@@ -15,8 +15,8 @@ from frog.config.arguments import DEFAULT_RUN_FILE, add_train_arguments
 from frog.config.faults import Fault, Scene, dump_faults, marks_folder
 from frog.config.load import override_dict
 from frog.core.errors import LaunchError, UsageError
-from frog.core.runfolder import find_run
 from frog.launch.nodes import Nodes
+from frog.runs.folder import find_run
 
 FOLDER = Path("chaos")
 """What `frog chaos` makes for itself, beside runs/ and data/."""
@@ -118,6 +118,11 @@ def tiny_program() -> list[str]:
 def write_faults(path: Path, faults: Sequence[Fault]) -> None:
     """Write the list that ranks are pointed at."""
     path.write_text(dump_faults(faults))
+
+
+def faults_env(path: Path) -> dict[str, str]:
+    """The environment of ranks that are to meet the faults of that list."""
+    return {"FROG_OBSERVER": f"frog.chaos.rank:{path}"}
 
 
 def met_faults(path: Path) -> dict[int, float]:

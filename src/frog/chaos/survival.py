@@ -18,17 +18,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from frog.chaos.oracle import Oracle
-from frog.chaos.sandbox import met_faults, where_met, write_faults
+from frog.chaos.sandbox import faults_env, met_faults, where_met, write_faults
 from frog.chaos.trial import Launch, Setting, Verdict
 from frog.config.fault_kinds import KINDS
 from frog.config.faults import Fault, marks_folder
-from frog.core.runfolder import RunFolder
-from frog.events import RecordedRun, read_run
-from frog.events.schema import EndEvent, MembershipEvent, StepEvent
 from frog.launch.harness import Program
-
-LOSSES = ("raise", "kill", "midway", "stop", "port", "node", "cut")
-"""The kinds of fault after which others are left."""
+from frog.runs import RecordedRun, read_run
+from frog.runs.folder import RunFolder
+from frog.runs.schema import EndEvent, MembershipEvent, StepEvent
 
 _ATOL = 1e-5
 """Between losses of worlds of different sizes."""
@@ -55,16 +52,18 @@ _LEFT_S = 60.0
 _NEWCOMER = """
 import sys, time
 from pathlib import Path
-import frog.train.join
+import frog.train.elastic.join
+from frog.chaos.midway import Midway
 from frog.cli import main
-from frog.train.inject import die_after
+from frog.runs.observer import OBSERVERS
 
 run, signs, mark = sys.argv[1:]
 until_s = time.monotonic() + 120
 while not (Path(run) / "run.json").exists() and time.monotonic() < until_s:
     time.sleep(0.01)
 if signs:
-    die_after(int(signs), lambda where: Path(mark).write_text(where) > 0)
+    OBSERVERS.append(midway := Midway())
+    midway.die_after(int(signs), lambda where: Path(mark).write_text(where) > 0)
 sys.exit(main(["join", run]))
 """
 """`frog join`, that has torch loaded when there is something to join; killed after some signs of life, if told."""
@@ -162,7 +161,7 @@ def run_loss(setting: Setting, loss: Loss, name: str, oracle: Oracle) -> None:
         path = Path(scratch) / "faults.toml"
         write_faults(path, faults)
         newcomer = stack.enter_context(_start_newcomer(loss, folder, path)) if loss.joins else None
-        launch = Launch(setting, words, 0, Path(scratch), {"FROG_FAULTS": str(path)})
+        launch = Launch(setting, words, 0, Path(scratch), faults_env(path))
         launch.run(folder)
         loss.code, loss.output = launch.code, launch.output
         loss.problems += launch.problems + ([f"exit code {launch.code}"] if launch.code else [])

@@ -13,16 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from frog.chaos.oracle import Oracle, diagnosis_problems, recovery_problems, resume_problems, resumed_from
-from frog.chaos.sandbox import met_faults, write_faults
+from frog.chaos.sandbox import faults_env, met_faults, write_faults
 from frog.config.fault_kinds import KINDS
 from frog.config.faults import Fault
 from frog.core.processes import is_alive
-from frog.core.runfolder import RunFolder
 from frog.diagnose.diagnosis import Diagnosis
 from frog.diagnose.rules import diagnose
-from frog.events.launcher_schema import AnyLauncherEvent, WorldEvent
-from frog.events.read import read_launcher
 from frog.launch.harness import Program
+from frog.runs.folder import RunFolder
+from frog.runs.launcher_schema import AnyLauncherEvent, WorldEvent
+from frog.runs.read import read_launcher
 
 _LAST_S = 10.0
 """How long processes, once their launcher has ended, may take to be gone."""
@@ -98,7 +98,7 @@ def run_trial(setting: Setting, verdict: Verdict, name: str, oracle: Oracle) -> 
     with tempfile.TemporaryDirectory(prefix="frog-trial-") as scratch:
         faults = Path(scratch) / "faults.toml"
         write_faults(faults, [fault])
-        launch = Launch(setting, words, restarts, Path(scratch), {"FROG_FAULTS": str(faults)})
+        launch = Launch(setting, words, restarts, Path(scratch), faults_env(faults))
         launch.run(folder)
         verdict.code, verdict.output = launch.code, launch.output
         verdict.problems += launch.problems

@@ -14,8 +14,8 @@ from torch import Tensor
 from frog.comm.local_shard import LocalShard
 from frog.core.errors import CheckpointError
 from frog.core.facts import Damage
-from frog.core.manifest import Manifest, Piece, TensorEntry, damage_of, part_file, read_manifest, verify_files
-from frog.core.runfolder import RunFolder
+from frog.runs.folder import RunFolder
+from frog.runs.manifest import Manifest, Piece, TensorEntry, damage_of, part_file, read_manifest, verify_files
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class Checkpoint:
         if problems:
             listing = "\n".join(f"  - {problem}" for problem in sorted(problems)[:10])
             raise CheckpointError(
-                f"{self.path} does not fit this model: {len(problems)} tensors\n{listing}",
-                "resume with the model that the run was started with (its run.json says which)",
+                f"{self.path} does not fit this model and optimizer: {len(problems)} tensors\n{listing}",
+                "resume with the model and optimizer that the run was started with (its run.json says which)",
             )
         with torch.no_grad(), _Files(self.path) as files:
             for shard in shards:

@@ -24,7 +24,9 @@ from frog.comm.local_shard import LocalShard
 from frog.core.errors import CheckpointError
 from frog.core.facts import ErrorFacts, system_cause
 from frog.core.files import put_aside, put_back, put_in_place, remove
-from frog.core.manifest import (
+from frog.core.schema import read_typed, write_typed
+from frog.runs.folder import RunFolder
+from frog.runs.manifest import (
     FileEntry,
     Manifest,
     PartReport,
@@ -34,8 +36,6 @@ from frog.core.manifest import (
     report_file,
     write_manifest,
 )
-from frog.core.runfolder import RunFolder
-from frog.core.schema import read_typed, write_typed
 
 _POLL_S = 0.01
 _PARTS_S = 2.0

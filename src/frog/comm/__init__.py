@@ -1,9 +1,27 @@
-"""A rank's world and its axes: joining, leaving, and the collectives over them."""
+"""A rank's world and its axes: joining, leaving, and the collectives over them.
+
+`frog.comm.collectives` and the rules of `frog.comm.elastic` need no torch: it is imported when one of these names is
+first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
 
 from frog.core.loading import loading
 
-with loading():  # torch, of which this is the first import in every program of Frog
+if TYPE_CHECKING:
     from frog.comm.axis import Axis, Pending
     from frog.comm.world import World, join_world
 
 __all__ = ["Axis", "Pending", "World", "join_world"]
+
+_MODULES = {"Axis": "axis", "Pending": "axis", "World": "world", "join_world": "world"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    with loading():
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -9,16 +9,17 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, ParamSpec, Protocol
+from typing import Any, Concatenate, ParamSpec, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from frog.comm.backend import Backend, choose_backend
+from frog.comm.backend import Backend, choose_backend, reduce_scatter_single
 from frog.core.errors import CommError
 from frog.core.facts import ErrorFacts
-from frog.core.vocabulary import MESSAGES
+from frog.runs.observer import OBSERVERS
+from frog.runs.vocabulary import MESSAGES
 
 
 class Note(Protocol):
@@ -116,24 +117,29 @@ class _Nothing(Pending):
 NOTHING = _Nothing()
 
 _P = ParamSpec("_P")
-_Start = Callable[_P, Pending]
+_Start = Callable[Concatenate["Axis", _P], Pending]
 
 
-def _alterable(start: _Start[_P]) -> _Start[_P]:
-    """What starts a collective, unless `Axis.alter` has something else in mind."""
+def _observed(start: _Start[_P]) -> _Start[_P]:
+    """Report a collective of several ranks, whose arguments an observer may change, as it begins."""
+    op = start.__name__.removeprefix("start_")
 
     @functools.wraps(start)
-    def begin(*args: _P.args, **kwargs: _P.kwargs) -> Pending:
-        return start(*args, **kwargs) if Axis.alter is None else Axis.alter(start, args, kwargs)
+    def begin(axis: Axis, /, *args: _P.args, **kwargs: _P.kwargs) -> Pending:
+        if OBSERVERS and axis.size > 1:
+            changed: Any = args
+            for observer in OBSERVERS:
+                changed = observer.collective_begins(op, axis.size, changed)
+                if changed is None:
+                    return NOTHING
+            return start(axis, *changed, **kwargs)
+        return start(axis, *args, **kwargs)
 
     return begin
 
 
 class Axis:
     """Some ranks of the world, in order, seen from one of them."""
-
-    alter: ClassVar[Callable[[Callable[..., Pending], tuple[Any, ...], dict[str, Any]], Pending] | None] = None
-    """For faults alone: what this process does in place of a collective, given what starts it and its arguments."""
 
     def __init__(
         self,
@@ -164,12 +170,12 @@ class Axis:
     def _start(self, op: str, payload_bytes: int, begin: Callable[[], Any], peer: int | None = None) -> Pending:
         return NOTHING if self.size == 1 else Pending(self, op, payload_bytes, lambda: [begin()], peer)
 
-    @_alterable
+    @_observed
     def start_all_reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Pending:
         """Sum `x` over the axis, or take its maximum, in place. Bytes reported: x's; 2(n-1)/n of them leave a rank."""
         return self._start("all_reduce", x.nbytes, lambda: dist.all_reduce(x, op, self.group, async_op=True))
 
-    @_alterable
+    @_observed
     def start_all_gather(self, whole: Tensor, part: Tensor) -> Pending:
         """Fill `whole` with every rank's `part`, in order. Bytes reported: whole; (n-1)/n of them leave a rank.
 
@@ -183,7 +189,7 @@ class Axis:
             "all_gather", whole.nbytes, lambda: self.backend.all_gather(target, own, self.size, self.group)
         )
 
-    @_alterable
+    @_observed
     def start_reduce_scatter(self, part: Tensor, whole: Tensor) -> Pending:
         """Fill `part` with the sum of every rank's own slice of `whole`. Bytes reported: those of whole.
 
@@ -199,16 +205,16 @@ class Axis:
         return self._start(
             "reduce_scatter",
             whole.nbytes,
-            lambda: dist.reduce_scatter_single(target, source, group=self.group, async_op=True),
+            lambda: reduce_scatter_single(target, source, group=self.group, async_op=True),
         )
 
-    @_alterable
+    @_observed
     def start_broadcast(self, x: Tensor, source: int = 0) -> Pending:
         """Give everyone `x` of the rank whose number on the axis is `source`. Bytes reported: those of x."""
         rank = self.ranks[source]
         return self._start("broadcast", x.nbytes, lambda: dist.broadcast(x, rank, group=self.group, async_op=True))
 
-    @_alterable
+    @_observed
     def start_all_to_all(
         self, received: Tensor, sent: Tensor, counts: tuple[list[int], list[int]] | None = None
     ) -> Pending:
@@ -226,19 +232,19 @@ class Axis:
             lambda: dist.all_to_all_single(received, sent, arrive, leave, group=self.group, async_op=True),
         )
 
-    @_alterable
+    @_observed
     def start_send(self, x: Tensor, to: int, tag: int = 0) -> Pending:
         """Send `x`, contiguous, to the rank whose number on the axis is `to`. Messages between two arrive in order."""
         peer = self.ranks[to]
         return self._start("send", x.nbytes, lambda: dist.isend(x, peer, group=self.group, tag=tag), peer)
 
-    @_alterable
+    @_observed
     def start_receive(self, x: Tensor, source: int, tag: int = 0) -> Pending:
         """Fill `x` with what the rank whose number on the axis is `source` sends."""
         peer = self.ranks[source]
         return self._start("recv", x.nbytes, lambda: dist.irecv(x, peer, group=self.group, tag=tag), peer)
 
-    @_alterable
+    @_observed
     def start_shift(self, received: Sequence[Tensor], sent: Sequence[Tensor]) -> Pending:
         """Pass `sent` on to the next rank of the ring; take what the one before passes on. Bytes reported: sent's."""
         if self.size == 1:

@@ -21,11 +21,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from frog.collectives.errors import CollectiveError
 from frog.comm.attempt_store import attempt_store
+from frog.comm.collectives.errors import CollectiveError
 from frog.core.env import WorldEnv, bind_loopback, preferred_backend
 from frog.core.errors import UsageError
 from frog.core.facts import Cause
+
+# Under their names in torch 2.13, or those in torch 2.11 and earlier.
+all_gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 Wordings = tuple[tuple[str, Cause], ...]
 
@@ -68,7 +72,7 @@ class Backend:
 
     def all_gather(self, whole: Tensor, part: Tensor, size: int, group: Any) -> Any:
         """Begin to fill `whole` with the `size` ranks' parts; return torch's work."""
-        return dist.all_gather_single(whole, part, group=group, async_op=True)
+        return all_gather_single(whole, part, group=group, async_op=True)
 
     def movable(self, x: Tensor, device: torch.device) -> Tensor:
         """`x` where this backend can move it: as it is, or on the rank's `device`."""
@@ -130,7 +134,7 @@ class NCCL(Backend):
 
 
 class Frog(Backend):
-    """Our own, between CPUs: through shared memory on one machine, over TCP between machines. See frog.collectives."""
+    """Our own, between CPUs: through shared memory on one machine, over TCP between machines."""
 
     name = "frog"
     devices = ("cpu",)

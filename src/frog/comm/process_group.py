@@ -1,4 +1,4 @@
-"""frog.collectives as a process group of torch: `init_process_group("frog")`, once `register` was called.
+"""frog.comm.collectives as a process group of torch: `init_process_group("frog")`, once `register` was called.
 
 DDP, FSDP2, DTensor and `torch.distributed` call these methods; a call that is not asynchronous is carried out where
 it is made. An asynchronous one is carried out by the group's thread, or by whoever waits for it first. What C++ asks
@@ -25,14 +25,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import _create_work_from_future
 
-from frog.collectives.arithmetic import BFLOAT16, Buffer
-from frog.collectives.cost import kept
-from frog.collectives.exchange import bytes_of
-from frog.collectives.group import Group, open_group
-from frog.collectives.messages import Transfer
-from frog.collectives.rendezvous import machine, own_host
-from frog.collectives.survivors import Survivors
-from frog.collectives.worker import Handle, Worker
+from frog.comm.collectives.arithmetic import BFLOAT16, Buffer
+from frog.comm.collectives.cost import kept
+from frog.comm.collectives.exchange import bytes_of
+from frog.comm.collectives.group import Group, open_group
+from frog.comm.collectives.messages import Transfer
+from frog.comm.collectives.rendezvous import machine, own_host
+from frog.comm.collectives.worker import Handle, Worker
 from frog.core.env import WorldEnv, world_env
 
 _OPERATIONS = {
@@ -65,12 +64,12 @@ def _create(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> Fr
     return FrogProcessGroup(_open(store, rank, size, timeout.total_seconds()), rank, size)
 
 
-_given: Survivors | None = None
+_given: Any = None
 """What the next group of torch is to work with, in place of one of its own."""
 
 
-def start_on(survivors: Survivors, timeout_s: float) -> None:
-    """Make the members who are there now torch's default group. It is theirs until they change."""
+def start_on(survivors: Any, timeout_s: float) -> None:
+    """Make a group whose members may change (frog.comm.elastic.survivors) torch's default group until they do."""
     global _given
     register()
     _given = survivors
@@ -185,7 +184,7 @@ class FrogWork(dist._Work):
 
 
 class FrogProcessGroup(dist.ProcessGroup):
-    """A group of ranks whose collectives are those of frog.collectives."""
+    """A group of ranks whose collectives are those of frog.comm.collectives."""
 
     memory: bool | None = None
     """Whether ranks of a node share memory; None: where the machine can."""
@@ -203,8 +202,7 @@ class FrogProcessGroup(dist.ProcessGroup):
     def getBackendName(self) -> str:
         return "frog"
 
-    def name(self) -> str:
-        return "frog"
+    name = getBackendName
 
     @property
     def pg_name(self) -> str:
@@ -229,6 +227,9 @@ class FrogProcessGroup(dist.ProcessGroup):
 
     def getGroupDesc(self) -> str:
         return self._description
+
+    def _get_backend(self, device: torch.device) -> Any:  # torch 2.15 asks, before it batches messages
+        return self if torch.device(device).type == "cpu" else super()._get_backend(device)
 
     _set_group_name, _set_group_desc = setGroupName, setGroupDesc
 

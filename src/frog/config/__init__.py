@@ -2,12 +2,12 @@
 
 from frog.config.load import from_dict, load_model_config, load_run_config, parse_run_config, to_dict
 from frog.config.model import ModelConfig
+from frog.config.optimizers import OptimizerConfig
 from frog.config.run import (
     CheckpointConfig,
     DataConfig,
     EvalConfig,
     ModelSource,
-    OptimizerConfig,
     RunConfig,
     TrainConfig,
 )

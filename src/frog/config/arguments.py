@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from frog.core.argument_types import at_least
+
 DEFAULT_RUN_FILE = Path("config/demo.toml")
 
 
@@ -29,7 +31,7 @@ def add_profile_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `frog.profile.rank` reads on every rank."""
     _add_run_file(parser)
     parser.add_argument(
-        "--steps", type=int, default=3, metavar="N", help="how many steps are recorded (default: %(default)s)"
+        "--steps", type=at_least(1), default=3, metavar="N", help="how many steps are recorded (default: %(default)s)"
     )
 
 

@@ -2,7 +2,7 @@
 
 What both can say, the run file decides. In the JSON it is `"auto"`, left out, or the same number, so that a file from a
 cluster can be taken as it is where the two agree; where they do not, nothing starts. What only DeepSpeed knows (bucket
-sizes, overlap, thresholds) is the JSON's alone. docs/decisions/0007-native-implementations.md says more.
+sizes, overlap, thresholds) is the JSON's alone. docs/development/decisions/0007-native-implementations.md says more.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from frog.core.vocabulary import PHASES
+from frog.runs.vocabulary import PHASES
 
 FULL_DEVICE = Path("/dev/full")
 """Linux's own: to write there is ENOSPC."""
@@ -14,7 +14,7 @@ FULL_DEVICE = Path("/dev/full")
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """One way to fail: what there is to know of it. What it does stands in train/inject.py."""
+    """One way to fail: what there is to know of it. `_ACTS` in chaos/rank.py does it."""
 
     name: str
     what: str
@@ -34,13 +34,15 @@ class Kind:
 
     collective: Literal["resized", "left_out", "added"] | None = None
     """What becomes of a collective of this rank."""
-    checkpoint: Literal["flipped", "halved"] | None = None
-    """What becomes of this rank's part of the step's checkpoint, once that is whole; then the rank is killed."""
+    damages_checkpoint: bool = False
+    """True if it damages this rank's part of the step's checkpoint once that is whole, and then kills the rank."""
     spoils_gradient: bool = False
     of_node: bool = False
     """Whether it meets the rank's whole node."""
     severs: bool = False
     """Whether connections go and processes stay."""
+    survivable: bool = False
+    """True if the other ranks can continue without this one (comm.on_loss = "shrink")."""
 
     # what must be seen of it
 
@@ -79,22 +81,22 @@ KINDS: dict[str, Kind] = {
         Kind(
             name="raise",
             what="its program raises an error that nobody catches",
-            peers_wait=True, named_first=True, words="RuntimeError", traceback=True,
+            peers_wait=True, named_first=True, words="RuntimeError", traceback=True, survivable=True,
         ),
         Kind(
             name="kill",
             what="it is killed (SIGKILL), as by a machine that runs out of memory",
-            peers_wait=True, named_first=True,
+            peers_wait=True, named_first=True, survivable=True,
         ),
         Kind(
             name="midway",
             what="it is killed in the midst of a collective, after `signs` (3) signs of life; needs comm.backend=frog",
-            own=("signs", "sent_bytes"), needs="own_backend", peers_wait=True, named_first=True,
+            own=("signs", "sent_bytes"), needs="own_backend", peers_wait=True, named_first=True, survivable=True,
         ),
         Kind(
             name="stop",
             what="it is stopped (SIGSTOP): it is there, and does nothing more",
-            peers_wait=True, named_first=True,
+            peers_wait=True, named_first=True, survivable=True,
         ),
         Kind(
             name="slow",
@@ -124,12 +126,17 @@ KINDS: dict[str, Kind] = {
         Kind(
             name="corrupt",
             what="a byte of its part of the step's checkpoint flips, once that is whole; then it is killed",
-            phases=("checkpoint",), default="checkpoint", checkpoint="flipped", peers_wait=True, named_first=True,
+            phases=("checkpoint",), default="checkpoint", damages_checkpoint=True, peers_wait=True, named_first=True,
         ),
         Kind(
             name="torn",
             what="its part of the step's checkpoint is cut in half, once that is whole; then it is killed",
-            phases=("checkpoint",), default="checkpoint", checkpoint="halved", peers_wait=True, named_first=True,
+            phases=("checkpoint",), default="checkpoint", damages_checkpoint=True, peers_wait=True, named_first=True,
+        ),
+        Kind(
+            name="absent",
+            what="its part of the step's checkpoint is removed, once that is whole; then it is killed",
+            phases=("checkpoint",), default="checkpoint", damages_checkpoint=True, peers_wait=True, named_first=True,
         ),
         Kind(
             name="disk",
@@ -140,17 +147,17 @@ KINDS: dict[str, Kind] = {
         Kind(
             name="port",
             what="all its network connections are closed under it",
-            needs="peers", severs=True, peers_wait=True,
+            needs="peers", severs=True, peers_wait=True, survivable=True,
         ),
         Kind(
             name="node",
             what="its node goes: all processes there are killed at once",
-            of_node=True, peers_wait=True,
+            of_node=True, peers_wait=True, survivable=True,
         ),
         Kind(
             name="cut",
             what="its node's network is cut, `after_s` (0) seconds later, for `for_s` (ever); needs --network",
-            own=("after_s", "for_s"), needs="network", of_node=True, severs=True, peers_wait=True,
+            own=("after_s", "for_s"), needs="network", of_node=True, severs=True, peers_wait=True, survivable=True,
         ),
     )
 }  # fmt: skip

@@ -23,7 +23,7 @@ from frog.config.fault_kinds import KINDS, Kind
 from frog.config.load import unknown, unknown_keys
 from frog.core.errors import ConfigError
 from frog.core.schema import parse_toml, read_toml
-from frog.core.vocabulary import PHASES
+from frog.runs.vocabulary import PHASES
 
 _MOST_TOLD = 100
 """Mistakes; to look up what was meant takes time."""

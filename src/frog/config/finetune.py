@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -10,15 +9,13 @@ from typing import Any, Literal, get_args
 
 from frog.core.errors import ConfigError
 from frog.core.schema import convert
+from frog.core.suggest import did_you_mean
 
 Head = Literal["classification", "completion"]
 HEADS: tuple[str, ...] = get_args(Head)
 
 GUARD = "guard"
 """The labelled set that comes with Frog."""
-
-NO_LABEL = -100
-"""Marks what is not to be learned, such as prompts and padding. torch's and transformers' own value."""
 
 ALL_TARGETS = "all"
 """Stands for every projection in the layers, as `all-linear` does for peft."""
@@ -113,10 +110,7 @@ def _split_pairs(text: str) -> tuple[dict[str, list[str]], list[str]]:
             continue
         name = _SYNONYMS.get(name, name)
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            problems.append(
-                f"{name}: unknown; " + (f"did you mean {near[0]}?" if near else f"valid: {', '.join(known)}")
-            )
+            problems.append(f"{name}: unknown; {did_you_mean(name, known)}")
         words = values.setdefault(name, []) if name in known else []
         if value:
             words.append(value)

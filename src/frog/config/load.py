@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import difflib
 import sys
 import types
 import typing
@@ -13,42 +12,15 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from frog.config.hugging_face import from_hugging_face
 from frog.config.model import ModelConfig
 from frog.config.run import ModelSource, RunConfig
 from frog.core.errors import ConfigError
 from frog.core.schema import convert, parse_toml, read_toml, read_typed, shortened
-
-_HF_FIXED: dict[str, tuple[Any, ...]] = {
-    "architectures": (["LlamaForCausalLM"], ["MixtralForCausalLM"]),
-    "model_type": ("llama", "mixtral"),
-    "hidden_act": ("silu",),
-    "attention_bias": (False,),
-    "mlp_bias": (False,),
-    "attention_dropout": (0, 0.0),
-    "rope_scaling": (None,),
-    "pretraining_tp": (1,),
-    "router_jitter_noise": (0, 0.0),
-    "sliding_window": (None,),
-}
-"""Keys of a Hugging Face config.json that describe what Frog's model always is, with the values that say so."""
+from frog.core.suggest import did_you_mean
 
 _MOST_UNKNOWN, _MOST_PARTS = 100, 8
 """Of a table's unknown keys so many are told; an override's key has no more parts."""
-
-_MIXTRAL_EXPERTS = 8
-"""How many experts a Mixtral has whose config.json does not say."""
-
-_HF_IGNORED = {
-    "bos_token_id",
-    "dtype",
-    "eos_token_id",
-    "output_router_logits",
-    "pad_token_id",
-    "torch_dtype",
-    "transformers_version",
-    "use_cache",
-    "_name_or_path",
-}
 
 
 def load_run_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -143,8 +115,7 @@ def list_problems(path: Path, problems: Sequence[str]) -> str:
 
 def unknown(word: str, valid: Sequence[str], what: str = "key") -> str:
     """What to say of a word that is none of `valid`."""
-    near = difflib.get_close_matches(word, valid, n=1, cutoff=0.5)
-    return f"{word}: unknown {what}; " + (f"did you mean {near[0]}?" if near else f"valid: {', '.join(valid)}")
+    return f"{word}: unknown {what}; {did_you_mean(word, valid, cutoff=0.5)}"
 
 
 def unknown_keys(table: Mapping[str, Any], valid: Collection[str], prefix: str = "") -> list[str]:
@@ -193,41 +164,9 @@ def _read_model(path: Path | None, overrides: dict[str, Any], problems: list[str
         problems.append(f"model.file: {error.what}")
         return None
     model: ModelConfig | None = build_section(
-        ModelConfig, _from_hf({**table, **overrides}, problems), "model.", problems
+        ModelConfig, from_hugging_face({**table, **overrides}, problems), "model.", problems
     )
     return model
-
-
-def _from_hf(table: dict[str, Any], problems: list[str]) -> dict[str, Any]:
-    """Take out of a config.json what Frog's model always is, and complain if it says otherwise."""
-    table = {key: value for key, value in table.items() if key not in _HF_IGNORED}
-    if table.get("model_type") == "mixtral":
-        table.setdefault("num_local_experts", _MIXTRAL_EXPERTS)
-    elif table.get("model_type") == "llama" and table.get("num_local_experts") is not None:
-        problems.append(f"model.num_local_experts={table['num_local_experts']}: a model_type='llama' has none")
-    for key, allowed in _HF_FIXED.items():
-        if key in table and (value := table.pop(key)) not in allowed:
-            problems.append(f"model.{key}={_short(value)}: Frog's model has {allowed[0]!r}")
-    rope = table.pop("rope_parameters", None)
-    if rope is not None and not isinstance(rope, dict):
-        problems.append(f"model.rope_parameters={_short(rope)}: must be an object")
-    if isinstance(rope, dict):
-        if rope.get("rope_type", "default") != "default":
-            problems.append(f"model.rope_parameters.rope_type={_short(rope['rope_type'])}: Frog's model has 'default'")
-        if "rope_theta" in rope:
-            table.setdefault("rope_theta", rope["rope_theta"])
-    heads, hidden, head_dim = (table.get(k) for k in ("num_attention_heads", "hidden_size", "head_dim"))
-    table.pop("head_dim", None)
-    if head_dim is not None and not isinstance(head_dim, int):
-        problems.append(f"model.head_dim={_short(head_dim)}: must be a whole number")
-    elif head_dim is not None and isinstance(heads, int) and isinstance(hidden, int) and heads * head_dim != hidden:
-        problems.append(
-            f"model.head_dim={head_dim} x num_attention_heads={heads} is not hidden_size={hidden}: "
-            "Frog's heads share the width out among them"
-        )
-    if "num_attention_heads" in table:
-        table.setdefault("num_key_value_heads", table["num_attention_heads"])
-    return table
 
 
 def build_section(cls: type[Any], table: Mapping[str, Any], prefix: str, problems: list[str]) -> Any:

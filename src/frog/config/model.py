@@ -1,8 +1,19 @@
-"""The sizes of a transformer, under the names that Hugging Face's config.json uses."""
+"""The sizes of a transformer, under the names that Hugging Face's config.json uses, and the table of its parameters.
+
+The table is at the end of this file. Everything else that has to know a parameter's name, shape or split reads it:
+the counts below, the plan, tensor parallelism (Frog's and torch's), the report and the Hugging Face import.
+"""
 
 from __future__ import annotations
 
+import math
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
+
+IGNORED_LABEL = -100
+"""The label of a position that does not count in the loss, such as a prompt or padding. PyTorch's `ignore_index`."""
 
 _MOST = {
     "vocab_size": 10**8,
@@ -43,6 +54,8 @@ class ModelConfig:
     """Standard deviation of the first weights."""
     tie_word_embeddings: bool = True
     """Whether the output layer's weight is the embedding."""
+    qk_norm: bool = False
+    """Normalise each head's queries and keys before their rotation, as Qwen3 does."""
     num_local_experts: int | None = None
     """None: one FFN a layer. Else a mixture of so many, each of `intermediate_size`."""
     num_experts_per_tok: int = 2
@@ -89,6 +102,11 @@ class ModelConfig:
                 f"num_attention_heads={heads} is not a multiple of num_key_value_heads={kv_heads}: "
                 "each key/value head serves the same number of query heads"
             )
+        if self.qk_norm and self.num_local_experts is not None:
+            found.append(
+                f"qk_norm=true with num_local_experts={self.num_local_experts}: no model of Hugging Face has both as "
+                "Frog's model has them; leave one of them out"
+            )
         return found + self._expert_problems()
 
     def _expert_problems(self) -> list[str]:
@@ -104,26 +122,33 @@ class ModelConfig:
             found.append(f"router_aux_loss_coef={self.router_aux_loss_coef}: must be at least 0")
         return found
 
+    @property
+    def kv_width(self) -> int:
+        """Width of all key heads side by side, and of all value heads."""
+        return self.num_key_value_heads * self.head_dim
+
+    def layer_parameters(self) -> tuple[Parameter, ...]:
+        """The parameters of one layer, in the order of the forward pass."""
+        return tuple(parameter for parameter in _LAYER if parameter.exists(self))
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every parameter by its name in the model, in the order of `state_dict`."""
+        embedding, *last = ROOT
+        layers = {
+            f"layers.{number}.{parameter.name}": parameter.shape(self)
+            for number in range(self.num_hidden_layers)
+            for parameter in self.layer_parameters()
+        }
+        return {embedding.name: embedding.shape(self), **layers, **{one.name: one.shape(self) for one in last}}
+
     def num_parameters(self) -> int:
-        """How many weights the model has; a tied embedding counts once."""
-        return self._num_parameters(self.num_local_experts)
+        """Number of weights of the model; a tied embedding counts once."""
+        copies = self.vocab_size * self.hidden_size if self.tie_word_embeddings else 0
+        return self._sum(lambda parameter: parameter.numel(self)) - copies
 
     def built_bytes(self) -> int:
         """What a built model takes: its weights, and cosine and sine of each position, in float32."""
         return 4 * (self.num_parameters() + 2 * self.max_position_embeddings * self.head_dim)
-
-    def num_active_parameters(self) -> int:
-        """How many weights one token passes: of a layer's experts only those that it is sent to."""
-        return self._num_parameters(self.num_local_experts and self.num_experts_per_tok)
-
-    def _num_parameters(self, num_experts: int | None) -> int:
-        """The weights of a model of which `num_experts` experts a layer count, but the whole router."""
-        hidden, kv = self.hidden_size, self.num_key_value_heads * self.head_dim
-        attention = 2 * hidden * hidden + 2 * hidden * kv
-        ffn, router = 3 * hidden * self.intermediate_size, hidden * (self.num_local_experts or 0)
-        layer = attention + (1 if num_experts is None else num_experts) * ffn + router + 2 * hidden
-        embeddings = self.vocab_size * hidden * (1 if self.tie_word_embeddings else 2)
-        return self.num_hidden_layers * layer + embeddings + hidden
 
     def flops_per_token(self, sequence_length: int) -> float:
         """Floating-point operations to train on one token: forward and backward, matrix products only.
@@ -133,6 +158,115 @@ class ModelConfig:
         Units:   operations; a multiply-add counts as two.
         Assumes: full (not causal) attention scores, as Chowdhery et al. 2022 (PaLM), appendix B, counts them.
         """
-        looked_up = 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
-        matrices = self.num_active_parameters() - looked_up - (2 * self.num_hidden_layers + 1) * self.hidden_size
-        return 6.0 * matrices + 12.0 * self.num_hidden_layers * self.hidden_size * sequence_length
+        weights = self._sum(self._num_multiplied)
+        return 6.0 * weights + 12.0 * self.num_hidden_layers * self.hidden_size * sequence_length
+
+    def _num_multiplied(self, parameter: Parameter) -> int:
+        """Number of the parameter's weights that one token is multiplied with: an embedding is only looked up."""
+        if parameter.kind in ("embedding", "norm", "head norm"):
+            return 0
+        if parameter.kind == "expert":
+            return parameter.numel(self) // (self.num_local_experts or 1) * self.num_experts_per_tok
+        return parameter.numel(self)
+
+    def _sum(self, count: Callable[[Parameter], int]) -> int:
+        """The sum of `count` over all parameters of the model, the head as its own also if it is tied."""
+        return sum(map(count, ROOT)) + self.num_hidden_layers * sum(map(count, self.layer_parameters()))
+
+
+# ---- the table of parameters -----------------------------------------------------------------------------------------
+
+
+def _always(model: ModelConfig) -> bool:
+    return True
+
+
+def _is_dense(model: ModelConfig) -> bool:
+    return model.num_local_experts is None
+
+
+def _has_qk_norm(model: ModelConfig) -> bool:
+    return model.qk_norm
+
+
+def _has_experts(model: ModelConfig) -> bool:
+    return model.num_local_experts is not None
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A row of the table: one parameter of the model, or of each layer."""
+
+    name: str
+    """Its name in the model; for a layer's parameter the name within its layer."""
+    dims: str
+    """One letter for each dim of its shape, a key of `_WIDTHS`."""
+    kind: Literal["embedding", "head", "matrix", "router", "expert", "norm", "head norm"]
+    """A head norm works on each attention head: where tensor parallelism splits the heads, each rank has a part of its
+    gradient.
+    """
+    split_dim: int | None = None
+    """The dim that tensor parallelism splits: 0 the outputs, 1 the inputs; None if each rank holds all of it."""
+    exists: Callable[[ModelConfig], bool] = _always
+    """True for the models that have it."""
+
+    @property
+    def module(self) -> str:
+        """The name of the module that holds it."""
+        return self.name.rpartition(".")[0]
+
+    def shape(self, model: ModelConfig) -> tuple[int, ...]:
+        """The sizes of its dims."""
+        return tuple(_WIDTHS[letter](model) for letter in self.dims)
+
+    def numel(self, model: ModelConfig) -> int:
+        """The number of its elements."""
+        return math.prod(self.shape(model))
+
+
+_WIDTHS: dict[str, Callable[[ModelConfig], int]] = {
+    "D": lambda model: model.hidden_size,
+    "K": lambda model: model.kv_width,
+    "C": lambda model: model.head_dim,
+    "F": lambda model: model.intermediate_size,
+    "G": lambda model: 2 * model.intermediate_size,
+    "E": lambda model: model.num_local_experts or 0,
+    "V": lambda model: model.vocab_size,
+}
+"""The size of each letter: D model width, K width of all key (or value) heads, C width of one head, F FFN width, G gate
+and up together, E experts, V vocabulary."""
+
+ROOT = (
+    Parameter("embed_tokens.weight", "VD", "embedding", split_dim=0),
+    Parameter("norm.weight", "D", "norm"),
+    Parameter("lm_head.weight", "VD", "head", split_dim=0),
+)
+"""The parameters outside the layers. A tied head is listed too: it is the embedding under another name."""
+
+_LAYER = (
+    Parameter("input_layernorm.weight", "D", "norm"),
+    Parameter("self_attn.q_proj.weight", "DD", "matrix", split_dim=0),
+    Parameter("self_attn.q_norm.weight", "C", "head norm", exists=_has_qk_norm),
+    Parameter("self_attn.k_proj.weight", "KD", "matrix", split_dim=0),
+    Parameter("self_attn.k_norm.weight", "C", "head norm", exists=_has_qk_norm),
+    Parameter("self_attn.v_proj.weight", "KD", "matrix", split_dim=0),
+    Parameter("self_attn.o_proj.weight", "DD", "matrix", split_dim=1),
+    Parameter("post_attention_layernorm.weight", "D", "norm"),
+    Parameter("mlp.gate_proj.weight", "FD", "matrix", split_dim=0, exists=_is_dense),
+    Parameter("mlp.up_proj.weight", "FD", "matrix", split_dim=0, exists=_is_dense),
+    Parameter("mlp.down_proj.weight", "DF", "matrix", split_dim=1, exists=_is_dense),
+    Parameter("mlp.gate.weight", "ED", "router", exists=_has_experts),
+    Parameter("mlp.experts.gate_up_proj", "EGD", "expert", exists=_has_experts),
+    Parameter("mlp.experts.down_proj", "EDF", "expert", exists=_has_experts),
+)
+
+_BY_NAME = {parameter.name: parameter for parameter in ROOT + _LAYER}
+
+MODULE_PARTS = tuple(dict.fromkeys(part for row in _LAYER for part in row.module.split(".")))
+"""The parts of the names of a layer's modules, in the order of the forward pass."""
+
+
+def split_dim(name: str) -> int | None:
+    """The dim along which tensor parallelism splits the parameter `name`; None if each rank holds all of it."""
+    row = _BY_NAME.get(re.sub(r"^.*\blayers\.\d+\.", "", name))
+    return None if row is None else row.split_dim

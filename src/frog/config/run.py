@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
-from frog.collectives.agreement import MOST_RANKS
 from frog.config.model import ModelConfig
+from frog.config.optimizers import OPTIMIZERS, OptimizerConfig
 from frog.config.strategies import DATA_STRATEGIES, or_list
 from frog.config.strategy import StrategyConfig, strategy_problems
+from frog.config.units import Unit
 from frog.core.errors import ConfigError
 from frog.core.names import name_problem
+
+MOST_ELASTIC_RANKS = 64
+"""Over the life of a run that goes on when ranks are lost: each rank that joins gets a number of its own."""
 
 _MOST = 10**9
 """Of whatever is counted in a run file: what lies above is a slip of the pen."""
@@ -37,7 +41,7 @@ class DataConfig:
 
     name: str = "python-docs"
     """A prepared data set: `frog data list`."""
-    sequence_length: int = 64
+    sequence_length: Annotated[int, Unit("tokens")] = 64
     """Of each sample."""
 
 
@@ -45,15 +49,15 @@ class DataConfig:
 class TrainConfig:
     """[train]"""
 
-    steps: int = 200
+    steps: Annotated[int, Unit("steps")] = 200
     """Optimizer steps of the whole run."""
-    global_batch_size: int = 16
+    global_batch_size: Annotated[int, Unit("sequences")] = 16
     """Sequences in one optimizer step, over all ranks and micro-batches."""
-    grad_accum: int = 1
+    grad_accum: Annotated[int, Unit("micro-batches")] = 1
     """Micro-batches into which each rank cuts its share of the global batch."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Of the forward pass; weights and sums stay in float32."""
-    initial_loss_scale: float = 65536.0
+    initial_loss_scale: Annotated[float, Unit("factor")] = 65536.0
     """fp16: what the loss is multiplied by at first, so that small gradients do not round to zero. Where the gradient
     overflows the step is left out and the scale halved; after 2000 good steps in a row it is doubled."""
     compile: bool = False
@@ -62,9 +66,9 @@ class TrainConfig:
     """Whether a layer's activations are computed again in the backward pass instead of kept."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """What it runs on. "auto" takes the rank's GPU, for a world of one MPS, else the CPU."""
-    log_every: int = 10
+    log_every: Annotated[int, Unit("steps")] = 10
     """How often a line of the log says where the run is."""
-    timeout_s: float = 120.0
+    timeout_s: Annotated[float, Unit("s")] = 120.0
     """How long a collective waits for a missing rank before the run fails."""
 
 
@@ -81,38 +85,16 @@ class CommConfig:
 
 
 @dataclass(frozen=True)
-class OptimizerConfig:
-    """[optimizer]: AdamW, with a linear warm-up and a cosine to `min_learning_rate`"""
-
-    learning_rate: float = 3e-3
-    """After the warm-up."""
-    min_learning_rate: float = 3e-4
-    """At the last step."""
-    warmup_steps: int = 20
-    """In which the rate rises from 0."""
-    beta1: float = 0.9
-    """Decay of the first moment."""
-    beta2: float = 0.95
-    """Decay of the second moment."""
-    eps: float = 1e-8
-    """Added to the root of the second moment."""
-    weight_decay: float = 0.1
-    """Decoupled from the gradient; of matrices alone."""
-    grad_clip: float | Literal["off"] = 1.0
-    """Largest allowed norm of the gradient."""
-
-
-@dataclass(frozen=True)
 class EvalConfig:
     """[eval]: held-out text"""
 
-    every: int = 100
+    every: Annotated[int, Unit("steps")] = 100
     """How often held-out text is scored."""
-    tokens: int = 16384
+    tokens: Annotated[int, Unit("tokens")] = 16384
     """How many held-out tokens are scored, at most."""
     prompt: str = "The "
     """How the sampled text begins."""
-    sample_tokens: int = 40
+    sample_tokens: Annotated[int, Unit("tokens")] = 40
     """How many tokens are sampled after the prompt at each evaluation; with 0 nothing is sampled."""
 
 
@@ -120,9 +102,9 @@ class EvalConfig:
 class CheckpointConfig:
     """[checkpoint]"""
 
-    every: int = 100
+    every: Annotated[int, Unit("steps")] = 100
     """How often a checkpoint is saved."""
-    keep_last: int = 5
+    keep_last: Annotated[int, Unit("checkpoints")] = 5
     """How many stay; older ones are removed."""
 
 
@@ -133,7 +115,7 @@ class RunConfig:
     model: ModelConfig
     name: str = "run"
     """Of the run's folder, under runs/."""
-    seed: int = 1337
+    seed: Annotated[int, Unit()] = 1337
     """Of the weights, the order of samples, and what is sampled."""
     source: ModelSource = field(default_factory=ModelSource)
     data: DataConfig = field(default_factory=DataConfig)
@@ -146,7 +128,7 @@ class RunConfig:
 
     def problems(self) -> list[str]:
         """Every rule that this run breaks whatever its world; empty if it can start."""
-        found = self.model.problems() + self.strategy.problems()
+        found = self.model.problems() + self.strategy.problems() + self.optimizer.problems()
         if wrong_name := name_problem(self.name):
             found.append(wrong_name)
         found += [
@@ -166,35 +148,20 @@ class RunConfig:
                 ("strategy", "bucket_mb", self.strategy.bucket_mb, 0),
                 ("strategy", "virtual_stages", self.strategy.virtual_stages, 2),
                 ("strategy", "inner_steps", self.strategy.inner_steps, 1),
-                ("optimizer", "learning_rate", self.optimizer.learning_rate, 0),
-                ("optimizer", "min_learning_rate", self.optimizer.min_learning_rate, 0),
-                ("optimizer", "warmup_steps", self.optimizer.warmup_steps, 0),
-                ("optimizer", "weight_decay", self.optimizer.weight_decay, 0),
                 ("eval", "every", self.eval.every, 1),
                 ("eval", "tokens", self.eval.tokens, 1),
                 ("eval", "sample_tokens", self.eval.sample_tokens, 0),
                 ("checkpoint", "every", self.checkpoint.every, 1),
                 ("checkpoint", "keep_last", self.checkpoint.keep_last, 1),
             )
-            if value < least or (value > _most(name) and section != "optimizer")  # a rate may be as large as one likes
+            if not least <= value <= _most(name)
         ]
-        found += [
-            f"{name}={value}: must lie in [0, 1)"
-            for name, value in (
-                ("optimizer.beta1", self.optimizer.beta1),
-                ("optimizer.beta2", self.optimizer.beta2),
-                ("strategy.outer_momentum", self.strategy.outer_momentum),
-            )
-            if not 0 <= value < 1
-        ]
+        if not 0 <= self.strategy.outer_momentum < 1:
+            found.append(f"strategy.outer_momentum={self.strategy.outer_momentum}: must lie in [0, 1)")
         if not 0 < self.strategy.outer_learning_rate < math.inf:
             found.append(
                 f"strategy.outer_learning_rate={self.strategy.outer_learning_rate}: must be above 0, and finite"
             )
-        if self.optimizer.eps <= 0:
-            found.append(f"optimizer.eps={self.optimizer.eps}: must be above 0")
-        if self.optimizer.grad_clip != "off" and self.optimizer.grad_clip <= 0:
-            found.append(f'optimizer.grad_clip={self.optimizer.grad_clip}: must be above 0, or "off"')
         if not 1 <= self.train.initial_loss_scale < math.inf:
             found.append(f"train.initial_loss_scale={self.train.initial_loss_scale}: must be at least 1, and finite")
         if self.data.sequence_length > self.model.max_position_embeddings:
@@ -202,7 +169,22 @@ class RunConfig:
                 f"data.sequence_length={self.data.sequence_length} is more than "
                 f"max_position_embeddings={self.model.max_position_embeddings}: every position needs its rotation"
             )
-        return found
+        return found + self._cut_matrices()
+
+    def _cut_matrices(self) -> list[str]:
+        """Each setting by which the strategy cuts matrices that the optimizer needs whole."""
+        optimizer, strategy = self.optimizer.name, self.strategy
+        if optimizer not in OPTIMIZERS or not OPTIMIZERS[optimizer].needs_whole_matrices:
+            return []
+        splits = strategy.name in DATA_STRATEGIES and strategy.entry.splits
+        cuts = [f"strategy.name={strategy.name!r}"] * bool(splits) + [f"strategy.tp={strategy.tp}"] * (strategy.tp > 1)
+        keep_whole = or_list(repr(name) for name, entry in DATA_STRATEGIES.items() if not entry.splits)
+        elementwise = or_list(repr(name) for name, entry in OPTIMIZERS.items() if not entry.needs_whole_matrices)
+        return [
+            f"optimizer.name={optimizer!r} with {cut}: this optimizer needs whole matrices, this strategy cuts them; "
+            f"set strategy.name to {keep_whole} and strategy.tp to 1, or optimizer.name to {elementwise}"
+            for cut in cuts
+        ]
 
     def meets(self, step: int) -> bool:
         """Whether the data ranks meet in this step: always, but where they go apart. Then in the last step of a round,
@@ -212,16 +194,17 @@ class RunConfig:
 
     def least_bytes(self, world_size: int) -> int:
         """Memory that each rank surely takes when it trains on a CPU: less than it will, so that no run is refused
-        that can be. Each builds the whole model; of gradients and moments a rank has its share at least, and of a
-        micro-batch what goes into a layer.
+        that can be. Each builds the whole model; of gradients and optimizer state a rank has its share at least, and of
+        a micro-batch what goes into a layer.
 
         Units:   bytes
-        Assumes: float32, AdamW, and that the run can be in this world.
+        Assumes: float32, and that the run can be in this world.
         """
         sequences = self.micro_batch_size(self.strategy.dp_size(world_size))
         layer_input = 4 * sequences * self.data.sequence_length * self.model.hidden_size
         layer_input //= self.strategy.tp * self.strategy.cp
-        return self.model.built_bytes() + 3 * 4 * self.model.num_parameters() // world_size + layer_input
+        kept = (1 + len(self.optimizer.state)) * 4 * self.model.num_parameters()
+        return self.model.built_bytes() + kept // world_size + layer_input
 
     def micro_batch_size(self, dp_size: int) -> int:
         """Sequences that one rank takes in one forward pass; the most of any, where they are dealt unevenly."""
@@ -295,10 +278,10 @@ class RunConfig:
                 )
         if self.comm.on_loss == "shrink":
             found += self._shrink_problems()
-            if world_size > MOST_RANKS:
+            if world_size > MOST_ELASTIC_RANKS:
                 found.append(
-                    f"comm.on_loss='shrink' with {world_size} ranks: at most {MOST_RANKS} can agree on who is left; "
-                    "take fewer, or leave it out"
+                    f"comm.on_loss='shrink' with {world_size} ranks: at most {MOST_ELASTIC_RANKS} can agree on who is "
+                    "left; take fewer, or leave it out"
                 )
         if self.train.precision == "fp16" and strategy.entry.apart:
             found.append(
@@ -310,20 +293,40 @@ class RunConfig:
                 "train.precision='fp16' with strategy.compression='int8': the overflow of a step that is left out "
                 "would stay in what the roundings keep; take bf16"
             )
+        if strategy.implementation == "deepspeed" and self.optimizer.name != "adamw":
+            found.append(
+                f"optimizer.name={self.optimizer.name!r} with strategy.implementation='deepspeed': Frog drives "
+                "DeepSpeed's AdamW alone; take another implementation, or adamw"
+            )
         if found:
             return found
-        dp_size = self.strategy.dp_size(world_size)
-        batch, parts = self.train.global_batch_size, dp_size * self.train.grad_accum
-        uneven = self.comm.on_loss == "shrink"  # it may begin as it goes on after a loss
-        if batch < parts if uneven else batch % parts:
-            name = "world size" if dp_size == world_size else "dp"
-            wrong = "less than" if uneven else "not a multiple of"
-            rule = "one sequence at least" if uneven else "the same number of sequences"
-            found.append(
-                f"train.global_batch_size={batch} is {wrong} {name} {dp_size} x train.grad_accum "
-                f"{self.train.grad_accum} = {parts}: every rank takes {rule} in every micro-batch"
-            )
-        return found
+        train, dp_size = self.train, self.strategy.dp_size(world_size)
+        problem = batch_problem(
+            train.global_batch_size,
+            dp_size,
+            train.grad_accum,
+            uneven=self.comm.on_loss == "shrink",  # such a run may start with any number of ranks
+            ranks="world size" if dp_size == world_size else "dp",
+        )
+        return [] if problem is None else [problem]
+
+
+def batch_problem(
+    global_batch_size: int, dp_size: int, grad_accum: int, *, uneven: bool = False, ranks: str = "dp"
+) -> str | None:
+    """Explain why a global batch cannot be split among data ranks and micro-batches; None if it can.
+
+    Where `uneven` is allowed, the parts may differ by one sequence. `ranks` is what the reader calls the data ranks.
+    """
+    parts = dp_size * grad_accum
+    if global_batch_size >= parts and (uneven or global_batch_size % parts == 0):
+        return None
+    wrong = "less than" if uneven else "not a multiple of"
+    rule = "at least one sequence" if uneven else "the same number of sequences"
+    return (
+        f"train.global_batch_size={global_batch_size} is {wrong} {ranks} {dp_size} x train.grad_accum "
+        f"{grad_accum} = {parts}: every rank takes {rule} in every micro-batch"
+    )
 
 
 def _most(name: str) -> int:

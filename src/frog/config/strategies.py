@@ -84,7 +84,7 @@ DATA_STRATEGIES = _by_name(
         title="ddp",
         summary="Every data rank has the whole model and its own samples; gradients are averaged.",
         use="the model, its gradients and Adam's two moments fit on one rank: nothing is simpler",
-        modules={"frog": "frog.parallel.ddp", "torch": "frog.parallel.torch_ddp"},
+        modules={"frog": "frog.parallel.data.ddp", "torch": "frog.parallel.torch_impl.ddp"},
         transfers=(Transfer("all_reduce", "gradients", "step", "buckets"),),
         proofs={
             "ddp-naive": {"reduction": "naive"},
@@ -99,9 +99,9 @@ DATA_STRATEGIES = _by_name(
         summary="Every data rank keeps one partition of Adam's state, and updates those parameters for all.",
         use="Adam's moments no longer fit: they are partitioned, for the traffic of ddp",
         modules={
-            "frog": "frog.parallel.zero1",
-            "torch": "frog.parallel.torch_ddp",
-            "deepspeed": "frog.parallel.deepspeed",
+            "frog": "frog.parallel.data.zero1",
+            "torch": "frog.parallel.torch_impl.ddp",
+            "deepspeed": "frog.parallel.torch_impl.deepspeed",
         },
         splits=frozenset({"optimizer"}),
         transfers=(
@@ -116,9 +116,9 @@ DATA_STRATEGIES = _by_name(
         summary="Every data rank keeps one partition of the gradients and of Adam's state.",
         use="the gradients no longer fit either; they travel in every micro-batch, so keep grad_accum low",
         modules={
-            "frog": "frog.parallel.zero2",
-            "torch": "frog.parallel.torch_fsdp",
-            "deepspeed": "frog.parallel.deepspeed",
+            "frog": "frog.parallel.data.zero2",
+            "torch": "frog.parallel.torch_impl.fsdp",
+            "deepspeed": "frog.parallel.torch_impl.deepspeed",
         },
         splits=frozenset({"optimizer", "gradients"}),
         transfers=(_REDUCED_BY_LAYER, Transfer("all_gather", "parameters", "step", "layers")),
@@ -131,9 +131,9 @@ DATA_STRATEGIES = _by_name(
         summary="Every data rank keeps one partition of the parameters too; a layer is whole while it is at work.",
         use="the parameters no longer fit either; up to 1.5 times the traffic of ddp, for each micro-batch",
         modules={
-            "frog": "frog.parallel.zero3",
-            "torch": "frog.parallel.torch_fsdp",
-            "deepspeed": "frog.parallel.deepspeed",
+            "frog": "frog.parallel.data.zero3",
+            "torch": "frog.parallel.torch_impl.fsdp",
+            "deepspeed": "frog.parallel.torch_impl.deepspeed",
         },
         splits=frozenset({"optimizer", "gradients", "parameters"}),
         transfers=(
@@ -149,7 +149,7 @@ DATA_STRATEGIES = _by_name(
         summary="Every data rank trains a replica by itself; every inner_steps steps the replicas meet, and an outer "
         "optimizer takes the mean of how far they have come.",
         use="links are slow: one exchange in inner_steps steps; not what one process computes, so compare the losses",
-        modules={"frog": "frog.parallel.diloco"},
+        modules={"frog": "frog.parallel.data.diloco"},
         transfers=(Transfer("all_reduce", "differences", "round", "one"),),
         apart=True,
         proofs={"diloco": {"name": "diloco", "inner_steps": 2}},
@@ -163,7 +163,7 @@ AXES = {
         title="tensor",
         summary="Every matrix is split over the tp ranks, which work on the same samples.",
         use="a single layer is too big or too slow; it talks in every layer, so keep it within a node",
-        modules={"frog": "frog.parallel.tensor", "torch": "frog.parallel.torch_fsdp"},
+        modules={"frog": "frog.parallel.model.tensor", "torch": "frog.parallel.torch_impl.fsdp"},
         proofs={"tp": {"tp": WHOLE_WORLD, "sequence_parallel": False}, "tp+sp": {"tp": WHOLE_WORLD}},
     ),
     "pp": StrategyEntry(
@@ -171,7 +171,7 @@ AXES = {
         title="pipeline",
         summary="The layers are cut into stages, through which micro-batches flow.",
         use="the model is deep and links are slow: little is sent, but ranks wait while the pipeline fills and drains",
-        modules={"frog": "frog.parallel.pipeline", "torch": "frog.parallel.torch_pipeline"},
+        modules={"frog": "frog.parallel.model.pipeline", "torch": "frog.parallel.torch_impl.pipeline"},
         proofs={
             "pp-gpipe": {"pp": WHOLE_WORLD, "schedule": "gpipe"},
             "pp-1f1b": {"pp": WHOLE_WORLD, "schedule": "1f1b"},
@@ -185,7 +185,7 @@ AXES = {
         summary="Every sequence is split over the cp ranks; keys and values go round in a ring, gradients are "
         "averaged.",
         use="the sequence is too long for one rank's activations",
-        modules={"frog": "frog.parallel.context"},
+        modules={"frog": "frog.parallel.model.context"},
         proofs={"cp": {"cp": WHOLE_WORLD}},
     ),
     "ep": StrategyEntry(
@@ -193,7 +193,7 @@ AXES = {
         title="expert",
         summary="The experts of each layer are shared out over neighbouring data ranks; tokens travel to them.",
         use="the FFN is a mixture of experts whose weights no longer fit",
-        modules={"frog": "frog.parallel.expert"},
+        modules={"frog": "frog.parallel.model.expert"},
         proofs={"ep": {"ep": WHOLE_WORLD}},
     ),
 }

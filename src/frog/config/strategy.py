@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from importlib.metadata import version
+from typing import Annotated, Literal
 
 from frog.config.model import ModelConfig
 from frog.config.strategies import AXES, DATA_STRATEGIES, DataStrategyEntry, StrategyEntry, or_list
+from frog.config.units import Unit
 from frog.core.schema import shortened
+
+ZERO_BUBBLE_TORCH = (2, 13)
+"""The first torch that was seen to run its zero-bubble schedule on our model. In 2.9 and 2.11 the second half of a
+backward pass that is cut in two no longer finds the nodes of functions written in Python (pytorch#166577)."""
 
 
 @dataclass(frozen=True)
@@ -19,33 +25,33 @@ class StrategyConfig:
     """How the data-parallel ranks keep what they train: a key of DATA_STRATEGIES."""
     implementation: Literal["frog", "torch", "deepspeed"] = "frog"
     """Whose code spreads the work: Frog's own, torch's, or DeepSpeed's."""
-    tp: int = 1
+    tp: Annotated[int, Unit("ranks")] = 1
     """Tensor parallelism: over how many ranks each matrix of a layer is split."""
-    pp: int = 1
+    pp: Annotated[int, Unit("ranks")] = 1
     """Pipeline parallelism: over how many ranks the layers are spread."""
-    cp: int = 1
+    cp: Annotated[int, Unit("ranks")] = 1
     """Context parallelism: over how many ranks the positions of a sequence are split."""
-    ep: int = 1
+    ep: Annotated[int, Unit("ranks")] = 1
     """Over how many neighbouring dp ranks each layer's experts are shared out."""
-    shard: int | None = None
+    shard: Annotated[int | None, Unit("ranks")] = None
     """Hybrid sharding: over how many neighbouring data ranks zero shares out; None is all of them."""
     reduction: Literal["naive", "bucketed", "overlapped"] = "bucketed"
     """ddp: one all-reduce a parameter; one a bucket after the backward pass; one a bucket during it."""
-    bucket_mb: float = 25.0
+    bucket_mb: Annotated[float, Unit("MB")] = 25.0
     """ddp: how much gradient goes into one all-reduce."""
     compression: Literal["off", "fp16", "bf16", "powersgd", "int8"] = "off"
     """What is sent with fewer bits. ddp and diloco of Frog: int8. ddp of torch: its hooks fp16, bf16 and powersgd."""
-    inner_steps: int = 50
+    inner_steps: Annotated[int, Unit("steps")] = 50
     """diloco: H, the steps of a round, which each rank takes by itself."""
-    outer_learning_rate: float = 0.7
+    outer_learning_rate: Annotated[float, Unit()] = 0.7
     """diloco: of the outer optimizer, at the end of a round."""
-    outer_momentum: float = 0.9
+    outer_momentum: Annotated[float, Unit()] = 0.9
     """diloco: of the outer optimizer, Nesterov's; 0 is none."""
     sequence_parallel: bool = True
     """tp: whether the norms' inputs are split over the sequence."""
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = "1f1b"
     """pp: the order of the micro-batches, of which there are train.grad_accum."""
-    virtual_stages: int = 2
+    virtual_stages: Annotated[int, Unit("stages")] = 2
     """pp, interleaved: how many stages a rank holds."""
     deepspeed_file: str | None = None
     """deepspeed: its JSON file, as seen from where the run starts; None takes config/deepspeed_<name>.json."""
@@ -237,10 +243,26 @@ def _torch_problems(
             f"strategy.pp={strategy.pp} with num_local_experts={model.num_local_experts} and {by}: its stages pass "
             "hidden states on, and no routers' loss"
         )
-    rounds = max(1, grad_accum // strategy.pp)
-    if strategy.pp > 1 and strategy.schedule == "zero_bubble" and grad_accum % rounds:
+    if strategy.pp > 1 and strategy.schedule == "zero_bubble":
+        found += _zero_bubble_problems(strategy.pp, grad_accum)
+    return found
+
+
+def _zero_bubble_problems(pp: int, grad_accum: int) -> list[str]:
+    """Rules of torch's zero-bubble schedule."""
+    found = []
+    torch_version = version("torch")
+    if tuple(map(int, torch_version.split(".")[:2])) < ZERO_BUBBLE_TORCH:
+        needed = ".".join(map(str, ZERO_BUBBLE_TORCH))
+        found.append(
+            f"strategy.schedule='zero_bubble' with strategy.implementation='torch': torch {torch_version} cannot cut "
+            f"our model's backward pass in two; use torch {needed} or later, strategy.schedule='1f1b' or "
+            "strategy.implementation='frog'"
+        )
+    rounds = max(1, grad_accum // pp)
+    if grad_accum % rounds:
         found.append(
             f"train.grad_accum={grad_accum} is not a multiple of the {rounds} rounds that torch's zero_bubble makes of "
-            f"it with strategy.pp={strategy.pp}; a multiple of strategy.pp is one"
+            f"it with strategy.pp={pp}; a multiple of strategy.pp is one"
         )
     return found

@@ -2,20 +2,45 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderableType, RenderHook, RenderResult
 from rich.segment import Segment
 
+from frog.core.env import variable
 from frog.core.printable import beneath, printable_lines
+
+_PADDING = re.compile(" +(?=\n)")
 
 
 def console(**options: Any) -> Console:
-    """A console on standard output. A test holds that nobody makes another."""
-    made = Console(**{"file": beneath(sys.stdout), "markup": False, "highlight": False, "emoji": False, **options})
+    """A console on standard output. A test holds that nobody makes another.
+
+    A pipe or a file gets lines without padding; with NO_COLOR a terminal gets no styles.
+    """
+    file: Any = beneath(sys.stdout)
+    settings = {"file": file if file.isatty() else _Unpadded(file), "markup": False, "highlight": False, "emoji": False}
+    if variable("NO_COLOR"):
+        settings["color_system"] = None
+    made = Console(**{**settings, **options})
     made.push_render_hook(_Cleaning())
     return made
+
+
+class _Unpadded:
+    """A text stream that drops the spaces with which tables fill their last column."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        self._file.write(_PADDING.sub("", text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 class _Cleaning(RenderHook):

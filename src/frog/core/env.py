@@ -119,10 +119,9 @@ def most_replaced() -> int:
     return _integer("FROG_REPLACE", 0)
 
 
-def faults_file() -> Path | None:
-    """The list of faults that this rank is to meet, if any (frog.config.faults)."""
-    text = os.environ.get("FROG_FAULTS")
-    return Path(text) if text else None
+def observer_name() -> str | None:
+    """The observer of this rank, MODULE:ARGUMENT, if it has one (frog.runs.observer)."""
+    return os.environ.get("FROG_OBSERVER") or None
 
 
 def attempt_number() -> int:
@@ -142,7 +141,7 @@ def replace_env(env: Mapping[str, str]) -> None:
 
 
 def start_method() -> str | None:
-    """How ranks are to be started, "fork" or "spawn"; None: as suits the program (frog.comm.forkserver)."""
+    """How ranks are to be started, "fork" or "spawn"; None: as suits the program (frog.launch.torchrun.forkserver)."""
     return variable("FROG_START")
 
 
@@ -167,6 +166,29 @@ def child_env(**changes: str) -> dict[str, str]:
     return {**os.environ, **changes}
 
 
+_NEEDED = frozenset(
+    [
+        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "TMPDIR", "TEMP", "TMP", "LANG", "LANGUAGE", "TZ"),
+        *("LD_LIBRARY_PATH", "LD_PRELOAD", "DYLD_LIBRARY_PATH", "VIRTUAL_ENV", "CONDA_PREFIX"),
+        *("PYTHONHOME", "PYTHONUSERBASE", "PYTHONNOUSERSITE", "SLURM_CONF", "FROG_START", "FROG_CACHE_DIR"),
+    ]
+)
+"""Variables that say where programs, libraries and files lie, and how text is written."""
+
+
+def neutral_env(**changes: str) -> dict[str, str]:
+    """The environment for code that must run the same in each shell: only what programs need, with `changes`.
+
+    Settings of libraries (OMP_*, NCCL_*, GLOO_*, TORCH_*, PYTHON* ...) are left out. Of PYTHONPATH all entries stay but
+    the current folder.
+    """
+    kept = {name: value for name, value in os.environ.items() if name in _NEEDED or name.startswith("LC_")}
+    entries = [os.path.abspath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    if others := [entry for entry in entries if os.path.realpath(entry) != os.path.realpath(os.curdir)]:
+        kept["PYTHONPATH"] = os.pathsep.join(others)
+    return {**kept, **changes}
+
+
 def bind_loopback(master_addr: str) -> None:
     """Make gloo use the loopback interface when the world is on this machine alone.
 
@@ -184,6 +206,16 @@ def prepare_deepspeed(local_rank: int, *, on_cpu: bool) -> None:
     os.environ.setdefault("LOCAL_RANK", str(local_rank))
     if on_cpu:
         os.environ["DS_ACCELERATOR"] = "cpu"
+
+
+def wait_passively() -> None:
+    """Before torch loads: OpenMP threads that wait for each other sleep, unless the user has chosen how they wait.
+
+    The default is to spin: where other programs need the cores too, a spinning thread keeps one from the thread that it
+    waits for (benchmarks/threads.py).
+    """
+    if not any(os.environ.get(name) for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")):
+        os.environ["OMP_WAIT_POLICY"] = "passive"
 
 
 def quiet_profiler() -> None:

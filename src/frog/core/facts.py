@@ -10,15 +10,21 @@ import errno
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+DamageCause = Literal[
+    "corrupt",  # bytes of a file have changed
+    "torn",  # bytes of a file are missing
+    "absent",  # a file is missing altogether
+]
+"""Why a checkpoint cannot be trusted, the gravest cause first. `frog.diagnose.checkpoint_rules` has words for each."""
+
 Cause = Literal[
+    DamageCause,
     "timed_out",  # nobody answered in time
     "closed",  # the other end of a connection is gone
     "refused",  # nobody listens there
     "mismatch",  # ranks disagree about a collective's size or kind
     "no_space",  # the disk or the quota is full
     "no_memory",
-    "corrupt",  # bytes of a file have changed
-    "torn",  # bytes or files are missing
     "not_finite",  # a loss or a gradient is NaN or infinite
 ]
 
@@ -27,7 +33,7 @@ Cause = Literal[
 class Damage:
     """Why a checkpoint cannot be trusted."""
 
-    cause: Literal["corrupt", "torn"]
+    cause: DamageCause
     what: str
     """For people: the file, and how it differs from its manifest."""
     step: int | None = None

@@ -1,8 +1,9 @@
-"""How much memory there is to be had on this machine."""
+"""How much memory this machine has, and what the C library's allocator keeps of it."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from pathlib import Path
 
 import psutil
@@ -15,6 +16,10 @@ CGROUP = Path("/sys/fs/cgroup")
 
 PROCESS_BYTES = 32 << 20
 """The least that a process takes which runs Python."""
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_MOST_MMAP_THRESHOLD = 32 << 20
+"""The largest value that glibc accepts on a 64-bit system."""
 
 
 def machine_bytes() -> int:
@@ -40,3 +45,14 @@ def check_memory(num_bytes: int, what: str, hint: str) -> None:
     if num_bytes > have:
         need = f"{what} takes at least {format_bytes(num_bytes)} of memory"
         raise ConfigError(f"{need}, this machine has {format_bytes(have)}", hint)
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep what a training step frees: the next step would otherwise fault the same pages in again.
+
+    What this is worth: docs/development/decisions/0005-model-speed.md. Does nothing without glibc.
+    """
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # no such function; no such library
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+        libc.mallopt(_M_MMAP_THRESHOLD, _MOST_MMAP_THRESHOLD)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import termios
 
 _MOST_CHARS = 10_000
 """Of a line that is an answer."""
@@ -36,6 +37,12 @@ def read_line(prompt: str) -> str:
     if not line or len(line) == _MOST_CHARS:
         raise EOFError
     return line
+
+
+def discard_typed_ahead() -> None:
+    """Forget what was typed at the terminal while nothing was reading it."""
+    if sys.stdin.isatty():
+        termios.tcflush(sys.stdin, termios.TCIFLUSH)
 
 
 def _is_open(number: int) -> bool:

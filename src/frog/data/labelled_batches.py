@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from frog.config.finetune import NO_LABEL
+from frog.config.model import IGNORED_LABEL
+from frog.config.run import batch_problem
 from frog.core.errors import ShapeError
 from frog.core.seeds import derive_seed
 from frog.data.labelled import Example
@@ -35,14 +36,14 @@ class Row:
 
     @property
     def num_labels(self) -> int:
-        return sum(label != NO_LABEL for label in self.labels)
+        return sum(label != IGNORED_LABEL for label in self.labels)
 
 
 def class_row(text: str, label: int, tokenizer: Tokenizer, max_length: int) -> Row:
     """A text whose one label is its class, at its last token. What is too long loses its end."""
     ids = tokenizer.encode(text).ids or [END_OF_DOCUMENT_ID]
     kept = ids[:max_length]
-    return Row(kept, [NO_LABEL] * (len(kept) - 1) + [label], len(ids) - len(kept))
+    return Row(kept, [IGNORED_LABEL] * (len(kept) - 1) + [label], len(ids) - len(kept))
 
 
 def completion_row(prompt: str, completion: str, tokenizer: Tokenizer, max_length: int) -> Row:
@@ -56,7 +57,7 @@ def completion_row(prompt: str, completion: str, tokenizer: Tokenizer, max_lengt
     room = max(1, max_length + 1 - len(after))
     kept, answer = before[-room:], after[:max_length]
     ids = [*kept, *answer]
-    labels = [NO_LABEL] * (len(kept) - 1) + answer
+    labels = [IGNORED_LABEL] * (len(kept) - 1) + answer
     return Row(ids[:-1], labels, len(before) + len(after) - len(ids))
 
 
@@ -98,12 +99,9 @@ class LabelledBatches:
         grad_accum: int = 1,
         device: torch.device | None = None,
     ) -> None:
-        if global_batch_size < 1 or global_batch_size % (dp_size * grad_accum):
-            raise ShapeError(
-                f"a batch of {global_batch_size} texts is not a multiple of {dp_size} dp ranks x grad_accum "
-                f"{grad_accum} = {dp_size * grad_accum}: every micro-batch holds equally many",
-                f"--batch-size {max(1, global_batch_size // (dp_size * grad_accum)) * dp_size * grad_accum}",
-            )
+        if problem := batch_problem(global_batch_size, dp_size, grad_accum):
+            parts = dp_size * grad_accum
+            raise ShapeError(problem, f"--batch-size {max(1, global_batch_size // parts) * parts}")
         self._rows, self._seed, self._size, self._max_length = rows, seed, global_batch_size, max_length
         self._dp_rank, self._dp_size, self._grad_accum = dp_rank, dp_size, grad_accum
         self._device = device or torch.device("cpu")
@@ -127,11 +125,11 @@ class LabelledBatches:
             yield self._batch(number * self.steps_per_epoch + index + 1, ids)
 
     def _batch(self, step: int, ids: np.ndarray) -> Batch:
-        rows = [self._rows[i] if i != FILLING else Row([END_OF_DOCUMENT_ID], [NO_LABEL]) for i in ids]
+        rows = [self._rows[i] if i != FILLING else Row([END_OF_DOCUMENT_ID], [IGNORED_LABEL]) for i in ids]
         length = max(len(row.tokens) for row in rows)
         tokens, labels = pad(rows, min(-(-length // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE, self._max_length))
         shape = (self._dp_size, self._grad_accum, -1, tokens.shape[-1])
-        counts = (labels.view(shape) != NO_LABEL).sum(dim=(2, 3))
+        counts = (labels.view(shape) != IGNORED_LABEL).sum(dim=(2, 3))
         mean_rank = counts.sum().item() / self._dp_size
         per_rank = self._size // self._dp_size
         return Batch(
@@ -150,7 +148,7 @@ def pad(rows: Sequence[Row], length: int | None = None) -> tuple[torch.Tensor, t
     """
     length = length or max(len(row.tokens) for row in rows)
     tokens = torch.full((len(rows), length), END_OF_DOCUMENT_ID, dtype=torch.long)
-    labels = torch.full((len(rows), length), NO_LABEL, dtype=torch.long)
+    labels = torch.full((len(rows), length), IGNORED_LABEL, dtype=torch.long)
     for index, row in enumerate(rows):
         tokens[index, : len(row.tokens)] = torch.tensor(row.tokens)
         labels[index, : len(row.labels)] = torch.tensor(row.labels)

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from frog.config.finetune import NO_LABEL
+from frog.config.model import IGNORED_LABEL
+from frog.config.run import batch_problem
 from frog.core.errors import ShapeError
 from frog.data.order import stream_ids
 from frog.data.windows import Windows
@@ -67,13 +68,8 @@ class Loader:
         prefetch: int = 2,
         uneven: bool = False,
     ) -> None:
-        rest = global_batch_size % (dp_size * grad_accum)
-        if global_batch_size < dp_size * grad_accum or (rest and not uneven):
-            raise ShapeError(
-                f"global_batch_size={global_batch_size} is not a multiple of dp_size={dp_size} * "
-                f"grad_accum={grad_accum} = {dp_size * grad_accum}: each micro-batch holds equally many sequences",
-                f"set train.global_batch_size to a multiple of {dp_size * grad_accum}",
-            )
+        if problem := batch_problem(global_batch_size, dp_size, grad_accum, uneven=uneven):
+            raise ShapeError(problem, f"set train.global_batch_size to a multiple of {dp_size * grad_accum}")
         if not 0 <= dp_rank < dp_size:
             raise ShapeError(f"dp_rank={dp_rank} lies outside dp_size={dp_size}")
         self._windows, self._seed = windows, seed
@@ -136,7 +132,7 @@ class Loader:
         ids_N = self._filled(self._global_ids(step)[self._slice])
         tokens_NT = self._windows.gather(np.maximum(ids_N, 0))
         labels_NT = tokens_NT[:, 1:].copy()
-        labels_NT[ids_N == FILLING] = NO_LABEL
+        labels_NT[ids_N == FILLING] = IGNORED_LABEL
         shape = (self._grad_accum, self._num_rows, self._windows.sequence_length)
         return Batch(step, ids_N, self._tensor(tokens_NT[:, :-1], shape), self._tensor(labels_NT, shape), self._share_A)
 

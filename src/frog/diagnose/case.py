@@ -8,13 +8,13 @@ from functools import cached_property
 from typing import Any
 
 from frog.core.exitcodes import describe_exit, signal_name
-from frog.core.vocabulary import STEP_PHASES
 from frog.diagnose.diagnosis import note
 from frog.diagnose.rank_error import RankError, rank_error
-from frog.events import RecordedRun
-from frog.events.attempts import Attempt, Worker
-from frog.events.launcher_schema import ExitEvent, HangEvent, LeftOutEvent
-from frog.events.schema import Beat, CollectiveEvent, SpanEvent
+from frog.runs import RecordedRun
+from frog.runs.attempts import Attempt, Worker
+from frog.runs.launcher_schema import ExitEvent, HangEvent, LeftOutEvent
+from frog.runs.schema import Beat, CollectiveEvent, SpanEvent
+from frog.runs.vocabulary import STEP_PHASES
 
 
 @dataclass(frozen=True)
@@ -140,11 +140,11 @@ class Case:
         """Where a rank was last seen."""
         position, at = self.position(rank), self.attempt.last_sign_ns(rank)
         if position.inferred:
-            what = f"its last event is {self._last_event(rank)}; next comes {position}"
+            what = f"its last event is {self._last_event(rank)}; next would be {position}"
         else:
             beat = self.beat(rank)
             at = beat.unix_ns if beat is not None and position.source != self.events_file(rank) else at
-            what = f"was last in {position}" if position.step is not None else "never came to its first step"
+            what = f"was last in {position}" if position.step is not None else "never reached its first step"
             what += self._open_words(rank)
         return note(at, f"rank {rank}", what, position.source)
 
@@ -153,7 +153,7 @@ class Case:
         if beat is None or not beat.open:
             return ""
         first = beat.open[0]
-        return f", in {first.op} of {first.payload_bytes} bytes over {first.axis} (its no. {first.seq})"
+        return f", in {first.op} of {first.payload_bytes} bytes over {first.axis} (its collective no. {first.seq})"
 
     def _last_event(self, rank: int) -> str:
         worker = self.attempt.workers[rank]
@@ -172,7 +172,7 @@ class Case:
         event = self.exit(rank)
         if event is None:
             return None
-        silence = "" if event.error else ", and left no words"
+        silence = "" if event.error else " without an error message"
         how = describe_exit(event.code)
         return note(event.unix_ns, f"rank {rank}", f"(pid {event.pid}) {how}{silence}", "events/launcher.jsonl")
 
@@ -201,8 +201,8 @@ class Case:
         if event is None:
             return None
         waited = f"{event.waited_s:.0f} s"
-        how = f"gave no sign of life for {waited}" if event.kind == "silent" else f"was {waited} in one collective"
-        return note(event.unix_ns, "launcher", f"rank {rank} {how}, and was killed", "events/launcher.jsonl")
+        how = f"sent no heartbeat for {waited}" if event.kind == "silent" else f"stayed in one collective for {waited}"
+        return note(event.unix_ns, "launcher", f"rank {rank} {how}, so the watchdog killed it", "events/launcher.jsonl")
 
     def report_others(self, rank: int | None) -> list[str]:
         """What the other ranks said: that they lost one, or where they waited."""
@@ -215,7 +215,7 @@ class Case:
             elif self.silent(other) and (beat := self.beat(other)) and beat.open:
                 lines.append(self.report_position(other))
         said = [line for line in lines if line]
-        return said[:4] + ([f"{'':12}  and {len(said) - 4} more ranks said alike"] if len(said) > 4 else [])
+        return said[:4] + ([f"{'':12}  and {len(said) - 4} more ranks reported the same"] if len(said) > 4 else [])
 
     def about(self, rank: int) -> dict[str, Any]:
         """The fields of a diagnosis that say where."""

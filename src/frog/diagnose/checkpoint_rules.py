@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from frog.core.errors import CheckpointError
-from frog.core.facts import Damage
-from frog.core.manifest import damage_of, read_manifest, verify_files
+from frog.core.facts import Damage, DamageCause
 from frog.diagnose.diagnosis import Diagnosis
-from frog.events import RecordedRun
+from frog.runs import RecordedRun
+from frog.runs.manifest import damage_of, read_manifest, verify_files
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def _passed_over(run: RecordedRun) -> Iterator[DamagedCheckpoint]:
     for rank, start in ((worker.rank, worker.start) for worker in workers if worker.start):
         for damage in start.passed_over:
             if damage.step is not None:
-                yield DamagedCheckpoint(damage.step, damage, f"events/rank_{rank}.jsonl, as the run was resumed")
+                yield DamagedCheckpoint(damage.step, damage, f"events/rank_{rank}.jsonl, when the run resumed")
 
 
 def with_damage(found: Diagnosis, damaged: list[DamagedCheckpoint]) -> Diagnosis:
@@ -51,24 +51,35 @@ def with_damage(found: Diagnosis, damaged: list[DamagedCheckpoint]) -> Diagnosis
     for one in damaged:
         if found.fault in ("kill", "gone", "node") and (found.step, found.phase) == (one.step, "checkpoint"):
             found = _died_over(found, one)
-        elif found.fault not in ("corrupt", "torn") or found.step != one.step:
+        elif found.fault not in _WORDS or found.step != one.step:
             found = found.with_more(also=(*found.also, of_checkpoint(one)))
     return found
 
 
 def of_checkpoint(damaged: DamagedCheckpoint) -> Diagnosis:
     """A damaged checkpoint by itself."""
-    what = "a byte or more of it changed" if damaged.damage.cause == "corrupt" else "part of it is missing"
+    what, advice = _WORDS[damaged.damage.cause]
     return Diagnosis(
         damaged.damage.cause,
-        f"the checkpoint of step {damaged.step} cannot be trusted: {what} ({damaged.damage})",
+        f"the checkpoint of step {damaged.step} is damaged: {what} ({damaged.damage})",
         rank=damaged.damage.rank,
         step=damaged.step,
         phase="checkpoint",
         evidence=(_line(damaged),),
-        advice="it is passed over when the run is resumed; an older one is used. A disk that fails (`dmesg`, "
-        "`smartctl -a`), a quota, a copy that was broken off?",
+        advice=f"a resumed run skips this checkpoint and uses an older one. {advice}",
     )
+
+
+_DISK = "A disk that fails (`dmesg`, `smartctl -a`), a quota, or an interrupted copy?"
+_WORDS: dict[DamageCause, tuple[str, str]] = {
+    "corrupt": ("its contents changed", _DISK),
+    "torn": ("part of it is missing", _DISK),
+    "absent": (
+        "the file of a rank is missing",
+        "A directory that only one node has (`df .` on each node), a cleanup, or a copy from only some nodes?",
+    ),
+}
+"""What is wrong with a checkpoint, and where to look."""
 
 
 def _died_over(found: Diagnosis, damaged: DamagedCheckpoint) -> Diagnosis:

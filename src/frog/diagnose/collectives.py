@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from frog.core.vocabulary import BETWEEN_TWO, PHASES
 from frog.diagnose.case import Case, Position
-from frog.events.schema import Beat, CollectiveEvent, OpenCollective, SpanEvent
+from frog.runs.schema import Beat, CollectiveEvent, OpenCollective, SpanEvent
+from frog.runs.vocabulary import BETWEEN_TWO, PHASES
 
 _DIMS = {
     "pp": ("pp",), "dp": ("dp",), "cp": ("cp",), "tp": ("tp",), "data": ("dp", "cp"), "model": ("pp", "tp"),
@@ -63,6 +63,10 @@ class CollectiveCall:
         return f"{self.op}{size} over {self.axis}"
 
 
+_GUESS = "or it called the wrong collective"
+"""The reason of a mismatch where nothing tells an extra collective from a wrong one."""
+
+
 @dataclass(frozen=True)
 class Mismatch:
     """Where the ranks of an axis first differ."""
@@ -78,6 +82,11 @@ class Mismatch:
     index: int
     certain: bool
     why: str
+
+    @property
+    def is_guess(self) -> bool:
+        """True if the odd rank's collective may be a wrong one rather than an extra one."""
+        return self.why == _GUESS
 
     @property
     def expected(self) -> CollectiveCall:
@@ -171,7 +180,7 @@ class CollectiveCalls:
         wrong = here[odd].key
         distinct = right in expected and (wrong not in expected or first[right] < first[wrong])
         certain = counts[right] > counts[wrong] or distinct
-        return Mismatch(kind, odd, here[odd], others, index, certain and not why.startswith("or"), why)
+        return Mismatch(kind, odd, here[odd], others, index, certain and why != _GUESS, why)
 
     def _is_of_the_loop(self, call: CollectiveCall) -> bool:
         """Whether the training loop itself has such a call: the whole gradient with what rides on it, three numbers of
@@ -212,22 +221,22 @@ def _kind(odd: list[CollectiveCall], other: list[CollectiveCall], index: int, co
     x, y = odd[index], other[index]
     if x.step != y.step and x.step is not None and y.step is not None:
         if x.step > y.step:
-            return "missing", f"it had already come to step {x.step}"
-        return "extra", f"the others had already come to step {y.step}"
+            return "missing", f"it had already reached step {x.step}"
+        return "extra", f"the others had already reached step {y.step}"
     if x.position[1] > y.position[1]:
-        return "missing", f"it had already come to {x.phase or 'the end'}"
+        return "missing", f"it had already reached {x.phase or 'the end'}"
     if x.position[1] < y.position[1]:
         return "extra", f"it was still in {x.phase or 'its start'}"
     if comes_after:
-        return "missing", "what it did here comes after that in every step"
+        return "missing", "its call comes after that of the others in every step"
     after_x, after_y = odd[index + 1 : index + 2], other[index + 1 : index + 2]
     if after_x and after_x[0].key == y.key:
-        return "extra", "its next one is what the others did here"
+        return "extra", "its next call matches this call of the others"
     if after_y and after_y[0].key == x.key:
-        return "missing", "what it did here is what the others did next"
+        return "missing", "its call matches the next call of the others"
     if (x.op, x.axis) == (y.op, y.axis):
-        return "shape", "the same operation at the same place, of another size"
-    return "extra", "or else it called the wrong one"
+        return "shape", "the same operation in the same place, with another size"
+    return "extra", _GUESS
 
 
 def _as_announced(calls: list[CollectiveCall], index: int) -> bool:

@@ -15,8 +15,8 @@ class Diagnosis:
     """What went wrong in a run, and how that is known."""
 
     fault: str
-    """raise, usage, memory, kill, crash, stop, stuck, slow, shape, extra, missing, nan, corrupt, torn, disk, port,
-    node, cut, start, gone, interrupted, running, none or unknown."""
+    """The name of a fault (frog.config.fault_kinds), or usage, memory, crash, stuck, start, gone, interrupted, running,
+    none or unknown."""
     finding: str
     """In one sentence."""
     rank: int | None = None
@@ -55,7 +55,7 @@ def letter(run: str, diagnosis: Diagnosis) -> str:
     """The diagnosis as a letter: the finding, the evidence line by line, what to do."""
     lines = [f"{run}: {diagnosis.finding}", ""]
     if not diagnosis.certain:
-        lines += ["This is the likeliest reading of the traces, not the only one.", ""]
+        lines += ["This is the most likely explanation of the evidence, not the only one.", ""]
     lines += ["Evidence", *(f"  {line}" for line in diagnosis.evidence), ""]
     for other in diagnosis.also:
         lines += [f"Also: {other.finding}", *(f"  {line}" for line in other.evidence), ""]
@@ -65,7 +65,7 @@ def letter(run: str, diagnosis: Diagnosis) -> str:
 
 def _first(lines: tuple[str, ...], most: int) -> tuple[str, ...]:
     """The first lines, and how many more there are."""
-    return lines if len(lines) <= most else (*lines[:most], f"... and {len(lines) - most} lines more")
+    return lines if len(lines) <= most else (*lines[:most], f"... and {len(lines) - most} more lines")
 
 
 def clock(unix_ns: int | None) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from frog.diagnose.case import Case
 from frog.diagnose.diagnosis import Diagnosis, note, span
-from frog.events import RecordedRun
-from frog.events.changes import Change, find_changes, places_of
-from frog.events.launcher_schema import NodeEvent
+from frog.runs import RecordedRun
+from frog.runs.changes import Change, find_changes, places_of
+from frog.runs.launcher_schema import NodeEvent
 
 _SILENT_S = 2.5
 """A heartbeat comes twice a second: of a process that is there and does not write one for so long, it was stopped."""
@@ -16,10 +16,11 @@ _SOON_S = 5.0
 
 _ADVICE = {
     "kill": "SIGKILL comes from a person, a scheduler, or a kernel that is out of memory: `dmesg | grep -i oom`",
-    "stop": "A stopped process (SIGSTOP, a debugger, a frozen container or laptop) or one held in the kernel",
-    "crash": "SIGSEGV, SIGBUS and SIGABRT come from compiled code: a full /dev/shm (SIGBUS), an extension",
-    "cut": "The network between it and the others, or it was slower than they wait: train.timeout_s",
-    "node": "Is the machine up? Power, a kernel panic, the scheduler taking it back (`sinfo -R`, `last -x`)",
+    "stop": "A stopped process (SIGSTOP, a debugger, a frozen container or laptop) or one blocked in the kernel",
+    "crash": "SIGSEGV, SIGBUS and SIGABRT come from compiled code: a full /dev/shm (SIGBUS) or an extension",
+    "cut": "Check the network between it and the others; or it was slower than train.timeout_s allows",
+    "node": "Is the machine up? Check for a power failure, a kernel panic, a reclaim by the scheduler (`sinfo -R`, "
+    "`last -x`)",
     "raise": "Its traceback is in the logs: `frog logs RUN`",
 }
 
@@ -43,7 +44,7 @@ def with_losses(found: Diagnosis, run: RecordedRun, changes: list[Change]) -> Di
         *found.evidence,
         finding=f"{last.finding}; the run completed",
         outcome="recovered",
-        advice=f"nothing now. {last.advice}",
+        advice=f"nothing for now. {last.advice}",
         also=(*losses, *found.also),
     )
 
@@ -54,8 +55,8 @@ def name_members(found: Diagnosis, run: RecordedRun) -> Diagnosis:
     if not changes or changes[-1].after != len(run.attempts) - 1:
         return found
     members = changes[-1].members
-    named = ", ".join(f"{rank} is {identity}" for rank, identity in enumerate(members) if rank != identity)
-    return found.with_more(f"{'':12}  by their numbers for life, rank {named}  [events/]") if named else found
+    named = ", ".join(f"{rank} is member {identity}" for rank, identity in enumerate(members) if rank != identity)
+    return found.with_more(f"{'':12}  by permanent number, rank {named}  [events/]") if named else found
 
 
 def _loss(run: RecordedRun, change: Change, identity: int, rank: int) -> Diagnosis:
@@ -65,21 +66,19 @@ def _loss(run: RecordedRun, change: Change, identity: int, rank: int) -> Diagnos
     fault, how, certain = _how(case, rank, began_ns, gone)
     left = [who for who in change.members if who not in change.joined] or change.members
     then = note(
-        began_ns, f"rank {left[0]}", f"{span(left)} went on after step {change.step}, "
-        f"{change.took_ns / 1e9:.2f} s after they had learnt of it", "events/rank_0.jsonl",
+        began_ns, f"rank {left[0]}", f"{span(left)} continued after step {change.step}, "
+        f"{change.took_ns / 1e9:.2f} s after detecting the loss", "events/rank_0.jsonl",
     )  # fmt: skip
-    was = (
-        f"{'':12}  rank {identity}, by its number for life, was rank {rank} then  [events/]" if rank != identity else ""
-    )
+    was = f"{'':12}  rank {identity} (its permanent number) was rank {rank} then  [events/]" if rank != identity else ""
     went = (
         note(gone.unix_ns, "launcher", f"the agent of {gone.host} was killed", "events/launcher.jsonl") if gone else ""
     )
     lines = [was, case.report_error(rank), case.report_position(rank), case.report_exit(rank), went, then]
-    others = f"the other {len(left)}" if len(left) > 1 else "the only other"
+    others = f"the other {len(left)} ranks" if len(left) > 1 else "the other rank"
     return Diagnosis(
         fault,
-        f"rank {identity} {how} {case.where(rank)}; {others} went on after step {change.step}, "
-        f"{change.took_ns / 1e9:.2f} s after they had learnt of it",
+        f"rank {identity} {how} {case.where(rank)}; {others} continued after step {change.step}, "
+        f"{change.took_ns / 1e9:.2f} s after detecting the loss",
         **{**case.about(rank), "rank": identity},
         certain=certain,
         outcome="recovered",
@@ -96,7 +95,7 @@ def _how(case: Case, rank: int, began_ns: int | None, gone: NodeEvent | None) ->
     if beat is not None and began_ns is not None and beat.unix_ns > began_ns + _SILENT_S * 1e9:
         return "cut", "was cut off", True
     if gone is not None:
-        return "node", f"went with its node, {gone.host},", True
+        return "node", f"was lost with its node, {gone.host},", True
     killed = case.left_out(rank) or case.hang(rank)
     last_ns = killed.unix_ns if killed is not None else began_ns if exit_event is None else None
     if beat is not None and last_ns is not None and (last_ns - beat.unix_ns) / 1e9 > _SILENT_S:
@@ -108,7 +107,7 @@ def _how(case: Case, rank: int, began_ns: int | None, gone: NodeEvent | None) ->
         return "kill", "was killed by SIGKILL", True
     if signal is not None:
         return "crash", f"crashed with {signal}", True
-    return "kill", "ended without a word", False
+    return "kill", "ended without an error message", False
 
 
 def _gone_node(case: Case, rank: int, began_ns: int | None) -> NodeEvent | None:
@@ -132,11 +131,11 @@ def _joins(run: RecordedRun, changes: list[Change]) -> list[str]:
     came = {worker.start.pid for a in run.attempts for worker in a.workers.values() if worker.start}
     for change in changes:
         for identity in change.joined:
-            place = f" in the place of rank {change.replaced[identity]}" if identity in change.replaced else ""
-            what = f"joined{place} after step {change.step}: {len(change.members)} ranks since"
+            place = f" to replace rank {change.replaced[identity]}" if identity in change.replaced else ""
+            what = f"joined{place} after step {change.step}: {len(change.members)} ranks from there on"
             lines.append(note(_began_ns(run, change), f"rank {identity}", what, "events/"))
     for event in (event for attempt in run.attempts for event in attempt.replacements if event.pid not in came):
         lost = places.get(event.pid, event.rank)
-        what = f"process {event.pid} was started in the place of rank {lost}, and has not come in"
+        what = f"process {event.pid} was started to replace rank {lost}, but has not joined"
         lines.append(note(event.unix_ns, "launcher", what, "events/launcher.jsonl"))
     return lines

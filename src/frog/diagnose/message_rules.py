@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from frog.core.vocabulary import MESSAGES, PHASES
 from frog.diagnose.case import Case
 from frog.diagnose.collectives import CollectiveCall, CollectiveCalls
 from frog.diagnose.diagnosis import Diagnosis, note
+from frog.runs.vocabulary import MESSAGES, PHASES
 
 _LAST = {False: PHASES.index("backward"), True: PHASES.index("evaluate")}
 """The last phase of a step that has messages: of training, and of scoring."""
@@ -47,9 +47,10 @@ def off_pattern(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     first = min(found, key=lambda one: one.step)
     rank, call = first.rank, first.call
     findings = {
-        "shape": f"rank {rank} began {first.found}, in the steps before {first.expected}: a tensor of the wrong size",
-        "missing": f"rank {rank} left out {first.expected}, which it began in the steps before: a message too few",
-        "extra": f"rank {rank} began {first.found}, which it did not in the steps before: a message too many",
+        "shape": f"rank {rank} began {first.found} instead of {first.expected} as in earlier steps: a tensor of the "
+        "wrong size",
+        "missing": f"rank {rank} skipped {first.expected}, which it began in earlier steps: a missing message",
+        "extra": f"rank {rank} began {first.found}, which it did not begin in earlier steps: an extra message",
     }
     lines = [
         note(case.attempt.unix_ns(rank, one.mono_ns), f"rank {rank}", f"began {one} in step {one.step}", one.file)
@@ -66,9 +67,10 @@ def off_pattern(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
         phase=call.phase,
         collective=str(call),
         evidence=(*lines, *(line for r in case.ranks for line in (case.report_error(r), case.report_exit(r)) if line)),
-        advice="what one rank sends the other must receive, in the same order and of the same size: look for a message "
-        f"inside an `if rank == ...`, uneven micro-batches, in {call.phase or 'that'} phase's code\n"
-        "results since then may be wrong, even if nothing failed: resume from a checkpoint of before that step",
+        advice="two ranks must send and receive the same messages, in the same order and of the same size: look for "
+        "a message "
+        f"inside an `if rank == ...` or for uneven micro-batches, in the code of the {call.phase or 'same'} phase\n"
+        "results since then may be wrong, even if nothing failed: resume from a checkpoint before that step",
     )
 
 
@@ -84,14 +86,15 @@ def unanswered(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     call = f"{facts.op} of {facts.payload_bytes} bytes over {facts.axis}"
     return Diagnosis(
         "stuck",
-        f"rank {first} waited {facts.waited_s:.0f} s for rank {peer} in {call}; its message never came, or never was "
-        f"taken: its process beat on {case.where(peer)}",
+        f"rank {first} waited {facts.waited_s:.0f} s for rank {peer} in {call}; rank {peer} never sent or received "
+        f"the message, but its heartbeat continued {case.where(peer)}",
         **case.about(peer),
         collective=call,
         certain=False,
         evidence=tuple(line for rank in case.ranks if (line := case.report_error(rank)))[:8],
-        advice=f"what does rank {peer} do there instead? A message inside an `if rank == ...`, a schedule in which "
-        f"both wait for each other\n`{case.run.folder.resume_command}`",
+        advice=f"what does rank {peer} do there instead? Look for a message inside an `if rank == ...`, or a "
+        "schedule in which "
+        f"the two ranks wait for each other\n`{case.run.folder.resume_command}`",
     )
 
 

@@ -6,7 +6,7 @@ from frog.core.exitcodes import signal_name
 from frog.diagnose.case import Case
 from frog.diagnose.collectives import CollectiveCalls, failed_call
 from frog.diagnose.diagnosis import Diagnosis, note, span
-from frog.events.launcher_schema import NodeEvent
+from frog.runs.launcher_schema import NodeEvent
 
 _TOGETHER_NS = 2_000_000_000
 _FIRST_NS = 1_000_000_000
@@ -25,13 +25,17 @@ def never_met(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     if launch is not None:
         wanted = len(launch.nodes)
         met = len({event.node_rank for event in case.attempt.worlds})
-        lines.append(note(launch.unix_ns, "launcher", f"{met} of {wanted} nodes met", "events/launcher.jsonl"))
+        lines.append(
+            note(launch.unix_ns, "launcher", f"{met} of {wanted} nodes joined the rendezvous", "events/launcher.jsonl")
+        )
     return Diagnosis(
         "start",
-        "the world never came together: not all ranks met at MASTER_ADDR:MASTER_PORT in time",
+        "the rendezvous failed: not all ranks reached MASTER_ADDR:MASTER_PORT in time",
         evidence=tuple(lines),
-        advice="was every node started, with the same MASTER_ADDR, MASTER_PORT and number of nodes? Can they reach "
-        "that port (`nc -vz ADDR PORT`)? Does the head node's name resolve to an address that the others see?",
+        advice="was every node started with the same MASTER_ADDR, MASTER_PORT and number of nodes? Can every node "
+        "reach "
+        "that port (`nc -vz ADDR PORT`)? Does the head node's name resolve to an address that the other nodes can "
+        "reach?",
     )
 
 
@@ -71,12 +75,13 @@ def _lost_node(case: Case, calls: CollectiveCalls, ranks: list[int], what: str, 
     with_it = f", and {span(ranks)} with it" if ranks else ""
     return Diagnosis(
         "node",
-        f"{what} went{where}{with_it}",
+        f"{what} was lost{where}{with_it}",
         **{**about, "rank": first},
         collective=str(calls.absence.call) if calls.absence is not None else None,
         evidence=(*lines, *(case.report_position(rank) for rank in ranks[:4]), *others[:3]),
-        advice="is the machine up? Power, a kernel panic, the scheduler taking it back (`sinfo -R`, `last -x`)\n"
-        f"go on with the nodes that are left: `frog run --nodes 1:N ...`, or later: "
+        advice="is the machine up? Check for a power failure, a kernel panic, a reclaim by the scheduler (`sinfo "
+        "-R`, `last -x`)\n"
+        f"continue on the remaining nodes: `frog run --nodes 1:N ...`, or later: "
         f"`{case.run.folder.resume_command}`",
     )
 
@@ -113,14 +118,14 @@ def unlike(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     for other, own in list(found.others.items())[:3]:
         where = f" in step {own.step}" + (f", {own.phase}" if own.phase else "")
         lines.append(note(case.attempt.unix_ns(other, own.mono_ns), f"rank {other}", f"began {own}{where}", own.file))
-    lines.append(f"{'':12}  both are the rank's call no. {found.index} over these connections: {found.why}")
+    lines.append(f"{'':12}  each is its rank's call no. {found.index} over these connections: {found.why}")
     findings = {
         "shape": f"rank {rank} called {mine} where {others} called {theirs}: a tensor of the wrong size",
-        "extra": f"rank {rank} called {mine}, which {others} did not: a collective too many",
-        "missing": f"rank {rank} left out {theirs}, which {others} called: a collective too few",
+        "extra": f"rank {rank} called {mine}, which {others} did not call: an extra collective",
+        "missing": f"rank {rank} skipped {theirs}, which {others} called: a missing collective",
     }
-    doubt = "" if found.certain else f" (or the other way round: {others} are {len(found.others)} against one)"
-    if found.why.startswith("or"):
+    doubt = "" if found.certain else f" (or the reverse: {others} are {len(found.others)} against one)"
+    if found.is_guess:
         doubt = f" ({found.why})"
     return Diagnosis(
         found.kind,
@@ -132,9 +137,10 @@ def unlike(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
         collective=str(call),
         certain=found.certain,
         evidence=(*lines, *(line for r in case.ranks for line in (case.report_error(r), case.report_exit(r)) if line)),
-        advice="every rank of an axis must do the same collectives, with the same sizes, in the same order: look for a "
-        f"collective inside an `if rank == ...`, a data-dependent branch, uneven batches, in {call.phase or 'that'} "
-        "phase's code\nresults since then may be mixed up: resume from a checkpoint of before that step",
+        advice="every rank of an axis must call the same collectives, with the same sizes, in the same order: look "
+        "for a "
+        f"collective inside an `if rank == ...`, a data-dependent branch or uneven batches, in the code of the "
+        f"{call.phase or 'same'} phase\nresults since then may be wrong: resume from a checkpoint before that step",
     )
 
 
@@ -165,11 +171,11 @@ def _cut(case: Case, calls: CollectiveCalls, lines: tuple[str, ...]) -> Diagnosi
     ranks = [rank for rank in case.ranks if case.attempt.node_of(rank) == node]
     doubt = ""
     if node is not None and len({case.attempt.node_of(rank) for rank in case.ranks}) == 2:
-        doubt = " (or the other one: of two, each sees the other go)"
+        doubt = " (or the other node: with two nodes, each sees the other disappear)"
     return Diagnosis(
         "cut",
-        f"{where}{doubt} {case.where(first)} or just before: {call or 'a collective'} timed out while every process "
-        "beat on",
+        f"{where}{doubt} {case.where(first)} or just before: {call or 'a collective'} timed out while the heartbeat of "
+        "every process continued",
         rank=ranks[0] if ranks else None,
         node_rank=node,
         step=position.step,
@@ -177,8 +183,8 @@ def _cut(case: Case, calls: CollectiveCalls, lines: tuple[str, ...]) -> Diagnosi
         collective=call,
         certain=node is not None and not doubt,
         evidence=(*lines, *reports),
-        advice="from each node: `ping` the others; look at the switch, the firewall, the interface's counters "
-        f"(`ip -s link`)\nwhen it is back: `{case.run.folder.resume_command}`",
+        advice="`ping` the other nodes from each node; check the switch, the firewall and the interface's counters "
+        f"(`ip -s link`)\nonce the network works again: `{case.run.folder.resume_command}`",
     )
 
 
@@ -192,7 +198,7 @@ def _cut_off(case: Case) -> tuple[int | None, list[str]]:
     failed = {case.attempt.node_of(rank) for rank in case.comm_errors}
     mute = sorted(node for node in nodes - reported if node in failed)
     lines = [
-        f"{'':12}  node {node}    its ranks had failed, and its agent reported nothing  [events/launcher.jsonl]"
+        f"{'':12}  node {node}    its ranks had failed, but its agent reported nothing  [events/launcher.jsonl]"
         for node in mute
     ]
     if len(nodes) > 2 and reported == {0}:
@@ -204,16 +210,16 @@ def _closed(case: Case, calls: CollectiveCalls, closed: list[int], lines: tuple[
     """All-reduce goes round a ring: with the rank whose connections close fail its neighbours, then the rest."""
     candidates = _centre(case, closed)
     rank = candidates[0]
-    first = f"{'':12}  failed first: {span(_first_of(case, closed))}; the neighbours of {span(candidates)} on the ring"
-    either = "" if len(candidates) == 1 else f" ({span(candidates)} look alike)"
+    first = f"{'':12}  failed first: {span(_first_of(case, closed))}, the neighbours of {span(candidates)} on the ring"
+    either = "" if len(candidates) == 1 else f" ({span(candidates)} fit the evidence equally well)"
     return Diagnosis(
         "port",
-        f"the connections of rank {rank}, which lived on, were closed {case.where(rank)}{either}",
+        f"the connections of rank {rank} closed {case.where(rank)} while its process was alive{either}",
         **case.about(rank),
         collective=_failed(case, rank),
         certain=False,
         evidence=(*lines, first),
-        advice="a firewall that drops connections, an interface that was reset, too few file descriptors "
+        advice="possible causes: a firewall that drops connections, a reset interface, too few file descriptors "
         f"(`ulimit -n`)\n`{case.run.folder.resume_command}`",
     )
 

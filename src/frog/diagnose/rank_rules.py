@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from frog.core import errors
 from frog.core.errors import FrogError, UsageError
 from frog.core.exitcodes import ASKED_TO_STOP
+from frog.core.facts import DamageCause
 from frog.diagnose.case import Case
 from frog.diagnose.collectives import CollectiveCalls
 from frog.diagnose.diagnosis import Diagnosis, note, span
@@ -22,11 +25,11 @@ def interrupted(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     if any(case.error(rank) for rank in case.ranks):
         return None
     steps = case.run.folder.checkpoint_steps()
-    saved = f"; the last whole checkpoint is of step {steps[-1]}" if steps else ""
-    asked = f"ended with exit code {attempt.end.code}: it had been asked to stop"
+    saved = f"; the last complete checkpoint is of step {steps[-1]}" if steps else ""
+    asked = f"ended with exit code {attempt.end.code} after a request to stop"
     return Diagnosis(
         "interrupted",
-        f"the run was asked to stop, and the launcher killed what had not left{saved}: no fault",
+        f"a user stopped the run, and the launcher killed the ranks that had not exited yet{saved}: no fault",
         step=max((worker.last_step for worker in attempt.workers.values()), default=None),
         outcome="interrupted",
         evidence=(
@@ -44,7 +47,7 @@ def own_words(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     # One whose disk is full comes first: others may only have missed its part of a checkpoint.
     rank = min(case.own_errors, key=lambda r: (not _has_full_disk(case, r), case.failed_ns(r) or 0))
     error = case.own_errors[rank]
-    for_cause = {"not_finite": _not_finite, "no_space": _full_disk, "corrupt": _no_trust, "torn": _no_trust}
+    for_cause = {"not_finite": _not_finite, "no_space": _full_disk, **dict.fromkeys(get_args(DamageCause), _no_trust)}
     if error.facts.cause in for_cause:
         return for_cause[error.facts.cause](case, calls, rank, error)
     found = _base(case, calls, rank)
@@ -52,17 +55,18 @@ def own_words(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
         return found.with_more(
             fault="usage",
             finding=f"{_several(case)} refused to start: {error.first_line}",
-            advice=error.hint or "correct what the message names, and start again",
+            advice=error.hint or "correct the setting that the message names, and start again",
         )
     if error.facts.cause == "no_memory":
         return found.with_more(
             fault="memory",
             finding=f"rank {rank} ran out of memory {case.where(rank)}: {error.first_line}",
-            advice="smaller micro-batches: raise train.grad_accum; `frog strategies` compares what each strategy holds",
+            advice="use smaller micro-batches: raise train.grad_accum; `frog strategies` compares the memory of "
+            "each strategy",
         )
     advice = error.hint or (
-        f"its traceback is at the end of logs/rank_{rank}/train.log: `frog logs {_name(case)} --rank {rank}`\n"
-        f"the error is the program's own; once that is mended: `{case.run.folder.resume_command}`"
+        f"the traceback is at the end of logs/rank_{rank}/train.log: `frog logs {_name(case)} --rank {rank}`\n"
+        f"the program itself raised this error; once it is fixed: `{case.run.folder.resume_command}`"
     )
     return found.with_more(
         fault="raise",
@@ -113,8 +117,8 @@ def _not_finite(case: Case, calls: CollectiveCalls, rank: int, error: RankError)
             rank=None,
             node_rank=None,
             certain=False,
-            finding=f"the gradient of step {position.step} was not finite on any rank alone, but their sum was not: an "
-            "overflow; or a rank's own part was not looked at (strategies that reduce as they go)",
+            finding=f"every rank's own gradient of step {position.step} was finite, but their sum was not: an "
+            "overflow; or the strategy reduced the gradient before each rank's own part could be checked",
             advice="lower optimizer.learning_rate; strategy.reduction=bucketed shows each rank's own gradient norm",
         )
     first = culprits[0]
@@ -124,9 +128,9 @@ def _not_finite(case: Case, calls: CollectiveCalls, rank: int, error: RankError)
     return found.with_more(
         phase=phase,
         finding=f"{what} of {whose} was not finite in step {position.step} (loss {first.loss}, gradient norm "
-        f"{first.grad_norm}); it was made in {made}, and all ranks stopped before a weight was changed",
-        advice="look at its samples: `frog data inspect`; lower optimizer.learning_rate\n"
-        f"checkpoints are from before it: `{case.run.folder.resume_command}`",
+        f"{first.grad_norm}); it arose in {made}, and all ranks stopped before the optimizer changed a weight",
+        advice="inspect the samples of that step: `frog data inspect`; lower optimizer.learning_rate\n"
+        f"the checkpoints were saved before it: `{case.run.folder.resume_command}`",
     )
 
 
@@ -135,13 +139,13 @@ def _full_disk(case: Case, calls: CollectiveCalls, rank: int, error: RankError) 
     step, phase = (saved, "checkpoint") if saved is not None else (found.step, found.phase)
     doing = f"writing its part of the checkpoint of step {saved}" if saved is not None else case.where(rank)
     steps = case.run.folder.checkpoint_steps()
-    kept = f"the last whole checkpoint is of step {steps[-1]}" if steps else "there is no checkpoint yet"
+    kept = f"the last complete checkpoint is of step {steps[-1]}" if steps else "there is no checkpoint yet"
     return found.with_more(
         fault="disk",
         step=step,
         phase=phase,
         finding=f"the disk was full for rank {rank}, {doing}",
-        advice=f"make room ({kept}; checkpoint.keep_last says how many are kept), then "
+        advice=f"free some space ({kept}; checkpoint.keep_last sets how many are kept), then "
         f"`{case.run.folder.resume_command}`",
     )
 
@@ -150,12 +154,12 @@ def _no_trust(case: Case, calls: CollectiveCalls, rank: int, error: RankError) -
     damage = error.facts.damage
     return _base(case, calls, rank).with_more(
         *(f"{'':12}  {one}" for one in damage),
-        fault="corrupt" if any(one.cause == "corrupt" for one in damage) else "torn",
+        fault=min((one.cause for one in damage), key=get_args(DamageCause).index, default="torn"),
         rank=damage[0].rank if damage else None,
         phase="checkpoint",
-        finding=f"none of the run's checkpoints can be trusted, so it could not be resumed: "
-        f"{'; '.join(map(str, damage[:2]))}",
-        advice="start a new run; its logs and events are left as they are. What wrote into the checkpoints?",
+        finding=f"every checkpoint of the run is damaged, so it could not resume: {'; '.join(map(str, damage[:2]))}",
+        advice="start a new run; the logs and events of this one are unchanged. Which program wrote to the "
+        "checkpoints?",
     )
 
 
@@ -174,13 +178,13 @@ def stopped(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
         if found is None:
             return None
         rank, before_s = found
-        how = f"its heartbeat ended {before_s:.0f} s before the others gave up waiting"
+        how = f"its heartbeat stopped {before_s:.0f} s before the others timed out"
         certain = case.signal_of(rank) is None or case.signal_of(rank) == "SIGTERM"
     return _base(case, calls, rank).with_more(
         fault="stop",
         certain=certain,
-        finding=f"rank {rank} was stopped {case.where(rank)}: its process was there but did nothing more ({how})",
-        advice="a stopped process (SIGSTOP, a debugger, a frozen container or laptop) or one held in the kernel (a "
+        finding=f"rank {rank} was stopped {case.where(rank)}: its process still existed but did nothing ({how})",
+        advice="a stopped process (SIGSTOP, a debugger, a frozen container or laptop) or one blocked in the kernel (a "
         "network file system that does not answer: state D in `ps`)\n"
         f"{_again(case)}",
     )
@@ -232,10 +236,12 @@ def stuck(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
         fault="stuck",
         collective=str(absence.call),
         certain=False,
-        finding=f"{span(waiting)} waited for rank {rank} in {absence.call} (step {absence.call.step}); it never came: "
-        f"its process beat on {case.where(rank)}",
-        advice=f"what does rank {rank} do there that others do not? A collective inside an `if rank == ...`, a loop "
-        f"with more turns, a lock: `py-spy dump --pid PID` shows it live\n{_again(case)}",
+        finding=f"{span(waiting)} waited for rank {rank} in {absence.call} (step {absence.call.step}), which it "
+        "never called: "
+        f"its heartbeat continued {case.where(rank)}",
+        advice=f"what does rank {rank} do there that others do not? Look for a collective inside an `if rank == "
+        "...`, a loop "
+        f"with more iterations, a lock: `py-spy dump --pid PID` shows its stack\n{_again(case)}",
     )
 
 
@@ -261,7 +267,7 @@ def killed(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     return found.with_more(
         fault="crash",
         finding=f"rank {rank} crashed with {name} {case.where(rank)}",
-        advice="SIGSEGV, SIGBUS and SIGABRT come from compiled code: a full /dev/shm (SIGBUS), an extension, a "
+        advice="SIGSEGV, SIGBUS and SIGABRT come from compiled code: a full /dev/shm (SIGBUS), an extension, or a "
         f"collective of the wrong size (SIGABRT of gloo)\n{_again(case)}",
     )
 
@@ -269,12 +275,18 @@ def killed(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
 def _ended_unseen(case: Case, calls: CollectiveCalls, rank: int) -> Diagnosis:
     """Its agent was late to see it end, but its peers' connections had closed at once."""
     closed_ns = _noticed_ns(case, rank)
-    line = note(closed_ns, "its peers", "lost their connection to it; a stopped process would have kept it", "events/")
+    line = note(
+        closed_ns,
+        "its peers",
+        "lost their connection to it; a stopped process would have kept the connection open",
+        "events/",
+    )
     return _base(case, calls, rank).with_more(
         line,
         fault="kill",
         certain=case.signal_of(rank) == "SIGKILL",
-        finding=f"rank {rank} was killed {case.where(rank)}: it ended without a word, and its connections closed",
+        finding=f"rank {rank} was killed {case.where(rank)}: it ended without an error message, and its connections "
+        "closed",
         advice=f"SIGKILL comes from a person, a scheduler, or a kernel that is out of memory: `dmesg | grep -i oom`\n"
         f"{_again(case)}",
     )
@@ -293,17 +305,18 @@ def vanished(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
             **(case.about(rank) if rank is not None else {}),
             fault="kill" if rank is not None else "gone",
             certain=False,
-            finding=f"{who} ended without a word {case.where(gone[0])}: killed by SIGKILL, or the machine failed",
-            advice="`dmesg | grep -i oom`, `last -x reboot`, the scheduler's log (`sacct -j JOB`) would decide\n"
+            finding=f"{who} ended without an error message {case.where(gone[0])}: killed by SIGKILL, or the machine "
+            "failed",
+            advice="`dmesg | grep -i oom`, `last -x reboot` or the scheduler's log (`sacct -j JOB`) can tell which\n"
             f"{_again(case)}",
         )
     rank = min(gone, key=lambda r: case.attempt.last_sign_ns(r) or 0)
     return _base(case, calls, rank).with_more(
         fault="kill",
         certain=False,
-        finding=f"rank {rank} ended without a word {case.where(rank)}, and the others lost it: killed by "
+        finding=f"rank {rank} ended without an error message {case.where(rank)}, and the others lost it: killed by "
         "SIGKILL, or by the kernel when memory ran out",
-        advice=f"`dmesg | grep -i oom` on its host, or the scheduler's log, would decide\n{_again(case)}",
+        advice=f"`dmesg | grep -i oom` on its host or the scheduler's log can tell which\n{_again(case)}",
     )
 
 
@@ -318,6 +331,6 @@ def _awaited(calls: CollectiveCalls, rank: int) -> str | None:
 
 def _again(case: Case) -> str:
     return (
-        f"go on from the last checkpoint: `{case.run.folder.resume_command}`; "
-        "`frog run --restarts 2 ...` does that by itself"
+        f"continue from the last checkpoint: `{case.run.folder.resume_command}`; "
+        "`frog run --restarts 2 ...` does that automatically"
     )

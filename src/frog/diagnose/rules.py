@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from frog.core.runfolder import RunFolder
 from frog.diagnose import network_rules as network
 from frog.diagnose import rank_rules as ranks
 from frog.diagnose.case import Case
@@ -21,10 +20,11 @@ from frog.diagnose.losses import name_members, survived, with_losses
 from frog.diagnose.message_rules import off_pattern, unanswered
 from frog.diagnose.running import under_way
 from frog.diagnose.slow_rules import late_each_time, straggler
-from frog.events import RecordedRun, read_run
-from frog.events.attempts import Attempt
-from frog.events.changes import find_changes
-from frog.events.run import is_under_way
+from frog.runs import RecordedRun, read_run
+from frog.runs.attempts import Attempt
+from frog.runs.changes import find_changes
+from frog.runs.folder import RunFolder
+from frog.runs.run import is_under_way
 
 Rule = Callable[[Case, CollectiveCalls], Diagnosis | None]
 
@@ -98,10 +98,10 @@ def _of_attempt(run: RecordedRun, attempt: Attempt) -> Diagnosis:
     lines = [line for rank in case.ranks for line in (case.report_error(rank), case.report_exit(rank)) if line]
     return Diagnosis(
         "unknown",
-        "the run did not end as it should, and its traces fit nothing that is known here",
+        "the run failed, but no known failure pattern matches",
         certain=False,
         evidence=(*lines, *(case.report_position(rank) for rank in case.ranks[:8])),
-        advice="`frog logs RUN --tail 50` has what the ranks said last",
+        advice="`frog logs RUN --tail 50` shows the last log lines of the ranks",
     )
 
 
@@ -114,12 +114,14 @@ def _with_outcome(found: Diagnosis, run: RecordedRun, attempt: Attempt) -> Diagn
     starts = [worker.start for worker in later[-1].workers.values() if worker.start]
     since = f"from step {starts[0].step} with {starts[0].world_size} ranks" if starts else "again"
     if status == "completed":
-        again = f"; it was started again {since}, and completed"
+        again = f"; the run restarted {since} and completed"
         return found.with_more(
-            finding=found.finding + again, outcome="recovered", advice=f"nothing now. {found.advice}"
+            finding=found.finding + again, outcome="recovered", advice=f"nothing for now. {found.advice}"
         )
     if status == "interrupted":
-        return found.with_more(finding=f"{found.finding}; started again {since}, it was interrupted", outcome=status)
+        return found.with_more(
+            finding=f"{found.finding}; the run restarted {since} and was interrupted", outcome=status
+        )
     return found
 
 
@@ -129,28 +131,28 @@ def _of_good(run: RecordedRun) -> Diagnosis:
     if attempt is None:
         return Diagnosis(
             "none" if run.file else "unknown",
-            "the run never trained: it has no events" if run.file else "there is nothing to be read here",
+            "the run never trained: it has no events" if run.file else "this folder has no records of a run",
             certain=run.file is not None,
             outcome="completed",
-            advice="`frog train` it, if it is to be more",
+            advice="start it with `frog train`",
         )
     case = Case(run, attempt)
     if (wrong := off_pattern(case, CollectiveCalls(case))) is not None:  # a message of the wrong size fails nowhere
-        return wrong.with_more(outcome="completed", finding=f"{wrong.finding}; the run went on with what was there")
+        return wrong.with_more(outcome="completed", finding=f"{wrong.finding}; the run continued with the data it had")
     slow = straggler(case)
     step, status = (record.step, record.status) if record else (None, "completed")
-    ends = f"{span(case.ranks)} ended as {status}" if case.ranks else "no rank is known"
+    ends = f"{span(case.ranks)} ended as {status}" if case.ranks else "no rank left a record"
     lines = [f"{'':12}  {ends}  [events/, record.json]"]
     if status == "interrupted":
         steps = run.folder.checkpoint_steps()
         saved = f", saved at step {steps[-1]}" if steps else ""
         found = Diagnosis(
             "interrupted",
-            f"the run was asked to stop (Ctrl-C, SIGTERM, a time limit) and left after step {step}{saved}: no fault",
+            f"the run was asked to stop (Ctrl-C, SIGTERM, a time limit) and ended after step {step}{saved}: no fault",
             step=step,
             outcome=status,
             evidence=tuple(lines),
-            advice=f"go on: `{run.folder.resume_command}`",
+            advice=f"continue: `{run.folder.resume_command}`",
         )
         return found if slow is None else found.with_more(also=(slow,))
     if slow is not None and slow.step != step:

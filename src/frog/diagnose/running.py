@@ -8,7 +8,7 @@ from frog.core.units import format_seconds
 from frog.diagnose.case import Case
 from frog.diagnose.collectives import CollectiveCalls
 from frog.diagnose.diagnosis import Diagnosis, note, span
-from frog.events.run import FRESH_S
+from frog.runs.run import FRESH_S
 
 _LONG_S = 10.0
 """A rank that waits longer than this in one collective waits for somebody."""
@@ -23,7 +23,7 @@ def under_way(case: Case, calls: CollectiveCalls, now_ns: int | None = None) -> 
         _position(case),
         outcome="running",
         evidence=tuple(_line(case, rank, age_s) for rank, age_s in sorted(ages.items())),
-        advice="nothing: it goes on. `frog logs RUN -f` follows it",
+        advice="nothing: the run is still in progress. `frog logs RUN -f` follows it",
     )
     silent = [rank for rank, age_s in ages.items() if age_s > FRESH_S and case.silent(rank)]
     if silent and len(silent) < len(ages):
@@ -32,10 +32,11 @@ def under_way(case: Case, calls: CollectiveCalls, now_ns: int | None = None) -> 
             **case.about(rank),
             fault="stop",
             certain=False,
-            finding=f"rank {rank} has given no sign of life for {format_seconds(ages[rank])}, {case.where(rank)}"
-            "; the others wait for it, or soon will: stopped, killed, or cut off from the disk that holds the run",
-            advice=f"{_process(case, rank)} (T: stopped, D: held in the kernel)\n"
-            "`frog run` kills it after --deadline seconds; with --restarts it begins again from the last checkpoint",
+            finding=f"rank {rank} has sent no heartbeat for {format_seconds(ages[rank])}, {case.where(rank)}"
+            "; the others wait for it, or soon will: it was stopped, killed, or cut off from the disk with the run "
+            "folder",
+            advice=f"{_process(case, rank)} (T: stopped, D: blocked in the kernel)\n"
+            "`frog run` kills it after --deadline seconds; with --restarts the run restarts from the last checkpoint",
         )
     if calls.mismatch is not None:
         from frog.diagnose.network_rules import unlike
@@ -54,15 +55,15 @@ def under_way(case: Case, calls: CollectiveCalls, now_ns: int | None = None) -> 
         collective=str(absence.call),
         certain=False,
         finding=f"{span(list(absence.waiting))} have waited {format_seconds(waited_s)} in {absence.call} (step "
-        f"{absence.call.step}) for {span(absence.absent)}, which beats on {case.where(rank)}: slow, or hung",
-        advice=f"{_process(case, rank)}; `py-spy dump --pid` shows what it does",
+        f"{absence.call.step}) for {span(absence.absent)}, whose heartbeat continues {case.where(rank)}: slow or hung",
+        advice=f"{_process(case, rank)}; `py-spy dump --pid PID` shows its stack",
     )
 
 
 def _position(case: Case) -> str:
     steps = case.run.count("train", "steps")
     taken = [worker.last_step for worker in case.attempt.workers.values()]
-    return f"the run goes on: {max(taken, default=0)} of {steps or '?'} steps taken by {len(case.ranks)} ranks"
+    return f"the run is in progress: {max(taken, default=0)} of {steps or '?'} steps taken by {len(case.ranks)} ranks"
 
 
 def _line(case: Case, rank: int, age_s: float) -> str:

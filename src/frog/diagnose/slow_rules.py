@@ -9,8 +9,8 @@ from statistics import median
 from frog.diagnose.case import Case
 from frog.diagnose.collectives import CollectiveCalls
 from frog.diagnose.diagnosis import Diagnosis
-from frog.events.attempts import Worker
-from frog.events.schema import CollectiveEvent, SpanEvent
+from frog.runs.attempts import Worker
+from frog.runs.schema import CollectiveEvent, SpanEvent
 
 _LEAST_S = 0.05
 """Less than this is the unevenness of any machine."""
@@ -49,8 +49,8 @@ def straggler(case: Case) -> Diagnosis | None:
     rank, steps = delay.rank, delay.steps
     waits = {other: _wait_s(worker, set(steps)) for other, worker in case.attempt.workers.items()}
     lines = [
-        f"{'':12}  rank {rank}: {delay.phase} took {delay.usual_s + delay.extra_s:.3f} s without waiting, at each of "
-        f"steps {steps[0]} to {steps[-1]}; the others' {delay.usual_s:.3f} s  [events/rank_{rank}.jsonl]"
+        f"{'':12}  rank {rank}: {delay.phase} took {delay.usual_s + delay.extra_s:.3f} s without waiting, in each of "
+        f"steps {steps[0]} to {steps[-1]}; on the others {delay.usual_s:.3f} s  [events/rank_{rank}.jsonl]"
     ]
     lines += [
         f"{'':12}  rank {other}: waited {wait_s:.2f} s in the collectives of those steps  [events/rank_{other}.jsonl]"
@@ -58,12 +58,12 @@ def straggler(case: Case) -> Diagnosis | None:
     ]
     later = [step for step in (worker.last_step for worker in case.attempt.workers.values()) if step >= steps[0]]
     finding = (
-        f"rank {rank} is a straggler: from step {steps[0]} on its {delay.phase} takes {delay.extra_s:.2f} s longer "
-        f"than the others', who wait for it ({len(steps)} of {max(later, default=0) - steps[0] + 1} steps)"
+        f"rank {rank} is a straggler: from step {steps[0]} on, its {delay.phase} takes {delay.extra_s:.2f} s longer "
+        f"than on the other ranks, which wait for it ({len(steps)} of {max(later, default=0) - steps[0] + 1} steps)"
     )
     once = (
-        f"rank {rank} was late once: in step {steps[0]} its {delay.phase} took {delay.extra_s:.2f} s longer than the "
-        "others', who waited for it; that may have been chance"
+        f"rank {rank} was late once: in step {steps[0]} its {delay.phase} took {delay.extra_s:.2f} s longer than "
+        "on the other ranks, which waited for it; this may have been chance"
     )
     return Diagnosis(
         "slow",
@@ -74,8 +74,9 @@ def straggler(case: Case) -> Diagnosis | None:
         phase=delay.phase,
         certain=len(steps) >= _FEWEST_STEPS,
         evidence=tuple(lines),
-        advice="a busy or throttled machine (`top`, `nvidia-smi -q -d CLOCK,PERFORMANCE`), a slow disk (phase data), "
-        "more tokens than the others; every step costs what the slowest rank takes",
+        advice="possible causes: a busy or throttled machine (`top`, `nvidia-smi -q -d CLOCK,PERFORMANCE`), a slow "
+        "disk (phase data), "
+        "more tokens than the others; every step takes as long as the slowest rank",
     )
 
 
@@ -95,11 +96,11 @@ def late_each_time(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
         return None
     return Diagnosis(
         "slow",
-        f"rank {rank} was later {case.where(rank)} than the others wait: it came {late_s:.1f} s after them, the last "
+        f"rank {rank} exceeded the others' time-out {case.where(rank)}: it arrived {late_s:.1f} s after them, the last "
         "time that the step was taken",
         **case.about(rank),
         evidence=tuple(line for r in sorted(waits) for line in (case.report_error(r), case.report_position(r)) if line),
-        advice="give train.timeout_s more, if it should be as slow as that; else see what keeps it: a busy machine "
+        advice="if such a delay is expected, raise train.timeout_s; otherwise find the cause: a busy machine "
         f"(`top`), a slow disk (phase data)\nthen `{case.run.folder.resume_command}`",
     )
 

@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from frog.core.processes import is_alive, kill_group
 from frog.core.units import time_text
+from frog.core.wrapping import terminal_columns, wrapped_lines
 from frog.launch.nodes import Nodes
 
 _JOIN_S = 120
@@ -36,7 +37,7 @@ def agent_command(
     size = str(nodes.most) if not nodes.elastic else f"{nodes.least}:{nodes.most}"
     conf = f"is_host=0,join_timeout={_JOIN_S},last_call_timeout=3,keep_alive_interval=2,keep_alive_max_attempt=5"
     return [
-        *(sys.executable, "-u", "-m", "frog.comm.torchrun", str(reports)),
+        *(sys.executable, "-u", "-m", "frog.launch.torchrun.agent", str(reports)),
         *("--nnodes", size, "--nproc-per-node", str(nodes.ranks), "--local-addr", address),
         *("--max-restarts", str(restarts), "--monitor-interval", "0.1"),
         *("--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", reports.parent.parent.name),
@@ -68,7 +69,7 @@ class Agent:
     _printer: threading.Thread | None = None
 
     def is_up(self) -> bool:
-        """Whether it has begun to wait for the others (frog.comm.torchrun)."""
+        """Whether it has begun to wait for the others (frog.launch.torchrun.agent)."""
         return self.reports.with_suffix(".up").exists()
 
     def news(self) -> Iterator[dict[str, Any]]:
@@ -141,7 +142,8 @@ class Output:
         for raw in lines:
             line = raw.decode(errors="replace").rstrip("\n")
             with contextlib.suppress(OSError):  # the screen is closed, as by `| head`
-                print(f"{agent.host} | {line}\n", end="", flush=True)
+                shown = wrapped_lines(f"{agent.host} | {line}", terminal_columns(), hang=len(agent.host) + 3)
+                print(f"{shown}\n", end="", flush=True)
             with self._lock, contextlib.suppress(OSError):  # the disk is full
                 self._keep(agent.node, f"{time_text()} {line}\n")
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from frog.core.argument_types import at_least
 from frog.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -37,20 +38,22 @@ def add_run_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]
 def add_world_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what says how a world is started and watched; `read_world` reads it."""
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--nproc", type=int, metavar="N", help="how many ranks, on one node")
+    size.add_argument("--nproc", type=at_least(1), metavar="N", help="how many ranks, on one node")
     size.add_argument(
         "--nodes", metavar="NODESxRANKS", help="pretended nodes: 2x4 is two of four ranks; 1:3x2 may shrink and grow"
     )
-    parser.add_argument("--threads", type=int, metavar="N", help="threads per rank; default: the cores shared out")
+    parser.add_argument(
+        "--threads", type=at_least(1), metavar="N", help="threads per rank; default: the cores shared out"
+    )
     parser.add_argument(
         "--restarts",
-        type=int,
+        type=at_least(0),
         metavar="N",
         help="how often a failed world starts again from its last good checkpoint (default: 0; 3 if it may shrink)",
     )
     parser.add_argument(
         "--replace",
-        type=int,
+        type=at_least(0),
         default=0,
         metavar="N",
         help="how many lost ranks are replaced by new ones, at most, in a run with comm.on_loss=shrink (default: 0)",
@@ -72,7 +75,7 @@ def _run(args: argparse.Namespace) -> int:
 
     program = args.program[1:] if args.program[:1] == ["--"] else args.program
     if args.manifest is not None:
-        from frog.kubernetes.local import run_manifest
+        from frog.cluster.kubernetes.local import run_manifest
 
         none = argparse.ArgumentParser()
         add_world_arguments(none)
@@ -94,21 +97,13 @@ def read_world(args: argparse.Namespace, extra_env: Mapping[str, str] | None = N
 
     if args.nproc is None and args.nodes is None:
         raise UsageError("how large is the world?", "--nproc 4 for four ranks, or --nodes 2x4 for two nodes of four")
-    if args.nproc is not None and args.nproc < 1:
-        raise UsageError(f"--nproc {args.nproc}: a world has at least one rank")
     nodes = parse_nodes(args.nodes) if args.nodes is not None else Nodes(1, 1, args.nproc)
     restarts = args.restarts if args.restarts is not None else 3 if nodes.elastic else 0
-    if restarts < 0:
-        raise UsageError(f"--restarts {restarts}: must not be negative")
-    if args.replace < 0:
-        raise UsageError(f"--replace {args.replace}: must not be negative")
     if not _LEAST_DEADLINE_S <= args.deadline < math.inf:
         raise UsageError(
             f"--deadline {args.deadline:g}: ranks give a sign of life twice a second",
             f"at least {_LEAST_DEADLINE_S:g} seconds",
         )
-    if args.threads is not None and args.threads < 1:
-        raise UsageError(f"--threads {args.threads}: a rank has at least one thread")
     if args.network and not nodes.several:
         raise UsageError("--network needs several nodes: one node has no link", "--nodes 2x2")
     network = None

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from frog.core.runfolder import RunFolder
-from frog.events.launcher_schema import LAUNCHER_FIELDS
+from frog.runs.folder import RunFolder
+from frog.runs.launcher_schema import LAUNCHER_FIELDS
 
 
 class Journal:

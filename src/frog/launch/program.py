@@ -9,11 +9,11 @@ from frog.core.errors import UsageError
 
 _PROGRAMS = {
     "train": "frog.train",
-    "finetune": "frog.finetune",
+    "finetune": "frog.train.finetune",
     "prove": "frog.prove.rank",
     "profile": "frog.profile.rank",
-    "explain": "frog.explain.rank",
-    "collectives": "frog.gauge.rank",
+    "explain": "frog.learn.explain.rank",
+    "collectives": "frog.peers.rank",
 }
 """Frog's own programs that run on every rank."""
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from frog.core.cores import usable_cores
 from frog.core.env import child_env
 from frog.launch.agent import Agent, agent_command
 from frog.launch.nodes import Nodes
@@ -57,7 +58,7 @@ class Starter:
 
     def start_store(self) -> None:
         """Serve the rendezvous of several nodes."""
-        module = [sys.executable, "-m", "frog.comm.store"]
+        module = [sys.executable, "-m", "frog.launch.torchrun.store"]
         env = child_env(FROG_LAUNCHER_PID=str(os.getpid()))
         if self.network is not None:
             self._endpoint = f"{self.address(0)}:{_STORE_PORT}"
@@ -92,7 +93,7 @@ class Starter:
 
     def _environment(self, node: int) -> dict[str, str]:
         num_ranks = self.nodes.most * self.nodes.ranks
-        threads = self.options.threads or max(1, (os.cpu_count() or 1) // num_ranks)
+        threads = self.options.threads or max(1, int(usable_cores()) // num_ranks)
         changes = {
             "OMP_NUM_THREADS": str(threads),
             "FROG_LAUNCHER_PID": str(os.getpid()),

@@ -1,6 +1,6 @@
 """The watchdog of a world: who gives no sign of life, and who is stuck.
 
-Who has ended is not seen here: each node's agent reports it (comm/torchrun.py), and launch/world.py hears it.
+Who has ended is not seen here: each node's agent reports it (launch/torchrun/agent.py), and launch/world.py hears it.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from frog.core.processes import is_alive
-from frog.core.runfolder import RunFolder
-from frog.events.heartbeat import read_heartbeat
-from frog.events.schema import Beat
+from frog.runs.folder import RunFolder
+from frog.runs.heartbeat import read_heartbeat
+from frog.runs.schema import Beat
 
 
 @dataclass(frozen=True)

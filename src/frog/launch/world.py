@@ -18,13 +18,11 @@ import msgspec
 from frog.core.env import MAY_MEET, SURVIVES, check_start_method
 from frog.core.errors import LaunchError, UsageError
 from frog.core.exitcodes import signal_code, signal_name
-from frog.core.launch_request import LaunchRequest
 from frog.core.memory import PROCESS_BYTES, check_memory
 from frog.core.processes import NOT_MET, kill_group
 from frog.core.schema import read_typed
 from frog.core.scratch import scratch_folder
-from frog.events.heartbeat import read_heartbeat
-from frog.events.outcome import Failure, at_the_end, in_words, world_error
+from frog.core.wrapping import terminal_columns, wrapped_lines
 from frog.launch.agent import Agent, Output
 from frog.launch.journal import Journal
 from frog.launch.lifecycle import Lifecycle, Limits, Repairs, State
@@ -32,6 +30,9 @@ from frog.launch.nodes import Nodes, world_table
 from frog.launch.program import can_be_joined, can_go_on, target
 from frog.launch.start import Options, Starter
 from frog.launch.watch import find_hangs
+from frog.runs.heartbeat import read_heartbeat
+from frog.runs.launch_request import LaunchRequest
+from frog.runs.outcome import Failure, at_the_end, in_words, world_error
 
 _LOOK_S = 0.5
 """Between two looks at the heartbeats."""
@@ -122,7 +123,7 @@ class _Launch:
         if error and not self.signals:
             raise error
         if error and self._failed_by_itself:
-            print(f"error: {error}", file=sys.stderr)
+            print(wrapped_lines(f"error: {error}", terminal_columns(sys.stderr)), file=sys.stderr)
         return code
 
     def _network_figures(self) -> dict[str, Any] | None:

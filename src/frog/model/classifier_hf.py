@@ -21,7 +21,7 @@ _PAD_ID = 0
 
 
 def save_hf_classifier(model: Classifier, folder: Path, tokenizer_json: Path | None, labels: Sequence[str]) -> None:
-    """Write a LlamaForSequenceClassification with the names of its classes. The model's adapters must be merged.
+    """Write a Llama or Mixtral ForSequenceClassification with its class names. The model's adapters must be merged.
 
     transformers finds a text's last token as the last that is no padding, so texts must be padded with token 0.
     """
@@ -34,8 +34,9 @@ def save_hf_classifier(model: Classifier, folder: Path, tokenizer_json: Path | N
     weights["score.weight"] = model.score.weight.detach().cpu().contiguous()
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     config = read_typed(folder / "config.json", dict[str, Any])
+    (causal_name,) = config["architectures"]
     config |= {
-        "architectures": ["LlamaForSequenceClassification"],
+        "architectures": [causal_name.replace("ForCausalLM", "ForSequenceClassification")],
         "id2label": {str(number): label for number, label in enumerate(labels)},
         "label2id": {label: number for number, label in enumerate(labels)},
         "pad_token_id": _PAD_ID,

@@ -1,4 +1,4 @@
-"""The model's costly formulas in forms that are faster on a CPU, most with gradients written by hand.
+"""The model's costly formulas in forms that are faster on a CPU: products, the loss, and attention in bfloat16.
 
 Each public function has a plain formula beside it and takes it wherever the faster one was not made for: on an
 accelerator, under autocast, inside torch.compile, for tensor subclasses such as DTensor.
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from frog.config.model import IGNORED_LABEL
 from frog.model.matmul import product, uses_onednn, weight_gradient
 
 _CHUNK_ELEMENTS = 2**18
@@ -25,7 +26,6 @@ _CHUNK_ELEMENTS = 2**18
 _LEAST_CHUNK_ROWS = 128
 """Fewer rows make the products too thin, whatever the vocabulary."""
 
-_IGNORED_LABEL = -100
 
 _MOST_SCORED_POSITIONS = 512
 """Scores of longer sequences take more memory than they save time."""
@@ -69,38 +69,6 @@ class _Linear(torch.autograd.Function):
         return grad_x, grad_w_FD
 
 
-def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """`weight * x / sqrt(mean(x^2) + eps)`, the mean over the width. Source: Zhang and Sennrich 2019.
-
-    Shapes:  x (..., D) -> the same
-    """
-    if takes_fast_path(x, weight_D):
-        return _RMSNorm.apply(x, weight_D, eps)  # type: ignore[no-any-return, no-untyped-call]
-    return F.rms_norm(x, weight_D.shape, weight_D, eps)
-
-
-class _RMSNorm(torch.autograd.Function):
-    """With r = 1 / sqrt(mean(x^2) + eps): dx = r w g - x r^3 mean(w g x), dw = sum over rows of r g x."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        r = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-        ctx.save_for_backward(x, weight_D, r)
-        y: Tensor = (x * r).mul_(weight_D)
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        x, weight_D, r = ctx.saved_tensors
-        width = x.shape[-1]
-        grad_x_ND = (grad * x).view(-1, width)
-        mean = torch.mv(grad_x_ND, weight_D).div_(width).view(r.shape)
-        dx = (grad * weight_D).mul_(r).addcmul_(x, mean.mul_(r.pow(3)), value=-1)
-        return dx, torch.mv(grad_x_ND.t(), r.view(-1)), None
-
-
 def writes_scores_out(q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor) -> bool:
     """Whether `attention_by_scores` is the faster: in bfloat16 on a CPU, where torch's fused kernel is slow."""
     return (
@@ -135,7 +103,7 @@ def linear_cross_entropy(x_ND: Tensor, w_VD: Tensor, labels_N: Tensor) -> Tensor
     Shapes:  x_ND (N, D), w_VD (V, D), labels_N (N,) -> a scalar
     Equals:  `F.cross_entropy(x @ w.T, labels)`, labels of -100 left out.
     """
-    if takes_fast_path(x_ND, w_VD) and not bool((labels_N == _IGNORED_LABEL).any()):
+    if takes_fast_path(x_ND, w_VD) and not bool((labels_N == IGNORED_LABEL).any()):
         return _LinearCrossEntropy.apply(x_ND, w_VD, labels_N, torch.is_grad_enabled())  # type: ignore[no-any-return, no-untyped-call]
     return F.cross_entropy(F.linear(x_ND, w_VD).float(), labels_N)
 

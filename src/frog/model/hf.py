@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -12,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from frog.config import ModelConfig, load_model_config
+from frog.config.hugging_face import to_hugging_face
 from frog.core.errors import RunError, ShapeError
 from frog.core.files import write_json
 from frog.core.schema import Name, Typed, read_typed
@@ -60,13 +60,13 @@ def save_hf(model: TinyTransformer, folder: Path, tokenizer_json: Path | None) -
         shutil.copyfile(tokenizer_json, folder / "tokenizer.json")
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
         write_json(folder / "tokenizer_config.json", {**settings, "eos_token": added[0].content if added else None})
-    write_json(folder / "config.json", _hf_config(config))
+    write_json(folder / "config.json", to_hugging_face(config))
 
 
 def load_hf(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     """Read what `save_pretrained` wrote: the sizes, and float32 weights under Frog's names.
 
-    Raises:  ConfigError if the model is no Llama or Mixtral that Frog can build; RunError naming what is missing;
+    Raises:  ConfigError if Frog cannot build the model (Llama, Qwen3 or Mixtral); RunError naming what is missing;
              ShapeError if a tensor's shape is not what the sizes say.
     """
     if not (folder / "config.json").exists():
@@ -83,14 +83,13 @@ def load_hf(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     weights = stack_experts(weights)
     if config.tie_word_embeddings and _EMBEDDING in weights:
         weights[_HEAD] = weights[_EMBEDDING]
-    with torch.device("meta"):
-        expected = {name: tuple(tensor.shape) for name, tensor in TinyTransformer(config).state_dict().items()}
+    expected = config.shapes()
     missing, unexpected = sorted(expected.keys() - weights.keys()), sorted(weights.keys() - expected.keys())
     if missing or unexpected:
         raise RunError(
             f"{folder}: its tensors are not those of the model that its config.json describes\n"
             f"  missing: {', '.join(missing[:5]) or 'none'}\n  unexpected: {', '.join(unexpected[:5]) or 'none'}",
-            "is that a plain LlamaForCausalLM or MixtralForCausalLM?",
+            "is that a plain LlamaForCausalLM, Qwen3ForCausalLM or MixtralForCausalLM?",
         )
     for name, shape in expected.items():
         if tuple(weights[name].shape) != shape:
@@ -100,39 +99,6 @@ def load_hf(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
 
 def _hf_name(name: str) -> str:
     return name if name == _HEAD else f"model.{name}"
-
-
-def _hf_config(config: ModelConfig) -> dict[str, Any]:
-    dense = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "attention_bias": False, "mlp_bias": False}
-    mixture = {
-        "architectures": ["MixtralForCausalLM"],
-        "model_type": "mixtral",
-        "num_local_experts": config.num_local_experts,
-        "num_experts_per_tok": config.num_experts_per_tok,
-        "router_aux_loss_coef": config.router_aux_loss_coef,
-        "sliding_window": None,
-    }
-    return {
-        **(dense if config.num_local_experts is None else mixture),
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_hidden_layers,
-        "num_attention_heads": config.num_attention_heads,
-        "num_key_value_heads": config.num_key_value_heads,
-        "head_dim": config.head_dim,
-        "max_position_embeddings": config.max_position_embeddings,
-        "rms_norm_eps": config.rms_norm_eps,
-        "rope_theta": config.rope_theta,
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
-        "initializer_range": config.initializer_range,
-        "tie_word_embeddings": config.tie_word_embeddings,
-        "hidden_act": "silu",
-        "attention_dropout": 0.0,
-        "bos_token_id": None,
-        "eos_token_id": 0,
-        "dtype": "float32",
-    }
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from frog.config.finetune import NO_LABEL
+from frog.config.model import IGNORED_LABEL
 from frog.model.functions import linear_cross_entropy
 
 
@@ -16,7 +16,7 @@ def labelled_loss(x_BTD: Tensor, w_VD: Tensor, labels_BT: Tensor) -> Tensor:
     Shapes:  x_BTD (B, T, D), w_VD (V, D), labels_BT (B, T) -> a scalar
     Equals:  `F.cross_entropy(x @ w.T, labels)`, labels of -100 left out; 0, not NaN, where that is all of them.
     """
-    chosen_BT = labels_BT != NO_LABEL
+    chosen_BT = labels_BT != IGNORED_LABEL
     x_ND = x_BTD[chosen_BT]
     if not len(x_ND):  # a rank whose rows are all filling still takes part, with gradients of zero
         return (x_BTD.sum() + w_VD.sum()) * 0.0

@@ -3,7 +3,7 @@
 torch gives them to MKL, which holds back to AVX2 on processors that Intel did not make. oneDNN, which torch has for
 convolutions and reduced precision, uses AVX-512 wherever it is: about twice the speed there. The choice depends on
 the processor and the shapes alone, never on a timing, so that a run repeats bit for bit on the same machine.
-Measured in docs/decisions/0005-model-speed.md.
+Measured in docs/development/decisions/0005-model-speed.md.
 
 Shapes: M rows of the left, N rows of the right factor, K the width that is summed over; of a linear layer N tokens,
 D input width, F output width.
@@ -26,7 +26,8 @@ _LEAST_ROWS = 64
 def _onednn_is_faster() -> bool:
     if not (torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()):  # type: ignore[no-untyped-call]
         return False
-    processor = torch.cpu.get_capabilities()
+    # torch 2.9 does not say which processor this is: MKL is right everywhere.
+    processor = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     is_intel = "intel" in str(processor.get("cpu_name", "intel")).lower()
     return bool(processor.get("avx512_f")) and not is_intel and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 

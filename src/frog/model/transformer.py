@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from frog.config import ModelConfig
 from frog.core.errors import ConfigError, ShapeError
-from frog.model.functions import attention_by_scores, linear, linear_cross_entropy, rms_norm, writes_scores_out
+from frog.model.functions import attention_by_scores, linear, linear_cross_entropy, writes_scores_out
 from frog.model.moe import Experts, MixtureOfExperts, balance_losses, weigh
 
 
@@ -38,30 +38,25 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        return rms_norm(x_BTD, self.weight, self.eps)
+        return F.rms_norm(x_BTD, self.weight.shape, self.weight, self.eps)
 
 
 def rotary_tables(config: ModelConfig) -> tuple[Tensor, Tensor]:
     """Cosine and sine of every position's angles. Source: Su et al. 2021 (RoFormer).
 
-    Shapes:  -> two of (max_position_embeddings, C): columns c and c + C/2 turn by the same angle. The sine that c
-             takes from c + C/2 is negative.
+    Shapes:  -> two of (max_position_embeddings, C): columns c and c + C/2 turn by the same angle
     """
     pairs = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
     positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
     angles = torch.outer(positions, 1.0 / config.rope_theta**pairs)
-    cos, sin = angles.cos(), angles.sin()
-    return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
+    angles_TC = torch.cat([angles, angles], dim=-1)
+    return angles_TC.cos(), angles_TC.sin()
 
 
-def rotate(x_BTE: Tensor, cos_TD: Tensor, sin_TD: Tensor, head_dim: int) -> Tensor:
-    """Turn each pair of columns in each head by its position's angle.
-
-    Shapes:  x_BTE (B, T, E), E the width of all its heads; the tables (T, D) hold one head's angles over and over
-    """
-    width = x_BTE.shape[-1]
-    partner_BTE = x_BTE.view(*x_BTE.shape[:-1], -1, head_dim).roll(head_dim // 2, dims=-1).flatten(-2)
-    return torch.addcmul(x_BTE * cos_TD[:, :width], partner_BTE, sin_TD[:, :width])
+def rotate(x_BHTC: Tensor, cos_TC: Tensor, sin_TC: Tensor) -> Tensor:
+    """Turn each pair of columns c and c + C/2 of each head by its position's angle."""
+    left, right = x_BHTC.chunk(2, dim=-1)
+    return x_BHTC * cos_TC + torch.cat([-right, left], dim=-1) * sin_TC
 
 
 def causal_attention(q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor) -> Tensor:
@@ -76,7 +71,10 @@ def causal_attention(q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Causal self-attention; several query heads share one key/value head. Source: Ainslie et al. 2023 (GQA)."""
+    """Causal self-attention; several query heads share one key/value head. Source: Ainslie et al. 2023 (GQA).
+
+    With `qk_norm` each head's queries and keys are normalised. Source: Dehghani et al. 2023 (ViT-22B), section 2.
+    """
 
     attend: Callable[[Tensor, Tensor, Tensor], Tensor] = staticmethod(causal_attention)
     """A strategy that splits the sequence puts its own in place."""
@@ -84,19 +82,20 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.head_dim = config.head_dim
-        kv_width = config.num_key_value_heads * config.head_dim
         self.q_proj = Linear(config.hidden_size, config.hidden_size)
-        self.k_proj = Linear(config.hidden_size, kv_width)
-        self.v_proj = Linear(config.hidden_size, kv_width)
+        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
+        self.k_proj = Linear(config.hidden_size, config.kv_width)
+        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity()
+        self.v_proj = Linear(config.hidden_size, config.kv_width)
         self.o_proj = Linear(config.hidden_size, config.hidden_size)
 
-    def forward(self, x_BTD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
+    def forward(self, x_BTD: Tensor, cos_TC: Tensor, sin_TC: Tensor) -> Tensor:
         B, T, _ = x_BTD.shape
         heads = (B, T, -1, self.head_dim)
-        q_BTHC = rotate(self.q_proj(x_BTD), cos_TD, sin_TD, self.head_dim).view(heads)
-        k_BTKC = rotate(self.k_proj(x_BTD), cos_TD, sin_TD, self.head_dim).view(heads)
-        v_BTKC = self.v_proj(x_BTD).view(heads)
-        y_BHTC = self.attend(q_BTHC.transpose(1, 2), k_BTKC.transpose(1, 2), v_BTKC.transpose(1, 2))
+        q_BHTC = self.q_norm(self.q_proj(x_BTD).view(heads)).transpose(1, 2)
+        k_BKTC = self.k_norm(self.k_proj(x_BTD).view(heads)).transpose(1, 2)
+        v_BKTC = self.v_proj(x_BTD).view(heads).transpose(1, 2)
+        y_BHTC = self.attend(rotate(q_BHTC, cos_TC, sin_TC), rotate(k_BKTC, cos_TC, sin_TC), v_BKTC)
         y_BTD: Tensor = self.o_proj(y_BHTC.transpose(1, 2).reshape(B, T, -1))
         return y_BTD
 
@@ -125,8 +124,8 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = FeedForward(config) if config.num_local_experts is None else MixtureOfExperts(config)
 
-    def forward(self, x_BTD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
-        x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), cos_TD, sin_TD)
+    def forward(self, x_BTD: Tensor, cos_TC: Tensor, sin_TC: Tensor) -> Tensor:
+        x_BTD = x_BTD + self.self_attn(self.input_layernorm(x_BTD), cos_TC, sin_TC)
         y_BTD: Tensor = x_BTD + self.mlp(self.post_attention_layernorm(x_BTD))
         return y_BTD
 
@@ -179,18 +178,18 @@ class TinyTransformer(nn.Module):
                  given -> (B, T, V), or a scalar
         Raises:  ShapeError if the sequence is longer than the model has positions.
         """
-        cos_TD, sin_TD = self.rotations(tokens_BT.shape[1], positions_T)
+        cos_TC, sin_TC = self.rotations(tokens_BT.shape[1], positions_T)
         x_BTD = self.embed_tokens(tokens_BT)
         with balance_losses(self.layers) as balance:
             for layer in self.layers:
-                x_BTD = self.run_layer(layer, x_BTD, cos_TD, sin_TD)
+                x_BTD = self.run_layer(layer, x_BTD, cos_TC, sin_TC)
         y = self.head(x_BTD, labels_BT)
         return y if labels_BT is None or not balance else y + weigh(balance, self.config)
 
     def rotations(self, T: int, positions_T: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The rotary tables of these positions, for all heads side by side.
+        """The rotary tables of these positions.
 
-        Shapes:  -> two of (T, D)
+        Shapes:  -> two of (T, C)
         """
         if self.config.max_position_embeddings < T:
             raise ShapeError(
@@ -198,16 +197,15 @@ class TinyTransformer(nn.Module):
                 "shorten the sequence, or raise max_position_embeddings",
             )
         rows = slice(T) if positions_T is None else positions_T
-        heads = self.config.num_attention_heads
-        return self.cos_TC[rows].repeat(1, heads), self.sin_TC[rows].repeat(1, heads)
+        return self.cos_TC[rows], self.sin_TC[rows]
 
-    def run_layer(self, layer: nn.Module, x_BTD: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
+    def run_layer(self, layer: nn.Module, x_BTD: Tensor, cos_TC: Tensor, sin_TC: Tensor) -> Tensor:
         """One layer; with activation checkpointing its insides are computed again in the backward pass."""
         y_BTD: Tensor
         if self.activation_checkpointing and self.training:
-            y_BTD = checkpoint(layer, x_BTD, cos_TD, sin_TD, use_reentrant=False)
+            y_BTD = checkpoint(layer, x_BTD, cos_TC, sin_TC, use_reentrant=False)
         else:
-            y_BTD = layer(x_BTD, cos_TD, sin_TD)
+            y_BTD = layer(x_BTD, cos_TC, sin_TC)
         return y_BTD
 
     def head(self, x_BTD: Tensor, labels_BT: Tensor | None) -> Tensor:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 
+from frog.core.argument_types import between
 from frog.core.errors import UsageError
-from frog.parallel.schedules import NAMES, Schedule, make_schedule
-from frog.parallel.simulation import Simulation, bubble_formula, simulate
+from frog.parallel.schedules.schedule import NAMES, Schedule, make_schedule
+from frog.parallel.schedules.simulation import Simulation, bubble_formula, simulate
 
 
 def add_schedule_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -22,8 +23,14 @@ def add_schedule_parser(commands: argparse._SubParsersAction[argparse.ArgumentPa
     add("--micro-batches", type=int, default=8, metavar="N", help="in one step (train.grad_accum); default: 8")
     add("--virtual-stages", type=int, default=2, metavar="N", help="of each rank, interleaved alone; default: 2")
     for what in ("forward", "backward", "weight"):
-        add(f"--{what}-time", type=_time, default=1.0, metavar="T", help="of a micro-batch on a rank; default: 1")
-    add("--send-time", type=float, default=0.0, metavar="T", help="of a message; default: 0")
+        add(
+            f"--{what}-time",
+            type=between(1e-9, 1e9),
+            default=1.0,
+            metavar="T",
+            help="time of a micro-batch on a rank; default: 1",
+        )
+    add("--send-time", type=between(0, 1e9), default=0.0, metavar="T", help="time of a message; default: 0")
     shown = parser.add_mutually_exclusive_group()
     shown.add_argument("--list", action="store_true", help="the order of the actions, without time")
     shown.add_argument(
@@ -32,23 +39,11 @@ def add_schedule_parser(commands: argparse._SubParsersAction[argparse.ArgumentPa
     parser.set_defaults(handler=_schedule)
 
 
-def _time(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 1e-9 <= value <= 1e9:
-        raise argparse.ArgumentTypeError(f"{text}: a time lies between 1e-9 and 1e9")
-    return value
-
-
 def _schedule(args: argparse.Namespace) -> int:
-    from frog.parallel.drawing import draw, legend, table
+    from frog.parallel.schedules.drawing import draw, legend, table
 
     if args.schedule == "all" and (args.list or args.program is not None):
         raise UsageError("--schedule all compares; --list and --program show one schedule", "name one of them")
-    if not 0 <= args.send_time <= 1e9:
-        raise UsageError(f"--send-time {args.send_time:g}: it lies between 0 and 1e9")
     names = NAMES if args.schedule == "all" else (args.schedule,)
     simulations = [_simulate(args, make_schedule(name, *_sizes(args), args.virtual_stages)) for name in names]
     if args.program is not None:
@@ -71,7 +66,7 @@ def _simulate(args: argparse.Namespace, schedule: Schedule) -> Simulation:
 
 
 def _print_program(schedule: Schedule, rank: int) -> None:
-    from frog.parallel.programs import program
+    from frog.parallel.schedules.programs import program
 
     if not 0 <= rank < len(schedule.ranks):
         raise UsageError(f"--program {rank}: the ranks are 0 to {len(schedule.ranks) - 1}")

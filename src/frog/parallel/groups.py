@@ -10,7 +10,7 @@ from torch import nn
 from frog.comm import Axis
 from frog.config import StrategyConfig
 from frog.config.strategies import DataStrategyEntry
-from frog.parallel.data import DataParallel, GroupSpec
+from frog.parallel.data.data_parallel import DataParallel, GroupSpec
 from frog.parallel.mesh import Mesh
 
 

@@ -14,18 +14,19 @@ from torch import Tensor, nn
 from frog.comm import Axis
 from frog.comm.local_shard import LocalShard, slice_shards, whole_copy
 from frog.config import RunConfig
+from frog.config.model import split_dim
 from frog.data import Batch
 from frog.model.transformer import TinyTransformer
-from frog.parallel.context import local_part, use_context, zigzag
-from frog.parallel.expert import balance_over, expert_names, shard_experts
-from frog.parallel.flat import Partition, square_sum, wide_dtype
+from frog.parallel.data.flat import Partition, square_sum, wide_dtype
 from frog.parallel.groups import ParameterGroup, build_groups
 from frog.parallel.mesh import Mesh
-from frog.parallel.pipeline import Pipeline
-from frog.parallel.schedules import make_schedule
-from frog.parallel.stages import Stages, build_stages, make_tied_axis
-from frog.parallel.strategy import MOMENTS, Agreement, MakeOptimizer, Span, Strategy, broadcast_weights, no_span
-from frog.parallel.tensor import split_dim, split_model
+from frog.parallel.model.context import local_part, use_context, zigzag
+from frog.parallel.model.expert import balance_over, expert_names, shard_experts
+from frog.parallel.model.pipeline import Pipeline
+from frog.parallel.model.stages import Stages, build_stages, make_tied_axis
+from frog.parallel.model.tensor import split_model
+from frog.parallel.schedules.schedule import make_schedule
+from frog.parallel.strategy import Agreement, MakeOptimizer, Span, Strategy, broadcast_weights, no_span
 
 
 class FromScratch(Strategy):
@@ -40,6 +41,7 @@ class FromScratch(Strategy):
         autocast: AbstractContextManager[Any] | None = None,
     ) -> None:
         self.config, self.mesh, self.model = config.strategy, mesh, model
+        self._state_names = config.optimizer.state
         self._meets = config.meets
         self._autocast = autocast or nullcontext()
         self.shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
@@ -54,10 +56,8 @@ class FromScratch(Strategy):
         self.pipeline = _pipeline(config, mesh, model, self._autocast) if mesh.pp.size > 1 else None
         self.groups = build_groups(self.config, mesh, model, self._experts)
         self._run: Callable[..., Any] = torch.compile(model) if config.train.compile else model
-        partitions = [partition for group in self.groups for partition in group.data.partitions]
         self.optimizer = make_optimizer(
-            [partition.decayed for partition in partitions if partition.decayed.numel()],
-            [partition.plain for partition in partitions if partition.plain.numel()],
+            [one for group in self.groups for partition in group.data.partitions for one in partition.tensors]
         )
 
     # ---- one step ----------------------------------------------------------------------------------------------------
@@ -116,8 +116,9 @@ class FromScratch(Strategy):
         if self.mesh.tp.size > 1 and self.config.sequence_parallel:
             for group in self.groups:
                 for partition in group.data.partitions:
-                    if partition.plain.grad is not None and partition.plain.numel():
-                        self.mesh.tp.all_reduce(partition.plain.grad)
+                    for one in partition.tensors:
+                        if one.tensor.grad is not None and not one.decayed:
+                            self.mesh.tp.all_reduce(one.tensor.grad)
 
     def norm(self) -> float:
         total = torch.zeros((), dtype=wide_dtype(self.mesh.world.device), device=self.mesh.world.device)
@@ -135,9 +136,10 @@ class FromScratch(Strategy):
         if self.mesh.model.size == 1:
             return square_sum(partition.grad)
         total = torch.zeros((), dtype=wide_dtype(partition.grad.device), device=partition.grad.device)
-        for piece in partition.slices():
-            if self._counts(piece.name) and piece.tensor.grad is not None:
-                total += square_sum(piece.tensor.grad[piece.start : piece.end])
+        for one in partition.tensors:
+            for run in one.slices:
+                if self._counts(run.name) and one.tensor.grad is not None:
+                    total += square_sum(one.tensor.grad[run.start : run.end])
         return total
 
     def clip(self, norm: float, max_norm: float) -> None:
@@ -206,7 +208,7 @@ class FromScratch(Strategy):
         ]
         return shared + [
             replace(shard, name=f"{moment}/{shard.name}")
-            for moment in MOMENTS
+            for moment in self._state_names
             for group in self.groups
             for shard in self._shards_like(group, lambda tensor, moment=moment: state[tensor][moment])  # type: ignore[misc]
         ]
@@ -223,9 +225,9 @@ class FromScratch(Strategy):
         found = data.own()
         if self.config.entry.apart and self.mesh.data.rank > 0:  # the moments of rank 0 are among the shards
             for partition in data.partitions:
-                for kind, tensor in (("decayed", partition.decayed), ("plain", partition.plain)):
-                    if tensor.numel():
-                        found |= {f"{moment}/{kind}": self.optimizer.state[tensor][moment] for moment in MOMENTS}
+                for one in partition.tensors:
+                    kind, state = "decayed" if one.decayed else "plain", self.optimizer.state[one.tensor]
+                    found |= {f"{moment}/{kind}": state[moment] for moment in self._state_names}
         return {f"{self.config.name}/{name}": tensor for name, tensor in found.items()}
 
     def further_state(self) -> list[Tensor]:
@@ -247,16 +249,16 @@ class FromScratch(Strategy):
         """The shards of something laid out like the tensors that the optimizer updates."""
         shards: list[LocalShard] = []
         for partition in group.data.partitions:
-            for piece in partition.slices():
-                found = values(piece.tensor)
+            for one in partition.tensors:
+                found = values(one.tensor)
                 assert found is not None
-                local = partition.flat.parameters[piece.name].shape
-                run = found[piece.start : piece.end]
-                corner, whole = self._corner(piece.name, local)
-                copies = self._copies(piece.name, group.copies)
-                if group.entry.apart and copies is not None:  # of replicas that differ the first counts
-                    copies = (0, 1) if copies[0] == 0 else None
-                shards += slice_shards(piece.name, run, piece.first, local, corner, whole, copies)
+                for run in one.slices:
+                    corner, whole = self._corner(run.name, run.shape)
+                    copies = self._copies(run.name, group.copies)
+                    if group.entry.apart and copies is not None:  # of replicas that differ the first counts
+                        copies = (0, 1) if copies[0] == 0 else None
+                    own = found[run.start : run.end]
+                    shards += slice_shards(run.name, own, run.first, run.shape, corner, whole, copies)
         return shards
 
     def _frozen(self, group: ParameterGroup) -> list[LocalShard]:
@@ -267,7 +269,7 @@ class FromScratch(Strategy):
             shards += slice_shards(name, run, first, local, corner, whole, self._copies(name, group.copies))
         return shards
 
-    def _corner(self, name: str, local: torch.Size) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _corner(self, name: str, local: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Where a local parameter begins in the whole model's, and that one's shape."""
         whole = self.shapes[name]
         corner = [0] * len(whole)

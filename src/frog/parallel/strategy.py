@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from frog.comm.local_shard import LocalShard, assemble
+from frog.config.model import split_dim
 from frog.data import Batch
+from frog.optim.tensors import UpdatedTensor
 from frog.parallel.mesh import Mesh
-from frog.parallel.tensor import split_dim
 
 
 class Span(Protocol):
@@ -29,12 +30,8 @@ def no_span(phase: Any, micro: int = 0, /) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-MakeOptimizer = Callable[[Sequence[nn.Parameter], Sequence[nn.Parameter]], torch.optim.Optimizer]
-"""An optimizer of the tensors with weight decay and those without."""
-
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
-"""What AdamW remembers of each element."""
+MakeOptimizer = Callable[[Sequence[UpdatedTensor]], torch.optim.Optimizer]
+"""Makes the optimizer of the tensors that this rank updates."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +129,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def moment_shards(self) -> list[LocalShard]:
-        """What this rank holds of the optimizer's state: `exp_avg/<name>` and `exp_avg_sq/<name>`."""
+        """The optimizer's state on this rank, by the optimizer's names: `exp_avg/<parameter>`."""
 
     def updated_shards(self) -> list[LocalShard]:
         """What this rank's optimizer updates, and what it remembers: `model/<name>`, `optimizer/<moment>/<name>`."""

@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from frog.core.argument_types import at_least
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -39,7 +41,7 @@ def add_plan_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentPar
         metavar="FILE",
         help="a config.json, or a run file (.toml) with its batch; default: config/config.json",
     )
-    strategies.add_argument("--world", type=int, default=8, metavar="N", help="how many ranks; default: 8")
+    strategies.add_argument("--world", type=at_least(1), default=8, metavar="N", help="how many ranks; default: 8")
     strategies.add_argument("--sequence-length", type=int, metavar="N", help="default: the file's, or all positions")
     strategies.add_argument(
         "--global-batch",
@@ -52,11 +54,8 @@ def add_plan_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentPar
 
 
 def _strategies(args: argparse.Namespace) -> int:
-    from frog.core.errors import UsageError
     from frog.plan.strategies import compare_strategies
 
-    if args.world < 1:
-        raise UsageError(f"--world {args.world}: a world has at least one rank")
     config = _config(args)
     rows = compare_strategies(config, args.world)
     if args.json:

@@ -19,7 +19,7 @@ _BLOCK = 1024
 
 @dataclass(frozen=True)
 class PlannedGroup:
-    """Parameters that the same ranks have in common: all; where `ep` shares experts out, these and the rest agroup."""
+    """Parameters that the same ranks share: all of them, or, where `ep` splits the experts, the experts or the rest."""
 
     axis: str
     size: int
@@ -53,8 +53,7 @@ def planned_groups(layout: Layout) -> list[PlannedGroup]:
     replicate = layout.replicate if splits else 1
     if layout.config.strategy.ep == 1:
         return [PlannedGroup(axis, size, replicate, layout.root, layout.layers)]
-    dense = [UnitSizes(layer.matrices[:-2], layer.vectors) for layer in layout.layers]
-    experts = [UnitSizes(layer.matrices[-2:], ()) for layer in layout.layers]
+    dense, experts = layout.layers_of(experts=False), layout.layers_of(experts=True)
     return [
         PlannedGroup(axis, size, replicate, layout.root, dense),
         PlannedGroup("expert_data", layout.num_expert_copies, 1, UnitSizes((), ()), experts, "experts' "),
@@ -84,7 +83,7 @@ def _flows(group: PlannedGroup, layout: Layout) -> Iterator[Flow]:
 def _int8_bytes(numel: int, n: int) -> int:
     """A vector in 8 bits, with a scale for each block of its n slices.
 
-    Assumes: `parallel/compression.py`'s rule, without the 64 bytes to which each parameter's start is rounded up.
+    Assumes: `parallel/data/compression.py`'s rule, without the 64 bytes to which each parameter's start is rounded up.
     """
     return -(-numel // (n * _BLOCK)) * n * (_BLOCK + FLOAT_BYTES)
 
@@ -105,7 +104,7 @@ def _pieces(pieces: str, group: PlannedGroup, strategy: StrategyConfig) -> tuple
 def num_buckets(unit: UnitSizes, bucket_bytes: float) -> int:
     """Into how many buckets ddp cuts a gradient: from the last matrix to the first, and one of all vectors.
 
-    Assumes: `parallel/ddp.py`'s rule, without the 64 bytes to which it rounds up where each parameter starts.
+    Assumes: `parallel/data/ddp.py`'s rule, without the 64 bytes to which it rounds up where each parameter starts.
     """
     most = max(1, int(bucket_bytes / FLOAT_BYTES))
     if unit.numel <= most:

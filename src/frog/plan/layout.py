@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from frog.config import ModelConfig, RunConfig
-from frog.parallel.schedules import stage_layers
+from frog.config.model import ROOT, Parameter
+from frog.parallel.schedules.schedule import stage_layers
 
 FLOAT_BYTES = 4
 """Parameters, gradients and moments are float32, at every precision of the products."""
@@ -37,25 +38,28 @@ def join(units: Iterable[UnitSizes]) -> UnitSizes:
     )
 
 
-def layer_unit(model: ModelConfig, tp: int = 1, ep: int = 1) -> UnitSizes:
-    """One layer's parameters on one of `tp` ranks: every matrix is split over them, the norms are repeated.
+def unit(model: ModelConfig, rows: Iterable[Parameter], tp: int = 1, ep: int = 1) -> UnitSizes:
+    """What one rank holds of some rows of the table of parameters: `tp` and `ep` ranks share what they split."""
+    sizes = [
+        (row, row.numel(model) // (ep if row.kind == "expert" else 1 if row.split_dim is None else tp)) for row in rows
+    ]
+    return UnitSizes(
+        tuple(size for row, size in sizes if len(row.dims) > 1),
+        tuple(size for row, size in sizes if len(row.dims) == 1),
+    )
 
-    Of a mixture's experts a rank has its share of `ep`, and the whole router.
-    """
-    hidden, kv_width = model.hidden_size, model.num_key_value_heads * model.head_dim
-    attention = (hidden * hidden, kv_width * hidden, kv_width * hidden, hidden * hidden)
-    ffn: tuple[int, ...] = (hidden * model.intermediate_size,) * 3
-    if model.num_local_experts is not None:
-        experts = model.num_local_experts * hidden * model.intermediate_size // ep
-        ffn = (model.num_local_experts * hidden, 2 * experts, experts)
-    return UnitSizes(tuple(size // tp for size in (*attention, *ffn)), (hidden, hidden))
+
+def layer_unit(model: ModelConfig, tp: int = 1, ep: int = 1) -> UnitSizes:
+    """One layer's parameters on one of `tp` ranks, with its share of the experts."""
+    return unit(model, model.layer_parameters(), tp, ep)
 
 
 def root_unit(model: ModelConfig, tp: int = 1, *, first: bool = True, last: bool = True) -> UnitSizes:
-    """What is in no layer, on a rank of the first stage, the last, both or neither. Tied, one rank has it once."""
-    embedding = model.vocab_size * model.hidden_size // tp
-    num_matrices = int(first) + int(last and not (first and model.tie_word_embeddings))
-    return UnitSizes((embedding,) * num_matrices, (model.hidden_size,) if last else ())
+    """The parameters outside the layers, on a rank of the first stage, the last, both or neither. Tied, one rank has
+    the embedding once.
+    """
+    held = {"embedding": first, "norm": last, "head": last and not (first and model.tie_word_embeddings)}
+    return unit(model, (row for row in ROOT if held[row.kind]), tp)
 
 
 @dataclass(frozen=True)
@@ -176,6 +180,11 @@ class Layout:
     def layers(self) -> list[UnitSizes]:
         return [layer_unit(self.model, self.sizes["tp"], self.config.strategy.ep)] * self.num_layers
 
+    def layers_of(self, experts: bool) -> list[UnitSizes]:
+        """The experts of each layer of this rank, or the rest of each layer."""
+        rows = [row for row in self.model.layer_parameters() if (row.kind == "expert") == experts]
+        return [unit(self.model, rows, self.sizes["tp"], self.config.strategy.ep)] * self.num_layers
+
     @cached_property
     def root(self) -> UnitSizes:
         return root_unit(self.model, self.sizes["tp"], first=self.is_first_stage, last=self.is_last_stage)
@@ -195,7 +204,7 @@ class Layout:
         """What of P a rank keeps where zero shares it out: of experts that are shared out too, fewer ranks share."""
         if self.config.strategy.ep == 1:
             return self.parameter_bytes / self.shard
-        experts = FLOAT_BYTES * sum(sum(layer.matrices[-2:]) for layer in self.layers)
+        experts = FLOAT_BYTES * join(self.layers_of(experts=True)).numel
         return (self.parameter_bytes - experts) / self.shard + experts / self.num_expert_copies
 
     @property

@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from frog.config import RunConfig
-from frog.core.vocabulary import ASIDE
-from frog.events import RankEvents
-from frog.events.schema import CollectiveEvent, SpanEvent
 from frog.plan.flow import Flow, wire_bytes
 from frog.plan.layout import FLOAT_BYTES, Layout
 from frog.plan.traffic import step_traffic
+from frog.runs import RankEvents
+from frog.runs.schema import CollectiveEvent, SpanEvent
+from frog.runs.vocabulary import ASIDE
 
 TOLERANCE = 0.01
 

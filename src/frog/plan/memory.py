@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from frog.config import RunConfig
-from frog.parallel.schedules import make_schedule
+from frog.parallel.schedules.schedule import make_schedule
 from frog.plan.layout import FLOAT_BYTES, Layout
 
 PARTS = ("parameters", "gradients", "optimizer", "activations")
@@ -37,7 +37,7 @@ def step_memory(config: RunConfig, world_size: int, rank: int = 0) -> Memory:
     """What a rank holds in a step.
 
     Units:   bytes
-    Assumes: float32 throughout, AdamW, one FFN a layer, the model's own attention; a strategy from scratch.
+    Assumes: float32 throughout, one FFN a layer, the model's own attention; a strategy from scratch.
     Source:  Rajbhandari et al. 2020, sections 3 and 5, without the second, half-precision copy.
     """
     layout = Layout(config, world_size, rank)
@@ -46,7 +46,7 @@ def step_memory(config: RunConfig, world_size: int, rank: int = 0) -> Memory:
     return Memory(
         parameters=partition if "parameters" in splits else whole,
         gradients=partition if "gradients" in splits else whole,
-        optimizer=2 * (partition if "optimizer" in splits else whole) + layout.kept_bytes,
+        optimizer=len(config.optimizer.state) * (partition if "optimizer" in splits else whole) + layout.kept_bytes,
         activations=activation_bytes(layout),
         passing=_passing(layout),
     )
@@ -107,9 +107,9 @@ def recomputed_bytes(layout: Layout) -> int:
 def _deferred_bytes(layout: Layout) -> int:
     """With a zero-bubble schedule: by how much the inputs and gradients of the matrices raise the peak, until their W.
 
-    They are as much as all that a layer keeps but the norms' inputs, q's, k's and v's places now taken by gradients.
+    They are about as much as what a layer keeps without the norms' own: gradients take the places of q, k and v.
     """
-    per_layer = layer_activations(layout) - layer_input(layout)
+    per_layer = layer_activations(layout) - 3 * layer_input(layout)
     stages = layout.stages
     numbers = {s: (stage_activations(layout, s), stages[s] * per_layer) for s in stages}
     return FLOAT_BYTES * _peak(layout, numbers) - activation_bytes(layout)
@@ -123,22 +123,29 @@ def layer_input(layout: Layout) -> int:
 def layer_activations(layout: Layout) -> int:
     """Numbers that one layer keeps. By what needs them, with N = B*T tokens:
 
-    input norm      its input (N D) and the inverse root mean squares (N)
+    input norm      its input and its input divided by the root mean squares (2 N D), and the inverses of these (N)
     q, k, v         their common input, the norm's output (N D)
     attention       q (N D), k and v (2 N K C), its output (N D), the log of each softmax' sum (N H)
     o               its input is that output; where attention goes round a ring, a copy of it (N D)
-    second norm     its input (N D), and N
+    q and k norms   where there are any: of N H and N K heads 2 C each, and one number
+    second norm     as the first
     the FFN         its input (N D), and what `_ffn` counts
 
     Sequence parallelism splits the norms' inputs over tp, tensor parallelism what is inside the blocks.
     """
     model, tp, tokens = layout.model, layout.sizes["tp"], layout.num_tokens
-    kv_width = model.num_key_value_heads * model.head_dim
     copies_of_output = 2 if layout.sizes["cp"] > 1 else 1
-    norms = 2 * (layer_input(layout) + tokens // layout.stream_split)
+    norms = 2 * _norm(layout)
     inputs = 2 * tokens * model.hidden_size
-    attention = tokens * ((1 + copies_of_output) * model.hidden_size + 2 * kv_width + model.num_attention_heads)
+    attention = tokens * ((1 + copies_of_output) * model.hidden_size + 2 * model.kv_width + model.num_attention_heads)
+    if model.qk_norm:
+        attention += tokens * (model.num_attention_heads + model.num_key_value_heads) * (2 * model.head_dim + 1)
     return norms + inputs + (attention + _ffn(layout)) // tp
+
+
+def _norm(layout: Layout) -> int:
+    """A norm of the residual stream keeps 2 N D + N."""
+    return 2 * layer_input(layout) + layout.num_tokens // layout.stream_split
 
 
 def _ffn(layout: Layout) -> int:
@@ -155,18 +162,19 @@ def _ffn(layout: Layout) -> int:
 
 
 def head_activations(layout: Layout) -> int:
-    """Numbers that the last norm and the loss keep: the norm's input and its N, and then
+    """Numbers that the last norm and the loss keep: the norm as in a layer, and then
 
     alone           the gradients, which the loss computes in the forward pass: of its input (N D), of the weight (V D)
     with tp         its input (N D), and the gradient of this rank's logits (N V/tp)
     """
     model, tp, tokens = layout.model, layout.sizes["tp"], layout.num_tokens
-    norm = layer_input(layout) + tokens // layout.stream_split
     if tp > 1:
-        return norm + tokens * (model.hidden_size + model.vocab_size // tp)
-    return norm + (tokens + model.vocab_size) * model.hidden_size
+        return _norm(layout) + tokens * (model.hidden_size + model.vocab_size // tp)
+    return _norm(layout) + (tokens + model.vocab_size) * model.hidden_size
 
 
 def rotary_tables(layout: Layout) -> int:
-    """Cosine and sine of each position for each column: 2 T D numbers, which all layers share."""
-    return 2 * layout.length * layout.model.hidden_size
+    """Cosine and sine of each position: the model's own tables, or with context parallelism the rows of this rank's
+    positions, 2 T C numbers, which all layers share.
+    """
+    return 2 * layout.length * layout.model.head_dim if layout.sizes["cp"] > 1 else 0

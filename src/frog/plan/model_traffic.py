@@ -32,7 +32,12 @@ def tensor(layout: Layout) -> list[Flow]:
     ]
     if not layout.config.strategy.sequence_parallel:
         # Forward behind each block, backward before it; computed again, a layer stops before its last sum.
-        return [flow("all_reduce", 2 * blocks + again + first + last, "activations"), *loss]
+        heads = [row.numel(layout.model) for row in layout.model.layer_parameters() if row.kind == "head norm"]
+        return [
+            flow("all_reduce", 2 * blocks + again + first + last, "activations"),
+            *(flow("all_reduce", layout.num_layers, "head norms' gradients", FLOAT_BYTES * size) for size in heads),
+            *loss,
+        ]
     return [
         flow("all_gather", 2 * blocks + 2 * again + first + last, "activations"),
         flow("reduce_scatter", 2 * blocks + again + first + last, "activations"),
@@ -57,7 +62,7 @@ def context(layout: Layout) -> list[Flow]:
     Source:  Liu et al. 2023, section 3.
     """
     model, n, micros = layout.model, layout.sizes["cp"], layout.num_micro
-    width = model.num_key_value_heads * model.head_dim // layout.sizes["tp"]
+    width = model.kv_width // layout.sizes["tp"]
     numbers = 2 * layout.num_tokens * width
     element_bytes = FLOAT_BYTES if layout.config.train.precision == "fp32" else 2
     rounds = 3 if layout.config.train.activation_checkpointing else 2

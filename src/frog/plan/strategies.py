@@ -7,8 +7,8 @@ from typing import Any
 
 from frog.config import RunConfig, StrategyConfig
 from frog.config.strategies import AXES, DATA_STRATEGIES, HYBRID, find_strategy
-from frog.parallel.schedules import NAMES as SCHEDULES
-from frog.parallel.simulation import bubble_formula
+from frog.parallel.schedules.schedule import NAMES as SCHEDULES
+from frog.parallel.schedules.simulation import bubble_formula
 from frog.plan.layout import Layout
 from frog.plan.memory import Memory, step_memory
 from frog.plan.traffic import step_traffic

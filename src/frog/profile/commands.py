@@ -6,36 +6,39 @@ import argparse
 from pathlib import Path
 
 from frog.config.arguments import add_profile_arguments
+from frog.core.argument_types import at_least
 
 
 def add_profile_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """`frog profile`."""
     parser = commands.add_parser(
         "profile",
-        help="record a few steps of a run with torch.profiler, and say where their time went",
-        description="Start a short run of its own, record its last steps on every rank, and print one page: time by "
-        "part and phase, communication, waiting for ranks, operators, products, memory. The page is kept as "
-        "profile/summary.md in the run folder, next to a Chrome trace of each rank and one of all.",
+        help="record a few steps of a run with torch.profiler, and show where the time went",
+        description="Start a short run, record its last steps on every rank, and print a page: time by "
+        "part and phase, communication, waiting for ranks, operators, matrix products, memory. The page is saved as "
+        "profile/summary.md in the run folder, next to a Chrome trace of each rank and one of all ranks.",
     )
     add_profile_arguments(parser)
-    parser.add_argument("--nproc", type=int, default=1, metavar="N", help="how many ranks (default: %(default)s)")
-    parser.add_argument("--threads", type=int, metavar="N", help="threads per rank; default: the cores shared out")
-    parser.add_argument("--name", metavar="NAME", help="of the run, under runs/; default: the run file's, and -profile")
+    parser.add_argument(
+        "--nproc", type=at_least(1), default=1, metavar="N", help="how many ranks (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--threads", type=at_least(1), metavar="N", help="threads per rank (default: the cores divided among the ranks)"
+    )
+    parser.add_argument(
+        "--name", metavar="NAME", help="name of the run under runs/ (default: the run file's name with -profile)"
+    )
     parser.set_defaults(handler=_profile)
 
 
 def _profile(args: argparse.Namespace) -> int:
     from frog.config import load_run_config
     from frog.config.arguments import DEFAULT_RUN_FILE
-    from frog.core.errors import UsageError
-    from frog.core.runfolder import RunFolder, free_name
     from frog.launch.start import Options
     from frog.launch.world import run_world
     from frog.profile.files import write_profile
+    from frog.runs.folder import RunFolder, free_name
 
-    for name, value in (("steps", args.steps), ("nproc", args.nproc)):
-        if value < 1:
-            raise UsageError(f"--{name} {value}: must be at least 1")
     run_file = args.run_file or DEFAULT_RUN_FILE
     name = free_name(args.name or f"{load_run_config(run_file, args.set).name}-profile")
     settings = [*args.set, f"name={name}"]

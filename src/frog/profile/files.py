@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from frog.core.files import write_atomic
-from frog.core.runfolder import RunFolder
-from frog.events.schema import CollectiveEvent, SpanEvent, StartEvent
 from frog.profile.numbers import Profile, read_profile
 from frog.profile.page import profile_page
 from frog.profile.trace import TraceEvent
+from frog.runs.folder import RunFolder
+from frog.runs.schema import CollectiveEvent, SpanEvent, StartEvent
 
 _LARGE_BYTES = 32 << 20
 _DEVICES = 1000

@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from frog.core.errors import RunError
-from frog.core.runfile import FORMAT
-from frog.core.runfolder import RunFolder
 from frog.core.schema import Typed, read_typed
-from frog.core.vocabulary import MESSAGES, STEP_PHASES
-from frog.events import RankEvents, RecordedRun, read_run
-from frog.events.schema import CollectiveEvent, MemoryEvent, SpanEvent, StepEvent
 from frog.plan.measure import step_collectives
 from frog.profile.trace import OperatorCall, Trace, TraceFile, common, length, read_trace_file, understand, without
+from frog.runs import RankEvents, RecordedRun, read_run
+from frog.runs.folder import RunFolder
+from frog.runs.record import FORMAT
+from frog.runs.schema import CollectiveEvent, MemoryEvent, SpanEvent, StepEvent
+from frog.runs.vocabulary import MESSAGES, STEP_PHASES
 
 OPERATORS, TRANSFER, WAITING, PYTHON = "operators", "transfer", "waiting for ranks", "Python"
 EXPOSED, KERNELS, ALONE, IDLE = "exposed communication", "kernels", "communication alone", "idle"
@@ -98,11 +98,11 @@ def read_profile(folder: RunFolder) -> Profile:
     paths = [path for path in folder.profile.glob("rank_*.json") if path.suffixes == [".json"] and path.exists()]
     abouts = {about.rank: about for about in (read_typed(path, TracedRank) for path in sorted(paths))}
     if not abouts:
-        raise RunError(f"{folder.profile}: no traces there", "frog profile RUN.toml")
+        raise RunError(f"{folder.profile}: contains no traces", "frog profile RUN.toml")
     run = read_run(folder)
     if not all(_fits(about, abouts, run) for about in abouts.values()):
         raise RunError(
-            f"{folder.profile}/rank_*.json: not of this run's ranks, steps and events", "frog profile RUN.toml"
+            f"{folder.profile}/rank_*.json: do not match this run's ranks, steps and events", "frog profile RUN.toml"
         )
     is_ours = run.setting("strategy", "implementation") == "frog"
     collectives = {

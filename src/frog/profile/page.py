@@ -29,14 +29,14 @@ _MEMORY = ("parameters", "gradients", "optimizer", "activations")
 Key = TypeVar("Key", bound=Hashable)
 
 _WORDS = {
-    OPERATORS: "an operator of torch computes",
-    TRANSFER: "the rank is blocked in communication to which all its ranks have come",
-    WAITING: "blocked because another rank has not come yet, which is idle time",
-    EXPOSED: "no operator runs while a collective is under way (of native strategies only this is known)",
-    PYTHON: "none of these, as the loop, hooks, and the engine between operators",
+    OPERATORS: "a torch operator computes",
+    TRANSFER: "the rank is blocked in a collective that all its ranks have entered",
+    WAITING: "blocked because another rank has not entered the collective yet: idle time",
+    EXPOSED: "no operator runs while a collective is in progress (for native strategies only this is known)",
+    PYTHON: "none of the above: the loop, hooks, and the engine between operators",
     KERNELS: "the GPU computes",
-    ALONE: "it only communicates",
-    IDLE: "it does neither, and waits for Python or for other ranks",
+    ALONE: "the GPU only communicates",
+    IDLE: "the GPU does neither, and waits for Python or for other ranks",
 }
 """What the parts of a step are."""
 
@@ -51,7 +51,7 @@ def profile_page(profile: Profile) -> str:
         _operators(profile),
         _products(profile),
         _memory(profile),
-        f"Look closer: open {profile.folder.profile}/trace.json.gz (all ranks) or rank_N.trace.json in "
+        f"For details open {profile.folder.profile}/trace.json.gz (all ranks) or rank_N.trace.json in "
         "https://ui.perfetto.dev or chrome://tracing.",
     ]
     return "\n\n".join(section for section in sections if section) + "\n"
@@ -66,11 +66,11 @@ def _head(profile: Profile) -> str:
     num_steps, more = ranks[0].num_steps, max(rank.profiler_bytes for rank in ranks)
     return (
         f"# Profile of {profile.folder.path}\n\n"
-        f"{len(ranks)} rank{'s' if len(ranks) > 1 else ''}{f': {axes}' if axes else ''}; strategy {strategy.name} of "
+        f"{len(ranks)} rank{'s' if len(ranks) > 1 else ''}{f': {axes}' if axes else ''}; strategy {strategy.name} from "
         f"{strategy.implementation}, {config.train.precision}; {config.explain_batch(len(ranks))}.\n"
         f"A step took {plain:.1f} ms without the profiler and {slow:.1f} ms with it (medians of {num_steps} "
-        f"step{'s' if num_steps > 1 else ''} each). Recording makes a step slower, Python more than operators: read "
-        f"fractions rather than times. It raised the peak of memory by {format_bytes(more)} a rank."
+        f"step{'s' if num_steps > 1 else ''} each). Recording slows a step, Python more than operators: read "
+        f"fractions rather than times. It raised peak memory by {format_bytes(more)} per rank."
     )
 
 
@@ -80,7 +80,7 @@ def _findings(profile: Profile) -> list[str]:
     step_us = statistics.mean(rank.step_us for rank in ranks)
     fractions = {name: statistics.mean(rank.parts[name] for rank in ranks) / step_us for name in ranks[0].parts}
     largest = max(fractions, key=lambda name: fractions[name])
-    found = [f"The largest part of a step is {largest}: {fractions[largest]:.0%} of it, over all ranks."]
+    found = [f"The largest part of a step is {largest}: {fractions[largest]:.0%}, over all ranks."]
     if fractions.get(WAITING, 0.0) >= 0.1:
         among = (
             _who_is_late(ranks) if profile.run.setting("strategy", "pp") == 1 else ", the pipeline's bubble included"
@@ -89,9 +89,7 @@ def _findings(profile: Profile) -> list[str]:
     if fractions.get(EXPOSED, 0.0) >= 0.2:
         found.append(f"{fractions[EXPOSED]:.0%} is communication that nothing overlaps.")
     if fractions.get(PYTHON, 0.0) >= 0.35 or fractions.get(IDLE, 0.0) >= 0.35:
-        found.append(
-            "Much is Python that calls operators: with larger micro-batches there would be less of it a token."
-        )
+        found.append("Much of the time is Python that calls operators; larger micro-batches need less of it per token.")
     return found
 
 
@@ -99,7 +97,7 @@ def _who_is_late(ranks: Sequence[RankProfile]) -> str:
     """The rank that the others wait for waits least itself."""
     waits = sorted((rank.parts[WAITING], rank.rank) for rank in ranks)
     one_is_late = len(waits) > 1 and waits[0][0] < 0.4 * waits[1][0]
-    return f": rank {waits[0][1]} comes last, and hardly waits itself" if one_is_late else ", now this one, now that"
+    return f": rank {waits[0][1]} arrives last and hardly waits itself" if one_is_late else ", with no rank always last"
 
 
 def _time(profile: Profile) -> str:
@@ -132,8 +130,8 @@ def _communication(profile: Profile) -> str:
         if (sent := rank.communication) is not None
     ]
     head = ["rank", "collectives a step", "under way", "blocked", "fraction of step", "overlap"]
-    note = "Overlap: of the time under way, what did not block the rank."
-    return f"## Communication (ms a step)\n\n{_table(head, rows)}\n\n{note}" if rows else ""
+    note = "Overlap: the fraction of a collective's time that did not block the rank."
+    return f"## Communication (ms per step)\n\n{_table(head, rows)}\n\n{note}" if rows else ""
 
 
 def _operators(profile: Profile) -> str:
@@ -147,7 +145,7 @@ def _operators(profile: Profile) -> str:
         rows.append(
             [name.removeprefix("aten::"), _count(len(group) / num), _ms(self_us / num), f"{self_us / step_us:.1%}"]
         )
-    table = _table(["operator", "calls a step", "self ms a step", "fraction of step"], rows)
+    table = _table(["operator", "calls a step", "self ms per step", "fraction of step"], rows)
     return f"## Top operators by self time\n\n{table}"
 
 
@@ -163,7 +161,7 @@ def _products(profile: Profile) -> str:
         rate = f"{sum(call.flops for call in group) / us / 1e3:.1f}" if us else "-"
         rows.append([name.removeprefix("aten::"), words, dtype, _count(len(group) / num), _ms(us / num), rate])
     head = ["product", "shapes", "type", "calls a step", "ms a step", "GFLOP/s"]
-    return f"## Costliest products\n\n{_table(head, rows)}" if rows else ""
+    return f"## Most expensive matrix products\n\n{_table(head, rows)}" if rows else ""
 
 
 def _memory(profile: Profile) -> str:

@@ -3,7 +3,7 @@
 `frog profile` starts this. The run takes a few steps to warm up, as many plain steps as it will record, so that the
 profiler's own cost can be measured, one with the profiler on in which it settles, and then the recorded ones. There it
 ends, without a last evaluation or a checkpoint.
-It is the real training loop, watched from outside through its events: the trace has a mark `frog::step N` around each
+It is the real training loop, watched by an observer: the trace has a mark `frog::step N` around each
 step and `frog::forward` and so on around its phases.
 
 Every rank leaves profile/rank_N.trace.json, as torch writes it, and profile/rank_N.json about it.
@@ -15,8 +15,7 @@ import argparse
 import functools
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,12 +26,12 @@ from frog.config.arguments import add_profile_arguments
 from frog.core.env import quiet_profiler
 from frog.core.files import write_json
 from frog.core.processes import leave
-from frog.core.runfile import FORMAT
-from frog.core.vocabulary import Phase
 from frog.parallel.mesh import Mesh
-from frog.train.loop import train
-from frog.train.main import run_rank
-from frog.train.runfile import write_end
+from frog.runs.observer import Observer, observing
+from frog.runs.record import FORMAT
+from frog.runs.vocabulary import Phase
+from frog.train.main import run_rank, train_run
+from frog.train.record import write_end
 from frog.train.setup import Run
 from frog.train.workload import Workload
 
@@ -69,7 +68,8 @@ def profiled(run: Run, workload: Workload, num_recorded: int) -> dict[str, Any]:
     start_time = time.monotonic()
     watch = Watch(run, num_recorded)
     try:
-        return train(run, workload)  # only if it was asked to stop before the recorded steps were done
+        with observing(watch):
+            return train_run(run, workload)  # only if it was asked to stop before the recorded steps were done
     except _Done:
         pass
     wall_s = time.monotonic() - start_time
@@ -88,16 +88,14 @@ class _Done(Exception):
     """The last recorded step is done. What the loop would do after it, evaluate and save, is not wanted."""
 
 
-class Watch:
-    """Stands between the loop and the events: marks steps and phases in the trace, starts and stops the profiler."""
+class Watch(Observer):
+    """Marks steps and phases in the trace, starts and stops the profiler."""
 
     def __init__(self, run: Run, num_recorded: int) -> None:
-        self._run, self._events = run, run.events
+        self._run = run
         self._plain, self._recorded = _plain(num_recorded), _recorded(num_recorded)
-        self._span, self._emit = run.events.span, run.events.emit
-        run.events.span = self.span  # type: ignore[method-assign]
-        run.events.emit = self.emit  # type: ignore[method-assign]
         self._step_mark: record_function | None = None
+        self._phase_mark: record_function | None = None
         self.loss_mean: float | None = None
         activities = [ProfilerActivity.CPU]
         if run.world.device.type == "cuda":
@@ -105,17 +103,17 @@ class Watch:
         quiet_profiler()
         self._profiler = profile(activities=activities, record_shapes=True)
 
-    @contextmanager
-    def span(self, phase: Phase, micro: int = 0) -> Iterator[None]:
-        """The events' span, with a mark in the trace. The data phase begins a step."""
+    def phase_begins(self, step: int, phase: Phase, micro: int) -> None:
+        """The data phase begins a step."""
         if phase == "data":
-            self._begin_step(self._events.step)
-        with record_function(f"frog::{phase}"), self._span(phase, micro):
-            yield
+            self._begin_step(step)
+        self._phase_mark = _mark(phase)
 
-    def emit(self, event: str, **fields: Any) -> None:
-        """The events' emit. The event `step` ends one."""
-        self._emit(event, **fields)
+    def phase_ends(self, step: int, phase: Phase, micro: int) -> None:
+        _close(self._phase_mark)
+
+    def event_written(self, event: str, fields: Mapping[str, Any]) -> None:
+        """The event `step` ends one."""
         if event == "step":
             self._end_step(fields["step"])
             self.loss_mean = fields["loss_mean"]
@@ -127,13 +125,11 @@ class Watch:
             self._profiler.prepare_trace()
             self._profiler.start_trace()
         if step in self._recorded:
-            self._step_mark = record_function(f"frog::step {step}")
-            self._step_mark.__enter__()  # type: ignore[no-untyped-call]
+            self._step_mark = _mark(f"step {step}")
 
     def _end_step(self, step: int) -> None:
-        if self._step_mark is not None:
-            self._step_mark.__exit__(None, None, None)
-            self._step_mark = None
+        _close(self._step_mark)
+        self._step_mark = None
         if step == self._recorded[-1]:
             if self._run.world.device.type == "cuda":
                 torch.cuda.synchronize()
@@ -147,6 +143,17 @@ class Watch:
         steps = {"plain_steps": list(self._plain), "recorded_steps": list(self._recorded)}
         about = {"format": FORMAT, "rank": rank, **steps, "axes": _axes(self._run.mesh)}
         write_json(folder / f"rank_{rank}.json", about)
+
+
+def _mark(name: str) -> record_function:
+    mark = record_function(f"frog::{name}")
+    mark.__enter__()  # type: ignore[no-untyped-call]
+    return mark
+
+
+def _close(mark: record_function | None) -> None:
+    if mark is not None:
+        mark.__exit__(None, None, None)
 
 
 def _axes(mesh: Mesh) -> dict[str, list[int]]:

@@ -135,7 +135,7 @@ class Trace:
 
 def read_trace_file(path: Path) -> TraceFile:
     """Read a trace, plain or gzipped. Raises RunError if the file is not one."""
-    origin, hint = f"{path}: not a trace of torch.profiler", "profile again"
+    origin, hint = f"{path}: not a torch.profiler trace", "profile again"
     try:
         data = read_bounded(path, RunError, hint, _MOST_BYTES)
         # Not msgspec's parser: torch may write NaN.
@@ -155,7 +155,7 @@ def _inflated(data: bytes) -> bytes:
     stream = zlib.decompressobj(wbits=31)
     inflated = stream.decompress(data, _MOST_BYTES)
     if not stream.eof:
-        raise ValueError(f"it ends early, or holds more than {_MOST_BYTES} bytes")
+        raise ValueError(f"it is truncated, or larger than {_MOST_BYTES} bytes")
     return inflated
 
 
@@ -165,7 +165,7 @@ def understand(events: Sequence[TraceEvent]) -> Trace:
     marks = [event for event in spans if event.get("cat") == "user_annotation"]
     steps = {int(match[1]): event for event in marks if (match := _STEP.fullmatch(event["name"]))}
     if not steps:
-        raise RunError("the trace has no mark `frog::step N`", "profile again")
+        raise RunError("the trace contains no mark `frog::step N`", "profile again")
     thread = next(iter(steps.values()))["tid"]
     inside = [_interval(event) for event in steps.values()]
     first, last = min(start for start, _ in inside), max(end for _, end in inside)

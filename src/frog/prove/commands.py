@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from frog.config import ModelConfig, load_model_config
+from frog.core.argument_types import at_least
 from frog.core.errors import UsageError
 from frog.core.files import write_json
 from frog.launch.start import Options
@@ -40,8 +41,6 @@ def run_proof(args: argparse.Namespace) -> int:
     names = {name for implementation in implementations for name in proofs(implementation)}
     if unknown := sorted(set(args.strategy) - names):
         raise UsageError(f"--strategy {unknown[0]}: unknown", f"one of: {', '.join(sorted(names))}")
-    if any(size < 1 for size in args.world):
-        raise UsageError(f"--world {min(args.world)}: a world has at least one rank")
     model = load_model_config(args.model) if args.model else SMALL_MODEL
     variants = ALL_VARIANTS if args.full else DEFAULT_VARIANTS
     wanted = list(cells(model, args.world, implementations, variants, args.strategy))
@@ -103,7 +102,11 @@ def add_proof_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
     parser.add_argument("--model", type=Path, metavar="config.json", help="your model; default: a small one")
     parser.add_argument("--strategy", action="append", default=[], metavar="NAME", help="only this one; repeatable")
     parser.add_argument(
-        "--world", type=int, action="append", metavar="N", help="in a world of N; repeatable; default: 1, 2 and 4"
+        "--world",
+        type=at_least(1),
+        action="append",
+        metavar="N",
+        help="in a world of N; repeatable; default: 1, 2 and 4",
     )
     parser.add_argument("--implementation", choices=[*IMPLEMENTATIONS, "all"], default="frog")
     parser.add_argument("--backend", choices=("gloo", "frog"), default="gloo", help="what carries the collectives")

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from frog.config import DataConfig, ModelConfig, RunConfig, StrategyConfig, TrainConfig, to_dict
+from frog.config import DataConfig, ModelConfig, OptimizerConfig, RunConfig, StrategyConfig, TrainConfig, to_dict
+from frog.config.optimizers import OPTIMIZERS
 from frog.config.strategies import AXES, DATA_STRATEGIES, PROOF_BUCKET_MB, WHOLE_WORLD
 from frog.config.strategy import implementation_problems
 from frog.prove.exchange import CaseFields
@@ -82,6 +83,8 @@ class Variant:
     accumulate: bool = False
     precision: str = "fp32"
     recompute: bool = False
+    optimizer: str = "adamw"
+    qk_norm: bool = False
 
 
 DEFAULT_VARIANTS = (
@@ -95,7 +98,9 @@ ALL_VARIANTS = (
     Variant("frozen", frozen=True),
     Variant("uneven", uneven=True),
     Variant("recomputed activations", recompute=True, accumulate=True),
+    Variant("QK norm", qk_norm=True, accumulate=True),
     Variant("bf16", precision="bf16"),
+    *(Variant(name, optimizer=name) for name in OPTIMIZERS if name != "adamw"),
 )
 
 
@@ -151,7 +156,8 @@ def _cell(
 ) -> Cell | str:
     strategy = _strategy(implementation, fields, world_size)
     tied = model.tie_word_embeddings != variant.flip_tying
-    model = replace(model, tie_word_embeddings=tied)
+    qk_norm = model.qk_norm or (variant.qk_norm and model.num_local_experts is None)
+    model = replace(model, tie_word_embeddings=tied, qk_norm=qk_norm and strategy.ep == 1)
     if strategy.ep > 1 and model.num_local_experts is None:
         model = replace(model, num_local_experts=4)
     if model.num_local_experts is not None:  # ranks with fewer labels would weigh the routers' loss otherwise
@@ -169,6 +175,7 @@ def _cell(
             activation_checkpointing=variant.recompute,
         ),
         strategy=strategy,
+        optimizer=OptimizerConfig(variant.optimizer),
     )
     problems = config.problems() + config.world_problems(world_size)
     if problems:

@@ -3,8 +3,9 @@
     torchrun --nproc-per-node 4 -m frog.prove.rank CASES.json RESULTS.json gloo
 
 `frog prove` starts this. Each rank draws other weights, so that a strategy which forgets to share them out shows; rank
-0's count. The oracle is written in another way: the plain model, the whole batch at once, torch's AdamW over single
-parameters. What is compared is put together, bit for bit, from what all ranks hold.
+0's count. The oracle is written in another way: the plain model, the whole batch at once, the run's optimizer over
+whole parameters (which tests/optim compares with torch's own). What is compared is put together, bit for bit, from what
+all ranks hold.
 
 Tolerance: a tensor's largest difference over its largest value, 1e-5 in float32, since sums are taken in another order.
 Adam divides a gradient by its own size, so it would make a whole step of the rounding noise in a vanishing gradient;
@@ -15,8 +16,9 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,24 +27,26 @@ import torch
 from torch import Tensor, nn
 
 from frog.comm import World, join_world
-from frog.config import RunConfig
+from frog.config import OptimizerConfig, RunConfig
 from frog.config.load import from_dict
+from frog.config.model import IGNORED_LABEL
 from frog.core.env import world_env
 from frog.core.errors import FrogError
 from frog.core.files import write_json
 from frog.core.processes import leave
 from frog.data import Batch
 from frog.model import TinyTransformer
+from frog.optim.build import build_optimizer
+from frog.optim.eager import EagerSGD
+from frog.optim.tensors import Slice, UpdatedTensor
 from frog.parallel.build import build_mesh, build_strategy
 from frog.parallel.mesh import Mesh
 from frog.prove.exchange import CaseFields, read_cases
 from frog.train.hardware import autocast
-from frog.train.optimizer import EagerAdamW, EagerSGD
 
 NUM_STEPS = 5
 TOLERANCE = {"fp32": 1e-5, "bf16": 5e-2}
 _CPU = torch.device("cpu")
-_IGNORED_LABEL = -100
 _MAX_NORM = 0.5
 """Below the norms of these gradients, so that clipping is proved too."""
 
@@ -89,10 +93,19 @@ def make_model(case: Case, seed: int) -> TinyTransformer:
     return model
 
 
-def make_optimizer(decayed: Any, plain: Any) -> EagerAdamW:
-    """AdamW as the trainer has it, but for epsilon."""
-    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
-    return EagerAdamW([group for group in groups if group["params"]], lr=1e-3, betas=(0.9, 0.95), eps=1e-3)
+def optimizer_config(case: Case) -> OptimizerConfig:
+    """The run's optimizer at a constant rate, with an epsilon that the tolerance needs."""
+    optimizer = case.config.optimizer
+    return replace(optimizer, learning_rate=optimizer.entry.proof_rate, eps=1e-3)
+
+
+def whole_parameters_optimizer(case: Case, named: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
+    """The run's optimizer as the oracle has it: every parameter whole and by itself, decay on matrices alone."""
+    tensors = [
+        UpdatedTensor(p, (Slice(name, tuple(p.shape), 0, 0, p.numel()),), decayed=p.dim() > 1)
+        for name, p in named.items()
+    ]
+    return build_optimizer(optimizer_config(case), tensors)
 
 
 def global_batch(case: Case, step: int) -> tuple[Tensor, Tensor]:
@@ -105,19 +118,19 @@ def global_batch(case: Case, step: int) -> tuple[Tensor, Tensor]:
     tokens = torch.randint(0, case.config.model.vocab_size, (size, length + 1), generator=generator)
     labels = tokens[:, 1:].clone()
     if case.uneven:
-        labels[-1] = _IGNORED_LABEL
+        labels[-1] = IGNORED_LABEL
     return tokens[:, :-1].contiguous(), labels
 
 
 def local_batch(case: Case, mesh: Mesh, step: int) -> Batch:
     """What this rank takes of it: a contiguous slice for each dp coordinate, cut into micro-batches."""
     tokens, labels = global_batch(case, step)
-    num_labels = (labels != _IGNORED_LABEL).sum()
+    num_labels = (labels != IGNORED_LABEL).sum()
     size = len(tokens) // mesh.dp.size
     own = slice(mesh.dp.rank * size, (mesh.dp.rank + 1) * size)
     accum = case.config.train.grad_accum
     labels_ABT = labels[own].view(accum, -1, labels.shape[1])
-    counts = (labels_ABT != _IGNORED_LABEL).sum(dim=(1, 2))
+    counts = (labels_ABT != IGNORED_LABEL).sum(dim=(1, 2))
     shares = (counts * mesh.dp.size / num_labels).tolist()
     return Batch(step, np.arange(size), tokens[own].view_as(labels_ABT), labels_ABT, tuple(shares))
 
@@ -130,7 +143,7 @@ def one_process(case: Case, dp_size: int) -> Trace:
         return replicas_in_turn(case, dp_size)
     model = make_model(case, seed=0)
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    optimizer = make_optimizer([p for p in named.values() if p.dim() >= 2], [p for p in named.values() if p.dim() < 2])
+    optimizer = whole_parameters_optimizer(case, named)
     trace = Trace([], [], [], [])
     for step in range(1, NUM_STEPS + 1):
         with autocast(case.config.train.precision, _CPU):
@@ -157,12 +170,15 @@ def replicas_in_turn(case: Case, num_replicas: int) -> Trace:
     momentum = strategy.outer_momentum
     outer_sgd = EagerSGD(trained, strategy.outer_learning_rate, momentum, nesterov=momentum > 0)
     replicas = [copy.deepcopy(outer) for _ in range(num_replicas)]
+    trained_names = [name for name, p in outer.named_parameters() if p.requires_grad]
     own = [[p for p in replica.parameters() if p.requires_grad] for replica in replicas]
-    optimizers = [make_optimizer([p for p in ps if p.dim() >= 2], [p for p in ps if p.dim() < 2]) for ps in own]
+    optimizers = [
+        whole_parameters_optimizer(case, dict(zip(trained_names, parameters, strict=True))) for parameters in own
+    ]
     trace = Trace([], [], [], [])
     for step in range(1, NUM_STEPS + 1):
         tokens, labels = global_batch(case, step)
-        num_labels = (labels != _IGNORED_LABEL).sum().item()
+        num_labels = (labels != IGNORED_LABEL).sum().item()
         losses: list[float] = []
         norms: list[float] = []
         slices = zip(tokens.chunk(num_replicas), labels.chunk(num_replicas), strict=True)
@@ -227,6 +243,7 @@ def spread(case: Case, world: World) -> Trace:
     """The same steps by the strategy, in this world. A collective call."""
     mesh = build_mesh(case.config, world)
     model = make_model(case, seed=world.rank)
+    make_optimizer = partial(build_optimizer, optimizer_config(case))
     strategy = build_strategy(case.config, mesh, model, make_optimizer, autocast(case.config.train.precision, _CPU))
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     trace = Trace([], [], [], [])
@@ -294,7 +311,7 @@ def _oracle_key(case: Case, world_size: int) -> str:
     """What an oracle depends on."""
     config, train = case.config, case.config.train
     cut = (config.strategy.dp_size(world_size), train.grad_accum) if _has_experts(case) else None
-    numbers = (train.global_batch_size, train.precision, case.frozen, case.uneven)
+    numbers = (train.global_batch_size, train.precision, case.frozen, case.uneven, config.optimizer)
     apart = (config.strategy, config.strategy.dp_size(world_size)) if config.strategy.entry.apart else None
     return repr((config.model, config.data.sequence_length, numbers, cut, apart))
 

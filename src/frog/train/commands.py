@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from frog.checkpoint import Saver
 from frog.comm import World
@@ -21,17 +20,18 @@ from frog.core.errors import RunError, UsageError
 from frog.core.files import put_in_place, sync_folder, write_json
 from frog.core.memory import check_memory
 from frog.core.names import name_problem
-from frog.core.runfolder import RunFolder, find_run
 from frog.core.scratch import scratch_folder
 from frog.data import Windows, load_tokenizer, open_prepared, verify_once
 from frog.data.tokenizer import check_text
 from frog.model import TinyTransformer
 from frog.model.hf import load_hf, save_hf
+from frog.optim.eager import EagerSGD
+from frog.optim.tensors import UpdatedTensor
 from frog.parallel.build import build_strategy
 from frog.parallel.mesh import Mesh
+from frog.runs.folder import RunFolder, find_run
 from frog.train.evaluate import evaluate as score_windows
-from frog.train.optimizer import EagerAdamW
-from frog.train.runfile import new_run_json
+from frog.train.record import new_run_json
 from frog.train.sample import sample_text
 from frog.train.trained import export_merged, load_trained, read_finetune
 
@@ -85,21 +85,22 @@ def evaluate(args: argparse.Namespace) -> int:
     model = model.to(world.device)
     strategy = build_strategy(RunConfig(config.model), Mesh(world), model, _no_optimizer)
     windows = Windows(data.split("heldout"), config.data.sequence_length)
-    score = score_windows(
-        strategy,
-        windows,
-        data.token_bytes,
-        max_tokens=args.tokens or data.split("heldout").num_tokens,
-        batch_size=_BATCH_SIZE,
-    )
-    print(f"{folder.path}, step {step}, {score.tokens} held-out tokens of {data.name}")
+    in_all, in_training = len(windows) * windows.sequence_length, config.eval.tokens
+    most = in_training if args.tokens is None else in_all if args.tokens == "all" else args.tokens
+    score = score_windows(strategy, windows, data.token_bytes, max_tokens=most, batch_size=_BATCH_SIZE)
+    print(f"{folder.path}, step {step}, {score.tokens} of {in_all} held-out tokens of {data.name}")
     print(f"loss {score.loss:.4f}  perplexity {score.perplexity:.2f}  bits per byte {score.bits_per_byte:.4f}")
+    if min(most, in_all) != min(in_training, in_all):
+        print(
+            f"Training scored {min(in_training, in_all)} tokens (eval.tokens), so its loss is slightly different: "
+            "the mean over other places in the same text."
+        )
     return 0
 
 
-def _no_optimizer(decayed: Sequence[nn.Parameter], plain: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
-    """One that takes no step, and so has no state: nothing is trained here."""
-    return EagerAdamW([*decayed, *plain], lr=0.0)
+def _no_optimizer(tensors: Sequence[UpdatedTensor]) -> torch.optim.Optimizer:
+    """An optimizer without state: this command trains nothing."""
+    return EagerSGD([one.tensor for one in tensors], lr=0.0)
 
 
 def export(args: argparse.Namespace) -> int:

@@ -24,14 +24,14 @@ class RankLog:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115
         self._rank = rank
-        self._console = console(soft_wrap=True) if show else None
+        self._console = console() if show else None
         self._progress: Progress | None = None
 
     def say(self, line: str) -> None:
         """A line for people: log and screen."""
         self.note(line)
         if self._console is not None:
-            self._console.print(line)
+            self._console.print(line, soft_wrap=not self._console.is_terminal)  # a pipe gets whole lines
 
     def note(self, line: str) -> None:
         """A line for the log alone."""

@@ -1,4 +1,4 @@
-"""The training loop, in FROG order: Forward, Reduce, Optimize, Gradient-zero. Read `train` from top to bottom.
+"""The training loop, in FROG order: Forward, Reduce, Optimize, Gradient-zero. Read `take_steps` from top to bottom.
 
 Training and fine-tuning are this one loop: a `Workload` says what they differ in, the data, the loss (which is the
 model's), what is trained, and how that is scored.
@@ -9,44 +9,40 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from frog.collectives.errors import CollectiveError
-from frog.core.errors import CommError
+from frog.optim.schedule import learning_rate
 from frog.parallel.mesh import draw
 from frog.train.finite import overflowed, update_scale
 from frog.train.hardware import peak_flops, peak_memory_bytes
 from frog.train.memory import watch_memory
-from frog.train.optimizer import learning_rate
 from frog.train.parts import Parts, attend, build_parts
-from frog.train.runfile import write_end
+from frog.train.record import write_end
 from frog.train.setup import Run
 from frog.train.state import weights_sha256
 from frog.train.step import StepReport
-from frog.train.survive import announce, go_on
 from frog.train.workload import Workload
 
 
 def train(run: Run, workload: Workload) -> dict[str, Any]:
     """Take the steps that the configuration asks for; write the run's record, and return it on every rank."""
-    parts = build_parts(run, workload) if not run.joins else go_on(run, workload, None, None)
-    started_at = parts.state.step
-    headline, *details = workload.describe()
-    run.log.say(headline + (f", resumed at step {started_at}" if started_at else ""))
-    run.log.note(f"the mesh:\n{draw(run.mesh.sizes)}")
-    for line in details:
-        run.log.say(line)
+    parts = build_parts(run, workload)
+    introduce(run, workload, parts)
     try:
-        while True:
-            try:
-                announce(run)
-                return take_steps(run, workload, parts)
-            except (CommError, CollectiveError) as error:  # the world has changed, or else it is raised again
-                parts = go_on(run, workload, parts, error)
+        return take_steps(run, workload, parts)
     finally:
         parts.close(grace_s=10)
 
 
+def introduce(run: Run, workload: Workload, parts: Parts) -> None:
+    """Say what is about to be trained on what, and from which step."""
+    headline, *details = workload.describe()
+    run.log.say(headline + (f", resumed at step {parts.state.step}" if parts.state.step else ""))
+    run.log.note(f"the mesh:\n{draw(run.mesh.sizes)}")
+    for line in details:
+        run.log.say(line)
+
+
 def take_steps(run: Run, workload: Workload, parts: Parts) -> dict[str, Any]:
-    """Take those that are left, in one world."""
+    """Take those that are left, in this world."""
     config, world, events, log = run.config, run.world, run.events, run.log
     strategy, scaler, state = parts.strategy, parts.scaler, parts.state
     num_steps = config.train.steps
@@ -95,7 +91,7 @@ def take_steps(run: Run, workload: Workload, parts: Parts) -> dict[str, Any]:
         # Gradient zero, ready for the next step.
         with events.span("zero"):
             strategy.zero()
-            parts.keep_copies()
+            parts.after_step()
         # ----------------------------------------------------------------------------------------------------------
 
         step_tokens = batch.tokens_ABT.numel() * run.mesh.dp.size  # padding too: it is computed on like the rest

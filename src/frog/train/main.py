@@ -1,4 +1,4 @@
-"""The program: one rank of a run, under any launcher or none."""
+"""The program: one rank of a run, under any launcher or none. Read `run_rank` from top to bottom."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from frog.config.load import override_dict
 from frog.core.env import WorldEnv
 from frog.core.errors import UsageError
 from frog.core.memory import check_memory
-from frog.core.runfolder import RunFolder, find_run
-from frog.train.failure import FailureReporter, as_rank
+from frog.parallel.build import build_mesh
+from frog.runs.folder import RunFolder, find_run
+from frog.train.elastic.survive import train_in_each_world
 from frog.train.loop import train
 from frog.train.pretraining import Pretraining
+from frog.train.process import RankProcess
 from frog.train.setup import Run, get_data
-from frog.train.start import Start, run_start
-from frog.train.stop import StopRequest
+from frog.train.start import finish, joined_world, open_run
 from frog.train.trained import read_finetune
 from frog.train.workload import Workload
 
@@ -34,33 +35,29 @@ def main(arguments: Sequence[str]) -> int:
     return run_rank(parser.parse_args(arguments))
 
 
-def run_rank(args: argparse.Namespace, loop: Loop = train) -> int:
+def train_run(run: Run, workload: Workload) -> dict[str, Any]:
+    """Train: in one world, or, where ranks may be lost and join, in each world in turn."""
+    return train(run, workload) if run.membership is None else train_in_each_world(run, workload)
+
+
+def run_rank(args: argparse.Namespace, loop: Loop = train_run) -> int:
     """Train on this rank; return the exit code."""
-    return as_rank(lambda env, stop, reporter: _run(args, env, stop, reporter, loop))
-
-
-def _run(args: argparse.Namespace, env: WorldEnv, stop: StopRequest, reporter: FailureReporter, loop: Loop) -> int:
-    config, folder = _configuration(args)
-    config.check_world(env.world_size)
-    on_gpu = pick_device(config.train.device, env).type == "cuda"
-    ranks = 1 if on_gpu else env.local_world_size  # which share the memory
-    least = config.model.built_bytes() if on_gpu else ranks * config.least_bytes(env.world_size)
-    who = "a rank" if ranks == 1 else f"a node of {ranks} ranks"
-    check_memory(
-        least, f"{config.name}: {who}", "a smaller model or batch; `frog strategies RUN.toml` counts the bytes"
-    )
-    return run_start(
-        Start(config, folder, args.go_on),
-        env,
-        stop,
-        reporter,
-        lambda world: get_data(config, world),
-        lambda run, data: loop(run, Pretraining(run, data)),
-    )
+    with RankProcess() as rank:
+        env = rank.begin()
+        config, resume = _configuration(args)
+        config.check_world(env.world_size)
+        _check_memory(config, env)
+        with joined_world(config, env) as (world, membership):
+            mesh = build_mesh(config, world)
+            data = get_data(config, world)
+            with open_run(config, mesh, data, rank, membership, resume, args.go_on) as run:
+                if run is not None:  # else it has taken all its steps already
+                    rank.exit_code = finish(run, loop(run, Pretraining(run, data)))
+    return rank.exit_code
 
 
 def _configuration(args: argparse.Namespace) -> tuple[RunConfig, RunFolder | None]:
-    """The configuration, and the folder to go on in if one is named."""
+    """The configuration, and the folder of the run to resume if one is named."""
     if args.resume is not None and args.go_on:
         raise UsageError(
             "both --resume and --continue", "--resume RUN names the run; --continue takes the run file's name"
@@ -76,3 +73,14 @@ def _configuration(args: argparse.Namespace) -> tuple[RunConfig, RunFolder | Non
     if read_finetune(folder) is not None:
         raise UsageError(f"{folder.path}: is a fine-tuning", f"go on with: {folder.resume_command}")
     return from_dict(override_dict(folder.read_run_json().config, args.set)), folder
+
+
+def _check_memory(config: RunConfig, env: WorldEnv) -> None:
+    """Raise UsageError if this machine's memory cannot hold the model and its optimizer."""
+    on_gpu = pick_device(config.train.device, env).type == "cuda"
+    ranks = 1 if on_gpu else env.local_world_size  # which share the memory
+    least = config.model.built_bytes() if on_gpu else ranks * config.least_bytes(env.world_size)
+    who = "a rank" if ranks == 1 else f"a node of {ranks} ranks"
+    check_memory(
+        least, f"{config.name}: {who}", "a smaller model or batch; `frog strategies RUN.toml` counts the bytes"
+    )

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from frog.events import EventWriter
 from frog.parallel.strategy import Strategy
+from frog.runs import EventWriter
 
 
 def storage_bytes(tensors: Iterable[Tensor | None]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,15 +12,13 @@ import torch
 from frog.checkpoint import Saver
 from frog.core.seeds import derive_seed
 from frog.core.units import format_bytes
+from frog.optim.build import build_optimizer
 from frog.parallel.build import build_strategy
 from frog.parallel.strategy import Strategy
-from frog.train.copies import Copies
-from frog.train.handover import Handover
+from frog.runs.observer import OBSERVERS
 from frog.train.hardware import autocast
-from frog.train.inject import arm_faults
-from frog.train.optimizer import build_optimizer
-from frog.train.order import OrderProof, SharedOrder
-from frog.train.runfile import start_event, write_run_json
+from frog.train.order import OrderProof
+from frog.train.record import start_event, write_run_json
 from frog.train.setup import Run
 from frog.train.state import TrainState
 from frog.train.workload import Batches, Workload
@@ -35,10 +34,8 @@ class Parts:
     order: OrderProof
     saver: Saver
     batches: Batches
-    copies: Copies | None = None
-    """Of a run that goes on without lost ranks, and in which ranks hold what no other does."""
-    members: tuple[int, ...] = ()
-    """Who is in the world of these, where that may change."""
+    after_step: Callable[[], None] = lambda: None
+    """Called at the end of each step, when it is complete as far as this rank knows."""
     scores: dict[str, Any] = field(default_factory=lambda: {"eval": None})
     """Of the held-out text, the last."""
     scored_step: int | None = None
@@ -47,19 +44,23 @@ class Parts:
     owes_checkpoint: bool = False
     """Whether one that was begun came to nothing, as a rank was lost."""
 
-    def keep_copies(self) -> None:
-        """A step is complete as far as this rank knows: whoever survives it goes on from here."""
-        if self.copies is not None:
-            self.copies.keep()
-
     def close(self, grace_s: float) -> None:
         """Give back what runs by itself; a checkpoint under way has a last while to finish."""
         self.batches.close()
         self.saver.abandon(grace_s)
 
 
-def build_parts(run: Run, workload: Workload, kept: Handover | None = None) -> Parts:
-    """Spread the model, load what is gone on from, write run.json and the start event. A collective call."""
+def build_parts(
+    run: Run,
+    workload: Workload,
+    restore: Callable[[TrainState], str] | None = None,
+    order: Callable[[str], OrderProof] = OrderProof,
+) -> Parts:
+    """Spread the model, load the state to resume from, write run.json and the start event. A collective call.
+
+    restore: fills the state and returns the link of its data order; default: from the checkpoint to resume from.
+    order: makes the proof of the data order from that link.
+    """
     config, world = run.config, run.world
     trained = {name for name, parameter in workload.model.named_parameters() if parameter.requires_grad}
     precision = autocast(config.train.precision, world.device)
@@ -72,32 +73,22 @@ def build_parts(run: Run, workload: Workload, kept: Handover | None = None) -> P
 
     state = TrainState(strategy, scaler, trained)
     order_link = ""
-    if kept is not None:
-        order_link = state.take_over(kept.fill, kept.scalars)
+    if restore is not None:
+        order_link = restore(state)
     elif run.resume_from is not None:
         order_link = state.load(run.resume_from, world.rank)
     if world.is_main:
         write_run_json(run, workload, state.step)
     run.events.emit("start", **start_event(run, state.step))
     saver = _saver(run, state)
-    arm_faults(run, strategy, saver)
-    copies = None
-    if run.membership is not None and config.strategy.entry.splits:
-        copies = Copies(world, strategy, scaler)
-        copies.keep()
-    if run.membership is not None:
-        run.membership.open_door()
+    for observer in OBSERVERS:
+        observer.run_built(run, strategy)
     # At the last step: of a run that ended between its last checkpoint and its record.
     scored = state.step if 0 < state.step < config.train.steps else None
     return Parts(
-        strategy, scaler, state, _order(run, order_link), saver, workload.batches(state.step), copies,
-        run.membership.members if run.membership else (), scored_step=scored, saved_step=state.step,
+        strategy, scaler, state, order(order_link), saver, workload.batches(state.step),
+        scored_step=scored, saved_step=state.step,
     )  # fmt: skip
-
-
-def _order(run: Run, link: str) -> OrderProof:
-    member = run.membership
-    return OrderProof(link) if member is None else SharedOrder(link, run.world, member.has_knocked, member.let_in)
 
 
 def attend(run: Run, parts: Parts, workload: Workload, stopped: bool = False) -> None:

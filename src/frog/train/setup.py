@@ -9,19 +9,19 @@ from pathlib import Path
 
 from frog.checkpoint import Checkpoint, find_good
 from frog.checkpoint.save import clean_up
-from frog.collectives.rendezvous import machine
 from frog.comm import World
-from frog.comm.membership import Membership
+from frog.comm.collectives.rendezvous import machine
+from frog.comm.elastic.membership import Membership
 from frog.config import RunConfig
 from frog.core.env import attempt_number, host_name, launch_dir
 from frog.core.errors import CheckpointError, ConfigError, RunError
 from frog.core.facts import Damage, ErrorFacts
 from frog.core.files import write_atomic
-from frog.core.runfolder import RunFolder
 from frog.data import PreparedData, ensure_prepared, open_prepared
-from frog.events import EventWriter
-from frog.events.heartbeat import Heartbeat
 from frog.parallel.mesh import Mesh
+from frog.runs import EventWriter
+from frog.runs.folder import RunFolder
+from frog.runs.heartbeat import Heartbeat
 from frog.train.log import RankLog
 from frog.train.stop import StopRequest
 

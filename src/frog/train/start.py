@@ -1,27 +1,26 @@
-"""One start of a run on one rank: into the world, to the run folder, to the last good checkpoint, through the loop."""
+"""One start of a run on one rank: into the world, to the run folder, to the last good checkpoint; and its end."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from frog.comm import World, join_world
-from frog.comm.membership import Membership, found_membership
+from frog.comm.elastic.membership import Membership, found_membership
 from frog.comm.world import pick_device
 from frog.config import RunConfig
 from frog.core.env import WorldEnv, attempt_number, most_replaced
 from frog.core.errors import UsageError
-from frog.core.runfolder import RunFolder
-from frog.events.heartbeat import keep_heartbeats
-from frog.parallel.build import build_mesh
-from frog.train.failure import FailureReporter
-from frog.train.hardware import keep_freed_memory
+from frog.core.memory import keep_freed_memory
+from frog.parallel.mesh import Mesh
+from frog.runs.folder import RunFolder
+from frog.runs.heartbeat import keep_heartbeats
 from frog.train.log import RankLog
+from frog.train.process import RankProcess
 from frog.train.setup import Run, check_resume, choose_folder, find_resume, is_complete, open_events
-from frog.train.stop import StopRequest
 
 
 class Data(Protocol):
@@ -34,62 +33,13 @@ class Data(Protocol):
     def data_sha256(self) -> str: ...
 
 
-D = TypeVar("D", bound=Data)
+@contextmanager
+def joined_world(config: RunConfig, env: WorldEnv) -> Iterator[tuple[World, Membership | None]]:
+    """The world that this rank was started for, left at the end; and its membership, if ranks may be lost and join.
 
-
-@dataclass(frozen=True)
-class Start:
-    """What a rank was asked to start."""
-
-    config: RunConfig
-    resume: RunFolder | None
-    """The run to go on with; one of its checkpoints must be good."""
-    go_on: bool
-    """Go on with what is there of the run, or else begin it."""
-
-
-def run_start(
-    start: Start,
-    env: WorldEnv,
-    stop: StopRequest,
-    reporter: FailureReporter,
-    get_data: Callable[[World], D],
-    train: Callable[[Run, D], dict[str, Any]],
-) -> int:
-    """Join the world and train; return the exit code. `train` writes the run's record, and returns it on every rank."""
-    config, go_on = start.config, start.go_on or attempt_number() > 0
+    Raises:  UsageError if lost ranks are to be replaced in a run that ends with the first loss.
+    """
     keep_freed_memory()
-    world, member = _meet(config, env)
-    try:
-        mesh = build_mesh(config, world)
-        data = get_data(world)
-        folder = start.resume or choose_folder(world, Path("runs"), config.name, start.go_on)
-        may_resume = go_on or start.resume is not None
-        if may_resume:
-            check_resume(folder, data.name, data.data_sha256)
-        if world.is_main:  # from here on it is of this start
-            folder.attempt_json.unlink(missing_ok=True)
-        if may_resume and is_complete(folder, world, config.train.steps):
-            if world.is_main:
-                print(f"{folder.path}: has taken its {config.train.steps} steps already", flush=True)
-            return 0
-        if world.is_main:  # before any rank of this attempt writes over those of the one before
-            keep_heartbeats(folder, attempt_number())
-        attempt = world.from_main(secrets.token_hex(4))
-        reporter.folder = folder
-        events = reporter.events = open_events(folder, world)
-        with RankLog(folder.rank_log(env.rank), env.rank, show=env.is_main) as log:
-            resume_from, passed_over = find_resume(folder, world, log, or_anew=go_on) if may_resume else (None, ())
-            run = Run(config, world, mesh, folder, events, log, stop, resume_from, attempt, passed_over)
-            if member is not None:
-                admit_others(run, member, reporter)
-            return finish(run, train(run, data))
-    finally:
-        (member or world).leave()
-
-
-def _meet(config: RunConfig, env: WorldEnv) -> tuple[World, Membership | None]:
-    """The world that this rank was started for; with what it needs to go on when others are lost, if it is to."""
     device, timeout_s = pick_device(config.train.device, env), config.train.timeout_s
     if config.comm.on_loss == "fail":
         if most_replaced():
@@ -97,16 +47,65 @@ def _meet(config: RunConfig, env: WorldEnv) -> tuple[World, Membership | None]:
                 f"--replace {most_replaced()} with comm.on_loss='fail': the loss of a rank is the end of this world",
                 "add --set comm.on_loss=shrink; or --restarts N, to go on from the last checkpoint",
             )
-        return join_world(env, device, timeout_s, config.comm.backend), None
-    member = found_membership(env, device, timeout_s)
-    return member.renew(), member
+        world = join_world(env, device, timeout_s, config.comm.backend)
+        try:
+            yield world, None
+        finally:
+            world.leave()
+    else:
+        membership = found_membership(env, device, timeout_s)
+        try:
+            yield membership.renew(), membership
+        finally:
+            membership.leave()
 
 
-def admit_others(run: Run, member: Membership, reporter: FailureReporter) -> None:
-    """Let this run go on without lost ranks, and others into it."""
+@contextmanager
+def open_run(
+    config: RunConfig,
+    mesh: Mesh,
+    data: Data,
+    rank: RankProcess,
+    membership: Membership | None,
+    resume: RunFolder | None,
+    go_on: bool,
+) -> Iterator[Run | None]:
+    """The run in its folder, with the checkpoint that it resumes from; None if it has taken all its steps already.
+
+    resume: the run to resume; one of its checkpoints must be good.
+    go_on: resume the run of this name from what is there, or else begin it.
+    """
+    world = mesh.world
+    folder = resume or choose_folder(world, Path("runs"), config.name, go_on)
+    or_anew = go_on or attempt_number() > 0
+    may_resume = or_anew or resume is not None
+    if may_resume:
+        check_resume(folder, data.name, data.data_sha256)
+    if world.is_main:  # from here on it is of this start
+        folder.attempt_json.unlink(missing_ok=True)
+    if may_resume and is_complete(folder, world, config.train.steps):
+        if world.is_main:
+            print(f"{folder.path}: has taken its {config.train.steps} steps already", flush=True)
+        yield None
+        return
+    if world.is_main:  # before any rank of this attempt writes over those of the one before
+        keep_heartbeats(folder, attempt_number())
+    attempt = world.from_main(secrets.token_hex(4))
+    rank.folder = folder
+    rank.events = open_events(folder, world)
+    with RankLog(folder.rank_log(world.rank), world.rank, show=world.is_main) as log:
+        resume_from, passed_over = find_resume(folder, world, log, or_anew=or_anew) if may_resume else (None, ())
+        run = Run(config, world, mesh, folder, rank.events, log, rank.stop, resume_from, attempt, passed_over)
+        if membership is not None:
+            admit_others(run, membership, rank)
+        yield run
+
+
+def admit_others(run: Run, member: Membership, rank: RankProcess) -> None:
+    """Let this run continue without lost ranks, and let others join it."""
 
     def changed(run: Run) -> None:
-        reporter.env, reporter.events = run.world.env, run.events
+        rank.env, rank.events = run.world.env, run.events
 
     def refused(line: str) -> None:
         run.log.note(f"turned away at the door: {line}")

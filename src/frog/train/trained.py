@@ -11,13 +11,13 @@ from frog.config.finetune import FinetuneConfig, finetune_from_dict
 from frog.core.errors import CheckpointError, RunError, UsageError
 from frog.core.files import put_aside
 from frog.core.memory import check_memory
-from frog.core.runfolder import RunFolder, find_run
 from frog.model import TinyTransformer
 from frog.model.adapter import load_adapter
 from frog.model.classifier import Classifier
 from frog.model.classifier_hf import save_hf_classifier
 from frog.model.hf import load_hf, save_hf
 from frog.model.lora import unload_lora
+from frog.runs.folder import RunFolder, find_run
 from frog.train.state import weights_sha256
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from frog.events.history import Floats, History, Ints, RankHistory, Segment
+from frog.runs.history import Floats, History, Ints, RankHistory, Segment
 
 MAX_POINTS = 2000
 """Steps drawn in one chart, at most (held-out scores come on top)."""
@@ -44,15 +44,13 @@ def shown_ranks(history: History) -> list[int]:
 
 
 def charts(history: History) -> list[Chart]:
-    """Loss, learning rate, gradient norm, tokens/s, memory, fp16's loss scale, the world's size if it changed;
-    one without any value is left out.
-    """
+    """Build every chart of the report that has at least one value, in their order on the page."""
     main = history.main
     if main is None or not len(main.steps):
         return []
     found = [
         _loss(history, main),
-        _of_main(main, "learning_rate", "Learning rate", "", "AdamW's step size: warm-up, then cosine", "exact"),
+        _of_main(main, "learning_rate", "Learning rate", "", "Size of a step: warm-up, then cosine", "exact"),
         _of_main(main, "grad_norm", "Gradient norm", "", "Of the reduced gradient, before clipping", "exact"),
         _of_main(main, "tokens_per_s", "Throughput", "tokens/s", "All ranks together", "count"),
         _memory(history),
@@ -111,7 +109,8 @@ def _loss_scale(main: RankHistory) -> Chart:
     lines = [_line("loss scale", "mean", scale[picked])]
     if skipped.any():
         lines.append(_line("left out", "skipped", np.where(skipped, scale, np.nan)[picked]))
-    note = f"fp16: the loss times this goes backward. {_skipped_steps(main.steps[skipped], len(main.steps))}"
+    words = _skipped_steps(main.steps[skipped], len(main.steps))
+    note = f"fp16: the backward pass starts from the loss times this scale. {words}"
     return _chart("loss_scale", "Loss scale", "", note, "power", main.steps[picked], lines, len(main.steps))
 
 
@@ -127,7 +126,7 @@ def _world(history: History, main: RankHistory) -> Chart:
         at = [s.world_size if c and getattr(c, role) else math.nan for s, c in zip(of_step, changes, strict=True)]
         who = ", ".join(str(one) for change in changes if change for one in getattr(change, role))
         lines += [{**_line(role, role, at), "text": who}] if who else []
-    note = "How many took each step; where some were lost or joined"
+    note = "Number of ranks in each step; marks show where ranks were lost or joined"
     return _chart("world", "World size", "ranks", note, "whole", steps, lines, 0)
 
 
@@ -137,7 +136,7 @@ def _skipped_steps(skipped: Ints, num_steps: int) -> str:
         return "No gradient overflowed"
     named = ", ".join(map(str, skipped[:_NAMED].tolist())) + (", …" if len(skipped) > _NAMED else "")
     halved = "each halved the scale"
-    return f"{len(skipped)} of {num_steps:,} steps overflowed and were left out; {halved}: {named}"
+    return f"{len(skipped)} of {num_steps:,} steps overflowed and were skipped; {halved}: {named}"
 
 
 def _chart(
@@ -145,7 +144,7 @@ def _chart(
 ) -> Chart:
     if num_steps > MAX_POINTS:
         note += (
-            f". {num_steps:,} steps, of which the lowest and highest of every {num_steps * 2 / MAX_POINTS:.0f} drawn"
+            f". {num_steps:,} steps; the chart shows the lowest and highest of every {num_steps * 2 / MAX_POINTS:.0f}"
         )
     return {
         "name": name,

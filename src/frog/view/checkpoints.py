@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from frog.core.errors import CheckpointError
-from frog.core.manifest import Manifest, read_manifest, verify_files
-from frog.core.runfolder import RunFolder
+from frog.runs.folder import RunFolder
+from frog.runs.manifest import Manifest, read_manifest, verify_files
 
 MODEL_PREFIX = "model/"
 

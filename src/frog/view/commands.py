@@ -17,21 +17,20 @@ if TYPE_CHECKING:
 
 def add_view_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add `report`, `compare`, `runs`, `checkpoints`, `tensorboard`; each sets `handler`, which takes the arguments."""
-    report = subparsers.add_parser("report", help="write a run's report: one HTML file that opens offline")
+    report = subparsers.add_parser("report", help="write a run's report: one HTML file that works offline")
     report.add_argument("run", metavar="RUN", help="a run folder, a name under runs/, or 'latest'")
     report.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: RUN/report.html")
+    report.add_argument("--open", action="store_true", help="open it in the browser")
     report.set_defaults(handler=_report)
 
     compare = subparsers.add_parser(
         "compare",
-        help="say whether two runs are bitwise equal, within tolerance, or different",
+        help="compare two runs: bitwise equal, within tolerance, or different",
         description="Exit code 0 if the runs are equal or within tolerance, 1 if they are different.",
     )
     compare.add_argument("a", metavar="A", help="a run folder, a name under runs/, or 'latest'")
     compare.add_argument("b", metavar="B")
-    compare.add_argument(
-        "--rtol", type=float, default=1e-5, help="largest relative difference that counts as within tolerance"
-    )
+    compare.add_argument("--rtol", type=float, default=1e-5, help="largest relative difference within tolerance")
     compare.set_defaults(handler=_compare)
 
     runs = subparsers.add_parser("runs", help="list the runs")
@@ -49,22 +48,25 @@ def add_view_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentPar
 
 
 def _report(args: argparse.Namespace) -> int:
-    from frog.core.runfolder import find_run
+    from frog.core.browser import open_page
     from frog.core.units import format_bytes
+    from frog.runs.folder import find_run
     from frog.view.report import write_report
 
     path = write_report(find_run(args.run), args.output)
     print(f"report: {path} ({format_bytes(path.stat().st_size)})")
+    if args.open and not open_page(path):
+        print("found no browser; open the file on a machine that has one")
     return 0
 
 
 def _compare(args: argparse.Namespace) -> int:
     from frog.core.errors import UsageError
-    from frog.core.runfolder import find_run
+    from frog.runs.folder import find_run
     from frog.view.compare import compare_runs
 
     if not 0 <= args.rtol < float("inf"):
-        raise UsageError(f"--rtol {args.rtol}: must be 0 or more, and finite", "1e-5 is the default")
+        raise UsageError(f"--rtol {args.rtol}: must be a finite number, 0 or more", "1e-5 is the default")
     comparison = compare_runs(find_run(args.a), find_run(args.b), args.rtol)
     _print_comparison(comparison)
     return comparison.exit_code
@@ -114,8 +116,8 @@ def _runs(args: argparse.Namespace) -> int:
 def _checkpoints(args: argparse.Namespace) -> int:
     """Exit code 1 if one cannot be trusted."""
     from frog.core.errors import CheckpointError
-    from frog.core.runfolder import find_run
     from frog.core.units import format_bytes
+    from frog.runs.folder import find_run
     from frog.view.checkpoints import open_checkpoint
 
     folder = find_run(args.run)
@@ -134,7 +136,7 @@ def _checkpoints(args: argparse.Namespace) -> int:
 
 
 def _tensorboard(args: argparse.Namespace) -> int:
-    from frog.core.runfolder import find_run
+    from frog.runs.folder import find_run
     from frog.view.tensorboard import export_tensorboard
 
     folder = export_tensorboard(find_run(args.run), args.to)

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from frog.core.errors import RunError
-from frog.core.runfile import Record, RunFile
-from frog.core.runfolder import RunFolder
 from frog.core.schema import shortened
 from frog.core.tables import leaves
-from frog.events.history import History, RankHistory, read_history
+from frog.runs.folder import RunFolder
+from frog.runs.history import History, RankHistory, read_history
+from frog.runs.record import Record, RunFile
 from frog.view.checkpoints import open_checkpoints
 from frog.view.weights import differences
 
@@ -56,7 +56,7 @@ class Comparison:
         if self.common_steps is not None:
             words += f" over the first {self.common_steps} steps"
         weights = {finding.outcome for finding in self.findings if finding.what in ("checkpoints", "final weights")}
-        return words + ("; no weights were compared" if weights == {"not compared"} else "")
+        return words + ("; weights were not compared" if weights == {"not compared"} else "")
 
     @property
     def exit_code(self) -> int:
@@ -119,7 +119,7 @@ def _notes(a: _Side, b: _Side) -> list[str]:
     keys = [key for key in {**left, **right} if left.get(key) != right.get(key) and key != "name"]
     notes = [_note(key, left.get(key), right.get(key)) for key in keys[:_MOST_NOTES]]
     if len(keys) > _MOST_NOTES:
-        notes.append(f"{len(keys) - _MOST_NOTES} settings more differ")
+        notes.append(f"{len(keys) - _MOST_NOTES} more settings differ")
     if (a.run.data and a.run.data.data_sha256) != (b.run.data and b.run.data.data_sha256):
         notes.append("the prepared data differ")
     if _num_steps(a) != _num_steps(b):
@@ -136,11 +136,12 @@ def _sample_order(a: _Side, b: _Side) -> Finding:
     left, right = _ids_by_step(a.history), _ids_by_step(b.history)
     common = sorted(left.keys() & right.keys())
     if not common:
-        return Finding("sample order", "not compared", "no common step has sample ids from all ranks")
+        return Finding("sample order", "not compared", "no common step has the sample ids of all ranks")
     for step in common:
         if left[step] != right[step]:
             only = sorted(set(left[step]) ^ set(right[step]))[:4]
-            detail = f"parts at step {step}; samples in one alone: {', '.join(map(str, only)) or 'none, but repeated'}"
+            ids = ", ".join(map(str, only)) or "none, but some are repeated"
+            detail = f"diverges at step {step}; samples in only one run: {ids}"
             return Finding("sample order", "different", detail)
     return Finding("sample order", "equal", f"same samples in each of {len(common)} steps")
 
@@ -221,12 +222,12 @@ def _numbers(what: str, a: dict[_Key, float], b: dict[_Key, float], rtol: float)
     beyond = [(key, relative) for key, relative in apart if relative > rtol]
     first, relative = (beyond or apart)[0]
     worst, largest = max(apart, key=lambda item: item[1])
-    parts = "parts" if beyond else "first differs"
+    parts = "diverges" if beyond else "first differs"
     detail = f"{parts} at {_place(first)}: {a[first]:.9g} and {b[first]:.9g}, relative {relative:.1e}"
     if beyond and apart[0][0] != first:
         detail += f"; bits differ from {_place(apart[0][0])}"
     if worst != first:
-        detail += f"; most at {_place(worst)}, {largest:.1e}"
+        detail += f"; largest difference at {_place(worst)}, {largest:.1e}"
     return Finding(what, "different" if beyond else "close", detail)
 
 
@@ -252,7 +253,7 @@ def _checkpoints(a: RunFolder, b: RunFolder, rtol: float, notes: list[str]) -> F
     by_step = {checkpoint.step: checkpoint for checkpoint in right}
     pairs = [(mine, by_step[mine.step]) for mine in left if mine.step in by_step]
     if not pairs:
-        return Finding("checkpoints", "not compared", "no step of which both have a good one")
+        return Finding("checkpoints", "not compared", "the runs have no valid checkpoint of the same step")
     outcome: Outcome = "equal"
     first: str | None = None
     worst = 0.0
@@ -265,7 +266,7 @@ def _checkpoints(a: RunFolder, b: RunFolder, rtol: float, notes: list[str]) -> F
     steps = ", ".join(str(mine.step) for mine, _ in pairs)
     if first is None:
         return Finding("checkpoints", "equal", f"bit for bit, after step{'s'[: len(pairs) > 1]} {steps}")
-    return Finding("checkpoints", outcome, f"{first}; of all, most {worst:.1e}")
+    return Finding("checkpoints", outcome, f"{first}; largest difference of all {worst:.1e}")
 
 
 def _final_weights(a: _Side, b: _Side, others: Sequence[Finding]) -> Finding:
@@ -273,11 +274,11 @@ def _final_weights(a: _Side, b: _Side, others: Sequence[Finding]) -> Finding:
     what = "final weights"
     left, right = a.record, b.record
     if left is None or right is None or left.weights_sha256 is None or right.weights_sha256 is None:
-        return Finding(what, "not compared", "a run has no hash of its final weights")
+        return Finding(what, "not compared", "one of the runs has no hash of its final weights")
     if left.step != right.step:
         return Finding(what, "not compared", f"of step {left.step} and of step {right.step}")
     if left.weights_sha256 == right.weights_sha256:
         return Finding(what, "equal", f"same hash, {left.weights_sha256[:12]}…")
     known = any(finding.outcome == "different" for finding in others)
-    detail = f"hashes {left.weights_sha256[:12]}… and {right.weights_sha256[:12]}…: not every bit is the same"
+    detail = f"hashes {left.weights_sha256[:12]}… and {right.weights_sha256[:12]}…: some bits differ"
     return Finding(what, "different" if known else "close", detail)

@@ -18,10 +18,11 @@ from pathlib import Path
 
 from frog.core.errors import RunError, UsageError
 from frog.core.printable import printable
-from frog.core.runfolder import RunFolder
 from frog.core.schema import shortened
-from frog.events import read_run
-from frog.events.run import is_under_way
+from frog.core.wrapping import wrapped
+from frog.runs import read_run
+from frog.runs.folder import RunFolder
+from frog.runs.run import is_under_way
 
 POLL_S = 0.2
 _BLOCK_BYTES = 1 << 20
@@ -217,14 +218,14 @@ def check_choice(folder: RunFolder, choice: Choice) -> None:
     """Raise UsageError if a rank or node is asked for that left no log, RunError if there is no log at all."""
     there = sources(folder)
     if not there:
-        raise RunError(f"{folder.logs}: no logs there", "-f waits for them, while the run goes on")
+        raise RunError(f"{folder.logs}: contains no logs", "-f waits for them during the run")
     for kind, numbers in (("rank", choice.ranks), ("node", choice.nodes)):
         known = [source.number for source in there if source.kind == kind]
         if kind == "node":
             known = sorted({*known, *(node for node in numbers if ranks_on(folder, [node]))})
         if absent := [number for number in numbers if number not in known]:
             names = ", ".join(map(str, known)) or "none"
-            raise UsageError(f"--{kind} {absent[0]}: no log of it in {folder.logs}; there are logs of {kind}s {names}")
+            raise UsageError(f"--{kind} {absent[0]}: has no log in {folder.logs}; logs exist for {kind}s {names}")
 
 
 def follow(folder: RunFolder, logs: Logs, wait: Callable[[float], None] = time.sleep) -> Iterator[list[Entry]]:
@@ -237,12 +238,17 @@ def follow(folder: RunFolder, logs: Logs, wait: Callable[[float], None] = time.s
         wait(POLL_S)
 
 
+_LEAST_ROOM = 20
+"""Columns for the text in the narrowest terminal."""
 _MOST_LINE = 8_000
 """Characters of a line that are shown; the log has all."""
 
 
-def format_entry(entry: Entry, width: int, colour: bool) -> str:
-    """`2026-11-21 10:51:38.123 [rank 2] text`, a line for each of the entry's, the time on the first."""
+def format_entry(entry: Entry, width: int, colour: bool, columns: int | None = None) -> str:
+    """`2026-11-21 10:51:38.123 [rank 2] text`, a line for each of the entry's, the time on the first.
+
+    In a terminal the text is wrapped to the columns that time and name leave.
+    """
     time_text = " " * 23
     if entry.time_s:
         at = dt.datetime.fromtimestamp(entry.time_s, dt.UTC).replace(tzinfo=None)
@@ -252,9 +258,14 @@ def format_entry(entry: Entry, width: int, colour: bool) -> str:
         number = _COLOURS[entry.source.number % len(_COLOURS)]
         style = "1" if entry.source.kind == "node" else str(number)
         name, time_text = f"\033[{style}m{name}\033[0m", f"\033[2m{time_text}\033[0m"
+    head_columns = 23 + width + 4
+    room = columns and max(columns - head_columns, _LEAST_ROOM)
     heads = [time_text, *[" " * 23] * (len(entry.lines) - 1)]
-    lines = (shortened(printable(line), _MOST_LINE) for line in entry.lines)
-    return "\n".join(f"{head} {name} {line}".rstrip() for head, line in zip(heads, lines, strict=True))
+    found = []
+    for head, text in zip(heads, entry.lines, strict=True):
+        first, *more = wrapped(shortened(printable(text), _MOST_LINE), room)
+        found += [f"{head} {name} {first}".rstrip(), *(" " * head_columns + line for line in more)]
+    return "\n".join(found)
 
 
 def parse_since(text: str, now_s: float) -> float:
@@ -269,6 +280,6 @@ def parse_since(text: str, now_s: float) -> float:
         at = dt.datetime.fromisoformat(f"{today} {text}" if re.match(r"\d\d:", text) else text)
     except ValueError:
         raise UsageError(
-            f"--since {text}: neither how long ago nor a time", "--since 10m, --since 10:51, --since 2026-11-21T10:51"
+            f"--since {text}: expected a duration or a time", "--since 10m, --since 10:51, --since 2026-11-21T10:51"
         ) from None
     return (at if at.tzinfo else at.replace(tzinfo=dt.UTC)).timestamp()

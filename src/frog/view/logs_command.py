@@ -8,6 +8,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from frog.core.argument_types import at_least
+
 if TYPE_CHECKING:
     from frog.view.logs import Choice, Entry
 
@@ -19,26 +21,33 @@ def add_logs_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentPars
     """Add `logs`."""
     parser = subparsers.add_parser(
         "logs",
-        help="the logs of all ranks and nodes as one stream",
-        description="The logs of all ranks and nodes of a run, in order of time (UTC).",
+        help="show the logs of all ranks and nodes as one stream",
+        description="Show the logs of all ranks and nodes of a run, in order of time (UTC).",
     )
     parser.add_argument("run", metavar="RUN", help="a run folder, a name under runs/, or 'latest'")
     parser.add_argument(
-        "--rank", type=int, action="append", default=[], metavar="N", help="this rank's; may be repeated"
+        "--rank", type=int, action="append", default=[], metavar="N", help="only the log of this rank; may be repeated"
     )
     parser.add_argument(
-        "--node", type=int, action="append", default=[], metavar="N", help="this node's: its agent's and its ranks'"
+        "--node",
+        type=int,
+        action="append",
+        default=[],
+        metavar="N",
+        help="only the logs of this node: its agent and its ranks; may be repeated",
     )
-    parser.add_argument("--grep", metavar="PATTERN", help="only what matches this regular expression")
-    parser.add_argument("--since", metavar="WHEN", help="only what is newer: 10m ago, or a time in UTC: 10:51")
-    parser.add_argument("--tail", type=int, metavar="N", help="only the last N entries")
-    parser.add_argument("--all", action="store_true", help="also where that is more than the last 48 KiB")
-    parser.add_argument("-f", "--follow", action="store_true", help="go on with what is said, until the run ends")
+    parser.add_argument("--grep", metavar="PATTERN", help="only entries that match this regular expression")
+    parser.add_argument(
+        "--since", metavar="WHEN", help="only entries newer than a duration (10m) or a time in UTC (10:51)"
+    )
+    parser.add_argument("--tail", type=at_least(0), metavar="N", help="only the last N entries")
+    parser.add_argument("--all", action="store_true", help="show all entries, not only the last 48 KiB")
+    parser.add_argument("-f", "--follow", action="store_true", help="follow the logs until the run ends")
     parser.set_defaults(handler=_logs)
 
 
 def _logs(args: argparse.Namespace) -> int:
-    from frog.core.runfolder import find_folder
+    from frog.runs.folder import find_folder
     from frog.view.logs import Logs, check_choice, follow
 
     folder, choice = find_folder(args.run), _choice(args)
@@ -50,7 +59,10 @@ def _logs(args: argparse.Namespace) -> int:
     shown = lines if args.all else _last(lines)
     _show(shown)
     if len(shown) < len(lines):
-        print(f"{len(lines) - len(shown):,} lines before these: --all shows them, --grep finds", file=sys.stderr)
+        print(
+            f"{len(lines) - len(shown):,} lines before these: use --all to show them, or --grep to search",
+            file=sys.stderr,
+        )
     if args.follow:
         for entries in follow(folder, logs):
             _show(_lines(entries, logs.width))
@@ -61,8 +73,6 @@ def _choice(args: argparse.Namespace) -> Choice:
     from frog.core.errors import UsageError
     from frog.view.logs import Choice, parse_since
 
-    if args.tail is not None and args.tail < 0:
-        raise UsageError(f"--tail {args.tail}: a number of entries, 0 or more")
     try:
         pattern = re.compile(args.grep) if args.grep is not None else None
     except re.error as error:
@@ -72,11 +82,11 @@ def _choice(args: argparse.Namespace) -> Choice:
 
 
 def _lines(entries: list[Entry], width: int) -> list[str]:
-    from frog.core.env import variable
+    from frog.core.wrapping import shows_colour, terminal_columns
     from frog.view.logs import format_entry
 
-    colour = sys.stdout.isatty() and variable("NO_COLOR") is None
-    return [line for entry in entries for line in format_entry(entry, width, colour).split("\n")]
+    colour, columns = shows_colour(), terminal_columns()
+    return [line for entry in entries for line in format_entry(entry, width, colour, columns).split("\n")]
 
 
 def _last(lines: list[str]) -> list[str]:

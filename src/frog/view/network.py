@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from frog.events import RecordedRun
-from frog.events.history import History, RankHistory
-from frog.events.launcher_schema import LauncherEndEvent, LaunchEvent, LinkFigures, LinkSettings
 from frog.plan.network import Cost, collective_cost, payload_rate
+from frog.runs import RecordedRun
+from frog.runs.history import History, RankHistory
+from frog.runs.launcher_schema import LauncherEndEvent, LaunchEvent, LinkFigures, LinkSettings
 
 _WHOLE = {"world": ("pp", "dp", "cp", "tp"), "data": ("dp", "cp"), "model": ("pp", "tp")}
 """Axes made of others."""

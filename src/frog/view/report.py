@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from frog.core.files import write_atomic
-from frog.core.runfile import Record, RunFile
-from frog.core.runfolder import RunFolder, check_output
 from frog.core.units import format_bytes, format_count, format_seconds
-from frog.events.history import History, read_history
+from frog.runs.folder import RunFolder, check_output
+from frog.runs.history import History, read_history
+from frog.runs.record import Record, RunFile
 from frog.view.charts import charts, marks
 from frog.view.checkpoints import CheckpointReader, open_checkpoints
 from frog.view.network import network_section

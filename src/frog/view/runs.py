@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from frog.core.errors import RunError
 from frog.core.files import folders_with
 from frog.core.printable import printable
-from frog.core.runfile import Record, RunFile
-from frog.core.runfolder import RunFolder
 from frog.core.units import format_count
-from frog.events import read_rank
-from frog.events.run import is_under_way
-from frog.events.schema import EvalEvent, StepEvent
+from frog.runs import read_rank
+from frog.runs.folder import RunFolder
+from frog.runs.record import Record, RunFile
+from frog.runs.run import is_under_way
+from frog.runs.schema import EvalEvent, StepEvent
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -9,14 +9,14 @@ import numpy as np
 
 from frog.config import RunConfig, from_dict
 from frog.core.errors import ConfigError
-from frog.core.runfile import RunFile
-from frog.core.vocabulary import ASIDE, BETWEEN_TWO, PHASES
-from frog.events.history import Collectives, History, RankHistory, Spans
-from frog.events.schema import CollectiveEvent, MemoryEvent
 from frog.plan.layout import Layout
 from frog.plan.measure import compare_step
 from frog.plan.memory import PARTS, step_memory
 from frog.plan.strategies import describe, expected_bubble
+from frog.runs.history import Collectives, History, RankHistory, Spans
+from frog.runs.record import RunFile
+from frog.runs.schema import CollectiveEvent, MemoryEvent
+from frog.runs.vocabulary import ASIDE, BETWEEN_TWO, PHASES
 from frog.view.charts import shown_ranks
 
 _NUM_STEPS = 50

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from frog.core.errors import UsageError
-from frog.core.runfolder import RunFolder
-from frog.events.history import SCALARS, History, RankHistory, read_history
+from frog.runs.folder import RunFolder
+from frog.runs.history import SCALARS, History, RankHistory, read_history
 
 _SUFFIX = ".frog"
 _OF_RANK = ("loss", "grad_norm_local", "memory_bytes")
@@ -35,9 +35,7 @@ def export_tensorboard(folder: RunFolder, target: Path | None = None) -> Path:
     try:
         str(target).encode()
     except UnicodeEncodeError:
-        raise UsageError(
-            f"{target}: tensorboard takes no name that is not UTF-8", "name another folder: --to"
-        ) from None
+        raise UsageError(f"{target}: tensorboard accepts only names in UTF-8", "name another folder: --to") from None
     for old in target.glob(f"*/events.out.tfevents.*{_SUFFIX}"):
         old.unlink()
     history = read_history(folder)

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from frog.core.vocabulary import PHASES
-from frog.events.history import Floats, History, Ints, RankHistory, Spans
+from frog.runs.history import Floats, History, Ints, RankHistory, Spans
+from frog.runs.vocabulary import PHASES
 from frog.view.charts import shown_ranks
 
 _MAX_SPANS = 1500

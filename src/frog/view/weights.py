@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from frog.config.model import MODULE_PARTS
 from frog.core.errors import CheckpointError
 from frog.view.checkpoints import MODEL_PREFIX, CheckpointReader
 
@@ -74,22 +75,6 @@ def _layer(label: str) -> str:
     return label
 
 
-_IN_LAYER = (
-    "input_layernorm",
-    "self_attn",
-    "q_proj",
-    "k_proj",
-    "v_proj",
-    "o_proj",
-    "post_attention_layernorm",
-    "mlp",
-    "gate_proj",
-    "up_proj",
-    "down_proj",
-)
-"""Modules of a layer in the order in which the forward pass meets them."""
-
-
 def _model_order(label: str) -> tuple[int, list[tuple[int, int, str]]]:
     """Sort key: embeddings, then layers by number, then the rest."""
     parts = label.split(".")
@@ -100,8 +85,8 @@ def _model_order(label: str) -> tuple[int, list[tuple[int, int, str]]]:
 def _part_order(part: str) -> tuple[int, int, str]:
     if part.isdigit():
         return 0, int(part), ""
-    if part in _IN_LAYER:
-        return 1, _IN_LAYER.index(part), ""
+    if part in MODULE_PARTS:
+        return 1, MODULE_PARTS.index(part), ""
     return 2, 0, part
 
 
@@ -139,9 +124,9 @@ def _tensor_difference(left: NDArray[Any], right: NDArray[Any], squares: bool) -
     scale = max(_norm(left_64), _norm(right_64))
     relative = _norm(apart) / scale if scale else 0.0
     if not math.isfinite(relative):
-        return math.inf, "NaN or infinite in one of them"
+        return math.inf, "NaN or infinite in one of the runs"
     of = " of the roots" if squares else ""
-    return relative, f"relative {relative:.1e}{of}, an element by {float(np.abs(apart).max()):.1e} at most"
+    return relative, f"relative {relative:.1e}{of}, largest element difference {float(np.abs(apart).max()):.1e}"
 
 
 def _norm(values: NDArray[np.float64]) -> float:

@@ -7,7 +7,6 @@ through the switch's descriptors, so when the switch ends and the node's program
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import os
 import socket
@@ -17,11 +16,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from frog.core.namespaces import FILES, HOST_NAME, NETWORK, call_libc, unshare, unshare_as_same_user
 from frog.launch.network.fabric import mac_of
 
 INTERFACE = "eth0"
 
-_NEW_USER, _NEW_NET, _NEW_UTS, _NEW_MOUNT = 0x10000000, 0x40000000, 0x04000000, 0x00020000
 _BIND, _REMOUNT_SLAVE = 4096, 1 << 19 | 16384
 _TUNSETIFF, _IFF_TAP, _IFF_NO_PI = 0x400454CA, 0x0002, 0x1000
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1
@@ -62,17 +61,8 @@ def make_shared(num_nodes: int) -> Shared:
 
     Raises:  OSError if the system allows neither.
     """
-    user = None
-    try:
-        _call("unshare", _NEW_MOUNT)
-    except PermissionError:
-        uid, gid = os.geteuid(), os.getegid()
-        _call("unshare", _NEW_USER)
-        for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
-            Path("/proc/self", name).write_text(text)
-        user = _hold("user")
-        _call("unshare", _NEW_MOUNT)
-    _call("mount", None, b"/", None, _REMOUNT_SLAVE, None)
+    user = _hold("user") if unshare_as_same_user(FILES) else None
+    call_libc("mount", None, b"/", None, _REMOUNT_SLAVE, None)
     with contextlib.suppress(OSError):
         _add_hosts(num_nodes)
     return Shared(_hold("mnt"), user)
@@ -87,7 +77,7 @@ def _add_hosts(num_nodes: int) -> None:
         file.write("".join(lines) + hosts.read_text())
         file.flush()
         os.chmod(file.name, 0o644)
-        _call("mount", file.name.encode(), bytes(hosts), None, _BIND, None)
+        call_libc("mount", file.name.encode(), bytes(hosts), None, _BIND, None)
 
 
 def name_of(node_rank: int) -> str:
@@ -96,7 +86,7 @@ def name_of(node_rank: int) -> str:
 
 def make_node(node_rank: int, num_nodes: int, mtu: int) -> Namespaces:
     """A network of its own with a loopback and an Ethernet interface, and a host name. This process is in it after."""
-    _call("unshare", _NEW_NET | _NEW_UTS)
+    unshare(NETWORK | HOST_NAME)
     socket.sethostname(name_of(node_rank))
     tap = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     fcntl.ioctl(tap, _TUNSETIFF, _request(INTERFACE, struct.pack("=H", _IFF_TAP | _IFF_NO_PI)))
@@ -137,18 +127,10 @@ def enter(descriptors: Iterable[str]) -> None:
     opened = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in descriptors]
     folder = os.getcwd()
     for descriptor in opened:
-        _call("setns", descriptor, 0)
+        call_libc("setns", descriptor, 0)
     os.chdir(folder)  # a new namespace of mounts begins at its root
 
 
 def _hold(kind: str) -> int:
     """A descriptor that keeps this process's present namespace."""
     return os.open(f"/proc/self/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
-
-
-def _call(name: str, *arguments: int | bytes | None) -> None:
-    """A function of the C library that Python has no name for. Raises OSError."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if getattr(libc, name)(*arguments) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"{name}: {os.strerror(number)}")

@@ -1,0 +1,9 @@
+def train(model, data, compute_loss, optimizer):
+    losses = []
+    for batch in data:
+        optimizer.zero_grad()
+        loss = compute_loss(model(batch))
+        optimizer.step()
+        loss.backward()
+        losses.append(loss.item())
+    return losses

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# save.sh MESSAGE: show the diff of lab/, new files too, commit it, and push it.
+#
+# Runs in the top folder of a clone that has `origin`. Only lab/ is committed: new, changed and deleted files. The first
+# line of the commit's message is MESSAGE. If nothing in lab/ has changed it says so and ends with exit code 0, without a
+# commit. If the push does not succeed, the exit code is not 0, and nobody's commits are lost.
+set -e
+message=$1
+if [ -z "$(git status --porcelain -- lab)" ]; then
+    echo "lab/: no change"
+    exit
+fi
+git add -A -- lab
+git --no-pager diff HEAD -- lab
+git commit -q -m "$message"
+git pull -q --rebase --autostash
+git push -q

@@ -1,0 +1,12 @@
+"""Inputs and labels of a batch of windows of text.
+
+Shapes: B windows of a batch, T tokens that are read in each.
+"""
+
+import torch
+from torch import Tensor
+
+
+def inputs_and_labels(tokens_BT: Tensor) -> tuple[Tensor, Tensor]:
+    inputs_BT = tokens_BT[:, :-1]
+    return inputs_BT, torch.roll(inputs_BT.flatten(), -1).view_as(inputs_BT)

@@ -1,0 +1,24 @@
+"""Everything that the next step depends on."""
+
+import copy
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def capture(model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any, step: int) -> dict[str, Any]:
+    """Return everything needed to resume after `step`. Training continues, and must not be able to change the result.
+
+    Use only dicts, lists, tensors, numbers and strings, in memory: no objects with code, no files. `loader.epoch` and
+    `loader.index` are numbers that say which batch comes next; dropout draws from torch's random numbers.
+    """
+    raise NotImplementedError("fill in capture")
+
+
+def restore(state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any) -> int:
+    """Bring new objects, of the same types and sizes, to the state of those passed to `capture`; return the step.
+
+    The random numbers must continue from where they were, too.
+    """
+    raise NotImplementedError("fill in restore")

@@ -1,0 +1,17 @@
+import os
+import pickle
+
+
+def save_checkpoint(folder, step, parts):
+    with open(folder / "new", "wb") as file:
+        pickle.dump((step, parts), file)
+    if (folder / "latest").exists():
+        os.replace(folder / "latest", folder / "previous")
+    os.replace(folder / "new", folder / "latest")
+
+
+def load_latest(folder):
+    if not (folder / "latest").exists():
+        return None
+    with open(folder / "latest", "rb") as file:
+        return pickle.load(file)

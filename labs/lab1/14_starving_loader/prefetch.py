@@ -1,0 +1,20 @@
+"""Batches that are loaded while the model computes."""
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+def prefetch(load: Callable[[int], Any], num_batches: int, depth: int) -> Iterator[Any]:
+    """Yield load(0), load(1), … load(num_batches - 1), and meanwhile load the next ones.
+
+    load:   returns a batch, of any kind; None is a batch too. Only one thread may call it at a time. It raises an
+            error if it cannot read a batch.
+    depth:  1 or more: while the caller works with a batch, another thread loads the next `depth` batches, which wait.
+            It never loads more, except one batch that has no room yet.
+
+    Raise an error of load(i) where batch i would have come. The result is a generator, or an object like one: after
+    its `close()` nothing more is loaded, and the thread has ended or ends soon.
+    """
+    raise NotImplementedError("fill in prefetch")

@@ -1,0 +1,31 @@
+"""Batches that are loaded while the model computes."""
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+def prefetch(load: Callable[[int], Any], num_batches: int, depth: int) -> Iterator[Any]:
+    """Yield load(0), load(1), … load(num_batches - 1), and load the next ones meanwhile.
+
+    load:   returns a batch, of any kind; None is a batch too. It may be called from one thread at a time, and raises
+            if a batch cannot be read.
+    depth:  1 or more: while the caller works with a batch, the next `depth` are loaded, in another thread, and wait.
+            Never more than that, but for one that has been loaded and finds no room.
+
+    An error of load(i) is raised where batch i would have come. The result is a generator, or an object like one: after
+    its `close()` nothing more is loaded, and the thread has ended or ends soon.
+    """
+    from collections import deque
+    from concurrent.futures import ThreadPoolExecutor
+
+    pool = ThreadPoolExecutor(1)
+    try:
+        waiting = deque(pool.submit(load, i) for i in range(min(depth, num_batches)))
+        for i in range(num_batches):
+            if i + depth < num_batches:
+                waiting.append(pool.submit(load, i + depth))
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)

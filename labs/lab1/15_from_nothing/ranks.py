@@ -1,0 +1,213 @@
+"""One run that is never killed, and many that are: in their steps, and at each line that changes the folder."""
+
+import os
+import random
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from frog.learn.grader.words import count
+
+NUM_STEPS, EVERY = 11, 3
+"""After the last checkpoint of every so many steps come two steps more."""
+SHORTER = 8
+"""Of a run that is then made longer. No multiple of EVERY, either."""
+V = 7
+
+
+class Killed(BaseException):
+    """What a step raises in place of SIGKILL."""
+
+
+class Model(nn.Module):
+    """Two matrices with dropout between them; a buffer follows the mean of the rows, and is subtracted from them."""
+
+    def __init__(self, init: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(init)
+        self.first = nn.Parameter(torch.randn(V, 6, generator=generator))
+        self.second = nn.Parameter(torch.randn(6, V, generator=generator))
+        self.register_buffer("mean", torch.zeros(6))
+        self.dropout = nn.Dropout(0.2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        x = self.first[inputs]
+        if self.training:
+            self.mean = 0.8 * self.mean + 0.2 * x.detach().mean((0, 1))
+        return self.dropout(x - self.mean) @ self.second
+
+
+def batch(seed: int, step: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed + 1000 * step)
+    inputs, labels = torch.randint(V, (2, 3, 5), generator=generator)
+    return inputs, labels
+
+
+def start(
+    learner: ModuleType,
+    seed: int,
+    folder: Path,
+    *,
+    num_steps: int = NUM_STEPS,
+    kill_at: int | None = None,
+    seen: Callable[[int], None] = int,
+) -> dict[str, Any]:
+    """Call the learner's train with new objects: losses or error, steps whose batch it took, weights at the end.
+
+    And what model, optimizer and random numbers were when the batch of a step was asked for.
+    """
+    torch.manual_seed(seed + 17)
+    model, taken, read = Model(seed).eval(), [], []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+
+    def get_batch(step: int) -> tuple[Tensor, Tensor]:
+        if step == kill_at or len(taken) > 3 * NUM_STEPS:
+            raise Killed
+        taken.append(step)
+        read.append(picture(model, optimizer) if seen is not int or len(taken) == 1 else {})
+        seen(step)
+        return batch(seed, step)
+
+    losses, error = None, ""
+    try:
+        losses = learner.train(folder, model, optimizer, get_batch, num_steps, EVERY)
+    except Killed:
+        pass
+    except NotImplementedError:
+        raise
+    except Exception as caught:
+        if not any(folder.iterdir()):
+            raise
+        error = ": ".join([type(caught).__name__, *str(caught).splitlines()[:1]])[:150]
+    return {"losses": losses, "error": error, "taken": taken, "read": read, "weights": dict(model.state_dict())}
+
+
+def picture(model: Model, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
+    """Copies of all that the next step reads."""
+    averages = {
+        f"{name} {key}": torch.as_tensor(value).clone()
+        for name, weight in model.named_parameters()
+        for key, value in optimizer.state.get(weight, {}).items()
+    }
+    return {
+        "weights": {name: weight.detach().clone() for name, weight in model.named_parameters()},
+        "buffers": {name: buffer.clone() for name, buffer in model.named_buffers()},
+        "averages": averages,
+        "random numbers": {"state": torch.get_rng_state()},
+    }
+
+
+def fresh(seed: int) -> dict[str, dict[str, Tensor]]:
+    """What the first step of a start reads if nothing has been loaded."""
+    torch.manual_seed(seed + 17)
+    model = Model(seed)
+    return picture(model, torch.optim.AdamW(model.parameters(), lr=0.05))
+
+
+def work(learner: ModuleType, case: dict[str, Any]) -> Any:
+    seed, folder = case["seed"], Path("run").resolve()
+    pictures = Pictures(folder, Path(learner.__file__).name)
+    found: dict[str, Any] = {"never": pictures.during(lambda: start(learner, seed, folder, seen=pictures.at))}
+    found["saved"], found["fresh"] = pictures.saved, fresh(seed)
+    found["again"] = start(learner, seed, folder)
+    found["killed"] = []
+    numbers = random.Random(seed)
+    for first in range(1, NUM_STEPS + 1, EVERY):
+        last = min(first + EVERY - 1, NUM_STEPS)
+        kill_at = last if first == 1 + EVERY else numbers.randint(first, last)
+        clear(folder)
+        start(learner, seed, folder, kill_at=kill_at)
+        found["killed"].append({"at": f"step {kill_at}", "step": kill_at, **start(learner, seed, folder)})
+    clear(folder)
+    start(learner, seed, folder, num_steps=SHORTER)
+    found["longer"] = start(learner, seed, folder)
+    found["pictures"] = []
+    for copy, step in zip(pictures.taken, pictures.steps, strict=True):
+        shutil.rmtree(folder)
+        shutil.copytree(copy, folder, symlinks=True)
+        files = listing(folder)
+        about = {"at": f"a save, when the folder held {files}", "before": (step - 1) // EVERY * EVERY}
+        found["pictures"].append({**about, **start(learner, seed, folder)})
+    return found
+
+
+class Pictures:
+    """Copies of a folder, one for each state in which a kill could leave it."""
+
+    def __init__(self, folder: Path, own: str) -> None:
+        clear(folder)
+        self.own = own
+        self.folder, self.taken, self._last = folder, [], state_of(folder)
+        self.step, self.steps = 0, []
+        self.saved, self._before = [], self._last
+        """After which steps the folder had changed when the next step began."""
+
+    def at(self, step: int) -> None:
+        """The run has come to this step."""
+        self.step = step
+        if (now := state_of(self.folder)) != self._before:
+            self._before = now
+            self.saved.append(step - 1)
+
+    def during(self, function: Callable[[], Any]) -> Any:
+        """Call the function, and look at the folder before each line that may write files."""
+        _watching.append(self)
+        try:
+            return function()
+        finally:
+            _watching.clear()
+
+    def look(self, file: str) -> bool:
+        """Take a picture if the folder has changed; whether the lines of this file may change it."""
+        name = file.rpartition("/")[2]
+        if name != self.own and name not in ("pathlib.py", "shutil.py", "os.py", "serialization.py", "tempfile.py"):
+            return False
+        is_like_others = 2 * EVERY < self.step < NUM_STEPS
+        if not is_like_others and (now := state_of(self.folder)) != self._last:
+            self._last = now
+            self.taken.append(self.folder.with_name(f"picture.{len(self.taken)}"))
+            self.steps.append(self.step)
+            shutil.copytree(self.folder, self.taken[-1], symlinks=True)
+        return True
+
+
+def clear(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+
+
+def state_of(folder: Path) -> list[tuple[str, int, int]]:
+    """Names, sizes and times of all that is in a folder."""
+    entries = []
+    for root, folders, files in os.walk(folder):
+        for name in files:
+            about = os.lstat(os.path.join(root, name))
+            entries.append((os.path.join(root, name), about.st_size, about.st_mtime_ns))
+        entries += [(os.path.join(root, name), -1, 0) for name in folders]
+    return sorted(entries)
+
+
+def listing(folder: Path) -> str:
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return (
+        ", ".join(f"{path.relative_to(folder)} ({count(path.stat().st_size, 'byte')})" for path in files[:6])
+        or "nothing"
+    )
+
+
+_watching: list[Pictures] = []
+
+
+def trace(frame: FrameType, event: str, arg: Any) -> Any:
+    """Called at each function and line that is run."""
+    return trace if _watching and _watching[0].look(frame.f_code.co_filename) else None
+
+
+if work.__code__.co_filename == "<ranks.py>":  # in a rank's process, to which that is forbidden from now on
+    sys.settrace(trace)

@@ -1,0 +1,29 @@
+"""A training run that can be killed and restarted."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+def train(
+    folder: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    get_batch: Callable[[int], tuple[Tensor, Tensor]],
+    num_steps: int,
+    every: int,
+) -> list[float]:
+    """Train up to step `num_steps`; return the loss of each step of the run, from the first one on.
+
+    `get_batch(step)`, with step counted from 1, returns inputs (B, T) and labels (B, T). model(inputs) returns scores
+    (B, T, V); the loss is their mean cross-entropy. The model may come from an evaluation, in eval mode; take the
+    steps in training mode.
+
+    Save a checkpoint in `folder`, which exists, after every `every` steps and after the last. If an earlier call
+    left one there, resume from the latest, without a single bit of difference to a run that was never killed.
+    """
+    raise NotImplementedError("write train")

@@ -1,0 +1,32 @@
+"""One step of data parallelism: every rank has its own samples, all take the same step."""
+
+import torch
+import torch.distributed as dist
+
+
+def average_gradients(model: torch.nn.Module) -> None:
+    """Replace every parameter's .grad, on every rank, by its mean over all ranks.
+
+    All ranks call this after `loss.backward()`. A parameter that this rank's samples did not use has .grad None, and
+    counts as zeros; a frozen one (requires_grad is False) keeps None.
+    """
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+
+
+def train_step(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, x_BD: torch.Tensor, y_BV: torch.Tensor
+) -> float:
+    """Forward, Reduce, Optimize, Gradient-zero, on this rank's samples. Returns this rank's loss."""
+    loss = torch.nn.functional.mse_loss(model(x_BD), y_BV)
+    loss.backward()
+    average_gradients(model)
+    optimizer.step()
+    optimizer.zero_grad()
+    mean = loss.detach().clone()
+    dist.all_reduce(mean)
+    return mean.item() / dist.get_world_size()

@@ -1,0 +1,29 @@
+"""Average the gradients in buckets: a few large all-reduces instead of many small ones."""
+
+import torch
+
+
+def make_buckets(parameters: list[torch.nn.Parameter], bucket_bytes: int) -> list[list[torch.nn.Parameter]]:
+    """Distribute the parameters over buckets, the last parameter first.
+
+    A bucket takes the next parameter as long as its gradients together have `bucket_bytes` bytes or fewer.
+    A gradient that has more bytes by itself gets its own bucket. All gradients of a bucket have the same dtype.
+
+    parameters: in the model's order; each has a gradient (of `p.grad.nbytes` bytes).
+    """
+    raise NotImplementedError("fill in make_buckets")
+
+
+def average_bucket(bucket: list[torch.nn.Parameter]) -> None:
+    """Replace the .grad of each parameter in the bucket by its mean over all ranks, with one all-reduce."""
+    raise NotImplementedError("fill in average_bucket: pack into one flat tensor, reduce that, unpack it")
+
+
+def average_gradients(model: torch.nn.Module, bucket_bytes: int) -> None:
+    """Replace every parameter's .grad, on every rank, by its mean over all ranks."""
+    parameters = [p for p in model.parameters() if p.requires_grad]  # a tied weight comes once
+    for p in parameters:
+        if p.grad is None:  # this rank's batch did not use it; another's may have
+            p.grad = torch.zeros_like(p)
+    for bucket in make_buckets(parameters, bucket_bytes):
+        average_bucket(bucket)

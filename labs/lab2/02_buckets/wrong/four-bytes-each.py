@@ -1,0 +1,37 @@
+"""Average the gradients in buckets: a few large all-reduces in place of many small ones."""
+
+import torch
+import torch.distributed as dist
+
+
+def make_buckets(parameters: list[torch.nn.Parameter], bucket_bytes: int) -> list[list[torch.nn.Parameter]]:
+    """Share out the parameters to buckets, the last parameter first."""
+    buckets: list[list[torch.nn.Parameter]] = []
+    used = 0
+    for p in reversed(parameters):
+        fits = buckets and buckets[-1][0].dtype == p.dtype and used + 4 * p.numel() <= bucket_bytes
+        if not fits:
+            buckets.append([])
+            used = 0
+        buckets[-1].append(p)
+        used += 4 * p.numel()
+    return buckets
+
+
+def average_bucket(bucket: list[torch.nn.Parameter]) -> None:
+    """Replace the .grad of each parameter in the bucket by its mean over all ranks, with one all-reduce."""
+    flat = torch.cat([p.grad.flatten() for p in bucket])  # one dimension, all gradients end to end
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    for p, mean in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
+        p.grad.copy_(mean.view_as(p.grad))
+
+
+def average_gradients(model: torch.nn.Module, bucket_bytes: int) -> None:
+    """Replace every parameter's .grad, on every rank, by its mean over all ranks."""
+    parameters = [p for p in model.parameters() if p.requires_grad]  # a tied weight comes once
+    for p in parameters:
+        if p.grad is None:  # this rank's batch did not use it; another's may have
+            p.grad = torch.zeros_like(p)
+    for bucket in make_buckets(parameters, bucket_bytes):
+        average_bucket(bucket)

@@ -1,0 +1,18 @@
+"""Gradient accumulation in data parallelism."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+
+def accumulate(replica: Any, micro_batches: list[torch.Tensor], loss_of: Callable[..., torch.Tensor]) -> None:
+    """Leave in .grad, on every rank, the gradient of the mean loss over all micro-batches of all ranks."""
+    losses = []
+    last = len(micro_batches) - 1
+    for number, micro_batch in enumerate(micro_batches):
+        with nullcontext() if number == last else replica.no_sync():
+            loss = loss_of(replica, micro_batch) / len(micro_batches)
+            loss.backward(retain_graph=True)
+            losses.append(loss)

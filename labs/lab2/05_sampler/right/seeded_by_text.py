@@ -1,0 +1,31 @@
+"""Which samples a rank takes in an epoch."""
+
+import random
+from collections.abc import Iterator
+
+
+class ShardedSampler:
+    """The sample numbers of one rank, in the order of an epoch; after DistributedSampler."""
+
+    def __init__(self, num_samples: int, world_size: int, rank: int, seed: int = 0, drop_last: bool = False) -> None:
+        self.num_samples, self.world_size, self.rank = num_samples, world_size, rank
+        self.seed, self.drop_last = seed, drop_last
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order: the same for the same epoch (and seed), whenever it is asked for. It begins with 0."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        """How many samples this rank takes in an epoch."""
+        whole, rest = divmod(self.num_samples, self.world_size)
+        return whole if self.drop_last or not rest else whole + 1
+
+    def __iter__(self) -> Iterator[int]:
+        """The sample numbers. It leaves the random state of the process (torch, random, numpy) as it was."""
+        order = list(range(self.num_samples))
+        random.Random(f"{self.seed} {self.epoch}").shuffle(order)
+        total = len(self) * self.world_size
+        while len(order) < total:
+            order += order[: total - len(order)]
+        return iter(order[self.rank : total : self.world_size])

@@ -1,0 +1,29 @@
+"""Which samples a rank takes in an epoch."""
+
+from collections.abc import Iterator
+
+
+class ShardedSampler:
+    """The sample numbers of one rank, in the order of an epoch; modelled on DistributedSampler.
+
+    Every rank creates one with its own `rank` and otherwise the same arguments. The samplers never communicate.
+
+    num_samples:  size of the data set, at least 1; samples are numbered from 0.
+    drop_last:    False: all shares are as long as the longest must be; samples are repeated to fill them.
+                  True: no sample is taken twice; the end of the shuffled list, fewer than world_size, is dropped.
+    """
+
+    def __init__(self, num_samples: int, world_size: int, rank: int, seed: int = 0, drop_last: bool = False) -> None:
+        raise NotImplementedError("fill in ShardedSampler")
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order: always the same for the same epoch (and seed). Without this call the epoch is 0."""
+        raise NotImplementedError("fill in set_epoch")
+
+    def __len__(self) -> int:
+        """Return how many samples this rank takes in an epoch."""
+        raise NotImplementedError("fill in __len__")
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield the sample numbers. Do not change the random state of the process (torch, random, numpy)."""
+        raise NotImplementedError("fill in __iter__")

@@ -1,0 +1,14 @@
+"""Metrics of a run, from the measurements of each rank."""
+
+
+def world_metrics(losses: list[float], tokens: list[int], step_s: list[float]) -> dict[str, float]:
+    """Return the run's metrics, the same on every rank. The arguments describe this rank's batches; lists may be empty.
+
+    losses:  mean loss per token, for each batch of this rank.
+    tokens:  number of tokens in each of these batches. The last batch has fewer.
+    step_s:  seconds that each batch took.
+
+    Returns  "loss": mean over all tokens of all ranks; "perplexity"; "tokens": of all ranks together;
+             "slowest_step_s": the longest step of any rank.
+    """
+    raise NotImplementedError("fill in world_metrics")

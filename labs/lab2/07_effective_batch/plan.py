@@ -1,0 +1,28 @@
+"""How the world size changes a training."""
+
+
+def plan(
+    num_samples: int, world_size: int, batch_per_rank: int, grad_accum: int, base_rate: float, base_batch: int
+) -> dict[str, float]:
+    """Describe one epoch.
+
+    num_samples:     size of the data set; a sampler distributes the samples and pads.
+    batch_per_rank:  samples per rank in one micro-batch.
+    grad_accum:      micro-batches per rank in one step.
+    base_rate:       the learning rate that was good at an effective batch of `base_batch`.
+
+    Returns  "effective_batch": samples in one full step; "samples_per_rank": in an epoch, padding included;
+             "steps": optimizer steps in an epoch, the last of which may have fewer samples;
+             "learning_rate": by the linear rule.
+    """
+    raise NotImplementedError("fill in plan")
+
+
+def keep_batch(effective_batch: int, world_size: int, most_per_rank: int) -> tuple[int, int]:
+    """Return (batch_per_rank, grad_accum) that give `world_size` ranks exactly this effective batch.
+
+    batch_per_rank is at most `most_per_rank`, which fits into memory, and grad_accum is as small as that allows.
+
+    Raises:  ValueError if there is no such pair.
+    """
+    raise NotImplementedError("fill in keep_batch")

@@ -1,0 +1,40 @@
+"""An epoch in which ranks have different numbers of batches, of different sizes."""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+
+def sgd_step(model: torch.nn.Module, rate: float) -> None:
+    """Move the weights against their gradients, and clear the gradients. The same on all ranks, if those are."""
+    with torch.no_grad():
+        for p in model.parameters():
+            p -= rate * p.grad
+            p.grad = None
+
+
+def train_epoch(
+    model: torch.nn.Module, batches: list[torch.Tensor], loss_of: Callable[..., torch.Tensor], rate: float
+) -> int:
+    """Train on this rank's batches, together with the other ranks; return how many steps were taken."""
+    coming = iter(batches)
+    steps = 0
+    while True:
+        batch = next(coming, None)
+        own = 0 if batch is None else len(batch)
+        samples = torch.tensor(own)
+        dist.all_reduce(samples)
+        if samples == 0:
+            total = torch.tensor(len(batches))
+            dist.all_reduce(total)
+            return int(total)
+        if batch is not None:
+            (loss_of(model, batch) * own).backward()
+        for p in model.parameters():
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+            dist.all_reduce(p.grad)
+            p.grad /= samples
+        sgd_step(model, rate)
+        steps += 1

@@ -1,0 +1,51 @@
+"""Loss scaling for float16, in a world of several ranks."""
+
+import torch
+import torch.distributed as dist
+
+
+class LossScaler:
+    """The factor for the loss, and when it changes; after torch.amp.GradScaler."""
+
+    def __init__(self, scale: float = 65536.0, growth_interval: int = 2000) -> None:
+        self.scale = scale
+        self.growth_interval = growth_interval
+        self.good_steps = 0  # in a row, since the scale last changed
+
+    def update(self, overflowed: bool) -> None:
+        """After a step: choose the scale for the next one."""
+        self.good_steps = 0 if overflowed else self.good_steps + 1
+        if overflowed:
+            self.scale /= 2
+        elif self.good_steps == self.growth_interval:
+            self.scale *= 2
+            self.good_steps = 0
+
+
+def average_gradients(model: torch.nn.Module) -> None:
+    """Replace every .grad, on every rank, by its mean over all ranks."""
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+        p.grad /= dist.get_world_size()
+
+
+def sgd_step(model: torch.nn.Module, rate: float) -> None:
+    with torch.no_grad():
+        for p in model.parameters():
+            p -= rate * p.grad
+
+
+def train_step(model: torch.nn.Module, scaler: LossScaler, loss: torch.Tensor, max_norm: float, rate: float) -> bool:
+    """One step on every rank; return whether the weights moved, the same on all."""
+    (loss * scaler.scale).backward()
+    average_gradients(model)
+    for p in model.parameters():
+        p.grad /= scaler.scale
+    overflowed = not all(p.grad.isfinite().all() for p in model.parameters())
+    for p in model.parameters():
+        p.grad = p.grad.nan_to_num(0.0, 0.0, 0.0)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    sgd_step(model, rate)
+    model.zero_grad()
+    scaler.update(overflowed)
+    return not overflowed

@@ -1,0 +1,23 @@
+"""Average gradients over the ranks, and limit their norm."""
+
+import torch
+import torch.distributed as dist
+
+
+def average_gradients(model: torch.nn.Module) -> None:
+    """Replace every .grad, on every rank, by its mean over all ranks."""
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+        p.grad /= dist.get_world_size()
+
+
+def reduce_and_clip(model: torch.nn.Module, max_norm: float) -> float:
+    """Leave in .grad, on every rank, the mean over all ranks, no longer than `max_norm`."""
+    for p in model.parameters():
+        dist.all_reduce(p.grad)
+    gradients = [p.grad for p in model.parameters()]
+    norm = torch.sqrt(sum(g.square().sum() for g in gradients)).item()
+    factor = min(1.0, max_norm / norm) if norm else 1.0
+    for g in gradients:
+        g *= factor / dist.get_world_size()
+    return norm

@@ -1,0 +1,22 @@
+"""The first failure of a run, from the logs of its ranks."""
+
+import re
+
+
+def find_first_failure(logs: list[str]) -> dict[str, int | str]:
+    """Which rank brought the run down."""
+    last_step = [int(re.findall(r"step (\d+) begins", log)[-1]) for log in logs]
+
+    lost = [(int(step), rank) for rank, log in enumerate(logs) for step in re.findall(r"step (\d+) loss nan", log)]
+    if lost:
+        step, rank = min(lost, key=lambda one: one[1])
+        return {"rank": rank, "step": step, "what": "nan"}
+
+    for rank, log in enumerate(logs):
+        is_waiting = log.count("all-reduce begins") > log.count("all-reduce ends")
+        if " FAILED " in log and not is_waiting:
+            return {"rank": rank, "step": last_step[rank], "what": "error"}
+
+    silent = next(rank for rank, log in enumerate(logs) if " FAILED " not in log)
+    hung = any("Timed out" in log for log in logs)
+    return {"rank": silent, "step": last_step[silent], "what": "hung" if hung else "killed"}

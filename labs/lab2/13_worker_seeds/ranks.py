@@ -1,0 +1,1 @@
+"""Nothing runs beside the learner's code but the program of check.py."""

@@ -1,0 +1,26 @@
+"""One training step of data parallelism that computes in bf16."""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+def train_step(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    inputs: Tensor,
+    targets: Tensor,
+    loss_of: Callable[[Tensor, Tensor], Tensor],
+) -> float:
+    """Take one optimizer step on this rank's part of the batch; return the mean loss over all ranks.
+
+    inputs, targets:  float32, (samples, features); every rank has the same number of samples.
+    loss_of:          `loss_of(outputs, targets)` returns the mean loss over these samples.
+
+    The model's matrix products run in bfloat16, under autocast. The weights, the loss, the gradients and their mean
+    over the ranks are float32. Every parameter of the model is trained. With any optimizer, the result is the same as
+    that of a single process with all samples.
+    """
+    raise NotImplementedError("fill in train_step")

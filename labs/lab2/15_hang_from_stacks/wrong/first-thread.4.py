@@ -1,0 +1,23 @@
+"""Which rank hangs, and at which line, from the stacks of all ranks."""
+
+import re
+from collections import Counter
+
+FRAME = re.compile(r'  File ".*trainer\.py", line (\d+) in (\w+)')
+
+
+def training_thread(stacks: str) -> tuple[tuple[str, int], ...]:
+    """The frames of trainer.py in the thread that trains, from the outermost."""
+    thread = stacks.split("\n\n")[1]
+    return tuple((name, int(line)) for line, name in reversed(FRAME.findall(thread)))
+
+
+def find_hang(stacks: list[str]) -> dict[str, int | str] | None:
+    """Compare the ranks' stacks, which were taken while all of them stood still."""
+    ranks = [training_thread(one) for one in stacks]
+    (usual, count), *_ = Counter(ranks).most_common()
+    if count == len(ranks):
+        return None
+    rank = next(rank for rank, frames in enumerate(ranks) if frames != usual)
+    function, line = ranks[rank][-1]
+    return {"rank": rank, "function": function, "line": line}

@@ -1,0 +1,27 @@
+"""Which rank hangs, and at which line, from the stacks of all ranks."""
+
+import re
+from collections import Counter
+
+ANY = re.compile(r'  File ".*", line (\d+) in (\w+)')
+FRAME = re.compile(r'  File ".*trainer\.py", line (\d+) in (\w+)')
+
+
+def training_thread(stacks: str) -> tuple[tuple[str, int], ...]:
+    """The frames of trainer.py in the thread that trains, from the outermost."""
+    for thread in stacks.split("\n\n"):
+        frames = tuple((name, int(line)) for line, name in reversed(FRAME.findall(thread)))
+        if frames and frames[0][0] == "run":
+            return frames
+    raise ValueError("no thread runs Trainer.run")
+
+
+def find_hang(stacks: list[str]) -> dict[str, int | str] | None:
+    """Compare the ranks' stacks, which were taken while all of them stood still."""
+    ranks = [training_thread(one) for one in stacks]
+    (usual, count), *_ = Counter(ranks).most_common()
+    if count == len(ranks):
+        return None
+    rank = next(rank for rank, frames in enumerate(ranks) if frames != usual)
+    function, line = next((n, int(k)) for t in stacks[rank].split("\n\n") if FRAME.search(t) and " in train_step" in t or " in evaluate" in t or " in save" in t for k, n in ANY.findall(t))
+    return {"rank": rank, "function": function, "line": line}

@@ -1,0 +1,80 @@
+"""Data parallelism."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def make_buckets(parameters: list[torch.nn.Parameter], bucket_bytes: int) -> list[list[torch.nn.Parameter]]:
+    """As in 2.2: from the last parameter to the first, of one type each."""
+    buckets: list[list[torch.nn.Parameter]] = []
+    for p in reversed(parameters):
+        used = sum(other.nbytes for other in buckets[-1]) if buckets else 0
+        if not buckets or buckets[-1][0].dtype != p.dtype or used + p.nbytes > bucket_bytes:
+            buckets.append([])
+        buckets[-1].append(p)
+    return buckets
+
+
+class DataParallel(torch.nn.Module):
+    """A module whose copies on all ranks stay equal."""
+
+    def __init__(self, module: torch.nn.Module, bucket_bytes: int) -> None:
+        super().__init__()
+        self.module = module
+        for tensor in chain(module.parameters(), module.buffers()):
+            dist.broadcast(tensor.data, src=0)
+        self.buckets = make_buckets([p for p in module.parameters() if p.requires_grad], bucket_bytes)
+        self.syncs = True
+        self.reset()
+        for number, bucket in enumerate(self.buckets):
+            for p in bucket:
+                p.register_post_accumulate_grad_hook(lambda _, number=number: self.ready(number))
+
+    def reset(self) -> None:
+        self.missing = [len(bucket) for bucket in self.buckets]
+        self.started: list[tuple[torch.Tensor, torch.futures.Future]] = []
+
+    def forward(self, *arguments: Any, **options: Any) -> Any:
+        return self.module(*arguments, **options)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Gradients of backwards inside stay on this rank."""
+        before, self.syncs = self.syncs, False
+        try:
+            yield
+        finally:
+            self.syncs = before
+
+    def ready(self, number: int) -> None:
+        """A gradient of a bucket has come. Buckets start in order, so that all ranks start the same one."""
+        if not self.syncs:
+            return
+        self.missing[number] -= 1
+        while len(self.started) < len(self.buckets) and self.missing[len(self.started)] == 0:
+            self.start()
+
+    def start(self) -> None:
+        """Start the next bucket."""
+        bucket = self.buckets[len(self.started)]
+        flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in bucket])
+        size = dist.get_world_size()
+        work = dist.all_reduce(flat, async_op=True)
+        self.started.append((flat, work.get_future().then(lambda future: future.value()[0] / size)))
+
+    def finish(self) -> None:
+        """Every .grad is the mean over the ranks, and every buffer rank 0's."""
+        while len(self.started) < len(self.buckets):
+            self.start()
+        for bucket, (flat, work) in zip(self.buckets, self.started, strict=True):
+            flat = work.wait()
+            for p, mean in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
+                p.grad = mean.view_as(p)
+        for buffer in self.module.buffers():
+            dist.broadcast(buffer, src=0)
+        self.reset()

@@ -1,0 +1,25 @@
+def world_size(ranks_per_node: list[int]) -> int:
+    """WORLD_SIZE: how many ranks there are on all nodes."""
+    return sum(ranks_per_node)
+
+
+def global_rank(ranks_per_node: list[int], node_rank: int, local_rank: int) -> int:
+    """RANK of the process with this LOCAL_RANK on the node with this NODE_RANK.
+
+    Raises:  ValueError if there is no such node, or no such local rank on it.
+    """
+    if not 0 <= node_rank < len(ranks_per_node):
+        raise ValueError(f"node_rank is {node_rank}: nodes count from 0 to {len(ranks_per_node) - 1}")
+    if not 0 <= local_rank < ranks_per_node[node_rank]:
+        raise ValueError(f"local_rank is {local_rank}: node {node_rank} has {ranks_per_node[node_rank]} ranks")
+    return sum(ranks_per_node[:node_rank]) + local_rank
+
+
+def place(ranks_per_node, rank):
+    if not 0 <= rank < sum(ranks_per_node):
+        raise ValueError("no")
+    node = 0
+    while rank >= ranks_per_node[0]:
+        rank -= ranks_per_node.pop(0)
+        node += 1
+    return node, rank

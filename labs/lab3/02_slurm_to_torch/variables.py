@@ -1,0 +1,29 @@
+"""Translate Slurm's description of a task into the variables that torch.distributed reads."""
+
+import re
+from collections.abc import Mapping
+
+
+def tasks_of_nodes(text: str) -> list[int]:
+    """Return the number of tasks on each node: "2(x2),1" is [2, 2, 1]."""
+    runs = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+    return [int(tasks) for tasks, times in runs for _ in range(int(times or 1))]
+
+
+def port_of_job(job_id: str) -> int:
+    """Return a port that all tasks of a job compute without communicating, and that consecutive jobs do not share."""
+    return 20_000 + int(job_id) % 20_000
+
+
+def first_host(nodelist: str) -> str:
+    """Return the first host of Slurm's node list: "gpu[007-009,12],big1" gives gpu007, "big1,gpu3" gives big1."""
+    raise NotImplementedError("fill in first_host")
+
+
+def torch_variables(slurm: Mapping[str, str]) -> dict[str, str]:
+    """Return RANK, LOCAL_RANK, NODE_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT of a task.
+
+    slurm contains the variables in the README. LOCAL_WORLD_SIZE is the number of tasks on this task's node. The values
+    are text, ready for os.environ.update.
+    """
+    raise NotImplementedError("fill in torch_variables")

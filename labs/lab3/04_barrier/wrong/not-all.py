@@ -1,0 +1,10 @@
+class Barrier:
+    def __init__(self, store, name, rank, world_size):
+        self.store, self.name, self.rank, self.world_size = store, name, rank, world_size
+        self.round = 0
+
+    def wait(self):
+
+        self.round += 1
+        self.store.set(f"{self.name}/{self.round}/{self.rank}", "1")
+        self.store.wait([f"{self.name}/{self.round}/{(self.rank + 1) % self.world_size}"])

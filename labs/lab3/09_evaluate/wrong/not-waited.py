@@ -1,0 +1,17 @@
+import torch
+import torch.distributed as dist
+
+
+def evaluate(token_losses, num_samples, batch_size):
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    mine = list(range(rank, num_samples, world_size))
+
+    loss = count = 0.0
+    for i in range(0, len(mine), batch_size):
+        out = token_losses(mine[i : i + batch_size])
+        loss += out.double().sum().item()
+        count += out.numel()
+
+    p = torch.tensor([loss, count], dtype=torch.float64)
+    dist.all_reduce(p, async_op=True)
+    return float(p[0] / p[1])

@@ -1,0 +1,81 @@
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class Store(Protocol):
+    """torch.distributed.TCPStore, with time in seconds."""
+
+    def set(self, key: str, value: str) -> None: ...
+
+    def get(self, key: str) -> bytes:
+        """The value; the key must be there."""
+
+    def add(self, key: str, amount: int) -> int: ...
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all are there, now."""
+
+    def wait(self, keys: list[str], timeout_s: float | None = None) -> None:
+        """Return when all are there. Raises TimeoutError; with None it waits for ever."""
+
+
+OpenStore = Callable[[str, int, bool, float | None], Store]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the launcher told this process."""
+
+    node_rank: int
+    num_nodes: int
+    local_rank: int
+    num_ranks: int  # on this node; another node may have more or fewer
+    host: str
+    master_addr: str  # the host of node 0
+    master_port: int
+    round: int  # 0 at first, one more after each restart
+    timeout_s: float
+
+
+@dataclass(frozen=True)
+class World:
+    """What all must agree on, and which of them this process is."""
+
+    rank: int  # node 0's ranks first, then node 1's: by node_rank, whoever came first
+    world_size: int
+    hosts: list[str]  # of each rank: hosts[r] is where rank r runs
+
+
+class NodesMissing(Exception):
+    """Not all came within timeout_s."""
+
+    def __init__(self, nodes: list[int]) -> None:
+        super().__init__(f"did not come in time: {', '.join(f'node {node}' for node in nodes)}")
+        self.nodes = nodes
+
+
+import json
+import time
+
+
+def join(task, open_store):
+    listen = task.node_rank == 0 and task.local_rank == 0
+    try:
+        store = open_store(task.master_addr, task.master_port, listen, task.timeout_s)
+    except TimeoutError:
+        raise NodesMissing([0]) from None
+    key = lambda n: f"round/{task.round}/node/{n}"
+    if task.local_rank == 0:
+        store.set(key(task.node_rank), json.dumps([task.num_ranks, task.host]))
+    keys = [key(n) for n in range(task.num_nodes)]
+    try:
+        store.wait(keys, task.timeout_s)
+    except TimeoutError:
+        missing = [n for n in range(task.num_nodes) if not store.check([key(n)])]
+        if missing:
+            raise NodesMissing(missing) from None
+    cards = [json.loads(store.get(k)) for k in keys]
+    hosts = [host for count, host in cards for _ in range(count)]
+    first = sum(count for count, _ in cards[: task.node_rank + 1])
+    return World(first + task.local_rank, len(hosts), hosts)

@@ -1,0 +1,48 @@
+"""Compute how far a job can scale over a given link."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Link:
+    """The link between two neighbours in the ring, with the figures of its data sheet."""
+
+    rate_gbit_per_s: float  # 10^9 bits a second, in each direction at once
+    delay_us: float  # of one message, one way: 10^-6 s
+
+
+@dataclass(frozen=True)
+class Job:
+    """One step of one rank, as measured by a profiler; the same for every rank and every number of ranks."""
+
+    forward_s: float
+    backward_s: float
+    gradient_mib: float  # 2^20 bytes
+
+
+def all_reduce_s(gradient_mib: float, num_ranks: int, link: Link) -> float:
+    """Return the seconds that one ring all-reduce of the whole gradient takes. A world of 1 sends nothing.
+
+    Assumes: the gradient is split into num_ranks equal parts; in each step of the ring every rank sends one part to its
+             neighbour, which takes the delay plus its bytes divided by the rate. Steps follow one another.
+    """
+    raise NotImplementedError("fill in all_reduce_s")
+
+
+def step_s(job: Job, num_ranks: int, link: Link, overlap: bool) -> float:
+    """Return the seconds that a training step takes.
+
+    Assumes: without overlap the all-reduce begins when backward has ended; with overlap, when backward begins (the
+             first bucket is ready soon), and it does not slow backward down. The step ends when both have ended.
+    """
+    raise NotImplementedError("fill in step_s")
+
+
+def efficiency(job: Job, num_ranks: int, link: Link, overlap: bool) -> float:
+    """Return the samples per second of num_ranks ranks, divided by num_ranks times those of one: 1 is the best."""
+    raise NotImplementedError("fill in efficiency")
+
+
+def largest_world(job: Job, link: Link, overlap: bool, at_least: float, most: int) -> int:
+    """Return the largest num_ranks, from 1 to `most`, whose efficiency is `at_least` or more."""
+    raise NotImplementedError("fill in largest_world")

@@ -1,0 +1,41 @@
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Link:
+    """What lies between two neighbours of the ring, as its data sheet says it."""
+
+    rate_gbit_per_s: float  # 10^9 bits a second, in each direction at once
+    delay_us: float  # of one message, one way: 10^-6 s
+
+
+@dataclass(frozen=True)
+class Job:
+    """A step of one rank, as a profiler says it; the same for every rank, however many there are."""
+
+    forward_s: float
+    backward_s: float
+    gradient_mib: float  # 2^20 bytes
+
+
+def all_reduce_s(gradient_mib, num_ranks, link):
+    steps = 2 * (num_ranks - 1)
+    part = gradient_mib * 2**20 / num_ranks
+    return steps * (link.delay_us * 1e-6 + part * 8 / (link.rate_gbit_per_s * 1e9))
+
+
+def step_s(job, num_ranks, link, overlap):
+    comm = all_reduce_s(job.gradient_mib, num_ranks, link)
+    return job.forward_s + (max(job.backward_s, comm) if overlap else job.backward_s + comm)
+
+
+def efficiency(job, num_ranks, link, overlap):
+    return (job.forward_s + job.backward_s) / step_s(job, num_ranks, link, overlap)
+
+
+def largest_world(job, link, overlap, at_least, most):
+    best = 0
+    for n in range(1, most + 1):
+        if efficiency(job, n, link, overlap) > at_least:
+            best = n
+    return best

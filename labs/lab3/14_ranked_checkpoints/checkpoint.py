@@ -1,0 +1,20 @@
+"""Ranked checkpoints that are complete or absent."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+
+def save(folder: Path, step: int, rank: int, world_size: int, shard: bytes, barrier: Callable[[], None]) -> None:
+    """Write this rank's shard of the checkpoint of a step into folder, which exists and is shared by all ranks.
+
+    Every rank calls it. barrier() returns when all ranks have called it equally often. Any rank may be killed at any
+    moment; all others then end at their next barrier. The machine may lose power, and with it data that are not synced.
+    Until the new checkpoint is complete, load finds the one before; when save has returned on all ranks, it finds the
+    new one, even after a power cut. Files left by a killed save must not disturb a later one.
+    """
+    raise NotImplementedError("fill in save")
+
+
+def load(folder: Path, rank: int, world_size: int) -> tuple[int, bytes] | None:
+    """Return (step, this rank's shard) of the latest complete checkpoint, or None; the same step on every rank."""
+    raise NotImplementedError("fill in load")

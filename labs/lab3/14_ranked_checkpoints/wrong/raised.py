@@ -1,0 +1,51 @@
+"""Ranked checkpoints that are whole or not there."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+
+def save(folder: Path, step: int, rank: int, world_size: int, shard: bytes, barrier: Callable[[], None]) -> None:
+    """Write this rank's shard of the checkpoint of a step into folder, which all ranks share and which exists.
+
+    Every rank calls it. barrier() returns when all ranks have called it as often. Any rank may be killed at any moment,
+    and all others then end at their next barrier; the machine may lose its power, and with it what was not synced.
+    Until the new checkpoint is whole, load finds the one before; when save has returned on all ranks, it finds the new
+    one, also after a power cut. What a killed save has left must not disturb a later one.
+    """
+    place = folder / f"step_{step}"
+    if not place.exists():
+        os.mkdir(place)
+    write(place / f"rank_{rank}", shard)
+    sync(folder)
+    barrier()
+    if rank == 0:
+        write(place / "manifest.json", json.dumps({"step": step, "world_size": world_size}).encode())
+    barrier()
+
+
+def load(folder: Path, rank: int, world_size: int) -> tuple[int, bytes] | None:
+    """(step, this rank's shard) of the latest whole checkpoint; None if there is none. The same step on every rank."""
+    steps = [int(path.parent.name.removeprefix("step_")) for path in folder.glob("step_*/manifest.json")]
+    if not steps:
+        return None
+    return max(steps), (folder / f"step_{max(steps)}" / f"rank_{rank}").read_bytes()
+
+
+def write(path: Path, data: bytes) -> None:
+    """All of it, or nothing under that name."""
+    draft = path.with_name(f"{path.name}.draft")
+    with open(draft, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(draft, path)
+    sync(path.parent)
+
+
+def sync(folder: Path) -> None:
+    """The names in it are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)

@@ -1,0 +1,1 @@
+"""Clusters: explained job files, Slurm and Kubernetes on this machine, and runs submitted to real clusters."""

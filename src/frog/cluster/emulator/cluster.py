@@ -1,0 +1,182 @@
+"""Start and end the emulator of Slurm: a daemon, and a folder of commands to put before the others in PATH."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from frog.cluster.emulator.command import NAMES
+from frog.cluster.emulator.processes import MARK, find_marked, kill_marked, signal_one
+from frog.cluster.emulator.refusal import SlurmRefusal
+from frog.cluster.emulator.wire import read_client
+from frog.cluster.slurm.cluster_file import CLUSTER_FILE, ClusterKind, EmulatorFile, read_cluster_file
+from frog.cluster.slurm.configuration import Shape
+from frog.cluster.slurm.lock import LOCK_FILE, locked
+from frog.core.env import child_env, variable
+from frog.core.errors import LaunchError, UsageError
+from frog.core.processes import is_alive
+
+KILL_WAIT_S, LOOK_S = 30.0, 30.0
+"""From SIGTERM to SIGKILL, and from one look at the time limits to the next: as in what `frog slurm up` starts."""
+_DOWN_S = KILL_WAIT_S + 30.0
+_LOG = "daemon.log"
+
+
+def up(
+    folder: Path,
+    nodes: int,
+    gpus_per_node: int,
+    cpus_per_node: int,
+    *,
+    kill_wait_s: float = KILL_WAIT_S,
+    look_s: float = LOOK_S,
+) -> None:
+    """Start the daemon and write the commands. It looks at time limits every `look_s`.
+
+    Raises:  UsageError if a cluster is up there or the folder holds something else; LaunchError if it does not come up.
+    """
+    shape = Shape(nodes, gpus_per_node, cpus_per_node).as_dict()
+    folder = folder.resolve()
+    with locked(folder, mode=0o700):
+        _make_room(folder)
+        cluster = f"frog{secrets.token_hex(4)}"
+        try:
+            _start(folder, {**shape, "kill_wait_s": kill_wait_s, "look_s": look_s, "cluster": cluster})
+        except BaseException:
+            kill_marked(f"{cluster}/")
+            _remove_files(folder)
+            raise
+
+
+def _start(folder: Path, shape: dict[str, Any]) -> None:
+    (folder / "bin").mkdir(exist_ok=True)
+    for name in NAMES:
+        _write_shim(folder, name)
+    with open(folder / _LOG, "ab") as log:
+        started = subprocess.run(
+            [sys.executable, "-P", "-m", "frog.cluster.emulator.daemon", str(folder), json.dumps(shape)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=child_env(**{MARK: f"{shape['cluster']}/daemon/"}),
+            cwd="/",
+        )
+    if started.returncode != 0:
+        said = (folder / _LOG).read_text(errors="replace")[-2000:]
+        raise LaunchError(f"the emulator of Slurm did not start in {folder}\n{said}".rstrip())
+    (folder / CLUSTER_FILE).chmod(0o600)
+
+
+def _make_room(folder: Path) -> None:
+    found = _read(folder)
+    if found is not None and _look(folder) is not None:
+        raise UsageError(f"{folder}/: an emulator of Slurm is already running", "frog slurm down")
+    if found is not None:
+        _clear(folder, found)
+    own = {LOCK_FILE, _LOG, "bin", *(f"bin/{name}" for name in NAMES)}  # of an up that was killed
+    if any(str(entry.relative_to(folder)) not in own for entry in folder.rglob("*")):
+        raise UsageError(f"{folder}/ has other files", "another --folder")
+
+
+def _write_shim(folder: Path, name: str) -> None:
+    words = [sys.executable, "-P", "-m", "frog.cluster.emulator.command", str(folder), name]
+    shim = folder / "bin" / name
+    shim.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+    shim.chmod(0o755)
+
+
+def down(folder: Path) -> None:
+    """End all jobs and the daemon, remove what they made. Raises UsageError if there is no emulator."""
+    folder = folder.resolve()
+    found = _read(folder)
+    if found is None:
+        raise UsageError(f"{folder}: no emulator of Slurm found", "frog slurm up --emulator")
+    with locked(folder):
+        _clear(folder, found)
+
+
+def _clear(folder: Path, own: EmulatorFile) -> None:
+    """Ask the daemon to end; kill what is left of it and of its jobs, if it was killed before or does not answer."""
+    pid = own.pid
+    if _look(folder) is not None and pid in find_marked(f"{own.cluster}/daemon/"):
+        signal_one(pid, signal.SIGTERM)
+        deadline = time.monotonic() + _DOWN_S
+        while is_alive(pid) and time.monotonic() < deadline:
+            time.sleep(0.02)
+    left = kill_marked(f"{own.cluster}/")
+    _remove_files(folder)
+    if left:
+        raise LaunchError(f"processes of the emulator's jobs cannot be killed: {', '.join(map(str, left))}")
+
+
+def _remove_files(folder: Path) -> None:
+    """What `up`, the daemon and its jobs made, and nothing that somebody else has put there."""
+    for name in (*(f"bin/{name}" for name in NAMES), CLUSTER_FILE, _LOG):
+        (folder / name).unlink(missing_ok=True)
+    for job in (folder / "spool").glob("job*"):
+        shutil.rmtree(job, ignore_errors=True)
+    for name in ("bin", "spool"):
+        with contextlib.suppress(OSError):
+            (folder / name).rmdir()
+
+
+def _look(folder: Path) -> dict[str, Any] | None:
+    """What its daemon knows; None if it does not answer: a pid alone may be somebody else's by now."""
+    try:
+        return read_client(folder).ask("look")
+    except (SlurmRefusal, ValueError, OSError):
+        return None
+
+
+def _read(folder: Path) -> EmulatorFile | None:
+    """The emulator of a folder, None if nothing is there. Raises UsageError if another cluster is."""
+    try:
+        if read_cluster_file(folder, ClusterKind).kind != "emulator":
+            raise UsageError(f"{folder}/: it has another cluster", "frog slurm down")
+        return read_cluster_file(folder, EmulatorFile)
+    except FileNotFoundError:
+        return None
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """What a shell needs to find the emulator's commands before any others."""
+    bin_folder = str(folder.resolve() / "bin")
+    path = [part for part in (variable("PATH") or os.defpath).split(os.pathsep) if part != bin_folder]
+    # The CPUs that a node claims are not there: as many threads would only stand in each other's way.
+    return {"PATH": os.pathsep.join([bin_folder, *path]), "OMP_NUM_THREADS": "1"}
+
+
+def status_text(folder: Path) -> str:
+    """Daemon, nodes and jobs as tables. Raises UsageError if there is no emulator."""
+    from frog.cluster.slurm.status import format_table
+
+    own = _read(folder)
+    if own is None:
+        raise UsageError(f"{folder}: no emulator of Slurm found", "frog slurm up --emulator")
+    place = f"127.0.0.1:{own.port}"
+    found = _look(folder)
+    if found is None:
+        dead = format_table([["DAEMON", "PID", "LISTENS AT", "STATE"], ["emulator", "-", place, "dead"]])
+        return f"{dead}\n\nthe emulator does not answer: `frog slurm down` clears the remains"
+    daemon = [["DAEMON", "PID", "LISTENS AT", "STATE"], ["emulator", str(own.pid), place, "runs"]]
+    nodes = [["NODE", "STATE", "GPUS USED", "CPUS USED"]]
+    for node in found["nodes"]:
+        used = [f"{node[kind + '_used']} of {node[kind]}" for kind in ("gpus", "cpus")]
+        nodes.append([node["name"], node["state"], *used])
+    jobs = [["JOB", "NAME", "STATE", "NODES", "WHERE OR WHY"]]
+    for job in found["jobs"]:
+        if job["state"] in ("PENDING", "RUNNING", "COMPLETING"):
+            where = f"({job['reason']})" if job["state"] == "PENDING" else job["hosts"]
+            jobs.append([job["label"], job["name"], job["state"], str(job["num_nodes"]), where])
+    tables = [format_table(daemon), format_table(nodes), format_table(jobs) if len(jobs) > 1 else "no jobs"]
+    return "\n\n".join(tables)

@@ -1,0 +1,300 @@
+"""The daemon: listens on the loopback interface, answers the commands. `cluster.up` starts it."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import os
+import queue
+import secrets
+import signal
+import socket
+import socketserver
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from frog.cluster.emulator import view
+from frog.cluster.emulator.controller import SlurmController
+from frog.cluster.emulator.job import CANCELLED, PENDING, RUNNING, EmulatedJob, JobRequest, Node
+from frog.cluster.emulator.layout import StepRequest, check_step_gpus
+from frog.cluster.emulator.notation import parse_moment, parse_time_limit
+from frog.cluster.emulator.refusal import SlurmRefusal, unknown
+from frog.cluster.slurm.cluster_file import CLUSTER_FILE, EmulatorFile
+from frog.core.processes import is_alive
+from frog.core.schema import decode, write_typed
+
+_UP_S = 30.0
+_ASKER_S = 2.0
+"""How long at most a command in a job may take to end after its answer."""
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+    request_queue_size = 128
+
+    def __init__(self, controller: SlurmController, token: str) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.controller = controller
+        self.token = token
+
+
+class _Handler(socketserver.StreamRequestHandler):
+    """One connection: a request, its answers; for a step also what srun says while it runs."""
+
+    server: _Server
+
+    def handle(self) -> None:
+        try:
+            line = self.rfile.readline()
+            request = decode(line or b"{}", dict[str, Any], "the request", error=SlurmRefusal)
+            if not hmac.compare_digest(str(request.get("token", "")).encode(), self.server.token.encode()):
+                return
+            name = str(request.get("act"))
+            act: Callable[[dict[str, Any]], dict[str, Any] | None] | None = getattr(self, f"_do_{name}", None)
+            if act is None:
+                raise SlurmRefusal(f"the emulator's daemon does not know {name}")
+            answer = act(request)
+            if answer is not None:
+                self._send(**answer)
+        except SlurmRefusal as error:
+            self._send(error=error.what, code=error.exit_code)
+        except (ConnectionError, BrokenPipeError):
+            return
+
+    def _send(self, **fields: Any) -> None:
+        try:
+            self.wfile.write((json.dumps(fields) + "\n").encode())
+        except OSError:  # whoever asked is gone
+            return
+
+    @property
+    def _controller(self) -> SlurmController:
+        return self.server.controller
+
+    # ---- what the commands ask for
+
+    def _do_submit(self, request: dict[str, Any]) -> dict[str, Any]:
+        job = self._controller.submit(JobRequest.from_wire(request["request"]), request["partition"])
+        return {"job": job.number}
+
+    def _do_wait(self, request: dict[str, Any]) -> dict[str, Any]:
+        jobs = self._controller.find(request["job"])
+        self._controller.wait_for(lambda: all(job.has_ended for job in jobs))
+        return {"code": max(job.wait_code for job in jobs)}
+
+    def _do_look(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Everything that squeue, sinfo, scontrol show want to print."""
+        with self._controller.changed:
+            return view.snapshot(self._controller)
+
+    def _do_cancel(self, request: dict[str, Any]) -> None:
+        jobs = self._find(request["job"])
+        self._after_the_asker(jobs, request, self._controller.cancel, CANCELLED)
+
+    def _do_signal(self, request: dict[str, Any]) -> None:
+        def send(job: EmulatedJob) -> None:
+            self._controller.signal_job(job, request["number"], to_batch=request["batch"], full=request["full"])
+
+        jobs = self._find(request["job"])
+        for job in jobs:
+            self._controller.check_signal(job)
+        self._after_the_asker(jobs, request, send)
+
+    def _do_requeue(self, request: dict[str, Any]) -> None:
+        jobs = self._find(request["job"])
+        for job in jobs:
+            self._controller.check_requeue(job)
+        self._after_the_asker(jobs, request, self._controller.requeue, PENDING)
+
+    def _after_the_asker(
+        self,
+        jobs: Sequence[EmulatedJob],
+        request: dict[str, Any],
+        act: Callable[[EmulatedJob], None],
+        requested_end: str | None = None,
+    ) -> None:
+        """Do something to jobs. A command that one of them runs is answered first, and not hit by its own signal.
+
+        By then the job may have ended, or run again: `requested_end` is the state that it is to have all the same.
+        """
+        within = any(str(request.get("mark", "")).startswith(self._controller.mark(job)) for job in jobs)
+        with self._controller.changed:
+            before = [(job.restarts, job.state) for job in jobs]
+            if within and requested_end is not None:
+                for job in jobs:
+                    self._controller.request_end(job, requested_end)
+        if within:
+            self._send()
+            deadline = time.monotonic() + _ASKER_S
+            while is_alive(int(request["asker"])) and time.monotonic() < deadline:
+                time.sleep(0.01)
+        for job, (restarts, state) in zip(jobs, before, strict=True):
+            with self._controller.changed, contextlib.suppress(SlurmRefusal):  # it may have ended meanwhile
+                if not within or (job.restarts == restarts and job.state in (state, RUNNING)):
+                    act(job)
+        if not within:
+            self._send()
+
+    def _do_hold(self, request: dict[str, Any]) -> dict[str, Any]:
+        with self._controller.changed:
+            for job in self._find(request["job"]):
+                if job.state != PENDING:
+                    raise SlurmRefusal(f"Job is no longer pending execution for job {job.label}")
+                job.held = request["held"]
+            self._controller.changed.notify_all()
+        return {}
+
+    def _do_update(self, request: dict[str, Any]) -> dict[str, Any]:
+        """scontrol update: bring the end of a job's time nearer, or put it off."""
+        controller = self._controller
+        with controller.changed:
+            for job in self._find(request["job"]):
+                if job.state not in (PENDING, RUNNING):
+                    raise SlurmRefusal(f"Job has already finished for job {job.label}")
+                if request["name"] == "timelimit":
+                    controller.set_limit(job, parse_time_limit(request["value"]))
+                elif job.state == RUNNING:
+                    controller.move_end(job, _moment(request["value"]))
+                else:
+                    raise unknown(f"EndTime of job {job.label}, which does not run yet")
+        return {}
+
+    def _find(self, text: str) -> list[EmulatedJob]:
+        return self._controller.find(text)
+
+    # ---- srun
+
+    def _do_allocate(self, request: dict[str, Any]) -> None:
+        """An srun outside of a job: give it one for as long as its connection lasts."""
+        controller = self._controller
+        job = controller.submit(JobRequest.from_wire(request["request"]), request["partition"])
+        controller.wait_for(lambda: job.state != PENDING or job.reason not in ("None",))
+        if job.state == PENDING:
+            self._send(queued=job.number)
+            controller.wait_for(lambda: job.state != PENDING or self._is_gone())
+        if job.state != RUNNING:
+            controller.cancel(job)
+            self._send(error=f"Job allocation {job.number} has been revoked", code=1)
+            return
+        self._send(job=job.number, variables=view.allocation_variables(controller, job))
+        said = self._hear()
+        controller.close(job, int(said.get("code", 1)))
+
+    def _is_gone(self) -> bool:
+        """Whether the other side has hung up, without waiting."""
+        self.connection.setblocking(False)
+        try:
+            return not self.connection.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        finally:
+            self.connection.setblocking(True)
+
+    def _do_step(self, request: dict[str, Any]) -> None:
+        """A step lasts as long as its srun's connection."""
+        controller = self._controller
+        job = controller.find_one(request["job"])
+        wanted = StepRequest(**{**request["step"], "node_names": tuple(request["step"]["node_names"])})
+        check_step_gpus(wanted, job)
+        try:
+            step, parts = controller.begin_step(
+                job, wanted, request["asker"], lambda text: self._send(notice=text), lambda: self._send(busy=True)
+            )
+        except SlurmRefusal as error:
+            raise SlurmRefusal(error.what.replace("{job}", str(job.number))) from None
+        try:
+            answer = view.step_answer(
+                controller, job, step, parts, wanted.gpus_per_task, label=request["label"], cpus=request["cpus"]
+            )
+            self._send(**answer)
+            while said := self._hear():
+                step.groups += said.get("groups", [])
+                if said.get("ended"):
+                    break
+        finally:
+            controller.end_step(job, step)
+        self._send(closed=True)
+
+    def _hear(self) -> dict[str, Any]:
+        """The next line of srun; empty if it has hung up."""
+        try:
+            line = self.rfile.readline()
+        except OSError:
+            line = b""
+        return decode(line, dict[str, Any], "what srun says", error=SlurmRefusal) if line else {}
+
+
+def _moment(text: str) -> float:
+    try:
+        return parse_moment(text)
+    except ValueError:
+        raise SlurmRefusal(f"Invalid time specification: {text}") from None
+
+
+def main() -> int:
+    """Leave a daemon behind and end when it serves; exit code 1 if it does not come to that."""
+    folder, shape = Path(sys.argv[1]), json.loads(sys.argv[2])
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        os._exit(_serve(folder, shape))
+    deadline = time.monotonic() + _UP_S
+    while not (folder / CLUSTER_FILE).exists():
+        ended, _ = os.waitpid(child, os.WNOHANG)
+        if ended or time.monotonic() > deadline:
+            if not ended:
+                os.kill(child, signal.SIGKILL)
+            return 1
+        time.sleep(0.02)
+    return 0
+
+
+def _serve(folder: Path, shape: dict[str, Any]) -> int:
+    """Answer until SIGTERM or SIGINT. The cluster's file says where, as soon as that is so."""
+    try:
+        _run(folder, shape)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        return 1
+    return 0
+
+
+def _run(folder: Path, shape: dict[str, Any]) -> None:
+    cluster, token = shape["cluster"], secrets.token_hex(16)
+    nodes = [
+        Node(f"node{number}", shape["cpus_per_node"], shape["gpus_per_node"]) for number in range(1, shape["nodes"] + 1)
+    ]
+    # Ports of runs come from the numbers of their jobs: two clusters of one machine had better not count alike.
+    # Five digits are not mistaken for a year, or for how many of something there are.
+    first_job = 10_000 + secrets.randbelow(9000)
+    controller = SlurmController(folder, cluster, nodes, first_job, shape["kill_wait_s"])
+    controller.look_s = shape["look_s"]
+    stop: queue.SimpleQueue[int] = queue.SimpleQueue()  # unlike an Event's, its lock may be held when a signal comes
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: stop.put(number))
+    with _Server(controller, token) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), name="server", daemon=True).start()
+        threading.Thread(target=controller.run, name="scheduler", daemon=True).start()
+        port = int(server.server_address[1])
+        own = EmulatorFile(kind="emulator", port=port, token=token, pid=os.getpid(), cluster=cluster)
+        write_typed(folder / CLUSTER_FILE, own)
+        while folder.is_dir():  # else somebody has removed the cluster: end what it runs
+            with contextlib.suppress(queue.Empty):
+                stop.get(timeout=1.0)
+                break
+        controller.stop()
+        server.shutdown()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

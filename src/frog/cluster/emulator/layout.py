@@ -1,0 +1,245 @@
+"""Where tasks go: a job's tasks on nodes with free CPUs and GPUs, a step's tasks on the nodes of its job."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from frog.cluster.emulator.job import EmulatedJob, JobRequest, Node, NodeAllocation
+from frog.cluster.emulator.refusal import SlurmRefusal, unknown
+
+MEMORY_MB = 512_000
+"""That each pretended node claims to have."""
+
+_UNAVAILABLE = "Batch job submission failed: Requested node configuration is not available"
+
+
+@dataclass(frozen=True)
+class FreeResources:
+    """What of a node is allocated to no job."""
+
+    node: Node
+    cpus: int
+    gpus: tuple[int, ...]
+
+    @property
+    def is_idle(self) -> bool:
+        return self.cpus == self.node.cpus and len(self.gpus) == self.node.gpus
+
+
+def free_resources(nodes: Sequence[Node], jobs: Sequence[EmulatedJob]) -> list[FreeResources]:
+    """What is left of the nodes: all that no active job has been allocated."""
+    allocations = [allocation for job in jobs if job.is_active for allocation in job.allocations]
+    found = []
+    for node in nodes:
+        here = [allocation for allocation in allocations if allocation.node == node.name]
+        taken = {number for allocation in here for number in allocation.gpus}
+        gpus = tuple(number for number in range(node.gpus) if number not in taken)
+        found.append(FreeResources(node, node.cpus - sum(allocation.cpus for allocation in here), gpus))
+    return found
+
+
+def check_fits(request: JobRequest, nodes: Sequence[Node]) -> str | None:
+    """Raise SlurmRefusal for what no such cluster could ever run; return a reason to wait for ever, if there is one."""
+    unknown_names = [name for name in request.node_names if name not in {node.name for node in nodes}]
+    if unknown_names:
+        raise SlurmRefusal("Batch job submission failed: Invalid node name specified")
+    if request.mem_mb is not None and request.mem_mb > MEMORY_MB:
+        raise SlurmRefusal(f"Memory specification can not be satisfied\n{_UNAVAILABLE}")
+    node = nodes[0]
+    if request.cpus_of_task * (request.ntasks_per_node or 1) > node.cpus:
+        raise SlurmRefusal(f"CPU count per node can not be satisfied\n{_UNAVAILABLE}")
+    if (request.nodes or 1) > len(nodes):
+        return "PartitionNodeLimit"
+    if place_job(request, free_resources(nodes, [])) is not None:
+        return None
+    asks_nodes = request.nodes is not None or request.ntasks_per_node is not None
+    if not asks_nodes and not request.gpus_per_task and request.gpus_per_node <= node.gpus:
+        return "PartitionConfig"
+    raise SlurmRefusal(_UNAVAILABLE)
+
+
+def place_job(request: JobRequest, free: Sequence[FreeResources]) -> list[NodeAllocation] | None:
+    """The parts of nodes that a job gets, or None if it has to wait."""
+    able = {part.node.name: most for part in free if (most := _most_tasks(request, part)) > 0}
+    named = [part for part in free if part.node.name in request.node_names]
+    if any(part.node.name not in able for part in named):
+        return None
+    others = [part for part in free if part.node.name in able and part not in named]
+    for count in _node_counts(request, len(named), len(free)):
+        chosen = _choose(count, request.ntasks or count, named, others, able)
+        if chosen:
+            tasks = _fill(chosen, able, request)
+            return [_allocate(request, part, number) for part, number in zip(chosen, tasks, strict=True)]
+    return None
+
+
+def _most_tasks(request: JobRequest, part: FreeResources) -> int:
+    if len(part.gpus) < request.gpus_per_node or (request.exclusive and not part.is_idle):
+        return 0
+    most = part.cpus // request.cpus_of_task
+    if request.gpus_per_task:
+        most = min(most, len(part.gpus) // request.gpus_per_task)
+    if request.ntasks_per_node is None:
+        return most
+    return request.ntasks_per_node if most >= request.ntasks_per_node else 0
+
+
+def _node_counts(request: JobRequest, num_named: int, num_nodes: int) -> Sequence[int]:
+    """The numbers of nodes to try. Where none was asked for, as few as hold the tasks."""
+    if request.nodes is not None:
+        return [max(request.nodes, num_named)]
+    if request.ntasks is not None and request.ntasks_per_node is not None:
+        return [max(-(-request.ntasks // request.ntasks_per_node), num_named)]
+    return range(max(1, num_named), num_nodes + 1) if request.ntasks is not None else [max(1, num_named)]
+
+
+def _choose(
+    count: int, ntasks: int, named: Sequence[FreeResources], others: Sequence[FreeResources], able: Mapping[str, int]
+) -> list[FreeResources] | None:
+    """The first `count` nodes that hold `ntasks` together."""
+    if len(named) + len(others) < count:
+        return None
+    first = [*named, *others][:count]
+    largest = [*named, *sorted(others, key=lambda part: -able[part.node.name])][:count]
+    for chosen in (first, largest):
+        if sum(able[part.node.name] for part in chosen) >= ntasks:
+            return chosen
+    return None
+
+
+def _fill(chosen: Sequence[FreeResources], able: Mapping[str, int], request: JobRequest) -> list[int]:
+    """Tasks of each node: as many as fit on the first, but at least one on each."""
+    if request.ntasks is None:
+        return [request.ntasks_per_node or 1] * len(chosen)
+    counts, left = [], request.ntasks
+    for place, part in enumerate(chosen):
+        others = len(chosen) - place - 1
+        counts.append(min(able[part.node.name], left - others))
+        left -= counts[-1]
+    return counts
+
+
+def _allocate(request: JobRequest, part: FreeResources, tasks: int) -> NodeAllocation:
+    if not request.exclusive:
+        gpus = list(part.gpus[: request.gpus_per_node + tasks * (request.gpus_per_task or 0)])
+        return NodeAllocation(part.node.name, tasks * request.cpus_of_task, gpus, tasks)
+    if request.ntasks is None and request.ntasks_per_node is None:
+        tasks = part.node.cpus // request.cpus_of_task
+    return NodeAllocation(part.node.name, part.node.cpus, list(part.gpus), tasks)
+
+
+@dataclass(frozen=True)
+class StepRequest:
+    """What srun asks of its job."""
+
+    ntasks: int
+    num_nodes: int
+    node_names: tuple[str, ...]
+    cpus_per_task: int
+    overlap: bool
+    exact: bool
+    per_node: int | None = None
+    """What --ntasks-per-node says; without a meaning where it contradicts the other numbers."""
+    gpus_per_task: int | None = None
+    all_gpus: bool = False
+    """Whether the step has all GPUs of its nodes, because its job asked for them with --gpus-per-node."""
+
+    @property
+    def reserves_gpus(self) -> bool:
+        """Whether its GPUs are kept from other steps."""
+        return bool(self.gpus_per_task) and not self.all_gpus and not self.overlap
+
+
+@dataclass(frozen=True)
+class StepAllocation:
+    """What a step has of a node."""
+
+    node: str
+    tasks: int
+    cpus: int
+    """Reserved against other steps: all that the job has there, unless --exact."""
+    gpus: list[int] = field(default_factory=list)
+    """All that the job has there, unless --gpus-per-task."""
+
+
+def place_step(
+    request: StepRequest,
+    allocations: Sequence[NodeAllocation],
+    busy_cpus: Mapping[str, int],
+    busy_gpus: Collection[tuple[str, int]] = (),
+) -> list[StepAllocation] | None:
+    """Where the tasks of a step go; None if its nodes are busy with other steps.
+
+    Raises:  SlurmRefusal if it could not even with all of the job to itself.
+    """
+    if request.num_nodes > len(allocations):
+        raise SlurmRefusal(f"Only allocated {len(allocations)} nodes asked for {request.num_nodes}")
+    if not set(request.node_names) <= {allocation.node for allocation in allocations}:
+        raise SlurmRefusal("Unable to create step for job {job}: Requested node configuration is not available")
+    whole = {allocation.node: allocation.cpus for allocation in allocations}
+    parts = _step_on(request, allocations, whole)
+    if parts is None:
+        raise SlurmRefusal("Unable to create step for job {job}: More processors requested than permitted")
+    honoured = request.per_node is not None and request.ntasks == request.per_node * request.num_nodes
+    if honoured and any(part.tasks != request.per_node for part in parts):
+        raise unknown(f"--ntasks-per-node={request.per_node} where a node of the job has fewer CPUs")
+    if request.overlap:
+        return parts
+    left = {allocation.node: allocation.cpus - busy_cpus.get(allocation.node, 0) for allocation in allocations}
+    if not request.exact:  # a node is busy as soon as another step has a part of it
+        left = {name: cpus if cpus == whole[name] else 0 for name, cpus in left.items()}
+    free = allocations
+    if request.reserves_gpus:
+        free = [replace(one, gpus=[gpu for gpu in one.gpus if (one.node, gpu) not in busy_gpus]) for one in allocations]
+    return _step_on(request, free, left)
+
+
+def _step_on(
+    request: StepRequest, allocations: Sequence[NodeAllocation], cpus: Mapping[str, int]
+) -> list[StepAllocation] | None:
+    """The tasks dealt out in turn to the nodes that have CPUs for them."""
+    per_task = request.gpus_per_task or 0
+    most_on = {each.node: cpus[each.node] // request.cpus_per_task for each in allocations}
+    if per_task:
+        most_on = {each.node: min(most_on[each.node], len(each.gpus) // per_task) for each in allocations}
+    able = [each for each in allocations if most_on[each.node] > 0]
+    in_order = sorted(able, key=lambda each: each.node not in request.node_names)
+    chosen_names = {each.node for each in in_order[: request.num_nodes]}
+    chosen = [each for each in allocations if each.node in chosen_names]
+    if len(chosen) < request.num_nodes or not set(request.node_names[: request.num_nodes]) <= chosen_names:
+        return None
+    most = [most_on[each.node] for each in chosen]
+    counts = [0] * len(chosen)
+    while sum(counts) < request.ntasks:
+        before = sum(counts)
+        for place in range(len(chosen)):
+            if counts[place] < most[place] and sum(counts) < request.ntasks:
+                counts[place] += 1
+        if sum(counts) == before:
+            return None
+    return [
+        StepAllocation(
+            each.node,
+            tasks,
+            tasks * request.cpus_per_task if request.exact else cpus[each.node],
+            each.gpus[: tasks * per_task] if per_task and not request.all_gpus else each.gpus,
+        )
+        for each, tasks in zip(chosen, counts, strict=True)
+    ]
+
+
+def check_step_gpus(request: StepRequest, job: EmulatedJob) -> None:
+    """Refuse a step that asks for other GPUs than its job has. Raises SlurmRefusal."""
+    per_task, of_job = request.gpus_per_task, job.request.gpus_per_task
+    if not per_task:
+        return
+    said = None
+    if not any(allocation.gpus for allocation in job.allocations):
+        said = "Step requested GRES but job doesn't have GRES"
+    elif of_job is not None and per_task > of_job:
+        said = f"Step requested gres_per_task=gpu:{per_task} is more than the job's gres_per_task=gpu:{of_job}"
+    if said:
+        raise SlurmRefusal(
+            f"{said}\nUnable to create step for job {job.number}: Invalid generic resource (gres) specification"
+        )

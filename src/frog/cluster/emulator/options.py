@@ -1,0 +1,190 @@
+"""Options of sbatch and srun, as words and as #SBATCH lines: those that the emulator knows, with their values.
+
+An option that Slurm does not have gets Slurm's own words; one that only the emulator lacks is named.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from frog.cluster.emulator.notation import expand_hosts, fill_pattern, parse_whole, pattern_values
+from frog.cluster.emulator.refusal import SlurmRefusal, unknown
+from frog.cluster.jobfile.directives import GivenOption, read_directives, read_options
+from frog.cluster.jobfile.options import Option
+
+_BOTH = (
+    "account", "chdir", "comment", "cpus-per-task", "error", "exclusive", "export", "gpus-per-node", "gpus-per-task",
+    "gres", "help", "input", "job-name", "mem", "nodelist", "nodes", "ntasks", "ntasks-per-node", "open-mode", "output",
+    "partition", "qos", "quiet", "time", "version",
+)  # fmt: skip
+KNOWN = {
+    "sbatch": frozenset(
+        (*_BOTH, "array", "dependency", "hold", "kill-on-invalid-dep", "no-requeue", "parsable", "requeue", "signal",
+         "wait", "wrap")
+    ),
+    "srun": frozenset((*_BOTH, "exact", "kill-on-bad-exit", "label", "overlap", "unbuffered")),
+}  # fmt: skip
+
+
+def read_words(
+    program: str, words: Sequence[str], table: Mapping[str, Option]
+) -> tuple[dict[str, str | None], list[str]]:
+    """The options that a command line begins with, the last of each name, and the words after them."""
+    asked, used = read_options([(word, 0) for word in words], table)
+    return _values(program, asked), list(words[used:])
+
+
+def read_script(script: str) -> dict[str, str | None]:
+    """The options of the #SBATCH lines of a job file."""
+    found: dict[str, str | None] = {}
+    for directive in read_directives(script.splitlines()):
+        if not directive.read:
+            continue
+        if directive.problem:
+            raise SlurmRefusal(f"Invalid directive found in batch script: line {directive.line}: {directive.problem}")
+        found |= _values("sbatch", directive.asked)
+    return found
+
+
+def _values(program: str, asked: Sequence[GivenOption]) -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for item in asked:
+        _check(program, item)
+        found[item.name] = item.value
+        for one, other in (("requeue", "no-requeue"), ("no-requeue", "requeue")):
+            if item.name == one:
+                found.pop(other, None)
+    return found
+
+
+def _check(program: str, item: GivenOption) -> None:
+    help_line = f'Try "{program} --help" for more information'
+    if item.option is None:
+        says = f"unrecognized option '{item.written}{'=' + item.value if item.value else ''}'"
+        if not item.written.startswith("--"):
+            says = f"invalid option -- '{item.written[1:]}'"
+        raise SlurmRefusal(f"{program}: {says}\n{help_line}", exit_code=255, plain=True)
+    if item.problem is not None:
+        says = f"option '{item.written}' {item.problem}"
+        says = says.replace("takes no value", "doesn't allow an argument").replace(
+            "has no value", "requires an argument"
+        )
+        raise SlurmRefusal(f"{program}: {says}\n{help_line}", exit_code=255, plain=True)
+    if item.name not in KNOWN[program]:
+        raise unknown(f"{item.written} of {program}")
+
+
+def count(options: Mapping[str, str | None], name: str, least: int = 1) -> int | None:
+    """A whole number, or None if the option is not there."""
+    text = options.get(name)
+    if name not in options:
+        return None
+    number = parse_whole(text or "")
+    if number is None or number < least:
+        if name == "nodes":
+            if re.fullmatch(r"\d+-\d+", text or ""):
+                raise unknown(f"--nodes={text}: a range of nodes")
+            raise SlurmRefusal(f'"{text}" is not a valid node count', exit_code=255)
+        raise SlurmRefusal(f'Invalid numeric value "{text}" for --{name}.')
+    return number
+
+
+def gpus(options: Mapping[str, str | None]) -> tuple[int, int | None]:
+    """GPUs of each node, and what --gpus-per-node says of them: --gres has the last word, wherever it stands."""
+    said = {name: _gpu_count(options, name) for name in ("gpus-per-node", "gres") if name in options}
+    per_node = said.get("gpus-per-node")
+    return said.get("gres", per_node or 0), per_node
+
+
+def gpus_per_task(options: Mapping[str, str | None]) -> int | None:
+    """What --gpus-per-task says."""
+    return _gpu_count(options, "gpus-per-task") if "gpus-per-task" in options else None
+
+
+def _gpu_count(options: Mapping[str, str | None], name: str) -> int:
+    text = options[name] or ""
+    number = text.removeprefix("gpu:") if name == "gres" and text != "gpu" else text.replace("gpu", "1")
+    if (count := parse_whole(number)) is None:
+        raise unknown(f"--{name}={text}")
+    return count
+
+
+def hosts(options: Mapping[str, str | None]) -> list[str]:
+    """The nodes that --nodelist names."""
+    text = options.get("nodelist") or ""
+    try:
+        return expand_hosts(text)
+    except ValueError:
+        raise SlurmRefusal(f"Invalid hostlist: {text}") from None
+
+
+def check_patterns(options: Mapping[str, str | None]) -> None:
+    """Refuse names of a job's files that could not be filled in when it starts."""
+    for name in ("output", "error", "input"):
+        try:
+            fill_pattern(options.get(name) or "", pattern_values(0, "", "", ""))
+        except SlurmRefusal as error:
+            raise SlurmRefusal(f"--{name}: {error.what}", exit_code=error.exit_code, hint=error.hint) from None
+
+
+def memory_mb(text: str) -> int:
+    """100M, 4G, 2000 (megabytes), 0 (all of the node)."""
+    match = re.fullmatch(r"([0-9]{1,15})([KMGT]?)B?", text, re.IGNORECASE)
+    if match is None:
+        raise SlurmRefusal("Invalid --mem specification", exit_code=255)
+    number, unit = int(match[1]), match[2].upper() or "M"
+    return -(-number // 1024) if unit == "K" else number * {"M": 1, "G": 1024, "T": 1024 * 1024}[unit]
+
+
+_FROM_VARIABLES = {
+    "SLURM_GPUS_PER_TASK": "gpus-per-task",
+    "SLURM_KILL_BAD_EXIT": "kill-on-bad-exit",
+    "SLURM_LABELIO": "label",
+    "SRUN_CPUS_PER_TASK": "cpus-per-task",
+}
+_REFUSED_VARIABLES = frozenset(
+    f"SLURM_{name}"
+    for name in (
+        "ACCOUNT", "ACCTG_FREQ", "BCAST", "BCAST_EXCLUDE", "BURST_BUFFER", "CLUSTERS", "CLUSTER_CONSTRAINT", "COMPRESS",
+        "CONSTRAINT", "CORE_SPEC", "CPUS_PER_GPU", "CPU_BIND", "CPU_FREQ_REQ", "DELAY_BOOT", "DEPENDENCY",
+        "DISABLE_STATUS", "DIST_PLANESIZE", "EPILOG", "EXACT", "EXCLUSIVE", "EXIT_ERROR", "EXIT_IMMEDIATE", "GPUS",
+        "GPU_BIND", "GPU_FREQ", "GRES", "GRES_FLAGS", "HINT", "IMMEDIATE", "MEM_BIND", "MEM_PER_CPU",
+        "MEM_PER_GPU", "MPI_TYPE", "NETWORK", "NO_KILL", "NTASKS_PER_CORE", "NTASKS_PER_GPU", "NTASKS_PER_SOCKET",
+        "OPEN_MODE", "OVERCOMMIT", "OVERLAP", "PARTITION", "POWER", "PROFILE", "PROLOG", "QOS", "REMOTE_CWD",
+        "REQ_SWITCH", "RESERVATION", "RESV_PORTS", "SEND_LIBS", "SIGNAL", "SPREAD_JOB", "SRUN_REDUCE_TASK_EXIT_MSG",
+        "STDERRMODE", "STDINMODE", "STDOUTMODE", "STEP_KILLED_MSG_NODE_ID", "TASK_EPILOG", "TASK_PROLOG", "TEST_EXEC",
+        "THREADS", "THREADS_PER_CORE", "THREAD_SPEC", "TIMELIMIT", "USE_MIN_NODES", "WAIT", "WAIT4SWITCH", "WCKEY",
+        "WORKING_DIR",
+    )
+)  # fmt: skip
+"""What srun would take for options. Not those that a job is given for its tasks, nor those that only say more."""
+
+
+def srun_variables(env: Mapping[str, str]) -> dict[str, str | None]:
+    """The options that srun takes from variables; an option on its command line has the last word."""
+    refused = [name for name in env if name in _REFUSED_VARIABLES or name.startswith("SRUN_")]
+    if others := sorted({*refused} - {*_FROM_VARIABLES, "SRUN_DEBUG"}):
+        raise unknown(f"the variable {others[0]} of srun")
+    found: dict[str, str | None] = {name: env[key] or None for key, name in _FROM_VARIABLES.items() if key in env}
+    labels = found.get("label")
+    if labels is not None and labels != "yes" and not parse_whole(labels):
+        del found["label"]
+    return found
+
+
+def export_changes(text: str | None) -> dict[str, str]:
+    """--export=ALL,NAME=value: what is set beside the whole environment of the shell."""
+    if text is None:
+        return {}
+    first, *rest = text.split(",")
+    if first != "ALL" or any("=" not in part for part in rest):
+        raise unknown(f"--export={text}: only ALL, and ALL,NAME=value")
+    return dict(part.split("=", 1) for part in rest)
+
+
+def appends(options: Mapping[str, str | None]) -> bool:
+    mode = options.get("open-mode")
+    if "open-mode" in options and mode not in ("append", "truncate", "a", "t"):
+        raise SlurmRefusal("Invalid --open-mode specification", exit_code=255)
+    return (mode or "").startswith("a")

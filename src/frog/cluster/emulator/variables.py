@@ -1,0 +1,195 @@
+"""The variables that Slurm sets for a batch script and for the tasks of a step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from frog.cluster.emulator.job import EmulatedJob, JobRequest
+from frog.cluster.emulator.layout import StepAllocation
+from frog.cluster.emulator.notation import compress_counts, compress_hosts
+from frog.cluster.emulator.processes import MARK
+
+PARTITION = "main"
+HIDDEN_WITHOUT_GPUS = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "SLURM_GPUS_ON_NODE")
+
+
+def batch_variables(job: EmulatedJob, cluster: str, array: Sequence[EmulatedJob] = ()) -> dict[str, str]:
+    """What is set for the batch script, beside the environment that it was submitted from."""
+    request, first = job.request, job.allocations[0]
+    variables = {
+        **job_variables(job, cluster),
+        "ENVIRONMENT": "BATCH",
+        "HOSTNAME": first.node,
+        "SLURM_GTIDS": "0",
+        "SLURM_LOCALID": "0",
+        "SLURM_NNODES": str(len(job.allocations)),
+        "SLURM_NODEID": "0",
+        "SLURM_PROCID": "0",
+        "SLURM_TASKS_PER_NODE": compress_counts([allocation.tasks for allocation in job.allocations]),
+        MARK: mark_of(job, cluster),
+        **node_variables(first.node, first.cpus),
+        **gpu_variables(first.gpus),
+    }
+    if request.gpus_per_task is not None:
+        variables["SLURM_GPUS_PER_TASK"] = str(request.gpus_per_task)
+    if request.export is not None:
+        variables["SLURM_EXPORT_ENV"] = request.export
+        if request.export != "ALL":
+            variables["SLURM_GET_USER_ENV"] = "1"
+    if job.array_task is not None:
+        variables |= _array_variables(job, array)
+    return variables
+
+
+def submitted_environment(request: JobRequest) -> dict[str, str]:
+    """The environment that a batch script was submitted from, without what another job had there of GPUs and CPUs."""
+    hidden = {*HIDDEN_WITHOUT_GPUS, "SLURM_JOB_GPUS"}
+    found = {name: value for name, value in request.environment.items() if name not in hidden}
+    if "SLURM_CPUS_PER_TASK" in found:
+        found["SLURM_CPUS_PER_TASK"] = str(request.cpus_of_task)
+    return found
+
+
+def mark_of(job: EmulatedJob, cluster: str) -> str:
+    return f"{cluster}/{job.number}.{job.restarts}/"
+
+
+def job_variables(job: EmulatedJob, cluster: str) -> dict[str, str]:
+    """What describes the job, the same on all of its nodes."""
+    request, hosts = job.request, compress_hosts(job.node_names)
+    variables = {
+        "SLURM_CLUSTER_NAME": cluster,
+        "SLURM_JOBID": str(job.number),
+        "SLURM_JOB_CPUS_PER_NODE": compress_counts([allocation.cpus for allocation in job.allocations]),
+        "SLURM_JOB_GID": str(os.getgid()),
+        "SLURM_JOB_ID": str(job.number),
+        "SLURM_JOB_NAME": request.name,
+        "SLURM_JOB_NODELIST": hosts,
+        "SLURM_JOB_NUM_NODES": str(len(job.allocations)),
+        "SLURM_JOB_PARTITION": PARTITION,
+        "SLURM_JOB_UID": str(os.getuid()),
+        "SLURM_JOB_USER": request.user,
+        "SLURM_NODELIST": hosts,
+        "SLURM_NODE_ALIASES": "(null)",
+        "SLURM_PRIO_PROCESS": "0",
+        "SLURM_SUBMIT_DIR": request.submit_dir,
+        "SLURM_SUBMIT_HOST": request.submit_host,
+    }
+    ntasks = request.ntasks
+    if ntasks is None and request.ntasks_per_node is not None:
+        ntasks = request.ntasks_per_node * len(job.allocations)
+    optional: dict[str, object] = {
+        "SLURM_CPUS_PER_TASK": request.cpus_per_task,
+        "SLURM_GPUS_PER_NODE": request.gpus_per_node_option or None,
+        "SLURM_JOB_ACCOUNT": request.account,
+        "SLURM_JOB_DEPENDENCY": request.dependency_text,
+        "SLURM_MEM_PER_NODE": request.mem_mb,
+        "SLURM_NPROCS": ntasks,
+        "SLURM_NTASKS": ntasks,
+        "SLURM_NTASKS_PER_NODE": request.ntasks_per_node,
+        "SLURM_RESTART_COUNT": job.restarts or None,
+        "SLURM_JOB_GPUS": ",".join(map(str, job.allocations[0].gpus)) or None,
+    }
+    return variables | {name: str(value) for name, value in optional.items() if value is not None}
+
+
+def node_variables(node: str, cpus: int) -> dict[str, str]:
+    return {
+        "FROG_NODE_NAME": node,
+        "SLURMD_NODENAME": node,
+        "SLURM_CPUS_ON_NODE": str(cpus),
+        "SLURM_TOPOLOGY_ADDR": node,
+        "SLURM_TOPOLOGY_ADDR_PATTERN": "node",
+    }
+
+
+def gpu_variables(gpus: Sequence[int]) -> dict[str, str]:
+    """The GPUs of a node that are the job's, by every maker's name for them."""
+    if not gpus:
+        return {}
+    numbers = ",".join(map(str, gpus))
+    names = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES")
+    return {"SLURM_GPUS_ON_NODE": str(len(gpus)), **dict.fromkeys(names, numbers)}
+
+
+def _array_variables(job: EmulatedJob, array: Sequence[EmulatedJob]) -> dict[str, str]:
+    assert job.request.array is not None
+    tasks, step, _ = job.request.array
+    return {
+        "SLURM_ARRAY_JOB_ID": str(job.array_job),
+        "SLURM_ARRAY_TASK_ID": str(job.array_task),
+        "SLURM_ARRAY_TASK_COUNT": str(len(tasks)),
+        "SLURM_ARRAY_TASK_MIN": str(tasks[0]),
+        "SLURM_ARRAY_TASK_MAX": str(tasks[-1]),
+        "SLURM_ARRAY_TASK_STEP": str(step),
+    }
+
+
+def step_variables(
+    job: EmulatedJob,
+    cluster: str,
+    step: int,
+    parts: Sequence[StepAllocation],
+    *,
+    label: bool,
+    cpus_per_task: int | None,
+) -> dict[str, str]:
+    """What is the same for all tasks of a step."""
+    ntasks, nodes = sum(part.tasks for part in parts), len(parts)
+    tasks = compress_counts([part.tasks for part in parts])
+    whole = compress_counts([allocation.cpus for allocation in job.allocations])
+    variables = {
+        "SLURM_DISTRIBUTION": "cyclic" if ntasks <= nodes else "block",
+        "SLURM_JOB_CPUS_PER_NODE_PACK_GROUP_0": whole,
+        "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
+        "SLURM_NNODES": str(nodes),
+        "SLURM_NPROCS": str(ntasks),
+        "SLURM_NTASKS": str(ntasks),
+        "SLURM_SRUN_COMM_HOST": "127.0.0.1",
+        "SLURM_STEPID": str(step),
+        "SLURM_STEP_ID": str(step),
+        "SLURM_STEP_NODELIST": compress_hosts([part.node for part in parts]),
+        "SLURM_STEP_NUM_NODES": str(nodes),
+        "SLURM_STEP_NUM_TASKS": str(ntasks),
+        "SLURM_STEP_TASKS_PER_NODE": tasks,
+        "SLURM_TASKS_PER_NODE": tasks,
+        "SLURM_UMASK": f"{job.request.umask:04o}",
+        MARK: f"{mark_of(job, cluster)}{step}/",
+    }
+    if label:
+        variables["SLURM_LABELIO"] = "1"
+    if cpus_per_task is not None:
+        variables["SLURM_CPUS_PER_TASK"] = str(cpus_per_task)
+    return variables
+
+
+def task_variables(part: StepAllocation, node_rank: int, local_rank: int, first_rank: int) -> dict[str, str]:
+    """What is a task's own."""
+    ranks = range(first_rank, first_rank + part.tasks)
+    return {
+        **node_variables(part.node, part.cpus),
+        "SLURM_GTIDS": ",".join(map(str, ranks)),
+        "SLURM_LOCALID": str(local_rank),
+        "SLURM_NODEID": str(node_rank),
+        "SLURM_PROCID": str(first_rank + local_rank),
+    }
+
+
+def task_gpu_variables(gpus: Sequence[int], per_task: int, local_rank: int, tasks: int) -> dict[str, str]:
+    """The GPUs that a task sees: all of its step's on the node, or its own share where --gpus-per-task divides them."""
+    if not gpus:
+        return {}
+    shared = bool(per_task) and tasks > 1
+    own = gpus[local_rank * per_task : (local_rank + 1) * per_task] if shared else gpus
+    variables = {**gpu_variables(own), "SLURM_GPUS_ON_NODE": str(len(gpus)), "SLURM_STEP_GPUS": ",".join(map(str, own))}
+    return variables | ({"SLURMD_TRES_BIND": f"gpu:per_task:{per_task}"} if shared else {})
+
+
+def task_environment(base: Mapping[str, str], *changes: Mapping[str, str], with_gpus: bool) -> dict[str, str]:
+    """The environment of a task: what srun has, without what belongs to the batch script alone, and the changes."""
+    hidden = () if with_gpus else HIDDEN_WITHOUT_GPUS
+    found = {name: value for name, value in base.items() if name not in hidden}
+    for change in changes:
+        found |= change
+    return found

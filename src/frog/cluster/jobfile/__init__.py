@@ -1,0 +1,1 @@
+"""Job files for Slurm: their directives, their steps and their traps."""

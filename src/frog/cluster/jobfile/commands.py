@@ -1,0 +1,207 @@
+"""`frog slurm explain FILE`: explain a job file line by line and report its traps."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from frog.core.errors import UsageError
+from frog.core.schema import shortened
+
+if TYPE_CHECKING:
+    from frog.cluster.jobfile.explain import Explanation
+    from frog.cluster.jobfile.findings import Finding
+
+_WIDTH = 112
+_LONGEST_LINE = 400
+_PAGE_BYTES, _FINDINGS_BYTES = 36 << 10, 20 << 10
+"""Longest output for a file of thousands of lines, and for its findings."""
+_MOST_ABOUT, _MOST_UNREAD = 40, 1000
+_OURS = ("help", "usage", "profile", "version", "wrap", "parsable", "quiet", "verbose", "test-only")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+
+def add_explain_parser(commands: argparse._SubParsersAction[Any]) -> None:
+    """Add `explain` to the commands of `frog slurm`."""
+    parser = commands.add_parser(
+        "explain",
+        help="explain a job file line by line and report its traps",
+        description="Explain a job file. Exit code 1 if something will fail, hang or waste; 0 if there is only advice.",
+        epilog="Options of sbatch (--nodes 4, -p gpu, ...) override the file's, as they do for sbatch.",
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="a job file, or - for standard input")
+    parser.add_argument("--profile", metavar="NAME", help="check the file for that cluster: a profile, or PATH.toml")
+    parser.add_argument(
+        "--slurm-version", metavar="22.05", help="report what applies to that Slurm version (default: all versions)"
+    )
+    parser.add_argument("--traps", action="store_true", help="print only traps and advice")
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    _add_sbatch_options(parser)
+    parser.set_defaults(handler=run_explain, given=[])
+
+
+class _Give(argparse.Action):
+    """Store an option of sbatch under its long name."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, args: argparse.Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        value = None if values == [] else values
+        args.given = [*args.given, (self.metavar, value)]
+
+
+def _add_sbatch_options(parser: argparse.ArgumentParser) -> None:
+    from frog.cluster.jobfile.options import SBATCH
+
+    for option in SBATCH.values():
+        if option.name not in _OURS:
+            flags = [f"--{option.name}", *([f"-{option.short}"] if option.short and option.short != "h" else [])]
+            nargs: int | str | None = {"=": None, "?": "?", "-": 0}[option.takes]
+            parser.add_argument(
+                *flags, dest="given", action=_Give, nargs=nargs, metavar=option.name, help=argparse.SUPPRESS
+            )
+
+
+def run_explain(args: argparse.Namespace) -> int:
+    """Print the explanation; exit code 1 if there is a trap."""
+    from frog.cluster.jobfile.cluster import load_profile
+    from frog.cluster.jobfile.directives import GivenOption
+    from frog.cluster.jobfile.explain import View, explain_file
+    from frog.cluster.jobfile.options import SBATCH
+
+    given = tuple(GivenOption(0, f"--{name}", SBATCH[name], value) for name, value in args.given)
+    profile = load_profile(args.profile) if args.profile else None
+    places = (Path(), args.file.parent)
+    explanation = explain_file(args.file, view=View(profile, places, given, _version(args.slurm_version)))
+    if args.json:
+        print(json.dumps(as_json(explanation), indent=2))
+        return 1 if explanation.traps else 0
+    if not args.traps:
+        print("\n".join(_page(explanation)))
+        print()
+    print("\n".join(format_findings(explanation)))
+    return 1 if explanation.traps else 0
+
+
+def _version(text: str | None) -> tuple[int, int] | None:
+    match = re.fullmatch(r"(\d{1,2})\.(\d{1,2})(\.\S{1,9})?", text or "")
+    if text is not None and match is None:
+        raise UsageError(
+            f"--slurm-version {text}: not a version of Slurm", "--slurm-version 23.11, as `srun -V` prints it"
+        )
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def as_json(explanation: Explanation) -> dict[str, object]:
+    """Findings for a program; severities are "will fail", "may hang or waste" and "advice"."""
+    from frog.cluster.jobfile.lines import summary
+
+    job = explanation.job
+    gravest = _gravest_first(explanation.findings)
+    num_fitting = len(_fitting((json.dumps(_table(finding), indent=2) for finding in gravest), _PAGE_BYTES))
+    return {
+        "format": 1,
+        "file": str(job.path),
+        "summary": summary(job)[:_MOST_ABOUT],
+        "not_understood": sorted(set(job.shell.unread))[:_MOST_UNREAD],
+        "findings": list(map(_table, sorted(gravest[:num_fitting], key=lambda finding: finding.line))),
+        "left_out": len(gravest) - num_fitting,
+    }
+
+
+def _table(finding: Finding) -> dict[str, object]:
+    table = {("severity" if key == "kind" else key): value for key, value in asdict(finding).items()}
+    return {key: shortened(value, _LONGEST_LINE) if isinstance(value, str) else value for key, value in table.items()}
+
+
+def _page(explanation: Explanation) -> list[str]:
+    from frog.cluster.jobfile.lines import say_lines, summary
+
+    job = explanation.job
+    said = say_lines(job)
+    for inner in explanation.inner:
+        said |= say_lines(inner)
+    about = [f"  {line}" for each in (job, *explanation.inner) for line in summary(each)]
+    if len(about) > _MOST_ABOUT:
+        about[_MOST_ABOUT:] = [f"  ... {len(about) - _MOST_ABOUT} more lines"]
+    lines = _fitting(_numbered(job.lines, said, explanation.findings), _PAGE_BYTES)
+    if len(lines) < len(job.lines):
+        lines.append(f"... {len(job.lines) - len(lines)} lines are not shown; findings of all lines:")
+    return [plain(str(job.path)), *about, "", *lines]
+
+
+def _fitting(texts: Iterable[str], most_bytes: int) -> list[str]:
+    """The first of these texts, as many as fit."""
+    found = []
+    for text in texts:
+        most_bytes -= len(text.encode(errors="replace")) + 1
+        if most_bytes < 0:
+            break
+        found.append(text)
+    return found
+
+
+def _numbered(texts: Sequence[str], said: dict[int, list[str]], findings: Sequence[Finding]) -> Iterator[str]:
+    """Each line with its meaning and its findings."""
+    width = len(str(len(texts)))
+    found_in: dict[int, list[Finding]] = {}
+    for finding in findings:
+        found_in.setdefault(finding.line, []).append(finding)
+    for number, text in enumerate(texts, 1):
+        lines = [f"{number:>{width}}  {plain(text)}".rstrip()]
+        for words in said.get(number, []):
+            lines += _indented(words, " " * (width + 4))
+        for finding in found_in.get(number, []):
+            lines += _indented(f"{finding.kind} [{finding.code}] {finding.what}", " " * (width + 2) + "! ")
+        yield "\n".join(lines)
+
+
+def _gravest_first(findings: Sequence[Finding]) -> list[Finding]:
+    order = ("will fail", "may hang or waste", "advice")
+    return sorted(findings, key=lambda finding: order.index(finding.kind))
+
+
+def format_findings(explanation: Explanation) -> list[str]:
+    """Findings, most severe first, with reason and correction; their number, and the number that did not fit."""
+    path = explanation.job.path
+    texts = ("\n".join(_format_finding(finding, path)) for finding in _gravest_first(explanation.findings))
+    shown = _fitting(texts, _FINDINGS_BYTES)
+    left_out = len(explanation.findings) - len(shown)
+    more = f"; {left_out} of these are not shown: fix the others first" if left_out else ""
+    lines = [line for text in shown for line in text.split("\n")]
+    return [*lines, f"{plain(str(path))}: {_count(explanation)}{more}"]
+
+
+def _count(explanation: Explanation) -> str:
+    traps = len(explanation.traps)
+    advice = len(explanation.findings) - traps
+    understood = " in the lines that Frog understood" if explanation.partial and not traps else ""
+    count = f"{traps or 'no'} trap{'' if traps == 1 else 's'}{understood}"
+    return f"{count}, {advice} piece{'' if advice == 1 else 's'} of advice" if advice else count
+
+
+def _format_finding(finding: Finding, path: Path) -> list[str]:
+    lines = [f"{plain(str(path))}:{finding.line}: {finding.kind} [{finding.code}] {plain(finding.what)}"]
+    lines += _indented(finding.why, "  why:   ")
+    if finding.instead:
+        lines.append(f"  write: {plain(finding.instead)}")
+    return [*lines, ""]
+
+
+def _indented(text: str, first: str) -> list[str]:
+    return textwrap.wrap(
+        plain(text), _WIDTH, initial_indent=first, subsequent_indent=" " * len(first), break_long_words=False,
+        break_on_hyphens=False,
+    )  # fmt: skip
+
+
+def plain(text: str) -> str:
+    """Remove control sequences from a text and shorten it."""
+    text = _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text.removesuffix("\r"))
+    return text if len(text) <= _LONGEST_LINE else text[: _LONGEST_LINE - 3] + "..."

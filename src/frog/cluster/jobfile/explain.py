@@ -1,0 +1,188 @@
+"""Explain a job file: what each line does, and the traps in it."""
+
+from __future__ import annotations
+
+import codecs
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from frog.cluster.jobfile import (
+    traps_environment,
+    traps_header,
+    traps_node,
+    traps_output,
+    traps_programs,
+    traps_ranks,
+    traps_reading,
+    traps_rendezvous,
+    traps_resources,
+    traps_script,
+    traps_shell,
+    traps_signal,
+    traps_variables,
+    traps_world,
+)
+from frog.cluster.jobfile.cluster import ClusterProfile
+from frog.cluster.jobfile.directives import GivenOption
+from frog.cluster.jobfile.findings import Finding, Trap
+from frog.cluster.jobfile.job import JobFile, read_job_file
+from frog.cluster.jobfile.templates import inner_jobs
+from frog.cluster.jobfile.values import GAP
+from frog.core.errors import UsageError
+from frog.core.schema import read_bounded
+
+FILES = (
+    traps_environment,
+    traps_header,
+    traps_node,
+    traps_output,
+    traps_programs,
+    traps_ranks,
+    traps_reading,
+    traps_rendezvous,
+    traps_resources,
+    traps_script,
+    traps_shell,
+    traps_signal,
+    traps_variables,
+    traps_world,
+)
+"""Modules that define traps."""
+TRAPS = {trap.code: trap for file in FILES for trap in vars(file).values() if isinstance(trap, Trap)}
+"""Every trap of `frog slurm explain`, by code."""
+_LONGEST = 1 << 20
+_IGNORE = re.compile(r"#\s*frog:\s*ignore\s+([\w, -]+)")
+
+
+@dataclass(frozen=True)
+class View:
+    """Context of a check: the cluster, the Slurm version, the folders and the options on the command line."""
+
+    profile: ClusterProfile | None = None
+    places: Sequence[Path] = (Path(),)
+    """Folders where sbatch may be called; output folders are looked up there."""
+    given: tuple[GivenOption, ...] = ()
+    version: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A job file and its findings, by line."""
+
+    job: JobFile
+    findings: tuple[Finding, ...]
+    inner: tuple[JobFile, ...] = field(default=())
+    """Job files that this file writes and submits itself."""
+
+    @property
+    def traps(self) -> list[Finding]:
+        """Findings that will fail, hang or waste."""
+        return [finding for finding in self.findings if finding.kind != "advice"]
+
+    @property
+    def partial(self) -> bool:
+        """True if Frog did not understand a part of the file, or of a nested job file."""
+        return any(each.partial for each in (self.job, *self.inner))
+
+
+def explain(
+    text: str, path: Path, profile: ClusterProfile | None = None, places: Sequence[Path] = (Path(),)
+) -> Explanation:
+    """Read a job file's text. `places` are folders where sbatch may be called; output folders are looked up there."""
+    return explain_as(text, path, View(profile, places))
+
+
+def explain_as(text: str, path: Path, view: View) -> Explanation:
+    """Read a job file's text and its nested job files."""
+    job = read_job_file(text, path, view.given)
+    within = [
+        replace(read_job_file(item.text, path, view.given, item.first_line), inner=True)
+        for item in inner_jobs(job.shell.heredocs)
+    ]
+    found = [finding for each in (job, *within) if each.is_job for finding in _of_job(each, view)]
+    found += [*traps_reading.gap_findings(job), *traps_variables.hand_in_findings(job)]
+    found += [finding for each in (job, *within) for finding in traps_reading.unread_findings(each)]
+    ignored = _ignored(job.lines)
+    unique = {(finding.code, finding.line): finding for finding in reversed(found)}.values()
+    kept = [
+        item for item in unique if item.code not in ignored.get(item.line, ()) and item.code not in ignored.get(0, ())
+    ]
+    order = sorted(kept, key=lambda item: (item.line, item.kind == "advice", item.code))
+    return Explanation(job, tuple(order), tuple(within))
+
+
+def _of_job(job: JobFile, view: View) -> Iterator[Finding]:
+    for finding in (
+        *traps_header.header_findings(job),
+        *traps_resources.resource_findings(job, view.profile),
+        *traps_output.output_findings(job, view.places, view.version),
+        *(() if job.several else _of_world(job)),
+        *traps_script.script_findings(job, view.profile, view.version),
+        *traps_shell.shell_findings(job),
+        *traps_programs.program_findings(job),
+        *traps_signal.signal_findings(job),
+        *traps_variables.variable_findings(job),
+    ):
+        unknown = GAP in finding.what or finding.line in job.gaps or finding.line in job.shell.unread
+        if not unknown and not (job.partial and TRAPS[finding.code].needs_all_lines):
+            yield finding
+
+
+def _of_world(job: JobFile) -> Iterator[Finding]:
+    """Find every trap about the ranks of a job that starts one world."""
+    yield from traps_world.world_findings(job)
+    yield from traps_environment.environment_findings(job)
+    yield from traps_ranks.rank_findings(job)
+    yield from traps_rendezvous.rendezvous_findings(job)
+    yield from traps_node.node_findings(job)
+
+
+def _ignored(lines: list[str]) -> dict[int, set[str]]:
+    """Codes that comments disable: after a command for that line, on a line of their own (0) for the whole file."""
+    found: dict[int, set[str]] = {}
+    for number, line in enumerate(lines, 1):
+        if match := _IGNORE.search(line):
+            whole = line.strip().startswith("#") and not line.startswith("#SBATCH")
+            found.setdefault(0 if whole else number, set()).update(re.split(r"[\s,]+", match[1].strip()))
+    return found
+
+
+def explain_file(path: Path, profile: ClusterProfile | None = None, view: View | None = None) -> Explanation:
+    """Read a job file; `-` is standard input. Raises UsageError if it cannot be read."""
+    view = view or View(profile, (Path(), path.parent))
+    data = _read(path)
+    if b"\0" in data[:4096] and not data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise UsageError(f"{path}: not a text file: it contains zero bytes", "name a job file")
+    text, found = _decode(data)
+    explanation = explain_as(text, path, view)
+    return replace(explanation, findings=(*traps_reading.encoding_findings(found), *explanation.findings))
+
+
+def _read(path: Path) -> bytes:
+    if str(path) != "-":
+        try:
+            return read_bounded(path, UsageError, "name a job file", _LONGEST)
+        except FileNotFoundError:
+            raise UsageError(f"{path}: no such file", "config/slurm_example.sbatch is one") from None
+    data = sys.stdin.buffer.read(_LONGEST + 1)
+    if len(data) > _LONGEST:
+        raise UsageError(f"{path}: larger than {_LONGEST} bytes, the limit for a job file", "name a job file")
+    return data
+
+
+def _decode(data: bytes) -> tuple[str, str | None]:
+    """Decode the text; return it with the encoding named by its BOM, which sbatch cannot read."""
+    for mark, encoding in (
+        (codecs.BOM_UTF8, "UTF-8"),
+        (codecs.BOM_UTF16_LE, "UTF-16"),
+        (codecs.BOM_UTF16_BE, "UTF-16"),
+    ):
+        if data.startswith(mark):
+            return data.decode("utf-16" if encoding == "UTF-16" else "utf-8-sig", errors="replace"), encoding
+    try:
+        return data.decode(), None
+    except UnicodeDecodeError:
+        return data.decode("latin-1"), None

@@ -1,0 +1,288 @@
+"""Traps of a job file's steps: srun's options, background steps, preparation, network access."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from frog.cluster.jobfile.cluster import ClusterProfile
+from frog.cluster.jobfile.findings import ADVICE, FAILS, WASTES, Finding, Kind, Trap
+from frog.cluster.jobfile.job import JobFile
+from frog.cluster.jobfile.launchers import SrunStep
+from frog.cluster.jobfile.traps_header import NOT_AN_OPTION, SITE_OPTION
+from frog.cluster.jobfile.traps_signal import ends_on_errors
+
+_DOWNLOADS = (
+    (re.compile(r"\b(pip3?|uv pip)\s+(install|download)\b"), "pip install"),
+    (re.compile(r"\b(conda|mamba|micromamba)\s+(install|create|env create)\b"), "conda install"),
+    (re.compile(r"^(wget|curl)\b"), "a download"),
+    (re.compile(r"\bgit\s+(clone|pull|fetch)\b"), "git over the network"),
+    (re.compile(r"\b(huggingface-cli|hf)\s+download\b"), "a download from a hub"),
+    (re.compile(r"\b(apptainer|singularity)\s+(pull|build)\b|docker://"), "pulling an image"),
+    (re.compile(r"\bapt(-get)?\s+install\b"), "apt install"),
+)
+_PREPARES = ("module", "ml", "conda", "mamba", "source", ".")
+_INHERITS_NOT = ((22, 5), (23, 2))
+"""Releases between which srun does not inherit --cpus-per-task from sbatch."""
+_OWN_FOLDER = re.compile(
+    r"\b(dirname|realpath|readlink)\b[^)]*(\$0\b|\$\{(0\b|BASH_SOURCE\b))|\$\{(0|BASH_SOURCE[^%}]*)%/"
+)
+_WAITS = re.compile(r"(wait|fg|tail|kill)\b|sleep (inf|\d{3,}|\d+[mhd])")
+_PROGRAM = re.compile(
+    r"^((time|nohup|exec|(uv|poetry) run) )*(\S*/)?(python[\d.]*|torchrun|accelerate launch|deepspeed) (?!-c\b)"
+    r"(\S+ )*?(-m \S|\S+\.py\b)"
+)
+"""The training program of a script without srun."""
+_SAYS = ("echo", "printf", "date", "exit", "true", ":", "wait", "scontrol", "trap", "set")
+"""Commands after a step that do no work themselves."""
+
+
+def script_findings(
+    job: JobFile, profile: ClusterProfile | None, version: tuple[int, int] | None = None
+) -> Iterator[Finding]:
+    """Find traps of the steps."""
+    for step in job.steps:
+        yield from _step(job, step)
+        yield from _cpus(job, step, version)
+    yield from _background(job)
+    yield from _queue(job)
+    yield from _late(job)
+    yield from _network(job, profile)
+    yield from _errors(job)
+    yield from _tee(job)
+    yield from _copied(job)
+
+
+GOES_ON_WITHOUT_ONE = Trap(
+    "goes-on-without-one",
+    ADVICE,
+    "if one task fails, the others may wait for it until the time limit, and you pay for that time",
+    "srun --kill-on-bad-exit=1 ..., or --wait=60",
+    needs_all_lines=True,
+)
+
+
+def _step(job: JobFile, step: SrunStep) -> Iterator[Finding]:
+    for asked in step.asked:
+        if asked.problem == "no such option" and asked.instead is None and asked.written.startswith("--"):
+            yield SITE_OPTION.at(asked.line, f"{asked.written} is not an srun option")
+        elif asked.problem:
+            what = f"srun {asked.written}: {asked.problem}"
+            yield NOT_AN_OPTION.at(asked.line, what, instead=asked.instead)
+    tasks = (job.step_nodes(step) or 1) * (job.step_tasks_per_node(step) or 1)
+    if tasks == 1 or not job.is_rank(step) or not (job.gpu_directive or job.distributed) or step.asks("wait"):
+        return
+    kills = step.asks("kill-on-bad-exit")
+    set_here = {item.name for item in step.command.assignments} | job.exported
+    if (kills is None or kills.value == "0") and not set_here & {"SLURM_KILL_BAD_EXIT", "SLURM_WAIT"}:
+        yield GOES_ON_WITHOUT_ONE.at(step.line, "srun without --kill-on-bad-exit")
+
+
+CPUS_NOT_PASSED_ON = Trap(
+    "cpus-not-passed-on",
+    ADVICE,
+    "srun of Slurm 22.05 to 23.02 does not inherit it, so each task gets one CPU; other versions inherit it",
+    'srun --cpus-per-task="$SLURM_CPUS_PER_TASK" ...',
+    needs_all_lines=True,
+)
+
+
+def _cpus(job: JobFile, step: SrunStep, version: tuple[int, int] | None) -> Iterator[Finding]:
+    """Find srun without --cpus-per-task, for releases that do not inherit it."""
+    if version is not None and not _INHERITS_NOT[0] <= version <= _INHERITS_NOT[1]:
+        return
+    cpus = job.asks("cpus-per-task")
+    own = step.asks("cpus-per-task") or step.asks("exclusive") or step.asks("cpus-per-gpu")
+    names = {"SRUN_CPUS_PER_TASK"} & ({item.name for item in step.command.assignments} | job.exported)
+    works = step.works and (job.step_nodes(step), job.step_tasks_per_node(step)) != (1, 1)
+    if works and cpus and cpus.value not in (None, "", "1") and not own and not names:
+        what = f"srun without --cpus-per-task: the value of line {cpus.line} may not reach it"
+        yield CPUS_NOT_PASSED_ON.at(step.line, what, "may hang or waste" if version else None)
+
+
+NO_WAIT = Trap(
+    "no-wait",
+    WASTES,
+    "the script ends immediately, and Slurm then ends its running steps",
+    "wait",
+    needs_all_lines=True,
+)
+
+
+def _background(job: JobFile) -> Iterator[Finding]:
+    """Find a script that ends while its last step runs."""
+    behind = [step.command for step in job.steps if step.command.way.behind]
+    working = [item for item in job.shell.commands if item.words and item.name not in (*_SAYS, "sleep")]
+    behind += [command for command in working[-1:] if command.way.behind and not command.way.maybe]
+    if not behind or job.shell.ends is not None or job.shell.endless or job.by_hand:
+        return
+    last = max(behind, key=lambda command: command.line)
+    after = [command for command in job.shell.everything if command.line > last.last_line]
+    waits = [command for command in job.shell.everything if _WAITS.match(command.text)]
+    busy = [command for command in after if command.words and command.name not in (*_SAYS, "sleep")]
+    if not any(command.line >= last.line for command in waits) and not busy:
+        yield NO_WAIT.at(last.line, f"{last.name} in the background, with no wait after it")
+
+
+STEPS_QUEUE = Trap(
+    "steps-queue",
+    WASTES,
+    "the first step takes all of the job's resources, so the others wait until it ends",
+    "srun --exact --ntasks=1 ..., each with its own share of GPUs and memory",
+)
+
+
+def _queue(job: JobFile) -> Iterator[Finding]:
+    """Find simultaneous steps that each take all of the job's resources."""
+    greedy = [step for step in job.steps if step.command.way.behind and not _shares(job, step)]
+    several = len(greedy) > 1 or any(step.command.way.loop for step in greedy)
+    used, has = [job.step_nodes(step) or 0 for step in greedy], job.nodes or 1
+    if (
+        all(used)
+        and max(used, default=has) < has
+        and (sum(used) <= has or any(step.command.way.loop for step in greedy))
+    ):
+        return  # each step goes to free nodes
+    if several and (job.number("ntasks") or job.number("ntasks-per-node") or 1) >= 1:
+        yield STEPS_QUEUE.at(greedy[-1].line, "several srun in the background without --exact or --overlap")
+
+
+def _shares(job: JobFile, step: SrunStep) -> bool:
+    """True if the step leaves resources to others, or uses nodes of its own."""
+    names = ("exact", "overlap", "exclusive", "cpus-per-task", "nodelist", "relative", "mem", "mem-per-cpu", "jobid",
+             "oversubscribe", "cores-per-socket", "het-group")  # fmt: skip
+    set_here = {item.name for item in step.command.assignments} | job.exported
+    return any(step.asks(name) for name in names) or bool(
+        set_here & {"SLURM_OVERLAP", "SLURM_EXACT", "SRUN_CPUS_PER_TASK"}
+    )
+
+
+PREPARED_TOO_LATE = Trap(
+    "prepared-too-late", WASTES, "the step in line {last} already ran without it", "move it above line {last}"
+)
+
+
+def _late(job: JobFile) -> Iterator[Finding]:
+    """Find commands that prepare the environment after the steps that need it."""
+    last = max((step.line for step in job.steps if step.works and not step.command.way.maybe), default=None)
+    for command in job.shell.commands:
+        if last is None or command.line <= last or command.name not in _PREPARES or len(command.words) < 2:
+            continue
+        after = [
+            item for item in job.shell.commands if item.line > command.line and item.words and item.name not in _SAYS
+        ]
+        if command.words[1].text not in ("purge", "unload", "list", "deactivate", "swap") and not after:
+            yield PREPARED_TOO_LATE.at(command.line, f"{command.name} after srun", last=last)
+
+
+NO_NETWORK = Trap(
+    "no-network",
+    FAILS,
+    "{cluster} has no internet access on compute nodes: the command hangs, then fails",
+    "prepare it on a login node, or use a bundle: frog bundle",
+)
+NETWORK = Trap(
+    "network",
+    ADVICE,
+    "the GPUs idle meanwhile, and many clusters have no internet access on compute nodes",
+    "prepare it before the job",
+)
+
+
+def _network(job: JobFile, profile: ClusterProfile | None) -> Iterator[Finding]:
+    for command in [*job.shell.commands, *(inner for step in job.steps for inner in step.commands)]:
+        text = command.text
+        if (
+            command.name in ("echo", "printf", "trap", "srun")
+            or "--no-index" in text
+            or re.search(r"pip3? install (-\S+ )*\S*(/\*|\.whl)$", text)
+            or re.search(r"localhost|127\.0", text)
+        ):
+            continue
+        what = next((what for pattern, what in _DOWNLOADS if pattern.search(text)), None)
+        if what and profile is not None and not profile.network:
+            yield NO_NETWORK.at(command.line, f"{what} on a compute node", cluster=profile.name)
+        elif what and job.gpus_per_node and not command.way.maybe:
+            yield NETWORK.at(command.line, f"{what} in the job")
+
+
+GOES_ON_AFTER_ERRORS = Trap(
+    "goes-on-after-errors",
+    ADVICE,
+    "the script continues and its last command sets the exit code, so the job counts as COMPLETED",
+    "set -euo pipefail",
+    needs_all_lines=True,
+)
+
+
+def _errors(job: JobFile) -> Iterator[Finding]:
+    """Find a step whose failure the script hides."""
+    if any(ends_on_errors(command) for command in job.shell.commands) or _shebang_ends(job):
+        return
+    certain = [command for command in job.shell.commands if command.way.certain and command.words]
+    works = [step.command for step in job.steps if step.works]
+    works += [command for command in job.shell.commands if _PROGRAM.search(command.text)]
+    lines = sorted(command.line for command in works if command.way.certain and not command.way.checked)
+    if not lines or not certain or certain[-1].line <= lines[-1]:
+        return
+    behind = [command for command in job.shell.commands if command.line > lines[-1]]
+    said = [word.raw for command in behind for word in (*command.words, *(item.word for item in command.assignments))]
+    asked = any("$?" in raw or "PIPESTATUS" in raw for raw in said)
+    if (certain[-1].name in ("echo", "date", "printf", "scontrol") or certain[-1].text == "exit 0") and not asked:
+        what = "no set -e: if this fails, the job still ends successfully"
+        yield GOES_ON_AFTER_ERRORS.at(lines[-1], what)
+
+
+HIDDEN_BY_TEE = Trap(
+    "hidden-by-tee",
+    ADVICE,
+    "a pipeline returns the exit code of its last command, which hides the failure of the first",
+    "set -o pipefail",
+    needs_all_lines=True,
+)
+
+
+def _tee(job: JobFile) -> Iterator[Finding]:
+    """Find `python train.py | tee log`, where tee hides the failure."""
+    text = "\n".join(line for line in job.lines if not line.lstrip().startswith("#") or line.startswith("#!"))
+    if "pipefail" in text or "PIPESTATUS" in text:
+        return
+    stops = any(ends_on_errors(command) for command in job.shell.commands) or _shebang_ends(job)
+    works = {step.command.line for step in job.steps if step.works}
+    commands = [command for command in job.shell.commands if command.words]
+    for place, command in enumerate(commands[1:], 1):
+        before = commands[place - 1]
+        work = before.line in works or _PROGRAM.search(before.text)
+        if command.name != "tee" or not (work and before.way.apart and before.way.checked and command.way.apart):
+            continue
+        behind = [item for item in commands[place + 1 :] if item.name not in _SAYS]
+        if not command.way.maybe and not command.way.behind and (stops if behind else not commands[place + 1 :]):
+            yield HIDDEN_BY_TEE.at(before.line, f"{before.name} | tee without pipefail")
+            return
+
+
+NOT_ITS_FOLDER = Trap(
+    "not-its-folder",
+    WASTES,
+    "Slurm runs a copy of the script from a folder on the first node",
+    '"$SLURM_SUBMIT_DIR", the folder where sbatch was called',
+)
+
+
+def _copied(job: JobFile) -> Iterator[Finding]:
+    """Find uses of the script's own folder: Slurm runs a copy from elsewhere."""
+    text = "\n".join(job.lines)
+    if job.inner or not job.directives or "SLURM_SUBMIT_DIR" in text or "scontrol show job" in text:  # it knows
+        return
+    for command in job.shell.commands:
+        raw = [*(word.raw for word in command.words), *(item.raw for item in command.assignments)]
+        if command.way.certain and any(_OWN_FOLDER.search(text) for text in raw):
+            kind: Kind | None = (
+                "advice" if command.name in ("[", "[[", "test") else None
+            )  # it tests whether the file exists
+            yield NOT_ITS_FOLDER.at(command.line, "the script computes its folder from its own name", kind)
+            return
+
+
+def _shebang_ends(job: JobFile) -> bool:
+    return bool(job.lines and re.search(r"sh\s+-\w*e", job.lines[0]))

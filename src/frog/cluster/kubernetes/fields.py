@@ -1,0 +1,148 @@
+"""Reading a manifest strictly: what is not taken is a mistake, and all mistakes are reported at once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from frog.cluster.kubernetes.names import is_object_name
+from frog.core.errors import UsageError
+from frog.core.suggest import nearest
+
+_UNITS = {"": 1, "m": 0.001, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18} | {
+    f"{letter}i": 1 << 10 * (place + 1) for place, letter in enumerate("KMGTPE")
+}
+
+_MOST_UNKNOWN = 1000
+"""Of an object's unknown keys so many are told, since each is looked up."""
+
+
+class ManifestError(UsageError):
+    """A manifest says something that Kubernetes would refuse, or that can't be done on one machine."""
+
+
+class Fields:
+    """One object of a manifest. Each key is taken once; `done` complains about the rest."""
+
+    def __init__(self, value: Any, where: str, problems: list[str]) -> None:
+        self.where, self.problems = where, problems
+        self._known: list[str] = []
+        if not isinstance(value, dict):
+            self.problem(f"must be an object, is {_describe(value)}")
+        self._left: dict[str, Any] = dict(value) if isinstance(value, dict) else {}
+
+    def problem(self, text: str, key: str | None = None) -> None:
+        self.problems.append(f"{self.at(key) if key else self.where}: {text}")
+
+    def at(self, key: str) -> str:
+        return f"{self.where}.{key}" if self.where else key
+
+    def has(self, key: str) -> bool:
+        return self._left.get(key) is not None
+
+    def text(self, key: str, default: str | None = None, *, choices: Sequence[str] = ()) -> str:
+        value = self._take(key, str, default)
+        if choices and value is not None and value not in choices:
+            self.problem(f"{value!r}: here only {' or '.join(choices)}", key)
+        return value or ""
+
+    def name(self, key: str) -> str:
+        """What an object is called. Here it becomes a part of paths."""
+        value = self._take(key, str, None)
+        if value is not None and not is_object_name(value):
+            self.problem(f"{value!r}: not a name that Kubernetes takes", key)
+        return value or ""
+
+    def optional_text(self, key: str) -> str | None:
+        value: str | None = self._take(key, str, None, required=False)
+        return value
+
+    def number(self, key: str, default: int | None = None, *, least: int = 0, most: int | None = None) -> int:
+        value = self._take(key, int, default)
+        if value is not None and value < least:
+            self.problem(f"{value}: must be at least {least}", key)
+        if value is not None and most is not None and value > most:
+            self.problem(f"{value}: must be at most {most}", key)
+        return value or 0
+
+    def optional_number(self, key: str) -> int | None:
+        value: int | None = self._take(key, int, None, required=False)
+        return value
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        return bool(self._take(key, bool, default))
+
+    def texts(self, key: str) -> list[str]:
+        values = self._take(key, list, []) or []
+        for number, value in enumerate(values):
+            if not isinstance(value, str):
+                self.problem(f"must be a text, is {_describe(value)}", f"{key}[{number}]")
+        return [value for value in values if isinstance(value, str)]
+
+    def numbers(self, key: str) -> list[int]:
+        values = self._take(key, list, None) or []
+        for number, value in enumerate(values):
+            if type(value) is not int:
+                self.problem(f"must be a whole number, is {_describe(value)}", f"{key}[{number}]")
+        return [value for value in values if type(value) is int]
+
+    def text_map(self, key: str) -> dict[str, str]:
+        values = self._take(key, dict, {}) or {}
+        for name, value in values.items():
+            if not isinstance(value, str):
+                self.problem(f"must be a text, is {_describe(value)}", f"{key}.{name}")
+        return {str(name): value for name, value in values.items() if isinstance(value, str)}
+
+    def quantity(self, key: str) -> int | None:
+        """An amount like 2Gi, in units of one."""
+        value = self._take(key, (str, int, float), None, required=False)
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)([a-zA-Z]*)", str(value)) if value is not None else None
+        if value is not None and (match is None or match[2] not in _UNITS):
+            self.problem(f"{value!r}: not an amount", key)
+        return int(float(match[1]) * _UNITS[match[2]]) if match is not None and match[2] in _UNITS else None
+
+    def object(self, key: str) -> Fields:
+        return Fields(self._take(key, dict, {}) or {}, self.at(key), self.problems)
+
+    def objects(self, key: str) -> Iterator[Fields]:
+        for number, value in enumerate(self._take(key, list, []) or []):
+            yield Fields(value, f"{self.at(key)}[{number}]", self.problems)
+
+    def without_effect(self, *keys: str) -> list[str]:
+        """Take what changes nothing on one machine; return those that are there."""
+        self._known += keys
+        return [key for key in keys if self._left.pop(key, None) is not None]
+
+    def done(self) -> None:
+        """Nothing else may be here."""
+        for key in list(self._left)[:_MOST_UNKNOWN]:
+            near = nearest(str(key), self._known)
+            what = f"unknown; did you mean {near}?" if near else "not known, or can't be done on one machine"
+            self.problem(what, str(key))
+
+    def _take(self, key: str, kind: Any, default: Any, *, required: bool = True) -> Any:
+        self._known.append(key)
+        value = self._left.pop(key, None)
+        if value is None:
+            if default is None and required:
+                self.problem("missing", key)
+            return default
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            words = {str: "a text", int: "a whole number", bool: "true or false", list: "a list", dict: "an object"}
+            self.problem(f"must be {words[kinds[0]]}, is {_describe(value)}", key)
+            return default
+        return value
+
+
+def _describe(value: Any) -> str:
+    words = {
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+        str: "a text",
+        list: "a list",
+        dict: "an object",
+    }
+    return f"{words.get(type(value), 'nothing')} ({value!r})" if value is not None else "nothing"

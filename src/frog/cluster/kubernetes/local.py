@@ -1,0 +1,130 @@
+"""`frog run --from FILE`: a Job's pods as processes of this machine, to try a manifest before it is shipped."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from frog.cluster.kubernetes.controller import BACK_OFF_TEXT, MANIFEST, OUTCOME, Outcome, count_gpus
+from frog.cluster.kubernetes.manifest import Manifest, read_manifest
+from frog.cluster.kubernetes.pods import hidden_by
+from frog.core.env import child_env
+from frog.core.errors import LaunchError, UsageError
+from frog.core.exitcodes import signal_code
+from frog.core.memory import PROCESS_BYTES, check_memory
+from frog.core.schema import read_typed
+from frog.core.scratch import scratch_folder
+
+
+def run_manifest(path: Path, *, extra: Sequence[str] = ()) -> int:
+    """Run the pods of the Job in `path` until it is complete or has failed; return the exit code.
+
+    `extra` words are added to the container's arguments.
+
+    Raises:  ManifestError with every mistake of the file; UsageError where there can be no pods; LaunchError if the Job
+    fails.
+    """
+    if not sys.platform.startswith("linux"):
+        raise UsageError(
+            f"pods on this machine need Linux's namespaces, and this is {sys.platform}",
+            "run it in a virtual machine or a container of Linux; `frog run --nodes 2x4` works here",
+        )
+    manifest = read_manifest(path, extra)
+    check_volumes(manifest)
+    at_once = min(manifest.job.completions, manifest.job.parallelism)
+    check_memory(at_once * PROCESS_BYTES, f"{path}: {at_once} pods at once", "lower spec.parallelism")
+    print(_summary(path, manifest), file=sys.stderr, flush=True)
+    with scratch_folder("frog-pods-") as scratch:
+        (scratch / MANIFEST).write_text(manifest.text)
+        return _run(extra, manifest, scratch)
+
+
+def check_volumes(manifest: Manifest) -> None:
+    """Raise UsageError if a volume with files of its own lies over this machine's Python."""
+    template = manifest.job.template
+    for mount in template.container.mounts:
+        volume, hidden = template.volumes[mount.volume], hidden_by(mount.path)
+        if hidden and (volume.claim is not None or volume.config_map is not None):
+            raise UsageError(
+                f"the pods' volume {mount.volume} at {mount.path} hides this machine's Python ({hidden[0]})",
+                f"mount it elsewhere, or use an environment outside of {mount.path}",
+            )
+
+
+def _run(extra: Sequence[str], manifest: Manifest, scratch: Path) -> int:
+    command = [sys.executable, "-m", "frog.cluster.kubernetes.controller", str(scratch), *extra]
+    process = subprocess.Popen(command, env=child_env(), start_new_session=True)
+    try:
+        with _pass_signals_on(process) as received:
+            code = process.wait()
+    finally:
+        process.kill()  # and with it all pods; nothing if it has ended
+        process.wait()
+    if received:
+        return signal_code(received[0])
+    try:
+        outcome = read_typed(scratch / OUTCOME, Outcome, error=LaunchError)
+    except FileNotFoundError:
+        raise LaunchError(f"the local cluster ended with exit code {code}", "its own message is above") from None
+    if outcome.error is not None:
+        raise UsageError(*_refusal(outcome.entered, outcome.error))
+    if outcome.reason is not None:
+        word, what = outcome.reason
+        raise LaunchError(f"Job {manifest.job.name} failed ({word}): {what}", "what its pods said is above")
+    print(f"Job {manifest.job.name} is complete", file=sys.stderr, flush=True)
+    return 0
+
+
+def _refusal(entered: bool, error: str) -> tuple[str, str]:
+    if entered:
+        return f"the local cluster: {error}", "is another program in the way?"
+    return (
+        f"this system does not let you make namespaces, which pods on one machine need: {error}",
+        "containers and some distributions forbid it (kernel.unprivileged_userns_clone, AppArmor); run it outside of "
+        "the container, or as root. `frog run --nodes 2x4` needs none",
+    )
+
+
+@contextmanager
+def _pass_signals_on(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
+    """While inside, SIGINT and SIGTERM stop the pods; a second one kills them. Yields those seen."""
+    received: list[int] = []
+    kinds = iter([signal.SIGTERM])  # `next` cannot be interrupted: of two signals at once only one is the first
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        kind = next(kinds, signal.SIGINT)
+        received.append(number)
+        if process.poll() is None:
+            process.send_signal(kind)  # two of one kind that come at once would be one to the system
+
+    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _summary(path: Path, manifest: Manifest) -> str:
+    """What is about to run, and what is different here."""
+    job, template = manifest.job, manifest.job.template
+    lines = [f"{path}: Job {job.name}, {job.completions} pods of one container, {job.parallelism} at once"]
+    lines += [
+        f"  claim {volume.claim}: the folder {Path(manifest.claim(volume.claim).folder).resolve()}"
+        for volume in template.volumes.values()
+        if volume.claim is not None
+    ]
+    if template.container.gpus:
+        wanted, there = template.container.gpus * job.parallelism, count_gpus()
+        has = f"{there} GPU{'s' if there != 1 else ''}" if there else "none"
+        what = "each pod sees its own" if wanted <= there else "the pods see none and run on the CPU"
+        lines.append(f"  nvidia.com/gpu: {template.container.gpus} for each pod; this machine has {has}: {what}")
+    lines += [f"  {note}" for note in manifest.notes]
+    lines.append(f"  after a failure {BACK_OFF_TEXT}")
+    lines.append("  the pods have a network of their own, without a way out")
+    return "\n".join(lines)

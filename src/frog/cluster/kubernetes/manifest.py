@@ -1,0 +1,255 @@
+"""A Job with what belongs to it, as read from a file: the part of Kubernetes that can be done on one machine.
+
+What would change what happens and can't be done here is refused; what changes nothing here is listed in `notes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from frog.cluster.kubernetes.fields import Fields, ManifestError
+from frog.cluster.kubernetes.names import is_key
+from frog.cluster.kubernetes.podspec import PodTemplate, read_template
+from frog.cluster.kubernetes.yamltext import load_documents
+from frog.core.schema import read_bounded, shortened
+
+_RULE_ACTIONS = ("FailJob", "Ignore", "Count")
+_MOST_BYTES, _MOST_SHOWN = 4 << 20, 50
+"""Of a manifest, and of the mistakes in it that are listed. An object of Kubernetes has 1.5 MiB at most."""
+
+_MOST_PODS = 100_000
+"""Of an indexed Job, as Kubernetes has it."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule of a podFailurePolicy. Without exit codes it is about disruptions, which there are none of here."""
+
+    action: str
+    codes: tuple[int, ...] | None
+    inside: bool = True
+    """Whether the exit code must be among the codes, or must not."""
+
+    def matches(self, exit_code: int) -> bool:
+        return self.codes is not None and (exit_code in self.codes) == self.inside
+
+
+@dataclass(frozen=True)
+class KubernetesJob:
+    name: str
+    namespace: str
+    completions: int
+    parallelism: int
+    backoff_limit: int
+    deadline_s: int | None
+    rules: tuple[Rule, ...]
+    template: PodTemplate
+
+
+@dataclass(frozen=True)
+class Service:
+    """A headless one: names for pods."""
+
+    name: str
+    selector: Mapping[str, str]
+    publish_not_ready: bool
+
+    def selects(self, labels: Mapping[str, str]) -> bool:
+        return bool(self.selector) and all(labels.get(key) == value for key, value in self.selector.items())
+
+
+@dataclass(frozen=True)
+class Claim:
+    name: str
+    folder: str
+    """Where it is on this machine."""
+
+
+@dataclass
+class Manifest:
+    """All objects of a file."""
+
+    namespaces: dict[str, str] = field(default_factory=dict)
+    """Of each object, by its kind and name."""
+    jobs: list[KubernetesJob] = field(default_factory=list)
+    services: dict[str, Service] = field(default_factory=dict)
+    config_maps: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    claims: dict[str, Claim] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    text: str = ""
+    """The file, as it was read: it may be a pipe, which can be read but once."""
+
+    @property
+    def job(self) -> KubernetesJob:
+        return self.jobs[0]
+
+    def claim(self, name: str) -> Claim:
+        """A claim that the manifest makes, or one that it takes for granted."""
+        return self.claims.get(name, Claim(name, f"volumes/{name}"))
+
+
+def read_manifest(path: Path, extra: Sequence[str] = ()) -> Manifest:
+    """Read a file; `extra` words are added to the container's arguments.
+
+    Raises:  ManifestError with every mistake of the file.
+    """
+    try:
+        text = read_bounded(path, ManifestError, most_bytes=_MOST_BYTES).decode()
+        documents = load_documents(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ManifestError(f"{path}: cannot be read: {error}") from None
+    except ValueError as error:
+        raise ManifestError(f"{path}: not valid YAML: {error}", "correct that line") from None
+    problems: list[str] = []
+    manifest = parse_manifest(documents, problems, extra)
+    if not problems:
+        _check_together(manifest, problems)
+    if problems:
+        count = f"{len(problems)} mistakes" if len(problems) > 1 else "a mistake"
+        lines = [f"  - {shortened(problem, 500)}" for problem in problems[:_MOST_SHOWN]]
+        if len(problems) > _MOST_SHOWN:
+            lines.append(f"  ... {len(problems) - _MOST_SHOWN} more")
+        raise ManifestError(
+            f"{path}: {count}\n" + "\n".join(lines),
+            "correct the lines above; nothing was started",
+        )
+    manifest.text = text
+    return manifest
+
+
+def parse_manifest(documents: Sequence[Any], problems: list[str], extra: Sequence[str] = ()) -> Manifest:
+    """The objects of a file; what is wrong with them is added to `problems`."""
+    manifest = Manifest()
+    for document in documents:
+        kind = str(document.get("kind")) if isinstance(document, dict) else "document"
+        top = Fields(document, kind, problems)
+        version = top.text("apiVersion")
+        top.text("kind")
+        readers = {"Job": "batch/v1", "Service": "v1", "ConfigMap": "v1", "PersistentVolumeClaim": "v1"}
+        if kind == "TrainJob":
+            top.problem("Kubeflow's controller makes its pods, and there is none here; render it with --kind job")
+            continue
+        if kind not in readers:
+            top.problem(f"this kind can't be done on one machine; those that can: {', '.join(readers)}")
+            continue
+        if version != readers[kind]:
+            top.problem(f"{version!r}: a {kind} is of {readers[kind]}", "apiVersion")
+        meta = _read_metadata(top)
+        manifest.namespaces[f"{kind} {meta.name}"] = meta.namespace
+        {
+            "Job": _read_job,
+            "Service": _read_service,
+            "ConfigMap": _read_config_map,
+            "PersistentVolumeClaim": _read_claim,
+        }[kind](top, meta, manifest)
+        top.done()
+    if len(manifest.jobs) == 1:
+        manifest.job.template.container.args.extend(extra)
+    elif not problems:
+        problems.append(f"{len(manifest.jobs)} Jobs; there must be one")
+    return manifest
+
+
+@dataclass(frozen=True)
+class _Metadata:
+    name: str
+    namespace: str
+    annotations: Mapping[str, str]
+
+
+def _read_metadata(top: Fields) -> _Metadata:
+    fields = top.object("metadata")
+    name, namespace = fields.name("name"), fields.text("namespace", "default")
+    fields.text_map("labels")
+    meta = _Metadata(name, namespace, fields.text_map("annotations"))
+    fields.done()
+    return meta
+
+
+def _read_job(top: Fields, meta: _Metadata, manifest: Manifest) -> None:
+    spec = top.object("spec")
+    spec.text("completionMode", "NonIndexed", choices=["Indexed"])
+    completions = spec.number("completions", least=1, most=_MOST_PODS)
+    parallelism = spec.number("parallelism", 1, least=1, most=_MOST_PODS)
+    backoff_limit = spec.number("backoffLimit", 6)
+    deadline_s = spec.optional_number("activeDeadlineSeconds")
+    spec.text("podReplacementPolicy", "Failed", choices=["Failed"])
+    policy = spec.object("podFailurePolicy")
+    template = read_template(spec.object("template"), manifest.notes)
+    rules = tuple(_read_rule(rule, template.container.name) for rule in policy.objects("rules"))
+    policy.done()
+    if rules and template.restart_policy != "Never":
+        policy.problem(f"needs restartPolicy Never; the pods have {template.restart_policy}")
+    spec.without_effect("ttlSecondsAfterFinished")
+    spec.done()
+    manifest.jobs.append(
+        KubernetesJob(meta.name, meta.namespace, completions, parallelism, backoff_limit, deadline_s, rules, template)
+    )
+
+
+def _read_rule(rule: Fields, container: str) -> Rule:
+    action = rule.text("action", choices=_RULE_ACTIONS)
+    for condition in rule.objects("onPodConditions"):
+        condition.text("type")
+        condition.text("status", "True")
+        condition.done()
+    if not rule.has("onExitCodes"):
+        rule.done()
+        return Rule(action, None)
+    on = rule.object("onExitCodes")
+    rule.done()
+    if (name := on.optional_text("containerName")) not in (None, container):
+        on.problem(f"{name!r}: the pods' container is {container!r}", "containerName")
+    operator = on.text("operator", choices=["In", "NotIn"])
+    codes = on.numbers("values")
+    on.done()
+    return Rule(action, tuple(codes), operator == "In")
+
+
+def _read_service(top: Fields, meta: _Metadata, manifest: Manifest) -> None:
+    spec = top.object("spec")
+    spec.text("clusterIP", "", choices=["None"])
+    selector = spec.text_map("selector")
+    publish = spec.flag("publishNotReadyAddresses")
+    spec.without_effect("ports", "ipFamilyPolicy")
+    spec.done()
+    manifest.services[meta.name] = Service(meta.name, selector, publish)
+
+
+def _read_config_map(top: Fields, meta: _Metadata, manifest: Manifest) -> None:
+    manifest.config_maps[meta.name] = files = top.text_map("data")
+    for key in files:
+        if not is_key(key):
+            top.problem(f"{key!r}: not a key that Kubernetes takes", "data")
+    top.without_effect("immutable")
+
+
+def _read_claim(top: Fields, meta: _Metadata, manifest: Manifest) -> None:
+    top.without_effect("spec")
+    folder = meta.annotations.get("frog/local-folder", f"volumes/{meta.name}")
+    manifest.claims[meta.name] = Claim(meta.name, folder)
+
+
+def _check_together(manifest: Manifest, problems: list[str]) -> None:
+    """What each object says about the others."""
+    template = manifest.job.template
+    problems += [
+        f"{what}: is in the namespace {namespace}, the Job in {manifest.job.namespace}: they do not see each other"
+        for what, namespace in manifest.namespaces.items()
+        if namespace != manifest.job.namespace
+    ]
+    for volume in template.volumes.values():
+        files = manifest.config_maps.get(volume.config_map or "")
+        if volume.config_map is not None and files is None:
+            problems.append(f"volume {volume.name}: no ConfigMap {volume.config_map} in the file")
+        for key in volume.items:
+            if files is not None and key not in files:
+                problems.append(f"volume {volume.name}: ConfigMap {volume.config_map} has no {key}")
+    for variable in template.container.env:
+        if variable.config_map is not None:
+            name, key = variable.config_map
+            if key not in manifest.config_maps.get(name, {}):
+                problems.append(f"env {variable.name}: no ConfigMap {name} with {key} in the file")

@@ -1,0 +1,81 @@
+"""What a pod on this machine sees of its files: the machine's own, read-only, with the pod's volumes in their places.
+
+An image is not unpacked: the machine's files take its place. A volume may be mounted at a path that the machine does
+not have; its parent folder is then put together anew, entry by entry, so that nothing on the machine is changed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from frog.core.namespaces import bind, make_read_only, mount_memory, mount_proc
+
+_SMALL_SHM_BYTES = 64 << 20
+"""Of /dev/shm in a container that mounts nothing there."""
+
+
+@dataclass(frozen=True)
+class Mount:
+    """Something that a pod sees at `path`: a file or folder of this machine, or (None) a file system in memory."""
+
+    path: str
+    source: str | None
+    read_only: bool = False
+    size_bytes: int | None = None
+
+
+def build_root(root: str, mounts: Sequence[Mount]) -> None:
+    """Put a pod's files together at `root`, an empty folder. For a process in namespaces of its own."""
+    if not any(mount.path == "/dev/shm" for mount in mounts):
+        mounts = [*mounts, Mount("/dev/shm", None, size_bytes=_SMALL_SHM_BYTES)]
+    mount_memory(root, None, mode="755")
+    _show("", root, {mount.path: mount for mount in mounts})
+    make_read_only(root)
+    mount_proc(f"{root}/proc")
+    for mount in sorted(mounts, key=lambda mount: mount.path.count("/")):
+        if mount.source is None:
+            mount_memory(f"{root}{mount.path}", mount.size_bytes)
+        else:
+            if os.path.isdir(mount.source):
+                os.makedirs(f"{root}{mount.path}", exist_ok=True)  # in a volume that was mounted before
+            bind(mount.source, f"{root}{mount.path}", read_only=mount.read_only)
+
+
+def _show(folder: str, root: str, mounts: dict[str, Mount]) -> None:
+    """Fill `root`/`folder` with what the machine has there, and with a place for each mount."""
+    there = {entry.name for entry in os.scandir(folder or "/")} if os.path.isdir(folder or "/") else set()
+    wanted = {path[len(folder) + 1 :].split("/")[0] for path in mounts if path.startswith(f"{folder}/")}
+    for name in sorted(there | wanted):
+        path = f"{folder}/{name}"
+        new = f"{root}{path}"
+        inner = [place for place in mounts if place.startswith(f"{path}/")]
+        if path in mounts or path == "/proc":
+            _make_place(new, mounts.get(path))
+        elif inner and not all(_is_real(place) for place in inner):
+            os.mkdir(new)
+            _show(path, root, mounts)
+        elif os.path.islink(path):
+            os.symlink(os.readlink(path), new)
+        else:
+            _make_place(new, Mount(path, path))
+            try:
+                bind(path, new)
+            except OSError:
+                if inner:
+                    raise
+
+
+def _make_place(new: str, mount: Mount | None) -> None:
+    """An empty folder or file to mount on."""
+    if mount is not None and mount.source is not None and not os.path.isdir(mount.source):
+        Path(new).touch()
+    else:
+        os.mkdir(new)
+
+
+def _is_real(path: str) -> bool:
+    """Whether the machine has this path, with no link on the way."""
+    return os.path.exists(path) and os.path.realpath(path) == path

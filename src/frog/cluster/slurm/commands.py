@@ -1,0 +1,116 @@
+"""`frog slurm up|status|down|env|explain`: a cluster on this machine, and explained job files."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from pathlib import Path
+
+from frog.cluster.jobfile.commands import add_explain_parser
+from frog.core.errors import UsageError
+
+_FOLDER = Path(".slurm")
+
+
+def add_slurm_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `frog slurm`."""
+    parser = commands.add_parser(
+        "slurm",
+        help="run a Slurm cluster on this machine; explain job files",
+        description="Start a real Slurm (or its emulator) here, and use sbatch, squeue, srun as on a cluster.",
+    )
+    actions = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    up = _add(actions, "up", "start a cluster and wait until its nodes are idle", _up)
+    up.add_argument("--nodes", type=int, default=2, metavar="N", help="simulated nodes (default: %(default)s)")
+    up.add_argument("--gpus-per-node", type=int, default=4, metavar="N", help="simulated GPUs (default: %(default)s)")
+    up.add_argument("--cpus-per-node", type=int, default=32, metavar="N", help="simulated CPUs (default: %(default)s)")
+    up.add_argument("--emulator", action="store_true", help="start a small emulator instead of Slurm")
+    _add(actions, "status", "show daemons, nodes and jobs", _status)
+    down = _add(actions, "down", "end all jobs and the cluster", _down)
+    down.add_argument("--keep-logs", action="store_true", help="keep the daemons' logs in the folder")
+    _add(actions, "env", 'print the variables that connect a shell to the cluster: eval "$(frog slurm env)"', _env)
+    add_explain_parser(actions)
+
+
+def _add(
+    actions: argparse._SubParsersAction[argparse.ArgumentParser], name: str, does: str, handler: object
+) -> argparse.ArgumentParser:
+    parser = actions.add_parser(name, help=does, description=f"{does[0].upper()}{does[1:]}.")
+    parser.add_argument("--folder", type=Path, default=_FOLDER, help="the cluster's folder (default: %(default)s)")
+    parser.set_defaults(handler=handler)
+    return parser
+
+
+def _up(args: argparse.Namespace) -> int:
+    size = (args.nodes, args.gpus_per_node, args.cpus_per_node)
+    if args.emulator:
+        from frog.cluster.emulator import cluster as emulator
+
+        emulator.up(args.folder, *size)
+        what = "the emulator of Slurm"
+    else:
+        from frog.cluster.slurm import cluster
+
+        cluster.up(args.folder, *size, report=print)
+        what = "Slurm"
+    each = f"{args.gpus_per_node} GPUs and {args.cpus_per_node} CPUs" + (" each" if args.nodes > 1 else "")
+    print(
+        f"{what} is up: {args.nodes} node{'s' if args.nodes > 1 else ''} with {each}, all simulated, in {args.folder}/"
+    )
+    print("run once in every shell that uses it:")
+    print(f'  eval "$(frog slurm env{_option(args.folder)})"')
+    print("then, as on any cluster: sinfo, sbatch config/slurm_example.sbatch, squeue, scancel, srun")
+    return 0
+
+
+def _status(args: argparse.Namespace) -> int:
+    if _is_emulator(args.folder):
+        from frog.cluster.emulator.cluster import status_text as emulator_text
+
+        print(emulator_text(args.folder))
+        return 0
+    from frog.cluster.slurm.status import status_text
+
+    print(status_text(args.folder))
+    return 0
+
+
+def _down(args: argparse.Namespace) -> int:
+    if _is_emulator(args.folder):
+        from frog.cluster.emulator import cluster as emulator
+
+        emulator.down(args.folder)
+    else:
+        from frog.cluster.slurm import cluster
+
+        cluster.down(args.folder, keep_logs=args.keep_logs)
+    print(f"the cluster in {args.folder}/ is down")
+    return 0
+
+
+def _env(args: argparse.Namespace) -> int:
+    if _is_emulator(args.folder):
+        from frog.cluster.emulator.cluster import environment as emulator_environment
+
+        variables = emulator_environment(args.folder)
+    else:
+        from frog.cluster.slurm.cluster import environment
+
+        variables = environment(args.folder)
+    for name, value in variables.items():
+        print(f"export {name}={shlex.quote(value)}")
+    return 0
+
+
+def _is_emulator(folder: Path) -> bool:
+    """Kind of the cluster in the folder. Raises UsageError if it has none."""
+    from frog.cluster.slurm.cluster_file import ClusterKind, read_cluster_file
+
+    try:
+        return read_cluster_file(folder, ClusterKind).kind == "emulator"
+    except FileNotFoundError:
+        raise UsageError(f"{folder}/: no cluster found", f"frog slurm up{_option(folder)}") from None
+
+
+def _option(folder: Path) -> str:
+    return "" if folder == _FOLDER else f" --folder {shlex.quote(str(folder))}"

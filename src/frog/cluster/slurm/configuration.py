@@ -1,0 +1,189 @@
+"""Files for Slurm's daemons on a cluster simulated on one machine: slurm.conf, gres.conf and the files they name."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import msgspec
+
+from frog.cluster.slurm.cluster_file import SiteFields
+from frog.core.errors import UsageError
+from frog.core.files import write_atomic
+
+_MEMORY_MB = 512_000
+"""Megabytes per simulated node, large enough for job files that ask for much memory."""
+
+_MOST = {"nodes": 64, "gpus_per_node": 16, "cpus_per_node": 1024}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Size of a simulated cluster."""
+
+    nodes: int
+    gpus_per_node: int
+    cpus_per_node: int
+
+    def __post_init__(self) -> None:
+        for name, most in _MOST.items():
+            least, given = (0 if name == "gpus_per_node" else 1), getattr(self, name)
+            if not least <= given <= most:
+                raise UsageError(
+                    f"--{name.replace('_', '-')} {given}: must be between {least} and {most}",
+                    "frog slurm up --nodes 2 --gpus-per-node 4",
+                )
+
+    @property
+    def node_names(self) -> list[str]:
+        """Slurm's names of the nodes, in order of their rank."""
+        return [f"node{number}" for number in range(1, self.nodes + 1)]
+
+    def as_dict(self) -> dict[str, int]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Site:
+    """Paths, addresses and user of a cluster."""
+
+    name: str
+    """Unique mark of the cluster on this machine. Daemons and jobs carry it in their environment."""
+    folder: Path
+    """Files for the user: slurm.conf, logs."""
+    scratch: Path
+    """Sockets, spool and state: a short path, because a socket's path holds 107 bytes and Slurm's no blanks."""
+    host: str
+    address: str
+    user: str
+    ports: tuple[int, ...]
+    """Ports of slurmctld, then of each node's slurmd."""
+    first_job: int
+
+    @property
+    def slurm_conf(self) -> Path:
+        return self.folder / "slurm.conf"
+
+    @property
+    def logs(self) -> Path:
+        return self.folder / "logs"
+
+    @property
+    def munge_socket(self) -> Path:
+        return self.scratch / "munge.socket"
+
+    @property
+    def munge_key(self) -> Path:
+        return self.scratch / "munge.key"
+
+    @property
+    def home(self) -> Path:
+        """In the scratch folder: a link to the cluster's own."""
+        return self.scratch / "folder"
+
+    @property
+    def owns_scratch(self) -> bool:
+        """True if the scratch folder was made for this cluster; only then may it be removed."""
+        return self.home.is_symlink() and self.home.readlink() == self.folder
+
+    def fields(self) -> SiteFields:
+        """The fields in cluster.json."""
+        paths = {"folder": str(self.folder), "scratch": str(self.scratch)}
+        return SiteFields(**{**asdict(self), **paths, "ports": list(self.ports)})
+
+    @classmethod
+    def of(cls, fields: SiteFields) -> Site:
+        """The inverse of `fields`."""
+        paths = {"folder": Path(fields.folder), "scratch": Path(fields.scratch)}
+        return cls(**{**msgspec.structs.asdict(fields), **paths, "ports": tuple(fields.ports)})
+
+
+def write_configuration(site: Site, shape: Shape) -> None:
+    """Write the files of the daemons."""
+    home = site.home
+    home.symlink_to(site.folder)
+    for name in shape.node_names:
+        (site.scratch / "spool" / name).mkdir(parents=True)
+    (site.scratch / "state").mkdir()
+    for number in range(shape.gpus_per_node):
+        # Slurm takes a GPU's number from the end of its device's name, and wants a device there.
+        (site.scratch / f"gpu{number}").symlink_to("/dev/null")
+    prolog = site.scratch / "task_prolog"
+    prolog.write_text(_TASK_PROLOG)
+    prolog.chmod(0o755)
+    write_atomic(site.folder / "gres.conf", _gres_conf(site, shape))
+    write_atomic(site.slurm_conf, _slurm_conf(site, shape, home))
+
+
+_TASK_PROLOG = """#!/bin/sh
+# What this prints as "export NAME=value", slurmd puts into the task's environment. All nodes share this machine's host
+# name; Frog's logs go by this one.
+echo "export FROG_NODE_NAME=$SLURMD_NODENAME"
+"""
+
+
+def _gres_conf(site: Site, shape: Shape) -> str:
+    if shape.gpus_per_node == 0:
+        return "# no GPUs\n"
+    return (
+        "# Simulated GPUs, on every node: links to /dev/null. Slurm counts and allocates them and sets\n"
+        f"# CUDA_VISIBLE_DEVICES; no program can compute on them.\nName=gpu File={site.scratch}/gpu[0-"
+        f"{shape.gpus_per_node - 1}]\n"
+    )
+
+
+def _slurm_conf(site: Site, shape: Shape, home: Path) -> str:
+    gpus = f" Gres=gpu:{shape.gpus_per_node}" if shape.gpus_per_node else ""
+    nodes = "\n".join(
+        f"NodeName={name} NodeHostname={site.host} NodeAddr={site.address} Port={port} CPUs={shape.cpus_per_node}"
+        f" RealMemory={_MEMORY_MB}{gpus} State=UNKNOWN"
+        for name, port in zip(shape.node_names, site.ports[1:], strict=True)
+    )
+    return f"""# A cluster pretended on one machine. `frog slurm up` wrote this file; `frog slurm down` removes it.
+ClusterName={site.name}
+SlurmctldHost={site.host}({site.address})
+SlurmctldPort={site.ports[0]}
+SlurmUser={site.user}
+SlurmdUser={site.user}
+
+# Who may speak: whoever can reach the munged of this cluster. An expired credential is what a requeued job waits for:
+# after 5 s instead of 2 min.
+AuthType=auth/munge
+CredType=cred/munge
+AuthInfo=socket={site.munge_socket},cred_expire=5
+# Listen at this machine's own address only.
+CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
+
+StateSaveLocation={site.scratch}/state
+SlurmdSpoolDir={site.scratch}/spool/%n
+SlurmctldPidFile={site.scratch}/slurmctld.pid
+SlurmdPidFile={site.scratch}/slurmd-%n.pid
+SlurmctldLogFile={home}/logs/slurmctld.log
+SlurmdLogFile={home}/logs/slurmd-%n.log
+JobCompType=jobcomp/filetxt
+JobCompLoc={home}/logs/jobs.txt
+MailProg=/bin/true
+
+# No cgroups, no systemd: processes are followed by their parents. CPUs and memory are taken as written below, whatever
+# the machine has.
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+TaskProlog={site.scratch}/task_prolog
+SlurmdParameters=config_overrides
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+GresTypes=gpu
+MpiDefault=none
+SwitchType=switch/none
+
+# A job that is stopped has 30 s from SIGTERM to SIGKILL. A node that is silent for a minute is down, and its jobs are
+# requeued. The queue is looked at every 2 s.
+KillWait=30
+SlurmdTimeout=60
+ReturnToService=2
+SchedulerParameters=sched_interval=2,bf_interval=2
+FirstJobId={site.first_job}
+
+{nodes}
+PartitionName=main Nodes={",".join(shape.node_names)} Default=YES MaxTime=INFINITE State=UP
+"""

@@ -1,0 +1,123 @@
+"""Processes of a cluster: how its daemons are started, how all that belongs to it is found again and ended.
+
+A daemon gets a mark in its environment, and whatever it starts inherits the mark; Slurm gives each process of a job the
+cluster's name. So a cluster is found whole, also what a killed daemon left behind, and no pid is taken on trust.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from frog.core.env import child_env
+from frog.core.namespaces import HOST_NAME, unshare_as_same_user
+
+_MARK = "FROG_SLURM_CLUSTER"
+_OWN_GRACE_S = 3.0
+_KILL_S = 10.0
+
+
+@dataclass(frozen=True)
+class ClusterProcess:
+    """A live process of a cluster."""
+
+    pid: int
+    command: str
+    """Its arguments, or the title that it set."""
+    of_job: bool
+    """True if it belongs to a job, False if it belongs to Slurm."""
+
+
+def start_daemon(
+    command: Sequence[str], cluster: str, log: Path, env: dict[str, str], host: str
+) -> subprocess.Popen[bytes]:
+    """Start a daemon, which may outlive this process. Its output goes to `log`.
+
+    Where `host` is not this machine's name, the daemon runs in a namespace in which it is.
+    """
+    own_name = host == socket.gethostname()
+    with open(log, "ab") as output:
+        return subprocess.Popen(
+            command,
+            env=child_env(**env, **{_MARK: cluster}),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            cwd="/",
+            preexec_fn=None if own_name else lambda: go_by_name(host),
+        )
+
+
+def go_by_name(host: str) -> None:
+    """Give this machine the name `host` for this process and its children.
+
+    Raises:  OSError if the system allows that neither to root nor in a user namespace.
+    """
+    unshare_as_same_user(HOST_NAME)
+    socket.sethostname(host)
+
+
+def find_processes(cluster: str) -> list[ClusterProcess]:
+    """All live processes of a cluster, except this process and its ancestors."""
+    wanted = f"{_MARK}={cluster}".encode(), f"SLURM_CLUSTER_NAME={cluster}".encode()
+    own = _ancestors()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) in own:
+            continue
+        try:
+            variables = (entry / "environ").read_bytes().split(b"\0")
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        except (OSError, ValueError):  # it has just ended, or belongs to another user
+            continue
+        of_job = wanted[1] in variables and any(variable.startswith(b"SLURM_JOB_ID=") for variable in variables)
+        if of_job or wanted[0] in variables:
+            found.append(ClusterProcess(int(entry.name), command, of_job))
+    return sorted(found, key=lambda process: process.pid)
+
+
+def end_processes(cluster: str, grace_s: float) -> list[ClusterProcess]:
+    """Send SIGTERM, then SIGKILL, to all processes of a cluster; return those that still exist.
+
+    Processes of a job get `grace_s`, Slurm's own less: without a controller some would never end.
+    """
+    for process in find_processes(cluster):
+        _send(process.pid, signal.SIGTERM)
+    start = time.monotonic()
+    while left := find_processes(cluster):
+        if time.monotonic() > start + (grace_s if any(process.of_job for process in left) else _OWN_GRACE_S):
+            break
+        time.sleep(0.05)
+    deadline = time.monotonic() + _KILL_S
+    while left and time.monotonic() < deadline:
+        for process in left:
+            _send(process.pid, signal.SIGKILL)
+        time.sleep(0.05)
+        left = find_processes(cluster)
+    return left
+
+
+def _send(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def _ancestors() -> set[int]:
+    """This process and its ancestors."""
+    pids, pid = set(), os.getpid()
+    while pid > 0:
+        pids.add(pid)
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except (OSError, ValueError):
+            break
+    return pids

@@ -1,0 +1,1 @@
+"""A folder with everything that a run needs on a cluster without internet."""

@@ -1,0 +1,168 @@
+"""Create a bundle: its contents and its README."""
+
+from __future__ import annotations
+
+import argparse
+import platform as host
+import shutil
+import time
+from pathlib import Path
+
+from frog import __version__
+from frog.cluster.jobfile.cluster import CLUSTERS, load_profile, profile_path
+from frog.cluster.submit.bundle.staging import staged
+from frog.cluster.submit.bundle.sums import SUMS, write_sums
+from frog.cluster.submit.bundle.wheels import check_platform, collect_wheels, python_version
+from frog.cluster.submit.bundle_facts import BUNDLE_JSON, BundleFacts, BundleRequest
+from frog.cluster.submit.runfiles import named_files
+from frog.cluster.submit.slurm import command_line, render_checked
+from frog.cluster.submit.slurm_job import JOBS, REQUEST_OPTIONS, SlurmRequest, check_request
+from frog.config import RunConfig, load_run_config
+from frog.config.deepspeed import read_deepspeed
+from frog.core.errors import UsageError
+from frog.core.files import write_atomic
+from frog.core.schema import write_typed
+from frog.core.units import format_bytes, format_seconds
+from frog.data.prepared import open_prepared
+
+_TEXTS = Path(__file__).parent / "texts"
+
+
+def make_bundle(args: argparse.Namespace) -> None:
+    """Create the folder that the arguments ask for, and print its contents.
+
+    Raises:  UsageError, ConfigError, DataError before anything is created; LaunchError if pip fails, after the
+             unfinished folder is removed.
+    """
+    start = time.monotonic()
+    config = load_run_config(args.run_file, args.set)
+    files, settings = _run_files(args.run_file, config)
+    request = SlurmRequest.asked_for(
+        args,
+        {},
+        profile=load_profile(args.profile),
+        config=config,
+        run_file=Path("config") / args.run_file.name,
+        settings=(*args.set, *settings),
+        bundled=True,
+        command=command_line(args, "bundle"),
+        file=Path("job.sbatch"),
+    )
+    check_request(request)
+    check_platform(args.platform, args.python_version)
+    data = open_prepared(config.data.name, verify=True)
+    with_wheels = not args.no_wheels and request.profile.container is None
+    with staged(args.to, force=args.force) as folder:
+        for name, source in files.items():
+            _copy(source, folder / name)
+        profile = profile_path(args.profile)
+        _copy(profile, folder / CLUSTERS / profile.name)
+        _copy(data.path, folder / "data" / config.data.name)
+        (folder / JOBS).mkdir(parents=True)
+        if with_wheels:
+            _add_wheels(folder, config, args)
+        write_typed(folder / BUNDLE_JSON, _facts(request, args, with_wheels))
+        write_atomic(folder / request.job_file, render_checked(request, folder))
+        warnings = _warnings(request, folder)
+        write_atomic(folder / "README.md", _readme(request, with_wheels, warnings, args))
+        count = write_sums(folder)
+    size = sum(path.stat().st_size for path in args.to.rglob("*") if path.is_file())
+    took = format_seconds(time.monotonic() - start)
+    print(f"{args.to}: {count} files, {format_bytes(size)}, in {took}; {SUMS} lists them")
+    print("".join(f"note: {text}\n" for text in warnings), end="")
+    print(f"next: read {args.to}/README.md")
+
+
+def _run_files(run_file: Path, config: RunConfig) -> tuple[dict[str, Path], list[str]]:
+    """Files of the run by their place in the bundle, and the settings with which the run file finds them there."""
+    named = named_files(run_file, config)
+    files = {f"config/{path.name}": path for path in (run_file, *named.values())}
+    model, deepspeed = named["model.file"], named.get("strategy.deepspeed_file")
+    settings = [] if config.source.file == model.name else [f"model.file={model.name}"]
+    if config.source.init_from is not None:
+        weights = Path(config.source.init_from)
+        if not (weights / "config.json").is_file():
+            raise UsageError(
+                f"model.init_from={config.source.init_from}: not a folder of weights, so a bundle cannot include it",
+                f"frog export {config.source.init_from} --to hf DIR, then --set model.init_from=DIR",
+            )
+        files[f"weights/{weights.name}"] = weights
+        settings.append(f"model.init_from=weights/{weights.name}")
+    if deepspeed is not None:
+        read_deepspeed(deepspeed)
+        settings.append(f"strategy.deepspeed_file=config/{deepspeed.name}")
+    return files, settings
+
+
+def _add_wheels(folder: Path, config: RunConfig, args: argparse.Namespace) -> None:
+    extras = ("deepspeed",) if config.strategy.implementation == "deepspeed" else ()
+    print(f"collecting wheels for {args.platform or 'this platform'}; torch takes the longest", flush=True)
+    collect_wheels(folder / "wheels", extras, args.platform, args.python_version)
+    python = args.python_version or python_version()
+    wanted = f"frog[{','.join(extras)}]=={__version__}" if extras else f"frog=={__version__}"
+    text = (_TEXTS / "setup.sh").read_text().replace("@PYTHON@", python).replace("@WANTED@", wanted)
+    write_atomic(folder / "setup.sh", text)
+    (folder / "setup.sh").chmod(0o755)
+
+
+def _facts(request: SlurmRequest, args: argparse.Namespace, with_wheels: bool) -> BundleFacts:
+    """Facts about the bundle, for programs."""
+    return BundleFacts(
+        frog=__version__,
+        run=request.config.name,
+        run_file=str(request.run_file),
+        settings=list(request.settings),
+        data=request.config.data.name,
+        profile=profile_path(args.profile).stem,
+        request=BundleRequest(**{name: getattr(request, name) for name in REQUEST_OPTIONS}),
+        wheels=with_wheels,
+        platform=(args.platform or f"{host.system()} {host.machine()}") if with_wheels else None,
+        python=(args.python_version or python_version()) if with_wheels else None,
+    )
+
+
+def _readme(request: SlurmRequest, with_wheels: bool, warnings: list[str], args: argparse.Namespace) -> str:
+    profile = request.profile
+    python = args.python_version or python_version()
+    where = profile.scratch or "a folder that all nodes share"
+    setup = f"PYTHON=python{python} ./setup.sh      # creates .venv from wheels/ only"
+    if profile.container is not None:
+        setup = f"ls {profile.container}      # the profile's image, with Python and Frog"
+    elif not with_wheels:
+        setup = f"{profile.python} -c 'import frog'      # this bundle has no wheels: Frog must be installed there"
+    source = [f"Source of these facts: {profile.source}"] if profile.source else []
+    checks = "".join(f"- {text}\n" for text in (*warnings, *profile.check, *source))
+    return (_TEXTS / "README.md").read_text().format(
+        name=request.config.name,
+        profile=profile.name,
+        description=profile.description or profile.name,
+        world=f"{request.nodes} x {request.ranks} = {request.nodes * request.ranks}",
+        command=request.command,
+        where=where,
+        setup=setup,
+        checks=checks or "- nothing: the profile names no checks\n",
+        data=request.config.data.name,
+        folder=args.to.name,
+    )  # fmt: skip
+
+
+def _warnings(request: SlurmRequest, folder: Path) -> list[str]:
+    """Warning for a cluster with GPUs if the bundle's torch has no CUDA."""
+    wheels = sorted(path.name for path in (folder / "wheels").glob("*.whl"))
+    torch = next((name for name in wheels if name.startswith("torch-")), None)
+    cuda = any(name.startswith("nvidia_") for name in wheels) or (torch is not None and "+cu" in torch)
+    if torch is None or cuda or not request.profile.gpus_per_node:
+        return []
+    return [
+        f"{torch} has no CUDA, but {request.profile.name} has GPUs: the ranks would compute on CPUs. Let pip find a "
+        "build with CUDA, such as with PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cu126, and make the bundle "
+        "again"
+    ]
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        shutil.copytree(source, target)
+    else:
+        shutil.copy(source, target)

@@ -1,0 +1,304 @@
+"""A group of ranks and its collectives. Buffers are numpy arrays, contiguous and of one dimension.
+
+Every rank calls the same collectives in the same order. Results are the same on all ranks, bit for bit. Which
+algorithm and which transport is taken depends on sizes and on who shares a machine with whom, never on a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from frog.comm.collectives import exchange, ring
+from frog.comm.collectives.arithmetic import Buffer, Reduction
+from frog.comm.collectives.connection import Connection, Mesh
+from frog.comm.collectives.cost import Costs
+from frog.comm.collectives.errors import Alarm, PeerClosed
+from frog.comm.collectives.exchange import cuts
+from frog.comm.collectives.messages import Messages
+from frog.comm.collectives.rendezvous import Book, Peer, Place, meet
+from frog.comm.collectives.shared_memory import SMALL_BYTES, Segment, create, usable
+from frog.runs.observer import operation
+
+OPERATIONS = (
+    "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather", "scatter", "all_to_all", "barrier",
+)  # fmt: skip
+_TAGS = {name: number for number, name in enumerate(OPERATIONS)}
+_TEXT_BYTES = 256
+
+
+class Group:
+    """Some ranks, seen from one of them."""
+
+    def __init__(
+        self,
+        rank: int,
+        peers: Sequence[Peer],
+        connections: dict[int, Connection],
+        messages: Messages,
+        timeout_s: float,
+        costs: Costs,
+        memory: bool,
+        alarms: Sequence[Connection] = (),
+    ) -> None:
+        """peers: all ranks, in order. alarms: connections on which nothing is said unless something is wrong."""
+        self.rank, self.size, self.peers, self.costs = rank, len(peers), peers, costs
+        self.mesh = Mesh(rank, self.size, connections, timeout_s, alarms)
+        self.messages = messages
+        self._seq = 0
+        self._shared = False
+        by_node: dict[str, list[int]] = {}
+        for peer in peers:
+            by_node.setdefault(peer.node, []).append(peer.rank)
+        self._nodes = list(by_node.values())
+        self._local = by_node[peers[rank].node]
+        self.segment = self._share() if memory and self.size > len(self._nodes) else None
+
+    @operation("entry")
+    def _share(self) -> Segment | None:
+        """Memory that the ranks of this node map; None on a node of one rank, and everywhere if a node has no room."""
+        heads = [ranks[0] for ranks in self._nodes if len(ranks) > 1]
+        path = create(len(self._local)) if self.rank in heads else None
+        try:
+            names = self._tell_all(str(path or ""))
+            if not all(names[head] for head in heads):
+                return None
+            self._shared = True
+            if len(self._local) == 1:
+                return None
+            own = self._local.index(self.rank)
+            name = Path(names[self._local[0]])
+            segment = Segment(name, own, len(self._local), self.mesh.timeout_s, self.look)
+            segment.commit()
+            return segment
+        finally:
+            if path is not None:
+                path.unlink()
+
+    def _tell_all(self, text: str) -> list[str]:
+        """A short text of each rank, in order of ranks."""
+        rows = [np.zeros(_TEXT_BYTES, np.uint8) for _ in range(self.size)]
+        data = text.encode()
+        rows[self.rank][: len(data)] = np.frombuffer(data, np.uint8)
+        self._seq += 1
+        exchange.all_gather(self.mesh, self._seq, _TAGS["all_gather"], rows)
+        return [row.tobytes().rstrip(b"\0").decode() for row in rows]
+
+    def look(self) -> None:
+        """Raise PeerClosed if the connection to a peer has been closed from there, Alarm if one has rung."""
+        for connection in self.mesh.connections.values():
+            if connection.has_left():
+                raise PeerClosed(connection.peer)
+        for alarm in self.mesh.alarms:
+            if alarm.can_be_read():
+                raise Alarm(alarm.peer)
+
+    @property
+    def _whole(self) -> Segment | None:
+        """The segment, if all ranks share it."""
+        return self.segment if len(self._nodes) == 1 else None
+
+    @operation("all_reduce")
+    def all_reduce(self, x: Buffer, op: str = "sum") -> None:
+        """`x` of all ranks, summed (or: avg, min, max, product, ...) in place."""
+        self._seq += 1
+        reduction = Reduction(op, x.dtype, self.size)
+        if self.size == 1 or not len(x):
+            return
+        if self._whole is not None:
+            self._in_memory(self._whole, x, reduction)
+        elif self._shared and len(self._nodes) < self.size:
+            self._by_nodes(x, op)
+        else:
+            self._over_network(self.mesh, x, reduction)
+
+    def _in_memory(self, segment: Segment, x: Buffer, reduction: Reduction) -> None:
+        if x.nbytes <= SMALL_BYTES:
+            segment.all_reduce_small(x, reduction)
+        elif segment.size == 2:
+            segment.all_reduce_of_two(x, reduction)
+        else:
+            segment.all_reduce(x, reduction)
+
+    def _over_network(self, mesh: Mesh, x: Buffer, reduction: Reduction) -> None:
+        tag = _TAGS["all_reduce"]
+        if self.costs.takes_ring(x.nbytes, mesh.size):
+            ring.all_reduce(mesh, self._seq, tag, [x[cut] for cut in cuts(len(x), mesh.size)], reduction)
+        else:
+            exchange.all_reduce(mesh, self._seq, tag, x, reduction)
+
+    def _by_nodes(self, x: Buffer, op: str) -> None:
+        """Inside each node through memory, between the first ranks of the nodes over the network, and back.
+
+        Comm:    2(m-1)/m S bytes leave each of m nodes, however many ranks it has.
+        """
+        if self.segment is not None:
+            self._in_memory(self.segment, x, Reduction("sum" if op == "avg" else op, x.dtype, len(self._local)))
+        if self.rank == self._local[0]:
+            self._over_network(self._leaders, x, Reduction(op, x.dtype, self.size))
+        if self.segment is not None:
+            self.segment.broadcast(x, 0)
+
+    @property
+    def _leaders(self) -> Mesh:
+        leaders = [node[0] for node in self._nodes]
+        connections = {index: self.mesh.connections[rank] for index, rank in enumerate(leaders) if rank != self.rank}
+        return Mesh(leaders.index(self.rank), len(leaders), connections, self.mesh.timeout_s)
+
+    @operation("all_gather")
+    def all_gather(self, parts: Sequence[Buffer], x: Buffer) -> None:
+        """Fill `parts` with everybody's `x`, in order of ranks. All are of one size."""
+        self._seq += 1
+        parts[self.rank][:] = x
+        if self.size == 1 or not len(x):
+            return
+        if self._whole is not None:
+            self._whole.all_gather(parts)
+        elif self.costs.takes_ring(x.nbytes * self.size, self.size):
+            ring.all_gather(self.mesh, self._seq, _TAGS["all_gather"], parts)
+        else:
+            exchange.all_gather(self.mesh, self._seq, _TAGS["all_gather"], parts)
+
+    @operation("reduce_scatter")
+    def reduce_scatter(self, out: Buffer, parts: Sequence[Buffer], op: str = "sum") -> None:
+        """`out` becomes the sum of everybody's `parts[rank]`, in order of ranks. All are of one size."""
+        self._seq += 1
+        reduction = Reduction(op, out.dtype, self.size)
+        if self.size == 1:
+            out[:] = parts[0]
+        elif not len(out):
+            return
+        elif self._whole is not None:
+            self._whole.reduce_scatter(parts, out, reduction)
+        else:
+            exchange.reduce_scatter(self.mesh, self._seq, _TAGS["reduce_scatter"], parts, out, reduction)
+
+    @operation("broadcast")
+    def broadcast(self, x: Buffer, root: int) -> None:
+        """Give everybody `root`'s `x`."""
+        self._seq += 1
+        if self.size == 1 or not len(x):
+            return
+        if self._whole is not None:
+            self._whole.broadcast(x, root)
+        else:
+            exchange.broadcast(self.mesh, self._seq, _TAGS["broadcast"], x, root)
+
+    @operation("reduce")
+    def reduce(self, x: Buffer, root: int, op: str = "sum") -> None:
+        """`root`'s `x` becomes the sum of everybody's, in order of ranks; the others keep theirs.
+
+        Comm:    a reduce-scatter and a gather: (n-1)/n S bytes leave each rank, S/n more each but root.
+        """
+        self._seq += 1
+        reduction = Reduction(op, x.dtype, self.size)
+        if self.size == 1 or not len(x):
+            return
+        step = -(-len(x) // self.size)
+        padded = np.zeros(step * self.size, x.dtype)
+        padded[: len(x)] = x
+        parts = list(padded.reshape(self.size, step))
+        own = np.empty(step, x.dtype)
+        if self._whole is not None:
+            self._whole.reduce_scatter(parts, own, reduction)
+        else:
+            exchange.reduce_scatter(self.mesh, self._seq, _TAGS["reduce"], parts, own, reduction)
+        parts[self.rank][:] = own
+        exchange.gather(self.mesh, self._seq, _TAGS["reduce"], own, parts if self.rank == root else None, root)
+        if self.rank == root:
+            x[:] = padded[: len(x)]
+
+    @operation("gather")
+    def gather(self, x: Buffer, parts: Sequence[Buffer] | None, root: int) -> None:
+        """`root` gets everybody's `x` into its `parts`."""
+        self._seq += 1
+        if parts is not None:
+            parts[self.rank][:] = x
+        exchange.gather(self.mesh, self._seq, _TAGS["gather"], x, parts, root)
+
+    @operation("scatter")
+    def scatter(self, x: Buffer, parts: Sequence[Buffer] | None, root: int) -> None:
+        """Everybody gets its own of `root`'s `parts` into `x`."""
+        self._seq += 1
+        if parts is not None:
+            x[:] = parts[self.rank]
+        exchange.scatter(self.mesh, self._seq, _TAGS["scatter"], x, parts, root)
+
+    @operation("all_to_all")
+    def all_to_all(self, arrive: Sequence[Buffer], leave: Sequence[Buffer], even: bool = False) -> None:
+        """`arrive[i]` becomes rank i's `leave[rank]`. even: the caller says that all of them have one size."""
+        self._seq += 1
+        arrive[self.rank][:] = leave[self.rank]
+        if self.size == 1:
+            return
+        if even and self._whole is not None and len(leave[0]):
+            self._whole.all_to_all(leave, arrive)
+        else:
+            exchange.all_to_all(self.mesh, self._seq, _TAGS["all_to_all"], leave, arrive)
+
+    @operation("barrier")
+    def barrier(self) -> None:
+        """Return when every rank is here."""
+        self.all_reduce(np.zeros(1, np.uint8))
+
+    def close(self) -> None:
+        """Give all connections back."""
+        self.messages.close()
+        for connection in self.mesh.connections.values():
+            connection.close()
+
+
+def open_group(
+    book: Book,
+    rank: int,
+    size: int,
+    name: str = "world",
+    secret: bytes = b"",
+    host: str = "127.0.0.1",
+    node: str = "",
+    timeout_s: float = 60.0,
+    costs: Costs | None = None,
+    memory: bool | None = None,
+    report: Callable[[str], None] = lambda text: None,
+) -> Group:
+    """Meet the other ranks and connect to each of them, twice: for collectives, and for messages.
+
+    node: ranks that name the same one share memory, if the machine can and `memory` does not say no.
+    report: called with a line for each caller who could not prove that it belongs here.
+
+    Raises:  CollectiveError if not all come in `timeout_s`.
+    """
+    key = secret or b"frog"
+    peers: list[Peer] = []
+    meshes: list[dict[int, Connection]] = []
+    for use in ("collectives", "messages"):
+        place = Place(rank, size, f"{name} {use}", key, host, node)
+        try:
+            peers, connections = meet(place, Prefixed(book, use), timeout_s)
+        finally:
+            place.close()
+            for line in place.refused:
+                report(line)
+        meshes.append(connections)
+    if rank == 0:
+        shares = usable() if memory is None else memory and usable()
+        book.set("costs", (costs or Costs()).to_text())
+        book.set("memory", "yes" if shares else "no")
+    shares = size > 1 and book.get("memory") == b"yes"
+    agreed = Costs.from_text(book.get("costs"))
+    return Group(rank, peers, meshes[0], Messages(meshes[1], timeout_s), timeout_s, agreed, shares)
+
+
+class Prefixed:
+    """A part of a book."""
+
+    def __init__(self, book: Book, prefix: str) -> None:
+        self._book, self._prefix = book, prefix
+
+    def set(self, key: str, value: str) -> None:
+        self._book.set(f"{self._prefix} {key}", value)
+
+    def get(self, key: str) -> bytes:
+        return self._book.get(f"{self._prefix} {key}")

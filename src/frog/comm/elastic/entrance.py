@@ -1,0 +1,59 @@
+"""How ranks become survivors: all together at a beginning, or one by one through the door."""
+
+from __future__ import annotations
+
+from frog.comm.collectives.cost import Costs
+from frog.comm.collectives.rendezvous import Book, Peer, Place, meet
+from frog.comm.elastic.door import knock
+from frog.comm.elastic.survivors import Survivors
+from frog.config.run import MOST_ELASTIC_RANKS
+from frog.runs.observer import operation
+
+
+def meet_survivors(
+    book: Book,
+    rank: int,
+    size: int,
+    secret: bytes,
+    host: str = "127.0.0.1",
+    node: str = "",
+    timeout_s: float = 60.0,
+    patience_s: float = 2.0,
+    costs: Costs | None = None,
+    memory: bool = True,
+) -> Survivors:
+    """Meet the other ranks of a world's beginning. Raises CollectiveError if not all come in `timeout_s`."""
+    if size > MOST_ELASTIC_RANKS:
+        raise ValueError(f"{size} ranks: at most {MOST_ELASTIC_RANKS} can agree")
+    place = Place(rank, size, "survivors", secret, host, node)
+    try:
+        peers, lines = meet(place, book, timeout_s)
+    finally:
+        place.close()
+    if rank == 0:
+        book.set("costs", (costs or Costs()).to_text())
+    return Survivors(
+        rank, {peer.rank: peer for peer in peers}, lines, range(size), secret, costs=Costs.from_text(book.get("costs")),
+        timeout_s=timeout_s, patience_s=patience_s, memory=memory,
+    )  # fmt: skip
+
+
+@operation("entry")
+def join_survivors(
+    door: Peer,
+    secret: bytes,
+    host: str = "127.0.0.1",
+    node: str = "",
+    timeout_s: float = 60.0,
+    patience_s: float = 2.0,
+    memory: bool = True,
+) -> Survivors:
+    """Come into a group through its door, as soon as its members let somebody in.
+
+    Raises:  CollectiveError if nobody answers there in `timeout_s`, or it came to nothing.
+    """
+    welcome, lines = knock(door, secret, host, node, timeout_s)
+    return Survivors(
+        welcome.identity, welcome.peers, lines, welcome.members, secret, costs=Costs.from_text(welcome.costs),
+        timeout_s=timeout_s, patience_s=patience_s, memory=memory, epoch=welcome.epoch, completed=welcome.completed,
+    )  # fmt: skip

@@ -1,0 +1,80 @@
+"""`frog init DIR`: a folder to train in, with the files that a run, a cluster and a job are described by."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import frog
+from frog.core.errors import UsageError
+from frog.core.files import write_atomic
+
+_INSTALLED = Path(frog.__file__).parent / "config" / "shipped"
+_CLONE = Path(frog.__file__).parents[2]
+
+FILES = (
+    "config/demo.toml",
+    "config/config.json",
+    "config/slurm_example.sbatch",
+    "config/clusters/generic.toml",
+    "train.py",
+)
+"""What a project begins with, as it lies in the repository."""
+
+_IGNORED = "/runs/\n/data/\n/logs\n/build/\n"
+
+_README = """\
+# {name}
+
+    frog data prepare                                    the embedded corpus; your own text: frog data prepare --help
+    frog run --nproc 4 -- train config/demo.toml         train on four ranks of this machine
+    frog report latest --open                            look at it
+    frog slurm explain config/slurm_example.sbatch       what the job file asks for, and what is wrong with it
+    frog submit config/demo.toml --to slurm --dry-run    the job for a cluster of config/clusters/
+
+| file | what it says |
+|---|---|
+| `config/demo.toml` | the run: data, steps, optimizer, strategy. Any field: `--set train.steps=20` |
+| `config/config.json` | the model's sizes, in Hugging Face's names |
+| `config/clusters/generic.toml` | the cluster: copy it, and write in what your site's pages say |
+| `config/slurm_example.sbatch` | a job file for Slurm, to read and to change |
+| `train.py` | the program that `torchrun` and the job file start |
+"""
+
+
+def add_init_parser(commands: argparse._SubParsersAction[Any]) -> None:
+    """Add `frog init`."""
+    parser = commands.add_parser(
+        "init",
+        help="make a folder to train in: run file, model, cluster profile, job file",
+        description="Make a folder with a run file, a model file, a cluster profile and a job file. "
+        "Commands such as `frog train` and `frog submit` find them there.",
+    )
+    parser.add_argument("folder", type=Path, metavar="DIR", help="a new or empty folder; . is this one")
+    parser.set_defaults(handler=_init)
+
+
+def _init(args: argparse.Namespace) -> int:
+    folder: Path = args.folder
+    make_project(folder)
+    print(f"made {folder}\nnext: cd {folder} && frog data prepare && frog run --nproc 4 -- train config/demo.toml")
+    return 0
+
+
+def make_project(folder: Path) -> None:
+    """Write the files of a project into a new or empty folder.
+
+    Raises:  UsageError if something is there already, or the folder cannot be written to.
+    """
+    source = _INSTALLED if _INSTALLED.is_dir() else _CLONE
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise UsageError(f"{folder}: is not empty", "name a new folder")
+        for name in FILES:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(folder / name, (source / name).read_bytes())
+        write_atomic(folder / ".gitignore", _IGNORED)
+        write_atomic(folder / "README.md", _README.format(name=folder.resolve().name))
+    except OSError as problem:
+        raise UsageError(f"{folder}: cannot be made: {problem.strerror}", "name another folder") from None

@@ -1,0 +1,35 @@
+"""Types of command-line arguments, for argparse: numbers within limits."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """Build the type of whole numbers from `least` on."""
+
+    def read(text: str) -> int:
+        if (value := int(text)) < least:
+            raise argparse.ArgumentTypeError(f"{text}: must be at least {least}")
+        return value
+
+    read.__name__ = "int"  # argparse reports `invalid int value: 'x'`
+    return read
+
+
+def between(least: float, most: float) -> Callable[[str], float]:
+    """Build the type of numbers from `least` to `most`."""
+
+    def read(text: str) -> float:
+        if not least <= (value := float(text)) <= most:
+            raise argparse.ArgumentTypeError(f"{text}: must be between {_short(least)} and {_short(most)}")
+        return value
+
+    read.__name__ = "float"
+    return read
+
+
+def _short(number: float) -> str:
+    """Write 1e9 where Python writes 1e+09."""
+    return f"{number:g}".replace("e+0", "e").replace("e-0", "e-")

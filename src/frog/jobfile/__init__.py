@@ -1,1 +1,0 @@
-"""What a job file for Slurm says: directives, steps, traps."""

@@ -1,0 +1,259 @@
+"""torchrun, with what happens as data: `python -m frog.launch.torchrun.agent REPORTS.jsonl <what torchrun takes>`.
+
+The launcher starts this in place of the `torchrun` script. It is the same agent; it only reports more: the ranks it
+starts and those it finds failed go to REPORTS.jsonl, line by line, and are not logged and thrown. And it forks ranks
+of Frog's own programs from a process that has torch loaded (frog.launch.torchrun.forkserver).
+
+Of a run that goes on when ranks are lost it lets the others be. If it may (`frog run --replace N`), it starts another
+rank in place of a lost one, which joins the run as `frog join` does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import DistError
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.rendezvous import RendezvousError
+from torch.distributed.run import parse_args, run
+
+from frog.comm.error_file import read_error
+from frog.core.env import MAY_MEET, SURVIVES, launch_dir, most_replaced, set_attempt, start_method, survives_losses
+from frog.core.errors import CommError, LaunchError, UsageError
+from frog.core.exitcodes import ASKED_TO_STOP, signal_code
+from frog.core.processes import NOT_MET, kill_group, leave, leave_with_parent
+from frog.launch.torchrun.elastic import (
+    TESTED,
+    Ranks,
+    check_agent,
+    check_state,
+    fork_ranks_with,
+    missing_to_fork,
+    processes_of,
+    rendezvous_round,
+    unsupported,
+    use_agent,
+)
+from frog.launch.torchrun.forkserver import start_fork_server
+
+_JOIN = "frog.train.elastic.join"
+"""The program of a rank that comes into a run under way."""
+
+
+class _ReportingAgent(LocalElasticAgent):
+    """torchrun's own agent, which writes down the worlds it starts and the failures it sees."""
+
+    reports: Path
+    pids: tuple[int, ...] = ()
+    """Of the ranks that run. Each leads a group of its own."""
+    _attempt: int
+
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        super()._rendezvous(worker_group)
+        check_state(self)
+        # All nodes know the same round; a node that joins late has not counted the worlds before.
+        number = rendezvous_round(worker_group)
+        self._attempt = number if number is not None else self._own_restarts
+        set_attempt(self._attempt)
+
+    @property
+    def _own_restarts(self) -> int:
+        return int(self._worker_group.spec.max_restarts - self._remaining_restarts)
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        if (folder := launch_dir()) is not None:
+            (folder / SURVIVES).unlink(missing_ok=True)  # the new world says it anew, when all its ranks have met
+        pids: dict[int, Any] = super()._start_workers(worker_group)
+        _ReportingAgent.pids = tuple(pids.values())
+        self._ended_ns: dict[int, int] = {}
+        self._write(
+            "world",
+            node_rank=worker_group.group_rank,
+            ranks=[worker.global_rank for worker in worker_group.workers],
+            world_size=worker_group.workers[0].world_size,
+            master_addr=worker_group.master_addr,
+            master_port=worker_group.master_port,
+            pids=[pids[worker.local_rank] for worker in worker_group.workers],
+        )
+        return pids
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        self._note_ends()
+        if survives_losses() and self._let_go(worker_group):
+            return RunResult(state=WorkerState.HEALTHY)
+        result: RunResult = super()._monitor_workers(worker_group)
+        for rank, failure in result.failures.items():
+            if failure.exitcode == UsageError.exit_code:  # starting again would not mend a user's mistake
+                self._remaining_restarts = 0
+            ended_ns = self._ended_ns.get(failure.pid) or time.time_ns()
+            self._write("exit", ended_ns, node_rank=worker_group.group_rank, **_describe(rank, failure))
+        return result
+
+    def _exit_barrier(self) -> None:
+        """Wait for the other nodes, unless they may be gone."""
+        if not survives_losses():
+            super()._exit_barrier()  # type: ignore[no-untyped-call]
+
+    def _let_go(self, worker_group: WorkerGroup) -> bool:
+        """Report who has failed while others go on, or have ended well, and look at them no more; replace them.
+
+        Returns whether some go on here. Then nobody may ask torch, which ends them if one has failed meanwhile.
+        """
+        ranks = Ranks(self)
+        codes = {local: process.poll() for local, process in ranks.processes.items()}
+        reports = {}
+        for local, code in codes.items():
+            if local not in ranks.watched or not code:
+                continue
+            failure = ProcessFailure(local, ranks.processes[local].pid, code, ranks.error_file(local))
+            reports[local] = _describe(worker_group.workers[local].global_rank, failure)
+        may_go_on = None in codes.values() or (worker_group.group_world_size or 1) > 1
+        numbers = {local: self._take_replacement(report) if may_go_on else None for local, report in reports.items()}
+        new = {local: self._start_another(ranks, worker_group, local) for local, number in numbers.items() if number}
+        goes_on = None in codes.values() or any(new.values())
+        if not goes_on and 0 not in codes.values():
+            return False
+        for local, report in reports.items():
+            ranks.watched.discard(local)
+            self._write("exit", self._ended_ns.get(report["pid"]), node_rank=worker_group.group_rank, **report)
+            if handler := new.get(local):
+                self._replace(ranks, worker_group, local, handler, numbers[local])
+        return goes_on
+
+    def _take_replacement(self, report: dict[str, Any]) -> int | None:
+        """The number of one more replacement, from 1; None if there is to be none.
+
+        There is none after a user's mistake, for a rank that was asked to stop, nor for one that has lost all others.
+        """
+        folder, code, error = launch_dir(), report["code"], report["error"] or {}
+        if folder is None or code in (UsageError.exit_code, *ASKED_TO_STOP) or error.get("type") == CommError.__name__:
+            return None
+        for number in range(1, most_replaced() + 1):
+            with contextlib.suppress(FileExistsError):  # the agents of all nodes count together
+                (folder / f"replaced_{number}").touch(exist_ok=False)
+                return number
+        return None
+
+    def _start_another(self, ranks: Ranks, worker_group: WorkerGroup, local: int) -> Any:
+        """Start a rank that joins the run, with the place of a lost one. None if no process can be started."""
+        folder = launch_dir()
+        assert folder is not None
+        try:
+            Path(ranks.error_file(local)).unlink(missing_ok=True)
+            words = ("-u", "-m", _JOIN, (folder / "run_folder").read_text())
+            return ranks.start(local, words, worker_group.spec.numa_options)
+        except OSError as error:
+            print(f"no rank can be started in the place of a lost one: {error}", file=sys.stderr, flush=True)
+            return None
+
+    def _replace(self, ranks: Ranks, worker_group: WorkerGroup, local: int, handler: Any, number: int | None) -> None:
+        """Look at the new rank in place of the lost one from now on."""
+        worker = worker_group.workers[local]
+        lost = ranks.processes[local].pid
+        ranks.replace(local, handler)
+        worker.id = handler.proc.pid
+        _ReportingAgent.pids = tuple(process.pid for process in ranks.processes.values())
+        fields = {"rank": worker.global_rank, "lost": lost, "pid": worker.id, "number": number}
+        self._write("replace", node_rank=worker_group.group_rank, **fields)
+
+    def _note_ends(self) -> None:
+        """Note who has ended by now: of a failure torchrun reports only when it has made the others leave."""
+        for process in processes_of(self):
+            if process.pid not in self._ended_ns and process.poll() is not None:
+                self._ended_ns[process.pid] = time.time_ns()
+
+    def _write(self, event: str, unix_ns: int | None = None, **fields: Any) -> None:
+        line = {"event": event, "unix_ns": unix_ns or time.time_ns(), "attempt": self._attempt, **fields}
+        with open(self.reports, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def _fork_ranks(args: argparse.Namespace) -> None:
+    """Have ranks forked, if they may be. Nothing in this process may have started a thread yet."""
+    method = start_method()
+    own = args.module and args.training_script.startswith("frog.")
+    for_gpus = torch.version.cuda or torch.version.hip  # a forked process has no GPU if its parent ever asked for one
+    if method == "spawn" or args.no_python or not (method == "fork" or (own and not for_gpus)):
+        return
+    if (name := missing_to_fork()) is not None:
+        if method == "fork":
+            raise unsupported("FROG_START=fork", name, f"a torch from {TESTED}, or FROG_START=spawn")
+        return
+    server = start_fork_server(args.training_script if args.module else None)
+    if server is not None:
+        fork_ranks_with(server.fork)
+
+
+def main(arguments: list[str]) -> int:
+    """Run the agent; return the exit code."""
+    try:
+        return _run_agent(arguments)
+    except LaunchError as error:  # this torch lacks a name that Frog needs
+        print(error, file=sys.stderr, flush=True)
+        return error.exit_code
+
+
+def _run_agent(arguments: list[str]) -> int:
+    check_agent()
+    args = parse_args(arguments[1:])  # type: ignore[no-untyped-call]
+    _fork_ranks(args)
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    leave_with_parent(last=_kill_ranks)
+    _ReportingAgent.reports = Path(arguments[0])
+    _wait_for_others(_ReportingAgent.reports)
+    use_agent(_ReportingAgent)
+    try:
+        run(args)  # type: ignore[no-untyped-call]
+    except ChildFailedError:
+        return 1
+    except (RendezvousError, DistError) as error:
+        name = type(error).__name__.removesuffix("Error")
+        print(
+            f"the nodes did not come together: {name}{f': {error}' if str(error) else ''}", file=sys.stderr, flush=True
+        )
+        return NOT_MET
+    except SignalException as error:
+        return signal_code(int(error.sigval))
+    return 0
+
+
+def _wait_for_others(reports: Path) -> None:
+    """Tell the launcher that this agent is up, and wait until it lets its agents meet."""
+    if (folder := launch_dir()) is None:
+        return
+    reports.with_suffix(".up").touch()
+    while not (folder / MAY_MEET).exists():
+        time.sleep(0.05)
+
+
+def _kill_ranks() -> None:
+    for pid in _ReportingAgent.pids:
+        kill_group(pid)
+
+
+def _describe(rank: int, failure: ProcessFailure) -> dict[str, Any]:
+    """One failed rank: its exit code (negative: the signal that killed it), when, and its own error if it left one."""
+    error, traceback = read_error(failure.error_file, failure.timestamp)
+    return {
+        "rank": rank,
+        "pid": failure.pid,
+        "code": failure.exitcode,
+        "time_s": int(failure.timestamp),
+        "error": error,
+        "traceback": traceback,
+    }
+
+
+if __name__ == "__main__":
+    leave(main(sys.argv[1:]))

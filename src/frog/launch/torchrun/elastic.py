@@ -1,0 +1,149 @@
+"""The names that Frog's agent uses of torch's agent, most of which torch does not document, in one file.
+
+torch may rename any of them in any release. `check_agent` looks for them before the agent starts, `Ranks` when they are
+used; what is missing is named, together with the version of torch. docs/development/torch-versions.md lists the
+versions that were tested.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed.elastic.multiprocessing.api as processes
+import torch.distributed.launcher.api as launcher
+from torch.distributed.elastic.agent.server.api import WorkerGroup
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+from frog.core.errors import LaunchError
+
+TESTED = "2.9 to 2.15"
+
+_METHODS = ("_rendezvous", "_start_workers", "_monitor_workers", "_exit_barrier")
+"""Methods of torch's agent that Frog's agent overrides."""
+_STATE = ("_worker_group", "_remaining_restarts", "_pcontext")
+_CONTEXT = ("subprocess_handlers", "_running_local_ranks", "error_files", "entrypoint", "envs", "stdouts", "stderrs")
+_HANDLER = ("entrypoint", "args", "env", "stdout", "stderr", "local_rank_id", "numa_options")
+"""Arguments of the function that starts a rank's process."""
+
+_PLAIN_TORCHRUN = f"a torch from {TESTED}, or torchrun itself: torchrun --nproc_per_node=N train.py RUN.toml"
+
+
+def unsupported(feature: str, name: str, hint: str) -> LaunchError:
+    """The error for a torch that lacks `name`, without which `feature` does not work."""
+    return LaunchError(f"{feature}: torch {torch.__version__} has no {name}; Frog is tested with torch {TESTED}", hint)
+
+
+def _require(owner: object, owner_name: str, names: tuple[str, ...], feature: str, hint: str) -> None:
+    """Raise the error of `unsupported` for the first of `names` that an object of torch's lacks."""
+    for name in names:
+        if not hasattr(owner, name):
+            raise unsupported(feature, f"{owner_name}.{name}", hint)
+
+
+def check_agent() -> None:
+    """Raise LaunchError if torch's agent lacks a method that Frog's agent overrides."""
+    _require(launcher, launcher.__name__, ("LocalElasticAgent",), "frog run", _PLAIN_TORCHRUN)
+    _require(LocalElasticAgent, "LocalElasticAgent", _METHODS, "frog run", _PLAIN_TORCHRUN)
+
+
+def check_state(agent: LocalElasticAgent) -> None:
+    """Raise LaunchError if an agent of torch's lacks a field that Frog's agent reads."""
+    _require(agent, "LocalElasticAgent", _STATE, "frog run", _PLAIN_TORCHRUN)
+
+
+def use_agent(agent: type[LocalElasticAgent]) -> None:
+    """Make torchrun start `agent` in place of its own."""
+    vars(launcher)["LocalElasticAgent"] = agent
+
+
+def rendezvous_round(group: WorkerGroup) -> int | None:
+    """The number of worlds that the rendezvous has formed before this one; None if it does not count them."""
+    holder = getattr(group.spec.rdzv_handler, "_state_holder", None)
+    return None if holder is None else int(holder.state.round)
+
+
+# ---- ranks forked ----------------------------------------------------------------------------------------------------
+
+
+class ForkingHandler(SubprocessHandler):
+    """torch's handle of one rank's process, which is forked where it can be."""
+
+    fork: ClassVar[Callable[[tuple[str, ...], Mapping[str, str]], Any]]
+
+    def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> Any:
+        redirected = self._stdout is not None or self._stderr is not None
+        return (None if redirected else type(self).fork(args, env)) or super()._popen(args, env)
+
+
+def missing_to_fork() -> str | None:
+    """The name that torch lacks for ranks to be forked; None if it has all."""
+    if not hasattr(processes, "get_subprocess_handler"):
+        return f"{processes.__name__}.get_subprocess_handler"
+    return None if hasattr(SubprocessHandler, "_popen") else "SubprocessHandler._popen"
+
+
+def fork_ranks_with(fork: Callable[[tuple[str, ...], Mapping[str, str]], Any]) -> None:
+    """Have each rank started by `fork(command, env)`, or as a new program where it returns None."""
+    ForkingHandler.fork = staticmethod(fork)
+    vars(processes)["get_subprocess_handler"] = ForkingHandler
+
+
+# ---- ranks that run, ended, or are replaced --------------------------------------------------------------------------
+
+
+class Ranks:
+    """The processes of this node's ranks, by local rank, as torch's agent holds them.
+
+    Raises:  LaunchError if torch holds them in another way.
+    """
+
+    def __init__(self, agent: LocalElasticAgent) -> None:
+        self._context: Any = agent._pcontext
+        hint = f'a torch from {TESTED}, or comm.on_loss = "fail"'
+        _require(self._context, type(self._context).__name__, _CONTEXT, "continuing without a lost rank", hint)
+
+    @property
+    def processes(self) -> dict[int, Any]:
+        """The process of each rank, running or ended."""
+        return {local: handler.proc for local, handler in self._context.subprocess_handlers.items()}
+
+    @property
+    def watched(self) -> set[int]:
+        """The ranks that torch takes for running. Discard one, and torch no longer reports its failure."""
+        watched: set[int] = self._context._running_local_ranks
+        return watched
+
+    def error_file(self, local: int) -> str:
+        return str(self._context.error_files[local])
+
+    def start(self, local: int, args: tuple[str, ...], numa_options: Any) -> Any:
+        """Start a process with the environment and output of a rank. Returns torch's handle for `replace`."""
+        make = getattr(processes, "get_subprocess_handler", None)
+        missing = set(_HANDLER).difference(inspect.signature(make).parameters) if make else {"get_subprocess_handler"}
+        if make is None or missing:
+            names = ", ".join(sorted(missing))
+            raise unsupported("frog run --replace", names, f"a torch from {TESTED}, or frog run without --replace")
+        return make(
+            entrypoint=self._context.entrypoint,
+            args=args,
+            env=self._context.envs[local],
+            stdout=self._context.stdouts[local],
+            stderr=self._context.stderrs[local],
+            local_rank_id=local,
+            numa_options=numa_options,
+        )
+
+    def replace(self, local: int, handler: Any) -> None:
+        """Watch another process in place of a rank's."""
+        self._context.subprocess_handlers[local] = handler
+        self._context._running_local_ranks.add(local)
+
+
+def processes_of(agent: LocalElasticAgent) -> list[Any]:
+    """The processes of an agent's ranks; none before it has started any."""
+    handlers = getattr(agent._pcontext, "subprocess_handlers", {})
+    return [handler.proc for handler in handlers.values()]

@@ -1,0 +1,189 @@
+"""What `frog learn` and its commands do, from arguments to text."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from frog.core.errors import UsageError
+from frog.core.printable import print_coloured
+from frog.core.wrapping import terminal_columns, wrapped_lines
+from frog.learn.folder import LearnerFolder, check_new, create_folder, is_empty, known_name, open_folder
+from frog.learn.grader.exercise import Exercise, find_exercise
+from frog.learn.journal import SHORT
+from frog.learn.naming import checked_name, typed_name
+from frog.learn.predictions import asked_by, find_prediction, missing
+from frog.learn.progress import update_progress, with_guess, with_hint, with_name, with_records, with_solution
+from frog.learn.standing import Standing, exercise_at, list_lines, standing_in, summary_lines
+from frog.learn.text import style_of_output
+from frog.learn.verdict_text import hint_lines
+
+
+def open_course(args: argparse.Namespace) -> int:
+    """Begin in an empty folder; elsewhere say where the learner stands."""
+    here = Path.cwd()
+    if open_folder(here) is None:
+        if not is_empty(here):
+            raise UsageError(f"{here}: not a course folder, and not empty", "frog learn init ~/frog-course")
+        return _begin(here, known_name(here))
+    folder, standing = learner_here()
+    print_lines(summary_lines(standing, folder, style_of_output()))
+    return 0
+
+
+def init(args: argparse.Namespace) -> int:
+    check_new(args.folder)
+    return _begin(
+        args.folder, checked_name(args.name) if args.name is not None else typed_name(known_name(args.folder))
+    )
+
+
+def name(args: argparse.Namespace) -> int:
+    """Print the learner's name, or change it."""
+    folder, _ = learner_here()
+    if args.name:
+        new = checked_name(" ".join(args.name))
+        update_progress(folder.path, lambda progress: with_name(progress, new))
+    print(folder.progress().name)
+    return 0
+
+
+def _begin(path: Path, learner: str) -> int:
+    print(wrapped_lines(f"Your course folder will be {path.absolute()}:", terminal_columns(), hang=0))
+    print("  exercises/     read and complete these; README.md explains how")
+    print("  progress.json  your progress")
+    folder = create_folder(path, learner=learner)
+    git = ", in a git repository" if (folder.path / ".git").exists() else ""
+    print(f"Created, with {len(folder.exercises())} exercises{git}.")
+    print(f"Your name on your instructor's page: {learner}. `frog learn name NAME` changes it.\n")
+    lab0 = "Lab 0 begins with a check of this machine: what runs here, and what replaces the rest."
+    print(wrapped_lines(lab0, terminal_columns(), hang=0))
+    print(f"next: {'' if folder.path == Path.cwd() else f'cd {path} && '}frog doctor")
+    print("then: frog learn")
+    return 0
+
+
+def learner_here() -> tuple[LearnerFolder, Standing]:
+    """The learner's folder around the current one, up to date with the course."""
+    folder = open_folder(Path.cwd())
+    if folder is None:
+        raise UsageError(f"{Path.cwd()}: not inside a course folder", "frog learn init ~/frog-course")
+    for line in folder.keep_up():
+        print(line, file=sys.stderr)
+    return folder, standing_in(folder)
+
+
+def chosen_exercise(
+    args: argparse.Namespace, folder: LearnerFolder, standing: Standing, *, last: bool = False
+) -> Exercise:
+    """The exercise that was named, else the one in whose folder this is, else the next one (or the last one)."""
+    place = Path(args.exercise or ".")
+    if place.exists() and (at := exercise_at(place, folder, standing.exercises)):
+        return at
+    if args.exercise:
+        return find_exercise(args.exercise, folder.labs)
+    return standing.current if last else standing.next or standing.current
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    print_coloured("\n".join(lines))
+
+
+def list_exercises(args: argparse.Namespace) -> int:
+    _, standing = learner_here()
+    print_lines(list_lines(standing, standing.next, style_of_output()))
+    return 0
+
+
+def hint(args: argparse.Namespace) -> int:
+    folder, standing = learner_here()
+    exercise = chosen_exercise(args, folder, standing)
+    progress = update_progress(folder.path, lambda progress: with_hint(progress, exercise.id))
+    print_lines(hint_lines(exercise, progress.work(exercise.id).hints, style_of_output()))
+    return 0
+
+
+def solution(args: argparse.Namespace) -> int:
+    folder, standing = learner_here()
+    exercise = chosen_exercise(args, folder, standing, last=True)
+    if standing.work(exercise).passed is None and not args.give_up:
+        raise UsageError(
+            f"{exercise.number}: you have not passed it yet",
+            f"frog learn hint {exercise.number}; or frog learn solution {exercise.number} --give-up, which is recorded",
+        )
+    update_progress(folder.path, lambda progress: with_solution(progress, exercise.id))
+    solved = exercise.reference().files()
+    for name in exercise.manifest.files:
+        text = solved[name]
+        print(f"{'# ' if name.endswith('.py') else ''}---- {name}\n{text.decode(errors='replace')}")
+    return 0
+
+
+def reset(args: argparse.Namespace) -> int:
+    folder, standing = learner_here()
+    exercise = chosen_exercise(args, folder, standing, last=True)
+    kept = folder.reset(exercise)
+    print(f"{exercise.number}  {exercise.manifest.title}: restored to its original files")
+    if kept:
+        print(f"your files were moved to {folder.shown(kept)}/")
+    return 0
+
+
+def predict(args: argparse.Namespace) -> int:
+    """Without arguments: what is asked for. With an id: that. With a value: predict it."""
+    folder, standing = learner_here()
+    here = exercise_at(Path.cwd(), folder, standing.exercises) or _to_predict(standing)
+    if args.id is None:
+        asked = asked_by(here)
+        _print_wrapped(line for one in asked for line in one.lines(standing.progress))
+        if not asked:
+            print(f"{here.number} asks for no prediction")
+        return 0
+    one = find_prediction(args.id, here, folder.exercises())
+    progress = standing.progress
+    if args.value:
+        guess = one.guess(" ".join(args.value))
+        progress = update_progress(folder.path, lambda progress: with_guess(progress, guess))
+    _print_wrapped(one.lines(progress))
+    return 0
+
+
+def _to_predict(standing: Standing) -> Exercise:
+    """The last exercise if it was passed without a prediction that it asks for, else the next one."""
+    last = standing.current
+    return last if missing(last, standing.progress) else standing.next or last
+
+
+def _print_wrapped(lines: Iterable[str]) -> None:
+    style = style_of_output()
+    print_lines(part for line in lines for part in style.wrap(line, indent=0))
+
+
+def show_progress(args: argparse.Namespace) -> int:
+    """A summary here, and all of it on a page."""
+    from frog.learn.progress_page import progress_lines, write_page
+
+    folder, standing = learner_here()
+    page = write_page(standing, folder.path / "progress.html")
+    print_lines([*progress_lines(standing, style_of_output()), _head_line(standing), f"page: {page}"])
+    return 0
+
+
+def export(args: argparse.Namespace) -> int:
+    from frog.learn.export import record_hashes, write_export
+
+    folder, _ = learner_here()
+    hashes = record_hashes(folder.path)
+    update_progress(folder.path, lambda progress: with_records(progress, hashes))
+    standing = standing_in(folder)
+    print(f"written: {write_export(folder, standing, args.file)}")
+    print(_head_line(standing))
+    return 0
+
+
+def _head_line(standing: Standing) -> str:
+    """What an instructor writes down: it stands for all that was noted until now."""
+    progress = standing.progress
+    return f"head: {progress.head[:SHORT]} {progress.name} ({len(progress.journal)} entries)"

@@ -1,0 +1,62 @@
+"""Heads of journals that an instructor wrote down: what was noted before such a head cannot be written anew."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from frog.core.errors import UsageError
+from frog.core.schema import read_bounded
+from frog.learn.classroom.reports import Report
+
+_LINE = re.compile(r"([0-9a-f]{8,64})\s+(.+)")
+_HINT = "one line per learner, as `frog learn export` prints it: 1f0c4a52b7de Ada"
+
+
+def read_heads(path: Path) -> list[tuple[int, str, str]]:
+    """Line, head and name.
+
+    Raises:  UsageError that names the line which is none.
+    """
+    try:
+        lines = read_bounded(path, UsageError, _HINT).decode(errors="replace").splitlines()
+    except FileNotFoundError:
+        raise UsageError(f"{path}: is missing", _HINT) from None
+    found = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        if (match := _LINE.fullmatch(line.strip())) is None:
+            raise UsageError(f"{path}:{number}: found {line.strip()[:80]!r}, expected a head and a name", _HINT)
+        found.append((number, match[1], match[2]))
+    return found
+
+
+def hold_against_heads(
+    reports: Sequence[Report], heads: Sequence[tuple[int, str, str]], origin: str
+) -> tuple[list[Report], list[str]]:
+    """Reports with those marked that lack a head of theirs, and lines about nobody."""
+    names = {name for report in reports for name in report.names}
+    unknown = [
+        f"{origin}:{number}: no report belongs to {name}\n  try: use the name in the learner's export"
+        for number, _, name in heads
+        if name not in names
+    ]
+    missing = [(head, name) for _, head, name in heads if not any(_has(report, head, name) for report in reports)]
+    return [_held(report, missing) for report in reports], unknown
+
+
+def _has(report: Report, head: str, name: str) -> bool:
+    return name in report.names and any(known.startswith(head) for known in report.hashes)
+
+
+def _held(report: Report, missing: Sequence[tuple[str, str]]) -> Report:
+    """The report with the heads of its learner's name that no journal of that name has."""
+    edits = [
+        f"head {head[:12]}, written down earlier, is not in this journal: somebody rewrote the journal"
+        for head, name in missing
+        if name in report.names
+    ]
+    return replace(report, edits=(*report.edits, *edits))

@@ -1,0 +1,181 @@
+"""Files of `frog learn export`, read and held against their journals."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from frog.core.errors import UsageError
+from frog.core.schema import read_typed, shortened
+from frog.learn.export import Export
+from frog.learn.journal import first_break, first_hash, head_of
+from frog.learn.progress import Guess, Progress, Work, replay
+
+_HINT = "ask the learner for the file again: `frog learn export` writes it"
+_MOST_BYTES = 4 << 20
+"""Of an export: some ten thousand entries."""
+_SAME = ("checks", "hints", "passed", "rejected", "gave_up")
+"""Fields of `Work` that the journal holds too."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """One learner's export."""
+
+    path: Path
+    export: Export
+    edits: tuple[str, ...] = ()
+    """What in the file cannot be as Frog wrote it."""
+
+    @property
+    def name(self) -> str:
+        return shortened(self.export.named or self.export.learner, 40)
+
+    @property
+    def names(self) -> set[str]:
+        """All names that this learner ever had."""
+        later = {str(entry.detail.get("name")) for entry in self.export.journal if entry.what == "name"}
+        return {self.export.learner, self.export.named or self.export.learner, *later}
+
+    @property
+    def pseudonym(self) -> str:
+        """The same on every page about this learner's folder."""
+        return f"learner {first_hash(self.export.learner, self.export.began)[:6]}"
+
+    @property
+    def head(self) -> str:
+        return head_of(self.export.journal, self.export.learner, self.export.began)
+
+    @property
+    def hashes(self) -> list[str]:
+        """All heads that this journal ever had."""
+        export = self.export
+        return [first_hash(export.learner, export.began), *(entry.hash for entry in export.journal)]
+
+    @property
+    def proof(self) -> str:
+        """What the journal says for the rest of the file."""
+        if self.edits:
+            return "edited"
+        if not self.export.journal:
+            return "no journal" if _summed_up(self.export) else "whole"
+        return "begun before the journal" if self.export.journal[0].what == "before" else "whole"
+
+    def work(self, exercise: str) -> Work:
+        return next((record.work for record in self.export.exercises if record.id == exercise), Work())
+
+
+def labels(reports: Sequence[Report], pseudonyms: bool) -> list[str]:
+    """What each learner is called, no two alike: of the same name, each has the digits of the pseudonym too."""
+    if pseudonyms:
+        return [report.pseudonym for report in reports]
+    times = Counter(report.name for report in reports)
+    return [
+        report.name if times[report.name] == 1 else f"{report.name} ({report.pseudonym.split()[-1]})"
+        for report in reports
+    ]
+
+
+def read_reports(paths: Sequence[Path]) -> tuple[list[Report], list[str]]:
+    """One report a learner, in the order of names, and what is wrong with files that cannot be read."""
+    reports, problems = [], []
+    for path in _files(paths):
+        try:
+            export = read_typed(path, Export, _HINT, UsageError, _MOST_BYTES)
+            reports.append(Report(path, export, tuple(_edits(export))))
+        except FileNotFoundError:
+            problems.append(f"{path}: is missing\n  try: {_HINT}")
+        except UsageError as error:
+            problems.append(str(error))
+    return sorted(_latest(reports), key=lambda report: report.name.casefold()), problems
+
+
+def _files(paths: Sequence[Path]) -> Iterator[Path]:
+    seen: set[str] = set()
+    for path in paths:
+        for file in sorted(path.glob("*.json")) if path.is_dir() else [path]:
+            real = os.path.realpath(file)  # unlike resolve, it takes links that lead to themselves
+            if real not in seen:
+                seen.add(real)
+                yield file
+
+
+def _latest(reports: Sequence[Report]) -> Iterator[Report]:
+    """Of several exports of one learner the last; it must go on from what the earlier ones had."""
+    by_learner: dict[tuple[str, str], list[Report]] = {}
+    for report in reports:
+        by_learner.setdefault((report.export.learner, report.export.began), []).append(report)
+    for same in by_learner.values():
+        *earlier, last = sorted(same, key=lambda report: report.export.exported)
+        edits = [
+            f"the export of {one.export.exported[:16]} ended at entry {len(one.export.journal)}, "
+            f"head {one.head[:12]}, which this journal does not contain: somebody rewrote the journal"
+            for one in earlier
+            if one.head not in last.hashes and not one.edits
+        ]
+        yield replace(last, edits=(*last.edits, *edits))
+
+
+def _edits(export: Export) -> Iterator[str]:
+    place = first_break(export.journal, export.learner, export.began)
+    if place is not None:
+        entry = export.journal[place]
+        about = f"{entry.at[:16]}, {entry.what} {entry.exercise or ''}".rstrip()
+        yield f"$.journal[{place}] ({about}): the hash does not match this entry and the entries before it"
+    elif export.journal and export.journal[0].what != "before":
+        yield from _unlike_journal(export)
+
+
+def _unlike_journal(export: Export) -> Iterator[str]:
+    """Where the file's fields say something else than its journal."""
+    begun = Progress(learner=export.learner, began=export.began, journal=export.journal)
+    try:
+        noted = replay(begun)
+    except (LookupError, TypeError, msgspec.ValidationError) as problem:
+        yield f"$.journal: contains an entry that Frog never writes: {problem}"
+        return
+    for place, record in enumerate(export.exercises):
+        found, expected = record.work, noted.work(record.id)
+        for field in _SAME:
+            if (here := getattr(found, field)) != (there := getattr(expected, field)):
+                yield f"$.exercises[{place}].work.{field}: found {_said(here)}, its journal says {_said(there)}"
+    if export.named != noted.named:
+        yield f"$.named: found {export.named}, its journal says {noted.named}"
+    yield from _unlike("predictions", export.predictions, noted.predictions)
+    yield from _unlike("quizzes", export.quizzes, noted.quizzes)
+    yield from _unlike("drills", export.drills, noted.drills)
+    for run in sorted({run for run, _ in export.records.items() ^ noted.records.items()}):
+        yield f"$.records: {run}: does not match the journal"
+    gone = noted.exercises.keys() - {record.id for record in export.exercises} - _only_guessed(noted)
+    if gone:
+        yield f"$.exercises: lacks {', '.join(sorted(gone))}, which the journal contains"
+
+
+def _only_guessed(progress: Progress) -> set[str]:
+    return {name for name, work in progress.exercises.items() if not (work.checks or work.hints or work.gave_up)}
+
+
+def _unlike(field: str, found: Sequence[object], expected: Sequence[object]) -> Iterator[str]:
+    if len(found) != len(expected):
+        yield f"$.{field}: found {len(found)}, its journal says {len(expected)}"
+    for place, (here, there) in enumerate(zip(found, expected, strict=False)):
+        if here != there:
+            yield f"$.{field}[{place}]: found {_said(here)}, its journal says {_said(there)}"
+            return
+
+
+def _said(value: object) -> str:
+    if isinstance(value, Guess):
+        return f"{value.text} ({value.value:g}, measured {value.measured})"
+    return shortened(msgspec.json.encode(value).decode(), 120)
+
+
+def _summed_up(export: Export) -> bool:
+    return bool(
+        export.named or export.exercises or export.predictions or export.quizzes or export.drills or export.records
+    )

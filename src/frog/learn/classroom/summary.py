@@ -1,0 +1,229 @@
+"""What a class page says, as rows: the grid, what stops people, predictions, quizzes."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from statistics import mean, median
+from typing import Any
+
+from frog.learn.classroom.reports import Report
+from frog.learn.grader.exercise import Exercise, Prediction
+from frog.learn.grader.general import general
+from frog.learn.progress import DrillResult, Guess, QuizResult, Work
+from frog.learn.quantity import relative_error
+
+_MOST_TIMES = 16
+"""Guesses further off than this many times are drawn at the edge."""
+
+
+def columns(reports: Sequence[Report], course: Sequence[Exercise]) -> list[dict[str, Any]]:
+    """Exercises of labs in which somebody has begun, in the course's order; then those that this Frog does not have."""
+    begun = {record.id: record for report in reports for record in report.export.exercises}
+    labs = {name.partition("/")[0] for name in begun}
+    found = [
+        {"id": one.id, "lab": one.id.partition("/")[0], "number": one.number, "title": one.manifest.title}
+        for one in course
+        if one.id.partition("/")[0] in labs
+    ]
+    known = {one["id"] for one in found}
+    return found + [
+        {"id": name, "lab": "elsewhere", "number": record.number, "title": record.title}
+        for name, record in sorted(begun.items())
+        if name not in known
+    ]
+
+
+def labs_of(exercises: Sequence[dict[str, Any]]) -> list[tuple[str, int]]:
+    """Heads over the grid: a lab, and how many columns it has."""
+    grouped = groupby(exercises, key=lambda one: str(one["lab"]))
+    return [(lab.replace("lab", "lab ", 1), len(list(ones))) for lab, ones in grouped]
+
+
+def cell(work: Work) -> dict[str, str]:
+    """A learner at an exercise: a mark, and what it stands for."""
+    words = [f"{work.checks} checks", f"{work.hints} hints"]
+    if work.passed:
+        return {"kind": "passed", "mark": "✓", "words": f"passed {work.passed.at[:16]}, {', '.join(words)}"}
+    if work.gave_up:
+        return {"kind": "stuck", "mark": "S", "words": f"solution taken {work.gave_up[:16]}, {', '.join(words)}"}
+    if work.checks or work.hints:
+        return {"kind": "stuck", "mark": str(work.checks), "words": f"not passed, {', '.join(words)}"}
+    return {"kind": "", "mark": "", "words": "not begun"}
+
+
+def stops(reports: Sequence[Report], exercises: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Exercises at which somebody stands, took help, or was rejected; the worst first."""
+    rows = []
+    for one in exercises:
+        works = [work for report in reports if (work := report.work(one["id"])) != Work(shipped=work.shipped)]
+        passed = [work for work in works if work.passed]
+        rows.append(
+            {
+                **one,
+                "begun": len(works),
+                "passed": len(passed),
+                "stuck": len(works) - len(passed),
+                "checks": f"{median(work.checks for work in passed):g}" if passed else "",
+                "hints": sum(work.hints for work in works),
+                "solutions": sum(work.gave_up is not None for work in works),
+                "rejected": sum(work.rejected != {} for work in works),
+            }
+        )
+    told = [row for row in rows if row["stuck"] or row["hints"] or row["solutions"] or row["rejected"]]
+    return sorted(told, key=lambda row: (-row["stuck"], -row["solutions"], -row["hints"], -row["rejected"]))
+
+
+def misconceptions(reports: Sequence[Report], course: Sequence[Exercise]) -> list[dict[str, Any]]:
+    """What checks rejected, by how many learners wrote it."""
+    by_id, everywhere = {one.id: one for one in course}, general()
+    met: dict[tuple[str, str], list[tuple[int, bool]]] = {}
+    numbers = {}
+    for record in (record for report in reports for record in report.export.exercises):
+        numbers[record.id] = record.number
+        for name, rejected in record.work.rejected.items():
+            met.setdefault((record.id, name), []).append((rejected.times, record.work.passed is None))
+    rows = []
+    for (exercise, name), found in met.items():
+        known = (by_id[exercise].misconception(name) if exercise in by_id else None) or everywhere.get(name)
+        rows.append(
+            {
+                "number": numbers[exercise],
+                "belief": known.belief if known else name,
+                "learners": len(found),
+                "times": sum(times for times, _ in found),
+                "stuck": sum(still for _, still in found),
+            }
+        )
+    return sorted(rows, key=lambda row: (-row["learners"], -row["stuck"], -row["times"]))
+
+
+def predictions(reports: Sequence[Report], course: Sequence[Exercise]) -> list[dict[str, Any]]:
+    """Each learner's first prediction of each number, held against what was measured."""
+    firsts: dict[tuple[str, str], list[Guess]] = {}
+    for report in reports:
+        seen: set[tuple[str, str]] = set()
+        for guess in report.export.predictions:
+            if (key := (guess.exercise, guess.id)) not in seen:
+                seen.add(key)
+                firsts.setdefault(key, []).append(guess)
+    asked = {(one.id, p.id): (one.number, p) for one in course for p in one.manifest.predict}
+    rows = [_prediction_row(key, guesses, *asked.get(key, (key[0], None))) for key, guesses in sorted(firsts.items())]
+    return [row for row in rows if row["measured"]]
+
+
+def _prediction_row(
+    key: tuple[str, str], guesses: Sequence[Guess], number: str, asked: Prediction | None
+) -> dict[str, Any]:
+    pairs = [(guess.value, guess.measured) for guess in guesses if guess.measured is not None]
+    tolerance = asked.tolerance if asked else 0.0
+    errors = [relative_error(value, measured) for value, measured in pairs]
+    near = [error is not None and error <= tolerance for error in errors]
+    dots = [
+        {"x": place_of(times(value, measured)), "near": good}
+        for (value, measured), good in zip(pairs, near, strict=True)
+    ]
+    off = [times(value, measured) for (value, measured), good in zip(pairs, near, strict=True) if not good]
+    return {
+        "number": number,
+        "id": key[1],
+        "question": asked.question if asked else "",
+        "measured": len(pairs),
+        "near": sum(near),
+        "exact": sum(error == 0 for error in errors),
+        "much": sum(value > measured for (value, measured), good in zip(pairs, near, strict=True) if not good),
+        "little": sum(value < measured for (value, measured), good in zip(pairs, near, strict=True) if not good),
+        "typical": _typical(off),
+        "dots": dots,
+    }
+
+
+def times(value: float, measured: float) -> float:
+    """How many times what was measured a guess is, at most 16 either way."""
+    if value == measured:
+        return 1.0
+    if value * measured <= 0 or not math.isfinite(value / measured):
+        return float(_MOST_TIMES) if value > measured else 1 / _MOST_TIMES
+    return max(1 / _MOST_TIMES, min(_MOST_TIMES, value / measured))
+
+
+def place_of(ratio: float) -> float:
+    """Where a ratio is drawn on a strip that is 200 wide: 1 in the middle."""
+    return round(100 + 90 * math.log2(ratio) / math.log2(_MOST_TIMES), 1)
+
+
+def _typical(off: Sequence[float]) -> str:
+    """The median of what is off, where all of it is on one side."""
+    if not off:
+        return ""
+    return _times_in_words(median(off)) if min(off) > 1 or max(off) < 1 else "on both sides"
+
+
+def _times_in_words(ratio: float) -> str:
+    most = "at least " if ratio in (_MOST_TIMES, 1 / _MOST_TIMES) else ""
+    how, amount = ("much", ratio) if ratio > 1 else ("little", 1 / ratio)
+    return f"{most}{amount:.2g} times too {how}"
+
+
+def quizzes(named: Iterable[tuple[str, Report]]) -> list[dict[str, Any]]:
+    """By lab and learner the first round and the last: what was known before, and after."""
+    rounds: dict[tuple[int, str], list[QuizResult]] = {}
+    for name, report in named:
+        for result in report.export.quizzes:
+            rounds.setdefault((-1 if result.lab is None else result.lab, name), []).append(result)
+    return [
+        {
+            "lab": "all labs" if lab < 0 else f"lab {lab}",
+            "name": name,
+            "rounds": len(taken),
+            "first": f"{taken[0].right} of {taken[0].asked}",
+            "last": f"{taken[-1].right} of {taken[-1].asked}" if len(taken) > 1 else "",
+        }
+        for (lab, name), taken in sorted(rounds.items())
+    ]
+
+
+def drills(named: Iterable[tuple[str, Report]]) -> list[dict[str, Any]]:
+    """By learner how many faults were looked for, and what was found of the first and of the last."""
+    taken = [(name, report.export.drills) for name, report in named if report.export.drills]
+    return [
+        {"name": name, "times": len(found), "first": _found(found[0]), "last": _found(found[-1]) if found[1:] else ""}
+        for name, found in taken
+    ]
+
+
+def _found(drill: DrillResult) -> str:
+    return f"{drill.right} of 3 ({drill.fault})"
+
+
+def gained(reports: Sequence[Report]) -> list[dict[str, Any]]:
+    """By lab the mean of the first rounds and of the last ones, of those who took two or more."""
+    shares: dict[int, list[tuple[float, float]]] = {}
+    for report in reports:
+        by_lab: dict[int, list[QuizResult]] = {}
+        for result in report.export.quizzes:
+            if result.asked:
+                by_lab.setdefault(-1 if result.lab is None else result.lab, []).append(result)
+        for lab, taken in by_lab.items():
+            if len(taken) > 1:
+                first, last = taken[0], taken[-1]
+                shares.setdefault(lab, []).append((first.right / first.asked, last.right / last.asked))
+    return [
+        {
+            "lab": "all labs" if lab < 0 else f"lab {lab}",
+            "learners": len(pairs),
+            "before": f"{100 * mean(first for first, _ in pairs):.0f} %",
+            "after": f"{100 * mean(last for _, last in pairs):.0f} %",
+        }
+        for lab, pairs in sorted(shares.items())
+    ]
+
+
+def quiz_beliefs(reports: Sequence[Report]) -> list[tuple[str, int]]:
+    """Beliefs behind wrong answers, and how many learners had each."""
+    counted = Counter(
+        belief for report in reports for belief in {b for result in report.export.quizzes for b in result.beliefs}
+    )
+    return sorted(counted.items(), key=lambda item: (-item[1], item[0]))[:12]

@@ -1,0 +1,130 @@
+"""`frog learn`: the course, as typed. Whatever carries a command out is imported when it runs."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import io
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from frog.core.argument_types import at_least
+from frog.core.errors import UsageError
+
+if TYPE_CHECKING:
+    _Parsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add_learn_parser(commands: _Parsers) -> None:
+    """Add `frog learn` and what follows it."""
+    parser = commands.add_parser(
+        "learn",
+        help="take the course: exercises that explain what is wrong with your code, and why",
+        description="Show your progress in the course and the next step. In an empty folder, start the course there.",
+    )
+    parser.set_defaults(handler=_action("open_course"))
+    actions = parser.add_subparsers(title="commands", metavar="COMMAND")
+    init = _add(actions, "init", "create your course folder", "init")
+    init.add_argument("folder", metavar="DIR", type=Path)
+    init.add_argument(
+        "--name", metavar="NAME", help="your name, as your instructor sees it (default: ask, or take it from git)"
+    )
+    _add(actions, "list", "list all exercises, and mark the passed ones", "list_exercises")
+    check = _add_of_exercise(actions, "check", "check your solution", "check", "checks")
+    check.add_argument(
+        "--seed", type=int, metavar="N", help="repeat the check with this seed; the result is not recorded"
+    )
+    check.add_argument("--json", action="store_true", help="print the verdict as JSON")
+    _add_of_exercise(actions, "watch", "check again on every save", "watch", "checks")
+    _add_of_exercise(actions, "hint", "show the next of three hints", "hint")
+    solution = _add_of_exercise(actions, "solution", "show the solution of a passed exercise", "solution")
+    solution.add_argument("--give-up", action="store_true", help="show it before you pass; this is recorded")
+    _add_of_exercise(actions, "reset", "restore the original files; keep a copy of yours", "reset")
+    predict = _add(actions, "predict", "predict a number before it is measured", "predict")
+    predict.add_argument(
+        "id",
+        metavar="ID",
+        nargs="?",
+        help="the number to predict (default: list the numbers that the exercise asks for)",
+    )
+    predict.add_argument("value", metavar="VALUE", nargs="*", help="such as 4096, 5.3MB, 2MiB, 12ms or 33%%")
+    _add(
+        actions,
+        "progress",
+        "show your progress and the accuracy of your predictions, and write a page",
+        "show_progress",
+    )
+    named = _add(actions, "name", "print or change your name", "name")
+    named.add_argument("name", metavar="NAME", nargs="*", help="the new name")
+    export = _add(actions, "export", "write your progress to one file, for an instructor", "export")
+    export.add_argument("file", metavar="FILE", nargs="?", type=Path, help="default: frog-learn-NAME.json")
+    _add_dev(actions)
+
+
+def _add_dev(actions: _Parsers) -> None:
+    parser = actions.add_parser("dev", help="tools for authors of exercises (docs/exercises.md)")
+    dev = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    new = _add(dev, "new", "create the folder of a new exercise", "new", "zoo")
+    new.add_argument("exercise", metavar="EXERCISE", help="such as lab2/09_my_idea")
+    check = _add(dev, "check", "test exercises: the stub, the reference, each wrong solution", "check", "zoo")
+    check.add_argument(
+        "exercise", metavar="EXERCISE", nargs="*", help="an id, a number or a name (default: all, and labs/ZOO.md)"
+    )
+    for parser in (new, check):
+        parser.add_argument("--labs", type=Path, metavar="DIR", help="folder of the labs (default: the course's)")
+    check.add_argument(
+        "--write",
+        action="store_true",
+        help="write labs/ZOO.md in the current folder, or the sections of the named exercises",
+    )
+    _add(dev, "table", "write labs/ZOO.md: the solutions that each exercise passes and rejects", "write_table", "zoo")
+    check.add_argument(
+        "--times", type=at_least(1), default=1, metavar="N", help="number of times to check each solution (default: 1)"
+    )
+    check.add_argument(
+        "--only", default="", metavar="WORD", help="check only solutions with this word in their name, such as wrong/"
+    )
+    check.add_argument(
+        "--workers", type=at_least(1), default=2, metavar="N", help="number of checks at a time (default: 2)"
+    )
+
+
+def _add(actions: _Parsers, name: str, does: str, action: str, module: str = "actions") -> argparse.ArgumentParser:
+    parser = actions.add_parser(name, help=does, description=f"{does[0].upper()}{does[1:]}.")
+    parser.set_defaults(handler=_action(action, module))
+    return parser
+
+
+def _add_of_exercise(
+    actions: _Parsers, name: str, does: str, action: str, module: str = "actions"
+) -> argparse.ArgumentParser:
+    parser = _add(actions, name, does, action, module)
+    parser.add_argument(
+        "exercise",
+        metavar="EXERCISE",
+        nargs="?",
+        help="2.1, a name or a folder (default: the current folder's exercise)",
+    )
+    return parser
+
+
+def _action(name: str, module: str = "actions") -> Callable[[argparse.Namespace], int]:
+    """A function of a file of this room, which is imported when it is called."""
+
+    def handler(args: argparse.Namespace) -> int:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # a terminal that has no tick shows another character
+        try:
+            code: int = getattr(importlib.import_module(f"frog.learn.{module}"), name)(args)
+            return code
+        except BrokenPipeError:
+            raise
+        except OSError as problem:
+            raise UsageError(
+                f"{problem.filename or 'a file'}: {problem.strerror}",
+                "check the permissions and the free space there",
+            ) from None
+
+    return handler

@@ -1,0 +1,33 @@
+"""The page of a demo: for each played step the words, the command, its output, and links to the runs' reports."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader
+
+from frog.core.files import write_atomic
+from frog.learn.demo.records import output_path, read_records
+from frog.learn.demo.session import Session
+
+_MOST_CHARACTERS = 60_000
+"""Limit of one step's output on the page; the step's file has all of it."""
+
+
+def page_path(folder: Path) -> Path:
+    return folder / "index.html"
+
+
+def write_page(folder: Path, session: Session) -> None:
+    """Write index.html from the records in the demo's folder."""
+    reports = sorted(str(path.relative_to(folder)) for path in folder.glob("runs/*/report.html"))
+    steps = [(one, output_path(folder, one.number).name, _output(folder, one.number)) for one in read_records(folder)]
+    page = Environment(loader=PackageLoader("frog.learn.demo", "."), autoescape=True).get_template("page.html.jinja")
+    write_atomic(page_path(folder), page.render(session=session, steps=steps, reports=reports))
+
+
+def _output(folder: Path, number: int) -> str:
+    try:
+        return output_path(folder, number).read_text(errors="replace")[-_MOST_CHARACTERS:]
+    except FileNotFoundError:
+        return ""

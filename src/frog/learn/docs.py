@@ -1,0 +1,63 @@
+"""`frog docs`: the documentation as a site of this machine. `tools/site`, in a clone of the repository, builds it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import frog
+from frog.core.errors import UsageError
+
+
+def add_docs_parser(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], all_commands: argparse.ArgumentParser
+) -> None:
+    """Add `frog docs`.
+
+    all_commands: the parser of all commands, of which the reference is made.
+    """
+    parser = commands.add_parser(
+        "docs",
+        help="serve the documentation as a site, on this machine only",
+        description="Build the documentation site if it is missing or older than its pages, and serve it on "
+        "loopback until Ctrl-C. The command needs a clone of the repository and `frog[docs]`; no page uses the "
+        "network.",
+    )
+    parser.add_argument("--port", type=int, default=0, metavar="N", help="default: a free port")
+    parser.add_argument("--build", action="store_true", help="build the site even if it is current, and exit")
+    parser.add_argument(
+        "--examples", action="store_true", help="first run the real runs that the site shows: a few minutes, once"
+    )
+    parser.set_defaults(handler=lambda args: _docs(args, all_commands))
+
+
+def find_clone() -> Path:
+    """The repository's root.
+
+    Raises:  UsageError if this Frog was installed without it.
+    """
+    root = Path(frog.__file__).resolve().parents[2]
+    if (root / "docs").is_dir() and (root / "tools" / "site").is_dir():
+        return root
+    raise UsageError(
+        "the site needs the pages of the repository, and this Frog was installed without them",
+        "clone the repository and run `make docs` there; `frog learn` and `frog COMMAND --help` work here",
+    )
+
+
+def _docs(args: argparse.Namespace, all_commands: argparse.ArgumentParser) -> int:
+    root = find_clone()
+    sys.path.insert(0, str(root))
+    from tools.site.build import build_site, is_current
+    from tools.site.examples import make_examples
+    from tools.site.serve import serve
+
+    work = root / "build" / "docs"
+    if args.examples:
+        make_examples(root, work / "examples")
+    if args.build or args.examples or not is_current(root, work / "site"):
+        print(f"site: {build_site(root, all_commands, work)}")
+    if not args.build:
+        serve(work / "site", args.port)
+    return 0

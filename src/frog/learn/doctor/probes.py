@@ -1,0 +1,77 @@
+"""All probes at once, as programs under one deadline, and what they have reported."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from frog.core.scratch import remove_abandoned, scratch_folder
+from frog.launch.harness import Program
+from frog.learn.doctor.needs import NEEDS
+from frog.learn.doctor.seen import SCRATCH, Seen, read_reports
+
+_RANK = ("-m", "frog.learn.doctor.rank")
+_WHO = """import sys
+from frog.core.env import variable as of
+sys.stdout.write(f"rank {of('RANK')} of {of('WORLD_SIZE')}\\n")"""
+"""In one piece: both ranks write into one file, and with PYTHONUNBUFFERED print writes word by word."""
+_TORCHRUN = ("-m", "torch.distributed.run", "--nproc_per_node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0")
+_MACHINE = ("here", "name", "files", "namespaces")
+
+
+def probe_machine(deadline_s: float, rank: Sequence[str] = _RANK) -> dict[str, Seen]:
+    """What was seen of each need, by name. All processes have ended when it returns, also in an error or Ctrl-C."""
+    deadline = time.monotonic() + deadline_s
+    with scratch_folder("frog-doctor-") as scratch, contextlib.ExitStack() as stack:
+        for folder in (scratch.parent, Path.cwd()):
+            stack.callback(remove_abandoned, folder, SCRATCH)
+        programs = {}
+        for name, words in _programs(scratch, rank).items():
+            (scratch / name).mkdir()
+            programs[name] = stack.enter_context(Program([sys.executable, "-P", *words], scratch / name))
+        codes = {name: program.wait(max(0.0, deadline - time.monotonic())) for name, program in programs.items()}
+        outputs = {name: program.output for name, program in programs.items()}
+    reported = [seen for output in outputs.values() for seen in read_reports(output)]
+    reported.append(_torchrun(codes["torchrun"], outputs["torchrun"]))
+    silent = _silence(codes, outputs, deadline_s)
+    return {
+        need.name: _worst([seen for seen in reported if seen.name == need.name], silent, need.name) for need in NEEDS
+    }
+
+
+def _programs(scratch: Path, rank: Sequence[str]) -> dict[str, list[str]]:
+    """Those that load torch first: they take the longest."""
+    return {
+        **{f"rank {number}": [*rank, str(number), str(scratch / "store")] for number in (0, 1)},
+        "torchrun": [*_TORCHRUN, "--no-python", sys.executable, "-c", _WHO],
+        **{name: ["-m", "frog.learn.doctor.machine", name, str(scratch.parent)] for name in _MACHINE},
+        "tools": ["-m", "frog.learn.doctor.tools"],
+    }
+
+
+def _torchrun(code: int | None, output: str) -> Seen:
+    """Both ranks said who they are."""
+    if code == 0 and all(f"rank {number} of 2" in output for number in (0, 1)):
+        return Seen(name="torchrun", ok=True, text="starts a world of two")
+    last = (output.strip().splitlines() or ["the probe printed nothing"])[-1]
+    return Seen(name="torchrun", ok=False, text="did not end in time" if code is None else f"ended with {code}: {last}")
+
+
+def _worst(seen: Sequence[Seen], silent: str, name: str) -> Seen:
+    """Of what several ranks saw, what was wrong."""
+    missing = Seen(name=name, ok=False, text=silent)
+    if not seen or (name.startswith("gloo ") and len(seen) < 2 and seen[0].ok):
+        return missing
+    return next((one for one in seen if not one.ok), seen[0])
+
+
+def _silence(codes: Mapping[str, int | None], outputs: Mapping[str, str], deadline_s: float) -> str:
+    """Why something was not reported."""
+    for name, code in codes.items():
+        if code:
+            last = (outputs[name].strip().splitlines() or ["nothing"])[-1]
+            return f"the probe ({name}) ended with {code}: {last}"
+    return f"no answer within {deadline_s:g} s; on a slow machine: frog doctor --deadline {4 * deadline_s:g}"

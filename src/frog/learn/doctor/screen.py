@@ -1,0 +1,87 @@
+"""The doctor's findings as text of 80 columns, and as JSON."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from frog.learn.doctor.needs import LABS, NEEDS, Need
+from frog.learn.doctor.seen import Seen
+from frog.learn.doctor.verdict import LabVerdict, judge, state_of
+
+_WIDTH = 80
+_TEXT_AT = 31
+
+
+def as_text(seen: Mapping[str, Seen], labs: Sequence[int]) -> str:
+    """What was found, by section; then, lab by lab, what it means."""
+    needs = [need for need in NEEDS if not need.labs or set(need.labs) & set(labs)]
+    lines = list(_findings(needs, seen))
+    if optional := [need for need in needs if state_of(need, seen[need.name]) == "optional"]:
+        lines += ["", "optional; no lab needs these:", *_commands(optional)]
+    for lab in labs:
+        lines += ["", *_lab(judge(seen, lab))]
+    return "\n".join(lines)
+
+
+def as_json(seen: Mapping[str, Seen], labs: Sequence[int]) -> dict[str, Any]:
+    verdicts = [judge(seen, lab) for lab in labs]
+    return {
+        "runs": all(verdict.runs for verdict in verdicts),
+        "labs": {str(verdict.lab): _lab_json(verdict) for verdict in verdicts},
+        "findings": {need.name: _finding_json(need, seen[need.name]) for need in NEEDS},
+    }
+
+
+def _lab_json(verdict: LabVerdict) -> dict[str, Any]:
+    return {
+        "runs": verdict.runs,
+        "instead": {need.name: need.without for need in verdict.instead},
+        "install": {need.name: {"macos": need.macos, "debian": need.debian} for need in verdict.missing},
+    }
+
+
+def _finding_json(need: Need, seen: Seen) -> dict[str, Any]:
+    said = {"state": state_of(need, seen), "found": seen.text, "labs": need.labs, "instead": need.without}
+    return {**said, "macos": need.macos, "debian": need.debian}
+
+
+def _findings(needs: Iterable[Need], seen: Mapping[str, Seen]) -> Iterator[str]:
+    section = None
+    for need in needs:
+        if need.section != section:
+            section = need.section
+            yield from ("", section)
+        name = need.name.removeprefix("gloo ")
+        yield from _hanging(f"  {state_of(need, seen[need.name]):<9} {name}", seen[need.name].text, _TEXT_AT)
+
+
+def _lab(verdict: LabVerdict) -> Iterator[str]:
+    says = "runs" if verdict.runs else "install first:"
+    if verdict.runs and verdict.instead:
+        says = "runs, with these substitutes:"
+    yield f"lab {verdict.lab}, {LABS[verdict.lab]}: {says}"
+    yield from _commands(verdict.missing)
+    if verdict.instead and not verdict.runs:
+        yield "  and these substitutes:"
+    for need in verdict.instead:
+        yield from _hanging(f"  {need.name}", str(need.without), _TEXT_AT - 6)
+
+
+def _commands(needs: Iterable[Need]) -> Iterator[str]:
+    for need in needs:
+        yield f"  {need.name}"
+        if need.without is not None:
+            yield from _hanging("    instead", need.without, 13)
+        for system, command in (("macOS", need.macos), ("Debian", need.debian)):
+            if command is not None:
+                yield from _hanging(f"    {system}", command, 13)
+
+
+def _hanging(begin: str, text: str, column: int) -> list[str]:
+    """`begin`, and from a column on the text, in as many lines as it takes."""
+    space = " " * column
+    lines = textwrap.wrap(text, _WIDTH - column, break_on_hyphens=False) or [""]
+    first = f"{begin:<{column - 1}} {lines[0]}".rstrip()
+    return [first, *(space + line for line in lines[1:])]

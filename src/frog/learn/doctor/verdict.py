@@ -1,0 +1,38 @@
+"""What was seen, held against what each lab needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from frog.learn.doctor.needs import NEEDS, Need
+from frog.learn.doctor.seen import Seen
+
+
+@dataclass(frozen=True)
+class LabVerdict:
+    """Whether a lab runs on this machine."""
+
+    lab: int
+    instead: tuple[Need, ...]
+    """What it would use and is not here, but something takes its place."""
+    missing: tuple[Need, ...]
+
+    @property
+    def runs(self) -> bool:
+        return not self.missing
+
+
+def judge(seen: Mapping[str, Seen], lab: int) -> LabVerdict:
+    lacking = [need for need in NEEDS if lab in need.labs and not seen[need.name].ok]
+    instead = tuple(need for need in lacking if need.without is not None)
+    return LabVerdict(lab, instead, tuple(need for need in lacking if need.without is None))
+
+
+def state_of(need: Need, seen: Seen) -> str:
+    """In a word: ok, optional (no lab needs it), instead (something takes its place), or missing."""
+    if seen.ok:
+        return "ok"
+    if not need.labs:
+        return "optional"
+    return "missing" if need.without is None else "instead"

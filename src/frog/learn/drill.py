@@ -1,0 +1,144 @@
+"""`frog drill`: a run goes wrong and nobody says how; the learner finds rank, step and phase, and that is noted."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from frog.config.faults import Fault
+
+STEPS = 8
+KINDS = ("kill", "raise", "stop")
+PHASES = ("data", "forward", "backward", "reduce", "optimize", "zero")
+"""Of every step."""
+
+_MOST_RANKS = 16
+_STOPPED_S, _MOST_S = 8, 180.0
+
+
+def add_drill_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add `frog drill`."""
+    parser = commands.add_parser(
+        "drill",
+        help="find the rank, the step and the phase of a failure in a run",
+        description="Start a small run, inject one fault, and ask which rank failed, in which step and phase. "
+        "The run folder contains logs, heartbeats and events. Answers may come from a pipe, one per line.",
+    )
+    parser.add_argument("--seed", type=int, metavar="N", help="repeat the fault with this seed")
+    parser.add_argument("--nproc", type=int, default=4, metavar="N", help="how many ranks (default: %(default)s)")
+    parser.set_defaults(handler=_drill)
+
+
+def _drill(args: argparse.Namespace) -> int:
+    import random
+
+    from frog.core.errors import UsageError
+    from frog.core.schema import shortened
+    from frog.runs.folder import free_name
+
+    if not 2 <= args.nproc <= _MOST_RANKS:
+        raise UsageError(f"--nproc {args.nproc}: must be 2 to {_MOST_RANKS}")
+    seed = random.randrange(1_000_000) if args.seed is None else args.seed
+    if not 0 <= seed < 2**63:  # the run's name has it
+        raise UsageError(f"--seed {shortened(str(seed))}: must be 0 to 2^63 - 1")
+    fault, name = draw_fault(seed, args.nproc), free_name(f"drill-{seed}")
+    print(f"Starting a run of {args.nproc} ranks that will fail; this takes up to half a minute.", flush=True)
+    run_into(fault, args.nproc, name)
+    print(f"The run failed. Its traces are in runs/{name}/. In another shell:\n")
+    print(f"  frog logs {name}\n  ls runs/{name}/heartbeats runs/{name}/events\n")
+    print("`frog diagnose` also finds the answer: run it afterwards. q to leave.")
+    answers = _answers(args.nproc)
+    if answers is None:
+        return 0
+    right = [str(field) for field in (fault.rank, fault.step, fault.phase)]
+    for what, given, expected in zip(("rank", "step", "phase"), answers, right, strict=True):
+        print(f"{what} {given}: {'right' if given == expected else f'not right, it was {expected}'}")
+    num_right = sum(given == expected for given, expected in zip(answers, right, strict=True))
+    print(f"\n{num_right} of {len(right)} right (seed {seed}): {fault}\nthe evidence: frog diagnose {name}")
+    _keep(seed, str(fault), num_right)
+    return 0
+
+
+def draw_fault(seed: int, num_ranks: int) -> Fault:
+    """The fault of a seed."""
+    import random
+
+    from frog.config.faults import Fault
+
+    generator = random.Random(f"drill {seed}")
+    return Fault(
+        kind=generator.choice(KINDS),
+        rank=generator.randrange(num_ranks),
+        step=generator.randint(1, STEPS),
+        phase=generator.choice(PHASES),
+    )
+
+
+def run_into(fault: Fault, num_ranks: int, name: str) -> None:
+    """Let a run meet the fault. What it prints, which would name the rank, is not shown.
+
+    Raises:  LaunchError with its last lines if it never came so far.
+    """
+    import sys
+    import tempfile
+
+    from frog.chaos.sandbox import faults_env, met_faults, tiny_program, write_faults
+    from frog.core.errors import LaunchError
+    from frog.launch.harness import Program
+
+    world = ["--nproc", str(num_ranks), "--threads", "1"]
+    if fault.kind == "stop":  # where nobody is stopped, nobody is to be taken for it on a busy machine
+        world += ["--deadline", str(_STOPPED_S)]
+    words = [*tiny_program(), "--set", f"name={name}", "--set", f"train.steps={STEPS}"]
+    with tempfile.TemporaryDirectory(prefix="frog-drill-") as scratch:
+        faults = Path(scratch) / "faults.toml"
+        write_faults(faults, [fault])
+        command = [sys.executable, "-m", "frog.cli", "run", *world, "--", *words]
+        with Program(command, Path(scratch), faults_env(faults)) as program:
+            code = program.wait(_MOST_S)
+        if not code or not met_faults(faults):
+            said = "\n".join(program.output.splitlines()[-10:])
+            raise LaunchError(f"the run did not fail as planned\n{said}", "frog doctor")
+
+
+def _answers(num_ranks: int) -> list[str] | None:
+    """Rank, step and phase as answered; None to leave."""
+    asked = (
+        ("which rank failed first", [str(rank) for rank in range(num_ranks)]),
+        ("in which step", [str(step) for step in range(1, STEPS + 1)]),
+        ("in which phase", PHASES),
+    )
+    found = []
+    for question, choices in asked:
+        answer = _answer(question, choices)
+        if answer is None:
+            return None
+        found.append(answer)
+    return found
+
+
+def _answer(question: str, choices: Sequence[str]) -> str | None:
+    """One of the choices. What is none is asked for again."""
+    from frog.learn.typed import read_answers
+
+    for text in read_answers(f"{question}: {', '.join(choices)} > "):
+        if text.lower() in choices:
+            return text.lower()
+        print(f"expected one of {', '.join(choices)}")
+    return None
+
+
+def _keep(seed: int, fault: str, right: int) -> None:
+    """Note it in the learner's progress, if the current folder is in a learner's."""
+    from frog.core.units import time_text
+    from frog.learn.progress import NAME, DrillResult, find_folder, update_progress, with_drill
+
+    folder = find_folder(Path.cwd())
+    if folder is None:
+        return
+    result = DrillResult(at=time_text(), seed=seed, fault=fault, right=right)
+    update_progress(folder, lambda progress: with_drill(progress, result))
+    print(f"kept in {folder / NAME}")

@@ -1,0 +1,296 @@
+"""A layer over `torch.distributed` in a learner's process: each operation is reported, and begins when all have come.
+
+The operations themselves are torch's. What is added:
+
+- before an operation its rank says what it comes to, and goes on when the judge has seen the others come;
+- an asynchronous one works on a copy, and its result arrives when it is waited for: who does not wait has the numbers
+  of before, on every machine and every time.
+
+What torch does by itself in C++ (DDP, FSDP) does not pass here.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from frog.learn.grader import late_future
+from frog.learn.grader.late_future import LateFuture
+
+
+class Judge(Protocol):
+    """The other end: what a rank tells of itself, and what it waits for."""
+
+    def send(self, message: dict[str, Any]) -> None: ...
+    def answer(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class _Form:
+    """What is special about an operation: which arguments it fills, which must have one size on all ranks, its root."""
+
+    fills: tuple[str, ...] = ()
+    sizes: tuple[str, ...] = ()
+    root: str | None = None
+
+
+_FORMS = {
+    "all_reduce": _Form(("tensor",), ("tensor",)),
+    "broadcast": _Form(("tensor",), ("tensor",), "src"),
+    "reduce": _Form(("tensor",), ("tensor",), "dst"),
+    "all_gather": _Form(("tensor_list",), ("tensor",)),
+    "all_gather_into_tensor": _Form(("output_tensor",), ("input_tensor",)),
+    "gather": _Form(("gather_list",), ("tensor",), "dst"),
+    "scatter": _Form(("tensor",), ("tensor",), "src"),
+    "reduce_scatter": _Form(("output",), ("output",)),
+    "reduce_scatter_tensor": _Form(("output",), ("output",)),
+    "all_to_all": _Form(("output_tensor_list",)),
+    "all_to_all_single": _Form(("output",)),
+    "all_reduce_coalesced": _Form(("tensors",), ("tensors",)),
+    "barrier": _Form(),
+    "monitored_barrier": _Form(),
+    "all_gather_object": _Form(),
+    "gather_object": _Form(root="dst"),
+    "broadcast_object_list": _Form(root="src"),
+    "scatter_object_list": _Form(root="src"),
+}
+_SENT = {
+    "all_gather": "tensor",
+    "all_gather_into_tensor": "input_tensor",
+    "reduce_scatter": "input_list",
+    "reduce_scatter_tensor": "input",
+    "all_to_all": "input_tensor_list",
+    "all_to_all_single": "input",
+}
+"""The argument with what a rank gives, where that is not what is filled."""
+
+
+class Layer:
+    """The operations of this process. One for each process, put in place before the learner's code is loaded."""
+
+    def __init__(self, judge: Judge, files: Iterable[str], held: bool) -> None:
+        self._judge, self._files, self._held = judge, frozenset(files), held
+        self._number = 0
+        self._inside = False
+
+    def install(self) -> None:
+        """Stand in for torch's functions, wherever they are looked up."""
+        for name, form in _FORMS.items():
+            self._stand_in(name, functools.partial(self._collective, name, form))
+        for name in ("send", "recv", "isend", "irecv"):
+            self._stand_in(name, functools.partial(self._message, name))
+        self._stand_in("new_group", self._new_group)
+        torch.futures.collect_all = late_future.collect_all
+        torch.futures.wait_all = late_future.wait_all
+
+    def _stand_in(self, name: str, run: Callable[..., Any]) -> None:
+        original = getattr(distributed_c10d, name)
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if self._inside or not dist.is_initialized():
+                return original(*args, **kwargs)
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            return run(original, bound)
+
+        for module in (distributed_c10d, dist):
+            setattr(module, name, wrapper)
+
+    # ---- operations --------------------------------------------------------------------------------------------------
+
+    def _collective(self, name: str, form: _Form, original: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
+        given, group = bound.arguments, _ranks_of(bound.arguments["group"])
+        if group is None:  # torch warns that this rank is not of the group, and does nothing
+            return original(*bound.args, **bound.kwargs)
+        sizes = [text for argument in form.sizes if (text := _shape(given[argument]))]
+        sizes += [str(given["op"]).split(".")[-1]] if "op" in given and not isinstance(given["op"], list) else []
+        sizes += [f"root {_root(given, form.root, group)}"] if form.root else []
+        sent = _tensors(given.get(_SENT.get(name) or (form.sizes[0] if form.sizes else "")))
+        is_async = bool(given.get("async_op"))
+        number = self._enter(name, group, sizes, sent, is_async)
+        if not is_async:
+            self._judge.answer()
+            return self._real(original, bound)
+        targets = [tensor for argument in form.fills for tensor in _tensors(given[argument])]
+        copies = {id(tensor): tensor.detach().clone() for tensor in targets}
+        for argument in form.fills:
+            given[argument] = _replaced(given[argument], copies)
+        work = self._real(original, bound)
+        return LateWork(self, number, work, [(tensor, copies[id(tensor)]) for tensor in targets])
+
+    def _message(self, name: str, original: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
+        given, group = bound.arguments, _ranks_of(bound.arguments["group"])
+        if group is None:
+            return original(*bound.args, **bound.kwargs)
+        end = "dst" if "send" in name else "src"
+        peer = given[end] if given[f"group_{end}"] is None else group[given[f"group_{end}"]]
+        tensor, is_async = given["tensor"], name.startswith("i")
+        both = tuple(sorted({dist.get_rank(), peer})) if peer is not None else (dist.get_rank(),)
+        extra = {"peer": peer, "tag": given["tag"]}
+        number = self._enter(name, both, [_shape(tensor)], [tensor], is_async, **extra)
+        if not is_async:
+            sender = self._judge.answer().get("from")
+            if end == "src" and peer is None:
+                given["src"] = sender
+            return self._real(original, bound)
+        copy = tensor.detach().clone()
+        given["tensor"] = copy
+        work = self._real(original, bound)
+        return LateWork(self, number, work, [(tensor, copy)] if end == "src" else [])
+
+    def _new_group(self, original: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
+        ranks = bound.arguments["ranks"]
+        everyone = tuple(range(dist.get_world_size()))
+        members = list(everyone if ranks is None else ranks)
+        self._enter("new_group", everyone, [f"ranks {members}"], [], False)
+        self._judge.answer()
+        return self._real(original, bound)
+
+    def _real(self, original: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
+        """Torch's own function; what it calls in its turn is not reported again."""
+        self._inside = True
+        try:
+            return original(*bound.args, **bound.kwargs)
+        finally:
+            self._inside = False
+
+    # ---- what the judge hears ----------------------------------------------------------------------------------------
+
+    def _enter(
+        self,
+        op: str,
+        group: tuple[int, ...],
+        sizes: list[str],
+        sent: list[torch.Tensor],
+        is_async: bool,
+        **extra: Any,
+    ) -> int:
+        if self._held and self._number < 20:
+            time.sleep(0.002)
+        message = {
+            "op": op,
+            "group": group,
+            "sizes": sizes,
+            "is_async": is_async,
+            "line": self._line(),
+            "numel": sum(tensor.numel() for tensor in sent),
+            "dtype": str(sent[0].dtype).removeprefix("torch.") if sent else "",
+            "num_bytes": sum(tensor.numel() * tensor.element_size() for tensor in sent),
+            **extra,
+        }
+        self._judge.send({"type": "enter", "operation": message})
+        self._number += 1
+        return self._number - 1
+
+    def wait(self, number: int, overwritten: bool) -> None:
+        """Wait until all have come to the asynchronous operation of that number.
+
+        overwritten: the learner's code wrote to its tensors after the operation had started.
+        """
+        self._judge.send({"type": "wait", "number": number, "overwritten": overwritten})
+        self._judge.answer()
+
+    def _line(self) -> str:
+        """The innermost line of the learner's files that leads here."""
+        frame = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename not in self._files:
+            frame = frame.f_back  # type: ignore[assignment]
+        return f"{frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}" if frame is not None else ""
+
+
+class LateWork:
+    """An asynchronous operation whose result arrives when it is waited for, or asked for a third time."""
+
+    def __init__(self, layer: Layer, number: int, work: Any, pairs: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self._layer, self._number, self._work, self._pairs = layer, number, work, pairs
+        self._asked, self._is_done = 0, False
+        self._futures: list[LateFuture] = []
+        self._versions = [_version(target) for target, _ in pairs]
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Wait for it, and let its result arrive."""
+        if not self._is_done:
+            overwritten = self._versions != [_version(target) for target, _ in self._pairs]
+            self._layer.wait(self._number, overwritten)
+            if self._work is not None:
+                self._work.wait()
+            for target, copy in self._pairs:
+                target.detach().copy_(copy)
+            self._is_done = True
+            for future in self._futures:
+                future.complete()
+        return True
+
+    synchronize = wait
+    block_current_stream = wait
+
+    def is_completed(self) -> bool:
+        """Whether it is over: not at once."""
+        self._asked += 1
+        return self._is_done or (self._asked > 2 and self.wait())
+
+    def is_success(self) -> bool:
+        return self._is_done
+
+    def exception(self) -> None:
+        return None
+
+    def source_rank(self) -> int:
+        return int(self._work.source_rank()) if self._work is not None else 0
+
+    def result(self) -> list[torch.Tensor]:
+        return [target for target, _ in self._pairs]
+
+    def get_future(self) -> LateFuture:
+        """A future of the filled tensors. It arrives with the operation: when either is waited for."""
+        future = LateFuture(self._arrived)
+        self._futures.append(future)
+        return future
+
+    def _arrived(self) -> list[torch.Tensor]:
+        self.wait()
+        return self.result()
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """A number that changes when the tensor is written to."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _ranks_of(group: Any) -> tuple[int, ...] | None:
+    """The world's ranks of a group; None if this rank is not one of them."""
+    if group is dist.GroupMember.NON_GROUP_MEMBER:
+        return None
+    return tuple(dist.get_process_group_ranks(group or dist.group.WORLD))
+
+
+def _root(given: dict[str, Any], end: str, group: tuple[int, ...]) -> int:
+    in_group = given.get(f"group_{end}")
+    return int(given[end] or 0) if in_group is None else group[in_group]
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [tensor for tensor in value if isinstance(tensor, torch.Tensor)] if isinstance(value, (list, tuple)) else []
+
+
+def _shape(value: Any) -> str:
+    return " + ".join(f"{t.numel()} x {str(t.dtype).removeprefix('torch.')}" for t in _tensors(value))
+
+
+def _replaced(value: Any, copies: dict[int, torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return copies[id(value)]
+    return [copies[id(tensor)] for tensor in value] if isinstance(value, (list, tuple)) else value

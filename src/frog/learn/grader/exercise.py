@@ -1,0 +1,214 @@
+"""Exercises as they lie on disk: a folder each, with a manifest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+import frog
+from frog.core.errors import UsageError
+from frog.core.schema import FileName, Positive, Typed, convert, read_toml
+
+_SOURCE = Path(frog.__file__).parent
+_INSTALLED = _SOURCE.parent / "frog_labs"
+
+LABS = _INSTALLED if _INSTALLED.is_dir() else _SOURCE.parents[1] / "labs"
+"""The exercises: in the wheel a package of their own, in a clone the folder `labs/`."""
+
+READ = ("kubernetes.md", "launchers.md", "network.md", "run-folder.md", "slurm.md", "strategies.md")
+"""Pages of docs/ that exercises and questions name, besides those of the labs."""
+
+_ID = re.compile(r"lab(\d+)/(\d\d)_([a-z0-9_]+)")
+
+Word = Annotated[str, msgspec.Meta(pattern="^[a-z0-9]+(-[a-z0-9]+)*$")]
+
+
+class PredictionBelief(Typed, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """What somebody believes who predicts a wrong number."""
+
+    belief: Annotated[str, msgspec.Meta(min_length=1)]
+    value: float | None = None
+    """That number, in the prediction's unit, or else"""
+    factor: float | None = None
+    """how many times what is measured it is."""
+    tolerance: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.01
+    """Relative."""
+
+    def __post_init__(self) -> None:
+        if (self.value is None) == (self.factor is None):
+            raise ValueError("expected a value or a factor, and not both")
+
+    def number(self, measured: float) -> float:
+        return measured * self.factor if self.factor is not None else self.value or 0.0
+
+
+class Prediction(Typed, kw_only=True, frozen=True):
+    """A number that can be known before it is measured."""
+
+    id: Word
+    question: str
+    unit: Literal["B", "s", "steps", "ranks", "%", ""]
+    tolerance: Annotated[float, msgspec.Meta(ge=0, le=1)]
+    """Relative."""
+    beliefs: tuple[PredictionBelief, ...] = ()
+
+
+class Misconception(Typed, kw_only=True, frozen=True):
+    """What somebody believes who writes such a thing."""
+
+    id: Word
+    belief: str
+    question: str
+    """That leads on, and does not give the answer."""
+
+
+class Manifest(Typed, kw_only=True, frozen=True):
+    """An exercise's manifest.toml."""
+
+    KIND = "an exercise's manifest"
+
+    title: str
+    able: str
+    """What the learner will be able to do."""
+    minutes: Positive
+    files: Annotated[tuple[FileName, ...], msgspec.Meta(min_length=1)]
+    """The files that the learner edits."""
+    given: tuple[FileName, ...] = ()
+    """Further files that the learner gets and does not change. Solutions do not repeat them."""
+    functions: tuple[str, ...] = ()
+    kind: Literal["exercise", "challenge"] = "exercise"
+    hints: Annotated[tuple[str, ...], msgspec.Meta(min_length=3, max_length=3)]
+    read: str | None = None
+    predict: tuple[Prediction, ...] = ()
+    misconceptions: tuple[Misconception, ...] = ()
+
+    def __post_init__(self) -> None:
+        if both := set(self.files) & set(self.given):
+            raise ValueError(f"found {min(both)} in files and in given, expected it in one of them")
+
+
+@dataclass(frozen=True)
+class Solution:
+    """One way to fill in an exercise's files: the stub, the reference, or another right or wrong one."""
+
+    exercise: Exercise
+    path: Path
+    """A file that stands in for the first of the exercise's, or a folder with those that differ from the reference."""
+
+    @property
+    def name(self) -> str:
+        return self.path.stem if self.path.is_file() else self.path.name
+
+    @property
+    def misconception(self) -> str:
+        """Of a wrong one: `wrong/sum-is-average.2.py` is the second for the same reason."""
+        return self.name.split(".")[0]
+
+    def files(self) -> dict[str, bytes]:
+        """The content of each of the exercise's files, given ones too."""
+        folder, manifest = self.exercise.folder, self.exercise.manifest
+        texts = {name: (folder / "reference" / name).read_bytes() for name in manifest.files}
+        texts |= {name: (folder / name).read_bytes() for name in manifest.given}
+        if self.path.is_file():
+            return texts | {manifest.files[0]: self.path.read_bytes()}
+        own = {name for name in texts if (self.path / name).is_file()}
+        return texts | {name: (self.path / name).read_bytes() for name in own}
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """A folder under labs/: what the learner gets, and what judges it."""
+
+    folder: Path
+
+    @property
+    def id(self) -> str:
+        """`lab2/01_average_gradients`."""
+        return f"{self.folder.parent.name}/{self.folder.name}"
+
+    @property
+    def lab(self) -> int:
+        return int(self._parts[0])
+
+    @property
+    def number(self) -> str:
+        """`2.1`: short for the id."""
+        return f"{self.lab}.{int(self._parts[1])}"
+
+    @property
+    def _parts(self) -> tuple[str, str, str]:
+        if (found := _ID.fullmatch(self.id)) is None:
+            raise UsageError(f"{self.folder}: found the name {self.id}, expected one like lab2/01_average_gradients")
+        return found[1], found[2], found[3]
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """Raises:  UsageError that names file and place."""
+        path = self.folder / "manifest.toml"
+        hint = "see docs/exercises.md"
+        try:
+            return convert(read_toml(path, UsageError, hint), Manifest, str(path), hint, UsageError)
+        except FileNotFoundError:
+            raise UsageError(f"{path}: is missing", hint) from None
+
+    @property
+    def readme(self) -> str:
+        return (self.folder / "README.md").read_text()
+
+    def misconception(self, name: str) -> Misconception | None:
+        return next((known for known in self.manifest.misconceptions if known.id == name), None)
+
+    @property
+    def file_names(self) -> tuple[str, ...]:
+        """The files in a learner's folder: those to edit, then those that are given."""
+        return self.manifest.files + self.manifest.given
+
+    def stub(self) -> dict[str, bytes]:
+        """The files as a learner gets them."""
+        return {name: (self.folder / name).read_bytes() for name in self.file_names}
+
+    def reference(self) -> Solution:
+        return Solution(self, self.folder / "reference")
+
+    def solutions(self, kind: Literal["right", "wrong"]) -> list[Solution]:
+        paths = sorted((self.folder / kind).iterdir()) if (self.folder / kind).is_dir() else []
+        return [Solution(self, path) for path in paths if not path.name.startswith((".", "__"))]
+
+
+def find_exercises(labs: Path = LABS) -> list[Exercise]:
+    """All exercises, in the order in which they are taken."""
+    return [Exercise(path.parent) for path in sorted(labs.glob("lab*/*/manifest.toml"))]
+
+
+def find_exercise(name: str, labs: Path = LABS) -> Exercise:
+    """The exercise with an id, a number (2.1), or a name (average_gradients).
+
+    Raises:  UsageError that lists those that are near.
+    """
+    exercises = find_exercises(labs)
+    found = [exercise for exercise in exercises if name in _names_of(exercise)]
+    if len(found) == 1:
+        return found[0]
+    near = ", ".join(exercise.id for exercise in found or exercises if not found or exercise in found)
+    problem = "names several exercises" if found else "no such exercise"
+    raise UsageError(f"{name}: {problem}", f"one of: {near}")
+
+
+def _names_of(exercise: Exercise) -> Iterator[str]:
+    yield from (exercise.id, exercise.number, exercise.folder.name, exercise.folder.name.split("_", 1)[-1])
+
+
+def find_pages(labs: Path = LABS) -> dict[str, Path]:
+    """The pages that a learner's folder gets: each lab's, and those that exercises and questions name; by their names.
+
+    They lie in `docs/` inside the installed exercises, and in a clone next to them.
+    """
+    docs = labs / "docs" if (labs / "docs").is_dir() else labs.parent / "docs"
+    found = {f"labs/{page.name}": page for page in sorted((docs / "labs").glob("lab*.md"))}
+    return found | {name: docs / name for name in READ if (docs / name).is_file()}

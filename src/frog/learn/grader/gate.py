@@ -1,0 +1,282 @@
+"""Who waits for whom: communication of a world is matched before it begins.
+
+A rank says which operation it comes to, and goes on when all that take part have come. So it is known at once, and not
+after a time-out, that one of them will never come, or that they have come to different things; and one program gives
+one verdict, whatever the machine is doing. This file is the state alone: it starts nothing and waits for nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+MESSAGES = {"send", "isend", "recv", "irecv"}
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What a rank comes to."""
+
+    op: str
+    group: tuple[int, ...]
+    """The ranks that take part; of a message its two ends (a receiver that takes from anyone names itself alone)."""
+    sizes: tuple[str, ...] = ()
+    """What must be the same on all of them, in words: "12 x float32", "SUM", "root 0"."""
+    is_async: bool = False
+    peer: int | None = None
+    """The other end of a message; None: from anyone."""
+    tag: int = 0
+    line: str = ""
+    """Where in the learner's file."""
+    numel: int = 0
+    dtype: str = ""
+    num_bytes: int = 0
+
+    @property
+    def is_message(self) -> bool:
+        return self.op in MESSAGES
+
+    @property
+    def sends(self) -> bool:
+        return self.op in ("send", "isend")
+
+    @property
+    def is_from_anyone(self) -> bool:
+        return self.op in ("recv", "irecv") and self.peer is None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What will never come together."""
+
+    id: str
+    observed: str
+    ranks: tuple[int, ...]
+
+
+@dataclass
+class _Rank:
+    """One rank as far as the gate knows it."""
+
+    operations: list[Operation] = field(default_factory=list)
+    in_group: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
+    """The numbers of its collectives by group, in order."""
+    places: list[int] = field(default_factory=list)
+    """Of each operation: the how-manieth of its group it is, from 0."""
+    other_ends: dict[int, int] = field(default_factory=dict)
+    """Of each message that has met its other end: that rank."""
+    waits_for: int | None = None
+    """The number of the operation that holds it."""
+    finished: str = ""
+    """How it ended, if it did."""
+
+    @property
+    def stands(self) -> bool:
+        return bool(self.finished) or self.waits_for is not None
+
+
+class Gate:
+    """The operations that the ranks of a world have come to."""
+
+    def __init__(self, size: int) -> None:
+        self.ranks = [_Rank() for _ in range(size)]
+        self.clash: Problem | None = None
+        """Two ranks that have come to different things as one operation: of a group, or as the ends of a message."""
+
+    def enter(self, rank: int, operation: Operation) -> None:
+        """A rank has come to its next operation; if that is not asynchronous, the rank waits."""
+        state = self.ranks[rank]
+        number = len(state.operations)
+        state.operations.append(operation)
+        if not operation.is_async:
+            state.waits_for = number
+        if operation.is_message:
+            state.places.append(0)
+            self._match(rank, number)
+        else:
+            mine = state.in_group.setdefault(operation.group, [])
+            state.places.append(len(mine))
+            mine.append(number)
+            self.clash = self.clash or self._compare(rank, number)
+
+    def wait(self, rank: int, number: int) -> None:
+        """A rank waits for the asynchronous operation that was its `number`-th, from 0."""
+        self.ranks[rank].waits_for = number
+
+    def finish(self, rank: int, how: str) -> None:
+        self.ranks[rank].finished = how
+
+    def release(self) -> list[tuple[int, int | None]]:
+        """The ranks that may go on now, each with the sender that it receives from, if it does."""
+        self._match_from_anyone()
+        free = []
+        for rank, state in enumerate(self.ranks):
+            number = state.waits_for
+            if number is not None and not self._missing(rank, number):
+                state.waits_for = None
+                free.append((rank, state.other_ends.get(number)))
+        return free
+
+    @property
+    def all_stand(self) -> bool:
+        """Whether no rank computes: each waits, or has ended."""
+        return all(state.stands for state in self.ranks)
+
+    def problem(self) -> Problem | None:
+        """What can't come together any more, whatever the ranks that still compute will do. After `release`."""
+        return self.clash or self._waits_in_vain()
+
+    # ---- what belongs together ---------------------------------------------------------------------------------------
+
+    def _missing(self, rank: int, number: int) -> list[int]:
+        """The ranks that have not come yet to an operation of this rank."""
+        state = self.ranks[rank]
+        operation = state.operations[number]
+        if operation.is_message:
+            if number in state.other_ends:
+                return []
+            return [operation.peer] if operation.peer is not None else self._others(rank)
+        place = state.places[number]
+        return [other for other in operation.group if len(self._of(other, operation)) <= place]
+
+    def _others(self, rank: int) -> list[int]:
+        return [other for other in range(len(self.ranks)) if other != rank]
+
+    def _of(self, rank: int, operation: Operation) -> list[int]:
+        """The numbers of a rank's collectives in the group of this one."""
+        return self.ranks[rank].in_group.get(operation.group, [])
+
+    def _match(self, rank: int, number: int) -> None:
+        """Find the other end of a message among those that have come, first come first."""
+        mine = self.ranks[rank].operations[number]
+        if mine.peer is None or not 0 <= mine.peer < len(self.ranks):
+            return
+        for other_number, other in enumerate(self.ranks[mine.peer].operations):
+            fits = other.is_message and other.sends != mine.sends and (other.peer, other.tag) == (rank, mine.tag)
+            if fits and other_number not in self.ranks[mine.peer].other_ends:
+                self._join(rank, number, mine.peer, other_number)
+                return
+
+    def _match_from_anyone(self) -> None:
+        """Give a receiver that takes from anyone the lowest rank that sends, once all that might have sent stand."""
+        for rank, state in enumerate(self.ranks):
+            number = state.waits_for
+            if number is None or number in state.other_ends or not (mine := state.operations[number]).is_from_anyone:
+                continue
+            sent = [
+                (other, found)
+                for other in self._others(rank)
+                if (found := self._sent(other, rank, mine.tag)) is not None
+            ]
+            if sent and all(
+                self.ranks[other].stands or any(other == one for one, _ in sent) for other in self._others(rank)
+            ):
+                self._join(rank, number, *sent[0])
+
+    def _sent(self, sender: int, receiver: int, tag: int) -> int | None:
+        """The sender's first message to a rank that nobody has taken."""
+        state = self.ranks[sender]
+        return next(
+            (
+                number
+                for number, operation in enumerate(state.operations)
+                if operation.sends
+                and (operation.peer, operation.tag) == (receiver, tag)
+                and number not in state.other_ends
+            ),
+            None,
+        )
+
+    def _join(self, rank: int, number: int, other: int, other_number: int) -> None:
+        self.ranks[rank].other_ends[number] = other
+        self.ranks[other].other_ends[other_number] = rank
+        ends = [(rank, self.ranks[rank].operations[number]), (other, self.ranks[other].operations[other_number])]
+        sent, taken = sorted(ends, key=lambda end: not end[1].sends)
+        if sent[1].num_bytes > taken[1].num_bytes:
+            self.clash = self.clash or Problem("different-collectives", _no_room(sent, taken), (sent[0], taken[0]))
+
+    # ---- what does not -----------------------------------------------------------------------------------------------
+
+    def _compare(self, rank: int, number: int) -> Problem | None:
+        """Whether another rank came to something else as the same operation of the group."""
+        operation, place = self.ranks[rank].operations[number], self.ranks[rank].places[number]
+        for other in operation.group:
+            numbers = self._of(other, operation)
+            if len(numbers) > place and _kind(theirs := self.ranks[other].operations[numbers[place]]) != _kind(
+                operation
+            ):
+                first, second = sorted([(rank, operation), (other, theirs)], key=lambda came: came[0])
+                text = _clash(self._ordinal(rank, number), first, second)
+                return Problem("different-collectives", text, (first[0], second[0]))
+        return None
+
+    def _ordinal(self, rank: int, number: int) -> int:
+        """The place of a collective among those of its group, from 1; making a group does not count."""
+        state = self.ranks[rank]
+        numbers = state.in_group[state.operations[number].group][: state.places[number] + 1]
+        return sum(state.operations[n].op != "new_group" for n in numbers) or 1
+
+    def _waits_in_vain(self) -> Problem | None:
+        """A rank that waits for one that has ended, or for one that waits itself, all round."""
+        for rank, state in enumerate(self.ranks):
+            if state.finished or state.waits_for is None:
+                continue
+            missing = self._missing(rank, state.waits_for)
+            ended = [other for other in missing if not 0 <= other < len(self.ranks) or self.ranks[other].finished]
+            needs_all = (
+                state.operations[state.waits_for].peer is not None or not state.operations[state.waits_for].is_message
+            )
+            if missing and (self.all_stand or (ended if needs_all else len(ended) == len(missing))):
+                return Problem("one-rank-waits", self._vain(rank, missing), (rank, *missing))
+        return None
+
+    def _vain(self, rank: int, missing: list[int]) -> str:
+        """In words: "rank 0 waited in all_reduce (its collective 1, step.py:12); rank 1 never came: it had …"."""
+        number = self.ranks[rank].waits_for or 0
+        operation = self.ranks[rank].operations[number]
+        what = _name(operation) if operation.is_message else f"its collective {self._ordinal(rank, number)}"
+        came = f"rank {rank} waited in {operation.op} ({what}{_at(operation)})"
+        return "; ".join([came, *(f"rank {other} never came: {self.place(other)}" for other in missing)]) + "."
+
+    def place(self, rank: int) -> str:
+        """Where a rank is, in words."""
+        if not 0 <= rank < len(self.ranks):
+            return "there is no such rank"
+        state = self.ranks[rank]
+        if state.finished:
+            return f"it had {state.finished}"
+        if state.waits_for is not None:
+            operation = state.operations[state.waits_for]
+            return f"it waited itself, in {operation.op} ({_name(operation)}{_at(operation)})"
+        return "it was still running"
+
+
+def _kind(operation: Operation) -> tuple[str, tuple[str, ...]]:
+    return operation.op, operation.sizes
+
+
+def _name(operation: Operation) -> str:
+    if operation.is_message:
+        whom = "anyone" if operation.peer is None else f"rank {operation.peer}"
+        return f"{'to' if 'send' in operation.op else 'from'} {whom}, tag {operation.tag}"
+    return _sizes(operation)
+
+
+def _sizes(operation: Operation) -> str:
+    return ", ".join(operation.sizes) or "no tensor"
+
+
+def _at(operation: Operation) -> str:
+    return f", {operation.line}" if operation.line else ""
+
+
+def _clash(ordinal: int, first: tuple[int, Operation], other: tuple[int, Operation]) -> str:
+    """In words: "as collective 3 rank 0 came to all_reduce of 12 x float32, rank 1 to broadcast …"."""
+    said = [f"rank {rank} came to {op.op} ({_name(op)}{_at(op)})" for rank, op in (first, other)]
+    return f"As collective {ordinal} of their group, {' and '.join(said)}. They would wait for ever, or mix them up."
+
+
+def _no_room(sent: tuple[int, Operation], taken: tuple[int, Operation]) -> str:
+    """In words: "rank 0 sent 12 x float32 (send, ring.py:7) to rank 1, tag 0, which has room for 4 …"."""
+    (sender, send), (receiver, recv) = sent, taken
+    what, room = (f"{_sizes(end)} ({end.op}{_at(end)})" for end in (send, recv))
+    return f"rank {sender} sent {what} to rank {receiver}, tag {send.tag}, which has room for {room}."

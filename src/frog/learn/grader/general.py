@@ -1,0 +1,19 @@
+"""What goes wrong in any exercise: misconceptions that the grader finds by itself."""
+
+from __future__ import annotations
+
+from frog.core.errors import UsageError
+from frog.core.schema import Typed, convert, read_toml
+from frog.learn.grader.exercise import LABS, Misconception
+
+_FILE = LABS / "general.toml"
+
+
+class _Table(Typed, kw_only=True, frozen=True):
+    misconceptions: tuple[Misconception, ...]
+
+
+def general() -> dict[str, Misconception]:
+    """By id. An exercise that has one of these ids in its manifest says it more to the point."""
+    table = convert(read_toml(_FILE, UsageError), _Table, str(_FILE), error=UsageError)
+    return {known.id: known for known in table.misconceptions}

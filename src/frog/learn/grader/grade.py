@@ -1,0 +1,268 @@
+"""What a check has at hand: worlds to run, numbers to compare, and a way to say what is wrong."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from frog.core.schema import parse_toml
+from frog.launch.torchrun.forkserver import ForkServer
+from frog.learn.grader.exercise import Exercise
+from frog.learn.grader.outcome import Failure, World
+from frog.learn.grader.program import Ended, run_program
+from frog.learn.grader.verdict import Measured
+from frog.learn.grader.words import apart
+from frog.learn.grader.world import Task, run_world
+
+
+class Rejected(Exception):
+    """The learner's code is not right: which misconception it looks like, and what was observed."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.observed)
+        self.failure = failure
+
+
+class Grade:
+    """One check of a learner's files."""
+
+    def __init__(
+        self,
+        exercise: Exercise,
+        folder: Path,
+        seed: int,
+        server: ForkServer | None,
+        scratch: Path,
+        slowness: float = 1.0,
+    ) -> None:
+        """slowness: how many times as long as the exercises say processes may take."""
+        self.exercise, self.folder, self.seed = exercise, folder, seed
+        self.lines: list[Measured] = []
+        self.predictions: dict[str, float] = {}
+        self.notes: list[str] = []
+        self.worlds: list[int] = []
+        self.output = ""
+        self._server, self._scratch, self._labs = server, scratch, exercise.folder.parents[1]
+        self.slowness = slowness
+
+    # ---- what the learner wrote --------------------------------------------------------------------------------------
+
+    def text(self, name: str) -> str:
+        """One of the learner's files. One that is not UTF-8 is rejected; a byte order mark is left out."""
+        try:
+            return (self.folder / name).read_text(encoding="utf-8-sig")
+        except UnicodeDecodeError as problem:
+            self.reject("not-readable", f"{name}: byte {problem.start} is not UTF-8.")
+
+    def answers(self, name: str = "answers.toml") -> dict[str, Any]:
+        """The learner's TOML file. One that is no TOML is rejected, with the place."""
+        try:
+            return parse_toml(self.text(name))
+        except (ValueError, RecursionError) as problem:  # no TOML, a number of thousands of digits, nested too deep
+            self.reject("not-readable", f"{name} is no TOML: {problem}")
+
+    # ---- what it does ------------------------------------------------------------------------------------------------
+
+    def world(
+        self,
+        size: int,
+        case: Any = None,
+        *,
+        work: str = "work",
+        held: int | None = None,
+        env: Mapping[str, str] | Sequence[Mapping[str, str]] = (),
+        join: bool = True,
+        seconds: float = 2.0,
+        may_fail: Collection[str] = (),
+    ) -> World:
+        """Run the exercise's function `work` with what the learner wrote, in `size` processes.
+
+        `seconds` is how long a rank may compute, where the machine is not slow. A world that fails is rejected, but for
+        the ids in `may_fail`.
+        """
+        number = len(self.worlds)
+        scratch = self._scratch / f"world{number}"
+        scratch.mkdir()
+        extra = [env] * size if isinstance(env, Mapping) else list(env) or [{}] * size
+        self.worlds.append(size)
+        task = Task(
+            size=size,
+            case={} if case is None else case,
+            work=work,
+            held=(self.seed + number) % size if held is None else held,
+            env=[{**_identity(rank, size), **extra[rank]} for rank in range(size)],
+            join=join and size > 0,
+            seconds=seconds * self.slowness,
+            folder=self.folder,
+            files={name: (self.folder / name).read_bytes() for name in self.exercise.file_names},
+            functions=self.exercise.manifest.functions,
+            ranks=(self.exercise.folder / "ranks.py").read_bytes(),
+            labs=self._labs,
+        )
+        world = run_world(task, self._server, scratch)
+        self.output += "".join(world.output)
+        if world.failure is not None and world.failure.id not in may_fail:
+            raise Rejected(world.failure)
+        return world
+
+    def call(
+        self, case: Any = None, *, work: str = "work", seconds: float = 2.0, may_fail: Collection[str] = ()
+    ) -> World:
+        """Run `work` in one process, without a world of torch.distributed."""
+        return self.world(1, case, work=work, join=False, seconds=seconds, may_fail=may_fail)
+
+    def program(
+        self,
+        words: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        files: Mapping[str, str] | None = None,
+        stdin: str = "",
+        seconds: float = 2.0,
+        wall_s: float = 60.0,
+    ) -> Ended:
+        """Run a program in a scratch folder that holds the learner's files, under the same limits.
+
+        `seconds` of computing, `wall_s` of the wall: where the machine is not slow.
+        """
+        scratch = Path(tempfile.mkdtemp(dir=self._scratch, prefix="program"))
+        for name in self.exercise.file_names:
+            (scratch / name).write_bytes((self.folder / name).read_bytes())
+        for name, text in (files or {}).items():
+            (scratch / name).parent.mkdir(parents=True, exist_ok=True)
+            (scratch / name).write_text(text)
+        ended = run_program(
+            words, scratch, env or {}, stdin, seconds * self.slowness, wall_s * self.slowness, self._server, self._labs
+        )
+        self.output += ended.out + ended.err
+        if ended.failure is not None:
+            raise Rejected(ended.failure)
+        return ended
+
+    # ---- what it is worth --------------------------------------------------------------------------------------------
+
+    def reject(self, misconception: str, observed: str, drawing: str | None = None, where: str = "") -> NoReturn:
+        """End the check: this is what was observed, and who believes that misconception would write it."""
+        raise Rejected(Failure(misconception, observed, 0, where, drawing))
+
+    def compare(
+        self, found: Any, expected: Any, what: str, rtol: float = 1e-5, atol: float = 1e-7, id: str = "unknown"
+    ) -> None:
+        """Reject unless tensors, numbers, or dicts and lists of them agree; name the first that differ."""
+        difference = difference_of(found, expected, what, rtol, atol)
+        if difference is not None:
+            self.reject(id, difference)
+
+    def reject_different(self, found: Any, expected: Any, what: str, id: str = "unknown") -> NoReturn:
+        """Reject what is known to differ: name the first difference, however small."""
+        exact = difference_of(found, expected, what, 0.0, 0.0)
+        self.reject(id, exact or f"{what}: found {_shown(found)}, expected {_shown(expected)}.")
+
+    def measured(self, what: str, value: Any) -> None:
+        """A line under a check that passed."""
+        self.lines.append(Measured(what=what, value=str(value)))
+
+    def predicted(self, id: str, value: float) -> None:
+        """What a prediction of the manifest is held against."""
+        self.predictions[id] = float(value)
+
+    def note(self, text: str) -> None:
+        """Something to say of a solution that passed."""
+        self.notes.append(text)
+
+
+def difference_of(found: Any, expected: Any, what: str, rtol: float, atol: float) -> str | None:
+    """In words, the first place where two values differ: `what` names them."""
+    if isinstance(expected, Mapping):
+        if not isinstance(found, Mapping):
+            return f"{what}: found {_shown(found)}, expected a table of {', '.join(map(str, expected))}."
+        if found.keys() != expected.keys():
+            return f"{what}: found {_names(found)}, expected {_names(expected)}."
+        pairs = [(found[key], expected[key], f"{what}, {key}") for key in expected]
+    elif isinstance(expected, (list, tuple)):
+        if not isinstance(found, (list, tuple)) or len(found) != len(expected):
+            return f"{what}: found {_shown(found)}, expected {_shown(expected)}."
+        pairs = [(a, b, f"{what}, number {i}") for i, (a, b) in enumerate(zip(found, expected, strict=True), 1)]
+    else:
+        return _difference(found, expected, what, rtol, atol)
+    return next((text for a, b, name in pairs if (text := difference_of(a, b, name, rtol, atol))), None)
+
+
+def _difference(found: Any, expected: Any, what: str, rtol: float, atol: float) -> str | None:
+    if isinstance(expected, torch.Tensor):
+        return _of_tensors(found, expected, what, rtol, atol)
+    if isinstance(expected, (int, float)) and not isinstance(expected, bool):
+        is_number = isinstance(found, (int, float)) and not isinstance(found, bool)
+        if isinstance(found, torch.Tensor) and found.numel() == 1:
+            found, is_number = found.item(), True
+        near = is_number and (found == expected or math.isclose(found, expected, rel_tol=rtol, abs_tol=atol))
+        both_nan = is_number and math.isnan(found) and math.isnan(expected)
+        texts = apart(found, expected) if isinstance(found, float) else (_shown(found), _shown(expected))
+        return None if near or both_nan else f"{what}: found {texts[0]}, expected {texts[1]}."
+    same = type(found) is type(expected) and found == expected
+    return None if same else f"{what}: found {_shown(found)}, expected {_shown(expected)}."
+
+
+def _of_tensors(found: Any, expected: torch.Tensor, what: str, rtol: float, atol: float) -> str | None:
+    if not isinstance(found, torch.Tensor):
+        return f"{what}: found {_shown(found)}, expected a tensor of shape {tuple(expected.shape)}."
+    if found.shape != expected.shape:
+        return f"{what}: found the shape {tuple(found.shape)}, expected {tuple(expected.shape)}."
+    if found.is_floating_point() != expected.is_floating_point():
+        return f"{what}: found {found.dtype}, expected {expected.dtype}."
+    a, b = found.double(), expected.double()
+    if torch.allclose(a, b, rtol=rtol, atol=atol, equal_nan=True):
+        return None
+    gap = (a - b).abs().nan_to_num(math.inf)
+    place = int(gap.reshape(-1).argmax())
+    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(place), expected.shape)) if expected.dim() else ()
+    at = f" at {list(index)}" if index else ""
+    first, second = apart(a.reshape(-1)[place].item(), b.reshape(-1)[place].item())
+    values = f"{first}, expected {second}{_everywhere(b)}"
+    return f"{what}: differs by up to {gap.max():.2g}{at}: found {values}.{_factor(a, b, rtol)}"
+
+
+def _everywhere(expected: torch.Tensor) -> str:
+    return " everywhere" if expected.numel() > 1 and bool((expected == expected.reshape(-1)[0]).all()) else ""
+
+
+def _factor(found: torch.Tensor, expected: torch.Tensor, rtol: float) -> str:
+    """Where all of a tensor is wrong by one factor."""
+    counts = expected != 0
+    ratio = found[counts] / expected[counts]
+    if ratio.numel() < 2 or not torch.isfinite(ratio).all() or found[~counts].any():
+        return ""
+    is_one = torch.allclose(ratio, ratio.mean(), rtol=max(rtol, 1e-5))
+    return f" Everywhere it is {ratio.mean():.6g} times what was expected." if is_one else ""
+
+
+def _identity(rank: int, size: int) -> dict[str, str]:
+    """Who a rank is, as torchrun would say it."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "NODE_RANK": "0",
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+    }
+
+
+def _names(table: Mapping[Any, Any]) -> str:
+    return ", ".join(map(str, table)) or "nothing"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    text = "nothing (None)" if value is None else repr(value)
+    return text if len(text) <= 200 else text[:197] + "..."

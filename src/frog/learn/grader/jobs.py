@@ -1,0 +1,177 @@
+"""Job files of a learner on a Slurm of two nodes: submitted as with sbatch, under the limits of any program.
+
+`python -m frog.learn.grader.jobs CLUSTER REQUEST.json` is that program: it submits the files, to the real Slurm that
+runs here or to an emulator that it starts, waits for their end and writes what became of them. What the ranks saw they
+note themselves; the check reads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from frog.cluster.emulator import cluster
+from frog.core.env import variable
+from frog.core.errors import LaunchError, UsageError
+from frog.core.processes import take_orphans
+from frog.learn.grader.job_clusters import FINISHED, EmulatedSlurm, JobCluster, RealSlurm, end_jobs, running_slurm
+
+if TYPE_CHECKING:
+    from frog.learn.grader.grade import Grade  # loads torch, which the program below has no need of
+
+_JOBS_S = 30.0
+_POLL_S = 0.02
+_EMULATOR, _RECORD = "cluster", "jobs"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What became of a job file."""
+
+    file: str
+    slurm: str
+    """Which Slurm it ran on: a real one's name and version, or the emulator."""
+    state: str
+    """Slurm's word, such as COMPLETED; REFUSED if sbatch did not take it, RUNNING if it goes on."""
+    exit: str
+    """`code:signal`."""
+    restarts: int
+    limit_min: int | None
+    said: str
+    """What its log holds at the end, or sbatch's refusal."""
+    notes: list[list[Any]] = field(default_factory=list)
+    """What its ranks noted: lines of NOTES/JOB.jsonl, in the order of time."""
+
+    @property
+    def title(self) -> str:
+        """The file and where it ran, as a verdict begins."""
+        return f"{self.file}, on {self.slurm}"
+
+    def noted(self, what: str) -> list[Any]:
+        """The values of all notes of one kind."""
+        return [note[-1] for note in self.notes if note[-2] == what]
+
+
+def run_jobs(
+    grade: Grade, names: Sequence[str], files: Mapping[str, str], near_limit: Mapping[str, Any] | None = None
+) -> dict[str, Job]:
+    """Run job files side by side on 2 nodes, each alone with its log, and tell what became of each.
+
+    They run on the real Slurm that `running_slurm` finds; without one, on the emulator.
+
+    near_limit: {"of": names, "when": what, "count": n, "end": "now+8seconds", "until": other}: the time limit of these
+    jobs is moved there when their ranks have noted that n times, and far away again when one has noted the other thing.
+    They always run on the emulator: a real Slurm looks at its clock every 30 s.
+
+    Ranks find in SLOWNESS how many times as long as on a fast machine they may wait.
+    """
+    place = Path(tempfile.mkdtemp(prefix="frog-learn-slurm-"))
+    try:
+        most_s = _JOBS_S * grade.slowness
+        request = {"names": list(names), "near_limit": near_limit, "real": running_slurm(), "most_s": most_s}
+        words = [sys.executable, "-P", "-m", "frog.learn.grader.jobs", str(place), "request.json"]
+        path = [_names_of_nodes(place / "bin"), Path(sys.executable).parent, variable("PATH") or os.defpath]
+        env = {"PATH": os.pathsep.join(map(str, path)), "SLOWNESS": f"{grade.slowness:g}"}
+        ended = grade.program(words, files={**files, "request.json": json.dumps(request)}, env=env, seconds=30.0)
+        if ended.code != 0:
+            raise LaunchError(f"the cluster of this check did not come to its end\n{ended.err}")
+        found = json.loads((ended.folder / "jobs.json").read_text())
+        return {name: Job(**table) for name, table in found.items()}
+    finally:  # what the program has left, if it was ended
+        end_jobs(place / _RECORD)
+        with contextlib.suppress(UsageError):
+            cluster.down(place / _EMULATOR)
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _names_of_nodes(folder: Path) -> Path:
+    """A folder with a program `hostname` that knows the names of pretended nodes."""
+    folder.mkdir()
+    (folder / "hostname").write_text('#!/bin/sh\necho "$SLURMD_NODENAME"\n')
+    (folder / "hostname").chmod(0o755)
+    return folder
+
+
+# ---- in the program --------------------------------------------------------------------------------------------------
+
+
+def main(place: Path, request: dict[str, Any]) -> None:
+    """Submit each job to its cluster and wait for all."""
+    take_orphans()
+    near_limit = request["near_limit"] or {"of": []}
+    with contextlib.ExitStack() as clusters:
+        real = clusters.enter_context(RealSlurm(request["real"], place / _RECORD)) if request["real"] else None
+        emulated = None
+        if real is None or near_limit["of"]:
+            emulated = clusters.enter_context(EmulatedSlurm(place / _EMULATOR))
+        on: dict[str, JobCluster] = {}
+        for name in request["names"]:
+            one = emulated if real is None or name in near_limit["of"] else real
+            assert one is not None
+            on[name] = one
+        numbers = {name: on[name].submit(name) for name in request["names"]}
+        started = {name: number for name, number in numbers.items() if isinstance(number, int)}
+        jobs = _wait(started, on, near_limit, request["most_s"])
+        told = {name: _told(name, on[name].name, number, jobs) for name, number in numbers.items()}
+    Path("jobs.json").write_text(json.dumps(told))
+
+
+def _wait(
+    numbers: Mapping[str, int], on: Mapping[str, JobCluster], near_limit: Mapping[str, Any], most_s: float
+) -> dict[int, dict[str, Any]]:
+    """The jobs as they stand when all have ended, or after a time."""
+    deadline = time.monotonic() + most_s
+    ahead = {numbers[name]: ["when", "until"] for name in near_limit["of"] if name in numbers}
+    jobs: dict[int, dict[str, Any]] = {}
+    while True:
+        for one in set(on.values()):
+            jobs |= one.look([n for name, n in numbers.items() if on[name] is one and not _has_ended(jobs.get(n))])
+        if all(map(_has_ended, jobs.values())) or time.monotonic() > deadline:
+            return jobs
+        for name, number in numbers.items():
+            one, left = on[name], ahead.get(number)
+            if isinstance(one, EmulatedSlurm) and left and jobs[number]["state"] == "RUNNING":
+                _move_limit(one, number, left, near_limit)
+        time.sleep(_POLL_S)
+
+
+def _has_ended(job: Mapping[str, Any] | None) -> bool:
+    return job is not None and job["state"] in FINISHED
+
+
+def _move_limit(emulator: EmulatedSlurm, number: int, left: list[str], near_limit: Mapping[str, Any]) -> None:
+    """If what it waits for was noted: the limit comes near, or goes away again."""
+    count = near_limit["count"] if left[0] == "when" else 1
+    if sum(note[-2] == near_limit[left[0]] for note in _notes(number)) >= count:
+        emulator.update(number, *(("endtime", near_limit["end"]) if left[0] == "when" else ("timelimit", "60")))
+        left.pop(0)
+
+
+def _told(name: str, slurm: str, number: int | str, jobs: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
+    if isinstance(number, str):
+        refused = {"file": name, "slurm": slurm, "state": "REFUSED", "exit": "", "restarts": 0}
+        return {**refused, "limit_min": None, "said": number}
+    job = jobs[number]
+    state = job["state"] if _has_ended(job) else "RUNNING"
+    log = Path(job["stdout"])
+    said = log.read_text(errors="replace")[-2000:] if log.is_file() else ""
+    table = {"file": name, "slurm": slurm, "state": state, "exit": job["exit"], "restarts": job["restarts"]}
+    return {**table, "said": said, "limit_min": job["limit_min"], "notes": _notes(number)}
+
+
+def _notes(number: int) -> list[list[Any]]:
+    path = Path("notes") / f"{number}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text()))

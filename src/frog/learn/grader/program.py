@@ -1,0 +1,168 @@
+"""A program that a learner wrote in another language than Python's, run under the same limits."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import resource
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from frog.core.env import child_env
+from frog.core.processes import descendants
+from frog.launch.torchrun.forkserver import ForkServer
+from frog.learn.grader.guard import hide
+from frog.learn.grader.limits import (
+    LOOK_S,
+    MOST_BYTES,
+    MOST_FILE_BYTES,
+    MOST_OUTPUT_BYTES,
+    MOST_SCRATCH_BYTES,
+    end_descendants,
+    folder_bytes,
+)
+from frog.learn.grader.outcome import Failure
+
+_MOST_PROCESSES = 100
+"""A cluster of pretended nodes has some dozens."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A program that has ended, or was ended."""
+
+    code: int
+    """Negative: the signal that ended it."""
+    out: str
+    err: str
+    folder: Path
+    """The scratch folder, until the check ends."""
+    failure: Failure | None = None
+
+
+def run_program(
+    words: Sequence[str],
+    scratch: Path,
+    env: Mapping[str, str],
+    stdin: str,
+    seconds: float,
+    wall_s: float,
+    server: ForkServer | None,
+    labs: Path,
+) -> Ended:
+    """Run it to its end, or to a limit: seconds of computing of all its processes, and of the wall.
+
+    It does not see the course's folders, where the system allows that.
+    """
+    keep = [server.pid] if server is not None else []
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        given.write(stdin.encode())
+        given.seek(0)
+        try:
+            process = subprocess.Popen(
+                list(words),
+                cwd=scratch,
+                env={**child_env(**env), "TMPDIR": str(scratch)},
+                stdin=given,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+                preexec_fn=functools.partial(_limit, labs),  # the judge has one thread
+            )
+        except OSError as problem:
+            observed = f"{words[0]} cannot be started: {problem.strerror}."
+            return Ended(127, "", "", scratch, Failure("not-started", observed, 0))
+        failure = _watch(process, scratch, seconds, wall_s, (out.fileno(), err.fileno()), keep)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        code = process.wait()
+        end_descendants(keep)
+        said, wrong = (os.pread(file.fileno(), MOST_OUTPUT_BYTES, 0).decode(errors="replace") for file in (out, err))
+    return Ended(code, said, wrong, scratch, failure)
+
+
+def _limit(labs: Path) -> None:
+    hide(labs)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_FILE_BYTES, MOST_FILE_BYTES))
+
+
+def _watch(
+    process: subprocess.Popen[bytes],
+    scratch: Path,
+    seconds: float,
+    wall_s: float,
+    outputs: Sequence[int],
+    keep: Sequence[int],
+) -> Failure | None:
+    """Wait for its end, or for the first limit that it meets."""
+    start, used = time.monotonic(), 0.0
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(LOOK_S)
+            return _too_much(scratch, outputs)  # a full disk's worth may be written between two looks
+        family = _family(keep)
+        used = max(used, sum(_seconds_of(member) for member in family))
+        if used > seconds:
+            return Failure("never-ends", f"It had computed for {seconds:g} s and had not come to an end.", 0)
+        if time.monotonic() - start > wall_s:
+            return Failure("never-ends", f"After {wall_s:g} s it had not come to an end.", 0)
+        if takes_more(family, MOST_BYTES):
+            return Failure("too-much-memory", f"It took more than {MOST_BYTES >> 30} GiB of memory.", 0)
+        if len(family) > _MOST_PROCESSES:
+            return Failure("too-many-processes", f"It had {len(family)} processes.", 0)
+        if (failure := _too_much(scratch, outputs)) is not None:
+            return failure
+
+
+def _too_much(scratch: Path, outputs: Sequence[int]) -> Failure | None:
+    """Whether it has printed or written more than it may."""
+    if sum(os.fstat(output).st_size for output in outputs) > MOST_OUTPUT_BYTES:
+        return Failure("too-much-output", f"It printed more than {MOST_OUTPUT_BYTES >> 20} MiB.", 0)
+    if folder_bytes(scratch) > MOST_SCRATCH_BYTES:
+        return Failure("too-many-files", f"It wrote more than {MOST_SCRATCH_BYTES >> 20} MiB of files.", 0)
+    return None
+
+
+def _family(keep: Sequence[int]) -> list[psutil.Process]:
+    """All processes that this one has started, orphans too."""
+    found = []
+    for pid in descendants(os.getpid()):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            if pid not in keep:
+                found.append(psutil.Process(pid))
+    return found
+
+
+def _seconds_of(process: psutil.Process) -> float:
+    """Seconds of computing, of children that have ended too."""
+    with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+        return float(sum(process.cpu_times()[:4]))
+    return 0.0
+
+
+def takes_more(family: Sequence[psutil.Process], most_bytes: int) -> bool:
+    """True if the processes take more memory. A page that several share, as forked processes do, counts once."""
+    return sum(map(_resident, family)) > most_bytes and sum(map(_proportional, family)) > most_bytes
+
+
+def _resident(process: psutil.Process) -> int:
+    with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+        return int(process.memory_info().rss)
+    return 0
+
+
+def _proportional(process: psutil.Process) -> int:
+    """Bytes of memory, of shared pages this process's part; the whole of them where the system does not say."""
+    with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+        full = process.memory_full_info()
+        return int(full.pss) if hasattr(full, "pss") else int(full.rss)
+    return _resident(process)

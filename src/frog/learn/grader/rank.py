@@ -1,0 +1,220 @@
+"""A process of a learner: `python -m frog.learn.grader.rank ADDRESS RANK TOKEN`, started by the judge.
+
+It connects to the judge, hears what is to be run, joins the world, sets its bounds, and only then loads what the
+learner wrote. What comes of it is sent as plain data, and the process ends without running anything more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import json
+import math
+import os
+import random
+import resource
+import shutil
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from datetime import timedelta
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from frog.core.env import bind_loopback, child_env, replace_env
+from frog.core.namespaces import die_with_parent
+from frog.learn.grader import codec, collectives, guard, late_future, message, turns
+from frog.learn.grader.collectives import Layer
+from frog.learn.grader.guard import Snapshot, set_bounds
+from frog.learn.grader.limits import MOST_FILE_BYTES
+from frog.learn.grader.message import Line
+
+_MOST_FILES = 256
+
+
+def main(address: str, rank: int, token: str) -> None:
+    """Run what the judge says, and tell it how it went."""
+    if "torch._dynamo" not in sys.modules:  # this process was not forked from one that has all loaded
+        load_all()
+    os.closerange(3, 1 << 16)  # a fork has what the judge had open, and with it the way to the verdict
+    output = _connect(address)
+    line = Line(_connect(address))
+    output.sendall(codec.pack({"type": "output", "rank": rank, "token": token}))
+    line.send({"type": "hello", "rank": rank, "token": token})
+    task = line.answer()
+    for descriptor in (1, 2):
+        os.dup2(output.fileno(), descriptor)
+    output.close()
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    try:
+        _run(task, rank, line)
+    except BaseException:  # the grader's own; above are the frames of the judge, whose fork this is
+        traceback.print_exc()
+        os._exit(1)
+    with contextlib.suppress(EOFError, OSError):
+        line.answer()  # none comes: others may need this rank's part of what it began, until the judge ends them all
+    os._exit(0)
+
+
+def load_all() -> None:
+    """Load what torch itself loads late, and where a learner may not write: an optimizer's first step is a compiler."""
+    layer = torch.nn.Linear(1, 1)
+    for kind in (torch.optim.SGD, torch.optim.AdamW):
+        layer(torch.ones(1)).backward()
+        kind(layer.parameters(), lr=0.1).step()
+
+
+def _connect(address: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(address)
+    return connection
+
+
+def _run(task: dict[str, Any], rank: int, line: Line) -> None:
+    """Prepare everything, then load the learner's files and call the exercise's function."""
+    guard.hide(Path(task["bounds"][0]))
+    if sys.platform.startswith("linux"):
+        die_with_parent()
+    os.chdir(task["scratch"])
+    home = dict.fromkeys(("TMPDIR", "HOME", "MPLCONFIGDIR"), task["scratch"])
+    replace_env(child_env(**home, **task["env"]))
+    tempfile.tempdir = None
+    bind_loopback("127.0.0.1")
+    sys.dont_write_bytecode = True
+    torch.set_num_threads(1)
+    files = {str(Path(task["folder"]) / name): data for name, data in task["files"].items()}
+    if task["join"]:
+        store = dist.FileStore(task["meeting"], task["size"])  # type: ignore[attr-defined]
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=task["size"], timeout=timedelta(seconds=60))
+    Layer(line, files, rank == task["held"]).install()
+    sys.path.insert(0, task["folder"])
+    work = getattr(_module("ranks", "<ranks.py>", task["ranks"]), task["work"])
+    snapshot = Snapshot(_watched())
+    _set_limits()
+    line.send({"type": "ready", "seconds": time.process_time()})
+    line.answer()  # all are ready: what this rank's code breaks is no longer another's joining
+    set_bounds(functools.partial(_violation, line), *map(Path, task["bounds"]))
+    try:
+        learner = _load(task, files)
+        missing = [name for name in task["functions"] if not callable(getattr(learner, name, None))]
+        if missing:
+            _violation(line, "missing-function", f"There is no {missing[0]} in the file.")
+            return
+        value = work(learner, task["case"])
+    except BaseException as error:
+        line.send(_error(error, files))
+        return
+    if (changed := snapshot.changed()) is not None:
+        _violation(line, "patched", f"{changed} was replaced.")
+    elif not _is_open():
+        _violation(line, "closed-output", "Its stdout was closed.")
+    else:
+        sys.stdout.flush()
+        _send(line, value)
+
+
+def _violation(line: Line, what: str, seen: str) -> None:
+    line.send({"type": "violation", "id": what, "seen": seen})
+
+
+def _send(line: Line, value: Any) -> None:
+    try:
+        line.send({"type": "result", "value": value})
+    except codec.NotPlain as problem:
+        line.send(_error(problem, {}))
+
+
+def _watched() -> list[ModuleType | type]:
+    """What a learner's code must leave as it is."""
+    modules: list[ModuleType | type] = [
+        torch,
+        torch.Tensor,
+        torch.nn,
+        torch.nn.functional,
+        torch.nn.Module,
+        torch.optim,
+    ]
+    modules += [torch.autograd, torch.linalg, dist, distributed_c10d, os, time, socket, numpy]
+    modules += [codec, collectives, guard, message, Layer, Line, Snapshot, collectives.LateWork, late_future.LateFuture]
+    modules += [turns, turns.Turns, turns.TurnStore]
+    modules += [copy, json, math, random, shutil, tempfile, Path, sys.modules[__name__]]
+    return list(dict.fromkeys([*modules, *_of_the_exercise(sys.modules["ranks"])]))
+
+
+def _of_the_exercise(ranks: ModuleType) -> list[ModuleType | type]:
+    """The exercise's own module, its classes, and the modules that it works with."""
+    values = [value for value in vars(ranks).values() if value is not sys]
+    classes = [value for value in values if isinstance(value, type) and value.__module__ == ranks.__name__]
+    return [ranks, *classes, *(value for value in values if isinstance(value, ModuleType))]
+
+
+def _set_limits() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for kind, most in ((resource.RLIMIT_NOFILE, _MOST_FILES), (resource.RLIMIT_FSIZE, MOST_FILE_BYTES)):
+        hard = resource.getrlimit(kind)[1]
+        resource.setrlimit(kind, (most, most) if hard in (-1, resource.RLIM_INFINITY) or hard > most else (hard, hard))
+
+
+def _load(task: dict[str, Any], files: dict[str, bytes]) -> ModuleType:
+    """The learner's first Python file as a module; others are found beside it. Without any, an empty module."""
+    first = next((name for name in task["files"] if name.endswith(".py")), None)
+    if first is None:
+        return ModuleType("learner")
+    path = str(Path(task["folder"]) / first)
+    return _module(Path(first).stem, path, files[path])
+
+
+def _module(name: str, path: str, source: bytes) -> ModuleType:
+    """A module of that source. The exercise's own has no file's name, so that no traceback opens its file."""
+    module = ModuleType(name)
+    module.__file__ = path
+    sys.modules[name] = module
+    exec(compile(source, path, "exec"), vars(module))
+    return module
+
+
+def _is_open() -> bool:
+    try:
+        os.fstat(1)
+        return not sys.stdout.closed
+    except (OSError, AttributeError):
+        return False
+
+
+def _error(error: BaseException, files: dict[str, bytes]) -> dict[str, Any]:
+    """What was raised, and where in the learner's files."""
+    trace = traceback.StackSummary.extract(traceback.walk_tb(error.__traceback__), lookup_lines=False)
+    steps = [step for step in trace if step.filename in files]
+    where = f"{Path(steps[-1].filename).name}:{steps[-1].lineno}" if steps else ""
+    if isinstance(error, SyntaxError) and error.filename in files:
+        where = f"{Path(str(error.filename)).name}:{error.lineno}"
+    lines = [f"{Path(step.filename).name}:{step.lineno}, in {step.name}" for step in steps]
+    notes = getattr(error, "__notes__", None)
+    notes = notes if isinstance(notes, list) else []
+    if isinstance(error, ModuleNotFoundError) and files:
+        notes = [
+            *notes,
+            f"(The check runs {', '.join(Path(path).name for path in files)}, and no other file of yours.)",
+        ]
+    return {
+        "type": "error",
+        "name": type(error).__name__,
+        "errno": getattr(error, "errno", None),
+        "text": " ".join([str(error), *map(str, notes)])[:2000],
+        "where": where,
+        "trace": lines[-8:],
+    }
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])

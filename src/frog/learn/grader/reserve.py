@@ -1,0 +1,93 @@
+"""A process that has torch loaded and waits: `python -m frog.learn.grader.reserve FD`. Each check is a fork of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from multiprocessing.connection import Connection, wait
+
+import msgspec
+
+from frog.core.loading import loading
+from frog.core.namespaces import die_with_parent
+from frog.core.processes import reap_orphans, take_orphans
+
+with loading():
+    import torch
+
+    from frog.learn.grader.judge import Request, judge
+    from frog.learn.grader.limits import end_descendants, slowness
+    from frog.learn.grader.rank import load_all
+    from frog.learn.grader.verdict import Verdict
+
+MOST_S = 300.0
+"""Of one check, where the machine is not slow."""
+
+
+def main(descriptor: int) -> None:
+    """Answer each request with a verdict, until the other end closes."""
+    torch.set_num_threads(1)
+    with loading():
+        load_all()
+    slow = slowness()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    take_orphans()
+    with Connection(descriptor) as client:
+        client.send_bytes(b"ready")
+        while True:
+            try:
+                request = msgspec.msgpack.decode(client.recv_bytes(), type=Request)
+                client.send_bytes(msgspec.json.encode(_checked(request, client, slow)))
+            except (EOFError, OSError):  # the client is gone
+                return
+
+
+def _checked(request: Request, client: Connection, slow: float) -> Verdict:
+    """The verdict of a judge that is forked, if that is safe here; it is ended if the client goes away."""
+    if not sys.platform.startswith("linux"):
+        return judge(request, slow)
+    most_s = MOST_S * slow
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reading)
+        client.close()
+        _be_judge(request, writing, slow)
+    os.close(writing)
+    try:
+        with Connection(reading, writable=False) as answer:
+            if answer in wait([answer, client], most_s):
+                return msgspec.json.decode(answer.recv_bytes(), type=Verdict)
+        why = f"The check did not end within {most_s:g} s."
+    except EOFError:
+        why = "The grader's own process ended."
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # it leads no group yet, or has ended
+            os.killpg(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        reap_orphans()
+    end_descendants()  # the judge's, which it could not end itself
+    return _broken(request, why)
+
+
+def _be_judge(request: Request, writing: int, slow: float) -> None:
+    try:
+        os.setsid()
+        die_with_parent()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        Connection(writing, readable=False).send_bytes(msgspec.json.encode(judge(request, slow)))
+    finally:
+        os._exit(0)
+
+
+def _broken(request: Request, why: str) -> Verdict:
+    name = "/".join(request.exercise.split("/")[-2:])
+    return Verdict(exercise=name, status="broken", misconception="broken", observed=why, seed=request.seed, seconds=0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,400 @@
+"""A world of processes that run what a learner wrote: started, matched, watched, ended. The judge's side."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import secrets
+import selectors
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from frog.core.env import child_env
+from frog.launch.torchrun.forkserver import ForkedRank, ForkServer
+from frog.learn.grader.codec import Frames, NotPlain, pack
+from frog.learn.grader.drawing import draw
+from frog.learn.grader.gate import Gate, Operation
+from frog.learn.grader.limits import LOOK_S, MOST_OUTPUT_BYTES, Breach, Watch, end_descendants, remove_shared_memory
+from frog.learn.grader.outcome import Call, Failure, World
+
+_KINDS = {"SystemExit": "exited", "MemoryError": "too-much-memory", "SyntaxError": "not-python"}
+"""What errors are called that are more than an error."""
+
+_VIOLATIONS = {"looked-it-up", "outside", "patched", "too-many-processes", "missing-function", "closed-output"}
+"""What a rank finds of itself."""
+
+_GRACE_S = 1.0
+_KEPT_OUTPUT = 16 << 10
+_MOST_SENDING_S = 20.0
+_MOST_READS = 64
+"""Of what a socket holds already, a MiB each."""
+_MOST_OPERATIONS = 10_000
+"""Of a rank in one world."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a world is to run."""
+
+    size: int
+    case: Any
+    work: str
+    held: int | None
+    env: Sequence[Mapping[str, str]]
+    """For each rank."""
+    join: bool
+    seconds: float
+    folder: Path
+    """With the learner's files."""
+    files: Mapping[str, bytes]
+    functions: Sequence[str]
+    ranks: bytes
+    """The exercise's ranks.py."""
+    labs: Path
+
+
+@dataclass
+class _Rank:
+    """One process, as the judge sees it."""
+
+    process: ForkedRank | subprocess.Popen[bytes]
+    line: socket.socket | None = None
+    frames: Frames = field(default_factory=Frames)
+    output: bytearray = field(default_factory=bytearray)
+    num_output_bytes: int = 0
+    prints: bool = False
+    """Whether what it prints is read."""
+    is_ready: bool = False
+    value: Any = None
+    ended: str = ""
+    waited: set[int] = field(default_factory=set)
+    overwritten: set[int] = field(default_factory=set)
+
+
+def run_world(task: Task, server: ForkServer | None, scratch: Path) -> World:
+    """Run a task in `task.size` processes, until all have returned or it is certain that they won't."""
+    return _Running(task, server, scratch).run()
+
+
+class _Running:
+    """A world that runs."""
+
+    def __init__(self, task: Task, server: ForkServer | None, scratch: Path) -> None:
+        self._task, self._server, self._scratch = task, server, scratch
+        self._gate = Gate(task.size)
+        self._ranks: list[_Rank] = []
+        self._failure: Failure | None = None
+        self._errors: dict[int, Failure] = {}
+        """What ranks have raised, in the order in which it was heard."""
+        self._doomed = math.inf
+        """Since when it is certain that a rank waits in vain; the others are let run to where they stand."""
+        self._selector = selectors.DefaultSelector()
+        self._token = secrets.token_hex(16)
+        self._meeting = scratch.with_name(f"{scratch.name}-door")
+
+    def run(self) -> World:
+        self._meeting.mkdir()
+        try:
+            with socket.socket(socket.AF_UNIX) as door:
+                door.bind(str(self._meeting / "door"))
+                door.listen()
+                self._selector.register(door, selectors.EVENT_READ, self._welcome)
+                self._start(str(self._meeting / "door"))
+                self._watch()
+        finally:
+            self._end()
+        return self._world()
+
+    # ---- start and end -----------------------------------------------------------------------------------------------
+
+    def _start(self, address: str) -> None:
+        for rank in range(self._task.size):
+            words = ["-m", "frog.learn.grader.rank", address, str(rank), self._token]
+            env = child_env()
+            forked = self._server.fork([sys.executable, "-u", *words], env) if self._server is not None else None
+            alone = [sys.executable, "-P", "-u", *words]  # -P: it does not import from the current folder
+            self._ranks.append(_Rank(forked or subprocess.Popen(alone, env=env, start_new_session=True)))
+        self._limits = Watch([rank.process.pid for rank in self._ranks], self._task.seconds, self._scratch)
+
+    def _end(self) -> None:
+        for rank in self._ranks:
+            if rank.process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(rank.process.pid, 9)
+        for rank in self._ranks:
+            rank.process.wait()
+            if rank.line is not None:
+                rank.line.close()
+        for _ in range(_MOST_READS):  # what they had printed
+            if not [key.data(key.fileobj) for key, _ in self._selector.select(0)]:
+                break
+        end_descendants(keep=[self._server.pid] if self._server is not None else [])
+        remove_shared_memory([rank.process.pid for rank in self._ranks])
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.fileobj, socket.socket):
+                key.fileobj.close()
+        self._selector.close()
+        shutil.rmtree(self._meeting, ignore_errors=True)
+
+    def _world(self) -> World:
+        calls = [
+            [
+                Call(**vars(operation), waited=number in rank.waited, overwritten=number in rank.overwritten)
+                for number, operation in enumerate(state.operations)
+            ]
+            for rank, state in zip(self._ranks, self._gate.ranks, strict=True)
+        ]
+        output = [bytes(rank.output).decode(errors="replace") for rank in self._ranks]
+        values = [rank.value for rank in self._ranks]
+        return World(self._task.size, self._scratch, values, output, calls, self._failure, draw(self._gate))
+
+    # ---- events ------------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        looked = -math.inf
+        while self._failure is None and not all(rank.ended for rank in self._ranks):
+            for key, _ in self._selector.select(LOOK_S):
+                key.data(key.fileobj)
+                if self._failure is not None:
+                    return
+            self._judge_ends()
+            if self._doomed < math.inf:
+                self._go_on()
+            if self._failure is None and time.monotonic() - looked > LOOK_S:
+                looked = time.monotonic()
+                ended = {number for number, rank in enumerate(self._ranks) if rank.process.poll() is not None}
+                breach = self._limits.look(ended, {number for number, rank in enumerate(self._ranks) if rank.ended})
+                if breach is not None:
+                    self._breach(breach)
+
+    def _judge_ends(self) -> None:
+        """Say why ranks have ended early, once all is read that any rank had said before: it may be another's doing.
+
+        gloo aborts a process that is sent more than it has room for, and the others' connections to it break.
+        """
+        gone = [number for number, rank in enumerate(self._ranks) if not rank.ended and rank.process.poll() is not None]
+        if gone or self._errors:
+            for number in range(self._task.size):
+                self._drain(number)
+        for number in gone:
+            if not self._ranks[number].ended and self._failure is None:
+                self._gone(number)
+        for number, failure in self._errors.items():
+            if self._failure is None:
+                self._gate.finish(number, self._ranks[number].ended)
+                self._failure = failure
+
+    def _drain(self, number: int) -> None:
+        """Read what a rank has already sent."""
+        line = self._ranks[number].line
+        for _ in range(_MOST_READS):
+            if line is None or self._ranks[number].ended or self._failure is not None:
+                return
+            try:
+                if not (data := line.recv(1 << 20)):
+                    return
+            except OSError:
+                return
+            self._feed(number, data)
+
+    def _welcome(self, door: socket.socket) -> None:
+        """Take a connection; its first frame says whose it is."""
+        connection, _ = door.accept()
+        connection.setblocking(False)
+        frames = Frames()
+
+        def first(_: Any) -> None:
+            with contextlib.suppress(BlockingIOError, NotPlain):
+                data = connection.recv(1 << 16)
+                said = next(iter(frames.feed(data)), None) if data else None
+                if isinstance(said, dict) and self._is_awaited(said):
+                    self._selector.unregister(connection)
+                    self._recognize(connection, int(said["rank"]), said["type"])
+                elif said is not None or not data:
+                    self._selector.unregister(connection)
+                    connection.close()
+
+        self._selector.register(connection, selectors.EVENT_READ, first)
+
+    def _is_awaited(self, said: dict[str, Any]) -> bool:
+        """Whether a first frame is one of a rank that has not come yet."""
+        if said.get("token") != self._token or said.get("rank") not in range(self._task.size):
+            return False
+        rank = self._ranks[said["rank"]]
+        return not rank.prints if said.get("type") == "output" else rank.line is None
+
+    def _recognize(self, connection: socket.socket, number: int, kind: str) -> None:
+        rank = self._ranks[number]
+        if kind == "output":
+            rank.prints = True
+            self._selector.register(connection, selectors.EVENT_READ, lambda _: self._print(number, connection))
+            return
+        rank.line = connection
+        task = self._task
+        self._say(
+            number,
+            {
+                "scratch": str(self._scratch),
+                "folder": str(task.folder),
+                "files": dict(task.files),
+                "functions": list(task.functions),
+                "join": task.join,
+                "meeting": str(self._meeting / "store"),
+                "size": task.size,
+                "held": task.held,
+                "ranks": task.ranks,
+                "work": task.work,
+                "env": dict(task.env[number]),
+                "case": task.case,
+                "bounds": [str(task.labs), str(self._scratch)],
+            },
+        )
+        self._selector.register(connection, selectors.EVENT_READ, lambda _: self._read(number))
+
+    def _print(self, number: int, connection: socket.socket) -> None:
+        rank = self._ranks[number]
+        try:
+            data = connection.recv(1 << 16)
+        except OSError:
+            data = b""
+        if not data:
+            self._selector.unregister(connection)
+            connection.close()
+            return
+        self._limits.stirred = time.monotonic()
+        rank.num_output_bytes += len(data)
+        rank.output = (rank.output + data)[-_KEPT_OUTPUT:]
+        if rank.num_output_bytes > MOST_OUTPUT_BYTES:
+            self._breach(
+                Breach("too-much-output", f"rank {number} printed more than {MOST_OUTPUT_BYTES >> 20} MiB.", number)
+            )
+
+    def _read(self, number: int) -> None:
+        line = self._ranks[number].line
+        assert line is not None
+        try:
+            data = line.recv(1 << 20)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._selector.unregister(line)
+            return
+        self._feed(number, data)
+
+    def _feed(self, number: int, data: bytes) -> None:
+        self._limits.stirred = time.monotonic()
+        try:
+            for said in self._ranks[number].frames.feed(data):
+                if self._failure is None:
+                    self._hear(number, said)
+        except (NotPlain, msgspec.ValidationError, KeyError, TypeError, ValueError, AttributeError):
+            self._fail("patched", f"rank {number} sent the grader what the grader did not ask for.", number)
+
+    def _say(self, number: int, message: dict[str, Any]) -> None:
+        line = self._ranks[number].line
+        assert line is not None
+        line.settimeout(_MOST_SENDING_S)
+        with contextlib.suppress(OSError):  # it is gone, or does not listen: both are met elsewhere
+            line.sendall(pack(message))
+        line.setblocking(False)
+
+    # ---- what ranks say ----------------------------------------------------------------------------------------------
+
+    def _hear(self, number: int, said: dict[str, Any]) -> None:
+        rank, kind = self._ranks[number], said["type"]
+        if kind == "ready":
+            _must(not rank.is_ready)
+            rank.is_ready = True
+            self._limits.began[number] = float(said["seconds"])
+            if all(other.is_ready for other in self._ranks):
+                for other in range(self._task.size):
+                    self._say(other, {})
+        elif kind == "enter":
+            operation = msgspec.convert(said["operation"], Operation)
+            _must(operation.is_message or set(operation.group) <= set(range(self._task.size)))
+            self._gate.enter(number, operation)
+            if len(self._gate.ranks[number].operations) > _MOST_OPERATIONS:
+                self._fail("never-ends", f"rank {number} had come to {_MOST_OPERATIONS} operations.", number)
+        elif kind == "wait":
+            _must(said["number"] in range(len(self._gate.ranks[number].operations)))
+            rank.waited.add(said["number"])
+            rank.overwritten |= {said["number"]} if said.get("overwritten") is True else set()
+            self._gate.wait(number, said["number"])
+        elif kind == "violation":
+            _must(said["id"] in _VIOLATIONS)
+            self._fail(said["id"], f"On rank {number}: {said['seen']}", number)
+        elif kind == "error":
+            rank.ended, self._errors[number] = f"failed with {said['name']}", _raised(number, said)
+        elif kind == "result":
+            rank.value, rank.ended = said["value"], "returned"
+            self._gate.finish(number, "returned")
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Let those go on whose partners have come, the one that is held back last; see what can't come together."""
+        if self._failure is not None:
+            return
+        free = [] if self._gate.clash else self._gate.release()
+        for number, sender in sorted(free, key=lambda one: one[0] == self._task.held):
+            self._say(number, {"from": sender})
+        problem = self._gate.problem()
+        self._doomed = min(self._doomed, time.monotonic()) if problem else math.inf
+        if problem and (self._gate.clash or self._gate.all_stand or time.monotonic() > self._doomed + _GRACE_S):
+            self._fail(problem.id, problem.observed, problem.ranks[0], drawing=draw(self._gate))
+
+    def _gone(self, number: int) -> None:
+        """A process has ended and has not said that it returned."""
+        rank = self._ranks[number]
+        code = rank.process.poll()
+        rank.ended = "gone"
+        self._gate.finish(number, "ended")
+        if not rank.is_ready:
+            self._fail(
+                "broken",
+                f"rank {number} ended with {code} before it was ready:\n{rank.output.decode(errors='replace')}",
+                number,
+            )
+        elif code is not None and code < 0:
+            self._fail("crashed", f"rank {number}'s interpreter was ended by signal {-code}.", number)
+        else:
+            self._fail(
+                "exited", f"rank {number}'s process ended with exit code {code} before the function returned.", number
+            )
+
+    def _breach(self, breach: Breach) -> None:
+        picture = draw(self._gate, "sleeps" if breach.asleep else "is still running")
+        self._fail(breach.id, breach.observed, breach.rank, drawing=picture if self._task.size > 1 else None)
+
+    def _fail(self, kind: str, observed: str, rank: int, **more: Any) -> None:
+        if self._failure is None:
+            self._failure = Failure(kind, observed, rank, **more)
+
+
+def _raised(number: int, said: dict[str, Any]) -> Failure:
+    """What a rank says that its code has raised."""
+    name, text, where = str(said["name"]), str(said["text"]), str(said["where"])
+    kind = "too-many-files" if said.get("errno") in (errno.EMFILE, errno.EFBIG) else _KINDS.get(name, "raised")
+    place = f" at {where}" if where else ""
+    trace = "".join(f"\n    {line}" for line in said["trace"]) if len(said["trace"]) > 1 else ""
+    observed = f"rank {number} raised {name}{place}: {text.strip() or 'no text'}{trace}"
+    is_unsolved = name == "NotImplementedError" and "fill in" in text
+    return Failure(kind, observed, number, where, is_unsolved=is_unsolved)
+
+
+def _must(true: bool) -> None:
+    """Raises ValueError: no process of ours says such a thing."""
+    if not true:
+        raise ValueError

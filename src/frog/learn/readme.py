@@ -1,0 +1,73 @@
+"""An exercise's README.md as text for a terminal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from frog.core.printable import printable
+from frog.core.wrapping import wrapped
+from frog.learn.text import Style
+
+_LEAD = re.compile(r"\*\*(.+?)\*\*")
+_ITEM = re.compile(r"([-*]|\d+\.) ")
+_CODE = re.compile(r"(`[^`]*`)")
+_MARKS = re.compile(r"\*\*(.+?)\*\*|(?<![\w*])\*(\S[^*]*?)\*(?![\w*])|\[([^]]+)\]\([^)]*\)")
+"""Bold, emphasis, and links, of which the text stays."""
+
+
+def readme_lines(text: str, style: Style) -> list[str]:
+    """The page below its title: paragraphs and list items are wrapped, code stays as it is."""
+    found: list[str] = []
+    paragraph: list[str] = []
+    is_fenced = False
+    for line in [*text.splitlines(), ""]:
+        is_fence = line.startswith("```")
+        is_code = is_fenced or (line.startswith("    ") and not paragraph)
+        if is_fence or is_code or not line.strip() or line.startswith(("#", "|")) or _ITEM.match(line):
+            found += _paragraph(paragraph, style)
+            paragraph = []
+        if is_fence:
+            is_fenced = not is_fenced
+        elif is_code:
+            found += wrapped(f"  {printable(line if is_fenced else line[4:])}", style.columns)
+        elif line.startswith("|"):
+            found += _row(line, style)
+        elif line.startswith("#"):
+            found += [] if line.startswith("# ") else [style.paint(_plain(line.lstrip("# ")), "strong")]
+        elif line.strip():
+            paragraph.append(line.strip())
+        elif found and found[-1]:
+            found.append("")
+    return found[:-1] if found and not found[-1] else found
+
+
+def _paragraph(lines: list[str], style: Style) -> Iterator[str]:
+    """A paragraph or a list item. What it begins with in bold is strong, if it fits on the first line."""
+    if not lines:
+        return
+    text = " ".join(lines)
+    mark = _ITEM.match(text)
+    first, *more = style.wrap(_plain(text[mark.end() :] if mark else text), indent=0, first=mark[0] if mark else "")
+    lead = _LEAD.match(text)
+    if lead and first.startswith(shown := _plain(lead[0])):
+        first = style.paint(shown, "strong") + first[len(shown) :]
+    yield from (first, *more)
+
+
+def _row(line: str, style: Style) -> list[str]:
+    """A row of a table; the line below the head is left out."""
+    cells = [_plain(cell.strip()) for cell in line.strip().strip("|").split("|")]
+    if all(re.fullmatch(":?-+:?", cell) for cell in cells):
+        return []
+    return wrapped("  " + "  |  ".join(cells), style.columns, hang=4)
+
+
+def _plain(text: str) -> str:
+    """Without the marks of Markdown, but for those of code."""
+    parts = _CODE.split(text)
+    return "".join(part if part.startswith("`") else _MARKS.sub(_text_of, part) for part in parts)
+
+
+def _text_of(match: re.Match[str]) -> str:
+    return next(group for group in match.groups() if group is not None)

@@ -1,0 +1,120 @@
+"""The screen of `frog learn watch`: the exercise's text, what was found, the keys; it fits into 80 x 24."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from frog.learn.predictions import missing
+from frog.learn.readme import readme_lines
+from frog.learn.session import Session
+from frog.learn.standing import list_lines, quiz_lines, row_of, title_of
+from frog.learn.text import Style
+from frog.learn.verdict_text import hint_lines, short_lines, verdict_lines
+
+_FRAME = 5
+"""Rows for title, files, two rules and keys."""
+_LEAST_TEXT = 4
+"""Rows of the exercise's text that stay while a verdict is read."""
+
+
+def screen_lines(session: Session, style: Style, rows: int) -> list[str]:
+    """Exactly as many lines as there are rows."""
+    room = max(rows - _FRAME, 2)
+    body = _list(session, style, room) if session.view == "list" else _exercise(session, style, room)
+    return [*_head(session, style), *body, _question(session) or _keys(session, style)][-rows:]
+
+
+def _head(session: Session, style: Style) -> Iterator[str]:
+    exercise, standing = session.exercise, session.standing
+    bar = style.bar(standing.passed(), len(standing.exercises))
+    title = f"lab {exercise.number}  {title_of(exercise)}"
+    yield style.paint(style.apart(style.cut(title, style.columns - len(bar) - 2), bar), "strong")
+    names = ", ".join(exercise.manifest.files)
+    where = f"{session.folder.shown(session.folder.place(exercise))}/{names}"
+    minutes = f"{exercise.manifest.minutes} min"
+    yield style.paint(style.apart(style.cut(where, style.columns - len(minutes) - 2), minutes), "quiet")
+
+
+def _list(session: Session, style: Style, room: int) -> Iterator[str]:
+    """All exercises, the chosen one in sight."""
+    standing, pane = session.standing, session.list
+    pane.reveal(row_of(standing, session.chosen), room)
+    shown = pane.show(list_lines(standing, session.chosen, style), room)
+    yield _rule(style, "exercises", pane.place)
+    yield from shown
+    yield _rule(style, f"go to {session.typed}_" if session.typed else "")
+
+
+def _exercise(session: Session, style: Style, room: int) -> Iterator[str]:
+    """The exercise's text above, what was found below; the one that the learner looks at gets the rows it needs."""
+    text, result = readme_lines(session.exercise.readme, style), list(_result(session, style))
+    if session.focus == "text":
+        result_rows = min(len(result), max(room // 3, room - len(text)))
+    else:
+        result_rows = min(len(result), room - min(len(text), _LEAST_TEXT, room // 2))
+    shown = session.text.show(text, room - result_rows)
+    found = session.result.show(result, result_rows)
+    yield _rule(style, _with_key(session, "text"))
+    yield from shown
+    yield _rule(style, _status(session), _with_key(session, "result"), is_good=session.has_passed)
+    yield from found
+
+
+def _with_key(session: Session, name: str) -> str:
+    """Where a pane is, and the key that shows more of it."""
+    pane = session.text if name == "text" else session.result
+    return f"{pane.place}, {'space' if session.focus == name else 'Tab'}: more" if pane.place else ""
+
+
+def _result(session: Session, style: Style) -> Iterator[str]:
+    progress = session.standing.progress
+    if session.asks == "predict" and session.asked:
+        yield from style.wrap(session.asked.question, indent=0)
+        yield ""
+    if session.shows_hints:
+        yield from hint_lines(session.exercise, progress.work(session.exercise.id).hints, style)
+        yield ""
+    if session.problem:
+        yield from style.wrap(session.problem, indent=0)
+    elif session.verdict and session.verdict.status == "unsolved":
+        yield from short_lines(session.verdict, session.exercise, progress, style)
+    elif session.verdict:
+        yield from verdict_lines(session.verdict, session.exercise, progress, style)
+        if session.has_passed:
+            yield from quiz_lines(session.standing, session.exercise.lab)
+
+
+def _rule(style: Style, *parts: str, is_good: bool = False) -> str:
+    text = " -- ".join(part for part in parts if part)
+    line = (f"-- {text} " if text else "").ljust(style.columns, "-")[: style.columns]
+    return style.paint(line, "strong", "good") if is_good else line
+
+
+def _status(session: Session) -> str:
+    if session.said:
+        return session.said
+    if session.is_checking:
+        return "checking ..."
+    if session.has_passed:
+        unknown = missing(session.exercise, session.standing.progress)
+        return "passed: press p to predict, then n" if unknown else "passed: press n"
+    return f"checked {session.checked_at[11:19]} UTC" if session.checked_at else ""
+
+
+def _question(session: Session) -> str | None:
+    if session.asks == "reset":
+        return "restore the original files? yours go to backups/. y: yes, other keys: no"
+    if session.asks == "predict" and session.asked:
+        unit = f" in {session.asked.unit}" if session.asked.unit else ""
+        return f"{session.asked.id}{unit} (Enter: done, Escape: not now): {session.typed}_"
+    return None
+
+
+def _keys(session: Session, style: Style) -> str:
+    if session.view == "list":
+        return "arrows or a number: choose   Enter: open   l back   q quit"
+    predict = ["p predict"] if session.exercise.manifest.predict else []
+    switch = "Tab verdict" if session.focus == "text" else "Tab text"
+    words = ["n next", "h hint", "l list", *predict, "r reset", switch, "Enter again", "q quit"]
+    line = "  ".join(words)
+    return line.replace("n next", style.paint("n next", "strong", "good"), 1) if session.has_passed else line

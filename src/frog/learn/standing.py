@@ -1,0 +1,144 @@
+"""Where a learner stands in the course, and what comes next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from frog.core.errors import UsageError
+from frog.learn.folder import LearnerFolder
+from frog.learn.grader.exercise import Exercise
+from frog.learn.progress import Progress, Work
+from frog.learn.text import Style
+
+HERE = ">"
+"""Marks the exercise where the learner is, in the list."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A learner's progress, held against the exercises there are."""
+
+    exercises: Sequence[Exercise]
+    progress: Progress
+
+    def work(self, exercise: Exercise) -> Work:
+        return self.progress.work(exercise.id)
+
+    def passed(self, exercises: Sequence[Exercise] | None = None) -> int:
+        return sum(self.work(exercise).passed is not None for exercise in exercises or self.exercises)
+
+    @property
+    def current(self) -> Exercise:
+        """The exercise that was worked on last, passed or not."""
+        return next((e for e in self.exercises if e.id == self.progress.current), self.exercises[0])
+
+    @property
+    def next(self) -> Exercise | None:
+        """What is to be done now: the current exercise if it is open, else the next open one; None: all are passed."""
+        start = self.exercises.index(self.current)
+        in_turn = [*self.exercises[start:], *self.exercises[:start]]
+        return next((exercise for exercise in in_turn if self.work(exercise).passed is None), None)
+
+    def after(self, exercise: Exercise) -> Exercise:
+        """The next open exercise after this one; if there is none, the one that follows."""
+        start = self.exercises.index(exercise) + 1
+        in_turn = [*self.exercises[start:], *self.exercises[:start]]
+        return next((other for other in in_turn if self.work(other).passed is None), in_turn[0])
+
+    def due_quizzes(self) -> list[int]:
+        """Labs whose exercises are all passed, and whose quiz was not taken."""
+        taken = {result.lab for result in self.progress.quizzes}
+        return [lab for lab, all_of_it in self.labs() if self.passed(all_of_it) == len(all_of_it) and lab not in taken]
+
+    def labs(self) -> Iterator[tuple[int, list[Exercise]]]:
+        for lab, exercises in groupby(self.exercises, key=lambda exercise: exercise.lab):
+            yield lab, list(exercises)
+
+
+def standing_in(folder: LearnerFolder) -> Standing:
+    """Raises:  UsageError if the course has no exercises."""
+    exercises = folder.exercises()
+    if not exercises:
+        raise UsageError(f"{folder.labs}: contains no exercises", "install Frog again")
+    return Standing(exercises, folder.progress())
+
+
+def exercise_at(place: Path, folder: LearnerFolder, exercises: Sequence[Exercise]) -> Exercise | None:
+    """The exercise in whose folder, below the learner's, a place lies."""
+    return next((e for e in exercises if place.resolve().is_relative_to(folder.place(e).resolve())), None)
+
+
+def summary_lines(standing: Standing, folder: LearnerFolder, style: Style) -> list[str]:
+    """Where the learner stands and the one next command, in five lines."""
+    here, (num_passed, num_all) = standing.next, (standing.passed(), len(standing.exercises))
+    first = style.apart(f"{style.bar(num_passed, num_all)} exercises passed", str(folder.path))
+    if here is None:
+        return [first, "You passed every exercise.", *_predicted(standing), "next: frog learn progress"]
+    of_lab = next(exercises for lab, exercises in standing.labs() if lab == here.lab)
+    return [
+        first,
+        f"lab {here.lab}: {standing.passed(of_lab)} of {len(of_lab)} passed{_quiz(standing, here.lab)}",
+        style.paint(f"exercise {here.number}: {title_of(here)} ({here.manifest.minutes} min)", "strong"),
+        f"  {folder.shown(folder.place(here))}: {_done_on(standing.work(here))}",
+        "next: frog learn watch",
+    ]
+
+
+def _quiz(standing: Standing, lab: int) -> str:
+    """How the lab's quiz went, or that there is one; first that of a lab that is passed."""
+    if due := standing.due_quizzes():
+        return f"; you passed lab {due[-1]}, now: frog quiz {due[-1]}"
+    results = [result for result in standing.progress.quizzes if result.lab == lab]
+    return f"; quiz {results[-1].right} of {results[-1].asked}" if results else f"; quiz: frog quiz {lab}"
+
+
+def quiz_lines(standing: Standing, lab: int) -> list[str]:
+    """The lab's quiz, once its exercises are passed."""
+    return [f"  You passed lab {lab}: frog quiz {lab}"] if lab in standing.due_quizzes() else []
+
+
+def _done_on(work: Work) -> str:
+    if not work.checks:
+        return "not begun"
+    hints = f", {_count(work.hints, 'hint')}" if work.hints else ""
+    return f"{_count(work.checks, 'check')}{hints}{', solution taken' if work.gave_up else ''}"
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
+def _predicted(standing: Standing) -> list[str]:
+    measured = [guess for guess in standing.progress.predictions if guess.measured is not None]
+    return [f"{_count(len(measured), 'prediction')} measured."] if measured else []
+
+
+def list_lines(standing: Standing, here: Exercise | None, style: Style) -> list[str]:
+    """All exercises by lab: passed or not, and where the learner is."""
+    found = []
+    for lab, exercises in standing.labs():
+        found.append(style.paint(f"lab {lab}  {style.bar(standing.passed(exercises), len(exercises), 10)}", "strong"))
+        found += [_row(standing.work(exercise), exercise, exercise == here, style) for exercise in exercises]
+    return found
+
+
+def row_of(standing: Standing, exercise: Exercise) -> int:
+    """The line of an exercise in `list_lines`."""
+    return standing.exercises.index(exercise) + sum(lab <= exercise.lab for lab, _ in standing.labs())
+
+
+def _row(work: Work, exercise: Exercise, is_here: bool, style: Style) -> str:
+    mark = HERE if is_here else "✓" if work.passed else " "
+    state = f"passed {work.passed.at[:10]}" if work.passed else _done_on(work) if work.checks else ""
+    left = f"{mark} {exercise.number:<5} {title_of(exercise)}"
+    row = style.apart(style.cut(left, style.columns - len(state) - 2), state)
+    return style.paint(row, "good") if work.passed else style.paint(row, "strong") if is_here else row
+
+
+def title_of(exercise: Exercise) -> str:
+    """Its title; a challenge's says once that it is one."""
+    title = exercise.manifest.title.removeprefix("challenge: ")
+    return f"challenge: {title}" if exercise.manifest.kind == "challenge" else title

@@ -1,0 +1,132 @@
+"""A terminal taken over for a while: keys one by one, a screen of its own, and all as it was on any way out."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import sys
+import termios
+import threading
+import tty
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+from types import FrameType
+from typing import Any
+
+from frog.core.env import variable
+from frog.core.printable import beneath
+
+_ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l"
+"""Another screen, no cursor, and long lines are cut."""
+_LEAVE = "\x1b[?7h\x1b[?25h\x1b[?1049l"
+
+_SEQUENCE = re.compile(rb"\x1b[\[O][0-?]*[ -/]*[@-~]|[^\x1b]+|\x1b")
+"""What one key of several bytes sends, or characters."""
+_NAMED = {"A": "up", "B": "down", "5~": "pageup", "6~": "pagedown"}
+"""Keys by what follows the first two bytes of what they send."""
+
+Event = tuple[str, Any]
+"""What happened, and what belongs to it: ("key", "n"), ("look", None), ("resized", None), ("checked", ...)."""
+
+
+def has_terminal() -> bool:
+    """Whether somebody types here, and what is drawn can be drawn over."""
+    return sys.stdin.isatty() and sys.stdout.isatty() and variable("TERM") != "dumb"
+
+
+def num_rows() -> int:
+    return shutil.get_terminal_size().lines
+
+
+def draw(lines: list[str]) -> None:
+    """Replace what is on the screen, without a flicker.
+
+    Each row is erased before it is written: after a full line the cursor is still on the last column, which an erase
+    sequence would clear.
+    """
+    *first, last = lines
+    rows = "".join(f"\x1b[K{line}\r\n" for line in first)
+    beneath(sys.stdout).write(f"\x1b[H{rows}\x1b[J{last}")
+    sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def taken_over(events: SimpleQueue[Event]) -> Iterator[None]:
+    """Keys, changes of size and Ctrl-Z arrive as events meanwhile.
+
+    Raises:  SystemExit in the main thread on SIGTERM and SIGHUP, so that the terminal is given back.
+    """
+    keyboard = sys.stdin.fileno()
+    before = termios.tcgetattr(keyboard)
+
+    def enter() -> None:
+        tty.setcbreak(keyboard, termios.TCSANOW)
+        beneath(sys.stdout).write(_ENTER)
+        sys.stdout.flush()
+
+    def leave() -> None:
+        with contextlib.suppress(OSError, ValueError):  # the terminal may be gone
+            beneath(sys.stdout).write(_LEAVE)
+            sys.stdout.flush()
+        with contextlib.suppress(termios.error):
+            termios.tcsetattr(keyboard, termios.TCSANOW, before)
+
+    with _signals(events, enter, leave):
+        try:
+            enter()
+            threading.Thread(target=_read_keys, args=(keyboard, events), name="keys", daemon=True).start()
+            yield
+        finally:
+            leave()
+
+
+@contextlib.contextmanager
+def _signals(events: SimpleQueue[Event], enter: Callable[[], None], leave: Callable[[], None]) -> Iterator[None]:
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        leave()
+        os.kill(os.getpid(), signal.SIGSTOP)  # until the shell's `fg`
+        enter()
+        events.put(("resized", None))
+
+    def resize(number: int, frame: FrameType | None) -> None:
+        events.put(("resized", None))
+
+    handlers = {signal.SIGTERM: end, signal.SIGHUP: end, signal.SIGTSTP: stop, signal.SIGWINCH: resize}
+    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _read_keys(keyboard: int, events: SimpleQueue[Event]) -> None:
+    """An event for each key. When the terminal is gone: q."""
+    while True:
+        try:
+            data = os.read(keyboard, 64)
+        except OSError:
+            data = b""
+        if not data:
+            events.put(("key", "q"))
+            return
+        for key in keys_in(data):
+            events.put(("key", key))
+
+
+def keys_in(data: bytes) -> list[str]:
+    """The keys that were pressed: characters, and the names of arrows and page keys. Others are left out."""
+    found: list[str] = []
+    for part in _SEQUENCE.findall(data):
+        text = part.decode(errors="ignore")
+        if len(text) > 2 and text[0] == "\x1b":
+            found += [_NAMED[text[2:]]] if text[2:] in _NAMED else []
+        else:
+            found += text
+    return found

@@ -1,0 +1,181 @@
+"""The grader graded: a stub is unsolved, a reference passes, each wrong solution fails for its own reason."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from frog.core.errors import UsageError
+from frog.core.files import write_atomic
+from frog.learn.grader.client import Grader
+from frog.learn.grader.exercise import LABS, Exercise, find_exercise, find_exercises
+from frog.learn.grader.verdict import Verdict
+from frog.learn.predictions import is_near_enough
+
+ZOO = "labs/ZOO.md"
+_TEMPLATE = LABS / "template"
+_HEAD = """# The zoo: what each exercise passes and rejects
+
+Written by `frog learn dev check --write`, or for one exercise by `frog learn dev check NAME --write`. The stub of each
+exercise is unsolved, the reference and other right solutions pass, and each wrong one is rejected for its own reason. A
+test proves it.
+"""
+_SECTION = re.compile(r"^## ", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Specimen:
+    """One solution of an exercise, and what a check must say of it."""
+
+    exercise: Exercise
+    kind: str
+    """stub, reference, right or wrong."""
+    name: str
+    files: dict[str, bytes]
+    misconception: str | None = None
+
+    @property
+    def title(self) -> str:
+        return f"{self.exercise.id} {self.kind}{'/' + self.name if self.name else ''}"
+
+    def problem(self, verdict: Verdict) -> str | None:
+        """How a verdict is not what it must be."""
+        expected = {"stub": "unsolved", "wrong": "rejected"}.get(self.kind, "passed")
+        reason = verdict.misconception if self.kind == "wrong" else None
+        if (verdict.status, reason) == (expected, self.misconception):
+            return self._of_predictions(verdict) if self.kind == "reference" else None
+        wanted = f"{expected}{f' for {self.misconception}' if self.misconception else ''}"
+        found = f"{verdict.status}{f' for {verdict.misconception}' if verdict.misconception else ''}"
+        return f"{self.title}: expected {wanted}, found {found} (seed {verdict.seed}): {verdict.observed or ''}"
+
+    def _of_predictions(self, verdict: Verdict) -> str | None:
+        """A prediction that a reference which passed leaves open, or a belief that comes near enough to it."""
+        for asked in self.exercise.manifest.predict:
+            if (measured := verdict.predicted.get(asked.id)) is None:
+                return f"{self.title}: passed, but did not measure {asked.id}"
+            for one in asked.beliefs:
+                if is_near_enough(one.number(measured), measured, asked.tolerance):
+                    return f"{self.title}: {asked.id} is {measured:g}, which is too close to this belief: {one.belief}"
+        return None
+
+
+def specimens(exercise: Exercise) -> list[Specimen]:
+    """All solutions that an exercise ships."""
+    found = [Specimen(exercise, "stub", "", exercise.stub())]
+    found.append(Specimen(exercise, "reference", "", exercise.reference().files()))
+    found += [Specimen(exercise, "right", one.name, one.files()) for one in exercise.solutions("right")]
+    wrong = exercise.solutions("wrong")
+    return [*found, *(Specimen(exercise, "wrong", one.name, one.files(), one.misconception) for one in wrong)]
+
+
+def prove(found: Sequence[Specimen], workers: int = 2, seed: int | None = None) -> Iterator[tuple[Specimen, Verdict]]:
+    """Check them all, so many at a time."""
+    graders = [Grader() for _ in range(min(workers, len(found)))]
+    idle = list(graders)
+
+    def check(one: Specimen) -> tuple[Specimen, Verdict]:
+        grader = idle.pop()
+        try:
+            return one, grader.check(one.exercise, one.files, seed)
+        finally:
+            idle.append(grader)
+
+    try:
+        with ThreadPoolExecutor(len(graders)) as pool:
+            yield from pool.map(check, found)
+    finally:
+        for grader in graders:
+            grader.close()
+
+
+def table(exercises: Sequence[Exercise]) -> str:
+    """The text of labs/ZOO.md."""
+    return "\n".join([_HEAD, *map(section, exercises)])
+
+
+def section(exercise: Exercise) -> str:
+    """The part of labs/ZOO.md about one exercise."""
+    right = [one.name for one in exercise.solutions("right")]
+    also = f" Also right: {', '.join(right)}." if right else ""
+    lines = [f"## {exercise.number} {exercise.manifest.title}\n", f"`{exercise.id}`.{also}\n"]
+    lines += ["| wrong solution | what somebody believes who writes it |", "|---|---|"]
+    for one in exercise.solutions("wrong"):
+        known = exercise.misconception(one.misconception)
+        lines.append(f"| {one.name} | {known.belief if known else 'found in any exercise'} |")
+    return "\n".join([*lines, ""])
+
+
+def updated(text: str, exercises: Sequence[Exercise], proved: Sequence[Exercise]) -> str:
+    """The text of labs/ZOO.md with the sections of `proved` written again and all others as they are."""
+    old = {one.split()[0]: f"## {one.rstrip()}\n" for one in _SECTION.split(text)[1:]}
+    new = {one.number: section(one) for one in proved}
+    sections = {**old, **new}
+    return "\n".join([_HEAD, *(sections[one.number] for one in exercises if one.number in sections)])
+
+
+# ---- frog learn dev --------------------------------------------------------------------------------------------------
+
+
+def new(args: argparse.Namespace) -> int:
+    """`frog learn dev new`: the folder of an exercise, to be filled in."""
+    folder = (args.labs or LABS).resolve() / args.exercise
+    if re.fullmatch(r"lab\d+/\d\d_[a-z0-9_]+", args.exercise) is None:
+        raise UsageError(f"{args.exercise}: expected a name like lab2/09_my_idea")
+    if folder.exists():
+        raise UsageError(f"{folder}: already exists", "choose another name")
+    shutil.copytree(_TEMPLATE, folder)
+    print(f"made {folder}\nnext: frog learn dev check {args.exercise}, which is red until you have filled it in")
+    return 0
+
+
+def write_table(args: argparse.Namespace) -> int:
+    """`frog learn dev table`: write labs/ZOO.md, without proving anything."""
+    path = Path(ZOO)
+    path.parent.mkdir(exist_ok=True)
+    write_atomic(path, table(find_exercises()))
+    print(path)
+    return 0
+
+
+def check(args: argparse.Namespace) -> int:
+    """`frog learn dev check`: prove exercises, and hold the table against them."""
+    labs = (args.labs or LABS).resolve()
+    exercises = [find_exercise(name, labs) for name in args.exercise] or find_exercises(labs)
+    found = [one for exercise in exercises for one in specimens(exercise)] * args.times
+    found = [one for one in found if args.only in f"{one.exercise.id} {one.kind}/{one.name}"]
+    if not found:
+        raise UsageError(f"--only {args.only}: no solution has that in its name", "omit --only to see all of them")
+    start, problems = time.monotonic(), []
+    for one, verdict in prove(found, args.workers):
+        problem = one.problem(verdict)
+        print(f"{'ok ' if problem is None else 'NOT'} {verdict.seconds:5.1f} s  {one.title}", flush=True)
+        if problem is not None:
+            problems.append(problem)
+            print(f"    {problem}", flush=True)
+    print(f"{len(found) - len(problems)} of {len(found)} as expected, in {time.monotonic() - start:.0f} s")
+    if problems or args.labs is not None:
+        return int(bool(problems))
+    if args.exercise and not args.write:
+        return 0
+    return _table_is_true(exercises if args.exercise else None, args.write)
+
+
+def _table_is_true(proved: Sequence[Exercise] | None, write: bool) -> int:
+    """Compare labs/ZOO.md with the exercises, or write it; of `proved` alone if given. The exit code."""
+    path, course = Path(ZOO), find_exercises()
+    text = table(course)
+    if proved is not None and path.exists():
+        text = updated(path.read_text(), course, proved)
+    if write:
+        path.parent.mkdir(exist_ok=True)
+        write_atomic(path, text)
+    elif path.exists() and path.read_text() != text:
+        print(f"{path} is out of date\n  try: frog learn dev check --write")
+        return 1
+    return 0

@@ -1,0 +1,1 @@
+"""Model parallelism: ranks share one sample's work. Tensor, sequence, context, expert and pipeline parallelism."""

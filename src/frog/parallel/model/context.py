@@ -1,0 +1,185 @@
+"""Context parallelism: each rank of `cp` has a part of every sequence; keys and values go round the ranks in a ring.
+
+A sequence is cut into 2n chunks, n the number of ranks, and rank i takes chunks i and 2n-1-i (zig-zag). Late positions
+look at much, early ones at little; an early and a late chunk together make every rank's work the same. All but
+attention works on single positions and needs no other rank, given each position's own rotation.
+
+Attention goes n rounds. In round s a rank has the keys and values of rank i-s in hand, and the next ones on their way:
+  the own ones        causal, on both chunks;
+  an earlier rank's   all queries here look at its first chunk; its second one is later than all of them;
+  a later rank's      the queries of the second chunk look at both; those of the first chunk are earlier than both;
+so every round but the own one is half of the whole block, without a mask. Each round's softmax is over its own keys; by
+the log of its sum of exponentials the next round is merged in exactly (`blockwise.py`).
+
+Plan of communication over `cp`, for each layer and micro-batch, with P = B * T/n * K * C elements of e bytes each:
+  forward   n-1 shifts of k and v to the next rank: (n-1) * 2P * e bytes leave each rank.
+  backward  the same n-1 shifts, since only the own k and v were kept; and the gradients of k and v, which are summed up
+            along the ring in float32 and end where k and v are at home: (n-1) * 2P * (e + 4) bytes leave each rank.
+A step sends the sum of both, (n-1) * 2P * (2e + 4) bytes, times layers and micro-batches; with activation checkpointing
+the forward's part twice. Each shift runs beside the computation of a round.
+The gradients of the weights are averaged over the ranks along with those of `dp`: the axis `data` is both.
+
+Source:  Liu et al. 2023 (Ring Attention); the zig-zag as in Llama 3 (2024, section 3.3.2), after Brandon et al. 2023
+         (Striped Attention).
+Shapes:  B batch, t = T/n positions of one rank, H heads, K key/value heads, G = H/K heads that share one, C head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from frog.comm import Axis, Pending
+from frog.core.errors import ShapeError
+from frog.model.transformer import Attention
+from frog.parallel.model.blockwise import add_gradients, attend, merge, wide
+
+
+def zigzag(T: int, cp_size: int, cp_rank: int) -> Tensor:
+    """The positions of a sequence that a rank has: chunk i from the beginning and chunk i from the end, of 2n.
+
+    Shapes:  -> (T/n,), ascending
+    Raises:  ShapeError if T is not a multiple of 2n.
+    """
+    if cp_size == 1:
+        return torch.arange(T)
+    if T % (2 * cp_size):
+        raise ShapeError(
+            f"sequence of {T} tokens is not a multiple of 2 x cp {cp_size} = {2 * cp_size}: "
+            "each rank takes one chunk from its beginning and one from its end",
+            "change data.sequence_length or strategy.cp",
+        )
+    chunks = torch.arange(T).chunk(2 * cp_size)
+    return torch.cat([chunks[cp_rank], chunks[-1 - cp_rank]])
+
+
+def local_part(tokens: Tensor, labels: Tensor, cp: Axis) -> tuple[Tensor, Tensor, Tensor]:
+    """This rank's part of sequences, and the positions that the model must be given.
+
+    Shapes:  tokens and labels (..., T) -> two of (..., T/n), and (T/n,)
+    Equals:  the mean over the ranks of the losses of their parts is the loss of the whole.
+    """
+    positions_t = zigzag(tokens.shape[-1], cp.size, cp.rank).to(tokens.device)
+    return tokens.index_select(-1, positions_t), labels.index_select(-1, positions_t), positions_t
+
+
+def use_context(model: nn.Module, cp: Axis) -> None:
+    """Let every layer of a model attend round the ring. From now on it takes `local_part`s, on all ranks together."""
+    for module in model.modules():
+        if isinstance(module, Attention):
+            module.attend = RingAttention(cp)
+
+
+class RingAttention:
+    """Causal attention over a sequence of which each rank of `cp` has its zig-zag part.
+
+    Shapes:  q (B, H, t, C), k and v (B, K, t, C) -> (B, H, t, C)
+    Layout:  split over `cp` on the sequence, as `zigzag` says.
+    Comm:    forward n-1 shifts of k and v; backward n-1 of them and n-1 of their gradients.
+    Equals:  `causal_attention` of the whole sequence, this rank's positions of it, within rtol 1e-5 in float32.
+    """
+
+    def __init__(self, cp: Axis) -> None:
+        self.cp = cp
+
+    def __call__(self, q_BHtC: Tensor, k_BKtC: Tensor, v_BKtC: Tensor) -> Tensor:
+        device = q_BHtC.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else v_BKtC.dtype
+        B, H, t, C = q_BHtC.shape
+        q_BKGtC = q_BHtC.to(dtype).view(B, k_BKtC.shape[1], -1, t, C)
+        y_BKGtC: Tensor = _Ring.apply(q_BKGtC, k_BKtC.to(dtype), v_BKtC.to(dtype), self.cp)  # type: ignore[no-untyped-call]
+        return y_BKGtC.view(B, H, t, C)
+
+
+class _Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q_BKGtC: Tensor, k_BKtC: Tensor, v_BKtC: Tensor, cp: Axis) -> Tensor:
+        kv = torch.stack([k_BKtC, v_BKtC])
+        with torch.autocast(q_BKGtC.device.type, enabled=False):
+            for owner, (k, v) in ring(kv, cp):
+                is_own = owner == cp.rank
+                rows, columns = visible(owner, cp.rank, kv.shape[-2])
+                part, log_part = attend(q_BKGtC[..., rows, :], k[..., columns, :], v[..., columns, :], is_own)
+                if is_own:
+                    y_BKGtC, log_sum_BKGt = part, log_part
+                else:
+                    merge(y_BKGtC[..., rows, :], log_sum_BKGt[..., rows], part, log_part)
+        result = y_BKGtC.to(q_BKGtC.dtype)
+        ctx.save_for_backward(q_BKGtC, kv, result, log_sum_BKGt)
+        ctx.cp = cp
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        q_BKGtC, kv, y_BKGtC, log_sum_BKGt = ctx.saved_tensors
+        with torch.autocast(grad.device.type, enabled=False):
+            dq, dkv = ring_gradients(grad, q_BKGtC, kv, y_BKGtC, log_sum_BKGt, ctx.cp)
+        dk, dv = dkv.to(kv.dtype)
+        return dq.to(q_BKGtC.dtype), dk, dv, None
+
+
+def ring(kv: Tensor, cp: Axis) -> Iterator[tuple[int, Tensor]]:
+    """Keys and values as they come round: whose they are, and they. The own come first.
+
+    While one is in use the next is on its way.
+    """
+    for step in range(cp.size):
+        is_last = step == cp.size - 1
+        following = kv if is_last else torch.empty_like(kv)
+        pending = None if is_last else cp.start_shift([following], [kv])
+        yield (cp.rank - step) % cp.size, kv
+        if pending is not None:
+            pending.wait()
+        kv = following
+
+
+def visible(owner: int, rank: int, t: int) -> tuple[slice, slice]:
+    """Which of a rank's queries look at which of the owner's keys: all that the causal mask leaves, and no others."""
+    if owner < rank:
+        return slice(None), slice(t // 2)
+    if owner > rank:
+        return slice(t // 2, None), slice(None)
+    return slice(None), slice(None)
+
+
+def ring_gradients(
+    grad_BKGtC: Tensor, q_BKGtC: Tensor, kv: Tensor, y_BKGtC: Tensor, log_sum_BKGt: Tensor, cp: Axis
+) -> tuple[Tensor, Tensor]:
+    """The gradients of q and of this rank's own k and v, to which every rank that looked at them contributes.
+
+    Comm:    k and v go round as in the forward pass, and behind them the sum of their gradients so far, which the last
+             shift brings home.
+    Shapes:  kv (2, B, K, t, C) -> (B, K, G, t, C) and (2, B, K, t, C), in float32
+    """
+    grad_BKGtC = wide(grad_BKGtC)
+    delta_BKGt = (grad_BKGtC * y_BKGtC).sum(dim=-1)
+    dq, home = torch.zeros_like(grad_BKGtC), torch.zeros_like(kv, dtype=grad_BKGtC.dtype)
+    arriving = leaving = home
+    pending: Pending | None = None
+    for owner, (k, v) in ring(kv, cp):
+        is_own = owner == cp.rank
+        rows, columns = visible(owner, cp.rank, kv.shape[-2])
+        dkv = home if is_own else torch.zeros_like(home)
+        dq[..., rows, :] += add_gradients(
+            dkv[..., columns, :],
+            grad_BKGtC[..., rows, :],
+            (log_sum_BKGt[..., rows], delta_BKGt[..., rows]),
+            (q_BKGtC[..., rows, :], k[..., columns, :], v[..., columns, :]),
+            is_own,
+        )
+        if is_own:
+            continue
+        if pending is not None:
+            pending.wait()
+            dkv += arriving
+        arriving, leaving = torch.empty_like(dkv), dkv
+        pending = cp.start_shift([arriving], [leaving])
+    if pending is not None:
+        pending.wait()
+        home += arriving
+    return dq, home

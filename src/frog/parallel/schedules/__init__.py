@@ -1,0 +1,1 @@
+"""Pipeline schedules: which stage computes what when. Needs no torch."""

@@ -1,0 +1,52 @@
+"""Judged: how the copies of an undisturbed session ended."""
+
+from __future__ import annotations
+
+from frog.core.exitcodes import describe_exit
+from frog.peers.findings import Finding
+from frog.peers.observed import Observed, RankEnd
+
+NO_OPERATION = 3
+"""The exit code with which a peer says that it does not have an operation."""
+_MOST_QUOTED = 300
+
+
+def judge_ends(seen: Observed) -> Finding | None:
+    """All must end by themselves, with exit code 0, leaving nothing behind."""
+    where = f"world {seen.world}: "
+    if seen.breach is not None:
+        return Finding(seen.breach.id, where + seen.breach.observed + _progress(seen))
+    if failed := [rank for rank, end in enumerate(seen.ends) if end.code]:
+        return _failed(seen, failed)
+    if seen.left:
+        ranks = " and ".join(map(str, seen.left))
+        return Finding("left-over", f"{where}rank {ranks} ended and left a process that ran on.")
+    return None
+
+
+def has_no_operation(seen: Observed) -> bool:
+    """Whether all say that they do not have what is asked."""
+    return all(end.code == NO_OPERATION for end in seen.ends)
+
+
+def _failed(seen: Observed, failed: list[int]) -> Finding:
+    """The first that failed of itself, not because another had gone."""
+    rank = min(failed, key=lambda rank: (seen.ends[rank].lost is not None, seen.ends[rank].at_s))
+    end = seen.ends[rank]
+    text = f"world {seen.world}: rank {rank} {describe_exit(end.code or 0)}{last_words(end)}"
+    if end.code == NO_OPERATION:
+        return Finding("no-operation", text)
+    return Finding("crashed" if end.lost is None else "lost-nobody", text)
+
+
+def last_words(end: RankEnd) -> str:
+    """What it printed last, quoted; or that it said nothing."""
+    lines = end.output.strip().splitlines()
+    return f"; it said: {lines[-1].strip()[:_MOST_QUOTED]}" if lines else ", without a word."
+
+
+def _progress(seen: Observed) -> str:
+    """How far it had come when it was ended."""
+    at_work = [str(rank) for rank, end in enumerate(seen.ends) if end.code is None]
+    sent = sum(seen.sent.values())
+    return f" Rank {', '.join(at_work) or 'none'} had not ended; {sent:,} bytes had been sent in all."

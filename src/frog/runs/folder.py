@@ -1,0 +1,228 @@
+"""The paths of a run: one class owns them all."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from frog.core.errors import RunError, UsageError
+from frog.core.files import folders_with, link_folder
+from frog.core.schema import read_typed
+from frog.runs.record import Record, RunFile
+
+_RESTORE = "restore the file from a copy, or run again"
+_STEP_FOLDER = re.compile(r"step_(\d{8})")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """`runs/<name>/`, complete in itself: what was asked, what happened, what came out."""
+
+    path: Path
+
+    @property
+    def run_json(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def record_json(self) -> Path:
+        return self.path / "record.json"
+
+    @property
+    def attempt_json(self) -> Path:
+        return self.path / "attempt.json"
+
+    @property
+    def door_json(self) -> Path:
+        """Where a run that others may join says how."""
+        return self.path / "door.json"
+
+    @property
+    def tokenizer_json(self) -> Path:
+        return self.path / "tokenizer.json"
+
+    @property
+    def report_html(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events"
+
+    @property
+    def adapter(self) -> Path:
+        """What a fine-tuning leaves."""
+        return self.path / "adapter"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def profile(self) -> Path:
+        return self.path / "profile"
+
+    @property
+    def launcher_events(self) -> Path:
+        return self.events / "launcher.jsonl"
+
+    @property
+    def heartbeats(self) -> Path:
+        return self.path / "heartbeats"
+
+    def heartbeat(self, rank: int) -> Path:
+        return self.heartbeats / f"rank_{rank}.json"
+
+    def node_log(self, node_rank: int) -> Path:
+        return self.logs / f"node_{node_rank}" / "agent.log"
+
+    def rank_log(self, rank: int) -> Path:
+        return self.logs / f"rank_{rank}" / "train.log"
+
+    def trace(self, rank: int) -> Path:
+        """A rank's trace; a large one is gzipped."""
+        plain = self.profile / f"rank_{rank}.trace.json"
+        zipped = plain.with_suffix(".json.gz")
+        return zipped if zipped.exists() else plain
+
+    def rank_events(self, rank: int) -> Path:
+        return self.events / f"rank_{rank}.jsonl"
+
+    def checkpoint(self, step: int) -> Path:
+        return self.checkpoints / f"step_{step:08d}"
+
+    def staged_checkpoint(self, step: int, attempt: str) -> Path:
+        """Where an attempt writes a step's checkpoint until it is whole."""
+        return self.checkpoints / f".step_{step:08d}.{attempt}"
+
+    def unfinished_checkpoints(self) -> list[Path]:
+        """Staging folders, and checkpoints put aside for new ones of their step."""
+        return sorted(self.checkpoints.glob(".step_*"))
+
+    def checkpoint_steps(self) -> list[int]:
+        """Steps that have a checkpoint folder, in order; whether each can be trusted is `frog.checkpoint`'s to say.
+
+        Raises:  RunError if the folder of all of them cannot be read.
+        """
+        try:
+            names = os.listdir(self.checkpoints)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise RunError(
+                f"{self.checkpoints}: cannot be read: {error.strerror}", "ls -ld shows whose it is"
+            ) from None
+        return sorted(int(match[1]) for name in names if (match := _STEP_FOLDER.fullmatch(name)))
+
+    def event_ranks(self) -> list[int]:
+        """Ranks that left an events file, in order."""
+        return _ranks(self.events, r"rank_(\d+)\.jsonl")
+
+    def heartbeat_ranks(self) -> list[int]:
+        """Ranks that left a heartbeat, in order."""
+        return _ranks(self.heartbeats, r"rank_(\d+)\.json")
+
+    def link_logs(self, root: Path = Path()) -> bool:
+        """Make `logs` in `root` a link to this run's logs. False if a real folder stands there."""
+        return link_folder(root / "logs", self.logs)
+
+    def read_run_json(self) -> RunFile:
+        """The content of run.json. Raises RunError if this is not a run folder, or not of this format."""
+        try:
+            return read_typed(self.run_json, RunFile, _RESTORE)
+        except FileNotFoundError:
+            raise RunError(f"{self.path}: no run there: run.json is missing", "`frog runs` lists the runs") from None
+
+    def read_achieved(self) -> Record | None:
+        """What the run has achieved, whatever became of later starts. Raises RunError if the file is damaged."""
+        try:
+            return read_typed(self.record_json, Record, _RESTORE)
+        except FileNotFoundError:
+            return None
+
+    def read_record(self) -> Record | None:
+        """How the last start ended, be it a failure; None while it runs, or if it was killed. Raises as above."""
+        with contextlib.suppress(FileNotFoundError):
+            return read_typed(self.attempt_json, Record, _RESTORE)
+        record = self.read_achieved()
+        if record is None or record.starts is None or not self.run_json.exists():
+            return record
+        return record if record.starts >= len(self.read_run_json().segments) else None
+
+    @property
+    def resume_command(self) -> str:
+        """What goes on with this run."""
+        with contextlib.suppress(RunError):
+            if self.read_run_json().finetune is not None:
+                return f"frog finetune --resume {self.path}"
+        return f"frog train --resume {self.path}"
+
+
+def _ranks(folder: Path, pattern: str) -> list[int]:
+    names = (re.fullmatch(pattern, entry.name) for entry in folder.iterdir()) if folder.is_dir() else ()
+    return sorted(int(match[1]) for match in names if match)
+
+
+_OWN = {"run.json", "record.json", "attempt.json", "door.json", "tokenizer.json"}
+_OWN_FOLDERS = {"events", "heartbeats", "logs", "checkpoints", "adapter"}
+
+
+def check_output(path: Path) -> None:
+    """For a file that a user names to be written. Raises UsageError if it would take the place of one of a run's."""
+    real = Path(os.path.realpath(path.parent)) / path.name
+    for folder in real.parents:
+        first = real.relative_to(folder).parts[0]
+        if first in _OWN | _OWN_FOLDERS and os.path.lexists(real) and os.path.exists(folder / "run.json"):
+            raise UsageError(f"{path}: is a file of the run in {folder}, which would be lost", "name another file")
+
+
+def free_name(name: str, runs: Path = Path("runs")) -> str:
+    """`name` if no run has it, else `name-2` and so on."""
+    taken = {entry.name for entry in runs.iterdir()} if runs.is_dir() else set()
+    return next(
+        found for number in itertools.count(1) if (found := f"{name}-{number}" if number > 1 else name) not in taken
+    )
+
+
+def find_run(text: str, runs: Path = Path("runs")) -> RunFolder:
+    """The run that a user names: a folder, a name under `runs/`, or `latest`.
+
+    Raises:  RunError if there is none, with the names that are near.
+    """
+    if text == "latest":
+        folders = folders_with(runs, "run.json")
+        if not folders:
+            raise RunError(f"no runs under {runs}/", "`make demo` makes one")
+        return RunFolder(max(folders, key=lambda folder: (folder / "run.json").stat().st_mtime))
+    try:
+        for candidate in (Path(text), runs / text):
+            if (candidate / "run.json").is_file():
+                return RunFolder(candidate)
+    except PermissionError:
+        raise RunError(f"{candidate}: cannot be looked into: Permission denied", "ls -ld shows whose it is") from None
+    except OSError:  # a name of 300 letters
+        pass
+    raise RunError(f"{text}: no run folder there, nor under {runs}/", "`frog runs` lists the runs")
+
+
+def find_folder(text: str) -> RunFolder:
+    """The run that a user names, also one that failed before its run.json was written.
+
+    Raises:  RunError if there is none.
+    """
+    try:
+        return find_run(text)
+    except RunError:
+        for candidate in (Path(text), Path("runs") / text):
+            folder = RunFolder(candidate)
+            if any(part.is_dir() for part in (folder.events, folder.heartbeats, folder.logs)):
+                return folder
+        raise

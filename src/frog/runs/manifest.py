@@ -1,0 +1,165 @@
+"""A checkpoint's manifest: what it must hold, and whether the files next to it are what it says. Needs no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+
+from frog.core.errors import CheckpointError
+from frog.core.facts import Damage, DamageCause, ErrorFacts
+from frog.core.files import sha256_file, write_json
+from frog.core.schema import Digest, FileName, Name, Natural, Positive, Typed, convert, read_typed
+
+
+def part_file(rank: int) -> str:
+    """The name of the file that a rank writes."""
+    return f"rank_{rank}.safetensors"
+
+
+def report_file(rank: int) -> str:
+    """The name of the file in which a rank says what it has written; the manifest takes the place of all of them."""
+    return f"rank_{rank}.json"
+
+
+class FileEntry(Typed, frozen=True):
+    """One file of a checkpoint."""
+
+    bytes: Natural
+    sha256: Digest
+
+
+class Piece(Typed, frozen=True):
+    """A rectangle of a tensor, as one rank wrote it."""
+
+    file: FileName
+    key: Name
+    """What the file calls it."""
+    offset: list[Natural]
+    shape: list[Natural]
+
+
+class TensorEntry(Typed, frozen=True):
+    """One tensor of the world, and the pieces that tile it."""
+
+    shape: list[Natural]
+    dtype: Name
+    pieces: list[Piece]
+
+
+class PartReport(Typed, frozen=True):
+    """rank_N.json: what one rank wrote of a checkpoint under way."""
+
+    KIND: ClassVar[str] = "a rank's part of a checkpoint"
+
+    file: FileEntry
+    tensors: dict[Name, TensorEntry]
+
+
+class Manifest(Typed, frozen=True):
+    """manifest.json: a checkpoint is what it lists."""
+
+    KIND: ClassVar[str] = "a checkpoint's manifest"
+    FORMAT: ClassVar[int | None] = 2
+
+    step: Natural
+    world_size: Positive
+    """How many ranks wrote it."""
+    state: dict[str, Any]
+    """What is no tensor, as whoever trains has it."""
+    tensors: dict[Name, TensorEntry]
+    files: dict[FileName, FileEntry]
+
+    @property
+    def payload_bytes(self) -> int:
+        return sum(entry.bytes for entry in self.files.values())
+
+    def problem(self) -> str | None:
+        """The first place where it contradicts itself; None if there is none."""
+        for name, tensor in self.tensors.items():
+            num_elements = 0
+            for piece in tensor.pieces:
+                num_elements += math.prod(piece.shape)
+                if piece.file not in self.files:
+                    return f"$.tensors[{name}]: a piece lies in {piece.file}, which is not among $.files"
+                if math.prod(piece.shape) > self.files[piece.file].bytes:
+                    return f"$.tensors[{name}]: a piece of shape {piece.shape} is larger than its file, {piece.file}"
+                if not _lies_in(piece, tensor.shape):
+                    return f"$.tensors[{name}]: a piece of shape {piece.shape} at {piece.offset} leaves {tensor.shape}"
+            if num_elements > math.prod(tensor.shape):
+                return f"$.tensors[{name}]: its pieces have {num_elements} elements, too many for {tensor.shape}"
+        return None
+
+
+def _lies_in(piece: Piece, shape: list[int]) -> bool:
+    return len(piece.offset) == len(piece.shape) == len(shape) and all(
+        start + count <= size for start, count, size in zip(piece.offset, piece.shape, shape, strict=True)
+    )
+
+
+def manifest_hash(manifest: Mapping[str, Any]) -> str:
+    """Hex SHA-256 of a manifest without its own hash."""
+    rest = {key: value for key, value in manifest.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write manifest.json with its own hash."""
+    table = {"format": Manifest.FORMAT, **msgspec.to_builtins(manifest)}
+    write_json(folder / "manifest.json", {**table, "sha256": manifest_hash(table)})
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read a checkpoint's manifest. Raises CheckpointError if there is none, or none that can be trusted."""
+    path = folder / "manifest.json"
+    try:
+        table = read_typed(path, dict[str, Any], error=CheckpointError)
+    except FileNotFoundError:
+        raise CheckpointError(f"{folder}: no manifest.json, so it was never whole") from None
+    manifest = convert(table, Manifest, str(path), error=CheckpointError)
+    if table.get("sha256") != manifest_hash(table):
+        raise _damaged("corrupt", f"{path}: its content is not what was hashed when it was written")
+    if problem := manifest.problem():
+        raise CheckpointError(f"{path}: {problem}")
+    if folder.name.startswith("step_") and folder.name != f"step_{manifest.step:08d}":
+        raise CheckpointError(f"{path}: $.step: found {manifest.step}, the folder's name says {folder.name}")
+    return manifest
+
+
+def verify_files(folder: Path, manifest: Manifest) -> None:
+    """Compare every file with the manifest. Raises CheckpointError naming the first that differs, and how."""
+    for name, entry in manifest.files.items():
+        path = folder / name
+        try:
+            if not path.is_file():
+                raise _damaged("absent", f"{path}: missing, or no plain file", name)
+            if (found := path.stat().st_size) != entry.bytes:
+                raise _damaged("torn", f"{path}: {found} bytes, the manifest has {entry.bytes}", name)
+            digest = sha256_file(path)
+        except OSError as error:
+            raise _damaged("torn", f"{path}: cannot be read: {error.strerror}", name) from None
+        if digest != entry.sha256:
+            what = f"{path}: its SHA-256 is {digest[:12]}…, the manifest has {entry.sha256[:12]}…"
+            raise _damaged("corrupt", what, name)
+
+
+def damage_of(error: CheckpointError | OSError, step: int) -> Damage:
+    """Why the checkpoint of a step cannot be trusted, from what reading it raised."""
+    if isinstance(error, CheckpointError):
+        known = error.facts.damage or (Damage(cause="torn", what=error.what),)
+        return replace(known[0], step=step)
+    return Damage(cause="torn", what=str(error), step=step)
+
+
+def _damaged(cause: DamageCause, what: str, name: str = "") -> CheckpointError:
+    """The error of a checkpoint whose file `name`, which its rank wrote, is not as it was."""
+    match = re.fullmatch(r"rank_(\d+)\.safetensors", name)
+    damage = Damage(cause=cause, what=what, rank=int(match[1]) if match else None)
+    return CheckpointError(what, facts=ErrorFacts(cause=cause, damage=(damage,)))

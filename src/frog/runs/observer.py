@@ -1,0 +1,123 @@
+"""Observers of a rank: its phases, events, collectives and messages are reported to them as they happen.
+
+A process is one rank and has one list of observers. Where it is empty, reporting costs one look at it. `frog profile`
+adds its own; fault injection is added by the process of a rank, whose environment names it:
+
+    FROG_OBSERVER=frog.chaos.rank:/tmp/faults.toml      calls `observe("/tmp/faults.toml")` of that module
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ParamSpec, TypeVar
+
+from frog.core.env import observer_name
+from frog.core.errors import UsageError
+from frog.runs.vocabulary import Phase
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Observer:
+    """Sees what this rank does. A subclass has those methods that it needs.
+
+    Each is called in the thread that acts, just before it acts unless said otherwise, and may wait, raise, or end the
+    process.
+    """
+
+    def run_built(self, run: Any, strategy: Any) -> None:
+        """This rank is about to take steps (frog.train.setup.Run): at the start, and again after the world changed."""
+
+    def phase_begins(self, step: int, phase: Phase, micro: int) -> None:
+        """A phase of the training loop begins; its time counts already."""
+
+    def phase_ends(self, step: int, phase: Phase, micro: int) -> None:
+        """The phase is over; its time still counts. Not called for a phase that raised an error."""
+
+    def event_written(self, event: str, fields: Mapping[str, Any]) -> None:
+        """An event other than a span or a collective was written, for example `step` or `checkpoint`."""
+
+    def collective_begins(self, op: str, num_ranks: int, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """A collective, a send, a receive or a shift begins, with `args` of `frog.comm.axis.Axis.start_<op>`.
+
+        Returns the arguments to begin it with, or None to leave it out.
+        """
+        return args
+
+    # Inside our own collectives (frog.comm.collectives), whichever strategy or library has called them.
+
+    def operation_begins(self, name: str) -> None:
+        """A collective begins, or an `agreement` on the members of a changed world, or this rank's `entry` to one."""
+
+    def operation_ends(self, name: str) -> None:
+        """That operation is over, whether or not it failed."""
+
+    def message_leaves(self, sock: socket.socket, parts: Sequence[bytes | memoryview]) -> None:
+        """The rest of a message, `parts`, is handed to the system."""
+
+    def message_arrives(self) -> None:
+        """This rank takes what has arrived of a message."""
+
+    def counter_rises(self, counter: int, value: int) -> None:
+        """This rank sets its counter in shared memory (`shared_memory.COUNTERS`) to a new value."""
+
+
+OBSERVERS: list[Observer] = []
+"""Those of this process."""
+
+
+@contextmanager
+def observing(*observers: Observer) -> Iterator[None]:
+    """Report to these observers inside the block."""
+    OBSERVERS.extend(observers)
+    try:
+        yield
+    finally:
+        for observer in observers:
+            OBSERVERS.remove(observer)
+
+
+class operation:
+    """Reports an operation of our own collectives, as a decorator or around a block."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(function)
+        def reported(*args: P.args, **kwargs: P.kwargs) -> T:
+            if not OBSERVERS:
+                return function(*args, **kwargs)
+            with self:
+                return function(*args, **kwargs)
+
+        return reported
+
+    def __enter__(self) -> None:
+        for observer in OBSERVERS:
+            observer.operation_begins(self._name)
+
+    def __exit__(self, *error: object) -> None:
+        for observer in OBSERVERS:
+            observer.operation_ends(self._name)
+
+
+def named_observers() -> list[Observer]:
+    """The observer that this process's environment names, if it names one. Raises UsageError if it cannot be loaded."""
+    name = observer_name()
+    if name is None:
+        return []
+    module, _, argument = name.partition(":")
+    try:
+        observe = importlib.import_module(module).observe
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(
+            f"environment variable FROG_OBSERVER={name!r} names no observer: {error}",
+            "unset FROG_OBSERVER, or set it to MODULE:ARGUMENT, where the module has a function `observe`",
+        ) from None
+    return [observe(argument)]

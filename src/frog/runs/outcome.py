@@ -1,0 +1,100 @@
+"""How a world failed, in the words of the rank that failed first."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from frog.core import errors
+from frog.core.errors import CommError, FrogError, LaunchError, UsageError
+from frog.core.exitcodes import describe_exit, shell_code, signal_code
+from frog.runs.folder import RunFolder
+from frog.runs.read import read_lines
+
+_TOGETHER_S = 10
+"""Failures this close belong together. torchrun kills ranks that hang 30 s after the failure that they caused."""
+
+Failure = dict[str, Any]
+"""One failed rank, as its agent reports it: rank, pid, code (negative: the signal), time_s, error, traceback."""
+
+
+def last_failures(path: Path) -> list[Failure]:
+    """What an agent that has ended had reported of its last attempt; nothing if that did not fail."""
+    events = read_lines(path, dict[str, Any]).events
+    last = max((event["attempt"] for event in events), default=0)
+    return [event for event in events if event["event"] == "exit" and event["attempt"] == last]
+
+
+def first_failure(failures: Sequence[Failure]) -> Failure:
+    """The rank that failed first; of those that failed together, one that did not just lose its peers."""
+    start_s = min(failure["time_s"] for failure in failures)
+    together = [failure for failure in failures if failure["time_s"] - start_s <= _TOGETHER_S]
+    return min(together, key=lambda failure: (_is_victim(failure), failure["time_s"], failure["rank"]))
+
+
+def at_the_end(failures: Sequence[Failure]) -> list[Failure]:
+    """Of a run that goes on when ranks are lost: what ended it, without the losses that it survived.
+
+    The last rank that did not just lose its peers, and those that failed together with it or since.
+    """
+    causes = [failure for failure in failures if not _is_victim(failure)] or failures
+    last_s = max((failure["time_s"] for failure in causes), default=0)
+    return [failure for failure in failures if failure["time_s"] >= last_s - _TOGETHER_S]
+
+
+def world_error(
+    failures: Sequence[Failure], lost: Mapping[str, int], codes: Sequence[int], folder: RunFolder | None = None
+) -> LaunchError:
+    """The error of a world that failed, with the exit code that it ends with.
+
+    failures: the ranks that failed in the last attempt; lost: the nodes that have gone, by host, each with the signal
+    that killed its agent; codes: of the agents that count, as Popen gives them; folder: the run's, if it has one.
+    """
+    if failures and not (lost and _is_victim(first_failure(failures))):
+        return explain(failures, folder)
+    if lost:
+        host, number = next(iter(lost.items()))
+        after = explain(failures, folder) if failures else None
+        what = f"{host} {describe_exit(-number)}, with all its ranks"
+        error = LaunchError(f"{what}\n{after.what}" if after else what, after.hint if after else None)
+        error.exit_code = after.exit_code if after else signal_code(number)
+        return error
+    code = next(filter(None, codes), 1)
+    error = LaunchError(f"the world ended with exit code {code}, and no rank had failed", "its agent's words are above")
+    error.exit_code = shell_code(code)
+    return error
+
+
+def explain(failures: Sequence[Failure], folder: RunFolder | None = None) -> LaunchError:
+    """The error of a world that failed, with the exit code that it ends with."""
+    first = first_failure(failures)
+    report, expected = first["error"] or {}, _is_frogs(first)
+    words = (report.get("message") or "") + (f"\n  try: {report['hint']}" if report.get("hint") else "")
+    if first["code"] == UsageError.exit_code and expected:
+        error = LaunchError(words)
+    else:
+        others = len({failure["rank"] for failure in failures}) - 1
+        also = f" ({others} other rank{'s' if others > 1 else ''} ended with it)" if others else ""
+        said = words if expected else (first["traceback"] or words).rstrip()
+        text = f"{in_words(first)}{also}\n{said}".rstrip()
+        error = LaunchError(text, f"its log is {folder.rank_log(first['rank'])}" if folder and report else None)
+    error.exit_code = shell_code(first["code"])
+    return error
+
+
+def in_words(failure: Failure) -> str:
+    """Which rank ended, and how."""
+    return f"rank {failure['rank']} (pid {failure['pid']}) {describe_exit(failure['code'])}"
+
+
+def _is_frogs(failure: Failure) -> bool:
+    """Whether a rank failed with an error that Frog can explain, so that nobody needs the traceback."""
+    found = getattr(errors, (failure["error"] or {}).get("type") or "", None)
+    return isinstance(found, type) and issubclass(found, FrogError)
+
+
+def _is_victim(failure: Failure) -> bool:
+    """Whether this rank failed because another had left: its error is a CommError, or torchrun ended it."""
+    return failure["code"] == -signal.SIGTERM or (failure["error"] or {}).get("type") == CommError.__name__

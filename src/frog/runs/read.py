@@ -1,0 +1,116 @@
+"""Lines of events back from disk, each checked against its class. What is torn or of no known form is counted."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from frog.core.files import open_plain
+from frog.runs.folder import RunFolder
+from frog.runs.launcher_schema import AnyLauncherEvent
+from frog.runs.schema import Event, EventOfStep, RankEvent
+
+T = TypeVar("T")
+E = TypeVar("E", bound=Event)
+S = TypeVar("S", bound=EventOfStep)
+
+_BLOCK_BYTES = 16 << 20
+
+
+@dataclass
+class EventList(Generic[T]):
+    """Events in the order in which they were written."""
+
+    events: list[T] = field(default_factory=list)
+
+    def of(self, kind: type[E]) -> list[E]:
+        """All events of one class."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def last(self, kind: type[E]) -> E | None:
+        """The last event of a class."""
+        return next((event for event in reversed(self.events) if isinstance(event, kind)), None)
+
+    def by_step(self, kind: type[S]) -> dict[int, S]:
+        """The events of one class by step, in order of steps; of a step taken twice the later."""
+        found = {event.step: event for event in self.of(kind)}
+        return dict(sorted(found.items()))
+
+
+@dataclass
+class Lines(EventList[T]):
+    """The events of a file."""
+
+    num_bad: int = 0
+    """Lines that are no event: what a kill cut off, or what was changed since."""
+    problems: list[str] = field(default_factory=list)
+    """What could not be read, in words."""
+
+
+def read_lines(path: Path, kind: Any) -> Lines[Any]:
+    """The lines of a file that are of `kind`, a class or a union of classes; a file that is not there has none.
+
+    The lines of a block are read at once; only where one is bad are they read one by one.
+    """
+    found: Lines[Any] = Lines()
+    try:
+        for block in _blocks(path) if path.is_file() else ():
+            _read_block(block, _decoder(kind), found)
+    except OSError as error:
+        return Lines(problems=[f"{path}: cannot be read: {error.strerror}"])
+    if found.num_bad:
+        said = f"{path}: {found.num_bad} damaged or torn lines passed over, or lines as another Frog writes them"
+        found.problems.append(said)
+    return found
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    """Some megabytes of whole lines at a time. Of a line that is longer, which is no event, the beginning."""
+    rest = b""
+    with open_plain(path) as file:
+        while block := file.read(_BLOCK_BYTES):
+            end = block.rfind(b"\n") + 1
+            if end:
+                yield rest + block[:end]
+            rest = block[end:] if end else (rest + block)[:_BLOCK_BYTES]
+    yield rest
+
+
+def _read_block(block: bytes, decoder: msgspec.json.Decoder[Any], found: Lines[Any]) -> None:
+    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        found.events += decoder.decode_lines(block)
+        return
+    for line in block.split(b"\n"):
+        try:
+            if line.strip():
+                found.events.append(decoder.decode(line))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            found.num_bad += 1
+
+
+@cache
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
+
+
+@dataclass
+class RankEvents(Lines[RankEvent]):
+    """What one rank said, in all attempts."""
+
+    rank: int = 0
+
+
+def read_rank(folder: RunFolder, rank: int) -> RankEvents:
+    """One rank's events."""
+    return RankEvents(**vars(read_lines(folder.rank_events(rank), RankEvent)), rank=rank)
+
+
+def read_launcher(folder: RunFolder) -> Lines[AnyLauncherEvent]:
+    """What `frog run` said of the run."""
+    return read_lines(folder.launcher_events, AnyLauncherEvent)

@@ -1,0 +1,134 @@
+"""A rank's own events file, written line by line as things happen.
+
+Spans and collectives, which come several times a step, are formatted by hand: their fields are numbers and plain words,
+and a JSON encoder takes four times as long.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from frog.runs.heartbeat import Heartbeat
+from frog.runs.observer import OBSERVERS
+from frog.runs.schema import FIELDS
+from frog.runs.vocabulary import Phase
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy's as Python's."""
+    return value.item()
+
+
+_encode = msgspec.json.Encoder(enc_hook=_plain).encode
+
+
+class EventWriter:
+    """Appends events to one file. Every line goes to the system at once, so a killed rank leaves all that it said.
+
+    The heartbeat, if there is one, learns what begins; the events are of what has ended.
+    """
+
+    def __init__(self, path: Path, heartbeat: Heartbeat | None = None) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._descriptor: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._end_torn_line(path)
+        self._seq = 0
+        self._heartbeat = heartbeat
+        self.step = 0
+        self.phase: Phase | None = None
+
+    def emit(self, event: str, **fields: Any) -> None:
+        """Write one event. Raises ValueError if its fields are not those of the schema."""
+        if fields.keys() != FIELDS[event]:
+            raise ValueError(f"event {event}: fields {sorted(fields)}, the schema has {sorted(FIELDS[event])}")
+        self._write(_encode({"event": event, **fields}))
+        if event == "end" and self._heartbeat is not None:
+            self._heartbeat.close(fields["status"])
+        if OBSERVERS:
+            for observer in OBSERVERS:
+                observer.event_written(event, fields)
+
+    @contextmanager
+    def span(self, phase: Phase, micro: int = 0) -> Iterator[None]:
+        """Time a phase of the current step. A phase that raises leaves no span, and `phase` still names it."""
+        self.phase = phase
+        if self._heartbeat is not None:
+            self._heartbeat.enter(self.step, phase, micro)
+        start_ns = time.monotonic_ns()
+        if OBSERVERS:
+            for observer in OBSERVERS:
+                observer.phase_begins(self.step, phase, micro)
+        yield
+        if OBSERVERS:
+            for observer in OBSERVERS:
+                observer.phase_ends(self.step, phase, micro)
+        self._write_line(
+            f'{{"event":"span","step":{self.step},"phase":"{phase}","micro":{micro},'
+            f'"start_ns":{start_ns},"end_ns":{time.monotonic_ns()}}}'
+        )
+        self.phase = None
+        if self._heartbeat is not None:
+            self._heartbeat.enter(self.step, None)
+
+    def collective(self, op: str, axis: str, payload_bytes: int) -> CollectiveNote:
+        """A collective of the current step begins; `done` of what is returned writes it."""
+        self._seq += 1
+        note = CollectiveNote(self, op, axis, payload_bytes, self._seq - 1)
+        if self._heartbeat is not None:
+            self._heartbeat.begin(note.seq, op, axis, payload_bytes, note.start_ns)
+        return note
+
+    def write_collective(self, note: CollectiveNote, end_ns: int, wait_ns: int) -> None:
+        self._write_line(
+            f'{{"event":"collective","step":{note.step},"op":"{note.op}","axis":"{note.axis}",'
+            f'"payload_bytes":{note.payload_bytes},"seq":{note.seq},"start_ns":{note.start_ns},"end_ns":{end_ns},'
+            f'"wait_ns":{wait_ns}}}'
+        )
+        if self._heartbeat is not None:
+            self._heartbeat.end(note.seq)
+
+    def close(self) -> None:
+        """Close the file; further events are dropped, and the heart beats no more."""
+        if self._heartbeat is not None:
+            self._heartbeat.close()
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _end_torn_line(self, path: Path) -> None:
+        """A rank that was killed may have left half a line: keep it from swallowing the next event."""
+        if path.stat().st_size and self._descriptor is not None:
+            with open(path, "rb") as file:
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    os.write(self._descriptor, b"\n")
+
+    def _write_line(self, line: str) -> None:
+        self._write(line.encode())
+
+    def _write(self, data: bytes) -> None:
+        if self._descriptor is not None:
+            data += b"\n"
+            while data:  # a disk that fills takes a part, and only then says so
+                data = data[os.write(self._descriptor, data) :]
+
+
+class CollectiveNote:
+    """A collective under way: it counts from where it began, and is written when it has ended."""
+
+    __slots__ = ("axis", "op", "payload_bytes", "seq", "start_ns", "step", "writer")
+
+    def __init__(self, writer: EventWriter, op: str, axis: str, payload_bytes: int, seq: int) -> None:
+        self.writer, self.op, self.axis, self.payload_bytes, self.seq = writer, op, axis, payload_bytes, seq
+        self.step, self.start_ns = writer.step, time.monotonic_ns()
+
+    def done(self, end_ns: int, wait_ns: int) -> None:
+        """It ended at `end_ns`; the rank's own thread was blocked for `wait_ns` by it."""
+        self.writer.write_collective(self, end_ns, wait_ns)

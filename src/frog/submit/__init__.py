@@ -1,1 +1,0 @@
-"""Runs handed to clusters: job files for Slurm and Kubernetes, and bundles for clusters without internet."""

@@ -1,0 +1,67 @@
+"""`frog classify`: a fine-tuned run sorts texts into its classes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from frog.config import from_dict
+from frog.core.errors import UsageError
+from frog.core.schema import shortened
+from frog.data import load_tokenizer
+from frog.data.tokenizer import check_text
+from frog.runs.folder import find_run
+from frog.train.finetune.task import Task
+from frog.train.trained import Finetuned, load_finetuned
+
+_MOST_BYTES, _MOST_SHOWN = 16 << 20, 8_000
+"""Of all lines on standard input; and characters of a text that are shown."""
+
+
+def classify(args: argparse.Namespace) -> int:
+    """`frog classify RUN --text ...`"""
+    tuned = load_finetuned(find_run(args.run))
+    if not tuned.config.labels:
+        raise UsageError(f"{tuned.folder.path}: goes on with prompts, and has no classes", f"frog sample {args.run}")
+    for text, chances_C in zip(*_classified(tuned, args.text), strict=True):
+        chances = dict(zip(tuned.config.labels, chances_C.tolist(), strict=True))
+        label = max(chances, key=chances.__getitem__)
+        if args.json:
+            print(
+                json.dumps(
+                    {"text": shortened(text, _MOST_SHOWN), "label": label, "probabilities": chances}, ensure_ascii=False
+                )
+            )
+        else:
+            width = max(map(len, tuned.config.labels))
+            print(f"{label:{width}}  {chances[label]:.3f}  {shortened(text, _MOST_SHOWN)}")
+    return 0
+
+
+def task_of(tuned: Finetuned) -> Task:
+    """What a fine-tuned run is asked, with the tokenizer and the sequence length of its own folder."""
+    sequence_length = from_dict(tuned.folder.read_run_json().config).data.sequence_length
+    return Task(tuned.config.head, tuned.config.labels, load_tokenizer(tuned.folder.tokenizer_json), sequence_length)
+
+
+@torch.no_grad()
+def _classified(tuned: Finetuned, given: Sequence[str] | None) -> tuple[list[str], Tensor]:
+    texts = list(given) if given else list(_lines_of_input())
+    if not texts or not all(text.strip() for text in texts):
+        raise UsageError("there is no text to classify", '--text "...", or lines on standard input')
+    for text in texts:
+        check_text(text, "a text to classify")
+    return texts, task_of(tuned).class_scores(tuned.model, texts).softmax(-1)
+
+
+def _lines_of_input() -> Iterator[str]:
+    data = sys.stdin.buffer.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise UsageError(f"standard input: found more than {_MOST_BYTES} bytes, expected at most as many", "split it")
+    lines = (line.decode(errors="surrogateescape").strip() for line in data.split(b"\n"))
+    yield from filter(None, lines)

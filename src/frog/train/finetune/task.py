@@ -1,0 +1,98 @@
+"""What a fine-tuned model is asked: to sort texts into classes, or to go on with prompts.
+
+Shapes: N texts, C classes, T time (sequence), V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from frog.config.finetune import Head, LoraConfig
+from frog.config.model import IGNORED_LABEL
+from frog.data.labelled import Example
+from frog.data.labelled_batches import Row, as_completion, class_row, completion_row, label_prompt, label_words, pad
+from frog.model import TinyTransformer
+from frog.model.classifier import Classifier
+from frog.model.labelled_loss import labelled_loss
+from frog.model.lora import add_lora
+
+_BATCH_SIZE = 32
+
+
+@dataclass(frozen=True)
+class Task:
+    """How texts become rows, and what a model's scores of them mean."""
+
+    head: Head
+    labels: tuple[str, ...]
+    """The classes; empty where prompts are gone on with."""
+    tokenizer: Tokenizer
+    max_length: int
+
+    def row(self, example: Example) -> Row:
+        """What one example trains."""
+        if self.head == "classification":
+            return class_row(example.text, self.labels.index(example.label or ""), self.tokenizer, self.max_length)
+        return completion_row(*as_completion(example), self.tokenizer, self.max_length)
+
+    def class_scores(self, model: TinyTransformer, texts: Sequence[str]) -> Tensor:
+        """The log-likelihood of each class: of the head's row, or of writing the class's name after the text.
+
+        Shapes:  -> (N, C), in float64
+        """
+        if isinstance(model, Classifier):
+            rows = [class_row(text, 0, self.tokenizer, self.max_length) for text in texts]
+            parts = [model.classify(tokens, last).float().cpu() for tokens, _, last in _batches(model, rows)]
+            return torch.cat(parts).double().log_softmax(-1)
+        rows = [
+            completion_row(label_prompt(text), label_words(label), self.tokenizer, self.max_length)
+            for text in texts
+            for label in self.labels
+        ]
+        return -token_scores(model, rows)[:, 0].view(len(texts), len(self.labels))
+
+
+def token_scores(model: TinyTransformer, rows: Sequence[Row]) -> Tensor:
+    """For each row what its labels cost, how many there are, and how many the model likes best of all tokens.
+
+    Shapes:  -> (N, 3) in float64: nats, labels, hits
+    """
+    scores = []
+    for tokens_BT, labels_BT, _ in _batches(model, rows):
+        log_BTV = model(tokens_BT).float().log_softmax(-1)
+        has_label_BT = labels_BT != IGNORED_LABEL
+        picked_BT = log_BTV.gather(-1, labels_BT.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        hits_BT = (log_BTV.argmax(-1) == labels_BT) & has_label_BT
+        nats_B = -(picked_BT * has_label_BT).sum(-1)
+        scores.append(torch.stack([nats_B, has_label_BT.sum(-1), hits_BT.sum(-1)], dim=-1).cpu().double())
+    return torch.cat(scores)
+
+
+def adapt(base: TinyTransformer, head: Head, num_labels: int, lora: LoraConfig) -> TinyTransformer:
+    """The base with adapters to be trained and the loss that goes with labelled rows; with a new head if it is to sort.
+
+    Raises:  ConfigError if the adapters do not fit the model.
+    """
+    if head == "classification":
+        classifier = Classifier.from_base(base, num_labels)
+        add_lora(classifier, lora)
+        classifier.score.requires_grad_(True)
+        return classifier
+    add_lora(base, lora)
+    base.token_loss = labelled_loss
+    return base
+
+
+def _batches(model: TinyTransformer, rows: Sequence[Row]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Tokens and labels of some rows at a time, and where each row ends, on the model's device."""
+    device = next(model.parameters()).device
+    for start in range(0, len(rows), _BATCH_SIZE):
+        chunk = rows[start : start + _BATCH_SIZE]
+        tokens_BT, labels_BT = pad(chunk)
+        last_B = torch.tensor([len(row.tokens) - 1 for row in chunk])
+        yield tokens_BT.to(device), labels_BT.to(device), last_B.to(device)

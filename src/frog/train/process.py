@@ -1,0 +1,156 @@
+"""The process of a rank: signals, exit code, and the report of what ended it to torchrun, run folder and people."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import signal
+import sys
+import time
+import traceback
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+from frog.checkpoint import after_no_room
+from frog.comm.error_file import leave_error
+from frog.core.env import WorldEnv, launcher_pid, under_mpich, world_env
+from frog.core.errors import CommError, FrogError, LostError, UsageError, report_error
+from frog.core.facts import ErrorFacts, system_cause
+from frog.core.processes import leave_with_parent
+from frog.runs import EventWriter
+from frog.runs.folder import RunFolder
+from frog.runs.observer import named_observers, observing
+from frog.train.log import RankLog
+from frog.train.record import write_failure
+from frog.train.stop import StopRequest
+
+_FOLLOWS_S = 2.0
+"""DeepSpeed's launcher looks once a second which rank has ended; torchrun, which srun may end, ten times."""
+
+_APART_S, _MOST_APART = 0.2, 10
+"""MPICH's mpiexec lost 56 of 200 exit codes of two ranks that ended at once, none of 60 that ended 0.02 s apart."""
+
+_LOOK_S = 0.05
+
+_NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
+"""Errors of files that the user, and not the program, has made."""
+
+
+class RankProcess:
+    """The process of one rank: its signals, how far it has come, and its exit code. Errors inside it are reported.
+
+    with RankProcess() as rank:
+        env = rank.begin()
+        ...
+        rank.exit_code = 0
+    """
+
+    def __init__(self) -> None:
+        self.stop = StopRequest()
+        self.exit_code = 0
+        self.env: WorldEnv | None = None
+        self.folder: RunFolder | None = None
+        self.events: EventWriter | None = None
+        self._observing = ExitStack()
+
+    def __enter__(self) -> RankProcess:
+        self.stop.install()
+        get_error_handler().initialize()
+        return self
+
+    def begin(self) -> WorldEnv:
+        """Which rank this process is. Under a launcher it ends when its parent does."""
+        env = self.env = world_env()
+        if env.launched or launcher_pid() is not None:  # by itself, it outlives the shell, as under nohup
+            leave_with_parent()
+        self._observing.enter_context(observing(*named_observers()))
+        return env
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        self._observing.close()
+        if isinstance(error, Exception):
+            self.exit_code = self.report(error)
+        elif error is not None:
+            return False
+        self.let_others_go_first(self.exit_code, error)
+        return True
+
+    @property
+    def rank(self) -> int:
+        return self.env.rank if self.env else 0
+
+    def report(self, error: Exception) -> int:
+        """Say what went wrong, in every place that can still be written to; return the exit code."""
+        if isinstance(error, OSError) and system_cause(error) == "no_space":
+            hint = "make room, then start again"
+            if self.folder is not None and self.folder.checkpoint_steps():
+                hint = after_no_room(self.folder)
+            error = FrogError(f"the disk is full: {error}", hint, ErrorFacts(cause="no_space"))
+        if isinstance(error, OSError) and error.errno in _NOT_OURS and error.filename:
+            error = FrogError(f"{error.filename}: {error.strerror}", "ls -ld shows whose it is, and what it is")
+        no_memory = _memory_facts(error)
+        report = report_error(error, no_memory)
+        leave_error(error, report)
+        expected = isinstance(error, FrogError)
+        text = f"error: {error}" if expected else "".join(traceback.format_exception(error)).rstrip()
+        with contextlib.suppress(OSError):
+            self._report_to_folder(error, text, report)
+        if launcher_pid() is None:  # else `frog run` waits for the world to end and reports the first error last
+            if no_memory:
+                where = "; train.log says where" if self.folder else ""
+                text = f"error: out of memory: {error}\n  try: a smaller batch or model, or smaller buckets{where}"
+            self._report_to_screen(error, text)
+        return error.exit_code if isinstance(error, FrogError) else 1
+
+    def let_others_go_first(self, code: int, cause: Exception | None) -> None:
+        """Other launchers than ours report the rank that ended first: one that has only lost a peer is not to be it.
+
+        Nor is one whose mistake rank 0 reports for all: what srun ends for it could be rank 0, before it has spoken.
+        SIGTERM, with which a launcher that has found the first ends the others, ends that wait.
+
+        MPICH's mpiexec before 4.2.3 ends with 0 if several ranks fail or are interrupted at the same moment.
+
+        Source:  https://github.com/pmodels/mpich/issues/7057
+        """
+        if code == 0 or self.env is None or self.env.world_size == 1 or launcher_pid() is not None:
+            return
+        follows = isinstance(cause, CommError) or (isinstance(cause, UsageError) and self.rank != 0)
+        if under_mpich():
+            time.sleep(_APART_S * (min(self.rank, _MOST_APART) + (_MOST_APART if follows else 0)))
+        until = time.monotonic() + (_FOLLOWS_S if follows else 0.0)
+        while self.stop.signal_number != signal.SIGTERM and (left_s := until - time.monotonic()) > 0:
+            time.sleep(min(left_s, _LOOK_S))
+
+    def _report_to_folder(self, error: Exception, text: str, report: dict[str, Any]) -> None:
+        if self.folder is None:
+            return
+        if isinstance(error, LostError):  # its place in the run, and so its files, are another's by now
+            with RankLog(self.folder.rank_log(self.rank), self.rank, show=False) as log:
+                log.note(text)
+            return
+        step = self.events.step if self.events else 0
+        short = {"type": report["type"], "message": str(error), "rank": self.rank, "step": step}
+        # A rank that only lost its peers leaves the last word to the one that has a reason of its own.
+        write_failure(self.folder, step, short, replace=not isinstance(error, CommError))
+        if self.events is not None:
+            self.events.emit("error", step=step, phase=self.events.phase, **report)
+            self.events.emit("end", step=step, status="failed", weights_sha256=None)
+        with RankLog(self.folder.rank_log(self.rank), self.rank, show=False) as log:
+            log.note(text)
+
+    def _report_to_screen(self, error: Exception, text: str) -> None:
+        """Every rank makes the same mistake of a user's: rank 0 reports it for all."""
+        if self.rank == 0 or not isinstance(error, UsageError):
+            several = self.env is not None and self.env.world_size > 1
+            mark = f"[rank {self.rank}] " if several else ""
+            print("\n".join(mark + line for line in text.splitlines()), file=sys.stderr, flush=True)
+
+
+def _memory_facts(error: Exception) -> ErrorFacts | None:
+    """That memory was full, of an error of torch: on a GPU it has a class of its own, on a CPU only words."""
+    named = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    full = named or "DefaultCPUAllocator: can't allocate memory" in str(error)
+    return ErrorFacts(cause="no_memory") if full else None

@@ -1,0 +1,142 @@
+"""What training writes about a run: run.json, how a start ended, and the event with which each rank begins.
+
+run.json      what the run is, and each of its starts; written before the first step of a start
+record.json   what the run has achieved: the farthest step that it came to by itself, with the hashes that prove it
+attempt.json  how the last start ended, if that is no achievement: it failed, or stopped short of the record
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+import frog
+from frog.comm import World
+from frog.config import RunConfig, to_dict
+from frog.core.env import host_name
+from frog.core.files import write_json
+from frog.parallel.mesh import Mesh
+from frog.runs.folder import RunFolder
+from frog.runs.record import FORMAT
+from frog.train.setup import Run
+from frog.train.workload import Workload
+
+
+def write_run_json(run: Run, workload: Workload, from_step: int) -> None:
+    """Write run.json, or on resuming add to it the world that goes on."""
+    if run.folder.run_json.exists():
+        content = {"format": FORMAT, **msgspec.to_builtins(run.folder.read_run_json()), "config": to_dict(run.config)}
+    else:
+        content = new_run_json(
+            run.folder, run.config, sys.argv, workload.num_parameters, workload.data, workload.tokenizer_json
+        )
+    if workload.finetune is not None:
+        content["finetune"] = workload.finetune
+    content["segments"].append(_segment(run.world, run.mesh, from_step))
+    write_json(run.folder.run_json, content)
+    run.folder.link_logs()
+
+
+def new_run_json(
+    folder: RunFolder,
+    config: RunConfig,
+    argv: Sequence[str],
+    num_parameters: int,
+    data: dict[str, Any] | None,
+    tokenizer_json: Path,
+) -> dict[str, Any]:
+    """The content of run.json of a run that has not started yet; its tokenizer, if there is one, is copied."""
+    if tokenizer_json.is_file():
+        shutil.copyfile(tokenizer_json, folder.tokenizer_json)
+    return {
+        "format": FORMAT,
+        "name": folder.path.name,
+        "created": now_text(),
+        "argv": list(argv),
+        "config": to_dict(config),
+        "num_parameters": num_parameters,
+        "data": data,
+        "versions": {
+            "frog": frog.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+        },
+        "segments": [],
+    }
+
+
+def write_end(folder: RunFolder, record: dict[str, Any]) -> None:
+    """Write how a start ended that came to its end: a record, unless an earlier start came farther.
+
+    That a rank failed without which the others went on is not how the start ended.
+    """
+    record = {
+        "format": FORMAT,
+        **record,
+        "starts": len(folder.read_run_json().segments),
+        "error": None,
+        "ended": now_text(),
+    }
+    before = folder.read_achieved()
+    is_achievement = before is None or record["step"] >= before.step
+    folder.attempt_json.unlink(missing_ok=True)
+    write_json(folder.record_json if is_achievement else folder.attempt_json, record)
+
+
+def write_failure(folder: RunFolder, step: int, error: dict[str, Any], *, replace: bool) -> None:
+    """Write that a start failed. Unless it may `replace`, what another rank has written of its failure stays."""
+    failure = {"format": FORMAT, "status": "failed", "step": step, "error": error, "ended": now_text()}
+    write_json(folder.attempt_json, failure, replace=replace)
+
+
+def _segment(world: World, mesh: Mesh, from_step: int) -> dict[str, Any]:
+    """What run.json keeps of one start of a run."""
+    return {
+        "world_size": world.size,
+        "mesh": mesh.sizes,
+        "num_nodes": world.env.num_nodes,
+        "device": str(world.device.type),
+        "threads": torch.get_num_threads(),
+        "from_step": from_step,
+        "host": host_name(),
+        "started": now_text(),
+    }
+
+
+def start_event(run: Run, from_step: int) -> dict[str, Any]:
+    """The fields of a rank's `start` event."""
+    world, env = run.world, run.world.env
+    return {
+        "rank": env.rank,
+        "world_size": env.world_size,
+        "local_rank": env.local_rank,
+        "node_rank": env.node_rank,
+        "host": host_name(),
+        "pid": os.getpid(),
+        "device": str(world.device),
+        "threads": torch.get_num_threads(),
+        "step": from_step,
+        "unix_ns": time.time_ns(),
+        "mono_ns": time.monotonic_ns(),
+        "mesh": run.mesh.sizes,
+        "place": run.mesh.place,
+        "passed_over": [asdict(damage) for damage in run.passed_over],
+    }
+
+
+def now_text() -> str:
+    """The time of day, UTC, to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

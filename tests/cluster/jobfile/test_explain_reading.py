@@ -1,0 +1,264 @@
+"""How `frog slurm explain` reads: options on its command line, versions, comments that ignore, encodings, any bytes."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from test_explain_traps import GOOD, changed
+
+from frog.cli import main
+from frog.cluster.jobfile.commands import format_findings
+from frog.cluster.jobfile.explain import explain, explain_file
+from frog.cluster.jobfile.lines import say_lines
+from frog.cluster.jobfile.shell.script import parse
+from frog.core.errors import UsageError
+
+HERE = Path(__file__).parent
+NO_CPUS = changed(GOOD, (('--cpus-per-task="$SLURM_CPUS_PER_TASK" ', ""),))
+
+
+def codes(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, str]:
+    """What the command finds, with how grave it is."""
+    code = main(["slurm", "explain", "--json", *arguments])
+    found = json.loads(capsys.readouterr().out)["findings"]
+    assert code == any(item["severity"] != "advice" for item in found)
+    return {item["code"]: item["severity"] for item in found}
+
+
+@pytest.fixture
+def good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("good").write_text(GOOD)
+    return Path("good")
+
+
+def test_options_of_sbatch_outdo_those_of_the_file(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert codes(capsys, "good") == {}
+    assert codes(capsys, "good", "--gpus-per-node", "2") == {"ranks-beyond-gpus": "will fail"}
+    assert codes(capsys, "good", "--ntasks-per-node=4") == {"ranks-doubled": "may hang or waste"}
+    assert codes(capsys, "good", "-N", "3", "-J", "name", "--exclusive") == {}
+    assert codes(capsys, "good", "-t", "48") == {"time-in-minutes": "may hang or waste"}
+
+
+def test_what_depends_on_the_version(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good.write_text(NO_CPUS)
+    assert codes(capsys, "good") == {"cpus-not-passed-on": "advice"}
+    assert codes(capsys, "good", "--slurm-version", "22.05") == {"cpus-not-passed-on": "may hang or waste"}
+    assert codes(capsys, "good", "--slurm-version", "20.11.9") == {}
+    assert codes(capsys, "good", "--slurm-version", "23.11") == {}
+    assert main(["slurm", "explain", "good", "--slurm-version", "new"]) == 2
+
+
+def test_folders_for_output_are_made_by_newer_releases(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good.write_text(GOOD.replace("tiny-%j.out", "log/%j/tiny.out"))
+    assert codes(capsys, "good") == {"no-output-folder": "advice"}
+    assert codes(capsys, "good", "--slurm-version", "22.05") == {"no-output-folder": "may hang or waste"}
+    assert codes(capsys, "good", "--slurm-version", "23.02") == {}
+
+
+def test_a_comment_ignores_a_code(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    port = "MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))"
+    bad = GOOD.replace("--gpus-per-node=4 ", "--gpus-per-node=2 ").replace(port, "MASTER_PORT=29500")
+    good.write_text(bad)
+    assert set(codes(capsys, "good")) == {"ranks-beyond-gpus", "port-fixed"}
+    good.write_text(bad.replace("=29500", "=29500  # frog: ignore port-fixed"))
+    assert set(codes(capsys, "good")) == {"ranks-beyond-gpus"}
+    good.write_text(bad.replace("set -e", "# frog: ignore port-fixed, ranks-beyond-gpus\nset -e"))
+    assert set(codes(capsys, "good")) == set()
+
+
+def test_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(GOOD.encode())))
+    assert main(["slurm", "explain", "-", "--traps"]) == 0
+    assert capsys.readouterr().out == "-: no traps\n"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "found"),
+    [("utf-8-sig", {"byte-order-mark"}), ("utf-16", {"byte-order-mark"}), ("latin-1", set()), ("utf-8", set())],
+)
+def test_encodings(encoding: str, found: set[str], good: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good.write_bytes(GOOD.replace("job-name=tiny", "job-name=t\u00efny").encode(encoding))
+    assert set(codes(capsys, "good")) == found
+
+
+def test_what_is_no_job_file(tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\x7fELF\0\0")
+    (tmp_path / "large").write_bytes(b"#" * (1 << 21))
+    for name, message in (
+        ("binary", "not a text"),
+        ("large", "expected at most"),
+        (".", "expected a file"),
+        ("a\0b", "cannot be read"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            explain_file(tmp_path / name)
+
+
+def test_a_file_that_was_lost_is_not_called_free_of_traps(tmp_path: Path) -> None:
+    lost = explain("#!/bin/bash\n#SBATCH -t 5\nif then ) fi\nhostname\n", Path("job"), None, (tmp_path,))
+    assert format_findings(lost)[-1] == "job: no traps in the lines that Frog understood, 1 piece of advice"
+    assert [(item.code, item.line) for item in lost.findings] == [("not-understood", 3)]
+
+
+def test_a_job_within_a_file_is_read(tmp_path: Path) -> None:
+    text = "#!/bin/bash\nX=`sbatch <<EOF\n#!/bin/bash\n#SBATCH -t 48\nsrun a --x \\$SLURM_JOB_ID\nEOF`\n"
+    (finding,) = explain(text, Path("job"), None, (tmp_path,)).findings
+    assert (finding.code, finding.line) == ("time-in-minutes", 4)
+
+
+def test_a_job_within_a_file_that_was_lost_is_not_called_free_of_traps(tmp_path: Path) -> None:
+    lost = "nodes =( x )\nif [ x ]; then\n"
+    found = explain(f"#!/bin/bash\nsbatch <<'EOF'\n#!/bin/bash\n#SBATCH -t 48:00:00\n{lost}EOF\n", tmp_path / "x.sh")
+    assert found.partial
+    assert [(item.code, item.line) for item in found.findings] == [("blank-behind-equals", 5), ("quote-not-closed", 6)]
+
+
+def test_a_template_has_one_message(tmp_path: Path) -> None:
+    text = "#!/bin/bash\n#SBATCH -N {{ nodes }} -t {{ time }}\n#SBATCH --gpus-per-node=<GPUS>\n"
+    text += "{% if x %}\nsrun {{ command }}\n{% endif %}\n"
+    (finding,) = explain(text, Path("job"), None, (tmp_path,)).findings
+    assert (finding.code, finding.line) == ("template", 2)
+    assert "lines 2, 3, 4, 5, 6" in finding.what
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#   sbatch --gres=gpu:8 this.sbatch <run file>\n",
+        "# Usage: sbatch --nodes=4 this.sbatch\n#sbatch --nodes=4 this.sbatch\n",
+        'if [ $# -lt 1 ]; then echo "usage: $0 <run file>"; exit 1; fi\n',
+        ': "${1:?call it as: sbatch this.sbatch <run_file>}"\n',
+        'cd "${SLURM_SUBMIT_DIR:-$(dirname "$0")}"\n',
+        "python a.py \\\n  --quick \\\n",
+    ],
+)
+def test_how_to_call_it_is_no_trap(text: str, tmp_path: Path) -> None:
+    begins = "#!/bin/bash\n#SBATCH --time=1:00:00\n"
+    assert explain(begins + text, Path("job"), None, (tmp_path,)).findings == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("f() { srun a; }\ng() { f; }\ng\n", [1]),
+        ("exec srun a\nsrun b\n", [1]),
+        ("exit 0\nsrun b\n", []),
+        ("if a; then exit; fi\nsrun b\n", [2]),
+        ("f() { exit; }\nf\nsrun b\n", []),
+        ("read -r a <<< x\nsrun b\n", [2]),
+        ("cat <<A\nsrun a\nA\nsrun b\n", [4]),
+        ("f() { f; }\nf\nsrun b\n", [3]),
+    ],
+)
+def test_what_runs_is_followed(text: str, lines: list[int]) -> None:
+    assert [command.line for command in parse(text).commands if "srun" in command.text] == lines
+
+
+PIECES = [
+    *(b"#!/bin/bash\n", b"#SBATCH --nodes=2\n", b"srun bash -c '", b"$(", b"${", b"((", b"<<EOF\n", b"EOF\n"),
+    *(b"\xff", b"f() { f; f; }\nf\n", b"while true; do", b"{{ x }}", b"`", b'"', b"'", b"\\\n", b"A+=("),
+]  # fmt: skip
+
+
+def any_bytes(chance: random.Random) -> bytes:
+    """A real file, cut, mixed with itself and with pieces that hurt."""
+    sources = [path.read_bytes() for path in sorted((HERE / "right").iterdir())]
+    data = bytearray(chance.choice(sources))
+    for _ in range(chance.randint(1, 12)):
+        place = chance.randrange(len(data) + 1)
+        what = chance.randrange(4)
+        if what == 0:
+            data[place:place] = chance.choice(PIECES) * chance.choice([1, 1, 3, 400])
+        elif what == 1:
+            del data[place : place + chance.randrange(60)]
+        elif what == 2:
+            data[place:place] = bytes(chance.choices(range(256), k=chance.randrange(20)))
+        else:
+            other = chance.choice(sources)
+            data[place:place] = other[chance.randrange(len(other)) :]
+    return bytes(data)
+
+
+def explained(data: bytes, path: Path) -> None:
+    path.write_bytes(data)
+    began = time.process_time()
+    try:
+        explanation = explain_file(path)
+    except UsageError:
+        return
+    said = [*format_findings(explanation), *(words for lines in say_lines(explanation.job).values() for words in lines)]
+    assert time.process_time() - began < 20
+    assert sum(map(len, format_findings(explanation))) < 1 << 17
+    assert not any(ord(char) < 32 or 127 <= ord(char) < 160 for line in format_findings(explanation) for char in line)
+    assert said
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_bytes_are_answered(seed: int, tmp_path: Path) -> None:
+    chance = random.Random(seed)
+    for _ in range(15):
+        explained(any_bytes(chance), tmp_path / "job")
+
+
+@pytest.mark.slow
+def test_many_bytes_are_answered(tmp_path: Path) -> None:
+    seed = random.SystemRandom().randrange(1 << 30)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    for _ in range(200):
+        explained(any_bytes(chance), tmp_path / "job")
+
+
+NESTED = {
+    "brackets": "(" * 20_000,
+    "quotes": "'" * 100_001,
+    "substitutions": "$(" * 20_000,
+    "braces": "{ " * 20_000,
+    "branches": "if a; then " * 3000,
+    "doubled": "A=$A$A\n" * 3000,
+    "functions": "".join(f"f{n}() {{ f{n + 1}; f{n + 1}; }}\n" for n in range(50)) + "f0\n",
+    "variables": "A0=x\n" + "".join(f"A{n + 1}=$A{n}$A{n}\n" for n in range(60)) + "srun $A60 torchrun --nnodes $A60\n",
+    "documents": "cat <<A\n" * 3000,
+    "directive": "#SBATCH " + "-" * 100_000,
+    "arithmetic": "X=" + "$((1+" * 3000,
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_nesting_has_a_bound(name: str, tmp_path: Path) -> None:
+    explained(NESTED[name].encode(), tmp_path / "job")
+
+
+MOST_CALLS, LONG = 10_000_000, "y" * 300_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "srun python t.py --data /x/$SLURM_JOB_ID\ncp x /tmp/a\n" * 2500,
+        f"A='{LONG}'\n" + "cp x $A\n" * 500 + "srun python t.py " + "x$A " * 20_000,
+    ],
+    ids=["many steps", "a long variable in many words"],
+)
+def test_a_large_file_is_explained_within_bounds(text: str, tmp_path: Path) -> None:
+    """Of work, counted in the calls that it takes."""
+    path, calls = tmp_path / "job", 0
+
+    def count(frame: object, event: str, arg: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+        assert calls < MOST_CALLS
+
+    path.write_text(f"#!/bin/bash\n#SBATCH --nodes=2\n{text}")
+    sys.setprofile(count)
+    try:
+        explain_file(path)
+    finally:
+        sys.setprofile(None)

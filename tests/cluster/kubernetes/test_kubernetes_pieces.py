@@ -1,0 +1,248 @@
+"""The parts of a local cluster that need no processes: reading a manifest, names, probes, exit codes."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import struct
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import run_files
+import yaml
+from small_manifest import SMALL, read
+
+from frog.cluster.kubernetes.dns import answer
+from frog.cluster.kubernetes.fields import Fields, ManifestError
+from frog.cluster.kubernetes.manifest import Rule, read_manifest
+from frog.cluster.kubernetes.pod import exit_code, rendezvous_host
+from frog.cluster.kubernetes.pods import expand
+from frog.cluster.kubernetes.probe import main as probe_main
+from frog.cluster.kubernetes.probe import problem
+from frog.runs.folder import RunFolder
+
+
+def test_a_small_job_is_read(tmp_path: Path) -> None:
+    manifest = read(tmp_path, SMALL)
+    assert (manifest.job.completions, manifest.job.parallelism, manifest.job.backoff_limit) == (2, 1, 6)
+    assert manifest.job.template.container.args == ["-c", "true", "more"]
+    assert manifest.job.template.grace_s == 30
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("kind: Job", "kind: CronJob", "CronJob: this kind can't be done on one machine"),
+        ("kind: Job", "kind: TrainJob", "--kind job"),
+        ("kind: Job", "kind: [1]", "this kind"),
+        ("batch/v1", "batch/v1beta1", "a Job is of batch/v1"),
+        ("completions: 2", "completion: 2", "Job.spec.completion: unknown; did you mean completions?"),
+        ("completions: 2", "completions: 0", "must be at least 1"),
+        ("completions: 2", "completions: 2\n  suspend: true", "suspend: not known, or can't be done"),
+        ("completionMode: Indexed", "completionMode: NonIndexed", "here only Indexed"),
+        ("restartPolicy: Never", "restartPolicy: Always", "'Always': here only Never or OnFailure"),
+        ("restartPolicy: Never", "restartPolicy: Never\n      hostNetwork: true", "hostNetwork"),
+        ("restartPolicy: Never", "restartPolicy: Never\n      initContainers: [{name: a}]", "initContainers"),
+        ("restartPolicy: Never", "restartPolicy: Never\n      securityContext: {runAsNonRoot: true}", "runAsUser is 0"),
+        (
+            "restartPolicy: Never",
+            "restartPolicy: Never\n      volumes: [{name: v, hostPath: {path: /}}]",
+            "a volume is",
+        ),
+        ("command: [sh],", "", "command: missing: the image's own is not known here"),
+        ("image: any", "image: any, securityContext: {privileged: true}", "no privileges here"),
+        ("image: any", "image: any, volumeMounts: [{name: w, mountPath: /w}]", "'w': no such volume"),
+        ("image: any", "image: any, envFrom: []", "envFrom"),
+        ("image: any", "image: any, env: [{name: A=B, value: c}]", "'A=B': not a name"),
+        ("name: small", "name: ../small", "Job.metadata.name: '../small': not a name"),
+        ("restartPolicy: Never", "restartPolicy: Never\n      volumes: [{name: /v, emptyDir: {}}]", "'/v': not a name"),
+        (
+            "restartPolicy: Never",
+            "restartPolicy: Never\n      volumes: [{name: v, persistentVolumeClaim: {claimName: ../v}}]",
+            "claimName: '../v': not a name",
+        ),
+        ("image: any", "image: any, livenessProbe: {httpGet: {port: 80}}", "a probe is a command"),
+        ("image: any", "image: any, env: [{name: A, valueFrom: {secretKeyRef: {}}}]", "secretKeyRef"),
+        ("image: any", "image: any, resources: {limits: {memory: lots}}", "not an amount"),
+        ("template:", "template: [", "not valid YAML"),
+        ("completions: 2", "completions: 2\n  completions: 3", "key 'completions' twice"),
+    ],
+)
+def test_what_cannot_be_done_here_is_refused(tmp_path: Path, old: str, new: str, words: str) -> None:
+    with pytest.raises(ManifestError) as error:
+        read(tmp_path, SMALL, (old, new))
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize("path", ["/tmp/x", "../x", "a/../../x", "..x", ""])
+def test_files_of_a_volume_stay_inside(tmp_path: Path, path: str) -> None:
+    volume = f"volumes: [{{name: v, configMap: {{name: files, items: [{{key: k, path: {path!r}}}]}}}}]"
+    with pytest.raises(ManifestError, match="not a path inside the volume"):
+        read(tmp_path, SMALL, ("restartPolicy: Never", f"restartPolicy: Never\n      {volume}"))
+
+
+@pytest.mark.parametrize("key", ["/tmp/x", "../x", "..", ".", "a/b", "my run.toml", "..x"])
+def test_keys_of_a_config_map_are_names_of_files(tmp_path: Path, key: str) -> None:
+    files = f"---\napiVersion: v1\nkind: ConfigMap\nmetadata: {{name: files}}\ndata: {{{key!r}: x}}\n"
+    with pytest.raises(ManifestError, match="not a key"):
+        read(tmp_path, SMALL + files)
+
+
+def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="3 mistakes"):
+        read(tmp_path, SMALL, ("completions: 2", "completions: two"), ("Never", "Sometimes"), ("args", "argz"))
+
+
+def test_objects_must_fit_together(tmp_path: Path) -> None:
+    volume = "restartPolicy: Never\n      volumes: [{name: v, configMap: {name: files}}]"
+    with pytest.raises(ManifestError, match="no ConfigMap files"):
+        read(tmp_path, SMALL, ("restartPolicy: Never", volume))
+    elsewhere = "---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: files, namespace: other}\n"
+    with pytest.raises(ManifestError, match="in the namespace other, the Job in default"):
+        read(tmp_path, SMALL + elsewhere)
+    with pytest.raises(ManifestError, match="2 Jobs"):
+        read(tmp_path, f"{SMALL}---{SMALL}")
+    policy = "completions: 2\n  podFailurePolicy: {rules: [{action: Count, onExitCodes: {operator: In, values: [1]}}]}"
+    with pytest.raises(ManifestError, match="needs restartPolicy Never"):
+        read(tmp_path, SMALL, ("completions: 2", policy), ("restartPolicy: Never", "restartPolicy: OnFailure"))
+
+
+def test_amounts() -> None:
+    texts = {"a": "2Gi", "b": "1.5k", "c": 3, "d": "250m", "e": "1G"}
+    fields = Fields(texts, "", [])
+    assert [fields.quantity(key) for key in texts] == [2 << 30, 1500, 3, 0, 10**9]
+
+
+def test_rules_match_exit_codes() -> None:
+    assert [Rule("FailJob", (2, 3)).matches(code) for code in (1, 2, 3)] == [False, True, True]
+    assert [Rule("FailJob", (2, 3), inside=False).matches(code) for code in (1, 2)] == [True, False]
+    assert not Rule("Ignore", None).matches(143), "there are no disruptions here"
+
+
+def test_references_are_expanded_as_kubernetes_does() -> None:
+    assert (
+        expand("--rank=$(INDEX) $(NOT_THERE) $$(INDEX) $INDEX", {"INDEX": "3"})
+        == "--rank=3 $(NOT_THERE) $(INDEX) $INDEX"
+    )
+
+
+def question(name: str, kind: int = 1) -> bytes:
+    labels = b"".join(bytes([len(label)]) + label.encode() for label in name.split("."))
+    return struct.pack("!6H", 7, 0x0100, 1, 0, 0, 0) + labels + b"\0" + struct.pack("!2H", kind, 1)
+
+
+def test_the_name_server_answers() -> None:
+    names = {"a-0.a.default.svc.cluster.local": "127.0.1.2"}
+    reply = answer(question("A-0.a.default.svc.cluster.LOCAL"), names)
+    assert reply is not None
+    number, flags, asked, answered, *_ = struct.unpack_from("!6H", reply)
+    assert (number, flags & 0x8000, flags & 0xF, asked, answered) == (7, 0x8000, 0, 1, 1)
+    assert reply[-4:] == socket.inet_aton("127.0.1.2")
+    unknown = answer(question("a-1.a.default.svc.cluster.local"), names)
+    assert unknown is not None
+    assert struct.unpack_from("!6H", unknown)[1] & 0xF == 3, "no such name"
+    ipv6 = answer(question("a-0.a.default.svc.cluster.local", kind=28), names)
+    assert ipv6 is not None
+    assert struct.unpack_from("!6H", ipv6)[1:4] == (0x8500, 1, 0), "the name is there, without such an address"
+
+
+@pytest.mark.parametrize("message", [b"", b"\0" * 11, question("a.b")[:-3], b"\0\7\x81\0" + question("a.b")[4:]])
+def test_the_name_server_keeps_silent_on_what_is_no_question(message: bytes) -> None:
+    assert answer(message, {}) is None
+
+
+def beat(folder: RunFolder, rank: int, *, age_s: float = 0, **fields: Any) -> None:
+    folder.heartbeats.mkdir(parents=True, exist_ok=True)
+    value = run_files.beat(rank=rank, host="pod-0", step=1, unix_ns=time.time_ns() - int(age_s * 1e9)) | fields
+    folder.heartbeat(rank).write_text(json.dumps(value).ljust(2048))
+
+
+def test_the_probe_reads_heartbeats(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "runs" / "x")
+    two = range(2)
+    assert "0 of 2 ranks of pod-0" in str(problem(folder, "pod-0", two, 60))
+    beat(folder, 0)
+    beat(folder, 1, host="pod-1")
+    assert "1 of 2 ranks" in str(problem(folder, "pod-0", two, 60)), "another pod's rank does not count"
+    beat(folder, 1)
+    assert problem(folder, "pod-0", two, 60, training=True) is None
+    beat(folder, 1, step=0)
+    assert problem(folder, "pod-0", two, 60, fresh=True) is None
+    assert problem(folder, "pod-0", two, 60, training=True) == "rank 1 has not begun its first step"
+    beat(folder, 1, age_s=90)
+    told = problem(folder, "pod-0", two, 60)
+    assert re.fullmatch(r"rank 1 has not beaten for 9\d s \(step 1, reduce\)", told or ""), told
+    beat(folder, 1, age_s=90, status="completed")
+    assert problem(folder, "pod-0", two, 60) is None, "it has ended, and waits for others"
+    assert "1 of 2 ranks" in str(problem(folder, "pod-0", two, 60, fresh=True)), "or an earlier pod left it"
+
+
+def test_the_probe_as_a_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FROG_NODE_NAME", "pod-0")
+    monkeypatch.delenv("JOB_COMPLETION_INDEX", raising=False)
+    folder = RunFolder(tmp_path)
+    assert probe_main([str(tmp_path), "--ranks", "1"]) == 1
+    assert "0 of 1 ranks of pod-0" in capsys.readouterr().out
+    beat(folder, 0, age_s=5)
+    assert probe_main([str(tmp_path), "--ranks=1", "--fresh", "--training"]) == 0
+    assert probe_main([str(tmp_path), "--ranks=1", "--within=4"]) == 1
+
+
+def test_the_probe_passes_over_what_a_larger_world_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pods of 4 ranks were killed, and the run goes on in pods of 2: pod 1 now has the ranks 2 and 3."""
+    monkeypatch.setenv("FROG_NODE_NAME", "pod-1")
+    monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")
+    folder = RunFolder(tmp_path)
+    for rank in range(8):
+        beat(folder, rank, host=f"pod-{rank // 4}", age_s=90)
+    for rank in range(4):
+        beat(folder, rank, host=f"pod-{rank // 2}")
+    assert probe_main([str(tmp_path), "--ranks=2"]) == 0
+    beat(folder, 3, host="pod-1", age_s=90)
+    assert probe_main([str(tmp_path), "--ranks=2"]) == 1
+
+
+def test_a_pod_finds_where_its_world_meets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PET_MASTER_ADDR", raising=False)
+    assert rendezvous_host(["--nnodes=2", "--master-addr=a-0.a", "x.py"]) == "a-0.a"
+    assert rendezvous_host(["--master_addr", "b-0.b", "x.py"]) == "b-0.b"
+    assert rendezvous_host(["--nnodes=1", "x.py"]) is None
+    monkeypatch.setenv("PET_MASTER_ADDR", "c-node-0-0.c")
+    assert rendezvous_host(["x.py"]) == "c-node-0-0.c"
+
+
+def failure(rank: int, code: int, time_s: int = 0) -> dict[str, Any]:
+    return {"rank": rank, "pid": 7, "code": code, "time_s": time_s, "error": None, "traceback": None}
+
+
+@pytest.mark.parametrize(
+    ("agent", "failures", "code"),
+    [
+        (0, [], 0),
+        (1, [], 1),
+        (-9, [], 137),
+        (1, [failure(0, 2), failure(1, -15)], 2),
+        (1, [failure(0, 1, 1), failure(1, 2, 2)], 2),
+        (1, [failure(3, 1, 9), failure(1, -9, 1)], 137),
+        (1, [failure(0, -15, 5), failure(1, 1, 5)], 1),
+    ],
+)
+def test_a_pod_ends_with_a_code_that_says_why(agent: int, failures: list[dict[str, Any]], code: int) -> None:
+    assert exit_code(agent, failures) == code
+
+
+def test_the_shipped_examples_can_be_read() -> None:
+    folder = Path(__file__).parents[3] / "config" / "kubernetes"
+    for name in ("job.yaml", "job-cpu.yaml"):
+        manifest = read_manifest(folder / name)
+        assert manifest.services[manifest.job.template.subdomain or ""].selects(
+            {"batch.kubernetes.io/job-name": manifest.job.name}
+        )
+    with pytest.raises(ManifestError, match="Kubeflow's controller"):
+        read_manifest(folder / "trainjob.yaml")
+    assert yaml.safe_load_all((folder / "trainjob.yaml").read_text())

@@ -1,0 +1,175 @@
+"""What the local cluster does, tried without its processes: probes, tries, GPUs, files left behind."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from small_manifest import SMALL, read
+
+from frog.cli import main
+from frog.cluster.kubernetes import controller as controllers
+from frog.cluster.kubernetes.controller import JobController, visible_gpus
+from frog.cluster.kubernetes.pods import ProbeState
+from frog.cluster.kubernetes.podspec import Probe
+
+
+def ask(*command: str) -> ProbeState:
+    """Ask a probe of a minute's patience once."""
+    state = ProbeState(Probe(command, delay_s=0, period_s=60, timeout_s=60, failures=3), next_at=0)
+    state.turn([])
+    while state.question is not None:
+        state.turn([])
+        time.sleep(0.01)
+    return state
+
+
+def test_a_probe_may_say_more_than_a_pipe_holds() -> None:
+    state = ask("bash", "-c", "printf %0200000d 7; exit 3")
+    assert (state.failures, state.words) == (1, "0" * 4096)
+
+
+def test_a_probe_that_leaves_a_child_holds_nobody_up() -> None:
+    state = ask("bash", "-c", "sleep 20 & echo $!; exit 3")
+    assert state.failures == 1
+    child = psutil.Process(int(state.words))
+    assert child.status() != psutil.STATUS_ZOMBIE, "it was there while the answer was read"
+    child.kill()
+
+
+def test_gpus_are_shared_out_or_hidden() -> None:
+    assert visible_gpus(0, 0, 2, 0) is None
+    assert visible_gpus(0, 0, 2, 8) == ""
+    assert [visible_gpus(2, index, 2, 4) for index in (0, 1)] == ["0,1", "2,3"]
+    assert visible_gpus(4, 0, 2, 4) == "", "not enough for both pods"
+
+
+class FakePod:
+    """A pod that fails with exit code 7 whenever it is asked."""
+
+    why = None
+    ready = True
+    address = "127.0.1.2"
+
+    def __init__(self, manifest: object, index: int, number: int, scratch: Path, gpus: object) -> None:
+        self.name = f"pod-{number}"
+        self.host = "small-0"
+        self.folder = scratch / self.name
+        self.labels = {"app": "a"}
+        self.seen_running_s = 60.0
+        self.starts = 1
+
+    def start_again(self) -> None:
+        self.starts += 1
+
+    def poll(self) -> int:
+        return 7
+
+    def read(self) -> None:
+        pass
+
+    ask = enforce = stop = close = read
+
+
+class FakeNames:
+    def __init__(self, address: str) -> None:
+        self.addresses: dict[str, str] = {}
+
+    def serve(self) -> None:
+        pass
+
+
+SERVICE = (
+    "---\napiVersion: v1\nkind: Service\nmetadata: {name: s}\n"
+    "spec: {clusterIP: None, publishNotReadyAddresses: true, selector: {app: a}}\n"
+)
+
+
+@pytest.mark.parametrize("policy", ["Never", "OnFailure"])
+def test_the_next_try_waits_longer_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
+    """After 1 s, 2 s, 4 s: with Never in a new pod, with OnFailure in the same one, whose name stays."""
+    now = 100.0
+    monkeypatch.setattr(controllers, "Pod", FakePod)
+    monkeypatch.setattr(controllers, "NameServer", FakeNames)
+    monkeypatch.setattr(controllers.time, "monotonic", lambda: now)
+    subdomain = ("containers:", "subdomain: s\n      containers:")
+    changes = (subdomain, ("completions: 2", "completions: 1"), ("Never", policy))
+    controller = JobController(read(tmp_path, SMALL + SERVICE, *changes), tmp_path)
+    [completion] = controller.completions
+    tries: list[tuple[float, str, int]] = []
+    named: set[bool] = set()
+    look_at_end = controller._look_at_end
+
+    def note(completion: Any, pod: Any) -> None:
+        tries.append((now, pod.name, pod.starts))
+        look_at_end(completion, pod)
+
+    monkeypatch.setattr(controller, "_look_at_end", note)
+    while now <= 107.0:
+        controller._tick()
+        named.add(bool(controller._names.addresses))
+        now += 0.5
+    moments = [100.0, 101.0, 103.0, 107.0]
+    if policy == "Never":
+        assert tries == [(moment, f"pod-{number + 1}", 1) for number, moment in enumerate(moments)]
+        assert named == {False}
+    else:
+        assert tries == [(moment, "pod-1", number + 1) for number, moment in enumerate(moments)]
+        assert named == {True}
+    controller.signals.append(signal.SIGTERM)
+    assert controller._over(), "nothing is waited for"
+    assert completion.pod is None
+
+
+def test_a_name_can_be_looked_up_two_seconds_after_its_pod_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controllers, "Pod", FakePod)
+    monkeypatch.setattr(controllers, "NameServer", FakeNames)
+    monkeypatch.setattr(FakePod, "poll", lambda self: None)
+    changes = (("containers:", "subdomain: s\n      containers:"), ("completions: 2", "completions: 1"))
+    controller = JobController(read(tmp_path, SMALL + SERVICE, *changes), tmp_path)
+    [completion] = controller.completions
+    controller._tick()
+    pod: Any = completion.pod
+    for running_s, addresses in ((0.0, []), (1.9, []), (2.0, ["127.0.1.2"])):
+        pod.seen_running_s = running_s
+        controller._publish_names()
+        assert list(controller._names.addresses.values()) == addresses
+
+
+@pytest.mark.parametrize(
+    ("change", "ready", "named"),
+    [
+        (("app: a", "app: a"), False, True),
+        (("publishNotReadyAddresses: true, ", ""), False, False),
+        (("publishNotReadyAddresses: true, ", ""), True, True),
+        (("selector: {app: a}", "selector: {app: b}"), True, False),
+        (("name: s}", "name: other}"), True, False),
+    ],
+    ids=["unready but published", "unready", "ready", "not selected", "of another subdomain"],
+)
+def test_names_come_from_a_service_that_selects_the_pods(
+    change: tuple[str, str], ready: bool, named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controllers, "Pod", FakePod)
+    monkeypatch.setattr(controllers, "NameServer", FakeNames)
+    monkeypatch.setattr(FakePod, "poll", lambda self: None)
+    monkeypatch.setattr(FakePod, "ready", ready)
+    changes = (("containers:", "subdomain: s\n      containers:"), ("completions: 2", "completions: 1"), change)
+    controller = JobController(read(tmp_path, SMALL + SERVICE, *changes), tmp_path)
+    controller._tick()
+    assert list(controller._names.addresses) == (["small-0.s.default.svc.cluster.local"] if named else [])
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--nproc 2", "--nodes 2x2", "--restarts 0", "--deadline 3", "--threads 3", "--network rate=1mbit"],
+)
+def test_the_world_is_the_manifests(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--from", "k8s.yaml", *option.split()]) == 2
+    assert f"{option.split()[0]}: --from takes the world from the manifest" in capsys.readouterr().err

@@ -1,0 +1,89 @@
+"""What the local cluster's processes leave for each other, with every key wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from mutations import held_to_its_schema
+from small_manifest import SMALL
+
+from frog.cluster.kubernetes import enter
+from frog.cluster.kubernetes.controller import Outcome
+from frog.cluster.kubernetes.enter import PodSpec
+from frog.cluster.kubernetes.fields import ManifestError
+from frog.cluster.kubernetes.manifest import read_manifest
+from frog.cluster.kubernetes.rootfs import Mount
+from frog.cluster.kubernetes.yamltext import load_documents
+from frog.core.errors import LaunchError
+from frog.core.schema import read_typed, write_typed
+
+
+def test_what_a_pod_is_made_of(tmp_path: Path) -> None:
+    path = tmp_path / "spec.json"
+    spec = PodSpec("h", 0, 0, "/r", "/", ["sleep"], {"A": "b"}, [Mount("/m", None, size_bytes=4)], "/r/pid")
+    spec.write(path)
+    assert PodSpec.read(path) == spec
+    held_to_its_schema(path, lambda: PodSpec.read(path))
+    path.write_text("{}")
+    assert enter.main(["start", str(path)]) == 128
+
+
+def test_manifests(tmp_path: Path) -> None:
+    """JSON is YAML too."""
+    path = tmp_path / "k8s.yaml"
+    path.write_text(json.dumps(*load_documents(SMALL)))
+    held_to_its_schema(path, lambda: read_manifest(path))
+
+
+def test_what_came_of_a_job(tmp_path: Path) -> None:
+    path = tmp_path / "outcome.json"
+    write_typed(path, Outcome(entered=True, reason=("BackoffLimitExceeded", "too often")))
+    held_to_its_schema(path, lambda: read_typed(path, Outcome, error=LaunchError))
+
+
+def _aliases(first: str, each: str) -> str:
+    """Twelve values, each of which holds the one before three times."""
+    texts = [f"a0: &a0 {first}", *(f"a{i}: &a{i} {each.replace('*', f'*a{i - 1}')}" for i in range(1, 13))]
+    return "\n".join(["kind: Job", *texts])
+
+
+def test_aliases_unfold_within_bounds(tmp_path: Path) -> None:
+    """Some hundred bytes that are half a million values, and with a line more three times as many."""
+    path = tmp_path / "k8s.yaml"
+    for text in (
+        _aliases("{x: 1}", "[*, *, *]"),
+        _aliases("{x: 1}", "{<<: [*, *, *]}"),
+        _aliases("{x: 1}", "{l: *, m: *, r: *}"),
+        "kind: Job\nspec: &s {template: *s}",
+    ):
+        path.write_text(text)
+        with pytest.raises(ManifestError, match=r"k8s\.yaml: not valid YAML: its aliases unfold"):
+            read_manifest(path)
+    path.write_text("kind: &k Job\nlabels: &l {a: *k}\nagain: *l")
+    with pytest.raises(ManifestError, match="mistakes"):
+        read_manifest(path)
+
+
+def test_a_thousand_mistakes_are_not_all_listed(tmp_path: Path) -> None:
+    path = tmp_path / "k8s.yaml"
+    path.write_text("kind: Job\n" + "".join(f"key{i}: 1\n" for i in range(1000)))
+    with pytest.raises(ManifestError, match=r"\n  \.\.\. 9\d\d more") as caught:
+        read_manifest(path)
+    assert len(str(caught.value)) < 1 << 14
+
+
+def test_a_text_of_more_values_than_can_be_read_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("frog.cluster.kubernetes.yamltext._MOST_NODES", 1000)
+    with pytest.raises(ValueError, match="holds more than 1000 values"):
+        load_documents("- []\n" * 10_000 + "{")  # before the end is looked at
+
+
+def test_a_job_of_more_pods_than_there_can_be_and_many_unknown_keys(tmp_path: Path) -> None:
+    job = next(iter(load_documents(SMALL)))
+    job["spec"] |= {"completions": 10**18, "parallelism": 10**18} | {f"unknow{n}": 1 for n in range(3000)}
+    (tmp_path / "k8s.yaml").write_text(json.dumps(job))
+    with pytest.raises(ManifestError, match=r"10{18}: must be at most 100000") as caught:
+        read_manifest(tmp_path / "k8s.yaml")
+    assert "952 more" in str(caught.value)  # of 1002: 50 are shown

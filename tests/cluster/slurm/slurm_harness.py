@@ -1,0 +1,72 @@
+"""What tests of a real Slurm share: how to start it and how to ask it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from harness import PATIENCE
+
+from frog.cluster.slurm.programs import missing_programs
+
+BIN = Path(sys.executable).parent
+FINAL = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL")
+NODES, GPUS_PER_NODE, CPUS_PER_NODE = 2, 4, 64
+
+
+@dataclass
+class RealSlurm:
+    """A cluster that `frog slurm up` started."""
+
+    folder: Path
+    env: dict[str, str]
+    """For a process that is to use it: this one's, with what `frog slurm env` prints."""
+    nodes: int = NODES
+    gpus_per_node: int = GPUS_PER_NODE
+
+    def ask(self, *words: str, cwd: Path | None = None, timeout: float = 60) -> str:
+        """What a command prints; it must succeed."""
+        done = subprocess.run(words, cwd=cwd, env=self.env, capture_output=True, text=True, timeout=PATIENCE * timeout)
+        assert done.returncode == 0, f"{words}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def job(self, job_id: str) -> dict[str, str]:
+        """What Slurm knows about a job: JobState, ExitCode, Restarts and the like."""
+        words = self.ask("scontrol", "--oneliner", "show", "job", job_id).split()
+        return {name: value for name, _, value in (word.partition("=") for word in words)}
+
+    def wait_for(self, job_id: str, *states: str, timeout: float = 120) -> dict[str, str]:
+        """Wait until a job is in one of some states; fail as soon as it has ended in another."""
+        deadline = time.monotonic() + PATIENCE * timeout
+        while (job := self.job(job_id))["JobState"] not in states:
+            if time.monotonic() > deadline or job["JobState"] in FINAL:
+                pytest.fail(f"job {job_id} is not {' or '.join(states)} within {PATIENCE * timeout:g} s: {job}")
+            time.sleep(0.1)
+        return job
+
+
+def frog_slurm(*words: str, cwd: Path, code: int = 0, env: dict[str, str] | None = None) -> str:
+    """Run `frog slurm ...`; return what it prints, errors too."""
+    done = subprocess.run(
+        [str(BIN / "frog"), "slurm", *words],
+        cwd=cwd,
+        env=env or dict(os.environ),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=PATIENCE * 150,
+    )
+    assert done.returncode == code, f"frog slurm {words}: exit code {done.returncode}\n{done.stdout}"
+    return done.stdout
+
+
+def need_slurm() -> None:
+    """Skip where a real Slurm cannot be."""
+    missing = missing_programs()
+    if missing:
+        pytest.skip(f"Slurm is not installed ({', '.join(missing)} not found): apt-get install slurm-wlm")

@@ -1,0 +1,103 @@
+"""cluster.json of both kinds of cluster with every key wrong; what the emulator's daemon answers."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from mutations import held_to_its_schema
+
+from frog.cluster.emulator import cluster as emulator
+from frog.cluster.emulator.refusal import SlurmRefusal
+from frog.cluster.emulator.wire import Conversation, read_client
+from frog.cluster.slurm import cluster, programs
+from frog.cluster.slurm.cluster_file import EmulatorFile, ShapeFields, SlurmFile
+from frog.cluster.slurm.configuration import Shape, Site
+from frog.core.errors import UsageError
+from frog.core.schema import write_typed
+
+SITE = Site("frog-0123abcd", Path("/x"), Path("/tmp/frog-slurm-a"), "h", "127.0.0.1", "me", (30_001, 30_002), 100_000)
+
+
+@pytest.fixture
+def real(tmp_path: Path) -> Path:
+    site, shape = replace(SITE, folder=tmp_path), ShapeFields(nodes=1, gpus_per_node=0, cpus_per_node=8)
+    write_typed(tmp_path / "cluster.json", SlurmFile(kind="slurm", site=site.fields(), shape=shape))
+    return tmp_path / "cluster.json"
+
+
+@pytest.fixture
+def emulated(tmp_path: Path) -> Path:
+    own = EmulatorFile(kind="emulator", port=30_001, token="t", pid=4_194_304, cluster="frog0123abcd")
+    write_typed(tmp_path / "cluster.json", own)
+    return tmp_path / "cluster.json"
+
+
+def test_of_a_real_slurm(real: Path) -> None:
+    found = cluster.read_cluster(real.parent)
+    assert (found.site, found.shape) == (replace(SITE, folder=real.parent), Shape(1, 0, 8))
+    held_to_its_schema(real, lambda: cluster.read_cluster(real.parent), names=str(real.parent))
+
+
+@pytest.mark.parametrize("scratch", ["/", "/etc", "../frog-slurm-a", "/tmp/frog-slurm-a/../..", "/tmp/frog-slurm-"])
+def test_a_folder_that_is_not_a_clusters_own_would_not_be_removed(real: Path, scratch: str) -> None:
+    table = json.loads(real.read_text())
+    table["site"]["scratch"] = scratch
+    real.write_text(json.dumps(table))
+    with pytest.raises(UsageError, match=r"\$\.site\.scratch"):
+        cluster.read_cluster(real.parent)
+
+
+def test_no_folder_but_its_own_is_cleared(real: Path, tmp_path: Path) -> None:
+    table, other = json.loads(real.read_text()), tmp_path / "other"
+    other.mkdir()
+    (other / "slurm.conf").write_text("somebody's")
+    real.write_text(json.dumps({**table, "site": {**table["site"], "folder": str(other)}}))
+    with pytest.raises(UsageError, match=r"\$\.site\.folder: found .*, which is another folder"):
+        cluster.down(real.parent)
+    assert (other / "slurm.conf").exists()
+
+
+def test_a_scratch_folder_that_was_made_for_another_cluster_stays(real: Path, tmp_path: Path) -> None:
+    table, scratch = json.loads(real.read_text()), tmp_path / "frog-slurm-b"
+    scratch.mkdir()
+    real.write_text(json.dumps({**table, "site": {**table["site"], "scratch": str(scratch)}}))
+    site = cluster.read_cluster(real.parent).site
+    cluster._clear(site, keep_logs=False)
+    assert scratch.is_dir()
+    (scratch / "folder").symlink_to(real.parent)
+    cluster._clear(site, keep_logs=False)
+    assert not scratch.exists()
+
+
+def test_of_the_emulator(emulated: Path) -> None:
+    held_to_its_schema(emulated, lambda: read_client(emulated.parent))
+    held_to_its_schema(emulated, lambda: emulator._read(emulated.parent), names=str(emulated.parent))
+    held_to_its_schema(emulated, lambda: programs._is_emulators(emulated.parent / "bin"))
+
+
+def test_answers_of_the_daemon() -> None:
+    def hear(answer: object) -> None:
+        here, there = socket.socketpair()
+        with here, there:
+            Conversation(here, io.StringIO(json.dumps(answer) + "\n")).hear()
+
+    with pytest.raises(SlurmRefusal, match="no such job"):
+        hear({"error": "no such job"})
+    for wrong in ({"code": "x"}, {"error": 3}, [], None, "x"):
+        with pytest.raises(SlurmRefusal, match="the answer of the emulator's daemon: "):
+            hear(wrong)
+
+
+def test_only_the_daemon_itself_is_ended(emulated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the daemon answers, but another process has the pid that the file says."""
+    own = emulator._read(emulated.parent)
+    assert own is not None
+    monkeypatch.setattr(emulator, "_look", lambda folder: {"nodes": []})
+    monkeypatch.setattr(emulator, "signal_one", lambda pid, number: pytest.fail("no process of the emulator's"))
+    emulator._clear(emulated.parent, own)
+    assert not emulated.exists()

@@ -1,0 +1,221 @@
+"""The emulator as a person uses it: up, down, what is refused, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from harness import wait_until
+
+from frog.cluster.emulator import cluster, processes, wire
+from frog.cluster.emulator.processes import find_marked
+from frog.cluster.slurm.lock import LOCK_FILE
+from frog.core.errors import UsageError
+
+STRAY = (
+    "import os, time, sys\n"
+    "if os.fork(): os._exit(0)\n"
+    "os.setsid()\n"
+    "open(sys.argv[1], 'w').write(str(os.getpid()))\n"
+    "time.sleep(300)\n"
+)
+
+
+def ask(folder: Path, *words: str, code: int = 0) -> str:
+    """What one of the emulator's commands prints."""
+    env = {**os.environ, **cluster.environment(folder)}
+    done = subprocess.run(words, cwd=folder.parent, env=env, capture_output=True, text=True, timeout=100)
+    assert done.returncode == code, f"{words}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout + done.stderr
+
+
+def is_running(pid: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def number_in(path: Path) -> int:
+    wait_until(lambda: path.exists() and path.read_text().isdigit(), 60, path.name)
+    return int(path.read_text())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    place = tmp_path / "cluster"
+    cluster.up(place, 2, 4, 8, kill_wait_s=1)
+    try:
+        yield place
+    finally:
+        if place.exists():
+            cluster.down(place)
+
+
+def test_up_status_down(folder: Path) -> None:
+    table = json.loads((folder / "cluster.json").read_text())
+    assert ask(folder, "sinfo", "--noheader", "--format=%N %c %G %D") == "node[1-2] 8 gpu:4 2\n"
+    assert "no jobs" in cluster.status_text(folder)
+    with pytest.raises(UsageError, match="is already running"):
+        cluster.up(folder, 1, 0, 1)
+    ask(folder, "sbatch", "--nodes=2", "--wrap", "sleep 300")
+    ask(folder, "sbatch", "--exclusive", "--job-name=later", "--wrap", "sleep 300")
+    wait_until(lambda: "RUNNING" in cluster.status_text(folder), 30, "the first job")
+    assert "later  PENDING  1      (Resources)" in cluster.status_text(folder)
+    cluster.down(folder)
+    assert not folder.exists()
+    assert not is_running(table["pid"])
+    assert find_marked(table["cluster"]) == []
+    with pytest.raises(UsageError, match="no emulator of Slurm found"):
+        cluster.down(folder)
+
+
+def test_what_left_its_group_ends_with_its_job(folder: Path) -> None:
+    """In a batch script, in a step, and in a job that is cancelled: each starts a process in a session of its own."""
+    tmp = folder.parent
+    start = f'{sys.executable} -c "{STRAY}"'
+    ask(folder, "sbatch", "--wait", "--wrap", f"{start} script; while [ ! -s script ]; do sleep 0.1; done")
+    assert not is_running(number_in(tmp / "script"))
+    ask(folder, "srun", "bash", "-c", f"{start} task > /dev/null 2>&1; while [ ! -s task ]; do sleep 0.1; done")
+    assert not is_running(number_in(tmp / "task"))
+    job = ask(folder, "sbatch", "--parsable", "--wrap", f"{start} stopped; sleep 300").strip()
+    pid = number_in(tmp / "stopped")
+    assert is_running(pid)
+    ask(folder, "scancel", job)
+    wait_until(lambda: not is_running(pid), 60, "the end of the stray process")
+
+
+def test_a_daemon_that_was_killed_is_cleared_away(folder: Path) -> None:
+    ask(folder, "sbatch", "--wrap", f'{sys.executable} -c "{STRAY}" alone; sleep 300')
+    pid = number_in(folder.parent / "alone")
+    os.kill(json.loads((folder / "cluster.json").read_text())["pid"], signal.SIGKILL)
+    wait_until(lambda: "does not answer" in cluster.status_text(folder), 30, "the end of the daemon")
+    assert "Unable to contact slurm controller" in ask(folder, "squeue", code=1)
+    (folder / "mine.txt").write_text("mine")
+    cluster.down(folder)
+    assert not is_running(pid)
+    assert os.listdir(folder) == ["mine.txt"]
+    with pytest.raises(UsageError, match="has other files"):
+        cluster.up(folder, 1, 0, 1)
+    (folder / "mine.txt").unlink()
+    folder.rmdir()
+
+
+def test_a_daemon_that_does_not_answer_is_reported_and_ended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "_ANSWER_S", 0.3)
+    table = json.loads((folder / "cluster.json").read_text())
+    os.kill(table["pid"], signal.SIGSTOP)
+    assert "the emulator does not answer" in cluster.status_text(folder)
+    cluster.down(folder)
+    assert not is_running(table["pid"])
+    assert not folder.exists()
+
+
+def test_an_up_that_is_interrupted_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    marks: list[str] = []
+
+    def start_and_interrupt(*words: Any, env: dict[str, str], **options: Any) -> None:
+        marks.append(env[processes.MARK])
+        started(*words, env=env, **options)
+        assert find_marked(marks[0])
+        raise KeyboardInterrupt
+
+    started = subprocess.run
+    monkeypatch.setattr(cluster.subprocess, "run", start_and_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        cluster.up(tmp_path / "cluster", 1, 0, 1)
+    assert find_marked(marks[0]) == []
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_up_that_was_killed_is_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    for name in ("bin/sbatch", "daemon.log", LOCK_FILE):
+        (tmp_path / name).write_text("")
+    cluster._make_room(tmp_path)
+    (tmp_path / "bin" / "mine").write_text("")
+    with pytest.raises(UsageError, match="has other files"):
+        cluster._make_room(tmp_path)
+
+
+def test_a_script_that_heeds_no_signal_is_killed(folder: Path) -> None:
+    stubborn = "trap '' TERM; touch up; while true; do sleep 0.1; done"
+    job = ask(folder, "sbatch", "--parsable", "--wrap", stubborn).strip()
+    wait_until(lambda: (folder.parent / "up").exists(), 60, "the job")
+    ask(folder, "scancel", job)
+    wait_until(lambda: "JobState=CANCELLED" in ask(folder, "scontrol", "show", "job", job), 60, "the end of the job")
+    assert "ExitCode=0:9" in ask(folder, "scontrol", "show", "job", job)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("sbatch --constraint=a100 --wrap true", "--constraint of sbatch"),
+        ("sbatch --nodes=1-2 --wrap true", "--nodes=1-2"),
+        ("sbatch --export=NONE --wrap true", "--export=NONE"),
+        ("sbatch --output=%q.out --wrap true", "%q in the name '%q.out'"),
+        ("sbatch --exclusive=user --wrap true", "--exclusive=user"),
+        ("squeue --long", "--long of squeue"),
+        ("squeue --format=%Q", "%Q in the format of squeue"),
+        ("sinfo --summarize", "--summarize of sinfo"),
+        ("scancel --interactive 1", "--interactive of scancel"),
+        ("scontrol suspend 1", "scontrol suspend"),
+        ("scontrol show partition", "scontrol show partition"),
+        ("scontrol update JobId=1 Priority=1", "scontrol update JobId=1 Priority=1"),
+    ],
+)
+def test_what_is_not_known_is_named(shared: Path, words: str, named: str) -> None:
+    env = {**os.environ, **cluster.environment(shared)}
+    done = subprocess.run(words.split(), env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert f"the emulator of Slurm does not know {named}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    place = tmp_path_factory.mktemp("shared") / "cluster"
+    cluster.up(place, 1, 0, 2)
+    yield place
+    cluster.down(place)
+
+
+def test_a_variable_that_slurm_would_read_is_refused(shared: Path) -> None:
+    env = {**os.environ, **cluster.environment(shared), "SBATCH_PARTITION": "main"}
+    done = subprocess.run(["sbatch", "--wrap", "true"], env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 255
+    assert "does not know the variable SBATCH_PARTITION" in done.stderr
+
+
+def test_only_who_has_the_secret_is_heard(shared: Path) -> None:
+    table = json.loads((shared / "cluster.json").read_text())
+    assert (shared / "cluster.json").stat().st_mode & 0o077 == 0
+    (shared / "cluster.json").write_text(json.dumps({**table, "token": "other"}))
+    try:
+        assert "has ended" in ask(shared, "squeue", code=1)
+    finally:
+        (shared / "cluster.json").write_text(json.dumps(table))
+    ask(shared, "squeue")
+
+
+def test_marks_are_found_without_proc(shared: Path) -> None:
+    """As on a Mac, by ps: here with the option that shows the environment on this system."""
+    job = ask(shared, "sbatch", "--parsable", "--wrap", "exec sleep 300").strip()
+    found: list[tuple[int, str]] = []
+
+    def by_ps() -> bool:
+        found[:] = [item for item in processes._marks_of_ps() if f"/{job}.0/" in item[1]]
+        return bool(found)
+
+    wait_until(by_ps, 60, "the job's process in the words of ps")
+    cluster_name = json.loads((shared / "cluster.json").read_text())["cluster"]
+    assert {pid for pid, _ in found} == set(find_marked(f"{cluster_name}/{job}.0/"))
+    ask(shared, "scancel", job)

@@ -1,0 +1,199 @@
+"""Slurm's notations as the emulator reads and writes them."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from frog.cluster.emulator.notation import (
+    compress_counts,
+    compress_hosts,
+    expand_hosts,
+    fill_pattern,
+    parse_array,
+    parse_signal,
+    parse_time_limit,
+    pattern_values,
+    signal_number,
+    write_elapsed,
+)
+from frog.cluster.emulator.options import check_patterns, gpus, memory_mb, read_script, read_words, srun_variables
+from frog.cluster.emulator.processes import parse_ps
+from frog.cluster.emulator.refusal import SlurmRefusal
+from frog.cluster.emulator.sbatch import _script, parse_dependency
+from frog.cluster.jobfile.options import SBATCH, SRUN
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("node1", ["node1"]),
+        ("node[1-2]", ["node1", "node2"]),
+        ("node[1-2,4],login", ["node1", "node2", "node4", "login"]),
+        ("n[08-11]", ["n08", "n09", "n10", "n11"]),
+        ("n[098-100]", ["n098", "n099", "n100"]),
+        ("n[08,9-10]", ["n08", "n9", "n10"]),
+        ("n[1,01]", ["n1", "n01"]),
+    ],
+)
+def test_hosts_expand_and_compress(text: str, hosts: list[str]) -> None:
+    assert expand_hosts(text) == hosts
+    assert compress_hosts(hosts) == text
+
+
+@pytest.mark.parametrize("text", ["node[2-1]", "node[1", "a[1]b", "node[x]", "a b"])
+def test_what_is_no_list_of_hosts(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^[^ ]+( [^ ]+)?$"):
+        expand_hosts(text)
+
+
+def test_counts() -> None:
+    assert compress_counts([2, 2, 1]) == "2(x2),1"
+    assert compress_counts([4]) == "4"
+
+
+@pytest.mark.parametrize(
+    ("text", "minutes"),
+    [("90", 90), ("0:10", 1), ("1:30", 2), ("2:00:00", 120), ("1-0", 1440), ("1-2:30", 1590), ("0", None)],
+)
+def test_time_limits_are_minutes_rounded_up(text: str, minutes: int | None) -> None:
+    assert parse_time_limit(text) == minutes
+
+
+def test_signal() -> None:
+    found = parse_signal("B:USR1@120")
+    assert (found.number, found.before_s, found.to_batch) == (signal.SIGUSR1, 120, True)
+    assert (parse_signal("SIGTERM").number, parse_signal("10").before_s) == (signal.SIGTERM, 60)
+    with pytest.raises(SlurmRefusal, match="does not know --signal=R:"):
+        parse_signal("R:USR1@60")
+
+
+def test_array() -> None:
+    assert parse_array("0-3%2").tasks == (0, 1, 2, 3)
+    assert (parse_array("0-3%2").at_once, parse_array("2-9:3").step) == (2, 3)
+    with pytest.raises(SlurmRefusal, match="Invalid job array"):
+        parse_array("1-1001")
+
+
+def test_file_names() -> None:
+    values = pattern_values(7, "train", "me", "node1", 5, 2)
+    assert fill_pattern("%x-%j-%A_%3a.%%", values) == "train-7-5_002.%"
+    with pytest.raises(SlurmRefusal, match="does not know %b in the name"):
+        fill_pattern("%b.out", values)
+
+
+def test_elapsed() -> None:
+    assert [write_elapsed(seconds) for seconds in (7, 754, 3600, 90061)] == ["0:07", "12:34", "1:00:00", "1-01:01:01"]
+
+
+def test_dependencies() -> None:
+    assert parse_dependency("afterok:1:2_3,singleton") == [("afterok", ["1", "2_3"]), ("singleton", [])]
+    for text in ("afterok:1?afterany:2", "aftercorr:1", "after:1+5"):
+        with pytest.raises(SlurmRefusal, match=r"does not know --dependency|dependency problem"):
+            parse_dependency(text)
+
+
+def test_memory_and_gpus() -> None:
+    assert [memory_mb(text) for text in ("100M", "2G", "300", "1500K")] == [100, 2048, 300, 2]
+    assert (gpus({"gres": "gpu:4"}), gpus({"gpus-per-node": "2"}), gpus({})) == ((4, None), (2, 2), (0, None))
+    for options in ({"gres": "gpu:h100:4"}, {"gres": "shard:1"}, {"gpus-per-node": "h100:4"}):
+        with pytest.raises(SlurmRefusal, match="does not know --g"):
+            gpus(options)
+
+
+@pytest.mark.parametrize(
+    ("line", "word"), [("--gres=gpu:1", "--gpus-per-node=2"), ("--gpus-per-node=2", "--gres=gpu:1")]
+)
+def test_gres_has_the_last_word(line: str, word: str) -> None:
+    given, _ = read_words("sbatch", [word], SBATCH)
+    assert gpus(read_script(f"#!/bin/sh\n#SBATCH {line}\n") | given) == (1, 2)
+
+
+def test_what_srun_takes_from_variables() -> None:
+    env = {"SLURM_KILL_BAD_EXIT": "1", "SLURM_LABELIO": "", "SRUN_CPUS_PER_TASK": "4", "SLURM_NTASKS": "2"}
+    assert srun_variables(env) == {"kill-on-bad-exit": "1", "label": None, "cpus-per-task": "4"}
+    assert [srun_variables({"SLURM_LABELIO": text}) for text in ("0", "no", "2")] == [{}, {}, {"label": "2"}]
+    for name in ("SRUN_CONTAINER", "SLURM_OVERLAP", "SLURM_EXACT", "SLURM_OPEN_MODE"):
+        with pytest.raises(SlurmRefusal, match=f"does not know the variable {name} of srun"):
+            srun_variables({**env, name: "1"})
+
+
+def test_what_srun_refuses_is_nothing_that_a_job_is_given() -> None:
+    given = json.loads((Path(__file__).parent / "jobs" / "recorded.json").read_text())["jobs"]
+    names = re.findall(r"\b(SLURM_\w+|SRUN_\w+)=", json.dumps(given))
+    assert len(set(names)) > 40
+    srun_variables(dict.fromkeys(names, "1"))
+
+
+def test_names_of_files_are_looked_at_when_a_job_is_handed_in() -> None:
+    check_patterns({"output": "%x-%3j.out", "error": None, "input": "a%%"})
+    for name, text in (("output", "%q.out"), ("error", r"a\%j"), ("input", "%s")):
+        with pytest.raises(SlurmRefusal, match=f"^--{name}: the emulator of Slurm does not know"):
+            check_patterns({name: text})
+
+
+@pytest.mark.parametrize(
+    ("program", "words", "named"),
+    [
+        ("sbatch", ["--gpus-per-socket=1"], "--gpus-per-socket of sbatch"),
+        ("sbatch", ["-C", "a100"], "-C of sbatch"),
+        ("sbatch", ["--gpus=4"], "--gpus of sbatch"),
+        ("srun", ["--multi-prog", "x"], "--multi-prog of srun"),
+        ("srun", ["--wait=5", "x"], "--wait of srun"),
+    ],
+)
+def test_an_option_that_the_emulator_lacks_is_named(program: str, words: list[str], named: str) -> None:
+    with pytest.raises(SlurmRefusal, match=f"does not know {named}"):
+        read_words(program, words, SBATCH if program == "sbatch" else SRUN)
+
+
+def test_the_last_of_two_contradicting_options_counts() -> None:
+    options, rest = read_words("sbatch", ["--requeue", "-N1", "--no-requeue", "-N", "2", "job", "-x"], SBATCH)
+    assert (options, rest) == ({"no-requeue": None, "nodes": "2"}, ["job", "-x"])
+
+
+def test_directives_end_at_the_first_command() -> None:
+    script = "#!/bin/bash\n#SBATCH -N 2 # two\n# SBATCH -N 3\n\n#SBATCH --time=5\ntrue\n#SBATCH -N 4\n"
+    assert read_script(script) == {"nodes": "2", "time": "5"}
+
+
+def test_marks_in_the_words_of_ps() -> None:
+    """As macOS shows the environment behind the command; there is no /proc there."""
+    lines = [
+        "  12 /bin/bash A=1 FROG_EMULATOR_MARK=frog1/7.0/ B=2",
+        "   9 grep x",
+        " 13 py FROG_EMULATOR_MARK=frog1/7.0/1/",
+    ]
+    text = "\n".join(lines)
+    assert parse_ps(text) == [(12, "frog1/7.0/"), (13, "frog1/7.0/1/")]
+
+
+@pytest.mark.parametrize(
+    "text", ["n[1-9999999999]", "n[1-99999999]", "n[1-9999],m[1-9999]", "n[" + "9" * 5000 + "]", "n[²]"]
+)
+def test_more_hosts_than_there_can_be_are_no_list(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        expand_hosts(text)
+
+
+@pytest.mark.parametrize("width", ["9999999999", "9" * 5000])
+def test_a_name_is_filled_up_as_far_as_slurm_does(width: str) -> None:
+    assert fill_pattern(f"%{width}j", {"j": "7"}) == "0000000007"
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "²", "4294967296:00:00"])
+def test_numbers_that_cannot_be(text: str) -> None:
+    with pytest.raises(SlurmRefusal):
+        parse_time_limit(text)
+    assert signal_number(text) is None
+
+
+def test_a_job_file_on_standard_input_may_be_of_any_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"#!/bin/sh\n# caf\xe9\n")))
+    assert _script({}, [])[0] == "#!/bin/sh\n# caf\udce9\n"

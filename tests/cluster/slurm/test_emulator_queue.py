@@ -1,0 +1,296 @@
+"""Which job the emulator starts, and where its tasks go. No processes."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from frog.cluster.emulator import controller as controllers
+from frog.cluster.emulator.control import scancel, scontrol
+from frog.cluster.emulator.controller import SlurmController
+from frog.cluster.emulator.job import CANCELLED, COMPLETED, FAILED, PENDING, RUNNING, EmulatedJob, JobRequest, Node
+from frog.cluster.emulator.layout import StepRequest, check_fits, free_resources, place_job, place_step
+from frog.cluster.emulator.listing import squeue
+from frog.cluster.emulator.processes import enter
+from frog.cluster.emulator.queue import dependency_text, find_jobs, next_to_start
+from frog.cluster.emulator.refusal import SlurmRefusal
+from frog.cluster.emulator.sbatch import make_request
+from frog.cluster.emulator.variables import submitted_environment
+from frog.cluster.emulator.view import snapshot
+from frog.cluster.emulator.wire import Client
+
+NODES = [Node("node1", 8, 4), Node("node2", 8, 4)]
+
+
+def request(**fields: Any) -> JobRequest:
+    plain = {"submit_dir": "/", "work_dir": "/", "submit_host": "here", "umask": 0o022, "command": "x"}
+    return JobRequest(**{"name": "job", "user": "me", "environment": {}, **plain, **fields})
+
+
+def job(number: int, state: str = PENDING, **fields: Any) -> EmulatedJob:
+    found = EmulatedJob(request(**fields), 0.0, number, state=state)
+    if state == RUNNING:
+        place(found)
+    return found
+
+
+def place(found: EmulatedJob, *others: EmulatedJob) -> None:
+    allocations = place_job(found.request, free_resources(NODES, others))
+    assert allocations is not None
+    found.allocations, found.state = allocations, RUNNING
+
+
+def started(jobs: list[EmulatedJob]) -> int | None:
+    found = next_to_start(jobs, NODES)
+    return None if found is None else found[0].job_id
+
+
+def test_first_come_first_served() -> None:
+    running, large, small = job(1, RUNNING, nodes=1, gpus_per_node=1), job(2, nodes=2, gpus_per_node=4), job(3)
+    jobs = [running, large, small]
+    assert started(jobs) is None
+    assert (large.reason, small.reason) == ("Resources", "Priority")
+    running.state = COMPLETED
+    assert started(jobs) == 2
+
+
+def test_each_job_has_its_own_gpus() -> None:
+    first, second = job(1, RUNNING, gpus_per_node=3), job(2, gpus_per_node=1)
+    place(second, first)
+    assert [allocation.gpus for allocation in first.allocations + second.allocations] == [[0, 1, 2], [3]]
+    third = place_job(request(gpus_per_node=1), free_resources(NODES, [first, second]))
+    assert third is not None
+    assert (third[0].node, third[0].gpus) == ("node2", [0])
+
+
+@pytest.mark.parametrize(
+    ("fields", "tasks"),
+    [
+        ({"nodes": 2, "ntasks": 5}, [4, 1]),
+        ({"ntasks": 10}, [8, 2]),
+        ({"ntasks": 3, "cpus_per_task": 3}, [2, 1]),
+        ({"nodes": 2, "ntasks_per_node": 3}, [3, 3]),
+        ({"ntasks": 4, "ntasks_per_node": 2}, [2, 2]),
+        ({"exclusive": True}, [8]),
+    ],
+)
+def test_tasks_on_nodes(fields: dict[str, Any], tasks: list[int]) -> None:
+    allocations = place_job(request(**fields), free_resources(NODES, []))
+    assert allocations is not None
+    assert [allocation.tasks for allocation in allocations] == tasks
+
+
+def test_what_no_such_cluster_could_run() -> None:
+    assert check_fits(request(nodes=3), NODES) == "PartitionNodeLimit"
+    assert check_fits(request(ntasks=17), NODES) == "PartitionConfig"
+    for fields in ({"gpus_per_node": 5}, {"cpus_per_task": 9}, {"node_names": ["node9"]}, {"mem_mb": 10**9}):
+        with pytest.raises(SlurmRefusal):
+            check_fits(request(**fields), NODES)
+
+
+@pytest.mark.parametrize(
+    ("kind", "state", "reason"),
+    [
+        ("afterok", COMPLETED, "None"),
+        ("afterok", FAILED, "DependencyNeverSatisfied"),
+        ("afterok", RUNNING, "Dependency"),
+        ("afternotok", CANCELLED, "None"),
+        ("afternotok", COMPLETED, "DependencyNeverSatisfied"),
+        ("afterany", FAILED, "None"),
+        ("afterany", PENDING, "Dependency"),
+        ("after", RUNNING, "None"),
+        ("after", PENDING, "Dependency"),
+    ],
+)
+def test_dependency(kind: str, state: str, reason: str) -> None:
+    other, waiting = job(1, state), job(2, dependency=[(kind, ["1"])])
+    other.held = state == PENDING
+    jobs = [other, waiting]
+    assert (started(jobs) == 2) is (reason == "None")
+    assert waiting.reason == reason
+    assert dependency_text(waiting, jobs) != "(null)" or reason == "None"
+
+
+def test_a_job_that_is_forgotten_holds_nobody_up() -> None:
+    assert started([job(2, dependency=[("afterok", ["99"])])]) == 2
+
+
+def test_singleton_waits_for_earlier_jobs_of_its_name() -> None:
+    jobs = [job(1, RUNNING), job(2, name="other"), job(3, dependency=[("singleton", [])])]
+    jobs[1].state = COMPLETED
+    assert started(jobs) is None
+    jobs[0].state = FAILED
+    assert started(jobs) == 3
+
+
+def test_an_array_runs_so_many_at_once() -> None:
+    spec = ([0, 1, 2], 1, 1)
+    tasks = [EmulatedJob(request(array=spec), 0.0, None, 5, number) for number in spec[0]]
+    found = next_to_start(tasks, NODES)
+    assert found is not None
+    assert found[0].array_task == 0
+    place(tasks[0])
+    assert next_to_start(tasks, NODES) is None
+    assert tasks[1].reason == "JobArrayTaskLimit"
+    assert find_jobs(tasks, "5") == tasks
+    assert find_jobs(tasks, "5_2") == [tasks[2]]
+
+
+def test_a_job_that_asked_for_its_end_has_it_however_soon_its_script_ends(tmp_path: Path) -> None:
+    controller = SlurmController(tmp_path, "frogtest", NODES, 1, 1.0)
+    again, away, both, plain = (job(number, RUNNING, script="") for number in (1, 2, 3, 4))
+    controller.request_end(again, PENDING)
+    controller.request_end(away, CANCELLED)
+    for state in (CANCELLED, PENDING):
+        controller.request_end(both, state)
+    for one in (again, away, both, plain):
+        controller.close(one, 3)
+    assert [(one.state, one.restarts) for one in (again, away, both, plain)] == [
+        (PENDING, 1), (CANCELLED, 0), (CANCELLED, 0), (FAILED, 0),
+    ]  # fmt: skip
+    assert again.requested_end is None
+
+
+def test_at_its_time_limit_a_job_gets_sigterm_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    controller, found, sent = SlurmController(tmp_path, "frogtest", NODES, 1, 1.0), job(1, RUNNING), []
+    controller.jobs, found.limit_s = [found], 100.0
+
+    class Timer:
+        def __init__(self, after_s: float, act: Callable[[EmulatedJob], None], words: tuple[EmulatedJob]) -> None:
+            self.start = lambda: sent.append(after_s) or act(*words)
+
+    monkeypatch.setattr(controllers.threading, "Timer", Timer)
+    monkeypatch.setattr(controller, "_signal", lambda job, numbers, **_: sent.append(list(numbers)))
+    with controller.changed:
+        controller._watch_the_clock(99.9)
+        assert sent == []
+        controller._watch_the_clock(100.0)
+    assert sent == [[signal.SIGCONT, signal.SIGTERM], 0.5, [signal.SIGTERM]]
+
+
+@pytest.mark.parametrize(("look_s", "first_s"), [(30.0, 15.0), (0.2, 0.1)])
+def test_a_warning_comes_with_the_first_look_at_a_job(look_s: float, first_s: float, tmp_path: Path) -> None:
+    controller = SlurmController(tmp_path, "frogtest", NODES, 1, 1.0)
+    controller.look_s = look_s
+    found = job(1, RUNNING, signal=(10, 60, True))
+    found.started_s, found.limit_s = 1000.0, 1008.0
+    assert controller._warning_s(found) == 1000.0 + first_s
+
+
+@pytest.mark.parametrize(("limit_min", "left_s", "shown_min"), [(1440, 1, 1), (3, 38, 2)])
+def test_the_limit_of_a_job_whose_end_is_moved(limit_min: int, left_s: int, shown_min: int, tmp_path: Path) -> None:
+    """As real Slurm showed it of jobs that had run for a few seconds."""
+    controller, found = SlurmController(tmp_path, "frogtest", NODES, 1, 1.0), job(1, RUNNING)
+    found.started_s, found.limit_min, found.limit_s = 1000.0, limit_min, 1000.0 + 60 * limit_min
+    with controller.changed:
+        controller.move_end(found, 1005.0 + left_s)
+    assert (found.limit_min, found.limit_s) == (shown_min, 1005.0 + left_s)
+
+
+def test_nothing_is_called_none() -> None:
+    plain, (first, second) = (
+        job(1),
+        [EmulatedJob(request(array=([0, 1], 1, None)), 0.0, None, 5, task) for task in (0, 1)],
+    )
+    second.job_id = 6
+    jobs = [plain, first, second]
+    assert [find_jobs(jobs, text) for text in ("None", "1", "5", "5_1", "6")] == [
+        [], [plain], [first, second], [second], [second],
+    ]  # fmt: skip
+
+
+class RecordingClient(Client):
+    """A client whose daemon knows these jobs and nodes, and notes what it is asked for."""
+
+    asked: ClassVar[list[str]] = []
+
+    def ask(self, act: str, **fields: Any) -> dict[str, Any]:
+        self.asked.append(f"{act} {fields.get('job', '')}")
+        controller = SlurmController(self.folder, "frogtest", NODES, 1, 1.0)
+        controller.jobs = [job(11), job(12)]
+        return snapshot(controller)
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> RecordingClient:
+    RecordingClient.asked.clear()
+    return RecordingClient(0, "", tmp_path)
+
+
+def test_several_jobs_of_which_one_is_unknown(client: RecordingClient, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ("11,99", "99,11"):
+        assert squeue(client, ["--noheader", "--format=%i", "--jobs", words]) == 0
+        assert capsys.readouterr().out == "11\n"
+        assert scancel(client, [words]) == 0
+    assert client.asked.count("cancel 11") == 2
+    assert "cancel 12" not in client.asked
+    with pytest.raises(SlurmRefusal, match="Invalid job id specified"):
+        squeue(client, ["--jobs=99"])
+
+
+@pytest.mark.parametrize("text", ["None", "11,None", "11,"])
+def test_what_is_no_number_of_a_job(text: str, client: RecordingClient) -> None:
+    for command, word in ((squeue, f"--jobs={text}"), (scancel, text)):
+        with pytest.raises(SlurmRefusal, match="Invalid job id"):
+            command(client, [word])
+    assert not any(asked.startswith("cancel") for asked in client.asked)
+    with pytest.raises(SlurmRefusal, match="Invalid job id specified"):
+        scontrol(client, ["show", "job", text])
+
+
+def test_what_is_no_list_of_nodes_is_not_found(client: RecordingClient, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SlurmRefusal):
+        scontrol(client, ["show", "node", "node[1"])
+    assert capsys.readouterr().out == "Node node[1 not found\n"
+
+
+def test_more_names_than_nodes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SlurmRefusal, match=r"invalid number of nodes \(-N 2-1\)"):
+        make_request({"nodes": "1", "nodelist": "node[1-2]"}, default_name="x")
+    asked = make_request({"nodes": "1", "nodelist": "node[1-2]"}, default_name="x", program="srun")
+    assert (asked.nodes, asked.node_names) == (1, ["node1"])
+    assert "Eliminating nodes from the nodelist" in capsys.readouterr().err
+    asked = make_request({"ntasks": "1", "nodelist": "node[1-2]"}, default_name="x")
+    assert (asked.nodes, asked.node_names) == (1, ["node1"])
+    assert "can't run 1 processes on 2 nodes" in capsys.readouterr().err
+
+
+def test_a_job_without_gpus_handed_in_by_one_that_has_some() -> None:
+    outer = {"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_JOB_GPUS": "0,1", "SLURM_GPUS_ON_NODE": "2", "HOME": "/"}
+    found = submitted_environment(request(environment={**outer, "SLURM_CPUS_PER_TASK": "3", "SLURM_NTASKS": "2"}))
+    assert found == {"HOME": "/", "SLURM_CPUS_PER_TASK": "1", "SLURM_NTASKS": "2"}
+    assert "SLURM_CPUS_PER_TASK" not in submitted_environment(request(environment=outer))
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    assert enter(tmp_path) == (tmp_path, "")
+    place, said = enter(tmp_path / "none")
+    assert place == Path("/tmp")
+    assert said.endswith("No such file or directory: going to /tmp instead\n")
+
+
+def step(**fields: Any) -> StepRequest:
+    plain = {"num_nodes": 2, "node_names": (), "cpus_per_task": 1, "overlap": False, "exact": False}
+    return StepRequest(**{"ntasks": 2, **plain, **fields})
+
+
+def test_steps() -> None:
+    allocations = job(1, RUNNING, nodes=2, ntasks=10).allocations
+    parts = place_step(step(ntasks=5), allocations, {})
+    assert parts is not None
+    assert [part.tasks for part in parts] == [3, 2]
+    assert place_step(step(), allocations, {"node1": 1}) is None, "another step has the node"
+    assert place_step(step(exact=True), allocations, {"node1": 1}) is not None
+    assert place_step(step(overlap=True), allocations, {"node1": 8}) is not None
+    alone = place_step(step(ntasks=1, num_nodes=1), allocations, {"node1": 8})
+    assert alone is not None
+    assert alone[0].node == "node2"
+    for wrong in (step(num_nodes=3), step(ntasks=11), step(node_names=("node9",))):
+        with pytest.raises(SlurmRefusal):
+            place_step(wrong, allocations, {})
+    with pytest.raises(SlurmRefusal, match="does not know --ntasks-per-node=5"):
+        place_step(step(ntasks=10, per_node=5), allocations, {})

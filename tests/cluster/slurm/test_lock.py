@@ -1,0 +1,77 @@
+"""The lock on a cluster's folder, whose file goes with the folder."""
+
+from __future__ import annotations
+
+import fcntl
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from frog.cluster.slurm.lock import locked
+from frog.core.errors import UsageError
+
+
+def test_one_at_a_time_and_nothing_is_left(tmp_path: Path) -> None:
+    with locked(tmp_path / "a" / "b"):
+        with pytest.raises(UsageError, match="another `frog slurm` is using it"), locked(tmp_path / "a" / "b"):
+            pass
+        assert (tmp_path / "a" / "b").is_dir()
+    assert list(tmp_path.glob("a/*")) == []
+
+
+def test_what_cannot_be_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(UsageError, match="cannot be used as the cluster's folder: Not a directory"), locked(folder):
+            pass
+
+
+def test_a_lock_on_a_removed_file_excludes_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between a second one's opening and locking of the file the first leaves and a third comes."""
+    first, third = ExitStack(), ExitStack()
+    first.enter_context(locked(tmp_path / "cluster"))
+    flock = fcntl.flock
+
+    def late(lock: int, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        first.close()
+        third.enter_context(locked(tmp_path / "cluster"))
+        flock(lock, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with third, pytest.raises(UsageError, match="another `frog slurm` is using it"), locked(tmp_path / "cluster"):
+        pass
+    assert not (tmp_path / "cluster").exists()
+
+
+CONTENDER = """
+import os, sys
+from pathlib import Path
+from frog.core.errors import UsageError
+from frog.cluster.slurm.lock import locked
+
+folder, inside, entered = Path(sys.argv[1]), Path(sys.argv[2]), 0
+while entered < 100:
+    try:
+        with locked(folder):
+            os.close(os.open(inside, os.O_CREAT | os.O_EXCL))  # fails if the other process is inside too
+            os.unlink(inside)
+            entered += 1
+    except UsageError:
+        pass
+"""
+
+
+def test_two_processes_that_come_and_go_are_never_inside_together(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", CONTENDER, str(tmp_path / "cluster"), str(tmp_path / "inside")]
+    both = [subprocess.Popen(words, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    try:
+        assert [process.communicate(timeout=60)[1] for process in both] == ["", ""]
+    finally:
+        for process in both:
+            process.kill()
+            process.wait()
+    assert not (tmp_path / "cluster").exists()

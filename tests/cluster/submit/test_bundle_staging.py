@@ -1,0 +1,165 @@
+"""Bundles: whole or absent; one that replaces another keeps its runs, wherever it is stopped."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from bundle_harness import bundle
+from harness import all_gone, tree, wait_until
+
+from frog.cluster.submit.bundle import make
+from frog.cluster.submit.bundle.sums import check_sums
+
+
+def test_a_failure_leaves_nothing(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(folder: Path) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(make, "write_sums", full)
+    assert bundle("--no-wheels") == 1
+    assert "No space left on device" in capsys.readouterr().err
+    assert os.listdir(here / "out") == []
+
+
+@pytest.mark.slow
+def test_a_bundle_that_is_stopped_leaves_nothing_and_nobody(here: Path) -> None:
+    """While pip waits for an index that does not answer."""
+    with socket.create_server(("127.0.0.1", 0)) as index:
+        index.settimeout(60)
+        env = {
+            **os.environ,
+            "PIP_CONFIG_FILE": "/dev/null",
+            "PIP_INDEX_URL": f"http://127.0.0.1:{index.getsockname()[1]}/",
+        }
+        for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"):
+            env.pop(name, None)
+        words = [sys.executable, "-m", "frog.cli", "bundle", "run.toml", "--to", "out/it"]
+        with subprocess.Popen(words, cwd=here, env=env) as process:
+            connection, _ = index.accept()
+            family = tree(process)
+            process.terminate()
+            assert process.wait(timeout=60) == 128 + signal.SIGTERM
+            connection.close()
+    wait_until(lambda: all_gone(family), 30, "pip to be gone")
+    assert os.listdir(here / "out") == []
+
+
+def test_a_bundle_takes_its_name_at_once(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The very folder that was filled is renamed: a copy would be seen half done."""
+    seen = []
+    plain = make.write_sums
+    monkeypatch.setattr(make, "write_sums", lambda folder: (seen.append(folder.stat().st_ino), plain(folder))[1])
+    assert bundle("--no-wheels") == 0
+    assert seen == [(here / "out" / "it").stat().st_ino]
+
+
+def test_a_bundle_that_was_killed_does_not_look_whole_and_is_cleared(here: Path) -> None:
+    code = (
+        "import os, signal, sys\nfrom frog.cluster.submit.bundle import make\nfrom frog.cli import main\n"
+        "make.write_sums = lambda folder: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "main(['bundle', 'run.toml', '--to', 'out/it', '--no-wheels'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=here, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    (left,) = os.listdir(here / "out")
+    assert left.startswith(".it.staging-")
+    assert bundle("--no-wheels") == 0
+    assert os.listdir(here / "out") == ["it"]
+
+
+def test_what_is_there_is_kept_unless_it_is_a_bundle_and_reported(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "out" / "it").mkdir(parents=True)
+    assert bundle("--no-wheels") == 0
+    assert bundle("--no-wheels") == 2
+    assert "--force replaces it" in capsys.readouterr().err
+    assert bundle("--no-wheels", "--force") == 0
+    (here / "out" / "it" / "SHA256SUMS").unlink()
+    assert bundle("--no-wheels", "--force") == 2
+    assert "name another folder" in capsys.readouterr().err
+
+
+def use(folder: Path, run: str = "tiny-1") -> None:
+    """Leave in a bundle what a job leaves."""
+    (folder / ".venv").mkdir(exist_ok=True)
+    (folder / "runs" / run).mkdir(parents=True)
+    (folder / "runs" / run / "record.json").write_text(run)
+    (folder / "runs" / "jobs" / f"{run}.out").touch()
+
+
+def test_a_bundle_that_is_replaced_hands_its_runs_on(here: Path) -> None:
+    assert bundle("--no-wheels") == 0
+    folder = here / "out" / "it"
+    use(folder)
+    assert bundle("--no-wheels", "--force", "--set", "train.steps=3") == 0
+    assert "train.steps=3" in (folder / "job.sbatch").read_text()
+    assert (folder / "runs" / "tiny-1" / "record.json").read_text() == "tiny-1"
+    assert (folder / "runs" / "jobs" / "tiny-1.out").is_file()
+    assert os.listdir(here / "out") == ["it"]
+    assert check_sums(folder) == []
+
+
+@pytest.mark.parametrize("place", [1, 2, 3])
+def test_a_replacement_that_is_killed_loses_no_run(place: int, here: Path) -> None:
+    """Killed before one of its renames: the old bundle away, the new one in its place, the runs over."""
+    assert bundle("--no-wheels") == 0
+    folder = here / "out" / "it"
+    use(folder)
+    code = (
+        "import os, signal, sys\nfrom frog.cluster.submit.bundle import make\nfrom frog.cli import main\n"
+        "rename, left = os.rename, [int(sys.argv[1])]\n"
+        "def count(source, target):\n"
+        "    left[0] -= 1\n"
+        "    os.kill(os.getpid(), signal.SIGKILL) if left[0] == 0 else rename(source, target)\n"
+        "def seal(folder, seal=make.write_sums):\n"
+        "    os.rename, done = count, seal(folder)\n"
+        "    return done\n"
+        "make.write_sums = seal\n"
+        "main(['bundle', 'run.toml', '--to', 'out/it', '--no-wheels', '--force'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(place)], cwd=here, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    assert folder.exists() == (place != 2)
+    assert bundle("--no-wheels") == 2, "it already exists"
+    assert bundle("--no-wheels", "--force") == 0
+    assert (folder / "runs" / "tiny-1" / "record.json").read_text() == "tiny-1"
+    assert os.listdir(here / "out") == ["it"]
+
+
+def test_a_replacement_that_fails_leaves_the_bundle(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bundle("--no-wheels") == 0
+    folder = here / "out" / "it"
+    use(folder)
+    plain = os.rename
+
+    def rename(source: Path, target: Path) -> None:
+        if ".staging-" in source.name:
+            raise OSError(5, "Input/output error")
+        plain(source, target)
+
+    monkeypatch.setattr(os, "rename", rename)
+    assert bundle("--no-wheels", "--force") == 1
+    assert (folder / "runs" / "tiny-1").is_dir()
+    assert os.listdir(here / "out") == ["it"]
+
+
+def test_runs_on_both_sides_are_reported_and_kept(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bundle("--no-wheels") == 0
+    folder, old = here / "out" / "it", here / "out" / ".it.old-999999999"
+    shutil.copytree(folder, old)
+    use(folder, "tiny-1")
+    use(old, "tiny-2")
+    assert bundle("--no-wheels", "--force") == 2
+    assert "both have runs" in capsys.readouterr().err
+    assert (old / "runs" / "tiny-2").is_dir()
+    assert (folder / "runs" / "tiny-1").is_dir()

@@ -1,0 +1,178 @@
+"""The wheels of a bundle: of the right machine, set up without a network and without anybody's settings."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import zipfile
+from importlib.metadata import distributions
+from pathlib import Path
+
+import pytest
+from bundle_harness import bundle
+
+from frog import __version__
+from frog.cluster.submit.bundle import make
+from frog.cluster.submit.bundle.sums import check_sums
+from frog.cluster.submit.bundle.wheels import PROJECT, build_wheel, pack_wheel
+from frog.config.project import FILES
+
+NO_NETWORK = {"PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_RETRIES": "0", "PIP_FIND_LINKS": "/nowhere"}
+
+
+def small_wheel(folder: Path, name: str, version: str, needs: str | None = None) -> None:
+    """A wheel of one module that knows its version."""
+    folder.mkdir(parents=True, exist_ok=True)
+    about = f"{name}-{version}.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{name}.py", f'__version__ = "{version}"\n')
+        wheel.writestr(f"{about}/METADATA", metadata + (f"Requires-Dist: {needs}\n" if needs else ""))
+        wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{about}/RECORD", f"{name}.py,,\n{about}/METADATA,,\n{about}/WHEEL,,\n{about}/RECORD,,\n")
+
+
+def collect_small_wheels(folder: Path, extras: tuple[str, ...], platform: str | None, python: str | None) -> None:
+    small_wheel(folder, "frog", __version__, needs="pond>=2")
+    small_wheel(folder, "pond", "2.5")
+
+
+def set_up(folder: Path, **changes: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, **NO_NETWORK, "PYTHON": sys.executable, **changes}
+    return subprocess.run(["./setup.sh"], cwd=folder, env=env, capture_output=True, text=True, timeout=150)
+
+
+def test_wheels_are_of_the_machine_that_collects_them(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """pip leaves out what only the other system needs, such as CUDA's packages, and says nothing."""
+    monkeypatch.setattr(platform, "system", lambda: "Darwin")
+    assert bundle("--no-wheels", "--platform", f"manylinux_2_28_{platform.machine()}") == 2
+    assert "create the bundle in a Linux container" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_setup_takes_the_wheels_of_the_folder_alone(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(make, "collect_wheels", collect_small_wheels)
+    assert bundle() == 0
+    (here / "out" / "it").rename(here / "moved")
+    folder = here / "moved"
+    assert not (folder / "constraints.txt").exists(), "the wheels are the versions"
+
+    (here / "module").mkdir()
+    small_wheel(here / "module", "pond", "2.9")  # as a cluster's modules put packages on PYTHONPATH
+    shutil.unpack_archive(here / "module" / "pond-2.9-py3-none-any.whl", here / "module", "zip")
+    (here / "pip.conf").write_text(f"[install]\ntarget = {here / 'elsewhere'}\n")
+    settings = {"PIP_TARGET": str(here / "elsewhere"), "PIP_CONFIG_FILE": str(here / "pip.conf")}
+    done = set_up(folder, PYTHONPATH=str(here / "module"), **settings)
+    assert done.returncode == 0, done.stderr
+    assert not (here / "elsewhere").exists()
+    assert f"frog {__version__} is in .venv" in done.stdout
+    python = folder / ".venv" / "bin" / "python"
+    found = subprocess.run(
+        [python, "-c", "import pond; print(pond.__version__)"], capture_output=True, text=True, timeout=60
+    )
+    assert found.stdout == "2.5\n"
+    assert check_sums(folder) == []
+
+    (folder / "wheels" / "pond-2.5-py3-none-any.whl").write_bytes(b"torn")
+    done = set_up(folder)
+    assert done.returncode == 1
+    assert "this bundle is incomplete" in done.stderr
+
+
+def test_a_torch_without_cuda_for_a_cluster_with_gpus_is_reported(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def collect(version: str) -> None:
+        monkeypatch.setattr(make, "collect_wheels", lambda folder, *rest: small_wheel(folder, "torch", version))
+
+    collect("2.13.0+cpu")
+    assert bundle() == 0
+    output = capsys.readouterr().out
+    assert "torch-2.13.0+cpu" in output
+    assert "PIP_EXTRA_INDEX_URL=" in output, "beside PyPI, which has what torch's own index has not"
+    assert "no CUDA" in (here / "out" / "it" / "README.md").read_text()
+    collect("2.13.0+cu126")
+    assert bundle("--force") == 0
+    assert "no CUDA" not in capsys.readouterr().out
+    assert "no CUDA" not in (here / "out" / "it" / "README.md").read_text()
+
+
+@pytest.mark.slow
+def test_setup_that_fails_leaves_no_environment(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(make, "collect_wheels", lambda folder, *rest: small_wheel(folder, "frog", __version__, "pond"))
+    assert bundle("--python-version", f"{sys.version_info.major}.{sys.version_info.minor}") == 0
+    done = set_up(here / "out" / "it")
+    assert done.returncode == 1
+    assert "pond" in done.stderr
+    assert not (here / "out" / "it" / ".venv").exists()
+
+
+def test_setup_refuses_another_python(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(make, "collect_wheels", collect_small_wheels)
+    monkeypatch.setattr(make, "python_version", lambda: "3.99")
+    assert bundle() == 0
+    done = set_up(here / "out" / "it")
+    assert done.returncode == 1
+    assert "the wheels are for 3.99" in done.stderr
+    done = set_up(here / "out" / "it", PYTHON="/nowhere/python")
+    assert "/nowhere/python does not run" in done.stderr
+
+
+@pytest.mark.slow
+def test_pip_that_fails_is_reported_and_leaves_nothing(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        "frog.cluster.submit.bundle.wheels.build_wheel", lambda folder: folder / "frog-0-py3-none-any.whl"
+    )
+    assert bundle() == 1
+    err = capsys.readouterr().err
+    assert "pip wheel ended with exit code" in err
+    assert os.listdir(here / "out") == []
+
+
+@pytest.mark.slow
+def test_frogs_own_wheel_holds_all_of_its_files(tmp_path: Path) -> None:
+    if not (PROJECT / "pyproject.toml").is_file():
+        pytest.skip("Frog was not installed from its sources, and its wheel is built from them")
+    before = (PROJECT / "build").exists()
+    with zipfile.ZipFile(build_wheel(tmp_path)) as wheel:
+        packed = set(wheel.namelist())
+    sources = {
+        f"frog/{path.relative_to(PROJECT / 'src/frog').as_posix()}"
+        for path in (PROJECT / "src" / "frog").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert sources - packed == set()
+    course = {
+        f"frog_labs/{path.relative_to(PROJECT / 'labs').as_posix()}"
+        for path in (PROJECT / "labs").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert course - packed == set()
+    assert "frog_labs/docs/labs/lab1.md" in packed
+    assert {f"frog/config/shipped/{name}" for name in FILES} - packed == set()
+    assert f"frog-{__version__}.dist-info/licenses/LICENSE" in packed
+    assert (PROJECT / "build").exists() == before
+
+
+@pytest.mark.slow
+def test_an_installed_frog_packs_its_wheel_again(tmp_path: Path) -> None:
+    """pip installs what was packed, with the same files, and finds every hash right."""
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", "install", "--no-deps", "--no-index"]
+    first = build_wheel(tmp_path)
+    subprocess.run([*pip, "--target", str(tmp_path / "one"), str(first)], check=True, timeout=300)
+    (installed,) = distributions(path=[str(tmp_path / "one")])
+    (tmp_path / "again").mkdir()
+    second = pack_wheel(tmp_path / "again", installed)
+    assert second.name == first.name
+    subprocess.run([*pip, "--target", str(tmp_path / "two"), str(second)], check=True, timeout=300)
+    with zipfile.ZipFile(first) as old, zipfile.ZipFile(second) as new:
+        assert set(new.namelist()) == set(old.namelist())
+        record = next(name for name in old.namelist() if name.endswith("RECORD"))
+        assert sorted(new.read(record).decode().split()) == sorted(old.read(record).decode().split())

@@ -1,0 +1,87 @@
+"""The table of commands: complete, under its headings, with examples that are commands."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from frog.cli import _parser, main
+from frog.commands import EXAMPLES, HEADINGS
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_command_has_a_heading_and_an_example() -> None:
+    assert sorted(EXAMPLES) == sorted(_parser().commands.choices)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_is_a_command_of_its_name(name: str) -> None:
+    frog, *words = shlex.split(EXAMPLES[name])
+    assert (frog, words[0]) == ("frog", name)
+    _parser().parse_args(words)
+
+
+def test_the_help_lists_the_commands_under_their_headings(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    found = re.findall(r"^(?:(\S.*)|  (\w+) .*)$", said, re.MULTILINE)
+    listed: dict[str, list[str]] = {}
+    for heading, command in found:
+        if heading in HEADINGS:
+            listed[heading] = []
+        elif command:
+            listed[next(reversed(listed))].append(command)
+    assert listed == {heading: list(commands) for heading, commands in HEADINGS.items()}
+
+
+def test_frog_alone_shows_where_to_begin(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    said = capsys.readouterr().out
+    assert [door in said for door in ("frog learn init", "frog init", "frog slurm explain")] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("trian", "'trian' is no command; did you mean train?"),
+        ("learn chek", "'chek' is no command; did you mean check?"),
+        ("slurm xyz", "'xyz' is no command; valid: up, "),
+    ],
+)
+def test_a_mistyped_command_gets_a_suggestion(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words.split())
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_map_has_the_same_headings() -> None:
+    rows = re.findall(
+        r"^\| ([A-Z][a-z ]+) \| .* \| (.*) \|$", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE
+    )
+    listed = {heading: sorted(commands.split(", ")) for heading, commands in rows if heading in HEADINGS}
+    assert listed == {heading: sorted(commands) for heading, commands in HEADINGS.items()}
+
+
+def test_the_readme_has_every_command_under_its_heading() -> None:
+    readme = (ROOT / "README.md").read_text()
+    table = readme.partition("| command | what it is for |")[2].partition("\n\n")[0]
+    listed: dict[str, set[str]] = {}
+    for row in table.splitlines()[2:]:
+        if heading := re.match(r"\| \*\*(.*)\*\* ", row):
+            listed[heading[1]] = set()
+        else:
+            listed[next(reversed(listed))].update(re.findall(r"`frog (\w+)", row.split(" | ")[0]))
+    assert listed == {heading: set(commands) for heading, commands in HEADINGS.items()}
+
+
+def test_an_action_that_is_no_command_keeps_its_own_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["export", "latest", "folder", "--to", "onnx"])
+    assert "invalid choice: 'onnx'" in capsys.readouterr().err

@@ -1,0 +1,254 @@
+"""The sessions' demonstrations: what the curriculum lists is there, a step that fails is got over, all three run."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from harness import PATIENCE
+from rich.console import Console
+
+from frog.core.errors import UsageError
+from frog.learn.demo.folders import new_folder, old_folder
+from frog.learn.demo.page import page_path
+from frog.learn.demo.play import Player
+from frog.learn.demo.session import NAMES, Name, Session, Step, read_session
+
+ROOT = Path(__file__).parents[3]
+LISTED: dict[Name, tuple[str, ...]] = {
+    "a": (
+        "Build a tiny transformer (few layers)",
+        "Use MPS backend",
+        "observe loss decreasing",
+        "Save checkpoint every N steps",
+        "Resume from checkpoint",
+        "Validate model on held-out samples",
+    ),
+    "b": (
+        "torchrun --nproc_per_node=4 train.py",
+        "Each process acting as a GPU worker",
+        "Rank-specific logs",
+        "Dataset sharding per rank",
+        "Simulated gradient synchronization",
+    ),
+    "c": (
+        "Fake a 2-node job by manually assigning ranks",
+        "Simulate distributed barriers",
+        "Show SLURM config",
+        "Show DeepSpeed config",
+        "Walk through how cluster nodes coordinate",
+    ),
+}
+"""The demo lists of the curriculum."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_point_of_the_curriculum_is_a_step(name: Name) -> None:
+    titles = "\n".join(step.title for step in read_session(name).steps)
+    assert [words for words in LISTED[name] if words not in titles] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_commands_are_shell(name: Name) -> None:
+    for step in read_session(name).steps:
+        subprocess.run(["bash", "-n", "-c", step.run], check=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_title_fits_on_a_line(name: Name) -> None:
+    steps = read_session(name).steps
+    assert [step.title for step in steps if len(f"{len(steps)}/{len(steps)}  {step.title}") > 78] == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_class_predicts_before_the_answer(name: Name) -> None:
+    """Each step but the last has a question, and no question stands where the answer is."""
+    *steps, _ = read_session(name).steps
+    assert [step.title for step in steps if not step.ask.rstrip(".").endswith("?") and "?" not in step.ask] == []
+    assert [step.title for step in steps if not step.look] == []
+
+
+def player(folder: Path, *steps: Step, auto: bool = True, width: int = 100) -> Player:
+    session = Session(title="a session", steps=steps)
+    return Player(session, folder, auto, Console(file=io.StringIO(), width=width))
+
+
+def step(run: str, **more: object) -> Step:
+    texts = {"title": "title", "say": "say [this]", "look": "look", "minutes": 1}
+    return Step(run=run, **{**texts, **more})  # type: ignore[arg-type]
+
+
+def shown(one: Player) -> str:
+    assert isinstance(one.console.file, io.StringIO)
+    return one.console.file.getvalue()
+
+
+def test_a_failed_step_is_tried_again_without_the_runs_it_made(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "one").mkdir(parents=True)
+    one = player(
+        tmp_path, step("test -e runs/one && exit 3; mkdir -p runs/one; echo tried >> tries; exit 4", makes=("one",))
+    )
+    assert not one.play(1)
+    assert (tmp_path / "tries").read_text() == "tried\ntried\n"
+    assert one.played[1].code == 4
+
+
+def test_a_step_that_is_meant_to_fail_must_fail(tmp_path: Path) -> None:
+    assert player(tmp_path, step("exit 1", fails=True)).play(1)
+    assert not player(tmp_path, step("exit 0", fails=True)).play(1)
+
+
+def test_the_output_is_shown_and_kept(tmp_path: Path) -> None:
+    one = player(tmp_path, step("echo '<out>'; echo err >&2"), step("pwd"))
+    assert one.play(1)
+    assert (tmp_path / "01.txt").read_text() == "<out>\nerr\n"
+    assert "<out>\nerr\n" in shown(one)
+    page = page_path(tmp_path).read_text()
+    assert "&lt;out&gt;" in page
+    assert str(tmp_path) in page
+
+
+def test_the_question_comes_before_the_output_and_the_answer_after_it(tmp_path: Path) -> None:
+    one = player(tmp_path, step("echo output", ask="how many?", look="seven"))
+    one.play(1)
+    words = [word for word in shown(one).split() if word in ("many?", "output", "seven")]
+    assert words == ["output", "many?", "output", "seven"]  # the first is in the command
+
+
+def test_a_text_is_wrapped_next_to_its_label(tmp_path: Path) -> None:
+    one = player(tmp_path, step("true", say="word " * 40, look="look"), width=60)
+    one.play(1)
+    said = [line for line in shown(one).splitlines() if "word" in line]
+    assert len(said) > 2
+    assert max(map(len, said)) <= 60
+    assert {line[:8] for line in said[1:]} == {" " * 8}
+
+
+def test_of_a_long_output_the_end_is_shown_and_all_is_kept(tmp_path: Path) -> None:
+    one = player(tmp_path, step("seq 1000 1999", show_last=3))
+    assert one.play(1)
+    assert "1997\n1998\n1999\n" in shown(one)
+    assert "1996" not in shown(one)
+    assert "997 lines before these" in shown(one)
+    assert len((tmp_path / "01.txt").read_text().splitlines()) == 1000
+    assert "1000\n" in page_path(tmp_path).read_text()
+
+
+def test_a_demo_that_continues_keeps_the_first_steps_on_the_page(tmp_path: Path) -> None:
+    steps = step("echo first"), step("echo second"), step("echo third")
+    player(tmp_path, *steps).play(1)
+    again = player(tmp_path, steps[0], step("echo another"), step("exit 1"))
+    assert not again.play(2)
+    page = page_path(tmp_path).read_text()
+    assert [word in page for word in ("<pre>first", "<pre>another", "<pre>second", "<pre>third")] == [
+        *(True, True),
+        *(False, False),
+    ]
+    assert "this step went wrong" in page
+
+
+def test_the_page_is_there_after_each_step(tmp_path: Path) -> None:
+    """A demo that is broken off leaves the page of its played steps."""
+    one = player(tmp_path, step("echo first"), step("cat index.html"))
+    one.play(1)
+    assert "<pre>first" in (tmp_path / "02.txt").read_text()
+
+
+def test_a_command_gets_a_free_port(tmp_path: Path) -> None:
+    one = player(tmp_path, step("echo port FREE_PORT"))
+    one.play(1)
+    port = int((tmp_path / "01.txt").read_text().split()[1])
+    assert 1024 < port < 65536
+    assert f"echo port {port}" in shown(one)
+    assert f"echo port {port}" in page_path(tmp_path).read_text()
+
+
+def test_a_step_that_does_not_end_is_ended_and_the_demo_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("frog.learn.demo.play._GRACE_S", 1)
+    one = player(tmp_path, step("sleep 1000 & sleep 1000", timeout_s=1), step("echo after"))
+    assert not one.play(1)
+    assert one.played[1].code != 0
+    assert one.played[2].is_right
+
+
+def test_ctrl_c_ends_the_step_and_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the keyboard: Enter runs it, Ctrl-C ends it, s continues with the next step."""
+    answers = iter(["", "s", ""])
+    one = player(tmp_path, step("echo begun > begun; sleep 1000"), step("echo after"), auto=False)
+    monkeypatch.setattr("frog.learn.demo.play.read_line", lambda _: next(answers))
+
+    def interrupt() -> None:
+        while not (tmp_path / "begun").exists():
+            pass
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    assert not one.play(1)
+    thread.join()
+    assert one.played[2].is_right
+
+
+def test_a_demo_needs_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"has no train\.py"):
+        new_folder("a", None)
+
+
+def test_each_demo_gets_a_folder_of_its_own_and_from_continues_in_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("scripts", "config"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "train.py").touch()
+    with pytest.raises(UsageError, match="no demo-a in the current folder to continue"):
+        old_folder("a", None)
+    assert [str(new_folder("a", None)) for _ in range(11)] == ["demo-a", *(f"demo-a-{n}" for n in range(2, 12))]
+    (tmp_path / "demo-a-99").mkdir()  # not the folder of a demo
+    assert str(old_folder("a", None)) == "demo-a-11"
+    assert str(new_folder("a", None)) == "demo-a-100"
+    assert str(new_folder("b", None)) == "demo-b"
+    assert str(new_folder("a", Path("here/mine"))) == "here/mine"
+    with pytest.raises(UsageError, match="here/mine: already exists"):
+        new_folder("a", Path("here/mine"))
+    assert str(old_folder("a", Path("demo-a-2"))) == "demo-a-2"
+
+
+def test_runs_that_are_not_a_demos_are_not_removed(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "demo").mkdir(parents=True)
+    with pytest.raises(UsageError, match="not the folder of a demo"):
+        old_folder("a", tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2700)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_session_runs_unattended(name: Name, tmp_path: Path) -> None:
+    command = [str(Path(sys.executable).parent / "frog"), "demo", name, "--auto", "--out", str(tmp_path / "demo")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE * 880)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr
+    session = read_session(name)
+    assert len(list((tmp_path / "demo").glob("[0-9][0-9].txt"))) == len(session.steps)
+    assert "runs/" in (tmp_path / "demo" / "index.html").read_text()
+    steps = re.split(r"^\d+/\d+  .* ─+$", done.stdout, flags=re.MULTILINE)[1:]
+    assert len(steps) == len(session.steps)
+    assert [len(lines) for step in steps if len(lines := step.splitlines()) > 60] == [], "more than a screen or two"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_run_sheet_has_the_demos_minutes_and_questions(name: Name) -> None:
+    sheet = (ROOT / "docs" / "teach" / f"session-{name}.md").read_text()
+    session = read_session(name)
+    assert f"## The demo, {session.minutes} minutes" in sheet
+    rows = [f"| {number} {step.title} | {step.minutes} | {step.ask} |" for number, step in enumerate(session.steps, 1)]
+    assert [row for row in rows if row not in sheet] == []

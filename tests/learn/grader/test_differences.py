@@ -1,0 +1,28 @@
+"""What a comparison that fails says of the two values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from frog.learn.grader.grade import difference_of
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "said"),
+    [
+        ([0.0, 1.0], [1.0, 1.0], "x: differs by up to 1 at [0]: found 0, expected 1 everywhere."),
+        (
+            [2.0, 4.0, 0.0],
+            [1.0, 2.0, 0.0],
+            "x: differs by up to 2 at [1]: found 4, expected 2. Everywhere it is 2 times what was expected.",
+        ),
+        ([2.0, 4.0, 1.0], [1.0, 2.0, 0.0], "x: differs by up to 2 at [1]: found 4, expected 2."),
+        ([2.0], [1.0], "x: differs by up to 1 at [0]: found 2, expected 1."),
+        ([1.0, 2.0], [1.0, 2.0], None),
+    ],
+)
+def test_two_tensors(found: Any, expected: Any, said: str | None) -> None:
+    assert difference_of(torch.tensor(found), torch.tensor(expected), "x", 1e-5, 1e-7) == said

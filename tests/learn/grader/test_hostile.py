@@ -1,0 +1,390 @@
+"""Whatever a learner's file does, the check ends in a verdict that is no pass, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from harness import wait_until
+
+from frog.learn.grader.client import Grader
+from frog.learn.grader.exercise import Exercise
+from frog.learn.grader.grade import Grade, Rejected
+from frog.learn.grader.limits import SHARED_MEMORY, remove_shared_memory
+from frog.learn.grader.verdict import Verdict
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere learners' processes have fewer bounds")
+
+FILES = {
+    "manifest.toml": """
+        title = "a sum"
+        able = "add"
+        minutes = 1
+        files = ["sum.py"]
+        functions = ["reduce"]
+        hints = ["a", "b", "c"]
+        [[misconceptions]]
+        id = "wrong-sum"
+        belief = "it is the sum"
+        question = "Is it?"
+    """,
+    "sum.py": """
+        def reduce(x):
+            raise NotImplementedError("fill in reduce")
+    """,
+    "reference/sum.py": """
+        import torch.distributed as dist
+
+        def reduce(x):
+            dist.all_reduce(x)  # the secret
+    """,
+    "ranks.py": """
+        import torch
+        import torch.distributed as dist
+
+        class Box:
+            def add(self):
+                return None
+
+        def work(learner, case):
+            x = torch.full((3,), float(case["values"][dist.get_rank()]))
+            learner.reduce(x)
+            return x
+    """,
+    "check.py": """
+        import random
+        import torch
+
+        def check(grade):
+            values = random.Random(grade.seed).sample(range(1, 1000), 2)
+            world = grade.world(2, {"values": values}, seconds=1.0)
+            expected = torch.full((3,), float(sum(values)))
+            for found in world.values:
+                grade.compare(found, expected, "the sum", id="wrong-sum")
+    """,
+}
+
+
+OF_A_SCRIPT = {
+    "manifest.toml": FILES["manifest.toml"].replace("sum.py", "sum.sh").replace('["reduce"]', "[]"),
+    "sum.sh": "",
+    "reference/sum.sh": "echo $(($1 + $2)) # the secret",
+    "check.py": """
+        def check(grade):
+            ended = grade.program(["bash", "sum.sh", "3", str(grade.seed)], seconds=1.0, wall_s=8.0)
+            if ended.out.strip() != str(3 + grade.seed):
+                grade.reject("wrong-sum", f"It said {ended.out[:100]!r} and ended with {ended.code}.")
+    """,
+}
+
+
+def write_exercise(folder: Path, files: dict[str, str]) -> Exercise:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(textwrap.dedent(text))
+    return Exercise(folder)
+
+
+OF_THE_SHELL = {
+    "GLOO_SOCKET_IFNAME": "no-such-interface",
+    "NCCL_DEBUG": "INFO",
+    "TP_SOCKET_IFNAME": "no-such-interface",
+    "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
+    "TORCH_SHOW_CPP_STACKTRACES": "1",
+    "OMP_NUM_THREADS": "64",
+    "UCX_TLS": "all",
+    "PYTHONPATH": ".",
+    "PYTHONOPTIMIZE": "2",
+    "PYTHONHASHSEED": "7",
+}
+"""What a learner's shell may have set for other work."""
+
+
+class Place:
+    """A grader, and what it leaves: processes and files of a temporary folder of their own, and shared memory."""
+
+    def __init__(self, labs: Path, temporary: Path) -> None:
+        self.exercise = write_exercise(labs / "lab9" / "01_sum", FILES)
+        self.script = write_exercise(labs / "lab9" / "02_script", OF_A_SCRIPT)
+        self.temporary, self._shared = temporary, set(os.listdir("/dev/shm"))
+        self.grader = Grader()
+
+    def check(self, source: str) -> Verdict:
+        return self.grader.check(self.exercise, {"sum.py": textwrap.dedent(source).encode()})
+
+    def check_script(self, source: str) -> Verdict:
+        return self.grader.check(self.script, {"sum.sh": source.encode()})
+
+    def left(self) -> list[str]:
+        """Processes and files of checks that are over: all but the reserve, and what torch keeps for all processes."""
+        files = [path.name for path in self.temporary.iterdir() if not path.name.startswith("torchinductor")]
+        files += set(os.listdir("/dev/shm")) - self._shared if hides() else []
+        mine = (os.getpid(), self.grader._process.pid)
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                marked = process.environ().get("TMPDIR", "").startswith(str(self.temporary))
+                if marked and process.pid not in mine and process.status() != psutil.STATUS_ZOMBIE:
+                    files.append(f"{process.pid} {' '.join(process.cmdline())}")
+        return files
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    with pytest.MonkeyPatch.context() as patch:
+        temporary, learner = tmp_path_factory.mktemp("t"), tmp_path_factory.mktemp("learner")
+        patch.setenv("TMPDIR", str(temporary))
+        for name, value in OF_THE_SHELL.items():
+            patch.setenv(name, value)
+        for name in ("random", "copy", "torch", "check", "ranks"):
+            (learner / f"{name}.py").write_text("raise SystemExit('imported from the current folder')\n")
+        patch.chdir(learner)
+        place = Place(tmp_path_factory.mktemp("labs"), temporary)
+        place.grader.wait()
+        patch.chdir("/")
+        with place.grader:
+            yield place
+
+
+def snippets(name: str) -> list[Any]:
+    """The bodies of hostile/NAME.txt, each with the ids of which one must be found. All but the first are slow."""
+    text = (Path(__file__).parent / "hostile" / f"{name}.txt").read_text()
+    blocks = re.findall(r"^=== (.+?): (.+)\n((?:(?!===).*\n?)*)", text, re.MULTILINE)
+    return [
+        pytest.param(body.strip("\n"), tuple(ids.split()), id=title, marks=[pytest.mark.slow] if place else [])
+        for place, (title, ids, body) in enumerate(blocks)
+    ]
+
+
+def hides() -> bool:
+    """Whether a process of this system may change what it sees of the files."""
+    unshare = shutil.which("unshare")
+    return unshare is not None and subprocess.run([unshare, "-Urm", "true"], capture_output=True).returncode == 0
+
+
+def in_reduce(body: str) -> str:
+    """A file whose function does that."""
+    return "import torch\nimport torch.distributed as dist\ndef reduce(x):\n" + textwrap.indent(
+        textwrap.dedent(body).strip("\n"), "    "
+    )
+
+
+FORGED = """
+    import sys
+    def lines():
+        for cell in dist.all_reduce.__closure__ or ():
+            for part in getattr(cell.cell_contents, "args", ()) + (cell.cell_contents,):
+                judge = getattr(getattr(part, "__self__", part), "_judge", None)
+                if judge is not None:
+                    yield judge
+    line = next(lines())
+"""
+"""The connection to the judge, as the layer over torch.distributed holds it."""
+
+
+def refused(verdict: Verdict, ids: tuple[str, ...]) -> None:
+    """It is rejected for one of these, in words that a learner can read."""
+    assert verdict.status == "rejected", verdict
+    assert verdict.misconception in ids, verdict
+    assert verdict.observed
+    assert "Traceback" not in verdict.observed
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(place: Place) -> Iterator[None]:
+    yield
+    wait_until(lambda: place.left() == [], 10, "an end of all that was started")
+
+
+def test_the_reference_passes(place: Place) -> None:
+    assert place.check(FILES["reference/sum.py"]).status == "passed"
+    assert place.check(FILES["sum.py"]).status == "unsolved"
+
+
+@pytest.mark.parametrize(("body", "ids"), snippets("ends") + snippets("processes"))
+def test_it_ends(body: str, ids: tuple[str, ...], place: Place) -> None:
+    refused(place.check(in_reduce(body)), ids)
+
+
+@pytest.mark.parametrize(
+    "body", ["while True:\n    pass", "import os\nos._exit(0)", "raise SystemExit", "print('passed')"]
+)
+def test_it_ends_when_imported(body: str, place: Place) -> None:
+    refused(place.check(body), ("never-ends", "exited", "missing-function"))
+
+
+@pytest.mark.parametrize(("body", "ids"), snippets("looks"))
+def test_nothing_is_looked_up(body: str, ids: tuple[str, ...], place: Place) -> None:
+    """It reads, or tries to, catches what is raised, and returns what is right."""
+    if ids == ("passed",) and not hides():
+        pytest.skip("this system does not let a process hide a folder")
+    secret = f"SECRET = {str(place.exercise.folder / 'reference' / 'sum.py')!r}"
+    lines = [secret, "try:", textwrap.indent(body, "    "), "except BaseException as e:", "    print(repr(e))"]
+    verdict = place.check(in_reduce("\n".join([*lines, "dist.all_reduce(x)"])))
+    assert "the secret" not in verdict.output
+    if ids != ("passed",):  # what C++ opens is not heard, but finds nothing
+        refused(verdict, ids)
+
+
+@pytest.mark.parametrize(("body", "ids"), snippets("tricks"))
+def test_no_trick(body: str, ids: tuple[str, ...], place: Place) -> None:
+    refused(place.check(in_reduce(body)), ids)
+
+
+@pytest.mark.parametrize(("body", "ids"), snippets("frames"))
+def test_what_the_grader_gave_is_not_looked_at(body: str, ids: tuple[str, ...], place: Place) -> None:
+    """From a frame it goes back to the one that knows what all ranks were given."""
+    walk = """
+        while f is not None and "case" not in f.f_locals:
+            f = f.f_back
+        x.fill_(sum(f.f_locals["case"]["values"]))
+    """
+    refused(place.check(in_reduce(body + textwrap.dedent(walk))), ids)
+
+
+@pytest.mark.parametrize(("body", "ids"), snippets("forgeries"))
+def test_what_is_forged_is_no_pass(body: str, ids: tuple[str, ...], place: Place) -> None:
+    refused(place.check(in_reduce(textwrap.dedent(FORGED) + body)), ids)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "import random, numpy\nrandom.seed(0)\ntorch.manual_seed(0)\nnumpy.random.seed(0)\nx.fill_(7)",
+        "import os\nfor f in os.listdir('.'):\n    os.remove(f)\nx += 1",
+        "import sys\nfor name in list(sys.modules):\n    del sys.modules[name]\nx += 1",
+        "import atexit\natexit.register(print, 'passed')\nx += 1",
+        "class A:\n    def __del__(self):\n        x.fill_(7)\nA()",
+        "import sys\nsys.stdout = None\nx += 1",
+        "dist.all_reduce(x, async_op=True)",
+        "dist.destroy_process_group()",
+    ],
+)
+def test_what_is_wrong_stays_wrong(body: str, place: Place) -> None:
+    refused(place.check(in_reduce(body)), ("wrong-sum", "raised", "closed-output", "patched"))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        b"\x00",
+        b"\xff\xfe",
+        b"# coding: utf-7\nx = 1",
+        b"# coding: no-such\nx = 1",
+        b"(" * 100_000,
+        b"-" * 1_000_000 + b"1",
+        b"x = " + b"[" * 5_000 + b"]" * 5_000,
+        b"x" + b".y" * 100_000,
+        b"x = " + b"1" * 100_000,
+        b"if 1:\n" * 90 + b" pass",
+        b"def reduce(x:\n",
+        b"",
+    ],
+    ids=lambda source: source[:12].decode(errors="replace"),
+)
+def test_a_file_that_cannot_be_read_is_told(source: bytes, place: Place) -> None:
+    refused(place.grader.check(place.exercise, {"sum.py": source}), ("not-python", "not-readable", "missing-function"))
+
+
+@pytest.mark.parametrize("text", ["x = ", "x = 1" + "0" * 5_000, "x = " + "[" * 100_000, "x = 1\nx = 2"])
+def test_answers_that_cannot_be_read_are_told(text: str, place: Place, tmp_path: Path) -> None:
+    (tmp_path / "answers.toml").write_text(text)
+    with pytest.raises(Rejected) as caught:
+        Grade(place.exercise, tmp_path, 0, None, tmp_path).answers()
+    assert caught.value.failure.id == "not-readable"
+
+
+@pytest.mark.parametrize(("body", "ids"), snippets("scripts"))
+def test_a_script_ends_too(body: str, ids: tuple[str, ...], place: Place) -> None:
+    secret = place.script.folder / "reference" / "sum.sh"
+    if "SECRET" in body and not hides():
+        pytest.skip("this system does not let a process hide a folder")
+    verdict = place.check_script(f"SECRET={secret}\n{body}\n")
+    assert "the secret" not in verdict.output
+    if ids == ("broken",):
+        assert (verdict.status, verdict.observed) == ("broken", "The grader's own process ended.")
+        assert place.check_script(OF_A_SCRIPT["reference/sum.sh"]).status == "passed"  # and takes the files away
+    else:
+        refused(verdict, ids)
+
+
+def test_an_honest_script_passes(place: Place) -> None:
+    assert place.check_script(OF_A_SCRIPT["reference/sum.sh"]).status == "passed"
+
+
+def test_settings_of_the_shell_do_not_reach_ranks(place: Place) -> None:
+    """The learner's shell has OF_THE_SHELL set, and its folder modules with the names of the library's."""
+    body = "import os, random, copy\nprint(sorted(os.environ.items()), __debug__)\ndist.all_reduce(x)"
+    verdict = place.check(in_reduce(body))
+    assert verdict.status == "passed", verdict
+    reached = [(name, value) for name, value in OF_THE_SHELL.items() if str((name, value)) in verdict.output]
+    assert reached == []
+    assert "] True" in verdict.output
+
+
+def test_a_byte_order_mark_is_accepted_as_python_does(place: Place) -> None:
+    source = textwrap.dedent(FILES["reference/sum.py"])
+    latin = "# coding: latin-1\n# caf\xe9\n".encode("latin-1")
+    for data in (source.encode("utf-8-sig"), source.replace("\n", "\r\n").encode("utf-8-sig"), latin + source.encode()):
+        verdict = place.grader.check(place.exercise, {"sum.py": data})
+        assert verdict.status == "passed", verdict
+
+
+def test_a_missing_module_tells_which_files_are_checked(place: Place) -> None:
+    verdict = place.check("import helpers\n" + in_reduce("dist.all_reduce(x)"))
+    refused(verdict, ("raised",))
+    assert "The check runs sum.py, and no other file" in (verdict.observed or ""), verdict.observed
+
+
+@pytest.mark.parametrize("package", ["torch.distributed._tensor", "torch.distributed.checkpoint", "transformers"])
+def test_a_package_may_load_libraries_while_it_is_imported(package: str, place: Place) -> None:
+    pytest.importorskip(package)
+    verdict = place.check(f"import {package}\n" + in_reduce("dist.all_reduce(x)"))
+    assert verdict.status == "passed", verdict
+
+
+def test_shared_memory_of_a_process_that_has_ended_is_removed() -> None:
+    """Where the system does not give processes a /dev/shm of their own."""
+
+    left = SHARED_MEMORY / f"torch_{2**30}_1_0"
+    left.write_text("x")
+    remove_shared_memory([2**30 - 1])
+    assert left.exists()
+    remove_shared_memory([2**30])
+    assert not left.exists()
+
+
+def test_honest_tools_are_allowed(place: Place) -> None:
+    """What exercises have business with: logging, warnings, tracebacks, files, threads."""
+    body = """
+        import collections, dataclasses, io, logging, tempfile, threading, traceback, warnings
+        logging.basicConfig(level=logging.INFO, force=True)
+        logging.info("x is %s", x)
+        warnings.warn("a warning", stacklevel=2)
+        collections.namedtuple("Pair", "a b")
+        dataclasses.make_dataclass("Pair", ["a", "b"])
+        try:
+            1 / 0
+        except ZeroDivisionError:
+            traceback.print_exc()
+        with tempfile.TemporaryDirectory() as folder, open(folder + "/a", "w") as file:
+            file.write("a")
+        torch.save({"x": x}, "x.pt")
+        torch.load("x.pt", mmap=True)
+        thread = threading.Thread(target=dist.all_reduce, args=(x,))
+        thread.start()
+        thread.join()
+        torch.optim.AdamW([torch.nn.Parameter(x.clone())])
+        print("x", x)
+    """
+    verdict = place.check(in_reduce(body))
+    assert verdict.status == "passed", verdict

@@ -1,0 +1,122 @@
+"""When all sleep, and when they only seem to."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from frog.learn.grader import grade, limits
+from frog.learn.grader.exercise import find_exercises
+from frog.learn.grader.limits import Watch
+from frog.learn.grader.program import Ended, takes_more
+from frog.learn.grader.world import Task
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process has one state")
+
+
+@pytest.mark.parametrize(("loading_s", "found"), [(0.2, 1.0), (1.7, 1.0), (5.1, 3.0), (1000.0, 8.0)])
+def test_a_slow_machine_is_given_more_seconds(loading_s: float, found: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits.time, "process_time", lambda: loading_s)
+    assert limits.slowness() == pytest.approx(found)
+
+
+def test_each_process_of_a_check_gets_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+
+    def run_world(task: Task, *_: object) -> SimpleNamespace:
+        asked.append(task.seconds)
+        return SimpleNamespace(output=(), failure=None)
+
+    def run_program(
+        words: object, scratch: object, env: object, stdin: object, seconds: float, wall_s: float, *_: object
+    ) -> Ended:
+        asked.extend((seconds, wall_s))
+        return Ended(0, "", "", tmp_path, None)
+
+    monkeypatch.setattr(grade, "run_world", run_world)
+    monkeypatch.setattr(grade, "run_program", run_program)
+    exercise = find_exercises()[0]
+    for name, data in exercise.stub().items():
+        (tmp_path / name).write_bytes(data)
+    slow = grade.Grade(exercise, tmp_path, 1, None, tmp_path, 3.0)
+    slow.world(2, seconds=5.0)
+    slow.call()
+    slow.program(["true"], seconds=1.0, wall_s=8.0)
+    assert asked == [15.0, 6.0, 3.0, 24.0]
+
+
+@pytest.fixture
+def watch(tmp_path: Path) -> Watch:
+    return Watch([], 1.0, tmp_path)
+
+
+def looks(watch: Watch, monkeypatch: pytest.MonkeyPatch, states: Iterator[str]) -> list[bool]:
+    """What each look said of a process with one thread in those states."""
+    said = []
+    for state in states:
+        monkeypatch.setattr(limits, "of_threads", lambda pid, name, now=state: [f"7 (a ) S) {now} 1 1"])
+        said.append(watch._runs(psutil.Process()))
+    return said
+
+
+def test_a_thread_that_looks_up_now_and_then_sleeps(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not any(looks(watch, monkeypatch, iter("SSR" * 100)))
+
+
+def test_a_thread_that_waits_for_a_core_does_not(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = looks(watch, monkeypatch, iter("R" * 30 + "S" * 30))
+    assert said[:15] == [False] * 9 + [True] * 6
+    assert said[-25:] == [False] * 25
+
+
+@pytest.mark.parametrize(("state", "found"), [("R", None), ("S", "never-ends")])
+def test_it_may_take_as_long_as_the_machine_is_busy(
+    state: str, found: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look a second; that it sends something now and then is no end."""
+    watch = Watch([os.getpid()], 1e9, tmp_path, {0: 0.0})
+    watch._memory[0] = psutil.Process().memory_info().rss  # what the tests before this one left here is not its own
+    monkeypatch.setattr(limits.time, "monotonic", itertools.count(watch.stirred + 1).__next__)
+    monkeypatch.setattr(limits, "of_threads", lambda pid, name: [f"7 (a ) S) {state} 1 1"])
+    breaches = []
+    for _ in range(200):
+        watch.stirred = math.inf
+        breaches.append(watch.look(set()))
+    assert {breach.id if breach else None for breach in breaches[-9:]} == {found}
+
+
+FORKS = """
+import os, sys
+shared = b"x" * (96 << 20)
+reader, writer = os.pipe()
+for _ in range(11):
+    if os.fork() == 0:
+        os.close(writer)
+        kept = b"x" * (int(sys.argv[1]) << 20)
+        os.write(1, b".")
+        os.read(reader, 1)
+        os._exit(0)
+input()
+"""
+
+
+@pytest.mark.parametrize(("own_mib", "more"), [(1, False), (96, True)])
+def test_memory_that_forked_processes_share_counts_once(own_mib: int, more: bool) -> None:
+    words = [sys.executable, "-c", FORKS, str(own_mib)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdin
+        assert parent.stdout
+        assert parent.stdout.read(11) == "." * 11
+        family = [psutil.Process(parent.pid), *psutil.Process(parent.pid).children()]
+        assert sum(one.memory_info().rss for one in family) > 1 << 30
+        assert takes_more(family, 1 << 30) is more
+        parent.stdin.write("\n")

@@ -1,0 +1,46 @@
+"""Nobody runs what a learner wrote before all have joined the world: one that broke it could end another's joining."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frog.learn.grader.world import Task, _Running, run_world
+
+RANKS = b"def work(learner, case):\n    return learner.one()\n"
+LEARNER = b"def one():\n    return 1\n"
+LATE_S = 0.5
+"""In which a rank that is ready would have returned, were it not to wait; shorter would hide that."""
+
+
+@pytest.mark.slow
+def test_a_rank_waits_until_the_other_is_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[tuple[int, str]] = []
+    recognize, hear = _Running._recognize, _Running._hear
+
+    def stop_the_first(running: _Running, connection: Any, number: int, kind: str) -> None:
+        if number == 0 and kind != "output":
+            os.kill(running._ranks[0].process.pid, signal.SIGSTOP)
+        recognize(running, connection, number, kind)
+
+    def listen(running: _Running, number: int, said: dict[str, Any]) -> None:
+        heard.append((number, said["type"]))
+        if heard == [(1, "ready")]:
+            threading.Timer(LATE_S, os.kill, (running._ranks[0].process.pid, signal.SIGCONT)).start()
+        hear(running, number, said)
+
+    monkeypatch.setattr(_Running, "_recognize", stop_the_first)
+    monkeypatch.setattr(_Running, "_hear", listen)
+    scratch, labs = tmp_path / "scratch", tmp_path / "labs"
+    scratch.mkdir()
+    labs.mkdir()
+    files = {"learner.py": LEARNER}
+    task = Task(2, {}, "work", None, ({}, {}), False, 10.0, scratch, files, ("one",), RANKS, labs)
+    world = run_world(task, None, scratch)
+    assert world.values == [1, 1]
+    assert heard[:2] == [(1, "ready"), (0, "ready")]

@@ -1,0 +1,63 @@
+"""Rules that every exercise's check.py keeps (docs/exercises.md), as far as its source shows them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+import pytest
+
+from frog.learn.grader.exercise import Exercise, find_exercises
+
+EXERCISES = find_exercises()
+
+
+def functions(exercise: Exercise) -> Iterator[ast.FunctionDef]:
+    for node in ast.walk(ast.parse((exercise.folder / "check.py").read_text())):
+        if isinstance(node, ast.FunctionDef):
+            yield node
+
+
+def never_returns(function: ast.FunctionDef) -> bool:
+    return isinstance(function.returns, ast.Name) and function.returns.id == "NoReturn"
+
+
+def ends_in_a_rejection(body: list[ast.stmt], others: set[str]) -> bool:
+    """Whether no way leads past the end of this block. `others`: functions that never return."""
+    last = body[-1]
+    if isinstance(last, ast.If):
+        return bool(last.orelse) and all(ends_in_a_rejection(part, others) for part in (last.body, last.orelse))
+    if isinstance(last, ast.Raise):
+        return True
+    call = last.value if isinstance(last, ast.Expr) else None
+    if not isinstance(call, ast.Call):
+        return False
+    if isinstance(call.func, ast.Attribute):
+        return call.func.attr in ("reject", "reject_different")
+    return isinstance(call.func, ast.Name) and call.func.id in others
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
+def test_what_explains_a_difference_ends_in_a_rejection(exercise: Exercise) -> None:
+    """A looser comparison at the end would let pass what a stricter one has found."""
+    found = list(functions(exercise))
+    others = {function.name for function in found if never_returns(function)}
+    for function in found:
+        if never_returns(function):
+            assert ends_in_a_rejection(function.body, others), function.name
+
+
+@pytest.mark.parametrize("exercise", [one for one in EXERCISES if one.lab < 2], ids=lambda exercise: exercise.id)
+def test_a_function_that_explains_says_that_it_never_returns(exercise: Exercise) -> None:
+    assert [one.name for one in functions(exercise) if one.name.startswith("explain") and not never_returns(one)] == []
+
+
+def test_a_block_that_can_be_left_is_seen() -> None:
+    """The first test can fail."""
+    for source, ends in (
+        ("grade.reject('a', 'b')", True),
+        ("grade.compare(1, 2, 'a')", False),
+        ("if x:\n    grade.reject('a', 'b')", False),
+        ("if x:\n    grade.reject('a', 'b')\nelse:\n    explain(grade)", True),
+    ):
+        assert ends_in_a_rejection(ast.parse(source).body, {"explain"}) is ends

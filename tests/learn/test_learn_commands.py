@@ -1,0 +1,356 @@
+"""`frog learn` and its commands, as typed, on a course of three exercises with a grader whose verdict is chosen."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from small_course import SOLUTION, STUB, FakeGrader, write_course
+
+from frog.cli import main
+from frog.learn import actions
+from frog.learn.export import Export
+from frog.learn.folder import create_folder, open_folder
+from frog.learn.progress import QuizResult, read_progress, update_progress, with_quiz
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, which is the current one; the course is the small one."""
+    labs, here = write_course(tmp_path / "labs"), tmp_path / "mine"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(actions, "open_folder", partial(open_folder, labs=labs))
+    monkeypatch.setattr(actions, "create_folder", partial(create_folder, labs=labs))
+    monkeypatch.setitem(sys.modules, "frog.learn.grader.client", SimpleNamespace(Grader=FakeGrader))
+    return here
+
+
+@pytest.fixture
+def frog(here: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Run `frog learn` with words; what it printed, on either stream."""
+
+    def run(*words: str, code: int = 0) -> str:
+        assert main(["learn", *words]) == code
+        captured = capsys.readouterr()
+        return captured.out + captured.err
+
+    return run
+
+
+def step(here: Path, name: str = "lab1/01_first") -> Path:
+    return here / "exercises" / name / "step.py"
+
+
+def test_the_first_minute(frog: Any, here: Path) -> None:
+    first = frog()
+    assert f"will be {here}:" in first
+    assert "3 exercises" in first
+    assert "next: frog doctor\n" in first
+    lines = frog().splitlines()
+    assert len(lines) == 5
+    assert "0/3 exercises passed" in lines[0]
+    assert "1.1: the first (5 min)" in lines[2]
+    assert lines[4] == "next: frog learn watch"
+
+
+def test_a_folder_with_other_things_is_left_alone(frog: Any, here: Path) -> None:
+    (here / "thesis.tex").touch()
+    assert "try: frog learn init ~/frog-course" in frog(code=2)
+    assert "not inside a course folder" in frog("list", code=2)
+    assert [path.name for path in here.iterdir()] == ["thesis.tex"]
+
+
+def test_init_elsewhere_names_the_way_there(frog: Any, here: Path) -> None:
+    assert "next: cd sub && frog doctor" in frog("init", "sub")
+    assert (here / "sub" / "exercises").is_dir()
+
+
+def test_a_name_is_given_and_changed_later(frog: Any, here: Path) -> None:
+    assert "page: Ada Lovelace." in frog("init", "sub", "--name", "  Ada   Lovelace ")
+    for bad in ("", " ", "a" * 81, "two\x00"):
+        assert "cannot be a name" in frog("init", "other", "--name", bad, code=2)
+    assert not (here / "other").exists()
+
+
+def test_a_changed_name_is_in_the_export_and_leaves_the_journal_whole(
+    frog: Any, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frog()
+    before = read_progress(here).learner
+    assert frog("name") == f"{before}\n"
+    assert frog("name", "Grace", "Hopper") == "Grace Hopper\n"
+    frog("name", "Grace Hopper")
+    assert [entry.what for entry in read_progress(here).journal] == ["name"]
+    head = re.search(r"head: (\w+) Grace Hopper \(1 entries\)", frog("export"))
+    assert head is not None
+    (here / "heads.txt").write_text(f"{head[1]} Grace Hopper\n{read_progress(here).head[:8]} {before}\n")
+    assert main(["class", "frog-learn-grace-hopper.json", "--heads", "heads.txt"]) == 0
+    page = (here / "class.html").read_text()
+    assert "Grace Hopper" in page
+    assert ">whole<" in page
+
+
+def test_init_asks_for_the_name_at_a_terminal(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [Path(sys.executable).parent / "frog", "learn", "init", tmp_path / "mine"]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as init:
+        os.close(theirs)
+        os.write(ours, f"{'a' * 81}\nZoë B.\n".encode())  # too long, so it asks again
+        printed = b""
+        while b"then: frog learn" not in printed:
+            printed += os.read(ours, 1 << 16)
+        init.wait()
+    os.close(ours)
+    assert printed.count(b"Your name, as your instructor will read it (Enter: ") == 2
+    assert read_progress(tmp_path / "mine").name == "Zoë B."
+
+
+def test_from_a_check_to_the_next_exercise(frog: Any, here: Path) -> None:
+    frog()
+    assert "lab 1.1  the first: not solved yet" in frog("check", code=1)
+    step(here).write_text("def step(): return 2\n")
+    assert "lab 1.1  the first: not passed" in frog("check", code=1)
+    step(here).write_text(SOLUTION)
+    passed = frog("check")
+    assert "lab 1.1  the first: passed" in passed
+    assert "next: 1.2  the second: exercises/lab1/02_second/README.md" in passed
+    assert "✓ 1.1" in frog("list")
+    assert "> 1.2" in frog("list")
+    assert "lab 1.2  the second: not solved yet" in frog("check", code=1)
+
+
+def test_the_exercise_is_named_in_many_ways(frog: Any, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    frog()
+    for name in ("2.1", "third", "lab2/01_third", "exercises/lab2/01_third", "exercises/lab2/01_third/step.py"):
+        assert "lab 2.1" in frog("check", name, code=1)
+    monkeypatch.chdir(step(here, "lab1/02_second").parent)
+    assert "lab 1.2" in frog("check", code=1)
+    assert "one of: lab1/01_first" in frog("check", "2.9", code=2)
+
+
+def test_a_check_with_a_seed_repeats_and_is_not_noted(frog: Any, here: Path) -> None:
+    frog()
+    step(here).write_text(SOLUTION)
+    assert "seed 99" in frog("check", "--seed", "99")
+    assert read_progress(here).work("lab1/01_first").passed is None
+
+
+def test_a_number_is_shown_only_to_who_predicted_it(frog: Any, here: Path) -> None:
+    frog()
+    step(here, "lab1/02_second").write_text(SOLUTION + '# {"predicted": {"bytes-sent": 3985152}, "notes": ["3.99 MB"]}')
+    before = frog("check", "1.2") + frog("check", "1.2", "--json")
+    assert "3.99" not in before
+    assert "3985152" not in before
+    assert "frog learn predict bytes-sent VALUE\n    How many bytes does a rank send?" in before
+    assert read_progress(here).predictions == ()
+    assert "1.2  bytes-sent: How many" in frog("predict")
+    assert "predicted 5.3 MB; the next check that passes" in frog("predict", "bytes-sent", "5.3", "MB")
+    second = step(here, "lab1/02_second")
+    right = second.read_text()
+    second.write_text('# {"predicted": {"bytes-sent": 1}}')
+    frog("check", "1.2", code=1)  # what a wrong solution sends is no measurement
+    second.write_text(right)
+    assert "predicted 5.3 MB, measured 3.99 MB (33 % off)" in frog("check", "1.2")
+    assert frog("predict", "bytes-sent", "3.9e6").count("predicted 3.9 MB") == 1
+    assert "(2.1 % off, close enough)" in frog("check", "1.2")
+    assert json.loads(frog("check", "1.2", "--json"))["predicted"] == {"bytes-sent": 3985152}
+    assert [guess.measured for guess in read_progress(here).predictions] == [3985152, 3985152]
+
+
+def test_what_can_be_predicted(frog: Any, here: Path) -> None:
+    frog()
+    assert "1.1 asks for no prediction" in frog("predict")
+    assert "no exercise asks for a prediction with this name\n  try: 1.1, the current" in frog(
+        "predict", "bits", "3", code=2
+    )
+    assert "found the unit Mb, expected B" in frog("predict", "bytes-sent", "3Mb", code=2)
+    assert "not predicted yet: frog learn predict bytes-sent VALUE" in frog("predict", "bytes-sent")
+
+
+def test_a_wrong_prediction_names_the_belief_that_leads_to_it(frog: Any, here: Path) -> None:
+    frog()
+    manifest = here.parent / "labs/lab1/02_second/manifest.toml"
+    beliefs = '[[predict.beliefs]]\nvalue = 50\nbelief = "half"\n[[predict.beliefs]]\nfactor = 8\nbelief = "bits"\n'
+    beliefs += '[[predict.beliefs]]\nvalue = 99\nbelief = "near enough"\n'
+    manifest.write_text(manifest.read_text().replace("[[misconceptions]]", f"{beliefs}[[misconceptions]]"))
+    step(here, "lab1/02_second").write_text(SOLUTION + '# {"predicted": {"bytes-sent": 100}}')
+    for value, belief in (("50", "half"), ("802", "bits"), ("99", None), ("300", None)):
+        assert "misconception" not in frog("predict", "bytes-sent", value)
+        for said in (frog("check", "1.2"), frog("predict", "bytes-sent")):
+            assert " ".join(said.split()).partition("misconception behind it: ")[2].startswith(belief or "")
+            assert ("misconception" in said) == bool(belief)
+
+
+def test_a_belief_has_a_value_or_a_factor(frog: Any, here: Path) -> None:
+    frog()
+    manifest = here.parent / "labs/lab1/02_second/manifest.toml"
+    good = manifest.read_text()
+    for fields in ("", "value = 1\nfactor = 2\n"):
+        manifest.write_text(good.replace("[[misc", f'[[predict.beliefs]]\nbelief = "b"\n{fields}[[misc'))
+        assert "expected a value or a factor" in frog("list", code=2)
+
+
+def test_a_prediction_leaves_the_current_exercise_where_it_is(frog: Any) -> None:
+    frog()
+    frog("check", "2.1", code=1)
+    frog("predict", "bytes-sent", "3MB")
+    assert "exercise 2.1" in frog()
+    frog("hint", "1.2")
+    assert "exercise 1.2" in frog()
+
+
+def test_a_challenge_with_a_long_title_says_so_once_and_when_it_was_passed(frog: Any, here: Path) -> None:
+    frog()
+    manifest = here.parent / "labs/lab2/01_third/manifest.toml"
+    title = f"challenge: {'a training run ' * 5}"
+    manifest.write_text(manifest.read_text().replace('"the third"', f'"{title}"\nkind = "challenge"'))
+    assert frog("list").count("challenge") == 1
+    step(here, "lab2/01_third").write_text(SOLUTION)
+    frog("check", "2.1")
+    row = next(line for line in frog("list").splitlines() if "2.1" in line)
+    assert re.fullmatch(r"✓ 2\.1   challenge: a training .*\.\.\. +passed \d{4}-\d\d-\d\d", row)
+    assert len(row) <= 80
+    frog("progress")
+    assert (here / "progress.html").read_text().count("challenge") == 1
+
+
+def test_a_lab_that_is_passed_offers_its_quiz_until_it_is_taken(frog: Any, here: Path) -> None:
+    frog()
+    for exercise, said in (("lab1/01_first", False), ("lab1/02_second", True)):
+        step(here, exercise).write_text(SOLUTION)
+        assert ("You passed lab 1: frog quiz 1" in frog("check", exercise)) is said
+    assert "lab 2: 0 of 1 passed; you passed lab 1, now: frog quiz 1" in frog()
+    quiz = QuizResult(lab=1, at="2026-01-01 10:00:00.000", seed=1, asked=9, right=7)
+    update_progress(here, lambda progress: with_quiz(progress, quiz))
+    assert "lab 2: 0 of 1 passed; quiz: frog quiz 2" in frog()
+    assert "frog quiz" not in frog("check", "1.2")
+
+
+def test_hints_come_one_by_one(frog: Any) -> None:
+    frog()
+    assert frog("hint") == "hint 1 of 3: a question\n"
+    assert frog("hint") == "hint 1 of 3: a question\nhint 2 of 3: a place\n"
+    assert frog("hint", "1.2") == "hint 1 of 3: a question\n"
+
+
+def test_a_solution_is_shown_after_a_pass_or_is_noted(frog: Any, here: Path) -> None:
+    frog()
+    assert "try: frog learn hint 1.1; or frog learn solution 1.1 --give-up" in frog("solution", code=2)
+    assert SOLUTION in frog("solution", "--give-up")
+    assert read_progress(here).work("lab1/01_first").gave_up is not None
+    step(here, "lab2/01_third").write_text(SOLUTION)
+    frog("check", "2.1")
+    assert SOLUTION in frog("solution")
+    assert read_progress(here).work("lab2/01_third").gave_up is None
+
+
+def test_reset_says_where_the_work_went(frog: Any, here: Path) -> None:
+    frog()
+    step(here).write_text("mine\n")
+    kept = frog("reset").split("your files were moved to ")[1].strip()
+    assert (here / kept / "step.py").read_text() == "mine\n"
+    assert step(here).read_text() == STUB
+    assert "your files were moved" not in frog("reset")
+
+
+def test_a_learner_whose_course_is_newer_is_informed_on_any_command(frog: Any, here: Path) -> None:
+    frog()
+    labs = here.parent / "labs"
+    (labs / "lab1" / "01_first" / "README.md").write_text("newer\n")
+    assert "exercises/lab1/01_first/README.md: updated to the course's newer version" in frog("list")
+    assert "newer" not in frog("list")
+
+
+def test_all_that_was_done_is_on_the_page_and_in_the_export(frog: Any, here: Path) -> None:
+    frog()
+    second = step(here, "lab1/02_second")
+    second.write_text('# {"misconception": "sum-is-average"}')
+    frog("check", "1.2", code=1)
+    second.write_text(SOLUTION + '# {"predicted": {"bytes-sent": 100}}')
+    frog("predict", "bytes-sent", "400")
+    frog("hint", "1.2")
+    frog("check", "1.2")
+    frog("solution", "1.1", "--give-up")
+    quiz = QuizResult(lab=1, at="2026-01-01 10:00:00.000", seed=1, asked=3, right=2)
+    update_progress(here, lambda progress: with_quiz(progress, quiz))
+    text = frog("progress")
+    page = (here / "progress.html").read_text()
+    for said in ("4 times as much", "the sum over the ranks is the mean"):
+        assert said in text
+        assert said in page
+    assert "lab 1: 2 of 3" in text
+    assert page.count("<circle") == 1
+    assert "http" not in page
+    progress = read_progress(here)
+    head = f"head: {progress.head[:12]} {progress.learner} ({len(progress.journal)} entries)"
+    assert head in text
+    assert frog("export", "export.json") == f"written: export.json\n{head}\n"
+    found = msgspec.json.decode((here / "export.json").read_bytes(), type=Export)
+    by_id = {record.id: record for record in found.exercises}
+    assert by_id.keys() == {"lab1/01_first", "lab1/02_second"}
+    work = by_id["lab1/02_second"].work
+    assert (work.checks, work.hints, work.rejected["sum-is-average"].times) == (2, 1, 1)
+    assert work.passed is not None
+    assert work.passed.by.startswith("frog ")
+    assert by_id["lab1/02_second"].files["step.py"].startswith(SOLUTION)
+    assert found.predictions[0].measured == 100
+    assert found.quizzes == (quiz,)
+    assert (found.passed, found.of) == (1, 3)
+
+
+def test_an_export_has_the_hashes_of_the_runs_records(frog: Any, here: Path) -> None:
+    frog()
+    for folder in (here, here.parent):
+        (folder / "runs" / "four").mkdir(parents=True)
+        (folder / "runs" / "four" / "record.json").write_text(folder.name)
+        (folder / "runs" / "killed").mkdir()
+    expected = {
+        "runs/four": hashlib.sha256(here.name.encode()).hexdigest(),
+        "../runs/four": hashlib.sha256(here.parent.name.encode()).hexdigest(),
+    }
+    first, again = frog("export", "export.json"), frog("export", "export.json")
+    assert msgspec.json.decode((here / "export.json").read_bytes(), type=Export).records == expected
+    assert first == again, "a record that has not changed is noted once"
+    (here / "runs" / "four" / "record.json").write_text("it went on")
+    assert frog("export", "export.json") != again
+    assert [entry.what for entry in read_progress(here).journal] == ["record"] * 3
+
+
+def test_when_all_is_passed(frog: Any, here: Path) -> None:
+    frog()
+    for name in ("lab1/01_first", "lab1/02_second", "lab2/01_third"):
+        step(here, name).write_text(SOLUTION)
+        last = frog("check", name)
+    assert "You passed every exercise" in last
+    assert "You passed every exercise." in frog()
+
+
+def test_what_the_system_refuses_is_no_traceback(frog: Any, here: Path) -> None:
+    frog()
+    (here / "backups").write_text("in the way")
+    step(here).write_text("mine")
+    assert "backups" in frog("reset", code=2)
+    assert step(here).read_text() == "mine"
+
+
+def test_a_terminal_without_ticks(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    assert main(["learn"]) == 0
+    step(here).write_text(SOLUTION)
+    assert main(["learn", "check"]) == 0
+    out.flush()
+    assert b"? lab 1.1  the first: passed" in out.buffer.getvalue()  # type: ignore[attr-defined]

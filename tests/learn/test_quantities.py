@@ -1,0 +1,112 @@
+"""Numbers with units: as typed, as shown, and how far off."""
+
+from __future__ import annotations
+
+import pytest
+
+from frog.core.errors import UsageError
+from frog.learn.predictions import compared
+from frog.learn.progress import Guess
+from frog.learn.progress_page import HEIGHT, height_of
+from frog.learn.quantity import format_quantity, parse_quantity
+
+
+@pytest.mark.parametrize(
+    ("text", "unit", "value"),
+    [
+        ("5.3MB", "B", 5.3e6),
+        ("5.3 MB", "B", 5.3e6),
+        ("2 MiB", "B", 2 * 2**20),
+        ("3kB", "B", 3e3),
+        ("1GiB", "B", 2**30),
+        ("1 GB", "B", 1e9),
+        ("3,985,152", "B", 3985152),
+        ("3_985_152", "B", 3985152),
+        ("1e6", "B", 1e6),
+        ("12ms", "s", 0.012),
+        ("15us", "s", 15e-6),
+        ("3", "s", 3),
+        ("33%", "%", 33),
+        ("12 steps", "steps", 12),
+        ("4", "ranks", 4),
+        ("-0.5", "", -0.5),
+        (".5", "", 0.5),
+    ],
+)
+def test_what_is_understood(text: str, unit: str, value: float) -> None:
+    assert parse_quantity(text, unit) == pytest.approx(value, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "many", ".", "1e999", "nan", "1,2", "1.2.3", "3 4", "5 MBs", "5 s", "5Mb", "8 bit", "1e300TB", "1" * 81],
+)
+def test_what_is_no_number_of_bytes(text: str) -> None:
+    with pytest.raises(UsageError, match=r"try: a number, such as 5312, 5\.3MB or 5MiB"):
+        parse_quantity(text, "B")
+
+
+def test_bits_are_not_taken_for_bytes() -> None:
+    with pytest.raises(UsageError, match="a byte has 8 bits"):
+        parse_quantity("32 Mbit", "B")
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (3985152, "B", "3.99 MB"),
+        (12, "B", "12 B"),
+        (0.0123, "s", "12.3 ms"),
+        (3, "s", "3 s"),
+        (1.5e-5, "s", "15 us"),
+        (33.333, "%", "33.3 %"),
+        (12, "steps", "12 steps"),
+        (2656768, "", "2656768"),
+        (0.25, "", "0.25"),
+        (0, "B", "0 B"),
+        (123456.7, "", "123457"),
+    ],
+)
+def test_what_is_shown(value: float, unit: str, text: str) -> None:
+    assert format_quantity(value, unit) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "measured", "off"),
+    [
+        (100.0, 100.0, "exactly"),
+        (102.0, 100.0, "2 % off, close enough"),
+        (133.0, 100.0, "33 % off"),
+        (800.0, 100.0, "8 times as much"),
+        (10.0, 100.0, "90 % off"),
+        (-100.0, 100.0, "200 % off"),
+        (3.0, 0.0, "off"),
+    ],
+)
+def test_how_far_off(value: float, measured: float, off: str) -> None:
+    guess = Guess(exercise="lab1/01_a", id="a", value=value, unit="", text=f"{value}", at="")
+    assert compared(guess, measured, 0.05).endswith(f"({off})")
+
+
+@pytest.mark.parametrize(
+    ("text", "unit", "measured", "said"),
+    [
+        ("100000", "B", 100_034, "predicted 100 kB, measured 100.03 kB (0.034 % off, close enough)"),
+        ("0.1MB", "B", 100_034, "predicted 0.1MB, measured 100.03 kB (0.034 % off, close enough)"),
+        ("3985152", "B", 3_985_152, "predicted 3.985152 MB, measured 3.985152 MB (exactly)"),
+        ("1.536", "", 3.0 * 0.8 * 0.8 * 0.8, "predicted 1.536, measured 1.536 (exactly)"),
+        ("1.536", "", 1.5362, "predicted 1.536, measured 1.5362 (0.013 % off, close enough)"),
+        ("1.536", "", 2.4, "predicted 1.536, measured 2.4 (36 % off)"),
+        ("12", "steps", 16, "predicted 12 steps, measured 16 steps (25 % off)"),
+    ],
+)
+def test_two_numbers_that_differ_read_differently(text: str, unit: str, measured: float, said: str) -> None:
+    value = parse_quantity(text, unit)
+    guess = Guess(exercise="lab1/01_a", id="a", value=value, unit=unit, text=text, at="")
+    assert compared(guess, measured, 0.05) == said
+
+
+def test_twice_too_much_is_drawn_as_far_up_as_half_is_down() -> None:
+    middle = height_of(1)
+    assert middle - height_of(2) == pytest.approx(height_of(0.5) - middle, abs=0.11)
+    assert 0 < height_of(1e9) < middle < height_of(1e-9) < HEIGHT

@@ -1,0 +1,68 @@
+"""An exercise's README.md as `frog learn watch` shows it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from frog.learn.grader.exercise import Exercise, find_exercises
+from frog.learn.readme import readme_lines
+from frog.learn.text import Style
+
+PAGE = """\
+# Lab 9.1: the title
+
+**You will be able to** read *this*, and
+[a page](../page.md) with `**kwargs`, 2 * 3 and 4 * 5.
+
+```console
+$ frog learn predict a-number 1
+    indented
+```
+
+    weights = [1,
+        2]
+
+| file | what it does |
+|---|---|
+| `a.py` | sends |
+
+- one item that is long enough to be wrapped
+- two
+## More
+"""
+
+
+def test_marks_are_shown_as_text_and_code_as_it_is() -> None:
+    assert readme_lines(PAGE, Style(40)) == [
+        "You will be able to read this, and a",
+        "page with `**kwargs`, 2 * 3 and 4 * 5.",
+        "",
+        "  $ frog learn predict a-number 1",
+        "      indented",
+        "",
+        "  weights = [1,",
+        "      2]",
+        "",
+        "  file  |  what it does",
+        "  `a.py`  |  sends",
+        "",
+        "- one item that is long enough to be",
+        "  wrapped",
+        "- two",
+        "More",
+    ]
+
+
+def test_what_a_paragraph_begins_with_in_bold_is_strong() -> None:
+    assert readme_lines("**Do.** Fill in `f`.", Style(40, colour=True)) == ["\x1b[1mDo.\x1b[0m Fill in `f`."]
+
+
+@pytest.mark.parametrize("exercise", find_exercises(), ids=lambda exercise: exercise.number)
+def test_a_page_of_the_course_fits_and_is_complete(exercise: Exercise) -> None:
+    lines = readme_lines(exercise.readme, Style(80))
+    assert [line for line in lines if len(line) > 80] == []
+    body = exercise.readme.partition("\n")[2]
+    body = re.sub(r"^```.*$|^\|[-|:]+$|\]\([^)]*\)", "", body, flags=re.MULTILINE)
+    assert re.findall(r"\w+", " ".join(lines)) == re.findall(r"\w+", body)

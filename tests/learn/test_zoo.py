@@ -1,0 +1,155 @@
+"""The grader graded: what every exercise ships does what it is there for."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+from pathlib import Path
+
+import psutil
+import pytest
+
+from frog.cli import main
+from frog.core.errors import UsageError
+from frog.learn.grader.client import Grader
+from frog.learn.grader.exercise import LABS, Exercise, find_exercises
+from frog.learn.grader.general import general
+from frog.learn.grader.verdict import Verdict
+from frog.learn.zoo import ZOO, Specimen, section, specimens, table, updated
+
+EXERCISES = find_exercises()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
+def test_each_solution_gets_its_verdict(exercise: Exercise, grader: Grader) -> None:
+    found = [(one, grader.check(one.exercise, one.files)) for one in specimens(exercise)]
+    assert [problem for one, verdict in found if (problem := one.problem(verdict))] == []
+    if exercise.lab < 2:
+        assert [text for _, verdict in found if misworded(text := verdict.observed or "")] == []
+    left = psutil.Process(grader._process.pid).children()
+    assert len(left) < 10, "those of the last check may still end; a morning of frog learn watch would leave thousands"
+
+
+_ONE_OF_MANY = re.compile(
+    r"(?<![\d.,])1 (batches|bytes|GPUs|labels|losses|ranks|rows|steps|times|tokens|values|weights)\b"
+)
+_TWO_NUMBERS = re.compile(
+    r"(?:found|is|was|had the loss|differs from torch\.optim\.AdamW's:) (?P<a>-?\d[\d.e+-]*\d),? "
+    r"(?:expected|there|never stopped|and should be|and of [a-z ]+|the mean over all tokens is) (?P<b>-?\d[\d.e+-]*\d)"
+)
+
+
+def misworded(text: str) -> bool:
+    """Whether a sentence says "1 bytes", or contrasts two numbers that are printed alike."""
+    return bool(_ONE_OF_MANY.search(text)) or any(pair["a"] == pair["b"] for pair in _TWO_NUMBERS.finditer(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("the folder held x (1 bytes)", True),
+        ("the folder held x (1 byte), y (11 bytes), 1.1 bytes", False),
+        ("the loss: found 3.5265, expected 3.5265.", True),
+        ("the loss of step 1 was 3.52653, and of a run never killed 3.52653", True),
+        ("the loss of step 1 was 3.52653, and of a run never killed 3.52654", False),
+    ],
+)
+def test_a_misworded_sentence_is_found(text: str, wrong: bool) -> None:
+    assert misworded(text) is wrong
+
+
+def test_a_wrong_verdict_is_met() -> None:
+    """The proof itself can fail."""
+    one = Specimen(EXERCISES[0], "wrong", "a", {}, "a")
+    for status, reason, is_right in (("rejected", "a", True), ("rejected", "b", False), ("passed", None, False)):
+        verdict = Verdict(exercise="", status=status, misconception=reason, seed=1, seconds=0)  # type: ignore[arg-type]
+        assert (one.problem(verdict) is None) is is_right
+
+
+@pytest.mark.parametrize(
+    ("predicted", "problem"),
+    [
+        ({"after-three-steps": 1.536}, None),
+        ({}, "did not measure after-three-steps"),
+        (
+            {"after-three-steps": 2.4},
+            "after-three-steps is 2.4, which is too close to this belief: three steps are one",
+        ),
+    ],
+)
+def test_a_reference_measures_what_no_belief_comes_near(predicted: dict[str, float], problem: str | None) -> None:
+    one = Specimen(EXERCISES[0], "reference", "", {})
+    found = one.problem(Verdict(exercise="", status="passed", seed=1, seconds=0, predicted=predicted))
+    assert found is None if problem is None else problem in (found or "")
+
+
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.id)
+def test_an_exercise_is_whole(exercise: Exercise) -> None:
+    manifest = exercise.manifest
+    wrong = exercise.solutions("wrong")
+    assert len(wrong) >= 4
+    known = {known.id for known in manifest.misconceptions}
+    assert {one.misconception for one in wrong} <= known | general().keys()
+    assert known <= {one.misconception for one in wrong}, "a misconception that no wrong solution shows"
+    assert len({one.files()[manifest.files[0]] for one in wrong}) == len(wrong) or len(manifest.files) > 1
+    assert exercise.stub() != exercise.reference().files()
+    in_reference = {path.name for path in (exercise.folder / "reference").iterdir()} - {"__pycache__"}
+    assert in_reference == set(manifest.files)
+    assert "You will be able to" in exercise.readme
+    first = manifest.files[0]
+    if first.endswith(".py"):
+        names = {getattr(node, "name", None) for node in ast.parse(exercise.stub()[first]).body}
+        assert set(manifest.functions) <= names
+
+
+def test_solutions_take_given_files_from_the_exercise(tmp_path: Path) -> None:
+    (tmp_path / "course/lab1").mkdir(parents=True)
+    folder = shutil.copytree(LABS / "lab3/06_be_the_cluster", tmp_path / "course/lab1/01_first")
+    (folder / "worker.py").write_text("print('another')")
+    exercise = Exercise(folder)
+    for solution in (exercise.reference(), *exercise.solutions("right"), *exercise.solutions("wrong")):
+        files = solution.files()
+        assert (list(files), files["worker.py"]) == (["launch.sh", "worker.py"], b"print('another')")
+    assert exercise.stub()["worker.py"] == b"print('another')"
+
+
+def test_a_file_to_edit_cannot_be_given_too(tmp_path: Path) -> None:
+    folder = shutil.copytree(LABS / "lab3/06_be_the_cluster", tmp_path / "lab1/01_first")
+    manifest = folder / "manifest.toml"
+    manifest.write_text(manifest.read_text().replace('given = ["worker.py"]', 'given = ["launch.sh"]'))
+    with pytest.raises(UsageError, match=r"manifest.toml: .*launch.sh in files and in given"):
+        _ = Exercise(folder).manifest
+
+
+def test_numbers_and_names_tell_exercises_apart() -> None:
+    assert len({exercise.number for exercise in EXERCISES}) == len(EXERCISES)
+    folders = [path for path in LABS.glob("lab*/*/") if path.name[0] not in "._"]
+    assert sorted(folders) == [exercise.folder for exercise in EXERCISES]
+
+
+def test_the_table_names_every_exercise_and_every_wrong_solution(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["learn", "dev", "table"]) == 0
+    assert capsys.readouterr().out == f"{ZOO}\n"
+    text = (tmp_path / ZOO).read_text()
+    assert text == table(EXERCISES)
+    for exercise in EXERCISES:
+        part = text.partition(f"`{exercise.id}`")[2].partition("\n## ")[0]
+        assert [one.name for one in exercise.solutions("wrong") if f"| {one.name} |" not in part] == []
+
+
+def test_one_section_of_the_table_is_written_and_the_others_stay() -> None:
+    text = table(EXERCISES)
+    other = text.replace(section(EXERCISES[3]), f"## {EXERCISES[3].number} an old title\n\nan old row\n").replace(
+        "| uphill |", "| unproved |"
+    )
+    once = updated(other, EXERCISES, [EXERCISES[3]])
+    assert once != text
+    assert once.replace("unproved", "uphill") == text
+    without = text.replace(section(EXERCISES[5]) + "\n", "")
+    assert updated(without, EXERCISES, [EXERCISES[5]]) == text

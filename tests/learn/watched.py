@@ -1,0 +1,13 @@
+"""For test_watch_terminal.py: `frog learn watch` of the course in a folder, with a grader that needs no torch."""
+
+import sys
+from pathlib import Path
+
+from small_course import FakeGrader
+
+from frog.learn.folder import LearnerFolder
+from frog.learn.grader.exercise import find_exercise
+from frog.learn.watch import watch_exercises
+
+folder, labs = map(Path, sys.argv[1:])
+watch_exercises(LearnerFolder(folder, labs), find_exercise("1.1", labs), FakeGrader)

@@ -1,0 +1,72 @@
+"""`frog collectives`, as typed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from wrong_peers import EXAMPLES, WRONG
+
+from frog.cli import main
+
+
+@pytest.fixture(scope="module")
+def idle_peer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The command of a peer that gives its input back."""
+    path = tmp_path_factory.mktemp("peer") / "peer.py"
+    path.write_text(WRONG["keeps-its-own"].source())
+    return f"{sys.executable} {path}"
+
+
+def test_what_is_wrong_is_said_with_belief_and_question(
+    idle_peer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep = tmp_path / "kept"
+    words = ["collectives", "check", "--peer", idle_peer, "--world", "2", "--seed", "5", "--keep", str(keep)]
+    assert main(words) == 1
+    said = capsys.readouterr().out
+    assert "✗ results" in said
+    assert "The result is this rank's own input." in said
+    assert "A misconception behind this result: the result is what I began with." in said
+    assert "· cut-link     first the results" in said
+    assert "--seed 5" in said
+    assert (keep / "results-2" / "rank_1" / "calls.tsv").read_text().startswith("all_reduce\t0\t/")
+    assert main(words) == 2
+    assert "the folder is not empty" in capsys.readouterr().err
+
+
+def test_the_same_as_data(idle_peer: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["collectives", "check", "--peer", idle_peer, "--world", "2", "--only", "results", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["worlds"], found["passed"]) == ([2], False)
+    (only,) = found["checks"]
+    assert (only["check"], only["status"], only["finding"]) == ("results", "rejected", "not-reduced")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--world", "1"], "sizes from 2 to 8"),
+        (["--world", "2,x"], "sizes from 2 to 8"),
+        (["--only", "speed"], "'speed' is none of results, "),
+        (["--operations", "all_reduce,scan"], "'scan' is none of all_reduce, "),
+    ],
+)
+def test_words_that_cannot_be_are_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["collectives", "check", "--peer", "true", *words])
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("peer", "said"), [("", "says no command"), ("'", "No closing quotation")])
+def test_a_command_must_be_one(peer: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["collectives", "check", "--peer", peer]) == 2
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("language", "name"), [("python", "ring.py"), ("rust", "ring.rs")])
+def test_examples_are_printed(language: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["collectives", "example", language]) == 0
+    assert capsys.readouterr().out == (EXAMPLES / name).read_text()

@@ -1,0 +1,65 @@
+"""The site, built once, and served on loopback."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import ROOT, Browser, chromium, find_browser
+
+from frog.cli import _parser
+from tools.site.build import build_site
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_site(ROOT, _parser(), tmp_path_factory.mktemp("site"))
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="session")
+def address(site: Path) -> Iterator[str]:
+    yield from _served(_Quiet, site)
+
+
+@pytest.fixture(scope="session")
+def light_address(site: Path) -> Iterator[str]:
+    """The same pages, whose search finds nothing."""
+    yield from _served(_WithoutIndex, site)
+
+
+def _served(handler: type[_Quiet], site: Path) -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(site))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+class _WithoutIndex(_Quiet):
+    """Every page loads the index of the search: seconds of a core for a hundred pages that are only looked at."""
+
+    def do_GET(self) -> None:
+        if not self.path.startswith("/search.json"):
+            super().do_GET()
+            return
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"config": {"lang": ["en"], "separator": " "}, "items": []}')
+
+
+@pytest.fixture(scope="module")  # it takes an eighth of a core for as long as it lives
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    program = find_browser()
+    if program is None:
+        pytest.skip("Chromium is not here: `make system`")
+    with chromium(program, tmp_path_factory.mktemp("profile")) as started:
+        yield started

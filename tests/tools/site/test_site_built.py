@@ -1,0 +1,101 @@
+"""The built site, as files: links lead somewhere, pictures have words, HTML is valid, all is loaded from itself."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import html5lib
+import pytest
+
+pytestmark = pytest.mark.slow
+
+_LOADS = {"img": "src", "script": "src", "iframe": "src", "source": "src", "link": "href"}
+_SHELLS = ("index.html", "docs/strategies.html")
+"""Whole pages that are parsed; of the others, whose frame is the same, what is theirs."""
+
+
+class Page(HTMLParser):
+    """What a page links to, loads, calls by name, and shows without words."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.loads: list[str] = []
+        self.names: Counter[str] = Counter()
+        self.wordless: list[str] = []
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if tag == "a" and given.get("href"):
+            self.links.append(given["href"] or "")
+        if tag in _LOADS and given.get(_LOADS[tag]):
+            self.loads.append(given[_LOADS[tag]] or "")
+        if name := given.get("id"):
+            self.names[name] += 1
+        if (tag == "img" and not given.get("alt")) or (tag == "iframe" and not given.get("title")):
+            self.wordless.append(str(given.get("src")))
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[Path, Page]:
+    return {path: Page(path) for path in site.rglob("*.html") if not path.name.startswith("shown-")}
+
+
+def test_links_and_anchors_lead_somewhere(site: Path, pages: dict[Path, Page]) -> None:
+    broken = []
+    for path, page in pages.items():
+        for link in page.links + page.loads:
+            parts = urlsplit(link)
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            target = target / "index.html" if target.is_dir() else target
+            if parts.scheme:
+                continue
+            known = pages[target].names if target in pages else Counter[str]()
+            named = parts.fragment and target.suffix == ".html"  # a picture's fragment is the theme that it is for
+            if not target.exists() or (named and not known[unquote(parts.fragment)]):
+                broken.append(f"{path.relative_to(site)}: {link}")
+    assert len(pages) > 100
+    assert broken == []
+
+
+def test_nothing_is_loaded_from_elsewhere(site: Path, pages: dict[Path, Page]) -> None:
+    loads = {load for page in pages.values() for load in page.loads if urlsplit(load).netloc}
+    styles = [
+        url for path in site.rglob("*.css") for url in re.findall(r"url\(\s*['\"]?(https?:|//)", path.read_text())
+    ]
+    assert loads == set()
+    assert styles == []
+
+
+def test_checklists_have_boxes(site: Path) -> None:
+    assert 'class="task-list-item"' in (site / "docs/scale/first-hour.html").read_text()
+
+
+def test_pictures_have_words_and_names_stand_once(site: Path, pages: dict[Path, Page]) -> None:
+    found = {str(path.relative_to(site)): page.wordless for path, page in pages.items() if page.wordless}
+    assert found == {}
+    twice = {
+        str(path.relative_to(site)): names
+        for path, page in pages.items()
+        if (names := [name for name, count in page.names.items() if count > 1])
+    }
+    assert twice == {}
+
+
+def test_html_is_valid(site: Path, pages: dict[Path, Page]) -> None:
+    faults = []
+    for path in pages:
+        text, parser = path.read_text(), html5lib.HTMLParser()
+        if str(path.relative_to(site)) in _SHELLS:
+            parser.parse(text)
+        else:  # what colours code is spans alone, and most of a page
+            article = re.search(r"<article.*</article>", text, re.DOTALL)
+            assert article, path
+            parser.parseFragment(re.sub(r"</?span[^>]*>", "", article[0]))
+        faults += [f"{path.relative_to(site)}: {where}: {code} {facts}" for where, code, facts in parser.errors]
+    assert faults == []

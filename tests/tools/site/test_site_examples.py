@@ -1,0 +1,53 @@
+"""The real runs of the site: what their commands name is there, and their pages show what they left."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from frog.cli import _parser
+from frog.config.load import load_run_config
+from frog.config.strategies import AXES, DATA_STRATEGIES
+from frog.core.errors import FrogError
+from tools.site.examples import EXAMPLES, Example, Examples, _run, example_pages
+from tools.site.nav import navigation
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_there_is_one_of_each_strategy() -> None:
+    assert {*DATA_STRATEGIES, *AXES, "chaos", "class"} == {example.name for example in EXAMPLES}
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
+def test_its_commands_are_such_as_there_are(example: Example) -> None:
+    text = "; ".join(example.commands)
+    for words in re.findall(r"(?:^|[;(] ?|&& |do )frog ([^;)]+)", text):
+        _parser().parse_args(shlex.split(words.replace("$who", "ada")))
+    assert [path for path in re.findall(r"cp (src/\S+)", text) if not (ROOT / path).exists()] == []
+    for words in re.findall(r"train (config/\S+) (.*)", text):
+        sets = re.findall(r"--set (\S+)", words[1].partition(";")[0])
+        load_run_config(ROOT / words[0], sets).check_world(2)
+
+
+def test_a_page_shows_what_the_run_left(tmp_path: Path) -> None:
+    assert example_pages(tmp_path) == Examples()
+    (tmp_path / "class.html").write_text("<title>class</title>")
+    found = example_pages(tmp_path)
+    assert "[A class](class.md)" in found.pages["examples/README.md"]
+    assert 'src="shown-class.html" title="' in found.pages["examples/class.md"]
+    assert found.files == {"shown-class.html": tmp_path / "class.html"}
+
+
+def test_real_runs_are_in_the_navigation_only_if_some_were_made() -> None:
+    assert "Real runs" not in str(navigation(ROOT, {}))
+    assert "Real runs" in str(navigation(ROOT, {"A class": "examples/class.md"}))
+
+
+def test_what_a_failed_example_said_is_told(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    with pytest.raises(FrogError, match=r"the example x left no x\.html\n\$ echo why\nwhy\n"):
+        _run(tmp_path, Example("x", "X", "", ("echo why",), "x.html"))

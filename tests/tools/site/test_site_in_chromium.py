@@ -1,0 +1,177 @@
+"""Every page in a real Chromium: on a phone and on a desk, light and dark; by keyboard; its search, from disk too."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from browser import Browser, Tab
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2700)]
+
+TERMS = (
+    "all-reduce",
+    "bucket",
+    "GradScaler",
+    "rendezvous",
+    "sbatch",
+    "zero3",
+    "heartbeat",
+    "perplexity",
+    "bucket_mb",
+    "MareNostrum",
+)
+
+_LOOK = (Path(__file__).parent / "look.js").read_text()
+"""Finds what is wrong with a page as it is shown now."""
+
+THEMES = {"light": "default", "dark": "slate"}
+"""What the page takes for what the system asks for."""
+
+_THEME = """async wanted => {
+  for (let left = 400; left > 0 && document.body.dataset.mdColorScheme != wanted; left--)
+    await new Promise(wake => setTimeout(wake, 50))
+  return document.body.dataset.mdColorScheme
+}"""
+"""The page is told of the system's wish by an event: wait for what it makes of it."""
+
+_STILL = "*, *::before, *::after { transition: none !important; animation: none !important }"
+
+
+def still(tab: Tab) -> None:
+    tab.run(
+        f"document.head.append(Object.assign(document.createElement('style'), {{textContent: {json.dumps(_STILL)}}}))"
+    )
+
+
+def looks(name: str) -> tuple[tuple[int, str], ...]:
+    """Width and theme in which a page is seen: all four, or two where many pages look alike."""
+    all_four = ((1440, "light"), (1440, "dark"), (390, "dark"), (390, "light"))
+    alike = name.startswith(("reference/api/", "src/", "docs/development/")) or name.count(".") > 1
+    return all_four[::2] if alike else all_four
+
+
+def test_pages_on_a_phone_and_on_a_desk_light_and_dark(browser: Browser, site: Path, light_address: str) -> None:
+    tab, found, schemes = browser.new_tab(), dict[str, list[str]](), set[str]()
+    for path in sorted(site.rglob("*.html")):
+        name = path.relative_to(site).as_posix()
+        tab.show(1440, 1000, "light")
+        tab.open(f"{light_address}/{name}")
+        still(tab)
+        for width, scheme in looks(name):
+            tab.show(width, 1000, scheme)
+            schemes.add(f"{scheme} {tab.run(f'({_THEME})({json.dumps(THEMES[scheme])})')}")
+            for fault in tab.run(f"({_LOOK})()"):
+                found.setdefault(fault, []).append(f"{name} {width} {scheme}")
+        for fault in tab.faults:
+            found.setdefault(fault, []).append(name)
+        tab.faults.clear()
+    assert {fault: (len(pages), pages[0]) for fault, pages in found.items()} == {}
+    assert schemes == {f"{scheme} {theme}" for scheme, theme in THEMES.items()}
+    assert [url for url in tab.requests if not url.startswith((light_address, "data:", "blob:"))] == []
+
+
+_COPY = """async () => {
+  const copied = []
+  document.addEventListener('copy', () => copied.push(document.activeElement.value))
+  const until = async what => {
+    for (let left = 400; left > 0 && !what(); left--) await new Promise(wake => setTimeout(wake, 50))
+  }
+  await until(() => document.querySelector('.highlight [data-md-type=copy]'))
+  for (const block of document.querySelectorAll('.highlight')) block.querySelector('[data-md-type=copy]').click()
+  return [[...document.querySelectorAll('.highlight code')].map(code => code.textContent), copied]
+}"""
+
+
+@pytest.mark.parametrize(
+    "page", ["docs/teach/class.html", "docs/labs/lab2.html", "docs/collectives.html", "index.html"]
+)
+def test_copy_takes_commands_without_prompts_and_output(browser: Browser, light_address: str, page: str) -> None:
+    tab = browser.new_tab()
+    tab.show(1440, 1000, "light")
+    tab.open(f"{light_address}/{page}")
+    shown, copied = tab.run(f"({_COPY})()", gesture=True)
+    assert len(shown) == len(copied)
+    consoles = [(text, taken) for text, taken in zip(shown, copied, strict=True) if text.startswith("$ ")]
+    assert consoles
+    assert [taken for _, taken in consoles if "$ " in taken or not taken] == []
+    for text, taken in consoles:
+        output = [line for line in text.splitlines() if not line.startswith("$ ") and line not in taken.splitlines()]
+        assert [line for line in output if line.strip() and line in taken] == []
+        assert [
+            line for line in text.splitlines() if line.startswith("$ ") and line[2:] not in taken.splitlines()
+        ] == []
+    assert [
+        taken for text, taken in zip(shown, copied, strict=True) if text[:2] != "$ " and taken != text.rstrip()
+    ] == []
+
+
+_VISIBLE = "[...document.querySelectorAll('article img')].filter(img => img.checkVisibility()).map(img => img.src)"
+
+
+@pytest.mark.parametrize("scheme", THEMES)
+def test_the_front_page_shows_pictures_of_its_theme(browser: Browser, light_address: str, scheme: str) -> None:
+    tab = browser.new_tab()
+    tab.show(1440, 1000, scheme)
+    tab.open(f"{light_address}/index.html")
+    assert tab.run(f"({_THEME})({json.dumps(THEMES[scheme])})") == THEMES[scheme]
+    shown = tab.run(_VISIBLE)
+    assert len(shown) == 4
+    assert [url for url in shown if ("-dark.png" in url) != (scheme == "dark")] == []
+
+
+_FOCUS = """(() => {
+  const e = document.activeElement, shown = e.matches('.md-option') ? e.nextElementSibling : e
+  const style = getComputedStyle(shown)
+  const seen = style.outlineStyle != 'none' && parseFloat(style.outlineWidth) > 0
+  return { name: e.getAttribute('aria-label') || e.textContent.trim(), kind: e.className.split(' ')[0], seen }
+})()"""
+
+
+def test_the_keyboard_reaches_search_theme_and_navigation(browser: Browser, address: str) -> None:
+    tab = browser.new_tab()
+    tab.show(1440, 1000, "light")
+    tab.open(f"{address}/docs/strategies.html")
+    stops = []
+    for _ in range(25):
+        tab.press("Tab", 9)
+        stops.append(tab.run(_FOCUS))
+    assert [stop for stop in stops if not stop["seen"]] == []
+    kinds = [stop["kind"] for stop in stops]
+    assert kinds[0] == "md-skip"
+    order = [kinds.index(kind) for kind in ("md-option", "md-search__button", "md-tabs__link", "md-nav__link")]
+    assert order == sorted(order)
+    assert {"Learn", "Reference"} <= {stop["name"] for stop in stops}
+
+
+_ASK = """async (typed, wanted) => {
+  const part = name => [...document.querySelectorAll('*')].map(e => e.shadowRoot?.querySelector(name)).find(Boolean)
+  const until = async (what, seconds) => {
+    for (let left = seconds * 20; left > 0 && !what(); left--) await new Promise(wake => setTimeout(wake, 50))
+  }
+  const results = () => (part('[role=listbox]')?.innerText ?? '').toLowerCase()
+  const type = words => {
+    part('input').value = words
+    part('input').dispatchEvent(new InputEvent('input', {bubbles: true}))
+  }
+  await until(() => part('input'), 20)
+  type('')
+  await until(() => !results(), 20)
+  type(typed)
+  await until(() => results().includes(wanted), 20)
+  return results()
+}"""
+
+
+@pytest.mark.parametrize("place", ["served", "from disk"])
+def test_search_finds_terms(browser: Browser, site: Path, address: str, place: str) -> None:
+    tab, base = browser.new_tab(), address if place == "served" else site.as_uri()
+    tab.show(1440, 1000, "light")
+    tab.open(f"{base}/docs/course.html")
+    tab.run("document.querySelector('.md-search__button').focus()")
+    tab.press("Enter", 13, "\r")
+    found = {term: tab.run(f"({_ASK})({json.dumps(term)}, {json.dumps(term.lower())})") for term in TERMS}
+    assert {term: shown for term, shown in found.items() if term.lower() not in shown} == {}
+    assert tab.faults == []
+    assert [url for url in tab.requests if not url.startswith((address, "file:", "data:", "blob:"))] == []

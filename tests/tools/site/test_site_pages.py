@@ -1,0 +1,118 @@
+"""Pages are laid out as they lie in the repository, with all that they link to; every page has its place."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from frog.core.errors import UsageError
+from frog.learn.docs import find_clone
+from tools.site import build
+from tools.site.nav import navigation
+from tools.site.pages import lay_out, source_pages
+
+ROOT = Path(__file__).parents[3]
+
+
+def paths_of(nav: Any) -> set[str]:
+    if isinstance(nav, str):
+        return {nav}
+    parts = nav.values() if isinstance(nav, dict) else nav
+    return set().union(*(paths_of(part) for part in parts))
+
+
+def test_every_page_of_the_documentation_has_its_place() -> None:
+    pages = {page for page in source_pages(ROOT) if page not in ("tools/slides/README.md", "README.md")} | {
+        "project.md"
+    }
+    assert sorted(pages - paths_of(navigation(ROOT, {}))) == []
+
+
+def project(folder: Path, **pages: str) -> Path:
+    for name, text in pages.items():
+        path = folder / f"docs/{name}.md"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
+        (folder / name).write_text(f"# {name}\n")
+    (folder / "train.py").write_text("print('```')\n")
+    return folder
+
+
+def test_what_is_linked_comes_along(tmp_path: Path) -> None:
+    text = "[the program](../train.py), [a page](b.md#there), [out](https://example.org), `[code](gone.md)`\n"
+    root, out = project(tmp_path / "from", a=text + "\n```console\n[also](gone.md)\n```\n", b="# B\n"), tmp_path / "to"
+    lay_out(root, out, {"reference/made.md": "[home](../README.md)"})
+    assert (out / "docs/a.md").read_text() == (root / "docs/a.md").read_text().replace("../train.py", "../train.py.md")
+    assert (out / "train.py.md").read_text() == "# train.py\n\n`train.py`\n\n````python\nprint('```')\n````\n"
+    assert (out / "reference/made.md").exists()
+
+
+def test_a_link_to_nothing_ends_the_build(tmp_path: Path) -> None:
+    root = project(tmp_path / "from", a="[gone](gone.md)\n")
+    with pytest.raises(UsageError, match=r"docs/a\.md: links to gone\.md, which is not there"):
+        lay_out(root, tmp_path / "to", {})
+
+
+def test_glossary_headings_keep_the_anchors_that_links_use(tmp_path: Path) -> None:
+    lay_out(ROOT, tmp_path, {})
+    page = (tmp_path / "docs/glossary.md").read_text()
+    assert "\n### weight, parameter {#weight}\n" in page
+    assert "<a id=" not in page
+
+
+def test_the_page_of_a_deck_has_neither_notes_nor_answers(tmp_path: Path) -> None:
+    root = project(tmp_path / "from", a="# A\n")
+    (root / "tools" / "slides").mkdir(parents=True)
+    slides = [
+        "# One\n\n<!--\n1 min\nSay: hush.\n-->",
+        "## How many?\n\n1. two",
+        "<!-- _class: answer -->\n\n## Two",
+        "## Last",
+    ]
+    (root / "tools/slides/a.md").write_text("\n\n---\n\n".join(["---\nmarp: true\ntitle: Deck", *slides]) + "\n")
+    lay_out(root, tmp_path / "to", {})
+    page = (tmp_path / "to/tools/slides/a.md").read_text()
+    assert re.findall(r"^## (.*)$", page, re.MULTILINE) == ["1. One", "2. How many?", "3. Last"]
+    assert "hush" not in page
+
+
+def notes_in(slides: Path) -> list[str]:
+    """The longer lines of the speaker's notes: comments of several lines, as Marp has them."""
+    text = "\n".join(path.read_text() for path in sorted(slides.glob("*.md")))
+    notes = "\n".join(re.findall(r"<!--\n(.*?)-->", text, re.DOTALL))
+    return [line for line in notes.splitlines() if len(line) > 60]
+
+
+def everything(pages: Path) -> str:
+    return "\n".join(path.read_text() for path in pages.rglob("*.md"))
+
+
+def test_slides_and_quizzes_become_pages(tmp_path: Path) -> None:
+    lay_out(ROOT, tmp_path, {})
+    deck = (tmp_path / "tools/slides/session-a.md").read_text()
+    assert deck.startswith("# Frog, session A")
+    assert "marp" not in deck
+    assert len(notes_in(ROOT / "tools" / "slides")) > 100
+    assert [note for note in notes_in(ROOT / "tools" / "slides") if note in everything(tmp_path)] == []
+    quiz = (tmp_path / "labs/lab1/quiz.toml.md").read_text()
+    assert quiz.startswith("# Quiz of lab 1\n")
+    assert "<summary>Answer</summary>\n\n**9, 2, 7, 4.**" in quiz
+
+
+def test_without_the_repository_it_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("frog.__file__", str(tmp_path / "lib/python3.11/site-packages/frog/__init__.py"))
+    with pytest.raises(UsageError, match="installed without them") as caught:
+        find_clone()
+    assert "make docs" in str(caught.value)
+
+
+def test_without_the_generator_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match="zensical, which is not installed") as caught:
+        build.build_site(ROOT, argparse.ArgumentParser(), tmp_path)
+    assert "frog[docs]" in str(caught.value) or ".[docs]" in str(caught.value)

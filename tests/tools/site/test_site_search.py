@@ -1,0 +1,107 @@
+"""The site's search: guides before internals, and nothing that gives answers away. The order is the real worker's."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tools.site.search import GUIDE, INTERNALS, REFERENCE, tier_of
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[3]
+TERMS = {
+    "rank": "rank",
+    "barrier": "barrier",
+    "all-reduce": "all-reduce",
+    "checkpoint": "checkpoint",
+    "Straggler": "straggler",
+    "world size": "world",
+    "tp": "tensor-parallelism",
+}
+"""What a learner types, and the anchor of the glossary that answers it."""
+FIRST = {
+    "read_run": "reference/api/runs.html#read_run",
+    "frog learn check": "reference/commands.html#frog-learn-check",
+    "externally-managed-environment": "docs/troubleshooting.html#",
+}
+
+
+@pytest.fixture(scope="module")
+def answers(site: Path) -> dict[str, list[list[str]]]:
+    """The first pages of results for each query."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("Node.js is not here: `make system`")
+    line = [node, str(Path(__file__).parent / "ask.js"), str(site), *TERMS, *FIRST, "frog"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, list[list[str]]] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("query", TERMS)
+def test_a_term_leads_to_the_glossary_first(answers: dict[str, list[list[str]]], query: str) -> None:
+    assert answers[query][0][0] == f"docs/glossary.html#{TERMS[query]}"
+
+
+@pytest.mark.parametrize("query", ["rank", "barrier", "all-reduce", "checkpoint"])
+def test_guides_come_before_internals(answers: dict[str, list[list[str]]], query: str) -> None:
+    tiers = [tier_of(location) for location in answers[query][0][:5]]
+    assert tiers.count(GUIDE) >= 3
+    assert INTERNALS not in tiers[:3]
+
+
+@pytest.mark.parametrize("query", FIRST)
+def test_an_exact_title_comes_first(answers: dict[str, list[list[str]]], query: str) -> None:
+    assert answers[query][0][0].startswith(FIRST[query])
+
+
+def test_pages_of_results_repeat_nothing(answers: dict[str, list[list[str]]]) -> None:
+    assert [len(page) for page in answers["frog"]] == [10, 10, 10]
+    found = [location for page in answers["frog"] for location in page]
+    assert len(set(found)) == len(found)
+
+
+def index_of(site: Path) -> list[dict[str, str]]:
+    found: list[dict[str, str]] = json.loads((site / "search.json").read_text())["items"]
+    return found
+
+
+def test_pages_for_instructors_are_marked_and_not_found(site: Path) -> None:
+    places = {item["location"].partition("#")[0] for item in index_of(site)}
+    assert "docs/learn.html" in places
+    assert [
+        place for place in places if place.startswith(("docs/teach/", "tools/slides/", "src/frog/learn/demo/"))
+    ] == []
+    assert [place for place in places if "quiz" in place] == []
+    unmarked = [page for page in (site / "docs/teach").glob("*.html") if "For instructors</p>" not in page.read_text()]
+    assert unmarked == []
+
+
+def test_answers_that_a_page_hides_are_not_found(site: Path) -> None:
+    texts = " ".join(item["text"] for item in index_of(site))
+    assert "Answers" not in (site / "docs/labs/lab1.html").read_text().split("<details")[0]
+    assert [name for name in ("lab1", "lab2", "lab3") if answer_of(name) in texts] == []
+
+
+def answer_of(lab: str) -> str:
+    """The beginning of the first hidden answer of a lab's page, in the index's words."""
+    text = (ROOT / f"docs/labs/{lab}.md").read_text().partition("<summary>Answers</summary>")[2]
+    return text.partition("** ")[2][:40]
+
+
+def test_both_forms_of_the_index_are_the_same(site: Path) -> None:
+    script = (site / "search.js").read_text()
+    assert script.removeprefix("var __index = ") == (site / "search.json").read_text()
+
+
+def test_the_tiers_name_pages_that_exist(site: Path) -> None:
+    tiers = dict.fromkeys((None, GUIDE, REFERENCE, INTERNALS), 0)
+    for page in site.rglob("*.html"):
+        tiers[tier_of(page.relative_to(site).as_posix())] += 1
+    assert min(tiers.values()) >= 4, tiers

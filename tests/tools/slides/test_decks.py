@@ -1,0 +1,312 @@
+"""What holds for the decks: claims, minutes that add up, votes with answers, and figures and commands that exist."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from decks import ALL, MINUTES, SESSIONS, SLIDES, Slide, read_deck
+
+from frog.cli import _parser
+
+ROOT = SLIDES.parents[1]
+PARSER = _parser()
+VERBS = re.compile(
+    r"\b(add|adds|asks|be|begin|begins|bring|can|cannot|carry|changes?|computed|cost|count|copies|crosses|delivers|describe|do|does|doubles|get|falls|find|finds|fit|fits|"
+    r"gives?|goes|happens|has|have|holds|is|are|learns|leaves|loses|make|means|meet|must|need|needs|note|open|owns|passes|resumes|said|says|"
+    r"resumes|runs|sends?|see|sees|sets|shares|shorten|shrinks|take|takes|tell|tells|train|trains|travel|turns|use|wait|waits|writes|will|=)\b|=",
+)
+
+
+LISTED = {
+    "What is distributed training?": "Distributed training is one training step",
+    "Why models exceed single-device memory": "Training takes 16 bytes a weight",
+    "Data vs model vs pipeline parallelism": "The same work can be cut in three ways",
+    "Autograd and computation graph": "Forward writes a graph down",
+    "Forward pass, backward pass, gradient update": "Forward and backward take nearly all of a step",
+    "Intro to training loops": "Every training loop is these lines",
+    "How NCCL performs all-reduce: ring": "The first half of a ring adds up",
+    "How NCCL performs all-reduce: tree": "A tree needs 2 log2 N messages",
+    "How NCCL performs all-reduce: bytes": "Each rank sends 2(N-1)/N of the gradient",
+    "What gradient buckets are": "Gradients travel in buckets",
+    "CUDA kernels vs fused kernels": "A fused kernel passes over memory once",
+    "AMP autocast": "Autocast takes 16 bits",
+    "GradScaler": "GradScaler finds its scale by failing",
+    "Gradient accumulation strategies": "Eight small bites give the same step",
+    "Effective batch size": "Effective batch = ranks",
+    "Memory trade-offs": "ZeRO shares out what every rank holds alike",
+    "Master address, master port": "All ranks meet at one address and one port",
+    "WORLD_SIZE, NODE_RANK, RANK, LOCAL_RANK": "Four numbers tell a process who it is",
+    "sbatch, allocate, srun workers, cleanup": "A Slurm job runs in four steps",
+    "Kubernetes GPU pods and device plugins": "A pod asks for whole GPUs; a device plugin",
+    "Checkpointing across nodes": "Ranked checkpoints of four ranks",
+    "Distributed logging aggregation": "Logs of all nodes are one stream",
+    "DeepSpeed config": "DeepSpeed's JSON says what our run file says",
+    "Scaling constraints": "More nodes shorten a step only until",
+}
+"""The slides that the curriculum lists, and how the headline of each begins."""
+
+
+def name_of(slide: Slide) -> str:
+    return f"{slide.deck}-{slide.number}"
+
+
+@pytest.fixture(params=ALL, ids=name_of)
+def slide(request: pytest.FixtureRequest) -> Slide:
+    found: Slide = request.param
+    return found
+
+
+def test_all_decks_are_known() -> None:
+    assert {path.stem for path in SLIDES.glob("*.md")} - {"README"} == set(MINUTES)
+
+
+@pytest.mark.parametrize("listed", LISTED)
+def test_every_slide_of_the_curriculum_is_there(listed: str) -> None:
+    assert len([slide for slide in ALL if any(line.startswith(LISTED[listed]) for line in slide.headlines)]) == 1
+
+
+@pytest.mark.parametrize("deck", MINUTES)
+def test_the_minutes_of_the_notes_add_up(deck: str) -> None:
+    assert sum(slide.minutes for slide in read_deck(deck)) == MINUTES[deck]
+
+
+@pytest.mark.parametrize("deck", MINUTES)
+def test_of_five_slides_one_asks_the_room(deck: str) -> None:
+    asks = [slide.asks for slide in read_deck(deck) if not slide.answers and not slide.is_extra]
+    quiet = [at + 1 for at in range(len(asks) - 4) if not any(asks[at : at + 5])]
+    assert quiet == [], "five slides in a row from these on ask nothing"
+
+
+def test_the_notes_have_minutes_what_to_say_and_what_to_ask(slide: Slide) -> None:
+    assert len(slide.notes) == 1
+    assert re.search(r"^(Say|Answers, not told yet):", slide.notes[0], re.MULTILINE)
+    assert slide.answers or re.search(r"^Ask\b", slide.notes[0], re.MULTILINE)
+    if slide.is_extra:
+        assert slide.notes[0].startswith("Extra slide, without minutes:")
+    elif slide.answers:
+        assert re.match(r"\d min\n", slide.notes[0]), "0 min if the vote's minutes include the answer"
+    else:
+        assert slide.minutes > 0
+
+
+def test_the_headline_is_a_sentence(slide: Slide) -> None:
+    assert len(slide.headlines) == 1
+    headline = slide.headlines[0]
+    assert len(headline.split()) >= 5, "a topic, not a claim"
+    assert VERBS.search(headline), "a claim has a verb: if this one does, add its verb to VERBS"
+    assert not headline.endswith((".", ":"))
+
+
+def test_a_vote_has_choices_and_its_note_gives_nothing_away(slide: Slide) -> None:
+    if slide.asks:
+        assert len(slide.choices) >= 2
+        assert not re.search(r"^Wrong", slide.notes[0], re.MULTILINE), "the answer slide has the answer"
+
+
+def test_an_answer_slide_follows_each_vote_on_the_same_page() -> None:
+    for vote, after in pairwise(ALL):
+        opening = vote.number == 2
+        assert after.answers == (vote.asks and not opening), (after.deck, after.number)
+        if after.answers:
+            assert "<!-- _paginate: hold -->" in after.text, "so that both editions have the same page numbers"
+            assert re.search(r"^\| .*\*\*", after.shown, re.MULTILINE), "the right answer in bold type"
+            assert re.search(r"^Wrong (votes|answers)", after.notes[0], re.MULTILINE)
+
+
+def test_the_answer_to_a_vote_goes_through_its_choices() -> None:
+    for vote, after in pairwise(ALL):
+        if after.answers and "question |" not in after.shown:
+            rows = re.findall(r"^\| (\**)([A-C])\. ", after.shown, re.MULTILINE)
+            assert [letter for _, letter in rows] == list("ABC")[: len(vote.choices)]
+            right = [letter for bold, letter in rows if bold]
+            assert right == [after.headlines[0][0]], after.headlines[0]
+
+
+@pytest.mark.parametrize("deck", SESSIONS)
+def test_a_session_has_a_roadmap_the_same_questions_twice_and_a_slide_to_take_home(deck: str) -> None:
+    slides = read_deck(deck)
+    votes = [slide for slide in slides if slide.asks]
+    assert votes[0] is slides[1]
+    assert votes[0].choices == votes[-1].choices
+    assert slides[2].figures[0][1] == f"figures/roadmap_{deck[-1]}.svg"
+    home = next(at for at, slide in enumerate(slides) if "takehome" in slide.classes)
+    assert [slide.is_extra for slide in slides] == [at > home for at in range(len(slides))]
+
+
+@pytest.mark.parametrize("deck", SESSIONS)
+def test_the_minutes_of_demo_and_lab(deck: str) -> None:
+    slides = {slide.headlines[0].partition(":")[0]: slide.minutes for slide in read_deck(deck)}
+    demo = tomllib.loads((ROOT / f"src/frog/learn/demo/sessions/{deck[-1]}.toml").read_text())
+    played = sum(step.get("minutes", 0) for step in demo["steps"]) or demo["minutes"]
+    assert slides["You see it"] == played
+    assert 14 <= slides["You see it"] <= 18
+    assert 24 <= slides["Now you"] <= 28
+
+
+@pytest.mark.parametrize("deck", MINUTES)
+def test_the_learners_edition_has_no_notes_and_no_answers(deck: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    editions = slides_module("editions", monkeypatch)
+    text = editions.edition(SLIDES / f"{deck}.md", "learner")
+    slides = read_deck(deck)
+    assert len(editions.split(text)[1]) == len([slide for slide in slides if not slide.answers])
+    hidden = [line for slide in slides for line in "".join(slide.notes).splitlines() if len(line) > 20]
+    hidden += [slide.headlines[0] for slide in slides if slide.answers]
+    assert [line for line in hidden if line in text] == []
+    assert "![" not in text, "a figure that is not inlined"
+
+
+def slides_module(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    for folder in (SLIDES, SLIDES / "figures"):
+        monkeypatch.syspath_prepend(folder)
+    return importlib.import_module(name)
+
+
+def test_bit_for_bit_says_on_which_machines(slide: Slide) -> None:
+    """GPU kernels need settings of their own for equal bits."""
+    words = f"{slide.shown} {slide.notes[0]}"
+    assert "bit for bit" not in words.lower() or re.search(r"\b[CG]PUs?\b", words)
+
+
+def test_the_scaling_slide_claims_what_its_formula_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    clusters = slides_module("clusters", monkeypatch)
+    for link in clusters.LINKS.values():
+        for fewer, more in pairwise(clusters.NODES):
+            saved = clusters.COMPUTE_MS / fewer - clusters.COMPUTE_MS / more
+            added = clusters.reduce_ms(more, *link) - clusters.reduce_ms(fewer, *link)
+            assert (clusters.step_ms(more, *link) < clusters.step_ms(fewer, *link)) == (added < saved)
+    alone, slow = clusters.LINKS["1 Gbit/s, 1 ms"], clusters.LINKS["100 Mbit/s, 20 ms"]
+    assert min(clusters.NODES, key=lambda nodes: clusters.step_ms(nodes, *alone)) == 8
+    assert min(clusters.NODES, key=lambda nodes: clusters.step_ms(nodes, *slow)) == 1
+    shown = next(slide for slide in ALL if slide.headlines[0].startswith("More nodes shorten"))
+    times = [f"{clusters.step_ms(nodes, *alone):.0f}" for nodes in clusters.NODES]
+    assert ", ".join(times) in shown.figures[0][0]
+
+
+def test_the_overlap_slide_compares_medians() -> None:
+    measured = json.loads((SLIDES / "data/overlap.json").read_text())
+    shown = next(slide for slide in ALL if slide.headlines[0].startswith("Gradients travel in buckets"))
+    reduce, step = (
+        [f"{measured[way][key]:.0f}" for way in ("naive", "bucketed", "overlapped")] for key in ("reduce_ms", "step_ms")
+    )
+    assert "the medians are {}, {} and {} ms".format(*reduce) in shown.notes[0]
+    assert "the median steps were {}, {} and {} ms".format(*step) in shown.notes[0]
+    assert shown.figures[0][0].startswith("The median step")
+    quiet = (ROOT / "benchmarks/results/overlap.txt").read_text()
+    bucketed, overlapped = (
+        re.search(rf"^gloo +{way} +(\S+) ms", quiet, re.MULTILINE)[1] for way in ("bucketed", "overlapped")
+    )
+    assert f"from {float(bucketed):.0f} to {float(overlapped):.0f} ms" in shown.notes[0]
+
+
+def test_words_are_few(slide: Slide) -> None:
+    words = re.sub(r"```.*?```|!\[.*?\)", "", slide.shown, flags=re.DOTALL)
+    assert len(words.split()) <= 130
+
+
+def test_figures_are_there_and_have_words_for_who_does_not_see_them(slide: Slide) -> None:
+    for words, path in slide.figures:
+        assert (SLIDES / path).is_file(), path
+        assert len(words) >= 30, words
+
+
+def test_quotes_on_slides_are_in_the_measurements() -> None:
+    measured = {path.stem: json.loads(path.read_text()) for path in (SLIDES / "data").glob("*.json")}
+    shown = {deck: "\n".join(slide.shown for slide in read_deck(deck)) for deck in MINUTES}
+    rows = dict(re.findall(r"^\| ([a-z ]+) \| (b?float\d+) \|$", shown["session-b"], re.MULTILINE))
+    assert rows == measured["autocast"]["types"]
+    said = re.findall(r"^\d\d:\d\d:\S+ \[rank \d\] step 20 \| .*\)$", shown["session-c"], re.MULTILINE)
+    assert len(said) == 4
+    assert [line for line in said if line not in measured["world"]["logs"]] == []
+    seen = re.findall(r"^  (\d\d:\d\d:\d\d\.\d+)  (rank \d)  ", shown["session-c"], re.MULTILINE)
+    assert len(seen) == 3
+    assert [f"{when}  {rank}" for when, rank in seen if f"{when}  {rank}" not in measured["recovery"]["diagnose"]] == []
+
+
+def test_without_node_the_build_says_what_is_missing() -> None:
+    done = subprocess.run(
+        [sys.executable, str(SLIDES / "build.py")],
+        env={"PATH": "/nonexistent"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert "error: the slides need what is not here" in done.stderr
+    assert "make system" in done.stderr
+
+
+def test_every_figure_is_on_a_slide() -> None:
+    used = {Path(path).name for slide in ALL for _, path in slide.figures}
+    assert {path.name for path in (SLIDES / "figures").glob("*.svg")} == used
+
+
+def test_figures_are_what_their_scripts_draw_from_the_data(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, str(SLIDES / "figures"), str(tmp_path)], check=True, timeout=120)
+    drawn = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    kept = {path.name: path.read_text() for path in (SLIDES / "figures").glob("*.svg")}
+    assert sorted(name for name in drawn | kept if drawn.get(name) != kept.get(name)) == [], (
+        "python tools/slides/figures"
+    )
+
+
+def test_no_text_of_a_figure_is_under_24_of_its_1160_units() -> None:
+    for path in (SLIDES / "figures").glob("*.svg"):
+        sizes = [int(size) for size in re.findall(r'font-size="(\d+)"', path.read_text())]
+        assert min(sizes) >= 24, path.name
+
+
+def test_decks_and_figures_use_only_letters_that_the_embedded_fonts_have() -> None:
+    """A letter that a font lacks is drawn in a font of the machine that builds the decks."""
+    known = set("\u00d7\u2212\u201c\u201d")  # times, minus, quotation marks
+    for path in (*SLIDES.glob("*.md"), *(SLIDES / "figures").glob("*.svg")):
+        assert {letter for letter in path.read_text() if not letter.isascii()} <= known, path.name
+
+
+def luminance(color: str) -> float:
+    parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_words_of_figures_can_be_read_in_both_themes(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = slides_module("draw", monkeypatch)
+    drawn = "".join(path.read_text() for path in (SLIDES / "figures").glob("*.svg"))
+    used = set(re.findall(r"<text [^>]*class=\"f-(\w+)", drawn)) - {"page", "white", "dark"}
+    pairs = {(color, "page") for color in used} | set(draw.TEXT_ON.items())
+    faint = [
+        f"{one} on {other}: {contrast(draw.COLORS[one][theme], draw.COLORS[other][theme]):.1f}"
+        for one, other in sorted(pairs)
+        for theme in (0, 1)
+        if contrast(draw.COLORS[one][theme], draw.COLORS[other][theme]) < 3  # what WCAG AA asks of text of 18 pt
+    ]
+    assert faint == []
+
+
+def test_commands_are_such_as_there_are(slide: Slide) -> None:
+    rules = re.findall(r"^([a-z -]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    targets = {target for rule in rules for target in rule.split()}
+    for line in slide.commands:
+        program, *words = shlex.split(line.partition("  #")[0])
+        if program == "frog":
+            PARSER.parse_args(words)
+        elif program == "make":
+            assert words[0] in targets
+        else:
+            assert program in ("python", "torchrun"), line
+            script = next(word for word in words if word.endswith(".py"))
+            assert (ROOT / script).is_file(), line

@@ -1,0 +1,77 @@
+"""Build the site: pages laid out, the reference made, the generator run, what would ask the network taken out."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import yaml
+
+from frog.core.errors import FrogError, UsageError
+from frog.core.files import write_atomic
+from tools.site.examples import example_pages
+from tools.site.finish import finish_page
+from tools.site.nav import navigation
+from tools.site.pages import lay_out
+from tools.site.reference import reference_pages
+from tools.site.search import arrange_search
+
+ASSETS = Path(__file__).parent / "assets"
+SHIM = "https://unpkg.com/iframe-worker/shim"
+"""What the generator fetches that search works from disk; ours stands in assets/."""
+
+
+def is_current(root: Path, site: Path) -> bool:
+    """Whether the site is newer than all that it is made of."""
+    made = site / "index.html"
+    if not made.exists():
+        return False
+    places = ("docs", "tools", "labs", "config", "scripts", "src", "README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+    files = [path for place in places for path in [root / place, *(root / place).rglob("*")] if path.is_file()]
+    files = [path for path in files if "__pycache__" not in path.parts and "egg-info" not in str(path)]
+    return made.stat().st_mtime > max(path.stat().st_mtime for path in files)
+
+
+def build_site(root: Path, parser: argparse.ArgumentParser, work: Path) -> Path:
+    """Build the site in `work`, and return its folder."""
+    if importlib.util.find_spec("zensical") is None:
+        raise UsageError("the site is built by zensical, which is not installed", "pip install -e '.[docs]'")
+    pages = work / "pages"
+    shutil.rmtree(pages, ignore_errors=True)
+    examples = example_pages(work / "examples")
+    lay_out(root, pages, reference_pages(parser) | examples.pages)
+    shutil.copytree(ASSETS, pages / "assets", ignore=shutil.ignore_patterns("*.yml", "search-order.js"))
+    for name, path in examples.files.items():
+        shutil.copy(path, pages / "examples" / name)
+    settings = (ASSETS / "site.yml").read_text() + yaml.safe_dump({"nav": navigation(root, examples.titles)})
+    write_atomic(work / "mkdocs.yml", settings)
+    _generate(work)
+    _finish(work / "site")
+    return work / "site"
+
+
+def _generate(work: Path) -> None:
+    line = [sys.executable, "-m", "zensical", "build", "--clean", "--strict", "--config-file", "mkdocs.yml"]
+    done = subprocess.run(line, cwd=work, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300)
+    if done.returncode:
+        said = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)
+        raise FrogError(
+            f"zensical ended with exit code {done.returncode}\n{said[-3000:]}", "correct the pages it names"
+        )
+
+
+def _finish(site: Path) -> None:
+    """Finish every page, arrange the search and let it work from disk; remove what names an address."""
+    for name in ("404.html", "sitemap.xml"):
+        (site / name).unlink(missing_ok=True)
+    for page in site.rglob("*.html"):
+        if page.name.startswith("shown-"):
+            continue
+        up = "../" * (len(page.relative_to(site).parts) - 1)
+        page.write_text(finish_page(page.read_text()).replace(SHIM, f"{up}assets/iframe-worker.js"))
+    arrange_search(site)

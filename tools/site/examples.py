@@ -1,0 +1,152 @@
+"""Real runs that the site shows: a report of each strategy, a fault and its diagnosis, a class.
+
+They are made when asked for, in a folder of their own; what is there is not made again.
+"""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from frog.config.strategies import AXES, DATA_STRATEGIES
+from frog.core.errors import FrogError
+from tools.site.markdown import fence
+
+_LABS = "labs/lab0"
+_SHORT = "--set train.steps=30 --set train.global_batch_size=16 --set eval.every=30 --set eval.tokens=4096"
+
+
+@dataclass(frozen=True)
+class Example:
+    """Commands as they are typed, and the page that they leave. Some are to fail: the page that is there decides."""
+
+    name: str
+    title: str
+    about: str
+    commands: tuple[str, ...]
+    shows: str
+
+
+@dataclass
+class Examples:
+    """Pages by their path, paths by their titles, and the files that they show, by the names they have there."""
+
+    pages: dict[str, str] = field(default_factory=dict)
+    titles: dict[str, str] = field(default_factory=dict)
+    files: dict[str, Path] = field(default_factory=dict)
+
+
+_FURTHER = {
+    "diloco": "strategy.inner_steps=10",
+    "pp": "train.grad_accum=4",
+    "ep": "model.model_type=mixtral model.num_local_experts=4",
+}
+"""Settings that a strategy needs, or that let its report show more, in a short run on two ranks."""
+
+
+def _strategy(name: str, about: str, setting: str) -> Example:
+    sets = " ".join(f"--set {each}" for each in (setting, *_FURTHER.get(name, "").split()))
+    train = f"frog run --nproc 2 -- train config/demo.toml --set name={name} {_SHORT} {sets}"
+    return Example(name, name, about, (train, f"frog report {name}"), f"runs/{name}/report.html")
+
+
+EXAMPLES = (
+    *(_strategy(name, entry.summary, f"strategy.name={name}") for name, entry in DATA_STRATEGIES.items()),
+    *(_strategy(name, entry.summary, f"strategy.{name}=2") for name, entry in AXES.items()),
+    Example(
+        "chaos",
+        "A fault and its diagnosis",
+        "Rank 1 is killed in the reduce phase of step 12. First what `frog diagnose` says of it, then the report.",
+        (
+            'frog chaos --fault "kill rank=1 step=12 phase=reduce" --nproc 2 -- train config/demo.toml '
+            f"--set name=chaos {_SHORT}",
+            "frog diagnose chaos",
+            "frog report chaos",
+        ),
+        "runs/chaos/report.html",
+    ),
+    Example(
+        "class",
+        "A class",
+        "Three learners' exports on one page: Ada has passed two exercises, Ben one, Eve none yet.",
+        (
+            "frog learn init ada; frog learn init ben; frog learn init eve; mkdir -p exports",
+            "for who in Ada Ben Eve; do git -C ${who,,} config user.name $who; done",
+            f"cp {_LABS}/01_one_formula/right/optimizer.py ada/exercises/lab0/01_one_formula/descend.py",
+            f"cp {_LABS}/01_one_formula/right/optimizer.py ben/exercises/lab0/01_one_formula/descend.py",
+            f"cp {_LABS}/01_one_formula/wrong/uphill.py eve/exercises/lab0/01_one_formula/descend.py",
+            f"cp {_LABS}/02_six_lines/right/zero_first.py ada/exercises/lab0/02_six_lines/loop.py",
+            "for who in ada ben eve; do (cd $who && frog learn check 0.1); done; (cd ada && frog learn check 0.2)",
+            "for who in ada ben eve; do (cd $who && frog learn export ../exports/$who.json); done",
+            "frog class exports --out class.html",
+        ),
+        "class.html",
+    ),
+)
+
+
+def make_examples(root: Path, folder: Path, say: Callable[[str], None] = print) -> None:
+    """Run what has not been run yet.
+
+    Raises:  FrogError with the output of a command that did not leave its page.
+    """
+    if not (folder / "src").exists():  # as in a clone, with runs and data of its own
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config").symlink_to(root / "config")
+        (folder / "src").symlink_to(root / "src")
+    for example in EXAMPLES:
+        if not (folder / example.shows).exists():
+            say(f"{example.title}: {example.commands[0]}")
+            _run(folder, example)
+
+
+def _run(folder: Path, example: Example) -> None:
+    path = f"{shlex.quote(str(Path(sys.executable).parent))}:$PATH"
+    said = ""
+    for command in ("frog data prepare", *example.commands):
+        if command == "frog data prepare" and (folder / "data").exists():
+            continue
+        line = ["bash", "-c", f"export PATH={path} && {command}"]
+        done = subprocess.run(
+            line, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600
+        )
+        said += f"$ {command}\n{done.stdout.decode(errors='replace')}"
+    if not (folder / example.shows).exists():
+        raise FrogError(f"the example {example.name} left no {example.shows}\n{said[-3000:]}")
+    (folder / f"{example.name}.txt").write_text(said)
+
+
+def example_pages(folder: Path) -> Examples:
+    """A page for each example that was made, and one that lists them; without any, no page."""
+    found = Examples()
+    made = [example for example in EXAMPLES if (folder / example.shows).exists()]
+    if not made:
+        return found
+    rows = [f"- [{example.title}]({example.name}.md): {example.about}" for example in made]
+    about = "Runs of this machine, as `frog report` and `frog class` show them; each page opens alone and offline."
+    found.pages["examples/README.md"] = f"# Real runs\n\n{about}\n\n" + "\n".join(rows) + "\n"
+    found.titles["All of them"] = "examples/README.md"
+    for example in made:
+        shown = f"shown-{example.name}.html"
+        found.pages[f"examples/{example.name}.md"] = _page(example, shown, _said(folder, example, "frog diagnose"))
+        found.titles[example.title] = f"examples/{example.name}.md"
+        found.files[shown] = folder / example.shows
+    return found
+
+
+def _said(folder: Path, example: Example, command: str) -> str:
+    """What a command printed as the example was made."""
+    kept = folder / f"{example.name}.txt"
+    parts = ("\n" + kept.read_text()).split("\n$ ") if kept.exists() else []
+    return "".join(fence(f"$ {part}", "console") + "\n" for part in parts if part.startswith(command))
+
+
+def _page(example: Example, shown: str, said: str) -> str:
+    typed = fence("".join(f"$ {command}\n" for command in example.commands), "console")
+    frame = f'<iframe class="example" src="{shown}" title="The page of {example.title}" loading="lazy"></iframe>'
+    alone = f'<p><a href="{shown}">The page alone</a></p>'
+    return f"# {example.title}\n\n{example.about}\n\n{typed}\n{said}{alone}\n\n{frame}\n"

@@ -1,0 +1,72 @@
+"""Finish a page that the generator wrote: what its copy buttons copy, and how its tables fit a phone."""
+
+from __future__ import annotations
+
+import html
+import re
+
+_CONSOLE = re.compile(r'(<div class="[^"]*\bhighlight\b[^"]*")(>(?:(?!</pre>).)*?<code>)((?:(?!</code>).)*)', re.DOTALL)
+_TABLE = re.compile(r"<table>(.*?)</table>", re.DOTALL)
+_HEAD = re.compile(r"<th(?: [^>]*)?>(.*?)</th>", re.DOTALL)
+_ROW = re.compile(r"<tr>\n(<td.*?)</tr>", re.DOTALL)
+_CELL = re.compile(r"<td((?: [^>]*)?)>(.*?)</td>", re.DOTALL)
+_TAG = re.compile(r"<[^>]+>")
+
+_PHONE_CHARS = 42
+"""Characters of a table's text next to each other on a screen 400 pixels wide."""
+_COLUMN_CHARS = 22
+"""A column of prose narrower than this breaks nearly at every word."""
+
+
+def finish_page(page: str) -> str:
+    """A page's HTML with copyable console blocks and labelled tables."""
+    return _TABLE.sub(_fitting_table, _CONSOLE.sub(_copyable_block, page))
+
+
+def commands_of(block: str) -> str:
+    """The commands of a console block, without prompts and output. A backslash continues a command."""
+    found, continues = [], False
+    for line in block.splitlines():
+        if continues or line.startswith("$ "):
+            found.append(line if continues else line.removeprefix("$ "))
+            continues = line.endswith("\\")
+    return "\n".join(found)
+
+
+def _copyable_block(block: re.Match[str]) -> str:
+    text = _text(block[3])
+    commands = commands_of(text)
+    if not commands:
+        return block[0]
+    copied = html.escape(commands).replace("\n", "&#10;")
+    wraps = " data-wrap" if commands.count("\n") == text.strip().count("\n") else ""
+    return f'{block[1]} data-copy="{copied}"{wraps}{block[2]}{block[3]}'
+
+
+def _fitting_table(table: re.Match[str]) -> str:
+    """A table with the name of its column on every cell, marked by what a phone does with it."""
+    heads = [_text(head) for head in _HEAD.findall(table[1])]
+    rows = [[_text(cell) for _, cell in _CELL.findall(row)] for row in _ROW.findall(table[1])]
+
+    def labelled(row: re.Match[str]) -> str:
+        names = iter(heads)
+        return _CELL.sub(
+            lambda cell: f'<td{cell[1]} data-label="{html.escape(next(names, ""))}">{cell[2]}</td>', row[0]
+        )
+
+    kind = phone_layout([heads, *rows])
+    return f'<table data-phone="{kind}">{_ROW.sub(labelled, table[1])}</table>'
+
+
+def phone_layout(rows: list[list[str]]) -> str:
+    """What a phone does with a table: "fit" shows it as it is, "stack" each row as a block, "scroll" within its box."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=False)]
+    words = [max(len(word) for cell in column for word in cell.split() or [""]) for column in zip(*rows, strict=False)]
+    needed = sum(max(word, min(width, _COLUMN_CHARS)) for word, width in zip(words, widths, strict=True))
+    if needed + 2 * len(widths) <= _PHONE_CHARS:
+        return "fit"
+    return "stack" if max(widths, default=0) > _COLUMN_CHARS else "scroll"
+
+
+def _text(markup: str) -> str:
+    return html.unescape(_TAG.sub("", markup))

@@ -1,0 +1,70 @@
+"""Links from the pages that people learn from to the glossary: each term where a page uses it first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+GLOSSARY = "docs/glossary.md"
+
+TERM = re.compile(r'^### <a id="([^"]+)"></a>(.+)$', re.MULTILINE)
+"""A term's heading: its anchor, and its names."""
+
+COMMON = frozenset(
+    re.findall(
+        r"\w+",
+        "run step report page record stage link task note lock fault rule phase scaling worker event request"
+        " window attempt resume bundle campaign batch tree ring lab exercise folder buffer door cause facts verdict"
+        " store kernel peer profile restart trial switch token partition prediction parameter allocation schedule"
+        " port probe manifest trap advice",
+    )
+)
+"""Terms that are everyday words too: nobody but a reader can tell where they are meant, so they are not linked."""
+
+OTHERWISE_MEANT = {("docs/elastic.md", "loss"), ("docs/launchers.md", "process-group")}
+"""The loss of a rank; a process group of the operating system."""
+
+_LOOKED_UP = ("architecture", "exercises", "glossary", "run-folder", "troubleshooting", "README")
+_LEARNED_FROM = re.compile(rf"docs/(?!(?:{'|'.join(_LOOKED_UP)})\.md)(?:labs/|scale/)?[\w-]+\.md")
+
+_NOT_PROSE = re.compile(
+    r"^```.*?^```|``.*?``|`[^`]*`|!?\[[^\]]*\]\([^)]*\)|<!--.*?-->|^#.*?$|<[^>]+>|^\|[^\n]*\n(?=\|-)|\{#[^}]*\}",
+    re.DOTALL | re.MULTILINE,
+)
+"""Code, links, comments, headings, heads of tables."""
+
+
+def is_learned_from(page: str) -> bool:
+    """Whether people learn from this page, and do not only look things up in it."""
+    return _LEARNED_FROM.fullmatch(page) is not None
+
+
+def names_of_terms(glossary: str) -> dict[str, list[str]]:
+    """The names of each term by its anchor, without what stands in brackets."""
+    return {
+        anchor: [re.sub(r" \(.*\)", "", name).strip() for name in names.split(",")]
+        for anchor, names in TERM.findall(glossary)
+    }
+
+
+def link_terms(page: str, text: str, terms: dict[str, list[str]]) -> str:
+    """The text of a page with a link at the first use of each term in its prose. page: its path in the repository."""
+    up = "../" * (page.count("/") - 1)
+    parts, at = [], 0
+    for start, end, anchor in sorted(_first_uses(page, text, terms)):
+        if start >= at:  # else it is part of a longer term
+            parts += [text[at:start], f"[{text[start:end]}]({up}glossary.md#{anchor})"]
+            at = end
+    return "".join([*parts, text[at:]])
+
+
+def _first_uses(page: str, text: str, terms: dict[str, list[str]]) -> Iterator[tuple[int, int, str]]:
+    """Where each term is used first: beginning, end and anchor. Of two that begin alike the longer one is used."""
+    hidden = _NOT_PROSE.sub(lambda part: re.sub(r"[^\n]", "\0", part[0]), text)
+    names = {name: anchor for anchor, known in terms.items() for name in known if name not in COMMON}
+    longest_first = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
+    done = {anchor for known_page, anchor in OTHERWISE_MEANT if known_page == page}
+    for use in re.finditer(rf"(?<![\w-])(?:{longest_first})(?![\w-])", hidden):
+        if (anchor := names[use[0]]) not in done:
+            done.add(anchor)
+            yield use.start(), use.end(), anchor

@@ -1,0 +1,95 @@
+"""The site's structure. A test holds that every page of docs/ has its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tools.site.pages import exercise_title
+from tools.site.reference import API_ROOMS
+
+_LABS = "labs"
+
+
+def navigation(root: Path, examples: dict[str, str]) -> list[Any]:
+    """Sections with their pages.
+
+    examples: title and path of each page that shows a real run; none, no section.
+    """
+    return [
+        {
+            "Start": [
+                {"Frog": "index.md"},
+                *_docs("glossary"),
+                {"README": "project.md"},
+                {"Changelog": "CHANGELOG.md"},
+            ]
+        },
+        {
+            "Learn": [
+                *_docs("course", "learn"),
+                *(_lab(root, number) for number in range(4)),
+                "notebooks/README.md",
+                {
+                    "Teach": [
+                        "docs/teach/README.md",
+                        *_teaching(root),
+                        {"Slides": _slides(root)},
+                    ]
+                },
+            ]
+        },
+        {
+            "Train": [
+                *_docs("strategies", "elastic", "guard-model", "launchers"),
+                *([{"Real runs": [{title: page} for title, page in examples.items()]}] if examples else []),
+            ]
+        },
+        {"Understand": _docs("run-folder", "troubleshooting")},
+        {"Break and measure": _docs("chaos", "network", "collectives")},
+        {
+            "Scale": [
+                *_docs("slurm", "kubernetes"),
+                {"From LOCAL to GPU": _docs("scale/README", "scale/first-hour")},
+            ]
+        },
+        {
+            "Reference": [
+                "reference/commands.md",
+                "reference/run-file.md",
+                "reference/events.md",
+                {"Python API": [f"reference/api/{room}.md" for room in API_ROOMS]},
+            ]
+        },
+        {
+            "Development": [
+                {"Contributing": "CONTRIBUTING.md"},
+                *_docs("architecture", "exercises"),
+                *_in(root, "docs/development/*.md"),
+                {"Decisions": _in(root, "docs/development/decisions/*.md")},
+            ]
+        },
+    ]
+
+
+def _docs(*names: str) -> list[str]:
+    return [f"docs/{name}.md" for name in names]
+
+
+def _lab(root: Path, number: int) -> dict[str, list[Any]]:
+    exercises = [{exercise_title(root / page): page} for page in _in(root, f"{_LABS}/lab{number}/*/README.md")]
+    return {f"Lab {number}": [f"docs/labs/lab{number}.md", *exercises, {"Quiz": f"{_LABS}/lab{number}/quiz.toml.md"}]}
+
+
+def _teaching(root: Path) -> list[str]:
+    first = [f"docs/teach/{name}.md" for name in ("prepare", "session-a", "session-b", "session-c")]
+    others = [page for page in _in(root, "docs/teach/*.md") if page not in [*first, "docs/teach/README.md"]]
+    return first + others
+
+
+def _slides(root: Path) -> list[str]:
+    return [page for page in _in(root, "tools/slides/*.md") if not page.endswith("README.md")]
+
+
+def _in(root: Path, pattern: str) -> list[str]:
+    return sorted(path.relative_to(root).as_posix() for path in root.glob(pattern))

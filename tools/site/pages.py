@@ -1,0 +1,177 @@
+"""The pages of the repository, laid out for the generator in the tree that they have there, so that a link that works
+on the forge works on the site. What a page links to comes along: another page, a picture, a file as a page.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import shutil
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+from frog.core.errors import UsageError
+from frog.learn.quiz.pool import Question, read_pools
+from tools.site.glossary import GLOSSARY, is_learned_from, link_terms, names_of_terms
+from tools.site.markdown import fence, language_of, prose
+
+_NOT_PROSE = re.compile(r"^(`{3,})[^\n]*\n.*?^\1`*$|`[^`\n]*`", re.DOTALL | re.MULTILINE)
+_LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)((?:#[^)\s]*)?\))")
+_PICTURES = (".png", ".svg", ".jpg", ".html")
+_ANCHORED = re.compile(r'^(#+) <a id="([^"]+)"></a>(.+)$', re.MULTILINE)
+"""A heading as the forge needs it to have an anchor of its own."""
+_DETAILS = '<details markdown="1" data-search-exclude>'
+"""What a page hides until it is opened: answers."""
+_ANSWER = "<!-- _class: answer -->"
+"""What a slide with the answer to a vote begins with. It has its vote's number, so the pages of both count alike."""
+FRONT = "docs/README.md"
+"""The site's front page."""
+_ELSEWHERE = {FRONT: "index.md", "README.md": "project.md"}
+"""Where the site has pages that have another place in the repository: the generator makes index.html of both."""
+_INSTRUCTORS = """!!! warning "For instructors"
+
+    These pages give answers away, so search does not find them. Learners start with [the course](../learn.md).
+"""
+
+
+def source_pages(root: Path) -> list[str]:
+    """What is a page wherever a link leads to it."""
+    found = [root / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+    found += [*(root / "docs").rglob("*.md"), *(root / "tools" / "slides").glob("*.md")]
+    found += (root / "labs").glob("lab*/*/README.md")
+    quizzes = [f"{path.relative_to(root)}.md" for path in sorted((root / "labs").glob("lab*/quiz.toml"))]
+    return sorted({path.relative_to(root).as_posix() for path in found} - {FRONT}) + quizzes
+
+
+def _front_page(text: str) -> str:
+    """The front page at the root of the site, as wide as the window."""
+    text = _LINK.sub(lambda link: posixpath.normpath(posixpath.join("docs", link[1])) + link[2], text)
+    return f"---\nhide: [navigation, toc]\n---\n\n{text}"
+
+
+def lay_out(root: Path, folder: Path, made: dict[str, str]) -> None:
+    """Write every page, and all that they link to.
+
+    made: further pages, by their path.
+    """
+    if (root / FRONT).exists():
+        made = made | {"index.md": _front_page((root / FRONT).read_text())}
+    terms = names_of_terms((root / GLOSSARY).read_text()) if (root / GLOSSARY).exists() else {}
+    waiting, done = [*source_pages(root), *made], set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name in done:
+            continue
+        done.add(name)
+        text, needs = _linked(root, name, made[name] if name in made else _text_of(root, name, terms), made)
+        waiting += [need for need in needs if need.endswith(".md")]
+        for need in needs:
+            if not need.endswith(".md"):
+                _copy(root / need, folder / need)
+        place = folder / _ELSEWHERE.get(name, name)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
+
+
+def _copy(source: Path, target: Path) -> None:
+    if source.exists() and not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, target)
+
+
+def _text_of(root: Path, name: str, terms: dict[str, list[str]]) -> str:
+    """A page as the generator reads it. terms: of the glossary, which it links."""
+    path = root / name
+    if not path.exists():
+        return _page_of_file(path.with_suffix(""), name.removesuffix(".md"))
+    text = path.read_text()
+    if terms and is_learned_from(name):
+        text = link_terms(name, text, terms)
+    if text.startswith("---\nmarp: true"):
+        return _page_of_deck(text)
+    if (path.parent / "manifest.toml").exists() and not text.startswith("# "):
+        text = f"# {exercise_title(path)}\n\n{text}"
+    if name.startswith("docs/teach/"):
+        text = re.sub(r"^(# .*\n)", rf"\1\n{_INSTRUCTORS}", text, count=1)
+    return _ANCHORED.sub(r"\1 \3 {#\2}", text).replace("<details>", _DETAILS)
+
+
+def exercise_title(page: Path) -> str:
+    """Of an exercise's page, its number and title: "3.1 ranks of nodes, and back"."""
+    title = tomllib.loads((page.parent / "manifest.toml").read_text())["title"]
+    return f"{page.parents[1].name.removeprefix('lab')}.{int(page.parent.name[:2])} {title}"
+
+
+def _linked(root: Path, name: str, text: str, made: dict[str, str]) -> tuple[str, list[str]]:
+    """A page whose links lead to pages, and the files that they need."""
+    needs: list[str] = []
+
+    def link(found: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(name), found[1]))
+        written, needed = _target(root, found[1], target, made)
+        if needed is None:
+            raise UsageError(f"{name}: links to {found[1]}, which is not there", "correct the link")
+        needs.append(needed)
+        return written + found[2]
+
+    return _outside_code(text, lambda part: _LINK.sub(link, part)), needs
+
+
+def _target(root: Path, written: str, target: str, made: dict[str, str]) -> tuple[str, str | None]:
+    """A link's target as the site has it, and the page or file that must be there for it."""
+    path = root / target
+    if target in _ELSEWHERE:
+        return posixpath.join(posixpath.dirname(written), _ELSEWHERE[target]), "index.md" if target == FRONT else target
+    if target in made or (path.is_file() and path.suffix in (".md", *_PICTURES)):
+        return written, target
+    if (path / "README.md").is_file():
+        return posixpath.join(written, "README.md"), posixpath.join(target, "README.md")
+    if path.is_file():
+        return f"{written}.md", f"{target}.md"
+    return written, None
+
+
+def _outside_code(text: str, change: Callable[[str], str]) -> str:
+    parts, at = [], 0
+    for code in _NOT_PROSE.finditer(text):
+        parts += [change(text[at : code.start()]), code[0]]
+        at = code.end()
+    return "".join([*parts, change(text[at:])])
+
+
+def _page_of_file(path: Path, name: str) -> str:
+    if path.name == "quiz.toml":
+        lab = int(path.parent.name.removeprefix("lab"))
+        return _page_of_quiz(lab, read_pools(path.parents[1])[lab])
+    return f"# {path.name}\n\n`{name}`\n\n{fence(path.read_text(), language_of(path))}"
+
+
+def _page_of_deck(text: str) -> str:
+    """Slides one under the other, without the notes and the slides that answer a vote."""
+    _, _, body = text.partition("\n---\n")
+    title = next(line for line in text.splitlines() if line.startswith("title:")).removeprefix("title:").strip(" \"'")
+    parts = [f"# {title}\n\nThe slides as text. `make slides` builds the decks, for learners and for instructors.\n"]
+    slides = [slide for slide in body.split("\n---\n") if _ANSWER not in slide]
+    for number, slide in enumerate(slides, 1):
+        shown = re.sub(r"<!--.*?-->", "", slide, flags=re.DOTALL).strip()
+        parts.append(re.sub(r"^#+ (.*)$", rf"## {number}. \1", shown, count=1, flags=re.MULTILINE) + "\n")
+    return "\n".join(parts)
+
+
+def _page_of_quiz(lab: int, questions: tuple[Question, ...]) -> str:
+    parts = [
+        f"# Quiz of lab {lab}\n\n`frog quiz {lab}` asks these at the keyboard, mixed with those of the labs before.\n"
+    ]
+    for number, question in enumerate(questions, 1):
+        right = [choice.text for choice in question.choices if choice.right]
+        right = right or [f"{question.answer:g} {question.unit}".strip()]
+        beliefs = [
+            f"- “{prose(choice.text)}” believes: {prose(choice.belief)}" for choice in question.choices if choice.belief
+        ]
+        beliefs += [f"- {belief.value:g} believes: {prose(belief.belief)}" for belief in question.beliefs]
+        parts.append(f"## Question {number}\n\n{prose(question.text)}\n")
+        parts.append("\n".join(f"- {prose(choice.text)}" for choice in question.choices) + "\n")
+        answer = f"**{prose('; '.join(right))}.** {prose(question.why)}\n\n" + "\n".join(beliefs)
+        parts.append(f"{_DETAILS}<summary>Answer</summary>\n\n{answer}\n\n</details>\n")
+    return "\n".join(parts)

@@ -1,0 +1,56 @@
+"""The two editions of a deck: the instructor's, with notes and answers, and the learner's, without them.
+
+Both are Markdown for marp, with the figures inlined, so that an HTML file needs no other file.
+"""
+
+from __future__ import annotations
+
+import re
+from html import escape
+from pathlib import Path
+
+SLIDES = Path(__file__).resolve().parent
+EDITIONS = ("learner", "instructor")
+
+_NOTE = re.compile(r"\n*<!--\n.*?-->", re.DOTALL)
+_FIGURE = re.compile(r"^!\[(.*?)\]\((figures/\w+\.svg)\)$", re.MULTILINE)
+_STYLE = re.compile(r"<style>(.*?)</style>\n?", re.DOTALL)
+
+
+def split(deck: str) -> tuple[str, list[str]]:
+    """A deck's settings and its slides."""
+    settings, _, body = deck.partition("\n---\n")
+    return settings, body.split("\n---\n")
+
+
+def learner(deck: str) -> str:
+    """A deck without notes and without the slides that answer a vote.
+
+    An answer slide has its vote's page number, so both editions count alike.
+    """
+    settings, slides = split(deck)
+    kept = [_NOTE.sub("", slide).rstrip() + "\n" for slide in slides if "<!-- _class: answer -->" not in slide]
+    return "\n---\n".join([settings, *kept])
+
+
+def with_figures(deck: str) -> str:
+    """A deck whose figures are part of the text."""
+    return _FIGURE.sub(lambda found: _inlined(found[1], SLIDES / found[2]), deck)
+
+
+def _inlined(words: str, path: Path) -> str:
+    drawn = _STYLE.sub("", path.read_text()).strip().replace("<svg ", f'<svg aria-label="{escape(words)}" ', 1)
+    return f'<div class="figure">\n{drawn}\n</div>'
+
+
+def edition(path: Path, name: str) -> str:
+    """One edition of the deck at `path`, as marp reads it."""
+    deck = path.read_text()
+    return with_figures(learner(deck) if name == "learner" else deck)
+
+
+def figure_style() -> str:
+    """The style that all figures share."""
+    found = _STYLE.search(next((SLIDES / "figures").glob("*.svg")).read_text())
+    assert found, "a figure without a style"
+    return found[1].removeprefix(":root{color-scheme:light dark}")
