@@ -71,6 +71,14 @@ def test_a_node_that_took_all_with_it() -> None:
     assert (error.what, error.exit_code) == ("node0 was killed by SIGKILL, with all its ranks", 137)
 
 
+def test_a_lost_node_and_nodes_that_did_not_notice_are_both_named() -> None:
+    error = world_error([], {"node1": 9}, [-9, 143], unaware=["node0"])
+    assert error.what.splitlines() == [
+        "node1 was killed by SIGKILL, with all its ranks",
+        "the ranks of node0 did not notice, so the launcher stopped them",
+    ]
+
+
 def test_an_agent_that_failed_by_itself() -> None:
     error = world_error([], {}, [0, 3])
     assert (error.exit_code, "exit code 3, and no rank had failed" in error.what) == (3, True)

@@ -98,7 +98,7 @@ def pair_of(grade: Grade, found: Any) -> tuple[int, str]:
 
 
 def check_whole(grade: Grade, runs: list[Run]) -> None:
-    """Every line of every run came, once."""
+    """Reject unless every line of every run came exactly once."""
     for case, events, came in runs:
         written, left = Counter(expect(case, events)), Counter(came)
         for rank, line in left - written:
@@ -110,11 +110,35 @@ def check_whole(grade: Grade, runs: list[Run]) -> None:
                 )
             lost = f"{count(missing, 'line')} of the logs did not come"
             grade.reject("lines-changed", f"{text}, which is not a line of the log of rank {rank}; {lost}.")
-        if lost := list(written - left):
-            first_lines = {(rank, lines[0]) for _, rank, _, lines in events}
-            id = "blank-lines" if all(not line.strip() for _, line in lost) else "lines-lost"
-            id = "times-only" if set(came) == first_lines else id
-            grade.reject(id, f"{about(case)}: merge yielded {len(came)}. Lost: '{lost[0][1]}' of rank {lost[0][0]}.")
+    lossy = [run for run in runs if lost_lines(run)]
+    if lossy:
+        case, _, came = lossy[0]
+        rank, line = lost_lines(lossy[0])[0]
+        text = f"{about(case)}: merge yielded {count(len(came), 'line')}. Lost: '{line}' of rank {rank}."
+        grade.reject(why_lost(lossy), text)
+
+
+def lost_lines(run: Run) -> list[tuple[int, str]]:
+    case, events, came = run
+    return list(Counter(expect(case, events)) - Counter(came))
+
+
+def why_lost(lossy: list[Run]) -> str:
+    """Return the id of the misconception that all losses together show."""
+    if all(not line.strip() for run in lossy for _, line in lost_lines(run)):
+        return "blank-lines"
+    lost = [set(lost_lines(run)) for run in lossy]
+    times_lost = any(
+        (rank, lines[0]) in gone for run, gone in zip(lossy, lost, strict=True) for _, rank, _, lines in run[1]
+    )
+    inside = any(gone & inner_tails(run) for run, gone in zip(lossy, lost, strict=True))
+    return "times-only" if inside and not times_lost else "lines-lost"
+
+
+def inner_tails(run: Run) -> set[tuple[int, str]]:
+    """Return the lines without a time of all events but the last of each log."""
+    last = {rank: number for _, rank, number, _ in run[1]}
+    return {(rank, line) for _, rank, number, lines in run[1] if number < last[rank] for line in lines[1:]}
 
 
 def times(number: int) -> str:

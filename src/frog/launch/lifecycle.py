@@ -33,7 +33,7 @@ class Limits:
     """From asking a world to stop to killing it: time for a step and a checkpoint. torchrun itself waits 30 s."""
     last_words_s: float = 5.0
     """The same for an agent that has no ranks any more: it looks for nodes that it cannot reach."""
-    patience_s: float = 20.0
+    patience_s: float = 60.0
     """How long the other nodes may take to notice that one has failed, before they are asked to stop."""
     repair_at_most_s: float = 30.0
     """A node that has gone comes back after so long, also if the others have not gone on without it."""

@@ -85,6 +85,8 @@ class _Launch:
         self.signals: list[int] = []
         self.lost: dict[str, int] = {}
         """Nodes that have gone and not come back, by host: the signal that killed the agent."""
+        self.unaware: list[str] = []
+        """Hosts of the nodes that were stopped because their ranks did not fail after another node had failed."""
         self._shown: dict[int, list[dict[str, Any]]] = {}
         self.life = Lifecycle(limits or Limits())
         self.repairs = Repairs(
@@ -330,6 +332,7 @@ class _Launch:
         now = time.monotonic()
         if self.life.loses_patience(now):
             for agent in self._running():
+                self.unaware.append(agent.host)
                 agent.process.send_signal(signal.SIGTERM)
         if any(agent.process.poll() == 0 for agent in self.agents):
             self.life.node_finished(now)
@@ -349,4 +352,4 @@ class _Launch:
         failures = [failure for failure in self.failures if failure["attempt"] == last]
         if self._survives_losses:
             failures = at_the_end(failures)
-        return world_error(failures, self.lost, codes, self.journal.folder)
+        return world_error(failures, self.lost, codes, self.journal.folder, self.unaware)

@@ -45,12 +45,17 @@ def at_the_end(failures: Sequence[Failure]) -> list[Failure]:
 
 
 def world_error(
-    failures: Sequence[Failure], lost: Mapping[str, int], codes: Sequence[int], folder: RunFolder | None = None
+    failures: Sequence[Failure],
+    lost: Mapping[str, int],
+    codes: Sequence[int],
+    folder: RunFolder | None = None,
+    unaware: Sequence[str] = (),
 ) -> LaunchError:
-    """The error of a world that failed, with the exit code that it ends with.
+    """Return the error of a world that failed, with the exit code that the launcher ends with.
 
-    failures: the ranks that failed in the last attempt; lost: the nodes that have gone, by host, each with the signal
-    that killed its agent; codes: of the agents that count, as Popen gives them; folder: the run's, if it has one.
+    failures: the ranks that failed in the last attempt; lost: the nodes that are gone, by host, each with the signal
+    that killed its agent; codes: of the agents that count, as Popen gives them; folder: the run's, if it has one;
+    unaware: hosts that the launcher stopped because their ranks did not fail after another node had failed.
     """
     if failures and not (lost and _is_victim(first_failure(failures))):
         return explain(failures, folder)
@@ -58,6 +63,8 @@ def world_error(
         host, number = next(iter(lost.items()))
         after = explain(failures, folder) if failures else None
         what = f"{host} {describe_exit(-number)}, with all its ranks"
+        if unaware:
+            what += f"\nthe ranks of {', '.join(unaware)} did not notice, so the launcher stopped them"
         error = LaunchError(f"{what}\n{after.what}" if after else what, after.hint if after else None)
         error.exit_code = after.exit_code if after else signal_code(number)
         return error
