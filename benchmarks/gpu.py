@@ -174,7 +174,7 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     name = torch.cuda.get_device_name() if device.type == "cuda" else "CPU"
     size = f"{config.num_parameters() / 1e6:.0f} M parameters, {batch} x {sequence}"
-    print(f"torch {torch.__version__}, {name}, bf16, {size}")
+    print(f"torch {torch.__version__}, {name}, bf16, {size}", flush=True)
     peak = peak_flops(device, "bf16")
     rates: dict[str, list[float]] = {}
     # Three such models do not fit together: one round is all contenders, each built anew, its warm-up not counted.
@@ -182,14 +182,18 @@ def main() -> None:
         for contender in contenders(config, sequence, device, compiled=not args.tiny):
             torch.manual_seed(0)
             step = contender.make()
+            start = time.perf_counter()
             tokens_per_s(step, (batch, sequence), config.vocab_size, WARMUP_STEPS, device)
+            warmup_s = time.perf_counter() - start
             rate = tokens_per_s(step, (batch, sequence), config.vocab_size, args.steps, device)
             rates.setdefault(contender.name, []).append(rate)
+            print(f"  {contender.name:20}{rate:12,.0f} tokens/s after {warmup_s:.0f} s of warm-up", flush=True)
             del step
             gc.collect()
             torch.compiler.reset()
             if device.type == "cuda":
                 torch.cuda.empty_cache()
+    print("medians:")
     for contender in contenders(config, sequence, device, compiled=False):
         rate = statistics.median(rates[contender.name])
         mfu = f"  MFU {100 * contender.flops_per_token * rate / peak:5.1f} %" if peak else ""

@@ -56,6 +56,8 @@ def join_world(timeout_s):
     bind_loopback(env.master_addr)  # a laptop's own name often does not resolve: stay on its loopback interface
     # The timeout is how long a rank waits for the others in a collective. Without it a lost rank means half an hour.
     options = {"backend": "nccl" if gpus else "gloo", "timeout": timedelta(seconds=timeout_s)}
+    if gpus:
+        options["device_id"] = device  # NCCL would guess it from the rank
     if not env.launched:
         options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     dist.init_process_group(**options)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
 from frog.core.errors import UsageError
 from frog.launch.nodes import Nodes, parse_nodes, world_table
+from frog.launch.start import Options, Starter
 
 
 @pytest.mark.parametrize(
@@ -43,3 +45,16 @@ def test_the_table_is_what_the_agents_told() -> None:
         "node1  0          0 to 1  0 to 1      4           127.0.0.2    29511",
         "node2  1          2 to 3  0 to 1      4           127.0.0.2    29511",
     ]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "own"),
+    [("0,1,2,3", ["0,1", "2,3"]), ("4,5,6", ["", ""]), ("", [None, None])],
+)
+def test_simulated_nodes_share_no_gpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gpus: str, own: list[str | None]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+    starter = Starter(parse_nodes("2x2"), [], Options(), tmp_path, None)
+    found = [starter._environment(node)["CUDA_VISIBLE_DEVICES"] for node in (0, 1)]
+    assert found == [gpus if expected is None else expected for expected in own]

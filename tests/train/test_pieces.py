@@ -163,6 +163,20 @@ def test_devices() -> None:
         pick_device("mps", WorldEnv(0, 2, 0, 2, 0, 1, "127.0.0.1", None, True))
 
 
+def test_ranks_of_a_node_with_too_few_gpus_all_use_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+    def devices(num_ranks: int, requested: str = "auto") -> list[str]:
+        envs = [WorldEnv(rank, num_ranks, rank, num_ranks, 0, 1, "127.0.0.1", None, True) for rank in range(num_ranks)]
+        return [str(pick_device(requested, env)) for env in envs]
+
+    assert devices(2) == ["cuda:0", "cuda:1"]
+    assert devices(3) == ["cpu", "cpu", "cpu"]
+    with pytest.raises(UsageError, match="this node has 2 GPUs for 3 ranks"):
+        devices(3, "cuda")
+
+
 def test_trained_models_write_are_scored_and_travel(harness: Harness, tmp_path: Path) -> None:
     """sample, eval, export, import, and training on from an import: as a user types them."""
     transformers = pytest.importorskip("transformers")

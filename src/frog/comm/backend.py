@@ -68,7 +68,12 @@ class Backend:
             rank=env.rank,
             world_size=env.world_size,
             timeout=datetime.timedelta(seconds=timeout_s),
+            **self.options(device),
         )
+
+    def options(self, device: torch.device) -> dict[str, Any]:
+        """Return more arguments for torch's `init_process_group`."""
+        return {}
 
     def all_gather(self, whole: Tensor, part: Tensor, size: int, group: Any) -> Any:
         """Begin to fill `whole` with the `size` ranks' parts; return torch's work."""
@@ -131,6 +136,9 @@ class NCCL(Backend):
     def start(self, env: WorldEnv, device: torch.device, timeout_s: float, store: Any = None) -> None:
         torch.cuda.set_device(device)
         super().start(env, device, timeout_s, store)
+
+    def options(self, device: torch.device) -> dict[str, Any]:
+        return {"device_id": device}  # or NCCL guesses the GPU from the rank, and warns that this may hang
 
 
 class Frog(Backend):

@@ -145,19 +145,23 @@ class World:
 
 
 def pick_device(requested: str, env: WorldEnv) -> torch.device:
-    """The device for this rank: CUDA, else (in a world of one) MPS, else the CPU; or what the run file asks for.
+    """Return the device for this rank.
 
-    Raises:  UsageError if there is no such device.
+    "auto" picks CUDA if each rank of this node can have its own GPU, else MPS in a world of one, else the CPU: ranks on
+    different kinds of devices would wait for each other in different backends.
+
+    Raises:  UsageError if the requested device does not exist.
     """
     if requested in ("auto", "cuda") and torch.cuda.is_available():
-        if env.local_rank >= torch.cuda.device_count():
-            if requested == "auto":
-                return torch.device("cpu")
+        num_gpus = torch.cuda.device_count()
+        if max(env.local_world_size, env.local_rank + 1) <= num_gpus:
+            return torch.device("cuda", env.local_rank)
+        if requested == "cuda":
             raise UsageError(
-                f"local rank {env.local_rank} has no GPU: this node has {torch.cuda.device_count()}",
-                "start as many ranks as there are GPUs, or --set train.device=cpu",
+                f"this node has {num_gpus} GPU{'' if num_gpus == 1 else 's'} for {env.local_world_size} ranks",
+                "start at most as many ranks as there are GPUs, or --set train.device=cpu",
             )
-        return torch.device("cuda", env.local_rank)
+        return torch.device("cpu")
     if requested in ("auto", "mps") and env.world_size == 1 and torch.backends.mps.is_available():
         return torch.device("mps")
     if requested in ("auto", "cpu"):

@@ -161,6 +161,14 @@ def variable(name: str) -> str | None:
     return os.environ.get(name) or None
 
 
+def visible_gpus() -> list[str]:
+    """Return the ids of the NVIDIA GPUs that CUDA may use, as CUDA_VISIBLE_DEVICES lists them."""
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is not None:
+        return [gpu.strip() for gpu in listed.split(",") if gpu.strip()]
+    return [str(number) for number, _ in enumerate(Path("/dev").glob("nvidia[0-9]*"))]
+
+
 def child_env(**changes: str) -> dict[str, str]:
     """The environment for a process that Frog starts: this one's, with `changes`."""
     return {**os.environ, **changes}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from frog.core.cores import usable_cores
-from frog.core.env import child_env
+from frog.core.env import child_env, visible_gpus
 from frog.launch.agent import Agent, agent_command
 from frog.launch.nodes import Nodes
 
@@ -104,6 +104,9 @@ class Starter:
         }
         if self.nodes.several:
             changes["FROG_NODE_NAME"] = self.nodes.host(node)
+            if gpus := visible_gpus():  # simulated nodes have none in common, as real ones
+                first, own = node * self.nodes.ranks, self.nodes.ranks
+                changes["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[first : first + own]) if len(gpus) >= num_ranks else ""
         if self.network is not None:
             changes["GLOO_SOCKET_IFNAME"] = self.network.interface
         return child_env(**changes)

@@ -38,6 +38,10 @@ def told(capfd: pytest.CaptureFixture[str]) -> dict[str, Seen]:
     return {seen.name: seen for seen in read_reports(capfd.readouterr().out)}
 
 
+def test_the_port_probe_reads_until_every_byte_arrived() -> None:
+    assert machine._ports(num_bytes=1 << 24).startswith("bytes arrive at 127.0.0.1:")
+
+
 def test_a_machine_that_has_everything_runs_every_lab() -> None:
     assert all(judge(WELL, lab).runs and not judge(WELL, lab).instead for lab in ALL)
     text = as_text(WELL, ALL)

@@ -63,16 +63,19 @@ def _addresses() -> list[str]:
         raise ValueError(f"{host_name()} does not resolve: {problem.strerror}") from None
 
 
-def _ports() -> str:
-    """A port that the system gives is listened at, and reached."""
-    sent = os.urandom(1 << 16)
+def _ports(num_bytes: int = 1 << 16) -> str:
+    """Send bytes through a port of this machine."""
+    sent = os.urandom(num_bytes)
     with socket.create_server(("127.0.0.1", 0)) as server:
         client = socket.create_connection(server.getsockname(), timeout=5)
         accepted, _ = server.accept()
         with client, accepted:
             accepted.settimeout(5)
             threading.Thread(target=client.sendall, args=(sent,), daemon=True).start()
-            if accepted.recv(len(sent), socket.MSG_WAITALL) != sent:
+            received = bytearray()
+            while len(received) < num_bytes and (part := accepted.recv(1 << 16)):
+                received += part
+            if received != sent:
                 raise ValueError("127.0.0.1: received other bytes than were sent")
         return f"bytes arrive at 127.0.0.1:{server.getsockname()[1]}"
 
