@@ -255,18 +255,18 @@ def test_a_rank_that_wakes_late_takes_the_verdict_of_the_others() -> None:
     late = Survivors.__new__(Survivors)
     late.identity, late.members, late.epoch = 2, (0, 1, 2, 3), 0
     late.left_out = set()
-    late._dead, late._newcomers, late._inbox, late._patience_s = set(), set(), [], 0.01
+    late._dead, late._joining, late._inbox, late._patience_s = set(), set(), [], 0.01
     late._completed = late._settled = 5
     late._begun, late._call = (0, 0), ""
     late._lines = {0: SimpleNamespace(close=lambda: None)}  # type: ignore[dict-item]
     late._tell = lambda proposal, peers: None  # type: ignore[method-assign]
 
-    def hear(until_s: float) -> None:
+    def receive(until_s: float) -> None:
         time.sleep(max(0.0, until_s - time.monotonic()) + 0.001)
         said = [Proposal(False, 1, frozenset({1, 2, 3}), 5, 5, 70 + peer, (0, 0), "") for peer in (1, 3)]
         late._inbox += zip((1, 3), said, strict=True)
 
-    late._hear = hear  # type: ignore[method-assign]
+    late._receive = receive  # type: ignore[method-assign]
     place = SimpleNamespace(peer=SimpleNamespace(port=72))
     assert late._agree(place, 0.01) == {1: 71, 2: 72, 3: 73}  # type: ignore[arg-type]
     assert late.members == (1, 2, 3)

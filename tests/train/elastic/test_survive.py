@@ -186,7 +186,7 @@ WORKLOAD: Any = SimpleNamespace(describe=lambda: ["a run"])
 
 def test_a_rank_that_is_left_out_while_one_comes_in_is_told_in_words(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It learns of it where somebody is let in, with no collective of torch's around that."""
-    why = "rank 1 of the group and others go on without this rank"
+    why = "rank 1 of the group and others continue without this rank"
 
     def take_steps(*_: Any) -> NoReturn:
         raise LeftOut(why, "timed_out", 1)

@@ -1,4 +1,4 @@
-"""What survivors say to each other, and what they come to: see `survivors.py`."""
+"""The proposals that survivors exchange, and the errors that report their agreement: see `survivors.py`."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ PROPOSAL_BYTES = _PROPOSAL.size
 
 
 class WorldChanged(CollectiveError):
-    """The collective was not completed, its buffers are as they were. All members get this."""
+    """The collective was not completed, and its buffers are unchanged. All members raise this."""
 
     def __init__(self, before: Sequence[int], members: Sequence[int]) -> None:
         self.members = tuple(members)
         self.lost, self.joined = tuple(set(before) - set(members)), tuple(set(members) - set(before))
         changes = [
-            f"rank {', '.join(map(str, sorted(ranks)))} of the group was {what}"
-            for ranks, what in ((self.lost, "lost"), (self.joined, "let in"))
+            f"rank {', '.join(map(str, sorted(ranks)))} of the group {what}"
+            for ranks, what in ((self.lost, "was lost"), (self.joined, "joined"))
             if ranks
         ]
         super().__init__(
-            f"{'; '.join(changes) or 'nobody was lost, nobody came'}; they are {len(members)} now", "closed"
+            f"{'; '.join(changes) or 'membership unchanged'}; the group has {len(members)} members now", "closed"
         )
 
 
 class LeftOut(CollectiveError):
-    """The others go on without this rank, or it is among too few to go on."""
+    """The others continue without this rank, or too few ranks remain to continue."""
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """What a rank says of the next epoch."""
+    """A rank's proposal for the next epoch."""
 
     is_last_word: bool
-    """Said to a rank that is left out."""
+    """True in the final message to an excluded rank."""
     epoch: int
     alive: frozenset[int]
     completed: int
-    """Collectives whose result it has; of a rank that has decided meanwhile, those that all had."""
+    """Collectives whose result this rank has; after its decision, collectives whose result all have."""
     settled: int
-    """Collectives that were agreed on as completed at the last decision."""
+    """Collectives that the last decision counted as completed."""
     port: int
     begun: tuple[int, int]
-    """Of the last collective that it has begun: the epoch, and the number."""
+    """Epoch and number of the last collective that this rank began."""
     call: str
-    """What that is, the same on all ranks. Empty if it has begun none."""
+    """The description of that collective, the same on all ranks. Empty if this rank began none."""
 
     def pack(self) -> bytes:
         mask = sum(1 << rank for rank in self.alive)

@@ -1,10 +1,10 @@
-"""How ranks become survivors: all together at a beginning, or one by one through the door."""
+"""How a group of survivors forms: all ranks at the start, or one by one through the join endpoint."""
 
 from __future__ import annotations
 
 from frog.comm.collectives.cost import Costs
 from frog.comm.collectives.rendezvous import Book, Peer, Place, meet
-from frog.comm.elastic.door import knock
+from frog.comm.elastic.join_endpoint import request_join
 from frog.comm.elastic.survivors import Survivors
 from frog.config.run import MOST_ELASTIC_RANKS
 from frog.runs.observer import operation
@@ -22,7 +22,7 @@ def meet_survivors(
     costs: Costs | None = None,
     memory: bool = True,
 ) -> Survivors:
-    """Meet the other ranks of a world's beginning. Raises CollectiveError if not all come in `timeout_s`."""
+    """Meet the other ranks at the start of a world. Raises CollectiveError if a rank is missing after `timeout_s`."""
     if size > MOST_ELASTIC_RANKS:
         raise ValueError(f"{size} ranks: at most {MOST_ELASTIC_RANKS} can agree")
     place = Place(rank, size, "survivors", secret, host, node)
@@ -40,7 +40,7 @@ def meet_survivors(
 
 @operation("entry")
 def join_survivors(
-    door: Peer,
+    endpoint: Peer,
     secret: bytes,
     host: str = "127.0.0.1",
     node: str = "",
@@ -48,11 +48,11 @@ def join_survivors(
     patience_s: float = 2.0,
     memory: bool = True,
 ) -> Survivors:
-    """Come into a group through its door, as soon as its members let somebody in.
+    """Join a group through its join endpoint, as soon as its members admit a rank.
 
-    Raises:  CollectiveError if nobody answers there in `timeout_s`, or it came to nothing.
+    Raises:  CollectiveError if no process answers there within `timeout_s`, or the group could not admit this rank.
     """
-    welcome, lines = knock(door, secret, host, node, timeout_s)
+    welcome, lines = request_join(endpoint, secret, host, node, timeout_s)
     return Survivors(
         welcome.identity, welcome.peers, lines, welcome.members, secret, costs=Costs.from_text(welcome.costs),
         timeout_s=timeout_s, patience_s=patience_s, memory=memory, epoch=welcome.epoch, completed=welcome.completed,

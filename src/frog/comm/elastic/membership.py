@@ -1,7 +1,7 @@
-"""A world that changes: ranks are lost, others come in, and those who are there go on (`comm.on_loss = "shrink"`).
+"""A world whose membership changes: ranks are lost or join, and the others continue (`comm.on_loss = "shrink"`).
 
-Under it is `frog.comm.elastic.survivors`. Each change ends an epoch: every collective of torch's group fails from then
-on, and `renew` makes a group, and a world, of those who are there now. A rank's number is its place among them.
+It builds on `frog.comm.elastic.survivors`. Each change ends an epoch: from then on every collective of torch's group
+fails, and `renew` builds a group and a world of the current members. A rank's number is its index among them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from frog.comm.backend import choose_backend
 from frog.comm.collectives.cost import kept
 from frog.comm.collectives.errors import CollectiveError
 from frog.comm.collectives.rendezvous import Peer, own_host
-from frog.comm.elastic.door import Door
 from frog.comm.elastic.entrance import join_survivors, meet_survivors
+from frog.comm.elastic.join_endpoint import JoinEndpoint
 from frog.comm.elastic.survivors import Survivors
 from frog.comm.process_group import address, node_name, start_on
 from frog.comm.world import World, explained_rendezvous
@@ -36,14 +36,14 @@ from frog.core.schema import Host, Natural, Port, Typed, read_typed, write_typed
 E = TypeVar("E", bound=BaseException)
 
 _PATIENCE_S = 5.0
-"""How long a rank may be silent while the others agree on who is left."""
+"""How long a rank may be silent while the others agree on the membership."""
 
 
-class DoorFile(Typed, frozen=True):
-    """`door.json` of a run that others may join: where its first member listens, and the run's secret. For its owner's
-    eyes alone."""
+class JoinEndpointFile(Typed, frozen=True):
+    """`door.json` of a run that other ranks may join: the address of its first member, and the run's secret. Only the
+    owner may read it."""
 
-    KIND: ClassVar[str] = "a run's door"
+    KIND: ClassVar[str] = "the join endpoint of a run"
     FORMAT: ClassVar[int] = 1
 
     identity: Natural
@@ -51,99 +51,102 @@ class DoorFile(Typed, frozen=True):
     port: Port
     secret: str
     full: Literal["numbers", "batch"] | None = None
-    """Why nobody may come in, and nobody listens: no number is left; or, for now, a step has no sequence left."""
+    """Why no rank can join, so that no member listens: no identity is left, or, for now, a step has no sequence
+    left."""
 
 
 @dataclass
 class Membership:
-    """This rank's part in a world that changes."""
+    """This rank's part in a world whose membership changes."""
 
     survivors: Survivors
     env: WorldEnv
-    """As this process was started."""
+    """The environment in which this process was started."""
     device: torch.device
     timeout_s: float
     secret: str
-    door_file: Path | None = None
-    """Where the first member says how to come in; None: nobody may."""
+    endpoint_file: Path | None = None
+    """Where the first member publishes the join endpoint; None: no rank may join."""
     refused: Callable[[str], None] = lambda line: None
-    """Called with a line for each stranger at the door."""
+    """Called with a line for each caller that failed to authenticate at the join endpoint."""
     most_ranks: int = MOST_ELASTIC_RANKS
-    """As many as a step's sequences can be dealt to."""
+    """The most ranks among which the sequences of a step can be divided."""
     members: tuple[int, ...] = ()
-    """Of the world that `renew` made last."""
+    """Members of the world that `renew` built last."""
     tries: Counter[int] = field(default_factory=Counter)
-    """How often each step failed in a world that lost nobody."""
-    _door: Door | None = None
-    _sign: DoorFile | None = None
-    """What this rank has left in `door_file`."""
+    """How often each step failed in a world that lost no rank."""
+    _endpoint: JoinEndpoint | None = None
+    _published: JoinEndpointFile | None = None
+    """The content that this rank last wrote to `endpoint_file`."""
 
     @property
     def identity(self) -> int:
-        """This rank's number for all its life."""
+        """This rank's permanent number."""
         return self.survivors.identity
 
     def renew(self) -> World:
-        """The world of those who are there now."""
+        """Build the world of the current members."""
         if dist.is_initialized():
             dist.destroy_process_group()
         survivors = self.survivors
         self.members = survivors.members
-        if self._full != (self._sign and self._sign.full):
-            self._close_door()
+        if self._full != (self._published and self._published.full):
+            self._close_endpoint()
         start_on(survivors, self.timeout_s)
         env = replace(self.env, rank=survivors.rank, world_size=survivors.size)
         return World(env, self.device, self.timeout_s, requested_backend="frog")
 
     @property
     def _full(self) -> Literal["numbers", "batch"] | None:
-        """Why nobody may come in now."""
+        """Why no rank can join now; None if one can."""
         if self.survivors.is_full:
             return "numbers"
         return "batch" if self.survivors.size >= self.most_ranks else None
 
-    def open_door(self) -> None:
-        """Let others knock, or have them told why they cannot, if this is the first member and has not done so yet."""
-        if self.door_file is None or self._sign is not None or self.survivors.rank != 0:
+    def open_endpoint(self) -> None:
+        """Accept join requests, or publish why none is possible; on the first member only, once per membership."""
+        if self.endpoint_file is None or self._published is not None or self.survivors.rank != 0:
             return
         own, full = self.survivors.address, self._full
         if full is None:
-            self._door = Door(self.identity, self.secret.encode(), own.host, self.refused)
-        port = own.port if self._door is None else self._door.peer.port
-        self._sign = DoorFile(identity=self.identity, host=own.host, port=port, secret=self.secret, full=full)
-        write_typed(self.door_file, self._sign, private=True)
+            self._endpoint = JoinEndpoint(self.identity, self.secret.encode(), own.host, self.refused)
+        port = own.port if self._endpoint is None else self._endpoint.peer.port
+        self._published = JoinEndpointFile(
+            identity=self.identity, host=own.host, port=port, secret=self.secret, full=full
+        )
+        write_typed(self.endpoint_file, self._published, private=True)
 
-    def has_knocked(self) -> bool:
-        """Whether somebody has knocked, as far as this rank knows: only the first member does."""
-        return bool(self._door)
+    def has_join_request(self) -> bool:
+        """True if a join request waits. Only the first member knows."""
+        return bool(self._endpoint)
 
-    def let_in(self) -> NoReturn:
-        """Let one in who waits. A collective call. Raises WorldChanged."""
-        self.survivors.admit(self._door.next() if self._door is not None else None)
+    def admit(self) -> NoReturn:
+        """Admit a waiting process. A collective call. Raises WorldChanged."""
+        self.survivors.admit(self._endpoint.next() if self._endpoint is not None else None)
 
     def leave(self) -> None:
-        """The run is over for this rank."""
-        self._close_door()
+        """Leave at the end of the run."""
+        self._close_endpoint()
         if dist.is_initialized():
             dist.destroy_process_group()
         self.survivors.close()
 
-    def _close_door(self) -> None:
-        """Close this rank's door, and take its file away, unless that is another's by now."""
-        door, self._door = self._door, None
-        sign, self._sign = self._sign, None
-        if door is not None:
-            door.close()
-        if sign is not None and self.door_file is not None:
+    def _close_endpoint(self) -> None:
+        """Close this rank's join endpoint and delete its file, unless another rank has replaced the file."""
+        endpoint, self._endpoint = self._endpoint, None
+        published, self._published = self._published, None
+        if endpoint is not None:
+            endpoint.close()
+        if published is not None and self.endpoint_file is not None:
             with suppress(FileNotFoundError, RunError):
-                if read_typed(self.door_file, DoorFile) == sign:
-                    self.door_file.unlink()
+                if read_typed(self.endpoint_file, JoinEndpointFile) == published:
+                    self.endpoint_file.unlink()
 
 
 def found_membership(env: WorldEnv, device: torch.device, timeout_s: float) -> Membership:
-    """Meet the ranks that a launcher has started.
+    """Meet the ranks that the launcher started.
 
-    Raises:  CommError if they do not come together in time; UsageError if this device's tensors cannot be moved.
+    Raises:  CommError if they do not all arrive in time; UsageError if this device's tensors cannot be moved.
     """
     backend = choose_backend("frog", device)
     with explained_rendezvous(backend, env):
@@ -159,27 +162,27 @@ def found_membership(env: WorldEnv, device: torch.device, timeout_s: float) -> M
     return Membership(survivors, env, device, timeout_s, secret)
 
 
-def join_membership(env: WorldEnv, device: torch.device, timeout_s: float, door_file: Path) -> Membership:
-    """Come into a run through its door, as soon as it lets somebody in.
+def join_membership(env: WorldEnv, device: torch.device, timeout_s: float, endpoint_file: Path) -> Membership:
+    """Join a run through its join endpoint, as soon as the run admits a rank.
 
-    Raises:  CollectiveError if that comes to nothing; RunError if it always would, or the door's file cannot be read.
+    Raises:  CollectiveError if joining fails this time; RunError if it can never succeed, or the file cannot be read.
     """
-    door = read_typed(door_file, DoorFile)
-    if door.full == "numbers":
-        raise RunError(f"{door_file.parent}: {MOST_ELASTIC_RANKS} ranks have been in it, and no more can come")
-    if door.full == "batch":
-        raise CollectiveError("each rank takes a sequence of a micro-batch, and none is left for another")
+    endpoint = read_typed(endpoint_file, JoinEndpointFile)
+    if endpoint.full == "numbers":
+        raise RunError(f"{endpoint_file.parent}: all {MOST_ELASTIC_RANKS} identities are used; no more ranks can join")
+    if endpoint.full == "batch":
+        raise CollectiveError("each rank needs a sequence of every micro-batch, and none is left for another rank")
     try:
-        host = own_host(door.host)
+        host = own_host(endpoint.host)
     except OSError as error:
-        raise CollectiveError(f"no way leads to {door.host}, where the run's door is: {error}") from error
-    peer, secret = Peer(door.identity, door.host, door.port, ""), door.secret.encode()
+        raise CollectiveError(f"no route to {endpoint.host}, the host of the run's join endpoint: {error}") from error
+    peer, secret = Peer(endpoint.identity, endpoint.host, endpoint.port, ""), endpoint.secret.encode()
     survivors = join_survivors(peer, secret, host, node_name(env), timeout_s=timeout_s, patience_s=_PATIENCE_S)
-    return Membership(survivors, env, device, timeout_s, door.secret, door_file)
+    return Membership(survivors, env, device, timeout_s, endpoint.secret, endpoint_file)
 
 
 def behind(error: BaseException, kind: type[E]) -> E | None:
-    """The error of this kind that another comes from, or is, if there is one."""
+    """Return the error of this kind in the chain of causes, if there is one."""
     found: BaseException | None = error
     while found is not None and not isinstance(found, kind):
         found = found.__cause__

@@ -1,30 +1,29 @@
-"""A group that goes on when ranks are lost: the survivors of a collective agree on one verdict, and on who they are.
+"""A group that continues when ranks are lost: the survivors of a collective agree on its outcome and on the members.
 
-Beside the connections of the collectives, which are made anew for each epoch (a time between two changes), there is
-one connection between each two ranks, a line, on which nothing is said as long as all is well. When a rank dies, the
-system closes its ends, and everybody is woken; whoever else gives up speaks there. Either ends the collective under
-way on every rank.
+The connections of the collectives are rebuilt for each epoch (the time between two changes). In addition, each pair of
+ranks has a control connection, which is silent while all is well. When a rank dies, the operating system closes its
+ends, which wakes every other rank; a rank that gives up for another reason says so there. Either event ends the
+current collective on every rank.
 
-Then each rank proposes: who it thinks is left, how many collectives it has the result of, and where it can be called
-next. A rank decides when all whom it thinks left have proposed just the same set. What it then knows is what each of
-them knows:
+Then each rank proposes which ranks it believes alive, how many collective results it has, and where it can be reached
+next. A rank decides when all ranks it believes alive have proposed the same set. All of them then know the same:
 
-    completed    the collectives of which all of them have the result. The one under way, if it is among them, ends
-    well on every survivor. If it is not, every survivor gets its buffers back as they were, and WorldChanged.
+    completed    the collectives whose result all of them have. If the current one is among them, it succeeds on every
+    survivor. If not, every survivor gets its buffers back unchanged, and WorldChanged.
 
-    called       what each of them called. Where that differs it would again: all get Mismatch, and nobody goes on.
+    called       the collective that each of them called. A difference would repeat: all get Mismatch, and the run ends.
 
-No rank returns from a collective before all have its result: it ends with a barrier. So a verdict never takes back what
-somebody has returned with.
+No rank returns from a collective before all have its result: a collective ends with a barrier. So the outcome never
+revokes a result that a rank has already returned.
 
-A rank that is silent for `patience_s` while the others agree is left out, and told so should it ever wake. Those who
-are left go on only if they are more than half of those who are not known to be dead, or half with the lowest rank
-among them: two halves that cannot hear each other do not both go on.
+A rank that is silent for `patience_s` while the others agree is excluded, and receives a message to that effect if it
+ever wakes. The survivors continue only if they are more than half of the ranks not known to be dead, or half including
+the lowest rank: two halves that cannot reach each other do not both continue.
 
-Who comes in (`door.py`) first gets a line to each member. From then on it takes part in the next agreement, and is in
-if all members have such a line.
+A joining rank (`join_endpoint.py`) first gets a control connection to each member. From then on it takes part in the
+next agreement, and becomes a member if all members have such a connection.
 
-Comm:    a barrier more per collective; a loss costs each rank a message to each other, and new connections.
+Comm:    one more barrier per collective; after a loss, each rank sends a message to every other rank and reconnects.
 The rules of the agreement are in `consensus.py`.
 """
 
@@ -49,14 +48,14 @@ from frog.comm.collectives.messages import Messages
 from frog.comm.collectives.rendezvous import Peer, Place, answer, call
 from frog.comm.elastic.agreement import PROPOSAL_BYTES, LeftOut, Proposal, WorldChanged
 from frog.comm.elastic.consensus import Ahead, Consensus
-from frog.comm.elastic.door import NOTE_BYTES, Applicant, Welcome, read_note
+from frog.comm.elastic.join_endpoint import NOTE_BYTES, JoinRequest, Welcome, read_note
 from frog.config.run import MOST_ELASTIC_RANKS
 from frog.runs.observer import operation
 
 
 class Survivors:
-    """The collectives of a group whose ranks may be lost. A rank keeps its `identity`; `rank` is its place among
-    `members`, the identities of those who are there."""
+    """Collectives of a group that may lose ranks. A rank keeps its `identity`; `rank` is its index in `members`, the
+    identities of the current members."""
 
     def __init__(
         self,
@@ -73,7 +72,7 @@ class Survivors:
         epoch: int = 0,
         completed: int = 0,
     ) -> None:
-        """peers: all who ever were members, and this rank. lines: to each member. See `entrance.py`."""
+        """peers: all past and present members, and this rank. lines: connections to the members. See `entrance.py`."""
         self.identity, self._peers, self._secret = identity, dict(peers), secret
         self._timeout_s, self._patience_s, self._costs, self._memory = timeout_s, patience_s, costs, memory
         self._lines: dict[int, Connection] = {}
@@ -82,15 +81,15 @@ class Survivors:
         for peer, line in lines.items():
             self._add_line(peer, line)
         self.members = tuple(members)
-        self._newcomers = {identity} - set(members)
-        """Who has a line to each member that this rank knows of, and is no member yet."""
+        self._joining = {identity} - set(members)
+        """Joining ranks with a connection to each member, as far as this rank knows, that are not members yet."""
         self.epoch, self._completed, self._settled = epoch, completed, completed
         self._dead: set[int] = set()
         self.left_out: set[int] = set()
-        """Who was silent for too long, as far as this rank has found it so: it may still be there."""
+        """Ranks that were silent for too long, as seen by this rank: they may still be alive."""
         self._news: WorldChanged | None = None
         self._begun, self._call = (epoch, 0), ""
-        """The last collective that was begun: its epoch and number, and what it is."""
+        """The last collective that began: its epoch and number, and its description."""
         try:
             self.group = self._regroup(timeout_s)
         except BaseException:
@@ -107,12 +106,12 @@ class Survivors:
 
     @property
     def address(self) -> Peer:
-        """Where this rank is."""
+        """The address of this rank."""
         return self._peers[self.identity]
 
     @property
     def is_full(self) -> bool:
-        """Whether no number is left for one who comes in."""
+        """True if no identity is left for a joining rank."""
         return max(self._peers) + 1 >= MOST_ELASTIC_RANKS
 
     @property
@@ -121,55 +120,55 @@ class Survivors:
 
     @operation("all_reduce")
     def all_reduce(self, x: Buffer, op: str = "sum") -> None:
-        """`x` of all ranks, summed in place. Raises WorldChanged, as all of these do."""
+        """Sum `x` over all ranks in place. Raises WorldChanged, like all collectives here."""
         self._attempt(f"all_reduce of {x.nbytes} bytes", lambda group: group.all_reduce(x, op), [x])
 
     @operation("all_gather")
     def all_gather(self, parts: Sequence[Buffer], x: Buffer) -> None:
-        """Fill `parts` with everybody's `x`, in order of ranks."""
+        """Fill `parts` with each rank's `x`, in rank order."""
         self._attempt(f"all_gather of {x.nbytes} bytes", lambda group: group.all_gather(parts, x), parts)
 
     @operation("reduce_scatter")
     def reduce_scatter(self, out: Buffer, parts: Sequence[Buffer], op: str = "sum") -> None:
-        """`out` becomes the sum of everybody's `parts[rank]`."""
+        """Set `out` to the sum of all ranks' `parts[rank]`."""
         call = f"reduce_scatter of {out.nbytes} bytes"
         self._attempt(call, lambda group: group.reduce_scatter(out, parts, op), [out])
 
     @operation("broadcast")
     def broadcast(self, x: Buffer, root: int) -> None:
-        """Give everybody `root`'s `x`."""
+        """Copy `root`'s `x` to all ranks."""
         self._attempt(f"broadcast of {x.nbytes} bytes from {root}", lambda group: group.broadcast(x, root), [x])
 
     @operation("reduce")
     def reduce(self, x: Buffer, root: int, op: str = "sum") -> None:
-        """`root`'s `x` becomes the sum of everybody's."""
+        """Set `root`'s `x` to the sum over all ranks."""
         self._attempt(f"reduce of {x.nbytes} bytes to {root}", lambda group: group.reduce(x, root, op), [x])
 
     @operation("gather")
     def gather(self, x: Buffer, parts: Sequence[Buffer] | None, root: int) -> None:
-        """`root` gets everybody's `x` into its `parts`."""
+        """Collect each rank's `x` in `root`'s `parts`."""
         call = f"gather of {x.nbytes} bytes to {root}"
         self._attempt(call, lambda group: group.gather(x, parts, root), parts or [])
 
     @operation("scatter")
     def scatter(self, x: Buffer, parts: Sequence[Buffer] | None, root: int) -> None:
-        """Everybody gets its own of `root`'s `parts` into `x`."""
+        """Set `x` to this rank's element of `root`'s `parts`."""
         call = f"scatter of {x.nbytes} bytes from {root}"
         self._attempt(call, lambda group: group.scatter(x, parts, root), [x])
 
     @operation("all_to_all")
     def all_to_all(self, arrive: Sequence[Buffer], leave: Sequence[Buffer], even: bool = False) -> None:
-        """`arrive[i]` becomes rank i's `leave[rank]`."""
+        """Set `arrive[i]` to rank i's `leave[rank]`."""
         call = f"all_to_all of {leave[0].nbytes} bytes to each" if even else "all_to_all"
         self._attempt(call, lambda group: group.all_to_all(arrive, leave, even), arrive)
 
     @operation("barrier")
     def barrier(self) -> None:
-        """Return when every rank is here."""
+        """Return once every rank has called this."""
         self._attempt("barrier", lambda group: group.barrier(), [])
 
     def close(self) -> None:
-        """Leave. To the others this is a loss, unless they leave too."""
+        """Leave the group. The other ranks see a loss, unless they leave too."""
         self.group.close()
         self._hang_up()
 
@@ -177,32 +176,32 @@ class Survivors:
         for line in self._lines.values():
             line.close()
 
-    # ---- one who comes in --------------------------------------------------------------------------------------------
+    # ---- joining ranks -----------------------------------------------------------------------------------------------
 
-    def admit(self, applicant: Applicant | None) -> NoReturn:
-        """Let one in. A collective call, in which the first member brings the applicant; it always ends the epoch.
+    def admit(self, request: JoinRequest | None) -> NoReturn:
+        """Admit a process. A collective call, in which the first member passes the request; it always ends the epoch.
 
-        Raises:  WorldChanged, which says whether it was let in.
+        Raises:  WorldChanged, which says whether the process was admitted.
         """
         before, note = self.members, np.zeros(NOTE_BYTES, np.uint8)
-        if applicant is not None:
-            note[:] = np.frombuffer(applicant.note, np.uint8)
+        if request is not None:
+            note[:] = np.frombuffer(request.note, np.uint8)
         try:
             self.broadcast(note, 0)
         except BaseException:
-            if applicant is not None:
-                applicant.send_away()
+            if request is not None:
+                request.decline()
             raise
         peer = read_note(note.tobytes(), max(self._peers) + 1)
         self._peers[peer.rank] = peer
-        if applicant is not None:
-            applicant.welcome(
+        if request is not None:
+            request.admit(
                 Welcome(peer.rank, self.epoch, self._completed, self.members, self._peers, self._costs.to_text())
             )
         self._greet(peer)
         epoch = self.epoch
         with suppress(WorldChanged):
-            self.barrier()  # all have a line to it, or know that they have none
+            self.barrier()  # every rank has a connection to it, or knows that it failed
         if epoch == self.epoch:
             self.group.close()
             self.group = self._regroup(self._timeout_s)
@@ -210,11 +209,11 @@ class Survivors:
         raise WorldChanged(before, self.members)
 
     def _greet(self, peer: Peer) -> None:
-        """Make a line to one who comes in. Who cannot be reached is dead."""
+        """Connect to a joining rank. If it cannot be reached, it counts as dead."""
         place = self._place("survivors")
         try:
             self._add_line(peer.rank, call(place, peer, time.monotonic() + self._patience_s))
-            self._newcomers.add(peer.rank)
+            self._joining.add(peer.rank)
         except CollectiveError:
             self._dead.add(peer.rank)
         finally:
@@ -227,7 +226,7 @@ class Survivors:
     # ---- a collective ------------------------------------------------------------------------------------------------
 
     def _attempt(self, call: str, job: Callable[[Group], None], buffers: Sequence[Buffer]) -> None:
-        """Carry out a collective, which `call` names: it is completed on all survivors, or undone on all of them."""
+        """Run the collective that `call` describes: it completes on all survivors, or is undone on all of them."""
         if self._news is not None:
             news, self._news = self._news, None
             raise news
@@ -253,9 +252,9 @@ class Survivors:
 
     @operation("agreement")
     def _regroup(self, patience_s: float) -> Group:
-        """Agree on who is left, and connect to each of them; again if one is lost meanwhile."""
+        """Agree on the survivors and connect to each of them; repeat if one is lost meanwhile."""
         while True:
-            self._hear(0)  # who has left may have said something before
+            self._receive(0)  # an excluded rank may have sent something earlier
             place = self._place(f"epoch {self.epoch + 1}")
             try:
                 ports = self._agree(place, patience_s)
@@ -271,22 +270,22 @@ class Survivors:
 
     @property
     def _all(self) -> frozenset[int]:
-        """Members, and who is about to be one."""
-        return frozenset(self.members) | self._newcomers
+        """Members, and joining ranks."""
+        return frozenset(self.members) | self._joining
 
     def _agree(self, place: Place, patience_s: float) -> dict[int, int]:
-        """Return each survivor's port, once all have proposed the same. Sets what was completed, and members."""
+        """Return each survivor's port once all have proposed the same set. Sets the members and the completed count."""
         counts = (self._completed, self._settled)
         own = Proposal(False, self.epoch + 1, frozenset(), *counts, place.peer.port, self._begun, self._call)
         consensus = Consensus(
-            self.identity, self.members, self._newcomers, self._dead, own,
+            self.identity, self.members, self._joining, self._dead, own,
             patience_s=patience_s, quorum_patience_s=self._patience_s, now_s=time.monotonic(),
         )  # fmt: skip
         while (next_ := consensus.step(time.monotonic())) != "decided":
             if next_ == "tell":
                 self._tell(consensus.own, consensus.alive)
             else:
-                self._hear(consensus.until_s)
+                self._receive(consensus.until_s)
             self._pass_on(consensus)
         decision = consensus.decision()
         for peer in decision.left_out:
@@ -295,11 +294,11 @@ class Survivors:
             self._dead.add(peer)
             self.left_out.add(peer)
         self._settle(decision.completed)
-        self.epoch, self.members, self._newcomers = own.epoch, decision.members, set()
+        self.epoch, self.members, self._joining = own.epoch, decision.members, set()
         return decision.ports
 
     def _pass_on(self, consensus: Consensus) -> None:
-        """Let the agreement know who has died and what was said. Once all agree, only deaths count in this epoch."""
+        """Pass deaths and messages to the agreement. Once all agree, only deaths count in this epoch."""
         for peer in self._dead:
             consensus.lose(peer)
         if consensus.is_agreed:
@@ -336,8 +335,8 @@ class Survivors:
 
         self._lines[peer].receive(CONTROL, 0, memoryview(self._rooms[peer]), then=said)
 
-    def _hear(self, until_s: float) -> None:
-        """Wait until somebody says something or dies, or it is time."""
+    def _receive(self, until_s: float) -> None:
+        """Wait until a message arrives, a rank dies, or the time is up."""
         poll = select.poll()
         lines = {self._lines[peer].socket.fileno(): peer for peer in self._all if self._can_speak(peer)}
         for descriptor in lines:
@@ -349,7 +348,7 @@ class Survivors:
         return peer != self.identity and peer not in self._dead
 
     def _connect(self, place: Place, ports: dict[int, int]) -> Group:
-        """A new group of the members, on connections of this epoch."""
+        """Build a new group of the members, on connections of this epoch."""
         if gone := self._dead & set(self.members):
             raise PeerClosed(min(gone))
         alarms = [self._lines[peer] for peer in self.members if peer != self.identity]

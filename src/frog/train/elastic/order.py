@@ -17,9 +17,11 @@ class SharedOrder(OrderProof):
     is lost takes a part of the proof along. On the way all learn whether somebody waits at the door.
     """
 
-    def __init__(self, link: str, world: World, somebody_waits: Callable[[], bool], let_in: Callable[[], None]) -> None:
+    def __init__(
+        self, link: str, world: World, has_request: Callable[[], bool], admit: Callable[[], None]
+    ) -> None:
         super().__init__(link)
-        self._world, self._somebody_waits, self._let_in = world, somebody_waits, let_in
+        self._world, self._has_request, self._admit = world, has_request, admit
         self._after = {0: link}
         """The chain after the last two steps."""
 
@@ -28,10 +30,10 @@ class SharedOrder(OrderProof):
 
         Comm:    one all-gather of (samples of a rank + 1) int64.
         """
-        own = torch.from_numpy(np.append(ids_N, self._somebody_waits()))
+        own = torch.from_numpy(np.append(ids_N, self._has_join_request()))
         rows = self._world.gather_rows(own).numpy()
         if rows[:, -1].any():
-            self._let_in()
+            self._admit()
         ids = rows[:, :-1]
         before, self._link = self._link, next_link(self._link, step, ids[ids != FILLING])
         self._after = {step - 1: before, step: self._link}

@@ -91,7 +91,7 @@ def _build(run: Run, workload: Workload, kept: Handover | None = None) -> Held:
     assert member is not None
     restore = None if kept is None else partial(_take_over, kept)
     parts = build_parts(
-        run, workload, restore, lambda link: SharedOrder(link, run.world, member.has_knocked, member.let_in)
+        run, workload, restore, lambda link: SharedOrder(link, run.world, member.has_join_request, member.admit)
     )
     copies = None
     try:
@@ -99,7 +99,7 @@ def _build(run: Run, workload: Workload, kept: Handover | None = None) -> Held:
             copies = Copies(run.world, parts.strategy, parts.scaler)
             copies.keep()
             parts.after_step = copies.keep  # whoever survives a step continues from here
-        member.open_door()
+        member.open_endpoint()
     except BaseException:
         parts.close(grace_s=0)
         raise

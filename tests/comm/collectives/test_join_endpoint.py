@@ -1,4 +1,4 @@
-"""Somebody comes into a group while it works; members and newcomers are lost on the way."""
+"""A rank joins a working group; members and joining ranks are lost on the way."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from frog.comm.collectives.errors import CollectiveError, Refused
 from frog.comm.collectives.frames import CONTROL
 from frog.comm.collectives.rendezvous import FolderBook, Peer, Place, answer, call
 from frog.comm.elastic.agreement import WorldChanged
-from frog.comm.elastic.door import NOTE_BYTES, Door, read_note, write_note
 from frog.comm.elastic.entrance import join_survivors, meet_survivors
+from frog.comm.elastic.join_endpoint import NOTE_BYTES, JoinEndpoint, read_note, write_note
 from frog.comm.elastic.survivors import Survivors
 from frog.config.run import MOST_ELASTIC_RANKS
 from frog.runs.observer import observing
@@ -36,8 +36,8 @@ def _mortal() -> Iterator[None]:
         yield
 
 
-def test_a_caller_who_is_gone_once_it_was_let_in_is_a_closed_connection() -> None:
-    """It is found where the connection is used, and takes nobody along who listens."""
+def test_caller_gone_after_accept_is_a_closed_connection() -> None:
+    """The error appears where the connection is used; the listener survives."""
     place = Place(0, 2, "door", SECRET, "127.0.0.1", "")
     caller = socket.create_connection(place.listener.getsockname())
     select.select([place.listener], [], [])
@@ -60,7 +60,7 @@ def reset(port: int) -> None:
     caller.close()
 
 
-def test_a_stranger_who_is_gone_before_anybody_looks_is_turned_away() -> None:
+def test_caller_that_resets_before_accept_is_refused() -> None:
     place, caller = (Place(rank, 2, "door", SECRET, "127.0.0.1", "") for rank in (0, 1))
     reset(place.peer.port)
     calling = threading.Thread(target=lambda: call(caller, place.peer, time.monotonic() + 20).close())
@@ -74,36 +74,36 @@ def test_a_stranger_who_is_gone_before_anybody_looks_is_turned_away() -> None:
     caller.close()
 
 
-def test_a_door_outlives_a_log_that_takes_no_more_lines() -> None:
-    told = threading.Event()
+def test_join_endpoint_survives_a_log_that_takes_no_more_lines() -> None:
+    reported = threading.Event()
 
     def refuse(line: str) -> None:
-        told.set()
+        reported.set()
         raise ValueError("I/O operation on closed file")
 
-    door = Door(0, SECRET, "127.0.0.1", refuse)
-    socket.create_connection(("127.0.0.1", door.peer.port)).close()
+    endpoint = JoinEndpoint(0, SECRET, "127.0.0.1", refuse)
+    socket.create_connection(("127.0.0.1", endpoint.peer.port)).close()
     outside = Place(MOST_ELASTIC_RANKS, MOST_ELASTIC_RANKS, "door", SECRET, "127.0.0.1", "")
-    call(outside, door.peer, time.monotonic() + 20).close()  # nothing that it says counts
-    assert told.wait(20)
-    connection = call(outside, door.peer, time.monotonic() + 20)
+    call(outside, endpoint.peer, time.monotonic() + 20).close()  # it sends no join request
+    assert reported.wait(20)
+    connection = call(outside, endpoint.peer, time.monotonic() + 20)
     connection.send(CONTROL, 0, memoryview(write_note(outside.peer)))
     complete([connection], 20)
     until_s = time.monotonic() + 20
-    while not door:
-        assert time.monotonic() < until_s, "nobody listens"
+    while not endpoint:
+        assert time.monotonic() < until_s, "the endpoint does not listen"
         time.sleep(0.01)
-    for end in (connection, outside, door):
+    for end in (connection, outside, endpoint):
         end.close()
 
 
 @pytest.mark.parametrize("note", [b'["127.0.0.1", 70000, ""]', b'["a\\u0000b", 9, ""]', '["ä", 9, ""]'.encode()])
-def test_a_note_that_leads_nowhere_is_refused(note: bytes) -> None:
+def test_join_request_with_an_invalid_address_is_refused(note: bytes) -> None:
     with pytest.raises(Refused):
         read_note(note.ljust(NOTE_BYTES), 1)
 
 
-def test_a_group_is_full_once_its_last_number_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_is_full_once_its_last_identity_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = meet_survivors(FolderBook(tmp_path, 20), 0, 1, SECRET)
     assert not world.is_full
     monkeypatch.setattr("frog.comm.elastic.survivors.MOST_ELASTIC_RANKS", 1)
@@ -116,7 +116,7 @@ def gift(identity: int) -> np.ndarray[Any, Any]:
 
 
 class Play:
-    """Some members, and newcomers who come once the members have taken a round."""
+    """A few members, and ranks that join once the members have completed a round."""
 
     def __init__(self, folder: Path, size: int, **options: Any) -> None:
         self.folder, self.size, self.options = folder, size, options
@@ -124,28 +124,28 @@ class Play:
         self.is_open = threading.Event()
         self.seen: dict[str, Any] = {}
         self.wanted = threading.Event()
-        """Set when the members need not wait for anybody any more."""
+        """Set when the members no longer wait for joining ranks."""
         self.num_wanted = 1
 
     def member(self, name: str, world: Survivors, deadly: int | None = None) -> None:
-        """Sum until all has happened that is to happen; the first member has a door."""
+        """Sum in rounds until all planned changes have happened; the first member opens a join endpoint."""
         limits.left = deadly
-        door: Door | None = None
+        endpoint: JoinEndpoint | None = None
         rounds = 0
         try:
             while True:
-                if world.rank == 0 and door is None:
-                    door = Door(world.identity, SECRET, "127.0.0.1", lambda line: None)
-                    self.where = door.peer
+                if world.rank == 0 and endpoint is None:
+                    endpoint = JoinEndpoint(world.identity, SECRET, "127.0.0.1", lambda line: None)
+                    self.where = endpoint.peer
                     self.is_open.set()
                 try:
-                    signs = np.array([bool(door), self.wanted.is_set()], np.int64) * (world.rank == 0)
+                    signs = np.array([bool(endpoint), self.wanted.is_set()], np.int64) * (world.rank == 0)
                     world.all_reduce(signs)
                     x, members = gift(world.identity), world.members
                     world.all_reduce(x)
                     assert (x == sum(10.0**one for one in members)).all()
                     if signs[0]:
-                        world.admit(door.next() if door is not None else None)
+                        world.admit(endpoint.next() if endpoint is not None else None)
                     if signs[1] and rounds > 3:
                         break
                     rounds += 1
@@ -159,8 +159,8 @@ class Play:
             raise
         finally:
             limits.left = None
-            if door is not None:
-                door.close()
+            if endpoint is not None:
+                endpoint.close()
             die(world)
 
     def begin(self, rank: int, deadly: int | None = None) -> None:
@@ -168,7 +168,7 @@ class Play:
         self.member(str(rank), world, deadly)
 
     def come(self, name: str, deadly: int | None = None) -> None:
-        """Knock until let in."""
+        """Ask to join until admitted."""
         until_s = time.monotonic() + 20
         while time.monotonic() < until_s:
             assert self.is_open.wait(20)
@@ -179,7 +179,7 @@ class Play:
             except Killed:
                 break
             except CollectiveError:
-                time.sleep(0.01)  # the next first member opens its door
+                time.sleep(0.01)  # until the next first member opens its endpoint
                 continue
             self.num_wanted -= 1
             if not self.num_wanted:
@@ -188,12 +188,12 @@ class Play:
             return
         self.wanted.set()
 
-    def play(self, deaths: dict[str, int], newcomers: int = 1) -> dict[str, Any]:
-        """What each who lived saw at its end."""
+    def play(self, deaths: dict[str, int], num_joining: int = 1) -> dict[str, Any]:
+        """Return each survivor's members at its end."""
         acts = [
             threading.Thread(target=self.begin, args=(r, deaths.get(str(r))), daemon=True) for r in range(self.size)
         ]
-        names = [f"new {n}" for n in range(newcomers)]
+        names = [f"new {n}" for n in range(num_joining)]
         acts += [threading.Thread(target=self.come, args=(name, deaths.get(name)), daemon=True) for name in names]
         for act in acts:
             act.start()
@@ -203,32 +203,32 @@ class Play:
         return self.seen
 
 
-def test_one_comes_in(tmp_path: Path) -> None:
+def test_rank_joins_a_working_group(tmp_path: Path) -> None:
     seen = Play(tmp_path, 2).play({})
     assert set(seen) == {"0", "1", "new 0"}
     assert set(seen.values()) == {(0, 1, 2)}
 
 
-def test_one_alone_lets_another_in(tmp_path: Path) -> None:
+def test_single_rank_admits_another(tmp_path: Path) -> None:
     assert set(Play(tmp_path, 1).play({}).values()) == {(0, 1)}
 
 
 def agree(seen: dict[str, Any]) -> tuple[int, ...]:
-    """What all who lived saw."""
+    """Return the members that all survivors saw."""
     assert len(set(seen.values())) == 1, seen
     members: tuple[int, ...] = next(iter(seen.values()))
     assert len(members) == len(seen), seen
     return members
 
 
-def test_two_come_in_one_after_the_other(tmp_path: Path) -> None:
+def test_two_ranks_join_one_after_the_other(tmp_path: Path) -> None:
     play = Play(tmp_path, 2)
     play.num_wanted = 2
-    assert agree(play.play({}, newcomers=2)) == (0, 1, 2, 3)
+    assert agree(play.play({}, num_joining=2)) == (0, 1, 2, 3)
 
 
 @pytest.mark.parametrize("after", range(0, 30, 2))
-def test_the_newcomer_is_lost_on_the_way(after: int, tmp_path: Path) -> None:
+def test_group_survives_the_loss_of_a_joining_rank(after: int, tmp_path: Path) -> None:
     seen = Play(tmp_path, 3).play({"new 0": after})
     seen.pop("new 0", None)
     assert {"0", "1", "2"} == set(seen)
@@ -238,6 +238,6 @@ def test_the_newcomer_is_lost_on_the_way(after: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("after", [0, 1, 2, 3, 5, 8, 11, 14, 17, 20, 23, 26, 29])
 @pytest.mark.parametrize("who", ["0", "1"])
-def test_a_member_is_lost_while_one_comes_in(who: str, after: int, tmp_path: Path) -> None:
+def test_rank_joins_although_a_member_is_lost_meanwhile(who: str, after: int, tmp_path: Path) -> None:
     members = agree(Play(tmp_path, 3).play({who: after}))
-    assert max(members) >= 3, "nobody came in"
+    assert max(members) >= 3, "no rank joined"

@@ -1,17 +1,17 @@
-"""The door of a group: where somebody who would come in is heard, and how it comes in.
+"""The join endpoint of a group: where a joining rank sends its request, and how the members admit it.
 
-The first member listens. Who would come in and knows the group's secret leaves a note there: where it can be called.
-It then waits until the members let it in, between two of their collectives:
+The first member listens. A joining rank that knows the group's secret sends it a request with its own address, then
+waits until the members admit it, between two of their collectives:
 
-    newcomer -> first member   its note
-    first    -> newcomer       a welcome: its number, who the members are, where they stand
-    members  -> newcomer       each calls it, for a line between the two
-    all                        agree on who is there now (`survivors.py`), the newcomer among them
+    joining -> first member   its request
+    first   -> joining        a welcome: its identity, and the members with their addresses
+    members -> joining        each member connects to it
+    all                       agree on the new membership (`survivors.py`), which includes the joining rank
 
-If the first member is lost meanwhile, or a line cannot be made, nothing has happened to the others, and the newcomer
-tries again.
+If the first member is lost meanwhile, or a connection fails, the others are unaffected, and the joining rank tries
+again.
 
-Comm:    a broadcast of the note and a barrier among the members; then as after a loss.
+Comm:    a broadcast of the request and a barrier among the members; then the same as after a loss.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from frog.core.schema import Host, Port
 
 NOTE_BYTES = 512
 _WELCOME_BYTES = 32768
-_NOBODY = MOST_ELASTIC_RANKS
-"""The number of all who have none yet."""
+_NO_IDENTITY = MOST_ELASTIC_RANKS
+"""The identity of every process that has none yet."""
 _SAYS_IT_S = 5.0
 _LISTENS_S = 3600.0
 
 
 class _Bell:
-    """Wakes the thread that listens."""
+    """Wakes the listening thread."""
 
     peer = -1
 
@@ -60,26 +60,26 @@ class _Bell:
 
 @dataclass(frozen=True)
 class Welcome:
-    """What one who comes in must know."""
+    """The state of the group that a joining rank needs."""
 
     identity: int
     epoch: int
     completed: int
     members: tuple[int, ...]
     peers: Mapping[int, Peer]
-    """Of all who ever were members, and the newcomer."""
+    """Addresses of all past and present members, and of the joining rank."""
     costs: str
 
 
 @dataclass(frozen=True)
-class Applicant:
-    """One who waits outside."""
+class JoinRequest:
+    """A process that waits to be admitted."""
 
     note: bytes
     _connection: Connection
 
-    def welcome(self, welcome: Welcome) -> None:
-        """Send it in. That it may be gone is found out by those who call it."""
+    def admit(self, welcome: Welcome) -> None:
+        """Admit it. If it has died meanwhile, the members find out when they connect to it."""
         data = msgspec.json.encode(welcome).ljust(_WELCOME_BYTES)
         try:
             self._connection.send(CONTROL, 1, memoryview(data))
@@ -89,52 +89,52 @@ class Applicant:
         finally:
             self._connection.close()
 
-    def send_away(self) -> None:
-        """Not now: it may knock again."""
+    def decline(self) -> None:
+        """Decline for now; the process may ask again."""
         self._connection.close()
 
 
-class Door:
-    """Open until it is closed, with a thread that listens."""
+class JoinEndpoint:
+    """A listening thread that accepts join requests until it is closed."""
 
     def __init__(self, identity: int, secret: bytes, host: str, refused: Callable[[str], None]) -> None:
-        """refused: called, on that thread, with a line for each caller who could not prove that it belongs here."""
+        """refused: called on that thread, with a line for each caller that failed to authenticate."""
         self._place = Place(identity, MOST_ELASTIC_RANKS, "door", secret, host, "")
         self.peer = self._place.peer
-        self._waiting: deque[Applicant] = deque()
+        self._waiting: deque[JoinRequest] = deque()
         self._refused = refused
         self._bell = _Bell()
-        self._thread = threading.Thread(target=self._listen, name="frog door", daemon=True)
+        self._thread = threading.Thread(target=self._listen, name="frog join endpoint", daemon=True)
         self._thread.start()
 
     def __bool__(self) -> bool:
-        """Whether somebody waits."""
+        """True if a process waits to be admitted."""
         return bool(self._waiting)
 
-    def next(self) -> Applicant:
-        """Who has waited longest."""
+    def next(self) -> JoinRequest:
+        """Return the oldest waiting request."""
         return self._waiting.popleft()
 
     def close(self) -> None:
-        """Send all who wait away."""
+        """Stop listening, and decline all waiting requests."""
         self._bell.ring()
         self._thread.join()
         self._bell.socket.close()
         self._place.close()
-        for applicant in self._waiting:
-            applicant.send_away()
+        for request in self._waiting:
+            request.decline()
 
     def _listen(self) -> None:
         while not self._bell.has_rung:
             with suppress(CollectiveError, OSError):
-                found = answer(self._place, {_NOBODY}, time.monotonic() + _LISTENS_S, [self._bell])
-                self._hear(found[_NOBODY])
+                found = answer(self._place, {_NO_IDENTITY}, time.monotonic() + _LISTENS_S, [self._bell])
+                self._receive(found[_NO_IDENTITY])
             for line in self._place.refused:
                 with suppress(OSError, ValueError):  # where it is written is full, or closed by now
                     self._refused(line)
             self._place.refused.clear()
 
-    def _hear(self, connection: Connection) -> None:
+    def _receive(self, connection: Connection) -> None:
         note = bytearray(NOTE_BYTES)
         connection.receive(CONTROL, 0, memoryview(note))
         try:
@@ -143,44 +143,46 @@ class Door:
         except CollectiveError:
             connection.close()
             raise
-        self._waiting.append(Applicant(bytes(note), connection))
+        self._waiting.append(JoinRequest(bytes(note), connection))
 
 
 def write_note(peer: Peer) -> bytes:
-    """What one who would come in leaves at the door. Raises ValueError if its names are too long."""
+    """Encode a join request: the address of the joining process. Raises ValueError if its names are too long."""
     note = msgspec.json.encode([peer.host, peer.port, peer.node])
     if len(note) > NOTE_BYTES:
-        raise ValueError(f"a note of {len(note)} bytes; at most {NOTE_BYTES}")
+        raise ValueError(f"the join request has {len(note)} bytes; at most {NOTE_BYTES} are possible")
     return note.ljust(NOTE_BYTES)
 
 
 def read_note(note: bytes | bytearray, identity: int) -> Peer:
-    """Who has left it, under a number. Raises Refused if it says nothing."""
+    """Decode a join request into a peer with this identity. Raises Refused if it is invalid."""
     try:
         host, port, node = msgspec.json.decode(bytes(note), type=tuple[Host, Port, str])
     except msgspec.MsgspecError as error:
-        raise Refused(f"a note at the door that cannot be read: {error}") from error
+        raise Refused(f"invalid join request: {error}") from error
     return Peer(identity, host, port, node)
 
 
-def knock(door: Peer, secret: bytes, host: str, node: str, timeout_s: float) -> tuple[Welcome, dict[int, Connection]]:
-    """Ask to be let in, and wait for that. The welcome, and a line to each member.
+def request_join(
+    endpoint: Peer, secret: bytes, host: str, node: str, timeout_s: float
+) -> tuple[Welcome, dict[int, Connection]]:
+    """Ask the group to admit this process and wait. Return the welcome, and a control connection to each member.
 
-    Raises:  CollectiveError if nobody answers, or it came to nothing: the door may be another's by now.
+    Raises:  CollectiveError if no process answers or the members could not admit this one; the endpoint may have moved.
     """
-    place = Place(_NOBODY, MOST_ELASTIC_RANKS, "survivors", secret, host, node)
+    place = Place(_NO_IDENTITY, MOST_ELASTIC_RANKS, "survivors", secret, host, node)
     try:
-        welcome = _apply(door, secret, place, timeout_s)
+        welcome = _apply(endpoint, secret, place, timeout_s)
         place.rank = welcome.identity
         return welcome, answer(place, set(welcome.members), time.monotonic() + _SAYS_IT_S)
     finally:
         place.close()
 
 
-def _apply(door: Peer, secret: bytes, place: Place, timeout_s: float) -> Welcome:
-    outside = Place(_NOBODY, MOST_ELASTIC_RANKS, "door", secret, place.peer.host, "")
+def _apply(endpoint: Peer, secret: bytes, place: Place, timeout_s: float) -> Welcome:
+    outside = Place(_NO_IDENTITY, MOST_ELASTIC_RANKS, "door", secret, place.peer.host, "")
     try:
-        connection = call(outside, door, time.monotonic() + _SAYS_IT_S)
+        connection = call(outside, endpoint, time.monotonic() + _SAYS_IT_S)
     finally:
         outside.close()
     data = bytearray(_WELCOME_BYTES)
@@ -190,6 +192,6 @@ def _apply(door: Peer, secret: bytes, place: Place, timeout_s: float) -> Welcome
         complete([connection], timeout_s)
         return msgspec.json.decode(bytes(data), type=Welcome)
     except msgspec.MsgspecError as error:
-        raise Refused(f"a welcome that cannot be read: {error}") from error
+        raise Refused(f"invalid welcome: {error}") from error
     finally:
         connection.close()
