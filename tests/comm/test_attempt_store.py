@@ -23,5 +23,5 @@ def test_each_attempt_has_a_name_of_its_own_whoever_comes_first() -> None:
 def test_who_is_missing_is_counted() -> None:
     store = HashStore()
     store.set("asks 1", "of an attempt before")
-    with pytest.raises(RuntimeError, match=r"2 of 3 ranks did not come within 0\.1 s"):
+    with pytest.raises(RuntimeError, match=r"2 of 3 ranks did not arrive within 0\.1 s"):
         attempt_name(store, 0, 3, 0.1)

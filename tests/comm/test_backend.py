@@ -34,13 +34,13 @@ def test_the_environment_says_which_auto_takes(monkeypatch: pytest.MonkeyPatch) 
     assert choose_backend("auto", torch.device("cuda", 0)) is NCCL  # it does not fit there
     assert choose_backend("gloo", CPU) is GLOO
     monkeypatch.setenv("FROG_BACKEND", "toad")
-    with pytest.raises(UsageError, match="FROG_BACKEND=toad: there are gloo, nccl, frog"):
+    with pytest.raises(UsageError, match="FROG_BACKEND=toad: choose from gloo, nccl, frog"):
         choose_backend("auto", CPU)
 
 
 def test_a_backend_that_does_not_fit_the_device_is_refused() -> None:
     assert choose_backend("gloo", CPU) is GLOO
-    with pytest.raises(UsageError, match=r"comm\.backend=nccl is for cuda, and this rank computes on cpu"):
+    with pytest.raises(UsageError, match=r"comm\.backend=nccl supports cuda, but this rank computes on cpu"):
         choose_backend("nccl", CPU)
 
 

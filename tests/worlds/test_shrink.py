@@ -215,7 +215,7 @@ def test_ranks_that_disagree_on_a_collective_end_the_run(harness: Harness) -> No
     fault = ("--fault", "shape rank=1 step=5 phase=reduce", "--nproc", "3", "--threads", "1")
     done = harness.run("frog", "chaos", *fault, "--", *words("shrink-shape"), code=1)
     assert "of the group calls all_reduce of" in done.stderr
-    assert "try: ranks of an axis do the same collectives" in done.stderr
+    assert "try: all ranks of an axis must call the same collectives" in done.stderr
     assert "Traceback" not in done.stderr
     assert not memberships(harness, "shrink-shape")
     assert told(diagnose(harness.folder("shrink-shape")).as_json())[:4] == ("shape", 1, 5, "reduce")

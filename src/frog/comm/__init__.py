@@ -1,7 +1,7 @@
 """A rank's world and its axes: joining, leaving, and the collectives over them.
 
-`frog.comm.collectives` and the rules of `frog.comm.elastic` need no torch: it is imported when one of these names is
-first used.
+`frog.comm.collectives` and the rules of `frog.comm.elastic` do not need torch: it is imported on the first use of one
+of these names.
 """
 
 from __future__ import annotations

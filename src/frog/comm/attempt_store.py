@@ -1,9 +1,10 @@
-"""Where the ranks of one attempt find each other, apart from those of the attempts before.
+"""The store in which the ranks of one attempt find each other, separate from earlier attempts.
 
-torchrun starts ranks that ended again, and keeps one store for all attempts, in its first agent. There the addresses
-of the ranks before still stand: whoever reads one of them calls a process that is gone, until it gives up (with torch
-2.13 three of three restarts). The number of an attempt is no name for it: an agent that comes later counts from 0.
-So rank 0 draws a name, and gives it to those alone who ask now: each asks with a word that it has just drawn.
+torchrun restarts failed ranks, and keeps one store for all attempts in its first agent. That store still contains the
+addresses of earlier ranks: a rank that reads one of them connects to a process that has ended, and fails after a
+timeout (with torch 2.13, in three of three restarts). The attempt number cannot tell attempts apart: an agent that
+joins later counts from 0. So rank 0 draws a random name and gives it only to the ranks that ask now: each request
+contains a random word that the rank has just drawn.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ _LOOK_S = 0.01
 
 
 def attempt_store(env: WorldEnv, timeout_s: float) -> Store:
-    """The store at MASTER_ADDR:MASTER_PORT, with the names of this attempt alone. A collective call.
+    """Return the store at MASTER_ADDR:MASTER_PORT, limited to the names of this attempt. A collective call.
 
-    Raises:  RuntimeError if the other ranks do not come in time.
+    Raises:  RuntimeError if the other ranks do not arrive in time.
     """
     longest = datetime.timedelta(seconds=timeout_s)
     store: Store
     store, _, _ = next(iter(rendezvous("env://", env.rank, env.world_size, timeout=longest)))
     store.set_timeout(longest)
-    if variable("TORCHELASTIC_USE_AGENT_STORE") != "True":  # rank 0 made it just now
+    if variable("TORCHELASTIC_USE_AGENT_STORE") != "True":  # rank 0 has just created it
         return store
     return PrefixStore(attempt_name(PrefixStore("attempts", store), env.rank, env.world_size, timeout_s), store)
 
 
 def attempt_name(store: Store, rank: int, size: int, timeout_s: float) -> str:
-    """A name that all ranks which are there now agree on, in a store that may hold what earlier ones wrote."""
+    """Agree on a name among all current ranks, in a store that may contain entries of earlier ranks."""
     word = secrets.token_hex(8)
     if rank != 0:
         store.set(f"asks {rank}", word)
@@ -48,6 +49,6 @@ def attempt_name(store: Store, rank: int, size: int, timeout_s: float) -> str:
             if store.check([key]):
                 store.set(store.get(key).decode(), word)
         if time.monotonic() > deadline_s:
-            raise RuntimeError(f"{size - 1 - num_named} of {size} ranks did not come within {timeout_s:g} s")
+            raise RuntimeError(f"{size - 1 - num_named} of {size} ranks did not arrive within {timeout_s:g} s")
         time.sleep(_LOOK_S)
     return word

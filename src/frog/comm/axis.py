@@ -1,7 +1,7 @@
-"""The collectives of one mesh axis: each is timed, reported to the events, and explained if it fails.
+"""The collectives of one mesh axis: each is timed, reported as an event, and explained if it fails.
 
-`start_...` begins a collective and returns a `Pending`; the plain call is begin and wait. `n` is the axis' size.
-An axis of one rank does nothing, reports nothing, and costs nothing.
+`start_...` begins a collective and returns a `Pending`; the plain call begins and waits. `n` is the size of the axis.
+On an axis of one rank, collectives do nothing, report nothing and cost nothing.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from frog.runs.vocabulary import MESSAGES
 
 
 class Note(Protocol):
-    """A collective under way, as the events see it."""
+    """An unfinished collective, as the events see it."""
 
     seq: int
-    """Which of the rank's collectives it is, counted from 0."""
+    """The collective's index on this rank, counted from 0."""
 
     def done(self, end_ns: int, wait_ns: int) -> None:
-        """It ended at `end_ns`; the rank's own thread was blocked for `wait_ns` by it."""
+        """Record that the collective ended at `end_ns`, and that it blocked the rank's own thread for `wait_ns`."""
 
 
 Recorder = Callable[[str, str, int], Note]
-"""Called as every collective begins: operation, axis, bytes of the payload."""
+"""A function called as each collective begins, with the operation, the axis and the bytes of the payload."""
 
 
 class Silent:
-    """Records nothing. The recorder of a world without events."""
+    """A recorder that records nothing, for a world without events."""
 
     seq = 0
 
@@ -49,7 +49,7 @@ class Silent:
 
 
 class Pending:
-    """A collective under way. Its buffers belong to it until `wait` returns."""
+    """An unfinished collective. It owns its buffers until `wait` returns."""
 
     def __init__(
         self, axis: Axis, op: str, payload_bytes: int, begin: Callable[[], Sequence[Any]], peer: int | None = None
@@ -63,7 +63,7 @@ class Pending:
         except (RuntimeError, ValueError) as error:
             raise self._explain(error) from error
         self._wait_ns = time.monotonic_ns() - self._start_ns
-        # The last byte may be there long before anybody asks; of sends and receives nobody says when.
+        # The last byte may arrive long before the caller waits; sends and receives do not report when they end.
         if self._works and axis.backend.stamps_end and op not in MESSAGES:
             self._works[-1].get_future().add_done_callback(self._ended)
 
@@ -71,7 +71,7 @@ class Pending:
         self._end_ns = time.monotonic_ns()
 
     def wait(self) -> None:
-        """Return when the result is there. Raises CommError if it is not to be."""
+        """Return when the result is available. Raises CommError if the collective fails."""
         start_ns = time.monotonic_ns()
         try:
             for work in self._works:
@@ -91,11 +91,11 @@ class Pending:
 
 
 _LOST = "another rank has left or hangs; its own log says why"
-_UNLIKE = "ranks of an axis do the same collectives, of the same sizes, in the same order; frog diagnose says where not"
+_UNLIKE = "all ranks of an axis must call the same collectives with the same sizes in the same order; run frog diagnose"
 
 
 def failed(backend: Backend, error: Exception, what: str, where: str, start_ns: int, **known: Any) -> CommError:
-    """The error of a collective that began at `start_ns`: its words for people, and what is `known` of it as facts."""
+    """Return the error of a collective that began at `start_ns`, with a message for people and the `known` facts."""
     waited_s, cause = (time.monotonic_ns() - start_ns) / 1e9, backend.cause_of(error)
     return CommError(
         f"{what} failed after {waited_s:.1f} s [{where}]: {backend.shorten(error)}",
@@ -105,7 +105,7 @@ def failed(backend: Backend, error: Exception, what: str, where: str, start_ns: 
 
 
 class _Nothing(Pending):
-    """What an axis of one rank starts."""
+    """The result of starting a collective on an axis of one rank."""
 
     def __init__(self) -> None:
         return
@@ -121,7 +121,7 @@ _Start = Callable[Concatenate["Axis", _P], Pending]
 
 
 def _observed(start: _Start[_P]) -> _Start[_P]:
-    """Report a collective of several ranks, whose arguments an observer may change, as it begins."""
+    """Report each collective of several ranks as it begins; an observer may change its arguments."""
     op = start.__name__.removeprefix("start_")
 
     @functools.wraps(start)
@@ -139,7 +139,7 @@ def _observed(start: _Start[_P]) -> _Start[_P]:
 
 
 class Axis:
-    """Some ranks of the world, in order, seen from one of them."""
+    """An ordered subset of the world's ranks, seen from one of them."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class Axis:
         self._recorder = recorder
 
     def alone(self) -> Axis:
-        """This rank by itself: an axis along which nothing is done."""
+        """An axis of only this rank, along which collectives do nothing."""
         own = self.ranks[self.rank]
         return Axis("alone", (own,), own, self.device, None, self._recorder, self.backend)
 
@@ -172,12 +172,13 @@ class Axis:
 
     @_observed
     def start_all_reduce(self, x: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Pending:
-        """Sum `x` over the axis, or take its maximum, in place. Bytes reported: x's; 2(n-1)/n of them leave a rank."""
+        """Sum `x` over the axis, or take its maximum, in place. Bytes reported: x's; each rank sends 2(n-1)/n of
+        them."""
         return self._start("all_reduce", x.nbytes, lambda: dist.all_reduce(x, op, self.group, async_op=True))
 
     @_observed
     def start_all_gather(self, whole: Tensor, part: Tensor) -> Pending:
-        """Fill `whole` with every rank's `part`, in order. Bytes reported: whole; (n-1)/n of them leave a rank.
+        """Fill `whole` with every rank's `part`, in rank order. Bytes reported: whole; each rank sends (n-1)/n of them.
 
         Shapes:  part (...), contiguous; whole n times as many elements, contiguous
         """
@@ -191,10 +192,11 @@ class Axis:
 
     @_observed
     def start_reduce_scatter(self, part: Tensor, whole: Tensor) -> Pending:
-        """Fill `part` with the sum of every rank's own slice of `whole`. Bytes reported: those of whole.
+        """Fill `part` with the sum of this rank's slice over all ranks' `whole`. Bytes reported: those of whole.
 
-        Where the backend has no good way of its own the slices change places (all-to-all) and each rank sums what it
-        got, in order of ranks: half the bytes of an all-reduce, and the same sum on every machine.
+        If the backend has no efficient reduce-scatter, the ranks exchange slices (all-to-all), and each rank sums the
+        slices
+        it received, in rank order: half the bytes of an all-reduce, and the same sum on every machine.
         """
         target, source = part.view(-1), whole.view(-1)
         if self.size == 1:
@@ -210,7 +212,7 @@ class Axis:
 
     @_observed
     def start_broadcast(self, x: Tensor, source: int = 0) -> Pending:
-        """Give everyone `x` of the rank whose number on the axis is `source`. Bytes reported: those of x."""
+        """Copy `x` from rank `source` of the axis to all its ranks. Bytes reported: those of x."""
         rank = self.ranks[source]
         return self._start("broadcast", x.nbytes, lambda: dist.broadcast(x, rank, group=self.group, async_op=True))
 
@@ -218,9 +220,10 @@ class Axis:
     def start_all_to_all(
         self, received: Tensor, sent: Tensor, counts: tuple[list[int], list[int]] | None = None
     ) -> Pending:
-        """Send the i-th slice of `sent` to rank i; its slices arrive in `received`, in order. Bytes reported: sent's.
+        """Send the i-th slice of `sent` to rank i; fill `received` with the arriving slices, in order. Bytes reported:
+        sent's.
 
-        `counts` are the rows that arrive from and go to each rank; without it the slices are equal.
+        `counts` are the numbers of rows received from and sent to each rank; without it the slices are equal.
         """
         if self.size == 1:
             received.copy_(sent)
@@ -234,19 +237,19 @@ class Axis:
 
     @_observed
     def start_send(self, x: Tensor, to: int, tag: int = 0) -> Pending:
-        """Send `x`, contiguous, to the rank whose number on the axis is `to`. Messages between two arrive in order."""
+        """Send `x`, contiguous, to rank `to` of the axis. Messages between two ranks arrive in order."""
         peer = self.ranks[to]
         return self._start("send", x.nbytes, lambda: dist.isend(x, peer, group=self.group, tag=tag), peer)
 
     @_observed
     def start_receive(self, x: Tensor, source: int, tag: int = 0) -> Pending:
-        """Fill `x` with what the rank whose number on the axis is `source` sends."""
+        """Fill `x` with the message from rank `source` of the axis."""
         peer = self.ranks[source]
         return self._start("recv", x.nbytes, lambda: dist.irecv(x, peer, group=self.group, tag=tag), peer)
 
     @_observed
     def start_shift(self, received: Sequence[Tensor], sent: Sequence[Tensor]) -> Pending:
-        """Pass `sent` on to the next rank of the ring; take what the one before passes on. Bytes reported: sent's."""
+        """Pass `sent` to the next rank of the ring, and receive from the previous one. Bytes reported: sent's."""
         if self.size == 1:
             for target, source in zip(received, sent, strict=True):
                 target.copy_(source)

@@ -1,15 +1,15 @@
-"""Backends: what carries the bytes of the collectives. One object each says all that Frog knows of it.
+"""Backends, which move the bytes of the collectives. One object per backend contains all that Frog knows about it.
 
-| part            | what it says                                                                               |
+| part            | contents                                                                                   |
 |-----------------|--------------------------------------------------------------------------------------------|
-| `devices`       | which tensors it can move; `comm.backend = "auto"` takes the first that moves the device's |
+| `devices`       | the tensors it can move; `comm.backend = "auto"` takes the first that supports the device  |
 | `start`         | how a rank joins a world through it                                                        |
-| operations      | those that it has no good way of its own for                                               |
-| quirks          | what callers must know of how it works                                                     |
-| `wordings`      | what its errors say, and which cause each means: the only place where their text is read   |
+| operations      | the collectives that it lacks or implements inefficiently                                  |
+| quirks          | behavior that callers must know about                                                      |
+| `wordings`      | its error texts and the cause of each: the only place where their text is parsed           |
 
-To add one: a subclass, an entry in `BACKENDS`, and its name in `CommConfig.backend` (a test holds the two together). A
-process group written in Python is registered in the subclass's `start`, as `frog`'s is.
+To add one, write a subclass, an entry in `BACKENDS`, and its name in `CommConfig.backend` (a test compares the two). A
+process group written in Python is registered in the subclass's `start`, like `frog`'s.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from frog.core.env import WorldEnv, bind_loopback, preferred_backend
 from frog.core.errors import UsageError
 from frog.core.facts import Cause
 
-# Under their names in torch 2.13, or those in torch 2.11 and earlier.
+# These functions have new names in torch 2.13; torch 2.11 and earlier have the old ones.
 all_gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -42,7 +42,7 @@ _TORCH_WORDINGS: Wordings = (
     ("timeout", "timed_out"),
     ("split sizes", "mismatch"),
 )
-"""Of torch's stores and process groups, whichever the backend; in small letters, the first that is found counts."""
+"""Error texts of torch's stores and process groups, for all backends; lower case, and the first match counts."""
 
 
 class Backend:
@@ -50,18 +50,18 @@ class Backend:
 
     name: ClassVar[str]
     devices: ClassVar[tuple[str, ...]]
-    """Types of the devices whose tensors it moves."""
+    """Types of the devices whose tensors it can move."""
     has_reduce_scatter: ClassVar[bool] = True
-    """Whether its own reduce-scatter sends no more than it must."""
+    """True if its own reduce-scatter sends no more bytes than necessary."""
     stamps_end: ClassVar[bool] = False
-    """Whether a collective's future calls back at the moment when its last byte is there."""
+    """True if the callback of a collective's future runs at the moment when its last byte arrives."""
     runs_hooks_on_its_threads: ClassVar[bool] = False
-    """Whether what waits for a collective inside another's callback may wait for ever."""
+    """True if waiting for a collective inside another collective's callback may block forever."""
     wordings: ClassVar[Wordings] = ()
-    """What its errors say beyond torch's own, in small letters."""
+    """Its error texts beyond torch's own, in lower case."""
 
     def start(self, env: WorldEnv, device: torch.device, timeout_s: float, store: Any = None) -> None:
-        """Join the world, as torch's default group; through `store` if there is one, else as the environment says."""
+        """Join the world as torch's default group, through `store` or else as the environment specifies."""
         dist.init_process_group(
             self.name,
             store=attempt_store(env, timeout_s) if store is None else store,
@@ -76,33 +76,33 @@ class Backend:
         return {}
 
     def all_gather(self, whole: Tensor, part: Tensor, size: int, group: Any) -> Any:
-        """Begin to fill `whole` with the `size` ranks' parts; return torch's work."""
+        """Begin to fill `whole` with the parts of `size` ranks; return torch's work."""
         return all_gather_single(whole, part, group=group, async_op=True)
 
     def movable(self, x: Tensor, device: torch.device) -> Tensor:
-        """`x` where this backend can move it: as it is, or on the rank's `device`."""
+        """Return `x` if this backend can move it, else a copy on the rank's `device`."""
         return x if x.device.type in self.devices else x.to(device)
 
     def owns(self, error: Exception) -> bool:
-        """Whether an error that torch raised comes from communication."""
+        """True if an error that torch raised comes from communication."""
         return isinstance(error, dist.DistError) or self.name in str(error).lower()
 
     def cause_of(self, error: Exception) -> Cause | None:
-        """What an error of torch means; None if its words are not known here."""
+        """Return the cause of an error of torch; None if its text is unknown."""
         text = str(error).lower()
         return next((cause for words, cause in (*self.wordings, *_TORCH_WORDINGS) if words in text), None)
 
     def shorten(self, error: Exception) -> str:
-        """An error of torch in one line for people."""
+        """Shorten an error of torch to one line for people."""
         return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 class Gloo(Backend):
-    """Over TCP, between CPUs."""
+    """Gloo, over TCP, between CPUs."""
 
     name = "gloo"
     devices = ("cpu",)
-    has_reduce_scatter = False  # its own is a whole all-reduce inside
+    has_reduce_scatter = False  # its own is a full all-reduce internally
     stamps_end = True
     runs_hooks_on_its_threads = True  # two of them
     wordings = (("op.preamble.length <= op.nbytes", "mismatch"),)
@@ -115,7 +115,7 @@ class Gloo(Backend):
         return dist.all_gather(list(whole.chunk(size)), part, group, async_op=True)
 
     def shorten(self, error: Exception) -> str:
-        """Without the line of gloo's source in front, and its advice behind."""
+        """Remove gloo's source line at the start, and its advice at the end."""
         line = super().shorten(error)
         where, bracket, rest = line.partition("] ")
         said = rest if bracket and where.startswith("[/") else line
@@ -123,7 +123,7 @@ class Gloo(Backend):
 
 
 class NCCL(Backend):
-    """Between NVIDIA GPUs."""
+    """NCCL, between NVIDIA GPUs."""
 
     name = "nccl"
     devices = ("cuda",)
@@ -142,15 +142,15 @@ class NCCL(Backend):
 
 
 class Frog(Backend):
-    """Our own, between CPUs: through shared memory on one machine, over TCP between machines."""
+    """Frog's own backend, between CPUs: shared memory within a machine, TCP between machines."""
 
     name = "frog"
     devices = ("cpu",)
     stamps_end = True
-    runs_hooks_on_its_threads = True  # on one, at the end of a collective
+    runs_hooks_on_its_threads = True  # on one thread, at the end of a collective
 
     def start(self, env: WorldEnv, device: torch.device, timeout_s: float, store: Any = None) -> None:
-        from frog.comm.process_group import register  # the classes of torch that it extends take their time
+        from frog.comm.process_group import register  # slow: it extends torch's classes
 
         register()
         super().start(env, device, timeout_s, store)
@@ -166,22 +166,22 @@ BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (Gloo(), NC
 
 
 def choose_backend(requested: str, device: torch.device) -> Backend:
-    """The backend that a run file asks for by name; for "auto", the first that moves tensors of `device`.
+    """Return the backend that a run file names; for "auto", the first that moves tensors of `device`.
 
-    The environment's FROG_BACKEND goes before the others there.
+    With "auto", the environment's FROG_BACKEND takes precedence.
 
-    Raises:  UsageError if the one that is named cannot, or if there is none of that name.
+    Raises:  UsageError if the named backend does not support the device, or does not exist.
     """
-    if requested == "auto":  # a device that none serves, such as MPS, is alone in its world: nothing is moved there
+    if requested == "auto":  # a device that no backend supports, such as MPS, is alone in its world: nothing is sent
         first = preferred_backend()
         if first not in (None, *BACKENDS):
-            raise UsageError(f"FROG_BACKEND={first}: there are {', '.join(BACKENDS)}", "unset FROG_BACKEND")
+            raise UsageError(f"FROG_BACKEND={first}: choose from {', '.join(BACKENDS)}", "unset FROG_BACKEND")
         by_preference = sorted(BACKENDS.values(), key=lambda backend: backend.name != first)
         return next((found for found in by_preference if device.type in found.devices), BACKENDS["gloo"])
     backend = BACKENDS[requested]
     if device.type not in backend.devices:
         raise UsageError(
-            f"comm.backend={requested} is for {', '.join(backend.devices)}, and this rank computes on {device.type}",
-            "--set comm.backend=auto takes what fits the device; train.device chooses that",
+            f"comm.backend={requested} supports {', '.join(backend.devices)}, but this rank computes on {device.type}",
+            "use --set comm.backend=auto to match the device, or change train.device",
         )
     return backend

@@ -1,4 +1,4 @@
-"""The file in which a rank leaves its error for the agent that started it: torchrun's own, with Frog's report in it."""
+"""The file in which a rank leaves its error for the agent that started it: torchrun's own file, plus Frog's report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from frog.core.errors import CommError
 from frog.core.schema import Typed, read_typed
 
 _OURS = "frog"
-"""Where our report is, next to torch's `message` and `extraInfo`."""
+"""The key of our report, next to torch's `message` and `extraInfo`."""
 
 
 class _Extra(Typed, frozen=True):
@@ -24,7 +24,7 @@ class _OwnError(Typed, frozen=True):
     message: str | None = None
     extraInfo: _Extra | None = None
     frog: dict[str, Any] | None = None
-    """As `_OURS` says."""
+    """Our report, under the key `_OURS`."""
 
 
 class _ErrorFile(Typed, frozen=True):
@@ -32,7 +32,7 @@ class _ErrorFile(Typed, frozen=True):
 
 
 def leave_error(error: Exception, report: dict[str, Any]) -> None:
-    """Leave an error where torchrun looks for it, and `report`, its fields, for an agent that reads them."""
+    """Write an error where torchrun looks for it, with `report`, its fields, for an agent that reads them."""
     get_error_handler().record_exception(error)
     if name := variable("TORCHELASTIC_ERROR_FILE"):
         path = Path(name)
@@ -42,13 +42,13 @@ def leave_error(error: Exception, report: dict[str, Any]) -> None:
 
 
 def read_error(path: str, failed_s: float) -> tuple[dict[str, Any] | None, str | None]:
-    """A rank's report and its traceback, as far as it has left them; of a program not Frog's, what torch wrote.
+    """Return a rank's report and its traceback, if it left them; for a program other than Frog, torch's text.
 
-    failed_s: when it failed, as time of day, for a report that does not say.
+    failed_s: the time of day at which it failed, for a report without one.
     """
     try:
         own = read_typed(Path(path), _ErrorFile, error=CommError).message
-    except (FileNotFoundError, CommError):  # killed before it could speak, or while it spoke: the exit code tells
+    except (FileNotFoundError, CommError):  # killed before or while it wrote: the exit code tells the cause
         return None, None
     if isinstance(own, str):
         return _plain(own, failed_s), None
@@ -57,7 +57,7 @@ def read_error(path: str, failed_s: float) -> tuple[dict[str, Any] | None, str |
 
 
 def _plain(text: str, failed_s: float) -> dict[str, Any]:
-    """The report of an error of which only torch's line is known, `ValueError: no frogs`."""
+    """Build the report of an error for which only torch's line is known, such as `ValueError: no frogs`."""
     kind, colon, words = text.partition(": ")
     if not colon or not kind.isidentifier():
         kind, words = "Error", text

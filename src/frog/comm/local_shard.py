@@ -1,4 +1,4 @@
-"""Local shards: what one rank holds of tensors that are split over the world, under the whole model's names."""
+"""Local shards: one rank's part of tensors that are split over the world, under the names of the whole model."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _GROUP_ELEMENTS = 2**22
 
 @dataclass(frozen=True)
 class LocalShard:
-    """A rectangular piece of a whole tensor, as this rank holds it."""
+    """A rectangular part of a whole tensor on this rank."""
 
     name: str
     tensor: Tensor
-    """The values, in the shard's shape; a view, so that writing into it changes what the rank holds."""
+    """The values, in the shard's shape; a view, so writing to it changes the rank's tensor."""
     offset: tuple[int, ...]
-    """Where the shard begins in the whole tensor, dim by dim."""
+    """The shard's start in the whole tensor, one index per dim."""
     whole: tuple[int, ...]
     """The shape of the whole tensor."""
     copies: tuple[int, int] | None = (0, 1)
-    """Which of how many equal copies this is; None for a copy that only the others count."""
+    """Index of this copy and number of equal copies; None for a copy that only other ranks count."""
 
     @property
     def key(self) -> str:
-        """A name of its own for each shard: the tensor's, and where the shard begins unless it is all of it."""
+        """A unique name for each shard: the tensor's name, plus the shard's start unless it is the whole tensor."""
         return self.name if self.is_whole else f"{self.name}@{','.join(map(str, self.offset))}"
 
     @property
@@ -39,16 +39,16 @@ class LocalShard:
 
 
 def whole_copy(name: str, tensor: Tensor, axis: Axis) -> LocalShard:
-    """A tensor that every rank of `axis` holds whole, and no other."""
+    """Describe a tensor of which every rank of `axis`, and no other rank, has a full copy."""
     return LocalShard(name, tensor, (0,) * tensor.dim(), tuple(tensor.shape), (axis.rank, axis.size))
 
 
 def rectangles(shape: Sequence[int], start: int, count: int) -> Iterator[tuple[int, tuple[int, ...], tuple[int, ...]]]:
     """Cut the elements [start, start + count) of a tensor, counted row by row, into rectangles.
 
-    At most one for the rest of a row, one for whole rows, one for the beginning of a row; and so on in each row.
+    This yields at most one for the rest of a row, one for full rows, one for the start of a row; and so on in each row.
 
-    Shapes:  yields (how many elements after `start`, the rectangle's offset, its shape)
+    Shapes:  yields (elements after `start`, the rectangle's offset, its shape)
     """
     if count == 0:
         return
@@ -79,9 +79,9 @@ def slice_shards(
     whole: Sequence[int],
     copies: tuple[int, int] | None,
 ) -> list[LocalShard]:
-    """The shards that a run of elements of a parameter makes; the parameter is itself a shard of the whole model's.
+    """Split a range of a parameter's elements into shards; the parameter itself is a shard of the whole model's tensor.
 
-    Shapes:  values (n,): elements [first, first + n) of a tensor of shape `local`, which begins at `corner` of `whole`
+    Shapes:  values (n,): elements [first, first + n) of a tensor of shape `local`, which starts at `corner` of `whole`
     """
     shards = []
     for after, offset, shape in rectangles(local, first, values.numel()):
@@ -92,7 +92,7 @@ def slice_shards(
 
 
 def target_of(whole: Tensor, shard: LocalShard) -> Tensor:
-    """The place of a shard in the whole tensor, as a view."""
+    """Return the shard's region of the whole tensor, as a view."""
     for dim, (start, size) in enumerate(zip(shard.offset, shard.tensor.shape, strict=True)):
         whole = whole.narrow(dim, start, size)
     return whole
@@ -101,9 +101,10 @@ def target_of(whole: Tensor, shard: LocalShard) -> Tensor:
 def assemble(
     shapes: Mapping[str, tuple[int, ...]], shards: Sequence[LocalShard], axis: Axis
 ) -> Iterator[tuple[str, Tensor]]:
-    """Whole tensors, bit for bit, on every rank, from the shards of all; zeros where nobody has any. A collective call.
+    """Assemble whole tensors, bit for bit, on every rank, from all shards; zeros where no rank has any. A collective
+    call.
 
-    Comm:    all-reduces of the tensors' bits, some 16 MiB at a time: all ranks add zeros but the first of its copies.
+    Comm:    all-reduces of the tensors' bits, about 16 MiB each: every rank except a shard's first copy adds zeros.
     """
     by_name: dict[str, list[LocalShard]] = {}
     for shard in shards:
@@ -124,7 +125,7 @@ def assemble(
 
 
 def _groups(counts: Mapping[str, int]) -> Iterator[list[str]]:
-    """Names, in order, so many together that their elements are some `_GROUP_ELEMENTS`."""
+    """Group names, in order, so that each group has about `_GROUP_ELEMENTS` elements."""
     group: list[str] = []
     for name, count in counts.items():
         if group and sum(counts[other] for other in group) + count > _GROUP_ELEMENTS:

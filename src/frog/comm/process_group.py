@@ -1,12 +1,12 @@
-"""frog.comm.collectives as a process group of torch: `init_process_group("frog")`, once `register` was called.
+"""frog.comm.collectives as a process group of torch: `init_process_group("frog")`, after a call of `register`.
 
-DDP, FSDP2, DTensor and `torch.distributed` call these methods; a call that is not asynchronous is carried out where
-it is made. An asynchronous one is carried out by the group's thread, or by whoever waits for it first. What C++ asks
-for gets its work from a future, since an object of Python's would have to outlive it; and that future never carries
-an error, which the reducer of DDP does not survive: the error is raised by the next call instead.
+DDP, FSDP2, DTensor and `torch.distributed` call these methods. A synchronous call runs on the calling thread. An
+asynchronous one runs on the group's thread, or on the first thread that waits for it. C++ callers get a Work made from
+a future, since a Python object would have to outlive it; that future never carries an error, because DDP's reducer
+would crash. The next call raises the error instead.
 """
 
-# torch's stubs know neither of these private names, nor the forms in which it calls these methods.
+# torch's stubs lack these private names and the signatures with which it calls these methods.
 # mypy: disable-error-code="override,assignment,attr-defined,name-defined,misc,call-arg"
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _TYPES: dict[torch.dtype, np.dtype[Any]] = {
 
 
 def register() -> None:
-    """Make `frog` a backend that torch knows. Calling it again does nothing."""
+    """Register `frog` as a torch backend. A second call does nothing."""
     if "FROG" not in dist.Backend._plugins:
         dist.Backend.register_backend("frog", _create, devices=["cpu"])
 
@@ -65,11 +65,11 @@ def _create(store: Any, rank: int, size: int, timeout: datetime.timedelta) -> Fr
 
 
 _given: Any = None
-"""What the next group of torch is to work with, in place of one of its own."""
+"""The group that the next process group of torch uses, instead of creating one."""
 
 
 def start_on(survivors: Any, timeout_s: float) -> None:
-    """Make a group whose members may change (frog.comm.elastic.survivors) torch's default group until they do."""
+    """Use a group whose members may change (frog.comm.elastic.survivors) as torch's default group until they do."""
     global _given
     register()
     _given = survivors
@@ -83,13 +83,13 @@ def start_on(survivors: Any, timeout_s: float) -> None:
 
 
 def address(env: WorldEnv) -> tuple[str, str]:
-    """The host that other ranks find this one at, and the name of its node."""
+    """Return the host name under which other ranks reach this one, and the name of its node."""
     here = env.master_addr in ("localhost", "127.0.0.1", "::1") or env.world_size == env.local_world_size
     return "127.0.0.1" if here else own_host(env.master_addr), node_name(env)
 
 
 def node_name(env: WorldEnv) -> str:
-    """Of this rank's node: ranks of one node share memory."""
+    """Return the name of this rank's node: ranks of one node share memory."""
     return f"{machine()} {env.node_rank}"
 
 
@@ -112,14 +112,14 @@ def _open(store: Any, rank: int, size: int, timeout_s: float) -> Group:
 
 
 def buffer_of(x: Tensor) -> Buffer:
-    """A tensor's memory as a buffer, which keeps the tensor alive.
+    """Return a tensor's memory as a buffer, which keeps the tensor alive.
 
-    Not `x.numpy()`: that forbids for ever to give the memory back, as zero3 does.
+    This does not use `x.numpy()`, after which the memory can never be freed, as zero3 does.
 
-    Raises:  ValueError if it is not contiguous, not on the CPU, or of a type that is not moved.
+    Raises:  ValueError if it is not contiguous, not on the CPU, or of an unsupported type.
     """
     if x.device.type != "cpu" or not x.is_contiguous() or x.dtype not in _TYPES:
-        raise ValueError(f"backend frog moves contiguous tensors of the CPU, not {x.dtype} on {x.device}, {x.stride()}")
+        raise ValueError(f"backend frog needs contiguous CPU tensors, not {x.dtype} on {x.device}, {x.stride()}")
     dtype = _TYPES[x.dtype]
     if not x.numel():
         return np.empty(0, dtype)
@@ -130,12 +130,12 @@ def buffer_of(x: Tensor) -> Buffer:
 
 def _slices(whole: Tensor, num_parts: int) -> list[Buffer]:
     if whole.numel() % num_parts:
-        raise ValueError(f"{whole.numel()} elements cannot be cut into {num_parts} equal parts")
+        raise ValueError(f"{whole.numel()} elements cannot be divided into {num_parts} equal parts")
     return np.split(buffer_of(whole), num_parts)
 
 
 def _rows(whole: Tensor, counts: Sequence[int], num_parts: int) -> list[Buffer]:
-    """The slices of `whole` along its first dim; equal ones if no counts are given."""
+    """Return the slices of `whole` along its first dim; equal slices if no counts are given."""
     if not counts:
         return _slices(whole, num_parts)
     row = whole.numel() // len(whole) if len(whole) else 0
@@ -187,17 +187,17 @@ class FrogProcessGroup(dist.ProcessGroup):
     """A group of ranks whose collectives are those of frog.comm.collectives."""
 
     memory: bool | None = None
-    """Whether ranks of a node share memory; None: where the machine can."""
+    """True if ranks of a node share memory; None: if the machine supports it."""
 
     def __init__(self, group: Any, rank: int, size: int, closes: bool = True) -> None:
-        """group: a Group, or Survivors. closes: whether it ends with this."""
+        """group: a Group, or Survivors. closes: True to close it together with this process group."""
         super().__init__(rank, size)
         self._rank, self._size, self._closes = rank, size, closes
         self._name = self._description = ""
         self.group = group
         self.worker = Worker(f"collectives of rank {rank}")
 
-    # What torch asks of every group.
+    # The methods that torch requires of every group.
 
     def getBackendName(self) -> str:
         return "frog"
@@ -228,7 +228,7 @@ class FrogProcessGroup(dist.ProcessGroup):
     def getGroupDesc(self) -> str:
         return self._description
 
-    def _get_backend(self, device: torch.device) -> Any:  # torch 2.15 asks, before it batches messages
+    def _get_backend(self, device: torch.device) -> Any:  # torch 2.15 calls it before it batches messages
         return self if torch.device(device).type == "cpu" else super()._get_backend(device)
 
     _set_group_name, _set_group_desc = setGroupName, setGroupDesc
@@ -249,7 +249,7 @@ class FrogProcessGroup(dist.ProcessGroup):
     # Collectives.
 
     def _do(self, opts: Any, outputs: list[Tensor], job: Callable[[], None]) -> Any:
-        """Carry `job` out now, or have it carried out."""
+        """Run `job` now, or pass it to the worker thread."""
         if self.worker.broken is not None:
             raise self.worker.broken
         if opts is not None and not opts.asyncOp:
@@ -388,12 +388,12 @@ def _operation(opts: Any) -> str:
         return "sum"
     name = str(opts.reduceOp.op if hasattr(opts.reduceOp, "op") else opts.reduceOp).rpartition(".")[2]
     if name not in _OPERATIONS:
-        raise ValueError(f"backend frog has no reduction {name}; there are {', '.join(_OPERATIONS)}")
+        raise ValueError(f"backend frog does not support the reduction {name}; use one of {', '.join(_OPERATIONS)}")
     return _OPERATIONS[name]
 
 
 def _python_asks() -> bool:
-    """Whether the method was called by torch.distributed's functions in Python, not from C++."""
+    """True if torch.distributed's Python functions called the method, rather than C++."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""The world that a rank belongs to. One process alone is a world of one: its collectives do nothing."""
+"""The world of a rank. A single process is a world of one: its collectives do nothing."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class World:
     timeout_s: float
     requested_backend: str = field(kw_only=True, default="auto")
     _recorder: list[Recorder] = field(default_factory=lambda: [Silent()])
-    """One place that all axes look at, so that the events can take it over at any time."""
+    """One shared entry that all axes look up, so that the events can replace it at any time."""
     _groups: list[Any] = field(default_factory=list)
-    """torch's groups behind the axes of this rank."""
+    """torch's groups, which implement this rank's axes."""
 
     @functools.cached_property
     def backend(self) -> Backend:
-        """What carries the collectives. Raises UsageError if the one that was asked for does not fit the device."""
+        """The backend of the collectives. Raises UsageError if the requested one does not support the device."""
         return choose_backend(self.requested_backend, self.device)
 
     @property
@@ -58,14 +58,15 @@ class World:
         return Axis("world", range(self.size), self.rank, self.device, None, self._recorder, self.backend)
 
     def report_to(self, recorder: Recorder) -> None:
-        """From now on every collective of every axis is reported to `recorder`."""
+        """Report every collective of every axis to `recorder` from now on."""
         self._recorder[0] = recorder
 
     def make_axis(self, name: str, ranks_of_all: Sequence[Sequence[int]]) -> Axis:
-        """This rank's axis out of `ranks_of_all`, which every rank must give alike: together they are the world."""
+        """Return this rank's axis from `ranks_of_all`, which is the same on every rank: together the axes are the
+        world."""
         own: Axis | None = None
         for ranks in ranks_of_all:
-            # Groups are made in the same order everywhere, also by ranks outside: torch's rule.
+            # torch requires that every rank creates all groups in the same order, including those it is not in.
             whole = len(ranks) == self.size
             group = dist.new_group(list(ranks), timeout=self._timeout) if len(ranks) > 1 and not whole else None
             if self.rank in ranks:
@@ -84,7 +85,7 @@ class World:
         self.axis.all_reduce(x)
 
     def gather_rows(self, x: Tensor) -> Tensor:
-        """Every rank's `x`, stacked in order of ranks.
+        """Return every rank's `x`, stacked in rank order.
 
         Shapes:  x (...), the same on every rank -> (world size, ...)
         """
@@ -94,7 +95,7 @@ class World:
         return rows
 
     def from_main(self, value: Any) -> Any:
-        """Rank 0's `value`, on every rank. Any JSON-like object."""
+        """Return rank 0's `value` on every rank. Any JSON-like object."""
         if self.size == 1:
             return value
         values = [value]
@@ -103,7 +104,7 @@ class World:
         return values[0]
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """Every rank's `value`, in order of ranks. Any object that can be pickled."""
+        """Return every rank's `value`, in rank order. Any object that can be pickled."""
         values = [value] * self.size
         if self.size > 1:
             with self._collective("all_gather"):
@@ -111,22 +112,22 @@ class World:
         return values
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
+        """Wait until every rank has called this."""
         if self.size > 1:
             with self._collective("barrier"):
                 dist.barrier()
 
     def forget_axes(self) -> None:
-        """Give back the groups of all axes that were made. A collective call."""
+        """Destroy the groups of all axes. A collective call."""
         self.barrier()
         for group in self._groups:
             dist.destroy_process_group(group)
         self._groups.clear()
 
     def leave(self) -> None:
-        """Give the process groups back."""
+        """Destroy the process groups."""
         if dist.is_initialized():
-            gc.collect()  # a group that outlives the rest, kept by some cycle of objects, would crash the exit
+            gc.collect()  # a group kept alive by a reference cycle would crash the interpreter at exit
             dist.destroy_process_group()
 
     @contextmanager
@@ -167,18 +168,18 @@ def pick_device(requested: str, env: WorldEnv) -> torch.device:
     if requested in ("auto", "cpu"):
         return torch.device("cpu")
     why = (
-        "worlds of several ranks run on the CPU there" if requested == "mps" and env.world_size > 1 else "there is none"
+        "several ranks need the CPU on this machine" if requested == "mps" and env.world_size > 1 else "no such device"
     )
-    raise UsageError(f"train.device={requested}: {why}", "--set train.device=auto takes what there is")
+    raise UsageError(f"train.device={requested}: {why}", "--set train.device=auto uses the available device")
 
 
 def join_world(env: WorldEnv, device: torch.device, timeout_s: float, backend: str = "auto") -> World:
-    """Meet the other ranks through a backend (see frog.comm.backend). Alone, nothing is started.
+    """Meet the other ranks through a backend (see frog.comm.backend). A world of one starts none.
 
-    Raises:  CommError if the world does not come together in time; UsageError if the backend does not fit the device.
+    Raises:  CommError if the world does not form in time; UsageError if the backend does not support the device.
     """
     world = World(env, device, timeout_s, requested_backend=backend)
-    chosen = world.backend  # one that does not fit is refused also where nothing is started
+    chosen = world.backend  # this rejects an unsupported backend even if none is started
     if env.world_size > 1:
         with explained_rendezvous(chosen, env):
             chosen.start(env, device, timeout_s)
@@ -187,7 +188,7 @@ def join_world(env: WorldEnv, device: torch.device, timeout_s: float, backend: s
 
 @contextmanager
 def explained_rendezvous(backend: Backend, env: WorldEnv) -> Iterator[None]:
-    """Raise what goes wrong while the ranks find each other as a CommError."""
+    """Convert errors while the ranks find each other to CommError."""
     start_ns = time.monotonic_ns()
     try:
         yield

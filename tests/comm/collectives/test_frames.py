@@ -58,9 +58,9 @@ def test_what_was_sealed_opens() -> None:
 @pytest.mark.parametrize(
     ("headers", "words"),
     [
-        ([frames()[1]], "seal is wrong"),  # the first was left out
-        ([frames()[0], frames()[0]], "seal is wrong"),  # it comes twice
-        ([frames(key=b"x" * 32)[0]], "seal is wrong"),  # of another group
+        ([frames()[1]], "wrong seal"),  # the first was left out
+        ([frames()[0], frames()[0]], "wrong seal"),  # it comes twice
+        ([frames(key=b"x" * 32)[0]], "wrong seal"),  # of another group
         ([b"GET / HTTP/1.1\r\nHost: a\r\n\r\n123456"], "not a frame"),
         ([MAGIC.to_bytes(2, "big") + bytes([VERSION + 1]) + bytes(HEADER_BYTES - 3)], "a frame of version 2"),
     ],

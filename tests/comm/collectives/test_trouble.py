@@ -98,17 +98,17 @@ def _all_to_all(group: Group, count: int) -> None:
 @pytest.mark.parametrize(
     ("first", "second", "said"),
     [
-        ((_all_reduce, 10), (_all_reduce, 20), "an all-reduce of 80 bytes; this one in an all-reduce of 40 bytes"),
+        ((_all_reduce, 10), (_all_reduce, 20), "an all-reduce of 80 bytes; this rank is in an all-reduce of 40 bytes"),
         ((_all_reduce, 300_000), (_all_reduce, 900_000), "an all-reduce of 3600000 bytes"),
         ((_all_gather, 10), (_all_gather, 900_000), "an all-gather of 3600000 bytes"),
-        ((_all_gather, 10), (_reduce_scatter, 10), "a reduce-scatter of 40 bytes; this one in an all-gather"),
+        ((_all_gather, 10), (_reduce_scatter, 10), "a reduce-scatter of 40 bytes; this rank is in an all-gather"),
         ((_all_to_all, 10), (_all_to_all, 11), "an all-to-all of 44 bytes"),
         (
             (_all_reduce, 10),
             (_all_reduce, 90_000),
-            "an all-reduce of 360000 bytes; this one in an all-reduce of 40 bytes",
+            "an all-reduce of 360000 bytes; this rank is in an all-reduce of 40 bytes",
         ),
-        ((_all_gather, 10), (_all_reduce, 20), "an all-reduce of 80 bytes; this one in an all-gather of 40 bytes"),
+        ((_all_gather, 10), (_all_reduce, 20), "an all-reduce of 80 bytes; this rank is in an all-gather of 40 bytes"),
     ],
 )
 def test_so_they_are_in_memory(first: Any, second: Any, said: str, tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_a_message_of_another_size_is_an_error(tmp_path: Path) -> None:
             group.messages.send(1, 0, bytes_of(np.ones(3))).wait()
             group.barrier()
             return None
-        with pytest.raises(Mismatch, match="a message of 24 bytes; 8 are expected"):
+        with pytest.raises(Mismatch, match="a message of 24 bytes; expected 8"):
             group.messages.receive(0, 0, bytes_of(np.ones(1))).wait()
         group.barrier()
         return "told"

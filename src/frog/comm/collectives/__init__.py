@@ -1,17 +1,17 @@
-"""Collectives of our own, on sockets and shared memory, in Python and numpy. docs/collectives.md explains them.
+"""Frog's own collectives, on sockets and shared memory, in Python and numpy. docs/collectives.md explains them.
 
 | read in this order | the idea                                                                        |
 |--------------------|---------------------------------------------------------------------------------|
-| `frames`           | what stands in front of the bytes on a socket, and whose it is                  |
-| `connection`       | a socket with a peer at its other end; many transfers under way at once          |
-| `rendezvous`       | who is there, who is who: from an address book to a connection between each two |
-| `arithmetic`       | sum, average, minimum, maximum, product of buffers, of every type               |
-| `exchange`         | small messages: everybody to everybody, or doubling; broadcast by a tree        |
-| `ring`             | large ones: reduce-scatter and all-gather around a ring                         |
-| `shared_memory`    | ranks of one machine, through memory that both see                              |
-| `cost`             | which of these, by latency and bandwidth                                        |
-| `group`            | the collectives that a caller sees                                              |
-| `under_way`        | what was begun: it is waited for, and calls back                                |
-| `worker`           | asynchronous ones, on a thread                                                  |
+| `frames`           | the header before each payload on a socket, and its authentication              |
+| `connection`       | a socket to one peer, with many concurrent transfers                            |
+| `rendezvous`       | how ranks find and authenticate each other: from addresses to connections       |
+| `arithmetic`       | sum, average, minimum, maximum and product of buffers of every type             |
+| `exchange`         | small messages: direct exchange, or recursive doubling; broadcast along a tree  |
+| `ring`             | large messages: reduce-scatter and all-gather around a ring                     |
+| `shared_memory`    | ranks of one machine exchange data through shared memory                        |
+| `cost`             | the choice of algorithm, by latency and bandwidth                               |
+| `group`            | the collectives that callers use                                                |
+| `under_way`        | an operation that has begun: callers wait for it, or register a callback        |
+| `worker`           | asynchronous collectives, on a thread                                           |
 | `messages`         | send and receive, with tags                                                     |
 """

@@ -1,9 +1,9 @@
-"""What a reduction does with two buffers: into the first goes first and second, element by element.
+"""Reductions of two buffers: combine first and second, element by element, into the first.
 
-numpy has no bfloat16: such a buffer is viewed as `BFLOAT16`, computed with in float32 and rounded to the nearest,
-ties to even. float16 is computed with in float32 as well. Integers wrap around, as they do in torch.
+numpy has no bfloat16: such a buffer is viewed as `BFLOAT16`, converted to float32 for the computation, and rounded to
+nearest, ties to even. float16 is also converted to float32. Integers wrap around, as they do in torch.
 
-Assumes: buffers are contiguous and of one dimension.
+Assumes: buffers are contiguous and one-dimensional.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ OPERATIONS: dict[str, Any] = {
 }
 _HALVES = (BFLOAT16, np.dtype(np.float16))
 _BLOCK = 1 << 16
-"""Elements that are widened at a time: they stay in the cache."""
+"""Number of elements converted to float32 at a time: they fit in the cache."""
 
 Combine = Callable[[Buffer, Buffer, Buffer], None]
-"""(a, b, out): out becomes a and b; out may be a or b."""
+"""(a, b, out): combine a and b into out; out may be a or b."""
 
 
 class Reduction:
-    """An operation on buffers of one type, over so many ranks.
+    """An operation on buffers of one type, over a given number of ranks.
 
-    Raises:  ValueError for an operation that this type has not.
+    Raises:  ValueError for an operation that this type does not support.
     """
 
     def __init__(self, op: str, dtype: np.dtype[Any], num_ranks: int) -> None:
         if op not in OPERATIONS:
-            raise ValueError(f"no reduction is called {op}; there are {', '.join(OPERATIONS)}")
+            raise ValueError(f"unknown reduction {op}; use one of {', '.join(OPERATIONS)}")
         if op == "avg" and dtype.kind in "biu":
-            raise ValueError(f"avg of {dtype}: the mean of whole numbers need not be one; take sum")
+            raise ValueError(f"avg of {dtype}: the mean of integers may not be an integer; use sum")
         if op in ("band", "bor", "bxor") and dtype.kind not in "biu":
-            raise ValueError(f"{op} of {name_of(dtype)}: bits are combined of whole numbers and bool only")
+            raise ValueError(f"{op} of {name_of(dtype)}: bitwise operations need integers or bool")
         self._op, self._num_ranks = op, num_ranks
         function = OPERATIONS[op]
         self.combine: Combine = (
@@ -57,7 +57,7 @@ class Reduction:
         )
 
     def total(self, terms: Sequence[Buffer], out: Buffer, room: Buffer | None = None) -> None:
-        """`out` = all terms, in their order, finished. `room` is for sums in between if `out` is one of the terms."""
+        """Reduce all terms in order into `out`, and finish. `room` holds partial sums if `out` is one of the terms."""
         between = out if room is None else room
         so_far = terms[0]
         for term in terms[1:-1]:
@@ -67,7 +67,8 @@ class Reduction:
         self.finish(out)
 
     def finish(self, x: Buffer) -> None:
-        """What is left to do when all ranks' values are in `x`: an average is a sum until then."""
+        """Complete the reduction once `x` combines all ranks' values: turn the sum into an average, if that was asked
+        for."""
         if self._op != "avg":
             return
         if x.dtype not in _HALVES:
@@ -79,7 +80,7 @@ class Reduction:
 
 
 def name_of(dtype: np.dtype[Any]) -> str:
-    """The name of a type of numbers; numpy has none for bfloat16."""
+    """Return the name of a dtype; numpy has none for bfloat16."""
     return "bfloat16" if dtype == BFLOAT16 else dtype.name
 
 

@@ -1,9 +1,9 @@
-"""A connection to a peer, and many transfers under way at once.
+"""A connection to a peer, with many concurrent transfers.
 
-A transfer is one frame. Those of a connection go, and come, in the order in which they were asked for; those of
-different connections in whatever order the network likes. `complete` moves bytes wherever the system takes or has
-some, and sleeps in `poll` where it has not, so that no rank waits for a send while its peer waits for the same: both
-directions are open at once.
+A transfer is one frame. Frames of one connection travel in the order in which they were queued, in each direction;
+frames of different connections in any order. `complete` moves bytes on every connection that is ready, and sleeps in
+`poll` when none is, so no rank waits to send while its peer waits to send to it: both directions are open at the same
+time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Bytes = memoryview
 NOTHING = memoryview(bytearray())
 SOCKET_BUFFER_BYTES = 4 << 20
 _YIELDS = 10
-"""How often a rank gives its processor away before it sleeps: an answer on its way is there before a sleeper wakes."""
+"""How often a rank yields its processor before it sleeps: waking from sleep takes longer than an answer in transit."""
 
 
 def _nothing() -> None:
@@ -33,7 +33,7 @@ def _nothing() -> None:
 
 
 class Bell(Protocol):
-    """Something to listen to while waiting for something else: it rings when its socket can be read."""
+    """An extra event source during a wait: its socket becomes readable when the event occurs."""
 
     @property
     def socket(self) -> socket.socket: ...
@@ -43,7 +43,7 @@ class Bell(Protocol):
 
 
 class Connection:
-    """One socket to one peer, with what is to go out and to come in."""
+    """A socket to one peer, with its queued outgoing and incoming frames."""
 
     def __init__(self, sock: socket.socket, peer: int, sending: Sealer, receiving: Sealer) -> None:
         sock.setblocking(False)
@@ -55,19 +55,19 @@ class Connection:
         self.incoming: deque[_Incoming] = deque()
 
     def send(self, kind: int, seq: int, payload: Bytes = NOTHING, tag: int = 0) -> None:
-        """Queue a frame. The payload must stay as it is until the frame is out."""
+        """Queue a frame. The payload must not change until the frame has been sent."""
         self.outgoing.append(_Outgoing(self.sending.header(kind, seq, payload, tag), payload))
 
     def receive(
         self, kind: int, seq: int, payload: Bytes = NOTHING, tag: int = 0, then: Callable[[], None] = _nothing
     ) -> None:
-        """Expect a frame of just this kind and size; `then` is called when all of it is in `payload`."""
+        """Expect a frame of exactly this kind and size; `then` is called when `payload` is full."""
         self.incoming.append(_Incoming(Header(kind, seq & 0xFFFFFFFF, len(payload), 0, tag), payload, then))
 
     def move(self) -> bool:
-        """Send and receive what can be without waiting. Returns whether anything moved.
+        """Send and receive as much as possible without waiting. Return True if any bytes moved.
 
-        From a peer that has closed its end, what it had sent before is received, then PeerClosed is raised.
+        If the peer has closed its end, receive the bytes that it sent before that, then raise PeerClosed.
         """
         moved, closed = False, None
         if self.outgoing:
@@ -114,7 +114,7 @@ class Connection:
         return True
 
     def has_left(self) -> bool:
-        """Whether the peer's end is closed, found without taking any byte."""
+        """True if the peer has closed its end; consumes no bytes."""
         try:
             return self.socket.recv(1, socket.MSG_PEEK) == b""
         except BlockingIOError:
@@ -123,7 +123,7 @@ class Connection:
             return True
 
     def can_be_read(self) -> bool:
-        """Whether something has come, or the end, found without taking any byte."""
+        """True if bytes or the end of the stream have arrived; consumes no bytes."""
         return bool(select.select([self.socket], [], [], 0)[0])
 
     def close(self) -> None:
@@ -133,7 +133,7 @@ class Connection:
 
 
 class _Outgoing:
-    """A frame on its way out."""
+    """An outgoing frame."""
 
     __slots__ = ("parts",)
 
@@ -141,7 +141,7 @@ class _Outgoing:
         self.parts: list[memoryview | bytes] = [header, payload] if len(payload) else [header]
 
     def take(self, num_bytes: int) -> bool:
-        """`num_bytes` more have gone. Returns whether that was all."""
+        """Record that `num_bytes` more were sent. Return True if the frame is complete."""
         parts = self.parts
         while parts and num_bytes >= len(parts[0]):
             num_bytes -= len(parts.pop(0))
@@ -151,7 +151,7 @@ class _Outgoing:
 
 
 class _Incoming:
-    """A frame that is expected, and where it goes."""
+    """An expected frame and its destination."""
 
     __slots__ = ("_expected", "_header", "_payload", "_seen", "parts", "then")
 
@@ -162,7 +162,7 @@ class _Incoming:
         self.parts: list[memoryview] = [memoryview(self._header), payload]
 
     def take(self, num_bytes: int, connection: Connection) -> bool:
-        """`num_bytes` more have come. Returns whether that was all."""
+        """Record that `num_bytes` more arrived. Return True if the frame is complete."""
         parts = self.parts
         while parts and num_bytes >= len(parts[0]):
             num_bytes -= len(parts.pop(0))
@@ -187,9 +187,9 @@ class _Incoming:
 
 
 def complete(connections: Iterable[Connection], timeout_s: float, alarms: Sequence[Connection] = ()) -> None:
-    """Return when everything that was queued on these connections, and what that led to, has moved.
+    """Return once everything queued on these connections, and every transfer that this triggered, has completed.
 
-    alarms: connections on which nothing is said unless something is wrong.
+    alarms: connections that are silent unless something is wrong.
 
     Raises:  PeerClosed, TimedOut if nothing moves for `timeout_s`, Mismatch, Refused; Alarm.
     """
@@ -209,7 +209,7 @@ def complete(connections: Iterable[Connection], timeout_s: float, alarms: Sequen
 
 
 def _move(connections: Sequence[Connection]) -> bool:
-    """Move what can be on all of them. Returns whether anything did."""
+    """Move as many bytes as possible on all connections. Return True if any moved."""
     moved = False
     for connection in connections:
         moved |= connection.move()
@@ -217,7 +217,7 @@ def _move(connections: Sequence[Connection]) -> bool:
 
 
 def wait_for(busy: list[Connection], timeout_s: float, alarms: Sequence[Connection] = ()) -> None:
-    """Sleep until one of these can move. Raises TimedOut, or Alarm if an alarm can be read or has ended."""
+    """Sleep until one of these can move. Raises TimedOut, or Alarm if an alarm becomes readable or closes."""
     poll = Poll(alarms)
     for one in busy:
         poll.register(one.socket, (select.POLLOUT if one.outgoing else 0) | (select.POLLIN if one.incoming else 0))
@@ -227,7 +227,7 @@ def wait_for(busy: list[Connection], timeout_s: float, alarms: Sequence[Connecti
 
 
 class Poll:
-    """select's `poll`, which an alarm ends."""
+    """select's `poll`, interrupted by alarms."""
 
     def __init__(self, alarms: Sequence[Bell]) -> None:
         self._poll = select.poll()
@@ -237,7 +237,7 @@ class Poll:
         self.register, self.unregister = self._poll.register, self._poll.unregister
 
     def wait(self, timeout_s: float) -> list[int]:
-        """The descriptors of which something is true, none if nothing is in time. Raises Alarm."""
+        """Return the ready descriptors; an empty list after the timeout. Raises Alarm."""
         ready = [descriptor for descriptor, _ in self._poll.poll(timeout_s * 1e3)]
         for descriptor in ready:
             if descriptor in self._alarms:
@@ -246,7 +246,7 @@ class Poll:
 
 
 class Mesh:
-    """The ranks of a group, seen from one of them: a connection to each other one."""
+    """The ranks of a group, seen from one of them: a connection to every other rank."""
 
     def __init__(
         self,
@@ -261,7 +261,7 @@ class Mesh:
 
     @property
     def others(self) -> list[int]:
-        """All but this one, the next one first, so that not everybody begins with the same rank."""
+        """All ranks but this one, starting with the next one, so that not all ranks begin with the same peer."""
         return [(self.rank + step) % self.size for step in range(1, self.size)]
 
     def complete(self) -> None:

@@ -1,12 +1,12 @@
-"""Which algorithm for which message: latency and bandwidth decide (the alpha-beta model).
+"""The choice of an algorithm for each message size, by latency and bandwidth (the alpha-beta model).
 
-A message of S bytes takes `alpha_s` + S `beta_s_per_byte` from one rank to another, and S `gamma_s_per_byte` to be
-added. So, of n ranks,
+Sending a message of S bytes from one rank to another takes `alpha_s` + S `beta_s_per_byte`, and adding it takes
+S `gamma_s_per_byte`. So n ranks need
 
     doubling   log2(n) (alpha + S beta + S gamma)                      few steps, all bytes in each
-    ring       2(n-1) alpha + 2(n-1)/n S beta + (n-1)/n S gamma        many steps, no byte more than must be
+    ring       2(n-1) alpha + 2(n-1)/n S beta + (n-1)/n S gamma        many steps, the minimum number of bytes
 
-Everybody must choose alike: the constants are those of rank 0, and the choice looks at nothing but sizes.
+All ranks must make the same choice: the constants are those of rank 0, and the choice depends on sizes only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from frog.core.schema import Typed, read_typed, write_typed
 
 
 class CostFile(Typed, frozen=True):
-    """What `frog collectives tune` keeps."""
+    """The file that `frog collectives tune` writes."""
 
     KIND: ClassVar[str] = "the costs of this machine's collectives"
     FORMAT: ClassVar[int | None] = 1
@@ -36,7 +36,7 @@ class CostFile(Typed, frozen=True):
 
 @dataclass(frozen=True)
 class Costs:
-    """What `frog collectives tune` measures. Without it, what is sensible between processes of one machine."""
+    """The result of `frog collectives tune`. The defaults are typical for processes on one machine."""
 
     alpha_s: float = 40e-6
     beta_s_per_byte: float = 0.4e-9
@@ -52,7 +52,7 @@ class Costs:
         return (num_ranks - 1) * (2 * self.alpha_s + part * (2 * self.beta_s_per_byte + self.gamma_s_per_byte))
 
     def takes_ring(self, num_bytes: int, num_ranks: int) -> bool:
-        """Whether the ring is the faster one. The same answer on every rank."""
+        """True if the ring is faster. The answer is the same on every rank."""
         return self.ring_s(num_bytes, num_ranks) < self.doubling_s(num_bytes, num_ranks)
 
     def to_text(self) -> str:
@@ -65,9 +65,9 @@ class Costs:
 
     @staticmethod
     def fit(num_bytes: Sequence[int], times_s: Sequence[float], gamma_s_per_byte: float) -> Costs:
-        """The line through the times of single steps of doubling, in which small ones count as much as large ones.
+        """Fit a line to the times of single doubling steps, with the same weight for small and large sizes.
 
-        Raises:  ValueError if there are not two sizes.
+        Raises:  ValueError if there are fewer than two sizes.
         """
         weights = [1 / time_s**2 for time_s in times_s]
         total = sum(weights)
@@ -75,7 +75,7 @@ class Costs:
         mean_y = sum(w * y for w, y in zip(weights, times_s, strict=True)) / total
         spread = sum(w * (x - mean_x) ** 2 for w, x in zip(weights, num_bytes, strict=True))
         if not spread:
-            raise ValueError("a line needs two sizes")
+            raise ValueError("fitting a line needs at least two sizes")
         slope = (
             sum(w * (x - mean_x) * (y - mean_y) for w, x, y in zip(weights, num_bytes, times_s, strict=True)) / spread
         )
@@ -83,12 +83,12 @@ class Costs:
 
 
 def cost_file() -> Path:
-    """Where the costs of this machine are kept."""
+    """Return the file with the costs of this machine."""
     return cache_dir() / "collectives.json"
 
 
 def keep(costs: Costs) -> Path:
-    """Write the costs of this machine down, for every group whose rank 0 is here."""
+    """Save the costs of this machine, for every group whose rank 0 runs here."""
     path = cost_file()
     path.parent.mkdir(parents=True, exist_ok=True)
     write_typed(path, CostFile(**asdict(costs)))
@@ -96,9 +96,9 @@ def keep(costs: Costs) -> Path:
 
 
 def kept() -> Costs:
-    """The costs that were measured here; sensible ones if none were.
+    """Return the costs measured on this machine, or the defaults.
 
-    Raises:  UsageError if the file cannot be read, or says what no machine takes.
+    Raises:  UsageError if the file cannot be read, or contains an impossible value.
     """
     path, hint = cost_file(), "measure again: frog collectives tune"
     try:

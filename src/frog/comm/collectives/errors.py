@@ -1,4 +1,4 @@
-"""What goes wrong between ranks, with its facts."""
+"""Errors between ranks, with their facts."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ from frog.core.facts import Cause
 
 
 class CollectiveError(RuntimeError):
-    """A collective that could not be completed. A RuntimeError, as those of other backends are."""
+    """A collective that could not be completed. A RuntimeError, like the errors of other backends."""
 
     def __init__(self, message: str, cause: Cause | None = None, peer: int | None = None) -> None:
         super().__init__(message)
         self.cause = cause
         self.peer = peer
-        """The rank, within the group, at the other end; None if no single one is known."""
+        """The peer's rank within the group; None if no single peer is known."""
 
 
 class PeerClosed(CollectiveError):
-    """The other end of a connection is gone."""
+    """The peer has closed its end of a connection."""
 
     def __init__(self, peer: int, why: str = "it has left") -> None:
         super().__init__(f"rank {peer} of the group closed its connection: {why}", "closed", peer)
 
 
 class Alarm(CollectiveError):
-    """A peer has left, or calls for an agreement about who is left."""
+    """A peer has left, or asks for an agreement on the surviving ranks."""
 
     def __init__(self, peer: int) -> None:
-        super().__init__(f"rank {peer} of the group has left, or asks who is left", "closed", peer)
+        super().__init__(f"rank {peer} of the group has left, or asks which ranks remain", "closed", peer)
 
 
 class TimedOut(CollectiveError):
-    """No byte went or came in time."""
+    """No byte was sent or received in time."""
 
     def __init__(self, waited_s: float, peers: list[int]) -> None:
         names = ", ".join(map(str, sorted(set(peers))))
@@ -47,4 +47,4 @@ class Mismatch(CollectiveError):
 
 
 class Refused(CollectiveError):
-    """A frame or a connection that is not of this group: a stranger, another version, a replay, or damaged."""
+    """A frame or connection that does not belong to this group: a stranger, another version, a replay, or damage."""

@@ -1,7 +1,7 @@
-"""Without a ring: everybody with everybody, or along a tree.
+"""Collectives without a ring: direct exchange between all ranks, or along a tree.
 
-What costs of a small message is its way, not its size: a few steps count, not a few bytes. n is the number of ranks,
-S the bytes of the buffer; a step is the time that a message takes from rank to rank.
+The cost of a small message is its latency, not its size: the number of steps matters, not the number of bytes. n is
+the number of ranks, S the size of the buffer in bytes; a step is the time that a message takes from rank to rank.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from frog.comm.collectives.connection import Bytes, Mesh
 from frog.comm.collectives.frames import DATA
 
 PIECE_BYTES = 512 << 10
-"""What travels as one frame: it stays in the cache between the socket and the sum."""
+"""Payload of one frame: it stays in the cache between the socket and the sum."""
 
 
 def bytes_of(x: Buffer) -> Bytes:
-    """The memory of a contiguous buffer."""
+    """Return the memory of a contiguous buffer."""
     return x.view(np.uint8).data if len(x) else memoryview(bytearray())
 
 
 def cuts(num_elements: int, num_parts: int) -> list[slice]:
-    """`num_parts` slices that differ by at most one element."""
+    """Return `num_parts` slices whose lengths differ by at most one element."""
     ends = [num_elements * part // num_parts for part in range(num_parts + 1)]
     return [slice(begin, end) for begin, end in itertools.pairwise(ends)]
 
 
 def pieces(x: Buffer, most_bytes: int = PIECE_BYTES) -> list[Buffer]:
-    """`x` in pieces of at most so many bytes; at least one, of no elements if `x` has none."""
+    """Split `x` into pieces of at most `most_bytes`; one empty piece if `x` is empty."""
     step = max(1, most_bytes // x.itemsize)
     return [x[begin : begin + step] for begin in range(0, max(len(x), 1), step)]
 
@@ -39,9 +39,9 @@ def pieces(x: Buffer, most_bytes: int = PIECE_BYTES) -> list[Buffer]:
 def all_reduce(mesh: Mesh, seq: int, tag: int, x: Buffer, reduction: Reduction) -> None:
     """Recursive doubling: after step k each rank has the sum of the 2^k ranks around it.
 
-    Ranks beyond the largest power of two give theirs to a partner first and get the result at the end.
+    Ranks beyond the largest power of two first send their values to a partner, and get the result at the end.
 
-    Comm:    log2(n) steps, two more where n is no power of two; S bytes leave each rank in a step.
+    Comm:    log2(n) steps, two more if n is not a power of two; each rank sends S bytes per step.
     Equals:  the same sum on every rank, bit for bit: a + b and b + a are the same number.
     """
     power = 1 << (mesh.size.bit_length() - 1)
@@ -73,11 +73,11 @@ def all_reduce(mesh: Mesh, seq: int, tag: int, x: Buffer, reduction: Reduction) 
 
 
 def reduce_scatter(mesh: Mesh, seq: int, tag: int, parts: Sequence[Buffer], out: Buffer, reduction: Reduction) -> None:
-    """Each rank gets everybody's part for it, and sums them in order of ranks: `out` = sum of all `parts[rank]`.
+    """Receive this rank's part from every rank, and sum the parts in rank order: `out` = sum of all `parts[rank]`.
 
-    Piece by piece, so that no more is in memory than two pieces of each peer.
+    The parts travel in pieces, so that memory holds at most two pieces per peer.
 
-    Comm:    one step; (n-1)/n S bytes leave each rank.
+    Comm:    one step; each rank sends (n-1)/n S bytes.
     """
     mine = pieces(out)
     own = pieces(parts[mesh.rank])
@@ -95,7 +95,7 @@ def reduce_scatter(mesh: Mesh, seq: int, tag: int, parts: Sequence[Buffer], out:
             return
         rows = room[number % 2, :, : len(mine[number])]
         terms = [own[number] if rank == mesh.rank else rows[rank] for rank in range(mesh.size)]
-        reduction.total(terms, mine[number], rows[mesh.rank])  # nobody else fills this rank's own row
+        reduction.total(terms, mine[number], rows[mesh.rank])  # this rank's own row is otherwise unused
         if number + 2 < len(mine):
             expect(number + 2)
 
@@ -108,19 +108,20 @@ def reduce_scatter(mesh: Mesh, seq: int, tag: int, parts: Sequence[Buffer], out:
 
 
 def all_gather(mesh: Mesh, seq: int, tag: int, parts: Sequence[Buffer]) -> None:
-    """Fill `parts`, of which each rank has its own one.
+    """Fill `parts`; each rank already has its own part.
 
-    Comm:    one step; n - 1 messages of S/n bytes leave each rank.
+    Comm:    one step; each rank sends n - 1 messages of S/n bytes.
     """
     all_to_all(mesh, seq, tag, [parts[mesh.rank]] * mesh.size, parts)
 
 
 def all_to_all(mesh: Mesh, seq: int, tag: int, leave: Sequence[Buffer], arrive: Sequence[Buffer]) -> None:
-    """Send `leave[i]` to rank i, whose own for this rank comes into `arrive[i]`. The caller copies its own part.
+    """Send `leave[i]` to rank i, and receive rank i's part for this rank in `arrive[i]`. The caller copies its own
+    part.
 
-    Whole, since nothing is added to a part or passed on: a frame costs some 30 us of a processor.
+    Parts are not split into pieces, since none is summed or forwarded: a frame costs about 30 us of processor time.
 
-    Comm:    one step; what `leave` has for others leaves.
+    Comm:    one step; each rank sends the parts of `leave` that belong to other ranks.
     """
     for peer in mesh.others:
         mesh.connections[peer].send(DATA, seq, bytes_of(leave[peer]), tag)
@@ -130,7 +131,7 @@ def all_to_all(mesh: Mesh, seq: int, tag: int, leave: Sequence[Buffer], arrive: 
 
 
 def gather(mesh: Mesh, seq: int, tag: int, x: Buffer, parts: Sequence[Buffer] | None, root: int) -> None:
-    """`root` gets everybody's `x` into its `parts`. Comm: one step; S bytes leave each rank."""
+    """Collect each rank's `x` in `root`'s `parts`. Comm: one step; each rank sends S bytes."""
     if mesh.rank != root:
         mesh.connections[root].send(DATA, seq, bytes_of(x), tag)
     for peer in mesh.others if parts is not None else ():
@@ -140,7 +141,7 @@ def gather(mesh: Mesh, seq: int, tag: int, x: Buffer, parts: Sequence[Buffer] | 
 
 
 def scatter(mesh: Mesh, seq: int, tag: int, x: Buffer, parts: Sequence[Buffer] | None, root: int) -> None:
-    """Everybody gets its own of `root`'s `parts` into `x`. Comm: one step; n - 1 messages of S bytes leave root."""
+    """Set `x` to this rank's element of `root`'s `parts`. Comm: one step; root sends n - 1 messages of S bytes."""
     for peer in mesh.others if parts is not None else ():
         assert parts is not None
         mesh.connections[peer].send(DATA, seq, bytes_of(parts[peer]), tag)
@@ -150,14 +151,14 @@ def scatter(mesh: Mesh, seq: int, tag: int, x: Buffer, parts: Sequence[Buffer] |
 
 
 def broadcast(mesh: Mesh, seq: int, tag: int, x: Buffer, root: int) -> None:
-    """Give everybody `root`'s `x`, along a binomial tree, each piece passed on as it comes.
+    """Copy `root`'s `x` to all ranks along a binomial tree; each piece is forwarded as soon as it arrives.
 
-    In step k whoever has the buffer sends it to the rank 2^k after it, counted from root.
+    In step k, each rank that has the buffer sends it to the rank 2^k after it, counted from root.
 
-    Comm:    log2(n) steps; at most log2(n) S bytes leave a rank.
+    Comm:    log2(n) steps; each rank sends at most log2(n) S bytes.
     """
     own = (mesh.rank - root) % mesh.size
-    above = own & (own - 1)  # without its lowest bit: who sends to this one
+    above = own & (own - 1)  # without its lowest bit: the rank that sends to this one
     lowest = own & -own or 1 << mesh.size.bit_length()
     below = [
         own | bit for bit in (1 << k for k in range(mesh.size.bit_length())) if bit < lowest and own | bit < mesh.size

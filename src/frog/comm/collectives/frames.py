@@ -1,12 +1,12 @@
-"""Frames: what stands in front of the bytes on a socket.
+"""Frames: the header before each payload on a socket.
 
-A connection carries frames, one after the other: a header of 32 bytes, then `num_bytes` of payload. The header says
-which collective the payload belongs to and carries a seal: a keyed hash of the header with the number of the frame on
-this connection in it. Whoever does not have the group's secret cannot make one, and a frame that is repeated, left
-out, reordered or damaged has the wrong seal. Nothing is believed before the seal is: no size, no kind.
+A connection carries a sequence of frames: a header of 32 bytes, then `num_bytes` of payload. The header names the
+collective that the payload belongs to, and carries a seal: a keyed hash of the header and of the frame's number on
+this connection. Only a process with the group's secret can make one, and a frame that is repeated, missing, reordered
+or damaged has the wrong seal. A receiver checks the seal before it trusts any field, such as the size or the kind.
 
-The payload's checksum is zero, and not looked at, on connections that do not leave the machine: the kernel copies
-memory there, and a checksum would cost more than the copy.
+On connections within a machine the payload's checksum is zero and is not checked: the kernel copies memory there, and
+a checksum would cost more than the copy.
 
 Units: sizes in bytes, integers big-endian.
 """
@@ -36,7 +36,7 @@ KINDS = ("data", "message", "control")
 
 @dataclass(frozen=True)
 class Header:
-    """A header whose seal was right."""
+    """A header with a valid seal."""
 
     kind: int
     seq: int
@@ -63,38 +63,38 @@ class Sealer:
         return seal.digest()
 
     def header(self, kind: int, seq: int, payload: memoryview | bytes, tag: int = 0) -> bytes:
-        """The header of the next frame."""
+        """Return the header of the next frame."""
         checksum = zlib.crc32(payload) if self.checks_payload else 0
         fields = _FIELDS.pack(MAGIC, VERSION, kind, seq & 0xFFFFFFFF, len(payload), checksum, tag)
         return fields + self._seal(fields)
 
     def open(self, header: bytes | bytearray | memoryview) -> Header:
-        """The next frame's header, once its seal is found right.
+        """Check the seal of the next frame's header, and return the header.
 
-        Raises:  Refused if it is not one of ours, of another version, damaged, or not the next one.
+        Raises:  Refused if it is not a frame of this group, has another version, is damaged, or is not the next one.
         """
         fields, seal = bytes(header[: _FIELDS.size]), bytes(header[_FIELDS.size :])
         magic, version, kind, seq, num_bytes, checksum, tag = _FIELDS.unpack(fields)
         if magic != MAGIC:
-            raise Refused(f"not a frame: it begins with {fields[:2].hex()}, not {MAGIC:04x}", "corrupt")
+            raise Refused(f"not a frame: it starts with {fields[:2].hex()}, not {MAGIC:04x}", "corrupt")
         if version != VERSION:
             raise Refused(f"a frame of version {version}; this is version {VERSION}", "mismatch")
         if not hmac.compare_digest(seal, self._seal(fields)):
-            raise Refused("a frame whose seal is wrong: damaged, repeated, or not from this group", "corrupt")
+            raise Refused("a frame with a wrong seal: damaged, repeated, or not from this group", "corrupt")
         if kind >= len(KINDS) or num_bytes > MOST_BYTES:
             raise Refused(f"a frame of kind {kind} and {num_bytes} bytes", "corrupt")
         return Header(kind, seq, num_bytes, checksum, tag)
 
     def check(self, header: Header, payload: memoryview | bytes) -> None:
-        """Raise Refused if the payload is not what the header's checksum is of."""
+        """Raise Refused if the payload does not match the header's checksum."""
         if self.checks_payload and zlib.crc32(payload) != header.checksum:
             raise Refused(f"the payload of {header} is damaged: its checksum differs", "corrupt")
 
 
 def keys_of(secret: bytes, nonces: bytes) -> tuple[bytes, bytes]:
-    """The keys of a connection's two directions: of whoever called, and of whoever was called.
+    """Return the keys of a connection's two directions: the caller's, and the callee's.
 
-    nonces: random bytes of both sides, so that no frame of an earlier connection fits.
+    nonces: random bytes of both sides, so that no frame of an earlier connection is valid.
     """
     caller, called = (hashlib.blake2s(nonces + way, key=secret[:32]).digest() for way in (b">", b"<"))
     return caller, called

@@ -1,7 +1,7 @@
-"""A group of ranks and its collectives. Buffers are numpy arrays, contiguous and of one dimension.
+"""A group of ranks and its collectives. Buffers are contiguous one-dimensional numpy arrays.
 
-Every rank calls the same collectives in the same order. Results are the same on all ranks, bit for bit. Which
-algorithm and which transport is taken depends on sizes and on who shares a machine with whom, never on a clock.
+Every rank calls the same collectives in the same order. Results are the same on all ranks, bit for bit. The choice of
+algorithm and transport depends on sizes and on which ranks share a machine, never on a clock.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _TEXT_BYTES = 256
 
 
 class Group:
-    """Some ranks, seen from one of them."""
+    """A set of ranks, seen from one of them."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Group:
         memory: bool,
         alarms: Sequence[Connection] = (),
     ) -> None:
-        """peers: all ranks, in order. alarms: connections on which nothing is said unless something is wrong."""
+        """peers: all ranks, in order. alarms: connections that are silent unless something is wrong."""
         self.rank, self.size, self.peers, self.costs = rank, len(peers), peers, costs
         self.mesh = Mesh(rank, self.size, connections, timeout_s, alarms)
         self.messages = messages
@@ -58,7 +58,8 @@ class Group:
 
     @operation("entry")
     def _share(self) -> Segment | None:
-        """Memory that the ranks of this node map; None on a node of one rank, and everywhere if a node has no room."""
+        """Map the memory that the ranks of this node share; None for a single rank, or if any node lacks memory for
+        it."""
         heads = [ranks[0] for ranks in self._nodes if len(ranks) > 1]
         path = create(len(self._local)) if self.rank in heads else None
         try:
@@ -78,7 +79,7 @@ class Group:
                 path.unlink()
 
     def _tell_all(self, text: str) -> list[str]:
-        """A short text of each rank, in order of ranks."""
+        """Exchange a short text; return every rank's, in rank order."""
         rows = [np.zeros(_TEXT_BYTES, np.uint8) for _ in range(self.size)]
         data = text.encode()
         rows[self.rank][: len(data)] = np.frombuffer(data, np.uint8)
@@ -87,7 +88,7 @@ class Group:
         return [row.tobytes().rstrip(b"\0").decode() for row in rows]
 
     def look(self) -> None:
-        """Raise PeerClosed if the connection to a peer has been closed from there, Alarm if one has rung."""
+        """Raise PeerClosed if a peer has closed its connection, Alarm if an alarm has been raised."""
         for connection in self.mesh.connections.values():
             if connection.has_left():
                 raise PeerClosed(connection.peer)
@@ -97,12 +98,12 @@ class Group:
 
     @property
     def _whole(self) -> Segment | None:
-        """The segment, if all ranks share it."""
+        """The segment, if all ranks of the group share it."""
         return self.segment if len(self._nodes) == 1 else None
 
     @operation("all_reduce")
     def all_reduce(self, x: Buffer, op: str = "sum") -> None:
-        """`x` of all ranks, summed (or: avg, min, max, product, ...) in place."""
+        """Sum `x` over all ranks in place (or: avg, min, max, product, ...)."""
         self._seq += 1
         reduction = Reduction(op, x.dtype, self.size)
         if self.size == 1 or not len(x):
@@ -130,9 +131,9 @@ class Group:
             exchange.all_reduce(mesh, self._seq, tag, x, reduction)
 
     def _by_nodes(self, x: Buffer, op: str) -> None:
-        """Inside each node through memory, between the first ranks of the nodes over the network, and back.
+        """Reduce within each node through memory, between the first ranks of the nodes over the network, and copy back.
 
-        Comm:    2(m-1)/m S bytes leave each of m nodes, however many ranks it has.
+        Comm:    each of m nodes sends 2(m-1)/m S bytes, regardless of its number of ranks.
         """
         if self.segment is not None:
             self._in_memory(self.segment, x, Reduction("sum" if op == "avg" else op, x.dtype, len(self._local)))
@@ -149,7 +150,7 @@ class Group:
 
     @operation("all_gather")
     def all_gather(self, parts: Sequence[Buffer], x: Buffer) -> None:
-        """Fill `parts` with everybody's `x`, in order of ranks. All are of one size."""
+        """Fill `parts` with each rank's `x`, in rank order. All have the same size."""
         self._seq += 1
         parts[self.rank][:] = x
         if self.size == 1 or not len(x):
@@ -163,7 +164,7 @@ class Group:
 
     @operation("reduce_scatter")
     def reduce_scatter(self, out: Buffer, parts: Sequence[Buffer], op: str = "sum") -> None:
-        """`out` becomes the sum of everybody's `parts[rank]`, in order of ranks. All are of one size."""
+        """Set `out` to the sum of all ranks' `parts[rank]`, in rank order. All have the same size."""
         self._seq += 1
         reduction = Reduction(op, out.dtype, self.size)
         if self.size == 1:
@@ -177,7 +178,7 @@ class Group:
 
     @operation("broadcast")
     def broadcast(self, x: Buffer, root: int) -> None:
-        """Give everybody `root`'s `x`."""
+        """Copy `root`'s `x` to all ranks."""
         self._seq += 1
         if self.size == 1 or not len(x):
             return
@@ -188,9 +189,9 @@ class Group:
 
     @operation("reduce")
     def reduce(self, x: Buffer, root: int, op: str = "sum") -> None:
-        """`root`'s `x` becomes the sum of everybody's, in order of ranks; the others keep theirs.
+        """Set `root`'s `x` to the sum over all ranks, in rank order; the other ranks' `x` does not change.
 
-        Comm:    a reduce-scatter and a gather: (n-1)/n S bytes leave each rank, S/n more each but root.
+        Comm:    a reduce-scatter and a gather: each rank sends (n-1)/n S bytes, and each but root S/n more.
         """
         self._seq += 1
         reduction = Reduction(op, x.dtype, self.size)
@@ -212,7 +213,7 @@ class Group:
 
     @operation("gather")
     def gather(self, x: Buffer, parts: Sequence[Buffer] | None, root: int) -> None:
-        """`root` gets everybody's `x` into its `parts`."""
+        """Collect each rank's `x` in `root`'s `parts`."""
         self._seq += 1
         if parts is not None:
             parts[self.rank][:] = x
@@ -220,7 +221,7 @@ class Group:
 
     @operation("scatter")
     def scatter(self, x: Buffer, parts: Sequence[Buffer] | None, root: int) -> None:
-        """Everybody gets its own of `root`'s `parts` into `x`."""
+        """Set `x` to this rank's element of `root`'s `parts`."""
         self._seq += 1
         if parts is not None:
             x[:] = parts[self.rank]
@@ -228,7 +229,7 @@ class Group:
 
     @operation("all_to_all")
     def all_to_all(self, arrive: Sequence[Buffer], leave: Sequence[Buffer], even: bool = False) -> None:
-        """`arrive[i]` becomes rank i's `leave[rank]`. even: the caller says that all of them have one size."""
+        """Set `arrive[i]` to rank i's `leave[rank]`. even: the caller guarantees that all have the same size."""
         self._seq += 1
         arrive[self.rank][:] = leave[self.rank]
         if self.size == 1:
@@ -240,11 +241,11 @@ class Group:
 
     @operation("barrier")
     def barrier(self) -> None:
-        """Return when every rank is here."""
+        """Return once every rank has called this."""
         self.all_reduce(np.zeros(1, np.uint8))
 
     def close(self) -> None:
-        """Give all connections back."""
+        """Close all connections."""
         self.messages.close()
         for connection in self.mesh.connections.values():
             connection.close()
@@ -263,12 +264,12 @@ def open_group(
     memory: bool | None = None,
     report: Callable[[str], None] = lambda text: None,
 ) -> Group:
-    """Meet the other ranks and connect to each of them, twice: for collectives, and for messages.
+    """Meet the other ranks and open two connections to each of them: for collectives, and for messages.
 
-    node: ranks that name the same one share memory, if the machine can and `memory` does not say no.
-    report: called with a line for each caller who could not prove that it belongs here.
+    node: ranks with the same node name share memory, if the machine supports it and `memory` is not false.
+    report: called with a line for each caller that failed to authenticate.
 
-    Raises:  CollectiveError if not all come in `timeout_s`.
+    Raises:  CollectiveError if a rank is missing after `timeout_s`.
     """
     key = secret or b"frog"
     peers: list[Peer] = []
@@ -292,7 +293,7 @@ def open_group(
 
 
 class Prefixed:
-    """A part of a book."""
+    """A namespace within a book."""
 
     def __init__(self, book: Book, prefix: str) -> None:
         self._book, self._prefix = book, prefix

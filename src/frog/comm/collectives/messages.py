@@ -1,8 +1,8 @@
-"""Send and receive, with tags, on connections of their own.
+"""Send and receive, with tags, on separate connections.
 
-Messages between two ranks with the same tag arrive in the order in which they were sent. A message that comes before
-anybody asked for it waits in memory; when more than `BACKLOG_BYTES` wait, nothing more is read from that peer until
-one is taken.
+Messages between two ranks with the same tag arrive in the order in which they were sent. A message that arrives before
+its receive was posted waits in memory; when more than `BACKLOG_BYTES` wait, nothing more is read from that peer until
+one is received.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BACKLOG_BYTES = 1 << 30
 
 
 class Transfer(UnderWay):
-    """A send or a receive: over when what was sent has left, or what is received is there."""
+    """A send or a receive: complete when the bytes have been sent, or have arrived."""
 
     def __init__(self, peer: int | None, tag: int, payload: Bytes) -> None:
         super().__init__()
@@ -41,11 +41,11 @@ class Messages:
         self._thread: threading.Thread | None = None
         self._awake: int
         self._wake: int
-        """The ends of a pipe by which the thread is woken: open while there is one."""
+        """The ends of the pipe that wakes the thread: open while the thread runs."""
         self._closed = False
 
     def send(self, peer: int, tag: int, payload: Bytes) -> Transfer:
-        """Begin to send. The payload must stay as it is until that is complete."""
+        """Begin to send. The payload must not change until the transfer is complete."""
         transfer = Transfer(peer, tag, payload)
         with self._lock:
             one = self._peers[peer]
@@ -58,7 +58,7 @@ class Messages:
         return transfer
 
     def receive(self, peer: int | None, tag: int, payload: Bytes) -> Transfer:
-        """Begin to receive; from anybody if `peer` is None. `Transfer.peer` says from whom it came."""
+        """Begin to receive, from any rank if `peer` is None. `Transfer.peer` is the sender."""
         transfer = Transfer(peer, tag, payload)
         with self._lock:
             if not self._from_backlog(transfer):
@@ -71,7 +71,7 @@ class Messages:
         return transfer
 
     def close(self) -> None:
-        """Give the connections back. Calling it again does nothing."""
+        """Close the connections. A second call does nothing."""
         with self._lock:
             if self._closed:
                 return
@@ -109,7 +109,7 @@ class Messages:
 
     def _deliver(self, transfer: Transfer, peer: int, header: Header, data: Bytes) -> None:
         if len(data) != len(transfer.payload):
-            text = f"rank {peer} of the group sent a message of {len(data)} bytes; {len(transfer.payload)} are expected"
+            text = f"rank {peer} of the group sent a message of {len(data)} bytes; expected {len(transfer.payload)}"
             transfer.finish(Mismatch(text, peer))
             return
         transfer.payload[:] = data
@@ -125,7 +125,7 @@ class Messages:
                 moved = sum(self._move(number, one) for number, one in self._peers.items() if one.error is None)
                 busy = self._busy()
             now_s = time.monotonic()
-            if moved or not was_busy:  # the time in which nobody wanted anything is not waited
+            if moved or not was_busy:  # idle time does not count as waiting
                 moved_s = now_s
             elif now_s - moved_s > self._timeout_s:
                 self._give_up(now_s - moved_s)
@@ -167,12 +167,12 @@ class Messages:
             return True
 
     def _reads(self, number: int, one: _Peer) -> bool:
-        """Whether to read from this peer now."""
+        """True if this peer should be read from now."""
         wanted = any(transfer.peer in (None, number) for transfer in self._wanted)
         return one.is_reading or (wanted and one.waiting_bytes < BACKLOG_BYTES)
 
     def _claim(self, number: int, header: Header) -> Transfer | None:
-        """Whose the message is that begins, if somebody waits for it."""
+        """Return the posted receive that the starting message belongs to, if there is one."""
         for transfer in self._wanted:
             fits = transfer.peer in (None, number) and transfer.tag == header.tag
             if fits and len(transfer.payload) == header.num_bytes:
@@ -183,7 +183,7 @@ class Messages:
         return None
 
     def _take(self, one: _Peer) -> None:
-        """What has come whole goes to whom it is for."""
+        """Deliver completely received messages to their receives."""
         for transfer in list(self._wanted):
             if one.backlog and self._from_backlog(transfer):
                 self._wanted.remove(transfer)
@@ -199,7 +199,7 @@ class Messages:
 
 
 class _Peer:
-    """A peer's messages."""
+    """The messages of one peer."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -215,7 +215,7 @@ class _Peer:
 
     @property
     def is_reading(self) -> bool:
-        """Whether a message has begun and is not all there."""
+        """True if a message has begun and is not complete yet."""
         return self._seen is not None or bool(self._header)
 
     def send_some(self) -> bool:
@@ -228,7 +228,7 @@ class _Peer:
         return moved
 
     def read_some(self, claim: Callable[[int, Header], Transfer | None]) -> bool:
-        """Read what is there of the next message. Returns whether anything was."""
+        """Read the available bytes of the next message. Return True if there were any."""
         connection = self.connection
         try:
             if self._seen is None:
@@ -259,7 +259,7 @@ class _Peer:
         if self._claimed is not None:
             self._room = self._claimed.payload
         elif header.num_bytes > BACKLOG_BYTES:
-            raise Mismatch(f"a message of {header.num_bytes} bytes that nobody expects", self.connection.peer)
+            raise Mismatch(f"an unexpected message of {header.num_bytes} bytes", self.connection.peer)
         else:
             self._room = memoryview(bytearray(header.num_bytes))
 

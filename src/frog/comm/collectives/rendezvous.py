@@ -1,14 +1,14 @@
-"""The rendezvous: who is there, who is who, and a connection between each two.
+"""The rendezvous: how ranks find and authenticate each other, and connect each pair.
 
-Every rank listens, writes its address into a book that all can read (torch's store, or any that has `set` and a
-waiting `get`), and calls the ranks below its own; those above call it. Who calls and who is called prove to each
-other that they know the group's secret before anything else is said:
+Every rank listens, writes its address into a book that all can read (torch's store, or any object with `set` and a
+blocking `get`), and calls the ranks below its own; the ranks above call it. Caller and callee first prove to each
+other that they know the group's secret:
 
     called  -> caller   16 random bytes
     caller  -> called   its rank, 16 random bytes, and a keyed hash over both sides' bytes and the group's name
     called  -> caller   a keyed hash over the same, the other way round
 
-Steps:   one round trip and a half for each pair; n - 1 connections a rank.
+Steps:   one and a half round trips per pair; n - 1 connections per rank.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ _PROOF_BYTES = 16
 _HELLO = struct.Struct("!HBxI16s16s")
 """Magic, version, the caller's rank, its random bytes, its proof."""
 _STRANGER_S = 5.0
-"""As long as a caller has for its hello. Others are served meanwhile."""
+"""How long a caller may take to send its hello. Other callers are served meanwhile."""
 
 
 class Book(Protocol):
-    """Where ranks leave their addresses."""
+    """A store in which ranks publish their addresses."""
 
     def set(self, key: str, value: str) -> None: ...
 
     def get(self, key: str) -> bytes:
-        """Wait until there is such a key."""
+        """Return the value of a key; wait until the key exists."""
 
 
 class FolderBook:
-    """A book in a folder that all ranks see."""
+    """A book in a folder that all ranks can access."""
 
     def __init__(self, folder: Path, timeout_s: float) -> None:
         self._folder, self._timeout_s = folder, timeout_s
@@ -73,7 +73,7 @@ class FolderBook:
 
 @dataclass(frozen=True)
 class Peer:
-    """What a rank says of itself in the book."""
+    """A rank's entry in the book."""
 
     rank: int
     host: str
@@ -83,7 +83,7 @@ class Peer:
 
 
 class Place:
-    """A rank's listening socket and what it needs to prove who it is."""
+    """A rank's listening socket, and the secret with which it authenticates."""
 
     def __init__(self, rank: int, size: int, name: str, secret: bytes, host: str, node: str) -> None:
         self.rank, self.size, self._name, self._secret = rank, size, name, secret
@@ -92,7 +92,7 @@ class Place:
         self.listener.setblocking(False)
         self.peer = Peer(rank, host, self.listener.getsockname()[1], node)
         self.refused: list[str] = []
-        """Callers who could not prove that they belong here."""
+        """Callers that failed to authenticate."""
 
     def proof(self, caller: int, called: int, nonces: bytes, way: bytes) -> bytes:
         text = f"{self._name} {caller} {called}".encode() + nonces + way
@@ -109,9 +109,9 @@ class Place:
 
 
 def meet(place: Place, book: Book, timeout_s: float) -> tuple[list[Peer], dict[int, Connection]]:
-    """Everybody's description, in order of ranks, and this rank's connections.
+    """Return all ranks' entries, in rank order, and this rank's connections.
 
-    Raises:  CollectiveError if one does not come, or cannot be reached, in `timeout_s`.
+    Raises:  CollectiveError if a rank does not arrive, or cannot be reached, within `timeout_s`.
     """
     deadline_s = time.monotonic() + timeout_s
     book.set(str(place.rank), json.dumps(vars(place.peer)))
@@ -122,7 +122,7 @@ def meet(place: Place, book: Book, timeout_s: float) -> tuple[list[Peer], dict[i
 
 
 def call(place: Place, peer: Peer, deadline_s: float, alarms: Sequence[Connection] = ()) -> Connection:
-    """Connect to a peer and prove who calls. Raises CollectiveError; Alarm if an alarm can be read or has ended."""
+    """Connect to a peer and authenticate. Raises CollectiveError; Alarm if an alarm becomes readable or closes."""
     sock = socket.socket(_family(peer.host))
     try:
         _widen_buffers(sock)
@@ -152,9 +152,9 @@ def call(place: Place, peer: Peer, deadline_s: float, alarms: Sequence[Connectio
 
 
 def answer(place: Place, expected: set[int], deadline_s: float, alarms: Sequence[Bell] = ()) -> dict[int, Connection]:
-    """Wait until all who are expected have called and proved who they are; turn strangers away.
+    """Wait until all expected ranks have called and authenticated; refuse all other callers.
 
-    Raises:  TimedOut; Alarm if an alarm can be read or has ended.
+    Raises:  TimedOut; Alarm if an alarm becomes readable or closes.
     """
     found: dict[int, Connection] = {}
     waiting: dict[int, _Caller] = {}
@@ -177,7 +177,7 @@ def answer(place: Place, expected: set[int], deadline_s: float, alarms: Sequence
                         found[caller.rank] = place.connection(caller.socket, caller.rank, caller.nonces, called=True)
             for descriptor in [one for one, caller in waiting.items() if now_s > caller.until_s]:
                 poll.unregister(descriptor)
-                waiting.pop(descriptor).refuse("it said nothing")
+                waiting.pop(descriptor).refuse("it sent nothing")
     except BaseException:
         for connection in found.values():
             connection.close()
@@ -189,7 +189,7 @@ def answer(place: Place, expected: set[int], deadline_s: float, alarms: Sequence
 
 
 class _Caller:
-    """Somebody who has connected and has not proved anything yet."""
+    """A caller that has connected and not authenticated yet."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -199,11 +199,11 @@ class _Caller:
         self.nonces = secrets.token_bytes(_NONCE_BYTES)
         self._said = b""
         self.rank: int | None = None
-        with suppress(OSError):  # it has left already, as `listen` finds
+        with suppress(OSError):  # the caller has already left; `listen` detects that
             self.socket.send(self.nonces)
 
     def listen(self, expected: set[int]) -> bool:
-        """Read on. Returns whether this caller is done with: `rank` says whether it belongs here."""
+        """Read more of the hello. Return True if this caller is finished: `rank` is set if it was accepted."""
         try:
             more = self.socket.recv(_HELLO.size - len(self._said))
         except OSError as error:
@@ -235,7 +235,7 @@ class _Caller:
 
 
 def own_host(towards: str) -> str:
-    """The address of this machine that is on the way to `towards`."""
+    """Return this machine's address on the route to `towards`."""
     found = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(found[0], socket.SOCK_DGRAM) as probe:
         probe.connect(found[4])
@@ -243,7 +243,7 @@ def own_host(towards: str) -> str:
 
 
 def machine() -> str:
-    """A name that two processes share if and only if they can share memory."""
+    """Return a name that two processes share if and only if they can share memory."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return f"{socket.gethostname()} {file.read().strip()}"
@@ -261,15 +261,15 @@ def _widen_buffers(sock: socket.socket) -> None:
 
 
 def _stays_here(sock: socket.socket) -> bool:
-    """Whether both ends are on this machine, so that bytes are copied in memory and cannot be damaged on the way."""
+    """True if both ends are on this machine, so that the kernel copies the bytes and nothing can damage them."""
     try:
         return bool(sock.getpeername()[0] == sock.getsockname()[0])
-    except OSError:  # the other end is gone, as whoever uses this will find
+    except OSError:  # the other end is gone; the next use of the socket reports that
         return True
 
 
 def _wait(sock: socket.socket, event: int, deadline_s: float, alarms: Sequence[Connection]) -> None:
-    """Return when `event` is true of the socket. Raises TimeoutError, Alarm."""
+    """Return once `event` is true of the socket. Raises TimeoutError, Alarm."""
     poll = Poll(alarms)
     poll.register(sock, event)
     if not poll.wait(max(0.1, deadline_s - time.monotonic())):

@@ -1,17 +1,17 @@
-"""Around a ring: each rank sends to the next and receives from the one before, so no link carries more than another.
+"""Ring collectives: each rank sends to the next and receives from the previous one, so all links carry the same load.
 
-    all_reduce = reduce_scatter, then all_gather. n = 4, part p of each rank; r sends to r + 1:
+    all_reduce = reduce_scatter, then all_gather. With n = 4 ranks, part p of each rank, and r sending to r + 1:
 
-    step 0   r sends part r        and adds part r-1 that comes to its own
+    step 0   r sends part r        and adds the received part r-1 to its own
     step 1   r sends part r-1      and adds part r-2
-    step 2   r sends part r-2      and adds part r-3: part r+1 is now the sum of all
-    step 3   r sends part r+1      and takes part r
+    step 2   r sends part r-2      and adds part r-3: part r+1 is now the sum of all ranks
+    step 3   r sends part r+1      and receives part r
     ...                            until every rank has all parts
 
-Each part is cut into pieces. A piece is passed on as soon as it is summed, so a rank sends and receives all the time,
-and a piece is still in the cache when it goes out.
+Each part is split into pieces. A piece is forwarded as soon as it is summed, so a rank sends and receives all the
+time, and a piece is still in the cache when it is sent.
 
-S is the bytes of the buffer; each part is S/n.
+S is the size of the buffer in bytes; each part has S/n.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from frog.comm.collectives.frames import DATA
 def all_reduce(mesh: Mesh, seq: int, tag: int, parts: Sequence[Buffer], reduction: Reduction) -> None:
     """Sum `parts`, the slices of one buffer, over all ranks, in place.
 
-    Comm:    2(n-1) steps; 2(n-1)/n S bytes leave each rank.
+    Comm:    2(n-1) steps; each rank sends 2(n-1)/n S bytes.
     Equals:  the same sum on every rank, bit for bit: part p is summed once, by the ranks p, p+1, ... in turn.
     """
     rank, size = mesh.rank, mesh.size
@@ -57,9 +57,9 @@ def all_reduce(mesh: Mesh, seq: int, tag: int, parts: Sequence[Buffer], reductio
 
 
 def all_gather(mesh: Mesh, seq: int, tag: int, parts: Sequence[Buffer]) -> None:
-    """Fill `parts`, of which each rank has its own one.
+    """Fill `parts`; each rank already has its own part.
 
-    Comm:    n - 1 steps; (n-1)/n S bytes leave each rank.
+    Comm:    n - 1 steps; each rank sends (n-1)/n S bytes.
     """
     rank, size = mesh.rank, mesh.size
     after, before = mesh.connections[(rank + 1) % size], mesh.connections[(rank - 1) % size]

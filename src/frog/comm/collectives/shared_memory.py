@@ -1,21 +1,20 @@
-"""Ranks of one machine, through memory that all of them see.
+"""Collectives among ranks of one machine, through shared memory.
 
-A buffer goes through in slices small enough to stay in the cache, in two rooms that take turns, so that ranks fill
-one while they empty the other. Who has come how far stands in counters, one cache line a rank, each written by its
-rank alone:
+A buffer passes through in slices small enough for the cache, in two alternating rooms, so that ranks fill one while
+they empty the other. Counters record each rank's progress; each has its own cache line, and only its rank writes it:
 
-    POSTED     slices that this rank has laid out for the others
-    REDUCED    slices whose inputs this rank has read; its own part of the result lies there
-    COLLECTED  slices whose result this rank has taken
-    SMALL      small messages that this rank has laid out
+    POSTED     slices that this rank has written for the others
+    REDUCED    slices whose inputs this rank has read; its own part of the result is available
+    COLLECTED  slices whose result this rank has copied
+    SMALL      small messages that this rank has written
 
-Slice g may be laid out once all have REDUCED g-2, whose room it takes. A result may replace that of g-2 once all have
-COLLECTED it; where everybody has POSTED g they have.
+Slice g may be written once all ranks have REDUCED g-2, whose room it reuses. A result may replace that of g-2 once all
+have COLLECTED it; when every rank has POSTED g, that is the case.
 
-Beside what it lays out each rank notes which collective it is in, and of how many bytes; who reads it compares. A rank
-that waits for one which has laid out what it has not come to itself, a small message or a slice, compares too.
+Next to its data each rank writes a note: which collective it is in, and its number of bytes; the readers compare it
+with their own. A rank that waits for another one also compares when the other has written something it has not reached.
 
-Assumes: Linux, and a processor that shows its writes to others in their order, as x86-64 does. Else `usable` is False.
+Assumes: Linux, and a processor on which other cores see writes in order, such as x86-64. Otherwise `usable` is False.
 """
 
 from __future__ import annotations
@@ -46,21 +45,21 @@ _ALL_REDUCE, _REDUCE_SCATTER, _ALL_GATHER, _ALL_TO_ALL, _BROADCAST = range(5)
 
 
 def usable() -> bool:
-    """Whether this is Linux, which gives room and wakes sleepers, on a processor that keeps the order of writes."""
+    """True on Linux, which can reserve memory and wake sleepers, on a processor that preserves the order of writes."""
     return sys.platform == "linux" and platform.machine() == "x86_64"
 
 
 def size_of(num_ranks: int) -> int:
-    """Bytes of a segment: rooms for two slices of each rank, two results, two small messages of each rank."""
+    """Return the bytes of a segment: two slices and two small messages per rank, and two results."""
     return _CONTROL_BYTES + 2 * num_ranks * (SMALL_BYTES + SLICE_BYTES) + 2 * SLICE_BYTES
 
 
 def create(num_ranks: int) -> Path | None:
-    """A file of memory for `num_ranks`; None if there is not so much room for it. Whoever maps it may unlink it."""
+    """Create a file of memory for `num_ranks`; None if there is too little room. The mapping process may unlink it."""
     folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     descriptor, name = tempfile.mkstemp(prefix="frog-", dir=folder)
     try:
-        os.posix_fallocate(descriptor, 0, size_of(num_ranks))  # what is promised only would be a bus error later
+        os.posix_fallocate(descriptor, 0, size_of(num_ranks))  # without it, a shortage would be a bus error later
     except OSError:
         os.unlink(name)
         return None
@@ -82,7 +81,7 @@ class Segment:
     """The memory that the ranks of a group on one machine share, seen from one of them."""
 
     def __init__(self, path: Path, rank: int, size: int, timeout_s: float, look: Callable[[], None]) -> None:
-        """look: called now and then while this rank waits; raises if a peer has left."""
+        """look: called regularly while this rank waits; raises if a peer has left."""
         self.rank, self.size = rank, size
         with path.open("r+b") as file:
             memory = mmap.mmap(file.fileno(), size_of(size))
@@ -99,9 +98,9 @@ class Segment:
         self._slices = self._smalls = self._commits = self._note = 0
 
     def all_reduce_small(self, x: Buffer, reduction: Reduction) -> None:
-        """Everybody lays out all of `x` and sums what lies there, in order of ranks.
+        """Write all of `x`, and sum every rank's values in rank order.
 
-        Comm:    one step; S bytes written, (n-1) S read by each rank. At most SMALL_BYTES.
+        Comm:    one step; each rank writes S bytes and reads (n-1) S. At most SMALL_BYTES.
         """
         number, self._smalls = self._smalls, self._smalls + 1
         room = self._small[number & 1, :, : x.nbytes].view(x.dtype)
@@ -115,9 +114,10 @@ class Segment:
         reduction.finish(x)
 
     def all_reduce_of_two(self, x: Buffer, reduction: Reduction) -> None:
-        """Of two ranks each lays out all of `x` and sums all: as many bytes as in parts, and half the waiting.
+        """Reduce between two ranks: each writes all of `x` and sums all; the same bytes as in parts, and half the
+        waiting.
 
-        Comm:    one step a slice; each rank writes and reads S bytes.
+        Comm:    one step per slice; each rank writes and reads S bytes.
         """
         note = _note(_ALL_REDUCE, x.nbytes)
         for piece in pieces(x, SLICE_BYTES):
@@ -131,9 +131,9 @@ class Segment:
             self._done(number)
 
     def all_reduce(self, x: Buffer, reduction: Reduction) -> None:
-        """Each rank sums its own part of each slice, in order of ranks, and takes the other parts from their ranks.
+        """Sum this rank's part of each slice, in rank order, and copy the other parts from their ranks.
 
-        Comm:    two steps a slice; each rank writes and reads (n-1)/n S bytes for the sums, and writes S/n and reads
+        Comm:    two steps per slice; each rank writes and reads (n-1)/n S bytes for the sums, and writes S/n and reads
                  (n-1)/n S for the results.
         """
         slices = pieces(x, SLICE_BYTES)
@@ -157,9 +157,9 @@ class Segment:
             self._waiter.say(COLLECTED, number + 1)
 
     def reduce_scatter(self, parts: Sequence[Buffer], out: Buffer, reduction: Reduction) -> None:
-        """`out` = the sum of everybody's part for this rank, in order of ranks.
+        """Set `out` to the sum of all ranks' parts for this rank, in rank order.
 
-        Comm:    one step a slice; (n-1)/n S bytes written and read by each rank.
+        Comm:    one step per slice; each rank writes and reads (n-1)/n S bytes.
         """
         step_bytes = SLICE_BYTES // self.size
         rows = [pieces(part, step_bytes) for part in parts]
@@ -178,13 +178,13 @@ class Segment:
                 rows[rank][index] if rank == self.rank else self._room(number, rank, mine, self.size)[self.rank]
                 for rank in range(self.size)
             ]
-            reduction.total(terms, mine, room[self.rank])  # `out` may lie in `parts`
+            reduction.total(terms, mine, room[self.rank])  # `out` may be part of `parts`
             self._done(number)
 
     def all_gather(self, parts: Sequence[Buffer]) -> None:
-        """Fill `parts`, of which each rank has its own one.
+        """Fill `parts`; each rank already has its own part.
 
-        Comm:    one step a slice; S/n bytes written, (n-1)/n S read by each rank.
+        Comm:    one step per slice; each rank writes S/n bytes and reads (n-1)/n S.
         """
         rows = [pieces(part, SLICE_BYTES) for part in parts]
         note = _note(_ALL_GATHER, parts[self.rank].nbytes)
@@ -201,9 +201,9 @@ class Segment:
             self._done(number)
 
     def all_to_all(self, leave: Sequence[Buffer], arrive: Sequence[Buffer]) -> None:
-        """`arrive[i]` = what rank i's `leave` has for this rank; all of one size. The caller copies its own part.
+        """Set `arrive[i]` to rank i's `leave` for this rank; all have the same size. The caller copies its own part.
 
-        Comm:    one step a slice; (n-1)/n S bytes written and read by each rank.
+        Comm:    one step per slice; each rank writes and reads (n-1)/n S bytes.
         """
         step_bytes = SLICE_BYTES // self.size
         out, into = ([pieces(part, step_bytes) for part in parts] for parts in (leave, arrive))
@@ -224,9 +224,9 @@ class Segment:
             self._done(number)
 
     def broadcast(self, x: Buffer, root: int) -> None:
-        """Give everybody `root`'s `x`.
+        """Copy `root`'s `x` to all ranks.
 
-        Comm:    one step a slice; S bytes written by root and read by each other rank.
+        Comm:    one step per slice; root writes S bytes and every other rank reads them.
         """
         note = _note(_BROADCAST, x.nbytes)
         for piece in pieces(x, SLICE_BYTES):
@@ -243,22 +243,22 @@ class Segment:
             self._done(number)
 
     def commit(self) -> None:
-        """Return when every rank has come here: each has its result in its own memory. Comm: one step, no bytes."""
+        """Return once every rank has called this and has its result in its own memory. Comm: one step, no bytes."""
         self._commits += 1
         self._waiter.say(COMMITTED, self._commits)
         self._waiter.until(COMMITTED, self._commits)
 
     def _room(self, number: int, rank: int, like: Buffer, rows: int = 1) -> Buffer:
-        """Where `rank` lays out slice `number`: rows as long as `like`."""
+        """Return the memory for `rank`'s slice `number`: rows as long as `like`."""
         return self._rooms[number & 1, rank, : rows * like.nbytes].view(like.dtype).reshape(rows, len(like))
 
     def _lay_out(self, number: int, note: int, counter: int = POSTED) -> None:
-        """Say that this rank's `number` lies there, and what it is of."""
+        """Publish that this rank has written `number`, and its note."""
         self._notes[self._place(number, self.rank, counter)] = note
         self._waiter.say(counter, number + 1)
 
     def _compare(self, number: int, note: int, counter: int = POSTED, ranks: Sequence[int] | None = None) -> None:
-        """Return when these ranks (all) have laid out `number`. Raises Mismatch if theirs is of something else."""
+        """Wait until these ranks (default: all) have written `number`. Raises Mismatch if their notes differ."""
         self._note = note
         self._waiter.until(counter, number + 1, ranks)
         for rank in range(self.size) if ranks is None else ranks:
@@ -266,7 +266,7 @@ class Segment:
                 raise self._mismatch(number, rank, counter)
 
     def _look(self, rank: int) -> None:
-        """While that rank is waited for: raise Mismatch if it is in what this one has not come to."""
+        """Raise Mismatch if the awaited rank is in a collective that this rank has not reached."""
         for counter, number in ((POSTED, self._slices), (SMALL, self._smalls)):
             if (seen := self._waiter.seen(rank, counter)) > number:
                 raise self._mismatch(seen - 1, rank, counter)
@@ -274,7 +274,7 @@ class Segment:
 
     def _mismatch(self, number: int, rank: int, counter: int) -> Mismatch:
         theirs = _said(self._notes[self._place(number, rank, counter)])
-        return Mismatch(f"rank {rank} of the group is in {theirs}; this one in {_said(self._note)}", rank)
+        return Mismatch(f"rank {rank} of the group is in {theirs}; this rank is in {_said(self._note)}", rank)
 
     def _place(self, number: int, rank: int, counter: int) -> int:
         return (2 * (counter == SMALL) + (number & 1)) * self.size + rank

@@ -1,4 +1,4 @@
-"""Something that was begun and is not over: it can be waited for, and calls back when it is."""
+"""An operation that has begun and not finished: callers can wait for it, or register a callback."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class UnderWay:
-    """Begun, and over once `finish` was called."""
+    """An operation that has begun; `finish` ends it."""
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
@@ -20,21 +20,21 @@ class UnderWay:
         return not self._done.locked()
 
     def wait(self) -> None:
-        """Return when it is over. Raises what went wrong."""
+        """Return when it is finished. Raises its error."""
         self._done.acquire()
         self._done.release()
         if self.error is not None:
             raise self.error
 
     def call_at_end(self, call: Callable[[], None]) -> bool:
-        """Have `call` called when it is over. Returns False if it is."""
+        """Register a callback for the end. Return False if the operation has already finished."""
         with self._guard:
             if self._calls is not None:
                 self._calls.append(call)
             return self._calls is not None
 
     def finish(self, error: BaseException | None = None) -> None:
-        """It is over. Calling it again does nothing."""
+        """Mark it as finished. A second call does nothing."""
         with self._guard:
             calls, self._calls = self._calls, None
         if calls is None:

@@ -1,8 +1,8 @@
-"""Waiting for a number in shared memory to rise.
+"""Waiting until a number in shared memory rises.
 
-First by looking again, as long as an answer takes that is under way; then by giving the processor to others; then
-asleep, until whoever raises the number sees that somebody sleeps and wakes him. Both can just miss each other when the
-sleeper has only now said that he sleeps: so the first nap ends after half a millisecond, and later ones are long.
+A rank first polls for about as long as an answer in transit takes; then it yields the processor; then it sleeps, until
+the rank that raises the number sees the sleeper and wakes it. The two can just miss each other when a rank has only
+now announced that it sleeps: so the first nap ends after half a millisecond, and later ones are long.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _LOOKS = 60
 _YIELDS = 40
 _FIRST_NAP_S = 0.0005
 _CHECK_S = 0.02
-"""How often a rank that waits looks whether its peers are still there: so long are the naps after the first."""
+"""How often a waiting rank checks that its peers still exist: the length of all naps after the first."""
 _ASLEEP = 7
-"""The number in a rank's line that says whether it sleeps."""
+"""Index of the number in a rank's line that tells whether it sleeps."""
 _FUTEX = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine) if sys.platform == "linux" else None
 _WAIT, _WAKE = 0, 1
 
@@ -33,12 +33,12 @@ class _Time(ctypes.Structure):
 
 
 class Waiter:
-    """The counters of all ranks, of which one is written here."""
+    """The counters of all ranks; this rank writes one of them."""
 
     def __init__(
         self, memory: mmap.mmap, line_bytes: int, rank: int, size: int, timeout_s: float, look: Callable[[int], None]
     ) -> None:
-        """look: called now and then with the rank that is waited for; raises CollectiveError if that is in vain."""
+        """look: called regularly with the awaited rank; raises CollectiveError if waiting for it is pointless."""
         self._numbers = memoryview(memory).cast("B").cast("Q")
         self._line = line_bytes // 8
         self._own = rank * self._line
@@ -48,7 +48,7 @@ class Waiter:
         self._libc = ctypes.CDLL(None)
 
     def say(self, counter: int, value: int) -> None:
-        """This rank has come so far."""
+        """Publish this rank's progress."""
         for observer in OBSERVERS:
             observer.counter_rises(counter, value)
         numbers = self._numbers
@@ -58,11 +58,11 @@ class Waiter:
                 self._futex(self._own + counter, _WAKE, 1 << 30)
 
     def seen(self, rank: int, counter: int) -> int:
-        """How far a rank has come."""
+        """Return a rank's progress."""
         return int(self._numbers[rank * self._line + counter])
 
     def until(self, counter: int, value: int, ranks: Sequence[int] | None = None) -> None:
-        """Return when these ranks (all others) have come so far. Raises TimedOut, or what `look` raises."""
+        """Wait until these ranks (default: all others) reach `value`. Raises TimedOut, or the error of `look`."""
         numbers, line = self._numbers, self._line
         for rank in self._others if ranks is None else ranks:
             place = rank * line + counter
@@ -97,7 +97,7 @@ class Waiter:
                     raise TimedOut(now_s - began_s, [rank])
 
     def _check(self, place: int, value: int, rank: int) -> None:
-        """Raise what `look` raises, unless what is waited for has come while it looked."""
+        """Raise the error of `look`, unless the awaited value arrived meanwhile."""
         try:
             self._look(rank)
         except CollectiveError:

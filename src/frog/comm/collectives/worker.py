@@ -1,7 +1,7 @@
-"""Asynchronous collectives: a thread that carries them out, one after the other, in the order of asking.
+"""Asynchronous collectives: a thread that runs them one after the other, in the order of the requests.
 
-Whoever waits for one that has not begun, and is next, carries it out himself: no thread has to be woken for what is
-waited for at once.
+A caller that waits for the next collective before it has begun runs it itself: no thread has to wake up for a result
+that is needed immediately.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from frog.comm.collectives.under_way import UnderWay
 
 
 class Handle(UnderWay):
-    """A collective that was asked for."""
+    """A requested collective."""
 
     def __init__(self, worker: Worker, job: Callable[[], None]) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Handle(UnderWay):
         super().wait()
 
     def finish(self, error: BaseException | None = None) -> None:
-        self.job = _nothing  # and with it the buffers
+        self.job = _nothing  # this also releases the buffers
         super().finish(error)
 
 
@@ -38,7 +38,7 @@ def _nothing() -> None:
 
 
 class Worker:
-    """Carries out the collectives of one group."""
+    """Runs the collectives of one group."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -47,16 +47,16 @@ class Worker:
         self._busy = self._closed = False
         self._thread: threading.Thread | None = None
         self.broken: BaseException | None = None
-        """Why nothing more can be done: after an error ranks no longer agree on where they are."""
+        """Why nothing more can run: after an error, the ranks no longer agree on their position."""
 
     def start(self, job: Callable[[], None], *finished: Callable[[], None]) -> Handle:
-        """Ask for a collective. finished: called when it is complete, whether or not it went well."""
+        """Request a collective. finished: called when it ends, with or without an error."""
         handle = Handle(self, job)
         for call in finished:
             handle.call_at_end(call)
         with self._state:
             self._jobs.append(handle)
-            # Where the thread itself asks, called back at a collective's end, it may wait there: a new one carries on.
+            # A callback on the thread itself may wait for this collective: a new thread continues.
             if self._thread in (None, threading.current_thread()):
                 self._thread = threading.Thread(target=self._run, name=f"frog {self._name}", daemon=True)
                 self._thread.start()
@@ -64,7 +64,7 @@ class Worker:
         return handle
 
     def run(self, job: Callable[[], None]) -> None:
-        """Carry one out, after those that were asked for before."""
+        """Run a collective after all earlier requests."""
         with self._state:
             free = not self._busy and not self._jobs
             self._busy |= free
@@ -79,7 +79,7 @@ class Worker:
             raise error
 
     def help(self, handle: Handle) -> None:
-        """Carry out, here, what comes before `handle` and that itself, as far as nobody else does."""
+        """Run, on the calling thread, all requests up to `handle` that no other thread is running."""
         while True:
             with self._state:
                 self._state.wait_for(lambda: handle.begun or not self._busy)
@@ -97,7 +97,7 @@ class Worker:
         try:
             error = self._carry_out(handle.job)
         finally:
-            self._release()  # first: whoever is called at the end may wait for the next collective
+            self._release()  # first: a callback at the end may wait for the next collective
         handle.finish(error)
 
     def _release(self) -> None:
@@ -121,7 +121,7 @@ class Worker:
         try:
             with np.errstate(all="ignore"):
                 job()
-        except ValueError as error:  # asked for what cannot be, before a byte was sent
+        except ValueError as error:  # an impossible request, rejected before any byte was sent
             return error
         except CollectiveError as error:
             self.broken = error

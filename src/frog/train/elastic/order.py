@@ -17,9 +17,7 @@ class SharedOrder(OrderProof):
     is lost takes a part of the proof along. On the way all learn whether somebody waits at the door.
     """
 
-    def __init__(
-        self, link: str, world: World, has_request: Callable[[], bool], admit: Callable[[], None]
-    ) -> None:
+    def __init__(self, link: str, world: World, has_request: Callable[[], bool], admit: Callable[[], None]) -> None:
         super().__init__(link)
         self._world, self._has_request, self._admit = world, has_request, admit
         self._after = {0: link}
@@ -30,7 +28,7 @@ class SharedOrder(OrderProof):
 
         Comm:    one all-gather of (samples of a rank + 1) int64.
         """
-        own = torch.from_numpy(np.append(ids_N, self._has_join_request()))
+        own = torch.from_numpy(np.append(ids_N, self._has_request()))
         rows = self._world.gather_rows(own).numpy()
         if rows[:, -1].any():
             self._admit()
