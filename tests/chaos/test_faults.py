@@ -68,15 +68,15 @@ def test_every_kind_can_be_written_and_read(name: str, tmp_path: Path) -> None:
         ("kill rank=1", "step: missing"),
         ("kill rank=1 step=2 phase=reduction", "reduction: unknown phase; did you mean reduce?"),
         ("disk rank=1 step=2 phase=reduce", "phase=reduce: disk can only happen in checkpoint"),
-        ("kill rank=1 step=2 micro=2 phase=forward", "micro=2: phase forward comes 2 times in a step"),
-        ("kill rank=1 step=2 micro=1 phase=reduce", "micro=1: phase reduce comes once in a step"),
+        ("kill rank=1 step=2 micro=2 phase=forward", "micro=2: phase forward runs 2 times in a step"),
+        ("kill rank=1 step=2 micro=1 phase=reduce", "micro=1: phase reduce runs once in a step"),
         ("cut rank=1 step=2 for_s=x", "for_s=x: must be a number of seconds"),
         ("kill rank=2 step=2", "rank=2: this world has ranks 0 to 1"),
         ("kill rank=1 step=5", "step=5: the run has 4 steps"),
-        ("kill rank=1 step=0", "step=0: only phase evaluate comes before step 1"),
-        ("torn rank=1 step=3", "step=3: phase checkpoint comes at steps 2, 4"),
-        ("stop rank=1 step=2 phase=evaluate", "step=2: phase evaluate comes at steps 0, 3, 4"),
-        ("cut rank=1 step=2", "no network that could be cut"),
+        ("kill rank=1 step=0", "step=0: only phase evaluate runs before step 1"),
+        ("torn rank=1 step=3", "step=3: phase checkpoint runs at steps 2, 4"),
+        ("stop rank=1 step=2 phase=evaluate", "step=2: phase evaluate runs at steps 0, 3, 4"),
+        ("cut rank=1 step=2", "no simulated network to cut"),
         ("midway rank=1 step=2", "--set comm.backend=frog"),
         ("midway rank=1 step=2 signs=1.5", "signs=1.5: must be a whole number of at least 0"),
         ("midway rank=1 step=2 sent_bytes=-1", "sent_bytes=-1: must be a whole number of at least 0"),
@@ -102,7 +102,7 @@ def test_all_mistakes_are_told_at_once() -> None:
 
 def test_a_gradient_that_torch_has_reduced_cannot_be_spoiled_any_more() -> None:
     native = dataclasses.replace(SCENE, native=True)
-    assert "phase=backward can be spoiled" in mistakes("nan rank=1 step=2 phase=reduce", scene=native)
+    assert "use phase=backward" in mistakes("nan rank=1 step=2 phase=reduce", scene=native)
     assert parse_faults(["nan rank=1 step=2"], native)
 
 
@@ -123,7 +123,7 @@ def test_a_world_of_one_has_nobody_to_lose() -> None:
     ("content", "words"),
     [
         ("[[fault]\n", "not valid TOML"),
-        ("", "holds no [[fault]] tables"),
+        ("", "contains no [[fault]] tables"),
         ("[[faults]]\nkind='kill'\n", "faults: unknown key; did you mean fault?"),
         ("[[fault]]\nkind=['kill']\nrank=1\nstep=2\n", "['kill']: unknown kind"),
         ("[[fault]]\nkind='kill'\nrank=1\nstep=2\n[[fault]]\nkind='nan'\nrank=1\nstep=9\n", "fault 2: step=9"),
@@ -170,5 +170,5 @@ def test_many_mistakes_are_not_all_looked_up() -> None:
 def test_a_run_of_more_steps_than_can_be_counted() -> None:
     scene = Scene(world_size=1, steps=10**15, checkpoint_every=100, eval_every=10**9)
     assert parse_faults(["kill rank=0 step=200 phase=checkpoint", f"kill rank=0 step={10**15} phase=evaluate"], scene)
-    with pytest.raises(ConfigError, match=r"phase checkpoint comes at steps 100, 200, 300, .*, 800, …"):
+    with pytest.raises(ConfigError, match=r"phase checkpoint runs at steps 100, 200, 300, .*, 800, …"):
         parse_faults(["kill rank=0 step=150 phase=checkpoint"], scene)

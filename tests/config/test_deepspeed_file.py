@@ -75,7 +75,7 @@ def test_a_file_that_agrees_is_taken_as_it_is() -> None:
         ({"zero_optimization": {"stage": 3}}, "zero_optimization.stage=3, the run has 2"),
         ({"optimizer": {"type": "Adam"}}, 'optimizer.type="Adam", the run has "AdamW"'),
         ({"optimizer": {"type": "AdamW", "params": {"lr": 0.1}}}, "optimizer.params.lr=0.1, the run has 0.003"),
-        ({"scheduler": {"type": "WarmupLR"}}, "scheduler: not with Frog"),
+        ({"scheduler": {"type": "WarmupLR"}}, "scheduler: not supported by Frog"),
         ({"fp16": {"enabled": True}}, "fp16.enabled=true, the run has false"),
         ({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}, "zero_optimization.offload_optimizer: not"),
         (

@@ -35,9 +35,12 @@ def problems(grad_accum: int = 4, model: ModelConfig = MODEL, **strategy: Any) -
         ({"implementation": "torch", "compression": "fp16", "name": "zero3"}, "strategy.compression='fp16'"),
         (
             {"implementation": "torch", "compression": "int8"},
-            "strategy.compression='int8': of Frog's own ddp and diloco",
+            "strategy.compression='int8': a setting of Frog's own ddp and diloco",
         ),
-        ({"name": "zero1", "compression": "int8"}, "strategy.compression='int8': of Frog's own ddp and diloco"),
+        (
+            {"name": "zero1", "compression": "int8"},
+            "strategy.compression='int8': a setting of Frog's own ddp and diloco",
+        ),
         ({"compression": "int8", "reduction": "overlapped"}, "with strategy.reduction='overlapped'"),
         ({"compression": "int8", "pp": 2}, "strategy.compression='int8' with strategy.pp=2"),
         ({"implementation": "deepspeed"}, "strategy.name='ddp' with strategy.implementation='deepspeed'"),
@@ -63,7 +66,7 @@ def test_zero_bubble_by_torch_before_2_13_is_refused(old: str, monkeypatch: pyte
     monkeypatch.setattr("frog.config.strategy.version", lambda package: old)
     strategy = {"implementation": "torch", "pp": 2, "schedule": "zero_bubble"}
     (problem,) = problems(4, **strategy)
-    assert f"torch {old} cannot cut our model's backward pass in two; use torch 2.13 or later" in problem
+    assert f"torch {old} cannot split the backward pass of Frog's model in two; use torch 2.13 or later" in problem
     assert problems(4, **{**strategy, "implementation": "frog"}) == []
     assert problems(4, **{**strategy, "schedule": "1f1b"}) == []
 

@@ -90,17 +90,17 @@ MODEL = ModelConfig(64, 32, 64, 4, 4, 4, 32)
 @pytest.mark.parametrize(
     ("strategy", "precision", "said"),
     [
-        ({"tp": 2}, "fp32", "strategy.name='diloco' with strategy.tp=2: each replica is one rank here"),
+        ({"tp": 2}, "fp32", "strategy.name='diloco' with strategy.tp=2: each replica must be one rank"),
         ({"cp": 2}, "fp32", "strategy.name='diloco' with strategy.cp=2"),
         ({"shard": 2}, "fp32", "diloco shards nothing"),
-        ({"implementation": "torch"}, "fp32", "it has no such strategy; frog has"),
+        ({"implementation": "torch"}, "fp32", "it does not implement this strategy; frog does"),
         ({"compression": "fp16"}, "fp32", "strategy.compression='fp16': a communication hook of torch's ddp"),
         (
             {},
             "fp16",
-            "train.precision='fp16' with strategy.name='diloco': each rank would have a loss scale of its own",
+            "train.precision='fp16' with strategy.name='diloco': each rank would have its own loss scale",
         ),
-        ({"name": "ddp", "compression": "int8"}, "fp16", "with strategy.compression='int8': the overflow of a step"),
+        ({"name": "ddp", "compression": "int8"}, "fp16", "the overflow of a skipped step"),
         ({"inner_steps": 0}, "fp32", "strategy.inner_steps=0: must be at least 1"),
         ({"outer_momentum": 1.0}, "fp32", "strategy.outer_momentum=1.0: must lie in [0, 1)"),
         ({"outer_learning_rate": 0.0}, "fp32", "strategy.outer_learning_rate=0.0: must be above 0"),

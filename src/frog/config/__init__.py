@@ -1,4 +1,4 @@
-"""RunConfig and its parts: what a run file may say, read and checked before anything starts."""
+"""RunConfig and its sections: the contents of a run file, read and checked before anything starts."""
 
 from frog.config.load import from_dict, load_model_config, load_run_config, parse_run_config, to_dict
 from frog.config.model import ModelConfig

@@ -1,4 +1,4 @@
-"""The arguments of a training run, the same for `frog train` and `train.py`, and of one that is profiled."""
+"""The arguments of a training run, shared by `frog train` and `train.py`, and those of a profiled run."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ DEFAULT_RUN_FILE = Path("config/demo.toml")
 
 
 def add_train_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what `frog.train.main.run_rank` reads."""
+    """Add the arguments that `frog.train.main.run_rank` reads."""
     _add_run_file(parser)
     add_resume_arguments(parser)
 
 
 def add_resume_arguments(parser: argparse.ArgumentParser) -> None:
     """Add --resume and --continue."""
-    parser.add_argument("--resume", metavar="RUN", help="go on with a run (a name, a folder, or latest)")
+    parser.add_argument("--resume", metavar="RUN", help="continue a run (a name, a folder, or latest)")
     parser.add_argument(
         "--continue",
         dest="go_on",
         action="store_true",
-        help="go on with the run of this name from its last good checkpoint if there is one, else begin it",
+        help="continue the run of this name from its last good checkpoint, or start it if it has none",
     )
 
 
 def add_profile_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what `frog.profile.rank` reads on every rank."""
+    """Add the arguments that `frog.profile.rank` reads on every rank."""
     _add_run_file(parser)
     parser.add_argument(
-        "--steps", type=at_least(1), default=3, metavar="N", help="how many steps are recorded (default: %(default)s)"
+        "--steps", type=at_least(1), default=3, metavar="N", help="number of steps to record (default: %(default)s)"
     )
 
 

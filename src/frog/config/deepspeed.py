@@ -1,8 +1,9 @@
-"""DeepSpeed's JSON file and the run file: one says what the other must not contradict.
+"""DeepSpeed's JSON file, and the rules that keep it consistent with the run file.
 
-What both can say, the run file decides. In the JSON it is `"auto"`, left out, or the same number, so that a file from a
-cluster can be taken as it is where the two agree; where they do not, nothing starts. What only DeepSpeed knows (bucket
-sizes, overlap, thresholds) is the JSON's alone. docs/development/decisions/0007-native-implementations.md says more.
+The run file decides every setting that both files have. In the JSON such a setting is `"auto"`, left out, or equal to
+the run file's value, so a file from a cluster works unchanged where the two agree. If they disagree, nothing starts.
+Settings that only DeepSpeed has (bucket sizes, overlap, thresholds) come from the JSON. See also
+docs/development/decisions/0007-native-implementations.md.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from frog.core.schema import read_typed, shortened
 from frog.core.tables import leaves
 
 _NOT_HERE = {
-    "scheduler": "the learning rate is the run file's [optimizer]",
+    "scheduler": "the run file's [optimizer] sets the learning rate",
     "data_types": "gradients are kept in the weights' precision",
-    "zero_optimization.offload_optimizer": "checkpoints look for the optimizer's state on the device",
-    "zero_optimization.offload_param": "checkpoints look for the weights on the device",
+    "zero_optimization.offload_optimizer": "Frog's checkpoints read the optimizer's state from the device",
+    "zero_optimization.offload_param": "Frog's checkpoints read the weights from the device",
 }
-"""Sections that this trainer cannot let DeepSpeed have, and why."""
+"""Sections that this trainer does not support, and why."""
 
 
 def deepspeed_path(config: RunConfig) -> Path:
-    """Where the file of a run lies: as `strategy.deepspeed_file` says, else config/deepspeed_<name>.json.
+    """Return the path of a run's DeepSpeed file: `strategy.deepspeed_file`, else config/deepspeed_<name>.json.
 
-    That is looked for here and then where Frog's own sources lie.
+    The default is searched in the current directory, then in Frog's own sources.
     """
     if config.strategy.deepspeed_file is not None:
         return Path(config.strategy.deepspeed_file)
@@ -40,25 +41,25 @@ def deepspeed_path(config: RunConfig) -> Path:
 
 
 def read_deepspeed(path: Path) -> dict[str, Any]:
-    """The file's content. Raises ConfigError if there is none, or none that is JSON."""
+    """Return the content of the file. Raises ConfigError if it is missing or not valid JSON."""
     try:
         return read_typed(path, dict[str, Any], "correct that file", ConfigError)
     except FileNotFoundError:
         raise ConfigError(
             f"{path}: no such DeepSpeed file",
-            "Frog's are config/deepspeed_zero1.json and its kin; or name another: --set strategy.deepspeed_file=PATH",
+            "Frog has config/deepspeed_zero1.json and similar; for another file: --set strategy.deepspeed_file=PATH",
         ) from None
 
 
 def fill_deepspeed(
     table: Mapping[str, Any], path: Path, config: RunConfig, world_size: int, optimizer: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The file's content with everything filled in that the run decides; `optimizer` are AdamW's settings.
+    """Return the file's content with every value filled in that the run decides; `optimizer` are AdamW's settings.
 
-    Raises:  ConfigError listing every value that contradicts the run, with both.
+    Raises:  ConfigError listing every value that contradicts the run, with both values.
     """
     filled = copy.deepcopy(dict(table))
-    problems = [f"{key}: not with Frog: {why}" for key, why in _NOT_HERE.items() if _is_on(_find(filled, key))]
+    problems = [f"{key}: not supported by Frog: {why}" for key, why in _NOT_HERE.items() if _is_on(_find(filled, key))]
     for key, value in _decided(config, world_size).items():
         problems += _settle(filled, key, value)
     if "optimizer" in filled:
@@ -73,7 +74,7 @@ def fill_deepspeed(
 
 
 def _decided(config: RunConfig, world_size: int) -> dict[str, Any]:
-    """What the run decides."""
+    """Return the values that the run decides, by their DeepSpeed keys."""
     train, clip = config.train, config.optimizer.grad_clip
     return {
         "train_batch_size": train.global_batch_size,
@@ -87,7 +88,7 @@ def _decided(config: RunConfig, world_size: int) -> dict[str, Any]:
 
 
 def _settle(table: dict[str, Any], key: str, value: Any) -> list[str]:
-    """Put a value where the file leaves it to the run; a problem if it says another."""
+    """Fill in a value that the file leaves to the run; return a problem if the file has another value."""
     *sections, name = key.split(".")
     for section in sections:
         table = table.setdefault(section, {})
@@ -98,7 +99,7 @@ def _settle(table: dict[str, Any], key: str, value: Any) -> list[str]:
         table[name] = list(value) if isinstance(value, tuple) else value
         return []
     wanted = list(value) if isinstance(value, tuple) else value
-    if given == wanted and isinstance(given, bool) == isinstance(wanted, bool):  # 1 is no true
+    if given == wanted and isinstance(given, bool) == isinstance(wanted, bool):  # 1 is not true
         return []
     return [f"{key}={shortened(json.dumps(given))}, the run has {json.dumps(value)}"]
 
@@ -110,7 +111,7 @@ def _find(table: Any, key: str) -> Any:
 
 
 def _is_on(section: Any) -> bool:
-    """Whether a section asks for something: `{"device": "none"}` and null do not."""
+    """True if a section turns a feature on: `{"device": "none"}` and null do not."""
     if isinstance(section, dict):
         return section.get("device") != "none"
     return section is not None

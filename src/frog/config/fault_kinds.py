@@ -1,4 +1,4 @@
-"""Every way to fail that the fault language knows, each one entry: where it can happen, and what must be seen of it."""
+"""Every kind of fault that the fault language knows: where it can happen, and what the user must see."""
 
 from __future__ import annotations
 
@@ -9,65 +9,65 @@ from typing import Literal
 from frog.runs.vocabulary import PHASES
 
 FULL_DEVICE = Path("/dev/full")
-"""Linux's own: to write there is ENOSPC."""
+"""A Linux device on which every write fails with ENOSPC."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """One way to fail: what there is to know of it. `_ACTS` in chaos/rank.py does it."""
+    """One kind of fault. `_ACTS` in chaos/rank.py injects it."""
 
     name: str
     what: str
-    """In a line."""
+    """One-line description."""
     phases: tuple[str, ...] = PHASES
-    """Where it can happen."""
+    """Phases in which it can happen."""
     default: str = "reduce"
-    """Where it does if nothing is said."""
+    """The phase if the fault names none."""
     own: tuple[str, ...] = ()
-    """Fields that it alone has."""
+    """Fields that only this kind has."""
     needs: Literal["peers", "network", "full_device", "own_backend"] | None = None
-    """What there must be for it to happen."""
+    """What the world must have for it to happen."""
     ends: bool = True
-    """Whether the run cannot go on after it."""
+    """True if the run cannot continue after it."""
 
-    # what it does
+    # its effects
 
     collective: Literal["resized", "left_out", "added"] | None = None
-    """What becomes of a collective of this rank."""
+    """How it changes a collective of this rank."""
     damages_checkpoint: bool = False
-    """True if it damages this rank's part of the step's checkpoint once that is whole, and then kills the rank."""
+    """True if it damages this rank's part of the step's checkpoint once that is complete, then kills the rank."""
     spoils_gradient: bool = False
     of_node: bool = False
-    """Whether it meets the rank's whole node."""
+    """True if it affects all ranks of the node."""
     severs: bool = False
-    """Whether connections go and processes stay."""
+    """True if connections close while processes keep running."""
     survivable: bool = False
     """True if the other ranks can continue without this one (comm.on_loss = "shrink")."""
 
-    # what must be seen of it
+    # what the user must see
 
     peers_wait: bool = False
-    """Whether the other ranks' last collective is one in which they waited for this rank."""
+    """True if the other ranks' last collective is one in which they waited for this rank."""
     named_first: bool = False
-    """Whether this rank is the first that the user is told of; else it may be one that could not follow it."""
+    """True if the first rank that Frog reports must be this one; otherwise it may be one that lost this rank."""
     words: str = ""
-    """What the user must be told."""
+    """Text that the report must contain."""
     traceback: bool = False
-    """Whether a traceback is shown, since the error is the program's own."""
+    """True if Frog shows a traceback, because the program itself raised the error."""
 
     @property
     def alters_collective(self) -> bool:
-        """Whether something else stands in place of a collective."""
+        """True if the rank skips a collective or replaces it with another."""
         return self.collective in ("resized", "left_out")
 
     def missing(self, world_size: int, network: bool, own_backend: bool = False) -> str | None:
-        """What it needs and such a world, on this system, has not; None if it can happen there."""
+        """Return why it cannot happen in such a world on this system; None if it can."""
         if self.needs == "peers" and world_size == 1:
             return "a world of one rank has no collectives and no connections"
         if self.needs == "network" and not network:
-            return 'this world has no network that could be cut; try --nodes 2x1 --network "delay=1ms"'
+            return 'this world has no simulated network to cut; try --nodes 2x1 --network "delay=1ms"'
         if self.needs == "own_backend" and not (own_backend and world_size > 1):
-            return "a rank's signs of life are counted in our own collectives; try 2 ranks, --set comm.backend=frog"
+            return "only Frog's own backend counts a rank's signs of life; try 2 ranks, --set comm.backend=frog"
         if self.needs == "full_device" and not FULL_DEVICE.exists():
             return f"this system has no {FULL_DEVICE}, the device on which every write fails"
         return None
@@ -80,83 +80,83 @@ KINDS: dict[str, Kind] = {
     for kind in (
         Kind(
             name="raise",
-            what="its program raises an error that nobody catches",
+            what="the program raises an error that it does not catch",
             peers_wait=True, named_first=True, words="RuntimeError", traceback=True, survivable=True,
         ),
         Kind(
             name="kill",
-            what="it is killed (SIGKILL), as by a machine that runs out of memory",
+            what="the process is killed (SIGKILL), as if the machine had run out of memory",
             peers_wait=True, named_first=True, survivable=True,
         ),
         Kind(
             name="midway",
-            what="it is killed in the midst of a collective, after `signs` (3) signs of life; needs comm.backend=frog",
+            what="killed during a collective, after `signs` (3) signs of life; needs comm.backend=frog",
             own=("signs", "sent_bytes"), needs="own_backend", peers_wait=True, named_first=True, survivable=True,
         ),
         Kind(
             name="stop",
-            what="it is stopped (SIGSTOP): it is there, and does nothing more",
+            what="the process is stopped (SIGSTOP): it still exists but does nothing",
             peers_wait=True, named_first=True, survivable=True,
         ),
         Kind(
             name="slow",
-            what="from that step on it takes `seconds` (0.5) longer for the phase",
+            what="from this step on, the phase takes `seconds` (0.5) longer",
             default="forward", own=("seconds",), ends=False,
         ),
         Kind(
             name="shape",
-            what="its first collective of the phase, or message behind it, has a tensor of half the size",
+            what="the first collective of the phase, or the message after it, has a tensor of half the size",
             phases=_WITH_COLLECTIVES, needs="peers", collective="resized",
         ),
         Kind(
             name="extra",
-            what="it starts an all-reduce that no other rank knows of",
+            what="the rank starts an all-reduce that no other rank starts",
             needs="peers", collective="added",
         ),
         Kind(
             name="missing",
-            what="it leaves out its first collective of the phase, or the message behind it",
+            what="the rank skips its first collective of the phase, or the message after it",
             phases=_WITH_COLLECTIVES, needs="peers", collective="left_out",
         ),
         Kind(
             name="nan",
-            what="an element of its gradient is NaN",
+            what="one element of the rank's gradient is NaN",
             phases=("backward", "reduce"), default="backward", spoils_gradient=True, words="rank {rank}: loss",
         ),
         Kind(
             name="corrupt",
-            what="a byte of its part of the step's checkpoint flips, once that is whole; then it is killed",
+            what="one byte of the rank's part of the step's complete checkpoint flips, then the rank is killed",
             phases=("checkpoint",), default="checkpoint", damages_checkpoint=True, peers_wait=True, named_first=True,
         ),
         Kind(
             name="torn",
-            what="its part of the step's checkpoint is cut in half, once that is whole; then it is killed",
+            what="the rank's part of the step's complete checkpoint is truncated to half, then the rank is killed",
             phases=("checkpoint",), default="checkpoint", damages_checkpoint=True, peers_wait=True, named_first=True,
         ),
         Kind(
             name="absent",
-            what="its part of the step's checkpoint is removed, once that is whole; then it is killed",
+            what="the rank's part of the step's complete checkpoint is removed, then the rank is killed",
             phases=("checkpoint",), default="checkpoint", damages_checkpoint=True, peers_wait=True, named_first=True,
         ),
         Kind(
             name="disk",
-            what="the disk is full (ENOSPC) as it writes the step's checkpoint",
+            what="the disk is full (ENOSPC) while the rank writes the step's checkpoint",
             phases=("checkpoint",), default="checkpoint", needs="full_device",
             named_first=True, words="No space left on device",
         ),
         Kind(
             name="port",
-            what="all its network connections are closed under it",
+            what="all network connections of the rank are closed",
             needs="peers", severs=True, peers_wait=True, survivable=True,
         ),
         Kind(
             name="node",
-            what="its node goes: all processes there are killed at once",
+            what="the node is lost: all its processes are killed at the same time",
             of_node=True, peers_wait=True, survivable=True,
         ),
         Kind(
             name="cut",
-            what="its node's network is cut, `after_s` (0) seconds later, for `for_s` (ever); needs --network",
+            what="the node's network is cut, `after_s` (0) seconds later, for `for_s` (forever); needs --network",
             own=("after_s", "for_s"), needs="network", of_node=True, severs=True, peers_wait=True, survivable=True,
         ),
     )

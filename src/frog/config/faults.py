@@ -1,4 +1,4 @@
-"""The fault language: what goes wrong, on which rank, in which step and phase. Read from a TOML list or from words.
+"""The fault language: which fault to inject, on which rank, in which step and phase. Read from TOML or from text.
 
     [[fault]]
     kind = "kill"
@@ -6,7 +6,7 @@
     step = 7
     phase = "reduce"
 
-or in one text: `kill rank=2 step=7 phase=reduce`. A fault happens as that rank begins that phase of that step.
+or as text: `kill rank=2 step=7 phase=reduce`. A fault happens when that rank begins that phase of that step.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from frog.core.schema import parse_toml, read_toml
 from frog.runs.vocabulary import PHASES
 
 _MOST_TOLD = 100
-"""Mistakes; to look up what was meant takes time."""
+"""Number of mistakes to list; finding the closest valid word for each takes time."""
 
 _COMMON = ("kind", "rank", "step", "phase", "micro", "times")
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that goes wrong once (or `times` times, each in another attempt of the world)."""
+    """A fault that happens once (or `times` times, each in another attempt of the world)."""
 
     kind: str
     rank: int
     step: int
     phase: str
     micro: int = 0
-    """Which micro-batch's phase, where there are several."""
+    """The micro-batch, for phases that run once per micro-batch."""
     times: int = 1
     seconds: float = 0.5
     after_s: float = 0.0
     for_s: float | None = None
-    """None: for good."""
+    """None means forever."""
     signs: int = 3
     sent_bytes: int | None = None
-    """Of the message that it sends next; None: it need not send one."""
+    """Bytes that the rank sends of its next message before it is killed; None if it need not send any."""
 
     def __str__(self) -> str:
-        """The words that `parse_fault` takes."""
+        """Return the text that `parse_fault` reads."""
         words = [self.kind, f"rank={self.rank}", f"step={self.step}", f"phase={self.phase}"]
         words += [
             f"{name}={getattr(self, name):g}" for name in ("micro", "times") if getattr(self, name) != _default(name)
@@ -61,7 +61,7 @@ class Fault:
 
     @property
     def own(self) -> list[str]:
-        """Which of the fields that its kind alone has say something."""
+        """Names of the kind's own fields that differ from their defaults."""
         return [name for name in KINDS[self.kind].own if getattr(self, name) is not None]
 
 
@@ -71,7 +71,7 @@ def _default(name: str) -> Any:
 
 @dataclass(frozen=True)
 class Scene:
-    """What is known of the world and the run that faults are aimed at."""
+    """The world and the run that faults are aimed at."""
 
     world_size: int
     steps: int
@@ -80,12 +80,12 @@ class Scene:
     grad_accum: int = 1
     network: bool = False
     native: bool = False
-    """Whether torch or DeepSpeed carries the strategy out."""
+    """True if torch or DeepSpeed implements the strategy."""
     own_backend: bool = False
-    """Whether the collectives are our own."""
+    """True if the collectives run on Frog's own backend."""
 
     def problems(self, fault: Fault) -> list[str]:
-        """Why a fault would never happen there."""
+        """Return the reasons why a fault would never happen there."""
         found = []
         if fault.rank >= self.world_size:
             found.append(f"rank={fault.rank}: this world has ranks 0 to {self.world_size - 1}")
@@ -96,37 +96,35 @@ class Scene:
         ):
             first = list(itertools.islice(self.steps_with(fault.phase), 9))
             named = ", ".join(map(str, first[:8])) + (", …" if len(first) > 8 else "")
-            found.append(f"step={fault.step}: phase {fault.phase} comes at steps {named}")
+            found.append(f"step={fault.step}: phase {fault.phase} runs at steps {named}")
         elif fault.step == 0 and fault.phase != "evaluate":
-            found.append(f"step=0: only phase evaluate comes before step 1, not {fault.phase}")
+            found.append(f"step=0: only phase evaluate runs before step 1, not {fault.phase}")
         num_micro = self.grad_accum if fault.phase in ("forward", "backward") else 1
         if fault.micro >= num_micro:
             comes = f"{num_micro} times" if num_micro > 1 else "once"
-            found.append(f"micro={fault.micro}: phase {fault.phase} comes {comes} in a step, and the first is micro=0")
+            found.append(f"micro={fault.micro}: phase {fault.phase} runs {comes} in a step, and the first is micro=0")
         kind = KINDS[fault.kind]
         if kind.spoils_gradient and fault.phase == "reduce" and self.native:
-            found.append(
-                f"{kind.name} phase=reduce: torch has reduced the gradient by then; phase=backward can be spoiled"
-            )
+            found.append(f"{kind.name} phase=reduce: torch has reduced the gradient by then; use phase=backward")
         if missing := kind.missing(self.world_size, self.network, self.own_backend):
             found.append(f"{kind.name}: {missing}")
         return found
 
     def steps_with(self, phase: str) -> Iterator[int]:
-        """The steps after which the run evaluates, or saves."""
+        """Return the steps after which the run evaluates or saves a checkpoint."""
         yield from self._regular_steps(phase)
         yield self.steps
 
     def _regular_steps(self, phase: str) -> range:
-        """Without the last step, after which it does both."""
+        """Return them without the last step, after which the run does both."""
         every = self.eval_every if phase == "evaluate" else self.checkpoint_every
         return range(0 if phase == "evaluate" else every, self.steps, every)
 
 
 def parse_faults(texts: Sequence[str], scene: Scene | None = None) -> list[Fault]:
-    """Faults from texts like `kill rank=2 step=7 phase=reduce`.
+    """Parse faults from texts like `kill rank=2 step=7 phase=reduce`.
 
-    Raises:  ConfigError with every mistake.
+    Raises:  ConfigError listing every mistake.
     """
     problems: list[str] = []
     tables = [(f"--fault {text!r}", _words(text, f"--fault {text!r}", problems)) for text in texts]
@@ -134,9 +132,9 @@ def parse_faults(texts: Sequence[str], scene: Scene | None = None) -> list[Fault
 
 
 def load_faults(path: Path, scene: Scene | None = None) -> list[Fault]:
-    """Faults from a TOML file with `[[fault]]` tables.
+    """Read faults from a TOML file with `[[fault]]` tables.
 
-    Raises:  ConfigError with every mistake.
+    Raises:  ConfigError listing every mistake.
     """
     try:
         content = read_toml(path, ConfigError, "correct that file, or name one with [[fault]] tables")
@@ -145,14 +143,14 @@ def load_faults(path: Path, scene: Scene | None = None) -> list[Fault]:
     problems = [f"{path}: {problem}" for problem in unknown_keys(content, ["fault"])]
     listed = content.get("fault", [])
     if not isinstance(listed, list) or not all(isinstance(table, dict) for table in listed) or not listed:
-        problems.append(f"{path}: holds no [[fault]] tables")
+        problems.append(f"{path}: contains no [[fault]] tables")
         listed = []
     tables = [(f"{path}, fault {number}", table) for number, table in enumerate(listed, 1)]
     return _build_all(tables, scene, problems)
 
 
 def dump_faults(faults: Sequence[Fault]) -> str:
-    """The TOML that `load_faults` reads."""
+    """Return the TOML that `load_faults` reads."""
     lines = []
     for fault in faults:
         names = ["kind", "rank", "step", "phase", "micro", "times", *fault.own]
@@ -161,7 +159,7 @@ def dump_faults(faults: Sequence[Fault]) -> str:
 
 
 def marks_folder(faults: Path) -> Path:
-    """Where ranks leave a mark, `<number>.<time>`, for each fault of a list that they have met."""
+    """The folder in which ranks leave a mark, `<number>.<time>`, for each fault of a list that has happened."""
     return faults.with_name(f"{faults.name}.met")
 
 
@@ -174,7 +172,7 @@ def _words(text: str, where: str, problems: list[str]) -> dict[str, Any]:
             problems.append(f"{where}: {word}: must be NAME=VALUE, like step=7")
             continue
         table[name] = value
-        with contextlib.suppress(ValueError, RecursionError):  # a bare word is a text
+        with contextlib.suppress(ValueError, RecursionError):  # a bare word is a string
             table[name] = parse_toml(f"value = {value}")["value"]
     return table
 
@@ -200,7 +198,7 @@ def _build_all(
 
 
 def _build(table: Mapping[str, Any], problems: list[str]) -> Fault | None:
-    """A fault from a table, with what is wrong with it noted and left out; None if too little is left."""
+    """Build a fault from a table, noting and skipping what is wrong with it; None if too little remains."""
     name = table.get("kind", "")
     if not isinstance(name, str) or name not in KINDS:
         problems.append("kind: missing" if name == "" else unknown(str(name), list(KINDS), "kind"))
@@ -216,7 +214,7 @@ def _build(table: Mapping[str, Any], problems: list[str]) -> Fault | None:
 
 
 def _wrong(kind: Kind, key: str, value: Any, problems: list[str]) -> bool:
-    """Whether a field's value cannot be; then the reason is noted."""
+    """True if a field has an impossible value; also note the reason."""
     if key == "phase":
         if value not in PHASES:
             problems.append(unknown(str(value), PHASES, "phase"))

@@ -1,4 +1,4 @@
-"""What a fine-tuning may ask for: the adapters (`--lora rank=8,alpha=16,targets=q_proj,v_proj`) and the rest."""
+"""Fine-tuning options: the adapters (`--lora rank=8,alpha=16,targets=q_proj,v_proj`) and the data."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Head = Literal["classification", "completion"]
 HEADS: tuple[str, ...] = get_args(Head)
 
 GUARD = "guard"
-"""The labelled set that comes with Frog."""
+"""The labelled data set that comes with Frog."""
 
 ALL_TARGETS = "all"
-"""Stands for every projection in the layers, as `all-linear` does for peft."""
+"""Means every projection in the layers, like `all-linear` in peft."""
 
 _SYNONYMS = {"r": "rank", "lora_alpha": "alpha", "target_modules": "targets"}
 """peft's names."""
@@ -26,38 +26,38 @@ _SYNONYMS = {"r": "rank", "lora_alpha": "alpha", "target_modules": "targets"}
 
 @dataclass(frozen=True)
 class LoraConfig:
-    """Beside each of the `targets` lie two thin matrices of `rank`, whose product counts alpha / rank times."""
+    """Low-rank adapters: each target gets two thin matrices of `rank`, whose product is scaled by alpha / rank."""
 
     rank: int = 8
     alpha: float = 16.0
     targets: tuple[str, ...] = (ALL_TARGETS,)
-    """Ends of module names: `q_proj` is that projection in every layer, `layers.0.mlp.up_proj` a single one."""
+    """Suffixes of module names: `q_proj` is that projection in every layer, `layers.0.mlp.up_proj` a single one."""
 
     @property
     def scaling(self) -> float:
         return self.alpha / self.rank
 
     def problems(self) -> list[str]:
-        """Every rule that this breaks whatever the model; empty if there is none."""
+        """Return every rule that this breaks regardless of the model; empty if there are none."""
         found = []
         if self.rank < 1:
             found.append(f"rank={self.rank}: must be at least 1")
         if not 0 < self.alpha < float("inf"):
             found.append(f"alpha={self.alpha:g}: must be above 0, and finite")
         if not self.targets:
-            found.append(f"targets: names no projection; {ALL_TARGETS} takes every one")
+            found.append(f"targets: names no projection; {ALL_TARGETS} selects every one")
         return found
 
 
 @dataclass(frozen=True)
 class FinetuneConfig:
-    """What run.json keeps of a fine-tuning, beside the configuration that every run has."""
+    """The fine-tuning settings that run.json stores, in addition to the configuration of every run."""
 
     base: str
-    """The folder of the run whose weights stay as they are."""
+    """The folder of the run whose weights are the frozen base."""
     base_step: int
     base_sha256: str
-    """Hash of those weights: an adapter fits no others."""
+    """Hash of those weights: an adapter fits only its own base."""
     data: str
     """`guard`, or a file of labelled lines."""
     data_sha256: str
@@ -70,7 +70,7 @@ class FinetuneConfig:
 
 
 def parse_lora(text: str) -> LoraConfig:
-    """Read `rank=8,alpha=16,targets=q_proj,v_proj`. What is left out keeps its default; peft's names do as well.
+    """Read `rank=8,alpha=16,targets=q_proj,v_proj`. Omitted settings keep their defaults; peft's names work too.
 
     Raises:  ConfigError listing every mistake.
     """
@@ -95,7 +95,7 @@ def parse_lora(text: str) -> LoraConfig:
 
 
 def _split_pairs(text: str) -> tuple[dict[str, list[str]], list[str]]:
-    """`a=1,b=x,y` as {"a": ["1"], "b": ["x", "y"]}, and what was wrong: a piece without `=` goes on the list before."""
+    """Parse `a=1,b=x,y` as {"a": ["1"], "b": ["x", "y"]}, noting mistakes; a piece without `=` extends the list."""
     known = [item.name for item in fields(LoraConfig)]
     values: dict[str, list[str]] = {}
     problems: list[str] = []
@@ -118,12 +118,12 @@ def _split_pairs(text: str) -> tuple[dict[str, list[str]], list[str]]:
 
 
 def finetune_dict(config: FinetuneConfig) -> dict[str, Any]:
-    """As plain JSON values, for run.json."""
+    """Return the settings as plain JSON values, for run.json."""
     return asdict(config)
 
 
 def finetune_from_dict(table: Any, path: Path = Path("run.json")) -> FinetuneConfig:
-    """The inverse of `finetune_dict`. Raises ConfigError, naming `path`, if this version did not write the table."""
+    """Invert `finetune_dict`. Raises ConfigError, naming `path`, if this version did not write the table."""
     hint = "fine-tune again"
     config = convert(table, FinetuneConfig, f"{path}: finetune", hint, ConfigError)
     if problems := config.lora.problems():

@@ -1,4 +1,4 @@
-"""A model's sizes as Hugging Face's config.json has them, both ways."""
+"""Convert a model's sizes to and from Hugging Face's config.json."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "sliding_window": (None,),
     "use_sliding_window": (False,),
 }
-"""Keys of a Hugging Face config.json that describe what Frog's model always is, with the values that say so."""
+"""Keys of a Hugging Face config.json for fixed properties of Frog's model, with the values that Frog allows."""
 
 _MIXTRAL_EXPERTS = 8
-"""How many experts a Mixtral has whose config.json does not say."""
+"""Number of experts of a Mixtral whose config.json does not specify it."""
 
 _IGNORED = {
     "bos_token_id",
@@ -41,7 +41,7 @@ _IGNORED = {
 
 
 def to_hugging_face(config: ModelConfig) -> dict[str, Any]:
-    """The content of the config.json from which `transformers` builds the same model."""
+    """Return the content of the config.json from which `transformers` builds the same model."""
     dense = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "attention_bias": False, "mlp_bias": False}
     if config.qk_norm:
         dense = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "attention_bias": False}
@@ -77,7 +77,7 @@ def to_hugging_face(config: ModelConfig) -> dict[str, Any]:
 
 
 def from_hugging_face(table: dict[str, Any], problems: list[str]) -> dict[str, Any]:
-    """Take out of a config.json what Frog's model always is, and complain if it says otherwise."""
+    """Remove from a config.json the fixed properties of Frog's model; note a problem if one has another value."""
     table = {key: value for key, value in table.items() if key not in _IGNORED}
     if table.get("model_type") == "mixtral":
         table.setdefault("num_local_experts", _MIXTRAL_EXPERTS)
@@ -110,7 +110,7 @@ def from_hugging_face(table: dict[str, Any], problems: list[str]) -> dict[str, A
     elif head_dim is not None and isinstance(heads, int) and isinstance(hidden, int) and heads * head_dim != hidden:
         problems.append(
             f"model.head_dim={head_dim} x num_attention_heads={heads} is not hidden_size={hidden}: "
-            "Frog's heads share the width out among them"
+            "Frog's model divides the width evenly among its heads"
         )
     if "num_attention_heads" in table:
         table.setdefault("num_key_value_heads", table["num_attention_heads"])
@@ -118,5 +118,5 @@ def from_hugging_face(table: dict[str, Any], problems: list[str]) -> dict[str, A
 
 
 def _short(value: Any) -> str:
-    """A value as an error quotes it."""
+    """Shorten a value for an error message."""
     return shortened(repr(value))

@@ -1,4 +1,4 @@
-"""Read run files and model files, and say everything that is wrong with them at once."""
+"""Read run files and model files, and report all their mistakes together."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from frog.core.schema import convert, parse_toml, read_toml, read_typed, shorten
 from frog.core.suggest import did_you_mean
 
 _MOST_UNKNOWN, _MOST_PARTS = 100, 8
-"""Of a table's unknown keys so many are told; an override's key has no more parts."""
+"""Most unknown keys of a table to report, and most parts of an override's key."""
 
 
 def load_run_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
@@ -43,7 +43,7 @@ def load_run_config(path: Path, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def parse_run_config(table: dict[str, Any], path: Path, problems: list[str] | None = None) -> RunConfig:
-    """A RunConfig from a run file's content; `path` is where the model file is looked for and what errors name."""
+    """Build a RunConfig from a run file's content; `path` locates the model file and appears in errors."""
     problems = [] if problems is None else problems
     table = dict(table)
     section = table.pop("model", {})
@@ -67,7 +67,7 @@ def parse_run_config(table: dict[str, Any], path: Path, problems: list[str] | No
 
 
 def load_model_config(path: Path) -> ModelConfig:
-    """Read a Hugging Face style config.json of a Llama-like model.
+    """Read a config.json of a Llama-like model in Hugging Face's format.
 
     Raises:  ConfigError listing every key that is unknown, missing or out of range.
     """
@@ -81,12 +81,12 @@ def load_model_config(path: Path) -> ModelConfig:
 
 
 def to_dict(config: RunConfig) -> dict[str, Any]:
-    """The resolved configuration as plain JSON values; the model's sizes under `model`."""
+    """Return the resolved configuration as plain JSON values; the model's sizes are under `model`."""
     return dataclasses.asdict(config)
 
 
 def override_dict(table: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """A copy of `to_dict`'s table with overrides like `train.steps=200` applied; ConfigError if one has no `=`."""
+    """Apply overrides like `train.steps=200` to a copy of `to_dict`'s table; ConfigError if one has no `=`."""
     changed = copy.deepcopy(dict(table))
     problems: list[str] = []
     for text in overrides:
@@ -97,7 +97,7 @@ def override_dict(table: Mapping[str, Any], overrides: Sequence[str]) -> dict[st
 
 
 def from_dict(table: Any, path: Path = Path("run.json")) -> RunConfig:
-    """The inverse of `to_dict`. Raises ConfigError, which names `path`, if this version did not write the table."""
+    """Invert `to_dict`. Raises ConfigError, naming `path`, if this version did not write the table."""
     problems: list[str] = []
     table = convert(table, dict[str, Any], f"{path}: config", "start a new run", ConfigError)
     config: RunConfig | None = build_section(RunConfig, table, "", problems)
@@ -114,12 +114,12 @@ def list_problems(path: Path, problems: Sequence[str]) -> str:
 
 
 def unknown(word: str, valid: Sequence[str], what: str = "key") -> str:
-    """What to say of a word that is none of `valid`."""
+    """Return the message for a word that is not in `valid`."""
     return f"{word}: unknown {what}; {did_you_mean(word, valid, cutoff=0.5)}"
 
 
 def unknown_keys(table: Mapping[str, Any], valid: Collection[str], prefix: str = "") -> list[str]:
-    """What to say of the keys of a table that are none of `valid`, of a hundred at most, since each is looked up."""
+    """Return a message for each key that is not in `valid`, at most a hundred, because each is looked up."""
     strange = [key for key in table if key not in valid][:_MOST_UNKNOWN]
     return [unknown(f"{prefix}{key}", [f"{prefix}{name}" for name in valid]) for key in strange]
 
@@ -132,7 +132,7 @@ def _apply_override(table: dict[str, Any], text: str, problems: list[str]) -> No
         return
     value: Any = value_text.strip()
     if not _is_text(parts):
-        with contextlib.suppress(ValueError, RecursionError):  # a bare word is a text
+        with contextlib.suppress(ValueError, RecursionError):  # a bare word is a string
             value = parse_toml(f"value = {value_text}")["value"]
     target = table
     for part in parts[:-1]:
@@ -144,7 +144,7 @@ def _apply_override(table: dict[str, Any], text: str, problems: list[str]) -> No
 
 
 def _is_text(parts: Sequence[str]) -> bool:
-    """Whether an override's key names a field that holds a text, so that `name=2026` is one too."""
+    """True if an override's key names a string field, so that `name=2026` sets a string."""
     hint: Any = RunConfig
     for part in parts:
         hints = typing.get_type_hints(hint) if dataclasses.is_dataclass(hint) else {}
@@ -170,7 +170,7 @@ def _read_model(path: Path | None, overrides: dict[str, Any], problems: list[str
 
 
 def build_section(cls: type[Any], table: Mapping[str, Any], prefix: str, problems: list[str]) -> Any:
-    """`cls` from `table`, or None after noting what is unknown, missing or of the wrong type."""
+    """Build `cls` from `table`; None after noting unknown, missing or wrongly typed keys."""
     before = len(problems)
     hints = typing.get_type_hints(cls)
     problems += unknown_keys(table, hints, prefix)
@@ -189,7 +189,7 @@ def build_section(cls: type[Any], table: Mapping[str, Any], prefix: str, problem
 
 
 def _check(name: str, value: Any, hint: Any, problems: list[str]) -> Any:
-    """`value` if it fits the type `hint` (an int fits a float, a table its section); else note the problem."""
+    """Return `value` if it fits the type `hint` (an int fits a float, a table its section); else note the problem."""
     options = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
     for option in options:
         if dataclasses.is_dataclass(option) and isinstance(value, dict):
@@ -221,5 +221,5 @@ def _in_words(option: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    """A value as an error quotes it."""
+    """Shorten a value for an error message."""
     return shortened(repr(value))

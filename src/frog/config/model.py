@@ -1,6 +1,6 @@
-"""The sizes of a transformer, under the names that Hugging Face's config.json uses, and the table of its parameters.
+"""The sizes of a transformer, under Hugging Face's config.json names, and the table of its parameters.
 
-The table is at the end of this file. Everything else that has to know a parameter's name, shape or split reads it:
+The table is at the end of this file. All code that needs a parameter's name, shape or split reads it:
 the counts below, the plan, tensor parallelism (Frog's and torch's), the report and the Hugging Face import.
 """
 
@@ -25,41 +25,41 @@ _MOST = {
     "max_position_embeddings": 10**8,
     "num_local_experts": 10**5,
 }
-"""Ten times the largest that anybody has trained, and more: what lies above is a slip of the pen."""
+"""Upper limits, over ten times the largest model ever trained: anything above is a typing mistake."""
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A decoder-only transformer of the Llama family. `problems()` tells every size that cannot be."""
+    """A decoder-only transformer of the Llama family. `problems()` reports every invalid size."""
 
     vocab_size: int
-    """How many tokens there are."""
+    """Number of tokens in the vocabulary."""
     hidden_size: int
     """Width of the residual stream."""
     intermediate_size: int
-    """Width inside a layer's FFN."""
+    """Hidden width of a layer's FFN."""
     num_hidden_layers: int
     """Transformer layers."""
     num_attention_heads: int
-    """Query heads of a layer."""
+    """Query heads per layer."""
     num_key_value_heads: int
-    """Key and value heads, which query heads share."""
+    """Key and value heads per layer; several query heads share one."""
     max_position_embeddings: int
-    """Positions that a sequence may have."""
+    """Longest sequence, in positions."""
     rope_theta: float = 10000.0
-    """Base of the rotary positions' frequencies."""
+    """Base frequency of the rotary position embeddings."""
     rms_norm_eps: float = 1e-5
-    """Added to the mean square in a norm."""
+    """Added to the mean square in each RMSNorm."""
     initializer_range: float = 0.02
-    """Standard deviation of the first weights."""
+    """Standard deviation of the initial weights."""
     tie_word_embeddings: bool = True
-    """Whether the output layer's weight is the embedding."""
+    """Use the embedding as the output layer's weight."""
     qk_norm: bool = False
     """Normalise each head's queries and keys before their rotation, as Qwen3 does."""
     num_local_experts: int | None = None
-    """None: one FFN a layer. Else a mixture of so many, each of `intermediate_size`."""
+    """Experts in each layer's mixture of experts, each of `intermediate_size`; None: one dense FFN per layer."""
     num_experts_per_tok: int = 2
-    """How many of its layer's experts a token goes through."""
+    """Number of its layer's experts that process each token."""
     router_aux_loss_coef: float = 0.001
     """Weight of the load-balancing loss in the training loss."""
 
@@ -69,7 +69,7 @@ class ModelConfig:
         return self.hidden_size // self.num_attention_heads
 
     def problems(self) -> list[str]:
-        """Every rule that these sizes break, with the numbers and the rule; empty if the model can be built."""
+        """Return every rule that these sizes break, with the numbers and the rule; empty if the model can be built."""
         found = [
             f"{name}={size}: must be at least 1" if size < 1 else f"{name}={size}: must be at most {most}"
             for name, most in _MOST.items()
@@ -104,8 +104,8 @@ class ModelConfig:
             )
         if self.qk_norm and self.num_local_experts is not None:
             found.append(
-                f"qk_norm=true with num_local_experts={self.num_local_experts}: no model of Hugging Face has both as "
-                "Frog's model has them; leave one of them out"
+                f"qk_norm=true with num_local_experts={self.num_local_experts}: no Hugging Face model combines both as "
+                "Frog's model does; remove one of them"
             )
         return found + self._expert_problems()
 
@@ -116,7 +116,7 @@ class ModelConfig:
         if not 1 <= self.num_experts_per_tok <= self.num_local_experts:
             found.append(
                 f"num_experts_per_tok={self.num_experts_per_tok} of num_local_experts={self.num_local_experts}: "
-                "a token goes through at least one expert, and through each at most once"
+                "each token goes through at least one expert, and through each at most once"
             )
         if self.router_aux_loss_coef < 0:
             found.append(f"router_aux_loss_coef={self.router_aux_loss_coef}: must be at least 0")
@@ -124,7 +124,7 @@ class ModelConfig:
 
     @property
     def kv_width(self) -> int:
-        """Width of all key heads side by side, and of all value heads."""
+        """Total width of all key heads, equal to that of all value heads."""
         return self.num_key_value_heads * self.head_dim
 
     def layer_parameters(self) -> tuple[Parameter, ...]:
@@ -132,7 +132,7 @@ class ModelConfig:
         return tuple(parameter for parameter in _LAYER if parameter.exists(self))
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every parameter by its name in the model, in the order of `state_dict`."""
+        """Return the shape of every parameter by its name in the model, in the order of `state_dict`."""
         embedding, *last = ROOT
         layers = {
             f"layers.{number}.{parameter.name}": parameter.shape(self)
@@ -147,13 +147,13 @@ class ModelConfig:
         return self._sum(lambda parameter: parameter.numel(self)) - copies
 
     def built_bytes(self) -> int:
-        """What a built model takes: its weights, and cosine and sine of each position, in float32."""
+        """Memory of a built model: its weights, and the cosine and sine of each position, in float32."""
         return 4 * (self.num_parameters() + 2 * self.max_position_embeddings * self.head_dim)
 
     def flops_per_token(self, sequence_length: int) -> float:
         """Floating-point operations to train on one token: forward and backward, matrix products only.
 
-        Of a mixture of experts those count that a token is sent to.
+        In a mixture of experts, only the experts that process the token count.
 
         Units:   operations; a multiply-add counts as two.
         Assumes: full (not causal) attention scores, as Chowdhery et al. 2022 (PaLM), appendix B, counts them.
@@ -162,7 +162,7 @@ class ModelConfig:
         return 6.0 * weights + 12.0 * self.num_hidden_layers * self.hidden_size * sequence_length
 
     def _num_multiplied(self, parameter: Parameter) -> int:
-        """Number of the parameter's weights that one token is multiplied with: an embedding is only looked up."""
+        """Return how many of the parameter's weights multiply one token: an embedding is only looked up."""
         if parameter.kind in ("embedding", "norm", "head norm"):
             return 0
         if parameter.kind == "expert":
@@ -170,7 +170,7 @@ class ModelConfig:
         return parameter.numel(self)
 
     def _sum(self, count: Callable[[Parameter], int]) -> int:
-        """The sum of `count` over all parameters of the model, the head as its own also if it is tied."""
+        """Sum `count` over all parameters of the model; the head counts separately even if it is tied."""
         return sum(map(count, ROOT)) + self.num_hidden_layers * sum(map(count, self.layer_parameters()))
 
 
@@ -198,29 +198,29 @@ class Parameter:
     """A row of the table: one parameter of the model, or of each layer."""
 
     name: str
-    """Its name in the model; for a layer's parameter the name within its layer."""
+    """Its name in the model; for a layer's parameter, the name within its layer."""
     dims: str
     """One letter for each dim of its shape, a key of `_WIDTHS`."""
     kind: Literal["embedding", "head", "matrix", "router", "expert", "norm", "head norm"]
-    """A head norm works on each attention head: where tensor parallelism splits the heads, each rank has a part of its
-    gradient.
+    """A head norm works on each attention head: where tensor parallelism splits the heads, each rank computes a part of
+    its gradient.
     """
     split_dim: int | None = None
-    """The dim that tensor parallelism splits: 0 the outputs, 1 the inputs; None if each rank holds all of it."""
+    """The dim that tensor parallelism splits: 0 the outputs, 1 the inputs; None if it is not split."""
     exists: Callable[[ModelConfig], bool] = _always
     """True for the models that have it."""
 
     @property
     def module(self) -> str:
-        """The name of the module that holds it."""
+        """The name of the module that owns it."""
         return self.name.rpartition(".")[0]
 
     def shape(self, model: ModelConfig) -> tuple[int, ...]:
-        """The sizes of its dims."""
+        """Return the sizes of its dims."""
         return tuple(_WIDTHS[letter](model) for letter in self.dims)
 
     def numel(self, model: ModelConfig) -> int:
-        """The number of its elements."""
+        """Return the number of its elements."""
         return math.prod(self.shape(model))
 
 
@@ -263,10 +263,10 @@ _LAYER = (
 _BY_NAME = {parameter.name: parameter for parameter in ROOT + _LAYER}
 
 MODULE_PARTS = tuple(dict.fromkeys(part for row in _LAYER for part in row.module.split(".")))
-"""The parts of the names of a layer's modules, in the order of the forward pass."""
+"""The components of the module names in a layer, in the order of the forward pass."""
 
 
 def split_dim(name: str) -> int | None:
-    """The dim along which tensor parallelism splits the parameter `name`; None if each rank holds all of it."""
+    """Return the dim along which tensor parallelism splits the parameter `name`; None if no dim is split."""
     row = _BY_NAME.get(re.sub(r"^.*\blayers\.\d+\.", "", name))
     return None if row is None else row.split_dim

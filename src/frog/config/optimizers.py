@@ -1,7 +1,7 @@
 """The optimizers, one entry each, and the [optimizer] section of a run file.
 
-A run file's checks, checkpoints and the formulas of memory read these entries, and none of them needs torch. A new
-optimizer has its entry and its settings here, and its file in `frog/optim`.
+The run file's checks, checkpoints and the memory formulas read these entries, and none of them needs torch. To add an
+optimizer, add its entry and its settings here, and its file in `frog/optim`.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from frog.core.schema import shortened
 
 @dataclass(frozen=True)
 class OptimizerEntry:
-    """What Frog knows of an optimizer without running it."""
+    """The facts about an optimizer that Frog knows without running it."""
 
     module: str
-    """The file whose `build` makes the optimizer."""
+    """The file whose `build` creates the optimizer."""
     state: Callable[[OptimizerConfig], tuple[str, ...]]
-    """The names of the float32 numbers that it keeps of each element, in the optimizer's own spelling.
+    """The names of its float32 state per element, in the optimizer's own spelling.
 
-    A checkpoint keeps each as `optimizer/<name>/<parameter>`.
+    A checkpoint stores each as `optimizer/<name>/<parameter>`.
     """
     counts_steps: bool = False
-    """True if the optimizer counts the steps of each tensor, in a state called `step`."""
+    """True if the optimizer counts steps per tensor, in a state called `step`."""
     needs_whole_matrices: bool = False
-    """True if the update of an element depends on its whole matrix. The run file's checks then refuse strategies that
-    cut matrices."""
+    """True if the update of an element depends on its whole matrix. The run file's checks then reject strategies that
+    split matrices."""
     proof_rate: float = 1e-3
     """The learning rate of `frog prove`: five steps must change the weights by much more than the tolerance."""
 
@@ -56,23 +56,23 @@ OPTIMIZERS: dict[str, OptimizerEntry] = {
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """[optimizer]: which optimizer, with a linear warm-up and a cosine to `min_learning_rate`"""
+    """[optimizer]: the optimizer and its schedule, a linear warm-up and a cosine to `min_learning_rate`"""
 
     name: str = "adamw"
     """"adamw"; "sgd": stochastic gradient descent, with momentum if `momentum` is above 0; "muon": orthogonal updates
     of the layers' matrices, AdamW for all other parameters."""
     learning_rate: Annotated[float, Unit()] = 3e-3
-    """After the warm-up."""
+    """Learning rate after the warm-up."""
     min_learning_rate: Annotated[float, Unit()] = 3e-4
-    """At the last step."""
+    """Learning rate at the last step."""
     warmup_steps: Annotated[int, Unit("steps")] = 20
-    """In which the rate rises from 0."""
+    """Steps in which the learning rate rises from 0."""
     beta1: Annotated[float, Unit()] = 0.9
     """adamw, muon: decay of AdamW's first moment."""
     beta2: Annotated[float, Unit()] = 0.95
     """adamw, muon: decay of AdamW's second moment."""
     eps: Annotated[float, Unit()] = 1e-8
-    """adamw, muon: added to the root of the second moment."""
+    """adamw, muon: added to the square root of the second moment."""
     momentum: Annotated[float, Unit()] = 0.9
     """sgd: decay of the sum of gradients; with 0 the optimizer keeps no state."""
     muon_momentum: Annotated[float, Unit()] = 0.95
@@ -80,7 +80,8 @@ class OptimizerConfig:
     muon_rate_factor: Annotated[float, Unit()] = 7.0
     """muon: the learning rate of the layers' matrices, as a multiple of `learning_rate`."""
     weight_decay: Annotated[float, Unit()] = 0.1
-    """Of matrices alone. adamw and muon decay the weights themselves; sgd adds the decay to the gradient."""
+    """Decay of matrices; other parameters have none. adamw and muon decay the weights themselves; sgd adds the decay to
+    the gradient."""
     grad_clip: Annotated[float | Literal["off"], Unit("norm")] = 1.0
     """Largest allowed norm of the gradient."""
 
@@ -91,7 +92,7 @@ class OptimizerConfig:
 
     @property
     def state(self) -> tuple[str, ...]:
-        """The names of what the optimizer keeps of each element."""
+        """The names of the optimizer's state per element."""
         return self.entry.state(self)
 
     def problems(self) -> list[str]:

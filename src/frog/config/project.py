@@ -1,4 +1,4 @@
-"""`frog init DIR`: a folder to train in, with the files that a run, a cluster and a job are described by."""
+"""`frog init DIR`: create a project folder with a run file, a model file, a cluster profile and a job file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FILES = (
     "config/clusters/generic.toml",
     "train.py",
 )
-"""What a project begins with, as it lies in the repository."""
+"""The files of a new project, by their paths in the repository."""
 
 _IGNORED = "/runs/\n/data/\n/logs\n/build/\n"
 
@@ -29,16 +29,16 @@ _README = """\
 
     frog data prepare                                    the embedded corpus; your own text: frog data prepare --help
     frog run --nproc 4 -- train config/demo.toml         train on four ranks of this machine
-    frog report latest --open                            look at it
-    frog slurm explain config/slurm_example.sbatch       what the job file asks for, and what is wrong with it
-    frog submit config/demo.toml --to slurm --dry-run    the job for a cluster of config/clusters/
+    frog report latest --open                            open its report
+    frog slurm explain config/slurm_example.sbatch       explain what the job file requests, and its mistakes
+    frog submit config/demo.toml --to slurm --dry-run    print the job for a cluster of config/clusters/
 
-| file | what it says |
+| file | contents |
 |---|---|
-| `config/demo.toml` | the run: data, steps, optimizer, strategy. Any field: `--set train.steps=20` |
+| `config/demo.toml` | the run: data, steps, optimizer, strategy. Override any field: `--set train.steps=20` |
 | `config/config.json` | the model's sizes, in Hugging Face's names |
-| `config/clusters/generic.toml` | the cluster: copy it, and write in what your site's pages say |
-| `config/slurm_example.sbatch` | a job file for Slurm, to read and to change |
+| `config/clusters/generic.toml` | the cluster: copy it and fill in the values from your site's documentation |
+| `config/slurm_example.sbatch` | a job file for Slurm, to read and adapt |
 | `train.py` | the program that `torchrun` and the job file start |
 """
 
@@ -47,25 +47,25 @@ def add_init_parser(commands: argparse._SubParsersAction[Any]) -> None:
     """Add `frog init`."""
     parser = commands.add_parser(
         "init",
-        help="make a folder to train in: run file, model, cluster profile, job file",
-        description="Make a folder with a run file, a model file, a cluster profile and a job file. "
+        help="create a training folder: run file, model, cluster profile, job file",
+        description="Create a folder with a run file, a model file, a cluster profile and a job file. "
         "Commands such as `frog train` and `frog submit` find them there.",
     )
-    parser.add_argument("folder", type=Path, metavar="DIR", help="a new or empty folder; . is this one")
+    parser.add_argument("folder", type=Path, metavar="DIR", help="a new or empty folder; . is the current one")
     parser.set_defaults(handler=_init)
 
 
 def _init(args: argparse.Namespace) -> int:
     folder: Path = args.folder
     make_project(folder)
-    print(f"made {folder}\nnext: cd {folder} && frog data prepare && frog run --nproc 4 -- train config/demo.toml")
+    print(f"created {folder}\nnext: cd {folder} && frog data prepare && frog run --nproc 4 -- train config/demo.toml")
     return 0
 
 
 def make_project(folder: Path) -> None:
     """Write the files of a project into a new or empty folder.
 
-    Raises:  UsageError if something is there already, or the folder cannot be written to.
+    Raises:  UsageError if the folder is not empty, or cannot be written to.
     """
     source = _INSTALLED if _INSTALLED.is_dir() else _CLONE
     try:
@@ -77,4 +77,4 @@ def make_project(folder: Path) -> None:
         write_atomic(folder / ".gitignore", _IGNORED)
         write_atomic(folder / "README.md", _README.format(name=folder.resolve().name))
     except OSError as problem:
-        raise UsageError(f"{folder}: cannot be made: {problem.strerror}", "name another folder") from None
+        raise UsageError(f"{folder}: cannot be created: {problem.strerror}", "name another folder") from None

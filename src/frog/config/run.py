@@ -1,4 +1,4 @@
-"""What a run file may say. Every field has its default and its rule here."""
+"""The fields of a run file. Every field has its default and its rule here."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from frog.core.errors import ConfigError
 from frog.core.names import name_problem
 
 MOST_ELASTIC_RANKS = 64
-"""Over the life of a run that goes on when ranks are lost: each rank that joins gets a number of its own."""
+"""Most permanent rank numbers in the life of an elastic run: each rank that joins gets a new number."""
 
 _MOST = 10**9
-"""Of whatever is counted in a run file: what lies above is a slip of the pen."""
+"""Upper limit of every count in a run file: a larger number is a typing mistake."""
 
 _MOST_OF = {"global_batch_size": 10**7, "grad_accum": 10**5, "sequence_length": 10**8, "sample_tokens": 10**5}
-"""Where less is a slip already: ten times the largest that anybody has trained with, and more."""
+"""Lower limits than `_MOST` for some fields, over ten times the largest value anyone has trained with."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class ModelSource:
     """[model]"""
 
     file: str = "config.json"
-    """A config.json, looked for beside the run file."""
+    """The model's config.json, relative to the run file."""
     init_from: str | None = None
-    """Start from these weights: a run, or a folder that `save_pretrained` wrote."""
+    """Start from the weights of this run, or of a folder that `save_pretrained` wrote."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class DataConfig:
     """[data]"""
 
     name: str = "python-docs"
-    """A prepared data set: `frog data list`."""
+    """A prepared data set; `frog data list` shows them."""
     sequence_length: Annotated[int, Unit("tokens")] = 64
-    """Of each sample."""
+    """Length of each sample."""
 
 
 @dataclass(frozen=True)
@@ -54,20 +54,20 @@ class TrainConfig:
     global_batch_size: Annotated[int, Unit("sequences")] = 16
     """Sequences in one optimizer step, over all ranks and micro-batches."""
     grad_accum: Annotated[int, Unit("micro-batches")] = 1
-    """Micro-batches into which each rank cuts its share of the global batch."""
+    """Micro-batches into which each rank splits its share of the global batch."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Of the forward pass; weights and sums stay in float32."""
+    """Precision of the forward pass; weights and sums stay in float32."""
     initial_loss_scale: Annotated[float, Unit("factor")] = 65536.0
-    """fp16: what the loss is multiplied by at first, so that small gradients do not round to zero. Where the gradient
-    overflows the step is left out and the scale halved; after 2000 good steps in a row it is doubled."""
+    """fp16: initial factor of the loss, so that small gradients do not round to zero. If the gradient overflows, the
+    step is skipped and the scale is halved; after 2000 good steps in a row the scale is doubled."""
     compile: bool = False
-    """Whether the model goes through torch.compile."""
+    """Compile the model with torch.compile."""
     activation_checkpointing: bool = False
-    """Whether a layer's activations are computed again in the backward pass instead of kept."""
+    """Recompute each layer's activations in the backward pass instead of storing them."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
-    """What it runs on. "auto" takes the rank's GPU, for a world of one MPS, else the CPU."""
+    """Device to train on. "auto" selects the rank's GPU, else MPS (in a world of one rank), else the CPU."""
     log_every: Annotated[int, Unit("steps")] = 10
-    """How often a line of the log says where the run is."""
+    """Interval between progress lines in the log."""
     timeout_s: Annotated[float, Unit("s")] = 120.0
     """How long a collective waits for a missing rank before the run fails."""
 
@@ -77,11 +77,11 @@ class CommConfig:
     """[comm]"""
 
     backend: Literal["auto", "gloo", "nccl", "frog"] = "auto"
-    """What carries the collectives: gloo or our own `frog` between CPUs, NCCL between NVIDIA GPUs. "auto" follows
+    """Backend of the collectives: gloo or Frog's own `frog` between CPUs, NCCL between NVIDIA GPUs. "auto" follows
     train.device."""
     on_loss: Literal["fail", "shrink"] = "fail"
-    """What becomes of a run that loses a rank. "shrink": the others go on without it, and `frog join` brings new ones;
-    for ddp and zero1 to zero3 on our own backend."""
+    """What happens when the run loses a rank. "shrink": the other ranks continue without it, and `frog join` adds new
+    ones; for ddp and zero1 to zero3 on Frog's own backend."""
 
 
 @dataclass(frozen=True)
@@ -89,13 +89,13 @@ class EvalConfig:
     """[eval]: held-out text"""
 
     every: Annotated[int, Unit("steps")] = 100
-    """How often held-out text is scored."""
+    """Interval between evaluations on held-out text."""
     tokens: Annotated[int, Unit("tokens")] = 16384
-    """How many held-out tokens are scored, at most."""
+    """Maximum number of held-out tokens per evaluation."""
     prompt: str = "The "
-    """How the sampled text begins."""
+    """Beginning of the sampled text."""
     sample_tokens: Annotated[int, Unit("tokens")] = 40
-    """How many tokens are sampled after the prompt at each evaluation; with 0 nothing is sampled."""
+    """Tokens sampled after the prompt at each evaluation; 0 samples nothing."""
 
 
 @dataclass(frozen=True)
@@ -103,20 +103,20 @@ class CheckpointConfig:
     """[checkpoint]"""
 
     every: Annotated[int, Unit("steps")] = 100
-    """How often a checkpoint is saved."""
+    """Interval between checkpoints."""
     keep_last: Annotated[int, Unit("checkpoints")] = 5
-    """How many stay; older ones are removed."""
+    """Number of checkpoints to keep; older ones are removed."""
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """One training run, as its run file asks for it."""
+    """One training run, as its run file describes it."""
 
     model: ModelConfig
     name: str = "run"
-    """Of the run's folder, under runs/."""
+    """Name of the run's folder, under runs/."""
     seed: Annotated[int, Unit()] = 1337
-    """Of the weights, the order of samples, and what is sampled."""
+    """Seed of the weights, the order of samples, and sampling."""
     source: ModelSource = field(default_factory=ModelSource)
     data: DataConfig = field(default_factory=DataConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
@@ -127,7 +127,7 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
 
     def problems(self) -> list[str]:
-        """Every rule that this run breaks whatever its world; empty if it can start."""
+        """Return every rule that this run breaks in any world; empty if it can start."""
         found = self.model.problems() + self.strategy.problems() + self.optimizer.problems()
         if wrong_name := name_problem(self.name):
             found.append(wrong_name)
@@ -172,7 +172,7 @@ class RunConfig:
         return found + self._cut_matrices()
 
     def _cut_matrices(self) -> list[str]:
-        """Each setting by which the strategy cuts matrices that the optimizer needs whole."""
+        """Return each setting by which the strategy splits matrices that the optimizer needs complete."""
         optimizer, strategy = self.optimizer.name, self.strategy
         if optimizer not in OPTIMIZERS or not OPTIMIZERS[optimizer].needs_whole_matrices:
             return []
@@ -181,24 +181,27 @@ class RunConfig:
         keep_whole = or_list(repr(name) for name, entry in DATA_STRATEGIES.items() if not entry.splits)
         elementwise = or_list(repr(name) for name, entry in OPTIMIZERS.items() if not entry.needs_whole_matrices)
         return [
-            f"optimizer.name={optimizer!r} with {cut}: this optimizer needs whole matrices, this strategy cuts them; "
+            f"optimizer.name={optimizer!r} with {cut}: this optimizer needs whole matrices, this strategy splits them; "
             f"set strategy.name to {keep_whole} and strategy.tp to 1, or optimizer.name to {elementwise}"
             for cut in cuts
         ]
 
     def meets(self, step: int) -> bool:
-        """Whether the data ranks meet in this step: always, but where they go apart. Then in the last step of a round,
-        and in the run's last, so that a run ends with one model.
+        """True if the data ranks synchronize in this step.
+
+        Usually they do in every step. If the strategy trains replicas apart, they do in the last step of each round and
+        in the last step of the run, so that the run ends with one model.
         """
         return not self.strategy.entry.apart or step % self.strategy.inner_steps == 0 or step == self.train.steps
 
     def least_bytes(self, world_size: int) -> int:
-        """Memory that each rank surely takes when it trains on a CPU: less than it will, so that no run is refused
-        that can be. Each builds the whole model; of gradients and optimizer state a rank has its share at least, and of
-        a micro-batch what goes into a layer.
+        """Lower bound of the memory that each rank needs to train on a CPU, so that no run is rejected that could work.
+
+        Each rank builds the whole model, and holds at least its share of gradients and optimizer state, and the inputs
+        of one layer for one micro-batch.
 
         Units:   bytes
-        Assumes: float32, and that the run can be in this world.
+        Assumes: float32, and that the run is valid in this world.
         """
         sequences = self.micro_batch_size(self.strategy.dp_size(world_size))
         layer_input = 4 * sequences * self.data.sequence_length * self.model.hidden_size
@@ -207,13 +210,13 @@ class RunConfig:
         return self.model.built_bytes() + kept // world_size + layer_input
 
     def micro_batch_size(self, dp_size: int) -> int:
-        """Sequences that one rank takes in one forward pass; the most of any, where they are dealt unevenly."""
+        """Sequences per rank in one forward pass; the largest number, if they are distributed unevenly."""
         return -(-self.train.global_batch_size // (dp_size * self.train.grad_accum))
 
     def explain_batch(self, world_size: int) -> str:
-        """The effective batch size in words, with the numbers that it is the product of.
+        """Describe the effective batch size, with its factors.
 
-        Assumes: that the run can be in this world.
+        Assumes: that the run is valid in this world.
         """
         train, dp_size = self.train, self.strategy.dp_size(world_size)
         together = world_size // dp_size
@@ -227,7 +230,7 @@ class RunConfig:
         )
 
     def _shrink_problems(self) -> list[str]:
-        """What a run that goes on without lost ranks cannot do."""
+        """Return the problems of a run with comm.on_loss = "shrink"."""
         strategy = self.strategy
         wrong = [
             f"strategy.{axis}={size}" for axis in ("tp", "pp", "cp", "ep") if (size := getattr(strategy, axis)) > 1
@@ -245,7 +248,7 @@ class RunConfig:
         if self.train.compile:
             wrong.append("train.compile=true")
         return [
-            f"comm.on_loss='shrink' with {one}: what a lost rank held could not be had from the others; take ddp "
+            f"comm.on_loss='shrink' with {one}: the other ranks could not restore the state of a lost rank; use ddp "
             "or zero1 to zero3 of frog, on backend frog"
             for one in wrong
         ]
@@ -256,13 +259,13 @@ class RunConfig:
         further: Sequence[str] = (),
         hint: str = "change one of these numbers: --set strategy.tp=…, train.grad_accum=…",
     ) -> None:
-        """Raise ConfigError with every rule that this run breaks in a world of that size, and `further` ones."""
+        """Raise ConfigError with every rule that this run breaks in a world of that size, and `further` problems."""
         if problems := [*self.world_problems(world_size), *further]:
             listing = "".join(f"\n  - {problem}" for problem in problems[1:])
             raise ConfigError(problems[0] + listing, hint)
 
     def world_problems(self, world_size: int) -> list[str]:
-        """Every rule that this run breaks in a world of that size; empty if it can start there."""
+        """Return every rule that this run breaks in a world of that size; empty if it can start there."""
         found = strategy_problems(
             self.strategy, self.model, self.data.sequence_length, self.train.grad_accum, world_size
         )
@@ -273,30 +276,30 @@ class RunConfig:
                 able = or_list(name for name, entry in DATA_STRATEGIES.items() if "parameters" not in entry.splits)
                 named = " and strategy.".join(cut or [f"name={strategy.name!r}"])
                 found.append(
-                    f"train.compile=true with strategy.{named}: the ranks communicate inside the model, which is "
-                    f"compiled whole; take {able}"
+                    f"train.compile=true with strategy.{named}: the ranks communicate inside the model, which "
+                    f"is compiled as a whole; use {able}"
                 )
         if self.comm.on_loss == "shrink":
             found += self._shrink_problems()
             if world_size > MOST_ELASTIC_RANKS:
                 found.append(
-                    f"comm.on_loss='shrink' with {world_size} ranks: at most {MOST_ELASTIC_RANKS} can agree on who is "
-                    "left; take fewer, or leave it out"
+                    f"comm.on_loss='shrink' with {world_size} ranks: at most {MOST_ELASTIC_RANKS} ranks can agree on "
+                    "a new membership; use fewer, or remove comm.on_loss"
                 )
         if self.train.precision == "fp16" and strategy.entry.apart:
             found.append(
-                f"train.precision='fp16' with strategy.name={strategy.name!r}: each rank would have a loss scale "
-                "of its own and leave out its own steps; take bf16"
+                f"train.precision='fp16' with strategy.name={strategy.name!r}: each rank would have its own loss scale "
+                "and skip its own steps; use bf16"
             )
         elif self.train.precision == "fp16" and strategy.compression == "int8":
             found.append(
-                "train.precision='fp16' with strategy.compression='int8': the overflow of a step that is left out "
-                "would stay in what the roundings keep; take bf16"
+                "train.precision='fp16' with strategy.compression='int8': the overflow of a skipped step "
+                "would remain in the error feedback; use bf16"
             )
         if strategy.implementation == "deepspeed" and self.optimizer.name != "adamw":
             found.append(
-                f"optimizer.name={self.optimizer.name!r} with strategy.implementation='deepspeed': Frog drives "
-                "DeepSpeed's AdamW alone; take another implementation, or adamw"
+                f"optimizer.name={self.optimizer.name!r} with strategy.implementation='deepspeed': Frog supports only "
+                "DeepSpeed's AdamW; use another implementation, or adamw"
             )
         if found:
             return found
@@ -316,7 +319,7 @@ def batch_problem(
 ) -> str | None:
     """Explain why a global batch cannot be split among data ranks and micro-batches; None if it can.
 
-    Where `uneven` is allowed, the parts may differ by one sequence. `ranks` is what the reader calls the data ranks.
+    With `uneven`, the parts may differ by one sequence. `ranks` is the name of the data ranks in the message.
     """
     parts = dp_size * grad_accum
     if global_batch_size >= parts and (uneven or global_batch_size % parts == 0):

@@ -1,8 +1,8 @@
-"""The strategies, one entry each: what it is called, who keeps what, what is sent, when to use it, who carries it out.
+"""The strategies, one entry each: name, sharded state, communication, advice and implementation.
 
-All that is known of a strategy without running it is here, and needs no torch. A run file's checks, the formulas of
-memory and traffic, `frog strategies`, the report and the proof's matrix are made from these tables. A new strategy is
-its entry here, its file in `frog/parallel` and its row in docs/strategies.md: tests name what is missing.
+The tables hold everything that Frog knows of a strategy without running it, and need no torch. The run file's checks,
+the memory and traffic formulas, `frog strategies`, the report and the proof's matrix read them. To add a strategy, add
+an entry here, a file in `frog/parallel` and a row in docs/strategies.md: tests report what is missing.
 """
 
 from __future__ import annotations
@@ -12,36 +12,36 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 WHOLE_WORLD = "all"
-"""In a proof's fields: as many ranks as there are."""
+"""In a proof's fields: the size of the world."""
 
 PROOF_BUCKET_MB = 0.02
-"""Several buckets in the small model that is proved, so that their borders are proved too."""
+"""Bucket size that splits the small model of the proofs into several buckets, so that proofs cover their borders."""
 
 
 @dataclass(frozen=True)
 class StrategyEntry:
-    """What can be said of any strategy."""
+    """The fields that every strategy has."""
 
     name: str
-    """Of data parallelism the value of `strategy.name`; of all others the field that says over how many ranks."""
+    """For data parallelism the value of `strategy.name`; otherwise the field that sets the number of ranks."""
     title: str
     """In tables."""
     summary: str
-    """What it is, in a sentence."""
+    """One-sentence description."""
     use: str
     """When to use it."""
     modules: Mapping[str, str]
-    """Who carries it out, by `strategy.implementation`: the file, whose `build` makes it."""
+    """The file whose `build` implements it, by `strategy.implementation`."""
     proofs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What is proved of it, where that is more than one case: [strategy] fields by the case's name."""
+    """The cases to prove, if there are several: [strategy] fields by the case's name."""
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """A collective of the data ranks that every step has, or every round of steps: how often, in how many messages.
+    """A collective of the data ranks in every step or round: how often it runs, and in how many messages.
 
-    `pieces` are the buckets that `strategy.reduction` makes; one message; one for each layer and one for the rest; or
-    one for each layer but the last, where that and the rest need not be sent.
+    `pieces` are the buckets of `strategy.reduction`; one message; one for each layer and one for the rest; or
+    one for each layer but the last, where the last layer and the rest are not sent.
     """
 
     op: Literal["all_reduce", "reduce_scatter", "all_gather"]
@@ -52,22 +52,22 @@ class Transfer:
 
 @dataclass(frozen=True)
 class DataStrategyEntry(StrategyEntry):
-    """A way for the data ranks to keep the parameters, the gradients and the optimizer's state."""
+    """A way to distribute the parameters, the gradients and the optimizer's state over the data ranks."""
 
     splits: frozenset[Literal["optimizer", "gradients", "parameters"]] = frozenset()
-    """What each rank keeps only its partition of. Everything else every rank has whole."""
+    """State of which each rank keeps only its partition. Every rank has a full copy of everything else."""
     transfers: tuple[Transfer, ...] = ()
     apart: bool = False
-    """Whether the data ranks go on apart, each with weights and moments of its own, and meet once a round."""
+    """True if the data ranks train separately, with their own weights and moments, and synchronize once per round."""
 
     @property
     def sends_every_micro_batch(self) -> bool:
-        """Whether accumulating gradients over micro-batches saves no traffic."""
+        """True if gradient accumulation saves no traffic."""
         return any(transfer.every == "micro-batch" for transfer in self.transfers)
 
     @property
     def zero_stage(self) -> int:
-        """ZeRO's number for what is split."""
+        """ZeRO's number for the sharded state."""
         return len(self.splits)
 
 
@@ -83,7 +83,7 @@ DATA_STRATEGIES = _by_name(
         name="ddp",
         title="ddp",
         summary="Every data rank has the whole model and its own samples; gradients are averaged.",
-        use="the model, its gradients and Adam's two moments fit on one rank: nothing is simpler",
+        use="the model, its gradients and Adam's two moments fit on one rank: the simplest strategy",
         modules={"frog": "frog.parallel.data.ddp", "torch": "frog.parallel.torch_impl.ddp"},
         transfers=(Transfer("all_reduce", "gradients", "step", "buckets"),),
         proofs={
@@ -96,8 +96,8 @@ DATA_STRATEGIES = _by_name(
     DataStrategyEntry(
         name="zero1",
         title="zero1",
-        summary="Every data rank keeps one partition of Adam's state, and updates those parameters for all.",
-        use="Adam's moments no longer fit: they are partitioned, for the traffic of ddp",
+        summary="Every data rank keeps one partition of Adam's state, and updates those parameters for all ranks.",
+        use="Adam's moments no longer fit: they are partitioned, with the same traffic as ddp",
         modules={
             "frog": "frog.parallel.data.zero1",
             "torch": "frog.parallel.torch_impl.ddp",
@@ -114,7 +114,7 @@ DATA_STRATEGIES = _by_name(
         name="zero2",
         title="zero2",
         summary="Every data rank keeps one partition of the gradients and of Adam's state.",
-        use="the gradients no longer fit either; they travel in every micro-batch, so keep grad_accum low",
+        use="the gradients no longer fit either; they are sent in every micro-batch, so keep grad_accum low",
         modules={
             "frog": "frog.parallel.data.zero2",
             "torch": "frog.parallel.torch_impl.fsdp",
@@ -123,12 +123,12 @@ DATA_STRATEGIES = _by_name(
         splits=frozenset({"optimizer", "gradients"}),
         transfers=(_REDUCED_BY_LAYER, Transfer("all_gather", "parameters", "step", "layers")),
     ),
-    # A (3P - R)(n-1)/n: R, the last layer and what is in no layer, stays whole from forward to backward. Source:
+    # A (3P - R)(n-1)/n: R, the last layer and the root unit, stays gathered from forward to backward. Source:
     # Rajbhandari et al. 2020, section 7.2, which has 3P: nothing stays.
     DataStrategyEntry(
         name="zero3",
         title="zero3",
-        summary="Every data rank keeps one partition of the parameters too; a layer is whole while it is at work.",
+        summary="Every data rank keeps one partition of the parameters too; a layer is gathered only while in use.",
         use="the parameters no longer fit either; up to 1.5 times the traffic of ddp, for each micro-batch",
         modules={
             "frog": "frog.parallel.data.zero3",
@@ -146,31 +146,31 @@ DATA_STRATEGIES = _by_name(
     DataStrategyEntry(
         name="diloco",
         title="diloco",
-        summary="Every data rank trains a replica by itself; every inner_steps steps the replicas meet, and an outer "
-        "optimizer takes the mean of how far they have come.",
-        use="links are slow: one exchange in inner_steps steps; not what one process computes, so compare the losses",
+        summary="Every data rank trains a replica independently; every inner_steps steps the replicas synchronize, and "
+        "an outer optimizer applies the mean of their weight changes.",
+        use="links are slow: one exchange every inner_steps steps; differs from one process, so compare losses",
         modules={"frog": "frog.parallel.data.diloco"},
         transfers=(Transfer("all_reduce", "differences", "round", "one"),),
         apart=True,
         proofs={"diloco": {"name": "diloco", "inner_steps": 2}},
     ),
 )
-"""What `strategy.name` can be: how the data ranks keep what they train."""
+"""The values of `strategy.name`: how the data ranks keep what they train."""
 
 AXES = {
     "tp": StrategyEntry(
         name="tp",
         title="tensor",
         summary="Every matrix is split over the tp ranks, which work on the same samples.",
-        use="a single layer is too big or too slow; it talks in every layer, so keep it within a node",
+        use="a single layer is too big or too slow; every layer communicates, so keep tp within a node",
         modules={"frog": "frog.parallel.model.tensor", "torch": "frog.parallel.torch_impl.fsdp"},
         proofs={"tp": {"tp": WHOLE_WORLD, "sequence_parallel": False}, "tp+sp": {"tp": WHOLE_WORLD}},
     ),
     "pp": StrategyEntry(
         name="pp",
         title="pipeline",
-        summary="The layers are cut into stages, through which micro-batches flow.",
-        use="the model is deep and links are slow: little is sent, but ranks wait while the pipeline fills and drains",
+        summary="The layers are split into stages, through which micro-batches flow.",
+        use="the model is deep and links are slow: little traffic, but ranks wait while the pipeline fills and drains",
         modules={"frog": "frog.parallel.model.pipeline", "torch": "frog.parallel.torch_impl.pipeline"},
         proofs={
             "pp-gpipe": {"pp": WHOLE_WORLD, "schedule": "gpipe"},
@@ -182,7 +182,7 @@ AXES = {
     "cp": StrategyEntry(
         name="cp",
         title="context",
-        summary="Every sequence is split over the cp ranks; keys and values go round in a ring, gradients are "
+        summary="Every sequence is split over the cp ranks; keys and values travel around a ring, gradients are "
         "averaged.",
         use="the sequence is too long for one rank's activations",
         modules={"frog": "frog.parallel.model.context"},
@@ -191,30 +191,30 @@ AXES = {
     "ep": StrategyEntry(
         name="ep",
         title="expert",
-        summary="The experts of each layer are shared out over neighbouring data ranks; tokens travel to them.",
+        summary="Neighbouring data ranks share the experts of each layer; tokens travel to their experts.",
         use="the FFN is a mixture of experts whose weights no longer fit",
         modules={"frog": "frog.parallel.model.expert"},
         proofs={"ep": {"ep": WHOLE_WORLD}},
     ),
 }
-"""What splits the model or the sequence, by the field of [strategy] that says over how many ranks."""
+"""The strategies that split the model or the sequence, by the field of [strategy] that sets the number of ranks."""
 
 HYBRID = StrategyEntry(
     name="hybrid",
     title="hybrid",
-    summary="Rows of neighbouring data ranks each hold one copy between them; the rows repeat it.",
-    use="zero3 where links between nodes are slow: share out within a node, repeat across nodes",
+    summary="Neighbouring data ranks form rows, and each row holds one sharded copy; the rows are replicas.",
+    use="zero3 where links between nodes are slow: shard within a node, replicate across nodes",
     modules={},
 )
-"""What `strategy.shard` adds to a data strategy that splits something."""
+"""What `strategy.shard` adds to a data strategy that shards its state."""
 
 
 def find_strategy(name: str) -> StrategyEntry:
-    """The entry of that name, in whichever table. Raises KeyError if there is none."""
+    """Return the entry of that name from any of the tables. Raises KeyError if there is none."""
     return {**DATA_STRATEGIES, **AXES, HYBRID.name: HYBRID}[name]
 
 
 def or_list(names: Iterable[str]) -> str:
-    """Names as in `ddp, zero1 or zero2`."""
+    """Join names as in `ddp, zero1 or zero2`."""
     *others, last = names
     return f"{', '.join(others)} or {last}" if others else last

@@ -1,4 +1,4 @@
-"""How the work is spread over the world, and which spreads cannot be."""
+"""How the work is distributed over the world, and which combinations are invalid."""
 
 from __future__ import annotations
 
@@ -13,74 +13,74 @@ from frog.config.units import Unit
 from frog.core.schema import shortened
 
 ZERO_BUBBLE_TORCH = (2, 13)
-"""The first torch that was seen to run its zero-bubble schedule on our model. In 2.9 and 2.11 the second half of a
-backward pass that is cut in two no longer finds the nodes of functions written in Python (pytorch#166577)."""
+"""The first torch version that is known to run its zero-bubble schedule on Frog's model. In 2.9 and 2.11 the second
+half of a split backward pass does not find the nodes of functions written in Python (pytorch#166577)."""
 
 
 @dataclass(frozen=True)
 class StrategyConfig:
-    """[strategy]: how the work is spread over the world. What tp, pp and cp leave of it is the data-parallel axis"""
+    """[strategy]: how the work is distributed over the world. The ranks that tp, pp and cp leave are data-parallel"""
 
     name: str = "ddp"
-    """How the data-parallel ranks keep what they train: a key of DATA_STRATEGIES."""
+    """How the data-parallel ranks keep their state: a key of DATA_STRATEGIES."""
     implementation: Literal["frog", "torch", "deepspeed"] = "frog"
-    """Whose code spreads the work: Frog's own, torch's, or DeepSpeed's."""
+    """The code that implements the strategy: Frog's own, torch's, or DeepSpeed's."""
     tp: Annotated[int, Unit("ranks")] = 1
-    """Tensor parallelism: over how many ranks each matrix of a layer is split."""
+    """Tensor parallelism: number of ranks that split each matrix of a layer."""
     pp: Annotated[int, Unit("ranks")] = 1
-    """Pipeline parallelism: over how many ranks the layers are spread."""
+    """Pipeline parallelism: number of ranks that share the layers."""
     cp: Annotated[int, Unit("ranks")] = 1
-    """Context parallelism: over how many ranks the positions of a sequence are split."""
+    """Context parallelism: number of ranks that split the positions of a sequence."""
     ep: Annotated[int, Unit("ranks")] = 1
-    """Over how many neighbouring dp ranks each layer's experts are shared out."""
+    """Expert parallelism: number of neighbouring dp ranks that share each layer's experts."""
     shard: Annotated[int | None, Unit("ranks")] = None
-    """Hybrid sharding: over how many neighbouring data ranks zero shares out; None is all of them."""
+    """Hybrid sharding: number of neighbouring data ranks over which zero shards; None means all of them."""
     reduction: Literal["naive", "bucketed", "overlapped"] = "bucketed"
-    """ddp: one all-reduce a parameter; one a bucket after the backward pass; one a bucket during it."""
+    """ddp: one all-reduce per parameter; one per bucket after the backward pass; one per bucket during it."""
     bucket_mb: Annotated[float, Unit("MB")] = 25.0
-    """ddp: how much gradient goes into one all-reduce."""
+    """ddp: size of the gradient bucket of one all-reduce."""
     compression: Literal["off", "fp16", "bf16", "powersgd", "int8"] = "off"
-    """What is sent with fewer bits. ddp and diloco of Frog: int8. ddp of torch: its hooks fp16, bf16 and powersgd."""
+    """Compression of the traffic. Frog's ddp and diloco: int8. torch's ddp: its hooks fp16, bf16 and powersgd."""
     inner_steps: Annotated[int, Unit("steps")] = 50
-    """diloco: H, the steps of a round, which each rank takes by itself."""
+    """diloco: H, the steps of a round, which each rank takes independently."""
     outer_learning_rate: Annotated[float, Unit()] = 0.7
-    """diloco: of the outer optimizer, at the end of a round."""
+    """diloco: learning rate of the outer optimizer, at the end of a round."""
     outer_momentum: Annotated[float, Unit()] = 0.9
-    """diloco: of the outer optimizer, Nesterov's; 0 is none."""
+    """diloco: Nesterov momentum of the outer optimizer; 0 turns it off."""
     sequence_parallel: bool = True
-    """tp: whether the norms' inputs are split over the sequence."""
+    """tp: split the inputs of the norms over the sequence."""
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = "1f1b"
-    """pp: the order of the micro-batches, of which there are train.grad_accum."""
+    """pp: order of the train.grad_accum micro-batches."""
     virtual_stages: Annotated[int, Unit("stages")] = 2
-    """pp, interleaved: how many stages a rank holds."""
+    """pp, interleaved: number of stages per rank."""
     deepspeed_file: str | None = None
-    """deepspeed: its JSON file, as seen from where the run starts; None takes config/deepspeed_<name>.json."""
+    """deepspeed: its JSON file, relative to the current directory; None uses config/deepspeed_<name>.json."""
 
     @property
     def entry(self) -> DataStrategyEntry:
-        """What is known of the data strategy; `problems` says why where there is none of that name."""
+        """The entry of the data strategy; `problems` reports an unknown name."""
         return DATA_STRATEGIES[self.name]
 
     def problems(self) -> list[str]:
-        """Whether there is such a strategy at all."""
+        """Return a problem if the strategy's name is unknown."""
         if self.name in DATA_STRATEGIES:
             return []
         return [f"strategy.name={shortened(repr(self.name))}: must be {or_list(map(repr, DATA_STRATEGIES))}"]
 
     def dp_size(self, world_size: int) -> int:
-        """How many data-parallel ranks a world of this size has; `strategy_problems` says why when it is not whole."""
+        """Number of data-parallel ranks in a world of this size; `strategy_problems` explains a bad size."""
         return world_size // (self.tp * self.pp * self.cp)
 
 
 def strategy_problems(
     strategy: StrategyConfig, model: ModelConfig, sequence_length: int, grad_accum: int, world_size: int
 ) -> list[str]:
-    """Every rule that a strategy breaks with this model, sequence and world; each with the two numbers and the rule."""
+    """Return every rule that a strategy breaks with this model, sequence and world, with both numbers and the rule."""
     ranks = strategy.tp * strategy.pp * strategy.cp
     if world_size % ranks:
         return [
             f"strategy.pp {strategy.pp} x strategy.cp {strategy.cp} x strategy.tp {strategy.tp} = {ranks} ranks do not "
-            f"divide the world of {world_size}: what they leave of it is the data-parallel axis, which must be whole"
+            f"divide the world of {world_size}: the remaining factor is the data-parallel axis"
         ]
     found = _size_problems(strategy, model, sequence_length, grad_accum)
     found += _sharding_problems(strategy, world_size // (strategy.tp * strategy.pp))
@@ -94,8 +94,8 @@ def _size_problems(strategy: StrategyConfig, model: ModelConfig, sequence_length
     split = {
         "num_attention_heads": (model.num_attention_heads, "each rank takes whole heads"),
         "num_key_value_heads": (model.num_key_value_heads, "each rank takes whole key/value heads"),
-        "intermediate_size": (model.intermediate_size, "each rank takes as many FFN columns"),
-        "vocab_size": (model.vocab_size, "each rank takes as many rows of the embedding"),
+        "intermediate_size": (model.intermediate_size, "each rank takes the same number of FFN columns"),
+        "vocab_size": (model.vocab_size, "each rank takes the same number of embedding rows"),
     }
     if strategy.sequence_parallel:
         split["data.sequence_length"] = (sequence_length, "sequence parallelism splits the positions evenly")
@@ -107,7 +107,7 @@ def _size_problems(strategy: StrategyConfig, model: ModelConfig, sequence_length
     if cp > 1 and sequence_length % (2 * cp):
         found.append(
             f"data.sequence_length={sequence_length} is not a multiple of 2 x strategy.cp={2 * cp}: each rank takes "
-            "one stretch from the sequence's beginning and one from its end"
+            "one chunk from the sequence's beginning and one from its end"
         )
     stages = pp * (strategy.virtual_stages if strategy.schedule == "interleaved" and pp > 1 else 1)
     if model.num_hidden_layers < stages:
@@ -133,13 +133,13 @@ def _sharding_problems(strategy: StrategyConfig, data_size: int) -> list[str]:
         if data_size % strategy.shard:
             found.append(
                 f"strategy.shard={strategy.shard} does not divide the {data_size} data ranks: "
-                "they are cut into rows of that many"
+                "they are divided into rows of that many"
             )
     if strategy.pp > 1 and strategy.entry.sends_every_micro_batch:
         able = or_list(name for name, entry in DATA_STRATEGIES.items() if not entry.sends_every_micro_batch)
         found.append(
             f"strategy.name={strategy.name!r} with strategy.pp={strategy.pp}: it would reduce or gather again in every "
-            f"micro-batch of every stage; take {able}"
+            f"micro-batch of every stage; use {able}"
         )
     return found + _compression_problems(strategy)
 
@@ -151,7 +151,7 @@ def _compression_problems(strategy: StrategyConfig) -> list[str]:
         return []
     by = f"strategy.compression={strategy.compression!r}"
     if (strategy.name, strategy.implementation) not in able:
-        what = "of Frog's own ddp and diloco" if int8 else "a communication hook of torch's ddp"
+        what = "a setting of Frog's own ddp and diloco" if int8 else "a communication hook of torch's ddp"
         return [
             f"{by}: {what}; here strategy.name={strategy.name!r} and "
             f"strategy.implementation={strategy.implementation!r}"
@@ -159,11 +159,11 @@ def _compression_problems(strategy: StrategyConfig) -> list[str]:
     found = []
     if int8 and strategy.name == "ddp" and strategy.reduction != "bucketed":
         found.append(
-            f"{by} with strategy.reduction={strategy.reduction!r}: the whole gradient is quantised at once, after the "
+            f"{by} with strategy.reduction={strategy.reduction!r}: the whole gradient is quantised together, after the "
             'backward pass; leave it at "bucketed"'
         )
     found += [
-        f"{by} with strategy.{axis}={size}: what the roundings leave over is kept for ranks that hold the whole model"
+        f"{by} with strategy.{axis}={size}: error feedback is kept only for ranks that hold the whole model"
         for axis in AXES
         if int8 and not strategy.entry.apart and (size := getattr(strategy, axis)) > 1
     ]
@@ -174,7 +174,7 @@ def _apart_problems(strategy: StrategyConfig, model: ModelConfig) -> list[str]:
     if not strategy.entry.apart:
         return []
     found = [
-        f"strategy.name={strategy.name!r} with strategy.{axis}={size}: each replica is one rank here, which has the "
+        f"strategy.name={strategy.name!r} with strategy.{axis}={size}: each replica must be one rank, with the "
         "whole model and whole sequences"
         for axis in AXES
         if (size := getattr(strategy, axis)) > 1
@@ -182,7 +182,7 @@ def _apart_problems(strategy: StrategyConfig, model: ModelConfig) -> list[str]:
     if model.num_local_experts is not None:
         found.append(
             f"strategy.name={strategy.name!r} with num_local_experts={model.num_local_experts}: the routers are "
-            "balanced over all data ranks in every micro-batch, and replicas meet once a round"
+            "balanced over all data ranks in every micro-batch, but replicas synchronize once per round"
         )
     return found
 
@@ -190,28 +190,32 @@ def _apart_problems(strategy: StrategyConfig, model: ModelConfig) -> list[str]:
 def _expert_problems(strategy: StrategyConfig, model: ModelConfig, dp_size: int) -> list[str]:
     ep, experts = strategy.ep, model.num_local_experts
     if experts is None:
-        return [f"strategy.ep={ep}: this model has no experts to share out (num_local_experts)"] if ep > 1 else []
+        return [f"strategy.ep={ep}: this model has no experts to share (num_local_experts)"] if ep > 1 else []
     found = []
     if dp_size % ep:
-        found.append(f"strategy.ep={ep} does not divide the {dp_size} dp ranks: they are cut into rows of that many")
+        found.append(
+            f"strategy.ep={ep} does not divide the {dp_size} dp ranks: they are divided into rows of that many"
+        )
     if experts % ep:
-        found.append(f"num_local_experts={experts} is not a multiple of strategy.ep={ep}: each rank takes as many")
+        found.append(
+            f"num_local_experts={experts} is not a multiple of strategy.ep={ep}: each rank needs the same number"
+        )
     if strategy.tp > 1:
         found.append(
-            f"strategy.tp={strategy.tp} with num_local_experts={experts}: experts are not split by tp; "
-            "share them out with strategy.ep"
+            f"strategy.tp={strategy.tp} with num_local_experts={experts}: tp does not split experts; "
+            "distribute them with strategy.ep"
         )
     return found
 
 
 def implementation_problems(strategy: StrategyConfig, model: ModelConfig, grad_accum: int) -> list[str]:
-    """What of a strategy its implementation does not have."""
+    """Return the parts of a strategy that its implementation does not support."""
     axes = {name: size for name in AXES if (size := getattr(strategy, name)) > 1}
     parts: dict[str, StrategyEntry] = {f"strategy.name={strategy.name!r}": strategy.entry}
     parts |= {f"strategy.{axis}={size}": AXES[axis] for axis, size in axes.items()}
     found = [
-        f"{field} with strategy.implementation={strategy.implementation!r}: it has no such strategy; "
-        f"{or_list(entry.modules)} has"
+        f"{field} with strategy.implementation={strategy.implementation!r}: it does not implement this strategy; "
+        f"{or_list(entry.modules)} does"
         for field, entry in parts.items()
         if strategy.implementation not in entry.modules
     ]
@@ -230,18 +234,18 @@ def _torch_problems(
     for axis in ("tp", "pp"):
         if strategy.name == "zero1" and axis in axes:
             found.append(
-                f"strategy.name='zero1' with strategy.{axis}={axes[axis]} and {by}: ZeroRedundancyOptimizer takes no "
-                "DTensors, which these need"
+                f"strategy.name='zero1' with strategy.{axis}={axes[axis]} and {by}: ZeroRedundancyOptimizer does not "
+                "support the DTensors that these need"
             )
         if strategy.compression != "off" and axis in axes:
             found.append(
                 f"strategy.compression={strategy.compression!r} with strategy.{axis}={axes[axis]}: the hooks are "
-                "DistributedDataParallel's, which holds no DTensors"
+                "DistributedDataParallel's, which does not support DTensors"
             )
     if strategy.pp > 1 and model.num_local_experts is not None:
         found.append(
             f"strategy.pp={strategy.pp} with num_local_experts={model.num_local_experts} and {by}: its stages pass "
-            "hidden states on, and no routers' loss"
+            "hidden states on, but not the routers' loss"
         )
     if strategy.pp > 1 and strategy.schedule == "zero_bubble":
         found += _zero_bubble_problems(strategy.pp, grad_accum)
@@ -249,14 +253,14 @@ def _torch_problems(
 
 
 def _zero_bubble_problems(pp: int, grad_accum: int) -> list[str]:
-    """Rules of torch's zero-bubble schedule."""
+    """Return the rules of torch's zero-bubble schedule that this run breaks."""
     found = []
     torch_version = version("torch")
     if tuple(map(int, torch_version.split(".")[:2])) < ZERO_BUBBLE_TORCH:
         needed = ".".join(map(str, ZERO_BUBBLE_TORCH))
         found.append(
-            f"strategy.schedule='zero_bubble' with strategy.implementation='torch': torch {torch_version} cannot cut "
-            f"our model's backward pass in two; use torch {needed} or later, strategy.schedule='1f1b' or "
+            f"strategy.schedule='zero_bubble' with strategy.implementation='torch': torch {torch_version} cannot split "
+            f"the backward pass of Frog's model in two; use torch {needed} or later, strategy.schedule='1f1b' or "
             "strategy.implementation='frog'"
         )
     rounds = max(1, grad_accum // pp)

@@ -1,4 +1,4 @@
-"""The unit of a number in a run file, written with its field: `steps: Annotated[int, Unit("steps")] = 200`."""
+"""The unit of a number in a run file, declared with its field: `steps: Annotated[int, Unit("steps")] = 200`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Unit:
-    """The unit of a field that is a number; `Unit()` for a number without one. The site's reference shows it."""
+    """The unit of a numeric field; `Unit()` for a number without a unit. The site's reference shows it."""
 
     name: str = ""
