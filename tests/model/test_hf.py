@@ -179,7 +179,7 @@ def test_an_index_that_is_none(folder: Path, text: str) -> None:
 def test_an_index_that_leaves_the_folder(folder: Path) -> None:
     (folder.parent / "elsewhere").write_bytes((folder / "model.safetensors").read_bytes())
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {"lm_head.weight": "../elsewhere"}}')
-    assert "'../elsewhere', which is no file beside it" in failure(folder, RunError)
+    assert "'../elsewhere', which is not a file in the same folder" in failure(folder, RunError)
 
 
 def test_torn_weights(folder: Path) -> None:

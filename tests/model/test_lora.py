@@ -262,7 +262,7 @@ def test_targets_that_are_none() -> None:
 
 
 def test_a_rank_that_cannot_be() -> None:
-    with pytest.raises(ConfigError, match="rank=49 is more than the 48 that q_proj can have"):
+    with pytest.raises(ConfigError, match="rank=49 is above the maximum of 48 for q_proj"):
         add_lora(TinyTransformer(TIED), LoraConfig(49, 8, ("q_proj",)))
     with pytest.raises(ConfigError, match="rank=0: must be at least 1"):
         add_lora(TinyTransformer(TIED), LoraConfig(0, 8, ("q_proj",)))
@@ -331,12 +331,12 @@ def test_no_adapter(tmp_path: Path, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"use_dora": True}, "use_dora=True: Frog has False"),
+        ({"use_dora": True}, "use_dora=True: Frog supports only False"),
         ({"use_rslora": True}, "use_rslora=True"),
         ({"rank_pattern": {"q_proj": 2}}, "rank_pattern={'q_proj': 2}"),
         ({"peft_type": "IA3"}, "peft_type='IA3'"),
         ({"target_modules": ".*proj"}, "a pattern"),
-        ({"modules_to_save": ["embed_tokens"]}, "a head called 'score' alone"),
+        ({"modules_to_save": ["embed_tokens"]}, "supports only a head called 'score'"),
     ],
 )
 def test_an_adapter_that_is_not_plain(folder: Path, change: dict[str, Any], message: str) -> None:
@@ -347,7 +347,7 @@ def test_an_adapter_that_is_not_plain(folder: Path, change: dict[str, Any], mess
 
 def test_a_folder_is_not_written_over(folder: Path) -> None:
     lora = LoraConfig(4, 8, ("q_proj",))
-    with pytest.raises(RunError, match="exists already"):
+    with pytest.raises(RunError, match="already exists"):
         save(adapted(TinyTransformer(TIED), lora), lora, folder)
 
 

@@ -49,7 +49,7 @@ def test_an_index_of_weights(saved: Path) -> None:
     index.write_text(json.dumps({"metadata": {}, "weight_map": {"lm_head.weight": "model.safetensors"}}))
     held_to_its_schema(index, lambda: load_hf(saved), names=str(saved))
     index.write_text(json.dumps({"weight_map": {"lm_head.weight": "../model.safetensors"}}))
-    with pytest.raises(RunError, match="which is no file beside it"):
+    with pytest.raises(RunError, match="which is not a file in the same folder"):
         load_hf(saved)
 
 

@@ -1,1 +1,1 @@
-"""What went wrong in a run, from its folder alone."""
+"""Find what went wrong in a run, from its folder alone."""

@@ -1,4 +1,4 @@
-"""One attempt of a run as the rules of the diagnosis see it: where each rank was, what it said, how it ended."""
+"""One attempt of a run as the rules of the diagnosis see it: each rank's last position, messages and end."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from frog.runs.vocabulary import STEP_PHASES
 
 @dataclass(frozen=True)
 class Position:
-    """Where a rank was last."""
+    """The last known position of a rank."""
 
     step: int | None
     phase: str | None
     source: str
-    """The file that says so."""
+    """The file that reports it."""
     inferred: bool = False
-    """Not reported: it is what comes after the last thing that the rank finished."""
+    """True if no file reports it: it is the phase after the last one that the rank finished."""
 
     def __str__(self) -> str:
         if self.step is None:
@@ -35,28 +35,28 @@ class Position:
 
 
 class Case:
-    """An attempt, and what is asked of it again and again."""
+    """An attempt, and the questions that several rules ask about it."""
 
     def __init__(self, run: RecordedRun, attempt: Attempt) -> None:
         self.run, self.attempt = run, attempt
         self.ranks = attempt.ranks
 
-    # ---- what a rank said --------------------------------------------------------------------------------------------
+    # ---- what a rank reported ----------------------------------------------------------------------------------------
 
     def exit(self, rank: int) -> ExitEvent | None:
-        """How its agent saw it fail."""
+        """Return the agent's report of the rank's exit code, if it failed."""
         return next((event for event in self.attempt.exits if event.rank == rank), None)
 
     def hang(self, rank: int) -> HangEvent | None:
-        """How the watchdog found it."""
+        """Return the watchdog's report, if the rank hung."""
         return next((event for event in self.attempt.hangs if event.rank == rank), None)
 
     def left_out(self, rank: int) -> LeftOutEvent | None:
-        """How it was ended once the others had gone on without it."""
+        """Return the launcher's report, if it ended the rank after the others had continued without it."""
         return next((event for event in self.attempt.left_out if event.rank == rank), None)
 
     def error(self, rank: int) -> RankError | None:
-        """The error with which it ended, if it said one."""
+        """Return the error with which the rank ended, if it reported one."""
         worker = self.attempt.workers.get(rank)
         if worker is not None and worker.error is not None:
             return rank_error(worker.error, self.events_file(rank))
@@ -64,37 +64,37 @@ class Case:
         return rank_error(event.error, "events/launcher.jsonl") if event is not None and event.error else None
 
     def signal_of(self, rank: int) -> str | None:
-        """The signal that killed it, by name."""
+        """Return the name of the signal that killed the rank."""
         event = self.exit(rank)
         return signal_name(-event.code) if event is not None and event.code < 0 else None
 
     def lost_peers(self, rank: int) -> bool:
-        """Whether it has no reason of its own: a collective failed under it, or it was ended with the others."""
+        """True if the rank did not fail by itself: one of its collectives failed, or it was ended with the others."""
         error = self.error(rank)
         return error.lost_peers if error is not None else self.signal_of(rank) == "SIGTERM"
 
     @cached_property
     def own_errors(self) -> dict[int, RankError]:
-        """The errors of ranks that did not just lose their peers."""
+        """The errors of ranks that failed for a reason other than losing their peers."""
         return {rank: error for rank in self.ranks if (error := self.error(rank)) and not error.lost_peers}
 
     @cached_property
     def comm_errors(self) -> dict[int, RankError]:
-        """The errors of ranks under which a collective failed."""
+        """The errors of ranks whose collectives failed."""
         return {rank: error for rank in self.ranks if (error := self.error(rank)) and error.lost_peers}
 
     @cached_property
     def timed_out(self) -> list[int]:
-        """Ranks that waited in a collective for as long as they may."""
+        """Ranks whose collective timed out."""
         return [rank for rank, error in self.comm_errors.items() if error.facts.cause == "timed_out"]
 
     @cached_property
     def first_lost(self) -> int | None:
-        """The rank under which a collective failed first: what befell the others may be of its leaving."""
+        """The rank whose collective failed first; its exit may have caused the failures of the others."""
         return min(self.comm_errors, key=lambda rank: self.failed_ns(rank) or float("inf"), default=None)
 
     def silent(self, rank: int) -> bool:
-        """Whether it never said how it ended."""
+        """True if the rank never reported how it ended."""
         worker, beat = self.attempt.workers.get(rank), self.attempt.beats.get(rank)
         if worker is not None and (worker.status or worker.error):
             return False
@@ -103,7 +103,7 @@ class Case:
     # ---- where it was ------------------------------------------------------------------------------------------------
 
     def position(self, rank: int) -> Position:
-        """Where a rank was last, by its heartbeat if that is of this attempt, else by its events."""
+        """Return a rank's last position, from its heartbeat if that is of this attempt, else from its events."""
         worker = self.attempt.workers.get(rank)
         beat = self.beat(rank)
         file = self.events_file(rank)
@@ -119,12 +119,12 @@ class Case:
         return Position(None, None, file)
 
     def where(self, rank: int) -> str:
-        """Its position, as a sentence goes on with it: in step 3, reduce."""
+        """Return a rank's position as part of a sentence: in step 3, reduce."""
         position = self.position(rank)
         return str(position) if position.step is None else f"in {position}"
 
     def beat(self, rank: int) -> Beat | None:
-        """Its last heartbeat in this attempt: its own, or the one that the watchdog kept."""
+        """Return a rank's last heartbeat in this attempt: its own file, or the one that the watchdog saved."""
         hang = self.hang(rank)
         return self.attempt.beats.get(rank) or (hang.heartbeat if hang else None)
 
@@ -137,7 +137,7 @@ class Case:
     # ---- lines of evidence -------------------------------------------------------------------------------------------
 
     def report_position(self, rank: int) -> str:
-        """Where a rank was last seen."""
+        """Return the line that says where a rank was last seen."""
         position, at = self.position(rank), self.attempt.last_sign_ns(rank)
         if position.inferred:
             what = f"its last event is {self._last_event(rank)}; next would be {position}"
@@ -168,7 +168,7 @@ class Case:
         return f"{what} of step {last.step}"
 
     def report_exit(self, rank: int) -> str | None:
-        """How its agent saw it end."""
+        """Return the line that says how the agent saw the rank end."""
         event = self.exit(rank)
         if event is None:
             return None
@@ -177,15 +177,15 @@ class Case:
         return note(event.unix_ns, f"rank {rank}", f"(pid {event.pid}) {how}{silence}", "events/launcher.jsonl")
 
     def report_error(self, rank: int) -> str | None:
-        """What it said as it failed."""
+        """Return the line with the rank's error."""
         error = self.error(rank)
         if error is None:
             return None
         return note(self.failed_ns(rank), f"rank {rank}", f"{error.kind}: {error.first_line}", error.file)
 
     def failed_ns(self, rank: int) -> int | None:
-        """When it failed, as time of day: its last heartbeat, if no later attempt has written over it, or its
-        error; else when its agent, which may have been late, saw it.
+        """Return when a rank failed, as time of day: its last heartbeat, unless a later attempt overwrote it, or its
+        error; else when its agent saw the failure, perhaps late.
         """
         beat, error = self.attempt.beats.get(rank), self.error(rank)
         if beat is not None and beat.status != "running":
@@ -196,7 +196,7 @@ class Case:
         return event.unix_ns if event is not None else self.attempt.last_sign_ns(rank)
 
     def report_hang(self, rank: int) -> str | None:
-        """What the watchdog saw."""
+        """Return the line about the watchdog's report."""
         event = self.hang(rank)
         if event is None:
             return None
@@ -205,7 +205,7 @@ class Case:
         return note(event.unix_ns, "launcher", f"rank {rank} {how}, so the watchdog killed it", "events/launcher.jsonl")
 
     def report_others(self, rank: int | None) -> list[str]:
-        """What the other ranks said: that they lost one, or where they waited."""
+        """Return the lines in which other ranks report that they lost a rank, or where they waited."""
         lines: list[str | None] = []
         for other in self.ranks:
             if other == rank:
@@ -218,13 +218,13 @@ class Case:
         return said[:4] + ([f"{'':12}  and {len(said) - 4} more ranks reported the same"] if len(said) > 4 else [])
 
     def about(self, rank: int) -> dict[str, Any]:
-        """The fields of a diagnosis that say where."""
+        """Return the position as fields of a diagnosis."""
         position = self.position(rank)
         return {"rank": rank, "node_rank": self.attempt.node_of(rank), "step": position.step, "phase": position.phase}
 
 
 def next_position(worker: Worker, run: RecordedRun) -> tuple[int, str | None]:
-    """The step and phase that come after the last thing that a rank finished."""
+    """Return the step and phase after the last one that a rank finished."""
     start = worker.start.step if worker.start else 0
     spans = worker.of(SpanEvent)
     done = {(event.step, event.phase) for event in spans}
@@ -242,7 +242,7 @@ def next_position(worker: Worker, run: RecordedRun) -> tuple[int, str | None]:
 
 
 def _phase_after(last: SpanEvent, spans: list[SpanEvent], run: RecordedRun) -> str | None:
-    """The phase that followed in an earlier step; else the loop's order."""
+    """Return the phase that followed in an earlier step; else the next one in the loop's order."""
     here = (last.phase, last.micro)
     for before, after in itertools.pairwise(spans):
         if (before.phase, before.micro) == here and before.step == after.step < last.step:

@@ -1,4 +1,4 @@
-"""Rules about checkpoints: which are damaged on disk, and which a start of the run has passed over."""
+"""Rules about checkpoints: those damaged on disk, and those that the run skipped when it resumed."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from frog.runs.manifest import damage_of, read_manifest, verify_files
 
 @dataclass(frozen=True)
 class DamagedCheckpoint:
-    """A checkpoint that cannot be trusted."""
+    """A damaged checkpoint."""
 
     step: int
     damage: Damage
     file: str
-    """Where that is said; "the file itself" if it is on disk still."""
+    """The file that reports it; "the file itself" if it is still on disk."""
 
 
 def find_damage(run: RecordedRun) -> list[DamagedCheckpoint]:
-    """Checkpoints that are damaged now, and those that were passed over when the run was resumed."""
+    """Return the checkpoints that are damaged now, and those that the run skipped when it resumed."""
     found = [*_on_disk(run), *_passed_over(run)]
     first = {(one.step, one.damage.cause): one for one in reversed(found)}
     return sorted(first.values(), key=lambda one: one.step)
@@ -47,7 +47,7 @@ def _passed_over(run: RecordedRun) -> Iterator[DamagedCheckpoint]:
 
 
 def with_damage(found: Diagnosis, damaged: list[DamagedCheckpoint]) -> Diagnosis:
-    """Take damaged checkpoints into a diagnosis: the one that a rank died over is the fault itself."""
+    """Add damaged checkpoints to a diagnosis; if a rank failed because of one, that checkpoint is the fault."""
     for one in damaged:
         if found.fault in ("kill", "gone", "node") and (found.step, found.phase) == (one.step, "checkpoint"):
             found = _died_over(found, one)
@@ -57,7 +57,7 @@ def with_damage(found: Diagnosis, damaged: list[DamagedCheckpoint]) -> Diagnosis
 
 
 def of_checkpoint(damaged: DamagedCheckpoint) -> Diagnosis:
-    """A damaged checkpoint by itself."""
+    """Return the diagnosis of a damaged checkpoint."""
     what, advice = _WORDS[damaged.damage.cause]
     return Diagnosis(
         damaged.damage.cause,

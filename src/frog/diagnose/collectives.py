@@ -1,9 +1,9 @@
-"""The collectives of all ranks side by side: the first that they did not all do alike.
+"""Compare the collectives of all ranks, and find the first in which they differ.
 
-Ranks of one axis must do the same collectives in the same order; axes that are the whole world go over the same
-connections, so they count as one. Events and heartbeats are compared call by call; a call is known by its step,
-operation and size. Where ranks differ and none is in the majority, an earlier step says what was to come, or what is
-known of the training loop; and of two calls that were both to come, the earlier is not yet left out.
+Ranks of one axis must call the same collectives in the same order. Axes that span the whole world use the same
+connections, so they count as one. Events and heartbeats are compared call by call; a call is identified by its step,
+operation and size. If ranks differ and neither side has a majority, an earlier step, or the known order of the training
+loop, shows which call was expected. Of two expected calls, the earlier one has not been skipped yet.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DIMS = {
     "pp": ("pp",), "dp": ("dp",), "cp": ("cp",), "tp": ("tp",), "data": ("dp", "cp"), "model": ("pp", "tp"),
     "tied": ("pp",),
 }  # fmt: skip
-"""The axes whose groups follow from the mesh; on others (made for experts, hybrid shards) nothing is compared."""
+"""The axes whose groups follow from the mesh. Others (for experts, hybrid sharding) are not compared."""
 
 _SCORE_BYTES = 24
 _ID_BYTES = 8
@@ -43,19 +43,19 @@ class CollectiveCall:
 
     @property
     def key(self) -> tuple[object, ...]:
-        # The sizes of an all-to-all may differ from rank to rank: experts get as many tokens as come.
+        # The sizes of an all-to-all may differ from rank to rank: they depend on the number of tokens per expert.
         return self.step, self.op, self.axis, None if self.op == "all_to_all" else self.payload_bytes
 
     @property
     def position(self) -> tuple[int, int]:
-        """Where in the loop: the step, and the place in it. Outside of the phases are the start and the end."""
+        """The position in the loop: step and place in it. Before and after the phases lie the start and the end."""
         if self.phase in PHASES:
             return self.step or 0, PHASES.index(self.phase)
         return (self.step, len(PHASES)) if self.step else (0, -1)
 
     @property
     def form(self) -> tuple[object, ...]:
-        """What it is, in whichever step."""
+        """The call without its step, to compare steps."""
         return self.key[1:]
 
     def __str__(self) -> str:
@@ -64,21 +64,21 @@ class CollectiveCall:
 
 
 _GUESS = "or it called the wrong collective"
-"""The reason of a mismatch where nothing tells an extra collective from a wrong one."""
+"""The reason of a mismatch if nothing distinguishes an extra collective from a wrong one."""
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Where the ranks of an axis first differ."""
+    """The first difference between the ranks of an axis."""
 
     kind: str
     """shape, extra or missing."""
     odd: int
-    """The rank that did otherwise."""
+    """The rank that differs."""
     odd_call: CollectiveCall | None
-    """What it did there."""
+    """Its call at this place."""
     others: dict[int, CollectiveCall]
-    """What the others did there."""
+    """The calls of the other ranks at this place."""
     index: int
     certain: bool
     why: str
@@ -95,7 +95,7 @@ class Mismatch:
 
 @dataclass(frozen=True)
 class Absence:
-    """A collective that some ranks began and others never came to."""
+    """A collective that some ranks began and others never called."""
 
     waiting: dict[int, CollectiveCall]
     absent: list[int]
@@ -106,19 +106,19 @@ class Absence:
 
 
 class CollectiveCalls:
-    """All that the ranks of a world called, by axis."""
+    """All collectives that the ranks of a world called, by axis."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
         self._by_rank = {rank: _calls_of(case, rank) for rank in case.ranks}
 
     def of(self, rank: int) -> list[CollectiveCall]:
-        """All that a rank called, in the order in which it began them."""
+        """Return all calls of a rank, in the order in which it began them."""
         return self._by_rank[rank]
 
     @cached_property
     def sequences(self) -> list[dict[int, list[CollectiveCall]]]:
-        """For each set of ranks that calls collectives together, what each of them called."""
+        """The calls of each rank, for each set of ranks that calls collectives together."""
         axes = sorted({call.axis for calls in self._by_rank.values() for call in calls})
         sets = {axis: self._sets_of(axis) for axis in axes}
         world = [axis for axis in axes if sets[axis] == [self.case.ranks]]
@@ -130,25 +130,25 @@ class CollectiveCalls:
         return [call for call in self._by_rank[rank] if call.axis in axes and call.op not in BETWEEN_TWO]
 
     def _sets_of(self, axis: str) -> list[list[int]]:
-        """The sets of ranks that an axis cuts the world into; none if that does not follow from the mesh."""
+        """Return the sets of ranks into which an axis divides the world; none if the mesh does not determine them."""
         if axis == "world":
             return [self.case.ranks]
         dims, places = _DIMS.get(axis), _places(self.case)
         sets: dict[tuple[int, ...], list[int]] = {}
         for rank, place in places.items() if dims is not None else ():
             sets.setdefault(tuple(at for name, at in place.items() if name not in (dims or ())), []).append(rank)
-        # Of a pipeline, only the first and the last rank have the tied embedding.
+        # In a pipeline, only the first and the last rank have the tied embedding.
         return [[ranks[0], ranks[-1]] if axis == "tied" else ranks for ranks in sets.values()]
 
     @cached_property
     def mismatch(self) -> Mismatch | None:
-        """The first place, in time, where ranks of an axis did not do alike."""
+        """Return the mismatch that happened first, over all axes."""
         found = [m for calls in self.sequences if (m := self._compare(calls)) is not None]
         return min(found, key=lambda m: (m.expected.step or 0, m.expected.seq or 0), default=None)
 
     @cached_property
     def absence(self) -> Absence | None:
-        """The first collective that some ranks began and others of their axis did not."""
+        """Return the first collective that some ranks of an axis began and others did not."""
         found: list[Absence] = []
         for calls in self.sequences:
             shortest = min(map(len, calls.values()))
@@ -158,7 +158,7 @@ class CollectiveCalls:
         return min(found, key=lambda a: (a.call.step or 0, a.call.seq or 0), default=None)
 
     def _compare(self, calls: Mapping[int, list[CollectiveCall]]) -> Mismatch | None:
-        """The first place where the ranks of an axis did not do alike."""
+        """Return the first mismatch between the ranks of an axis."""
         for index in range(max(map(len, calls.values()), default=0)):
             here = {rank: found[index] for rank, found in calls.items() if len(found) > index}
             if len({call.key for call in here.values()}) > 1:
@@ -168,7 +168,7 @@ class CollectiveCalls:
     def _judge(
         self, calls: Mapping[int, list[CollectiveCall]], here: dict[int, CollectiveCall], index: int
     ) -> Mismatch:
-        """Which rank is the odd one, and what it did."""
+        """Decide which rank is the odd one, and what it did."""
         counts = Counter(call.key for call in here.values())
         expected = {c.key for rank, c in here.items() if _as_announced(calls[rank], index) or self._is_of_the_loop(c)}
         first = {call.key: (call.position, self._turn(call)) for call in here.values()}
@@ -183,8 +183,8 @@ class CollectiveCalls:
         return Mismatch(kind, odd, here[odd], others, index, certain and why != _GUESS, why)
 
     def _is_of_the_loop(self, call: CollectiveCall) -> bool:
-        """Whether the training loop itself has such a call: the whole gradient with what rides on it, three numbers of
-        the score, the samples that whole steps took before a checkpoint, the barriers and broadcasts.
+        """True if the training loop itself makes such a call: the whole gradient with the numbers sent along, the
+        three numbers of the score, the samples of completed steps before a checkpoint, the barriers and broadcasts.
         """
         if call.op in ("barrier", "broadcast"):
             return True
@@ -197,15 +197,15 @@ class CollectiveCalls:
         return self._turn(call) >= 0 or (call.op == "all_reduce" and 0 <= riders <= 4 * (len(self.case.ranks) + 1))
 
     def _turn(self, call: CollectiveCall) -> int:
-        """The number of a call among those of a pipeline's reduction; -1 of any other."""
+        """Return a call's number among those of a pipeline's reduction; -1 for any other call."""
         form = (call.op, call.axis, call.payload_bytes)
         return self._reduction.index(form) if call.phase == "reduce" and form in self._reduction else -1
 
     @cached_property
     def _reduction(self) -> list[tuple[object, ...]]:
-        """What a pipeline sums, in its order: the tied embedding's gradient, then what all ranks must agree on.
+        """Return what a pipeline sums, in order: the tied embedding's gradient, then the agreed values.
 
-        It is the other way round where the data ranks' reduction overlaps with the backward pass.
+        The order is reversed if the data ranks' reduction overlaps with the backward pass.
         """
         mesh, setting = _mesh(self.case), self.case.run.setting
         if mesh.get("pp", 1) == 1:
@@ -240,7 +240,7 @@ def _kind(odd: list[CollectiveCall], other: list[CollectiveCall], index: int, co
 
 
 def _as_announced(calls: list[CollectiveCall], index: int) -> bool:
-    """Whether an earlier step had a call of this form at this place in this phase."""
+    """True if an earlier step had such a call at this place in this phase."""
     counts: Counter[tuple[object, ...]] = Counter()
     seen: set[tuple[object, ...]] = set()
     for number, call in enumerate(calls[: index + 1]):
@@ -255,7 +255,7 @@ def _as_announced(calls: list[CollectiveCall], index: int) -> bool:
 
 
 def _calls_of(case: Case, rank: int) -> list[CollectiveCall]:
-    """All calls of a rank, in the order in which it began them."""
+    """Return all calls of a rank, in the order in which it began them."""
     worker, beat, position = case.attempt.workers.get(rank), case.beat(rank), case.position(rank)
     found: dict[int, CollectiveCall] = {}
     spans: dict[int, list[SpanEvent]] = {}
@@ -274,16 +274,16 @@ def _calls_of(case: Case, rank: int) -> list[CollectiveCall]:
                 beat.step, phase, call.op, call.axis, call.payload_bytes, call.seq, False,
                 call.start_ns, case.beat_file(rank),
             )  # fmt: skip
-    # One that began and left no trace is a hole in the numbers: what comes behind it cannot be compared.
+    # A call that began but left no trace is a gap in the numbering: later calls cannot be compared.
     ordered = [found[seq] for number, seq in enumerate(sorted(found)) if seq == number]
     if len(ordered) < len(found) or not all(call.ended for call in ordered):
         return ordered
-    failed = failed_call(case, rank)  # where a later attempt has written over its heartbeat
+    failed = failed_call(case, rank)  # in case a later attempt overwrote its heartbeat
     return [*ordered, failed] if failed is not None and failed.seq in (None, len(ordered)) else ordered
 
 
 def failed_call(case: Case, rank: int) -> CollectiveCall | None:
-    """The collective that failed under a rank, as its error knows it."""
+    """Return the failed collective that a rank's error describes."""
     error, position = case.error(rank), case.position(rank)
     facts = error.facts if error is not None and error.lost_peers else None
     if error is None or facts is None or facts.op is None or facts.op == "rendezvous":
@@ -297,9 +297,9 @@ def failed_call(case: Case, rank: int) -> CollectiveCall | None:
 def _phase_of(
     step: int, call: CollectiveEvent | OpenCollective, spans: list[SpanEvent], beat: Beat | None, position: Position
 ) -> str | None:
-    """The phase of its step in which a collective began; of a message between two ranks also the one just before it.
+    """Return the phase in which a collective began; for a message between two ranks, also the phase just before it.
 
-    A pipeline passes on what a phase has made when that has ended.
+    A pipeline sends the result of a phase when that phase has ended.
     """
     at = call.start_ns
     inside = next((span.phase for span in spans if span.start_ns <= at < span.end_ns), None)
@@ -313,13 +313,13 @@ def _phase_of(
 
 
 def _mesh(case: Case) -> dict[str, int]:
-    """The sizes of the mesh's dimensions; empty if no rank said them."""
+    """Return the sizes of the mesh's dimensions; empty if no rank reported them."""
     starts = [worker.start for worker in case.attempt.workers.values() if worker.start]
     return starts[0].mesh if starts else {}
 
 
 def _places(case: Case) -> dict[int, dict[str, int]]:
-    """Each rank's coordinates on the mesh; those of a rank that never said are counted out."""
+    """Return each rank's coordinates on the mesh; compute those of a rank that reported none."""
     mesh = _mesh(case)
     places = {}
     for rank in case.ranks if mesh else ():

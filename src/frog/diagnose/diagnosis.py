@@ -7,39 +7,39 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 _MOST_LINES, _MOST_ALSO = 60, 20
-"""Of evidence, and of what else is wrong, that is shown."""
+"""Most lines of evidence, and most further findings, to show."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What went wrong in a run, and how that is known."""
+    """What went wrong in a run, and the evidence."""
 
     fault: str
     """The name of a fault (frog.config.fault_kinds), or usage, memory, crash, stuck, start, gone, interrupted, running,
     none or unknown."""
     finding: str
-    """In one sentence."""
+    """One-sentence summary."""
     rank: int | None = None
     node_rank: int | None = None
     step: int | None = None
     phase: str | None = None
     collective: str | None = None
-    """The one that failed or never came together: "all_reduce of 4096 bytes over dp"."""
+    """The collective that failed or was never called by all: "all_reduce of 4096 bytes over dp"."""
     certain: bool = True
-    """False if another cause would have left the same traces; the finding then says both."""
+    """False if another cause would leave the same traces; the finding then names both."""
     outcome: str = "failed"
-    """What became of the run: failed, recovered, completed, interrupted or running."""
+    """State of the run: failed, recovered, completed, interrupted or running."""
     evidence: tuple[str, ...] = ()
-    """Who said what, when, and the file that has it."""
+    """Lines with time, source, observation and file."""
     advice: str = ""
     also: tuple[Diagnosis, ...] = field(default_factory=tuple)
-    """What else is wrong with the run, or went wrong in its earlier starts."""
+    """Further problems of the run, or of its earlier starts."""
 
     def with_more(self, *evidence: str, **changes: Any) -> Diagnosis:
         return replace(self, evidence=(*self.evidence, *evidence), **changes)
 
     def shortened(self) -> Diagnosis:
-        """As much of it as anybody reads, of a run that was started thousands of times."""
+        """Return a diagnosis of readable length, for a run that was started thousands of times."""
         also = tuple(replace(other, evidence=_first(other.evidence, _MOST_LINES // 5)) for other in self.also)
         return replace(
             self,
@@ -52,7 +52,7 @@ class Diagnosis:
 
 
 def letter(run: str, diagnosis: Diagnosis) -> str:
-    """The diagnosis as a letter: the finding, the evidence line by line, what to do."""
+    """Format the diagnosis as a letter: the finding, the evidence line by line, the advice."""
     lines = [f"{run}: {diagnosis.finding}", ""]
     if not diagnosis.certain:
         lines += ["This is the most likely explanation of the evidence, not the only one.", ""]
@@ -64,12 +64,12 @@ def letter(run: str, diagnosis: Diagnosis) -> str:
 
 
 def _first(lines: tuple[str, ...], most: int) -> tuple[str, ...]:
-    """The first lines, and how many more there are."""
+    """Return the first lines, and the number of omitted lines."""
     return lines if len(lines) <= most else (*lines[:most], f"... and {len(lines) - most} more lines")
 
 
 def clock(unix_ns: int | None) -> str:
-    """A time of day in UTC, to the millisecond, as the logs have it."""
+    """Format a time of day in UTC, to the millisecond, as the logs do."""
     if unix_ns is None:
         return " " * 12
     at = dt.datetime.fromtimestamp(unix_ns / 1e9, dt.UTC).replace(tzinfo=None)
@@ -77,12 +77,12 @@ def clock(unix_ns: int | None) -> str:
 
 
 def note(unix_ns: int | None, who: str, what: str, file: str) -> str:
-    """A line of evidence: when, who, what, and the file that has it."""
+    """Format a line of evidence: time, source, observation, file."""
     return f"{clock(unix_ns)}  {who:9} {what}  [{file}]"
 
 
 def span(ranks: list[int]) -> str:
-    """`rank 2`, `ranks 0, 1 and 3`, `ranks 0 to 7`."""
+    """Format `rank 2`, `ranks 0, 1 and 3`, `ranks 0 to 7`."""
     ranks = sorted(ranks)
     if len(ranks) == 1:
         return f"rank {ranks[0]}"

@@ -1,7 +1,7 @@
-"""Rules about messages between two ranks, or round a ring: sends, receives and shifts, the same ones in every step.
+"""Rules about messages between two ranks, or around a ring: sends, receives and shifts, which repeat in every step.
 
-What two ranks say to each other nobody else sees, and a message of the wrong size need not fail anywhere. But a rank
-begins the same ones in the same order in every step, so each step is compared with the rank's own first one.
+No third rank sees the messages between two ranks, and a message of the wrong size may not fail anywhere. But a rank
+begins the same messages in the same order in every step, so each step is compared with the rank's own first one.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from frog.diagnose.diagnosis import Diagnosis, note
 from frog.runs.vocabulary import MESSAGES, PHASES
 
 _LAST = {False: PHASES.index("backward"), True: PHASES.index("evaluate")}
-"""The last phase of a step that has messages: of training, and of scoring."""
+"""The last phase of a step that has messages, in training and in scoring."""
 
 
 @dataclass(frozen=True)
 class Deviation:
-    """Where a rank's messages in a step first differ from those of its first step."""
+    """The first difference between a rank's messages in a step and those in its first step."""
 
     rank: int
     kind: str
     """shape, extra or missing."""
     step: int
     expected: CollectiveCall | None
-    """What it did there in its first step."""
+    """The message at this place in the first step."""
     found: CollectiveCall | None
-    """What it did here."""
+    """The message at this place in this step."""
 
     @property
     def call(self) -> CollectiveCall:
-        """The message that is wrong, or that is not there."""
+        """The wrong or missing message."""
         call = self.expected if self.kind == "missing" else self.found
         assert call is not None
         return call
 
 
 def off_pattern(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
-    """A rank sent or received otherwise than in its first step."""
+    """Find a rank that sent or received different messages than in its first step."""
     found = [one for rank in case.ranks if (one := _first_deviation(rank, calls.of(rank))) is not None]
     if not found:
         return None
@@ -75,7 +75,7 @@ def off_pattern(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
 
 
 def unanswered(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
-    """A rank waited in vain for a message of another, which lived on; no step before says what it should have sent."""
+    """Find a rank that waited for a message of another living rank, if no earlier step shows the expected message."""
     first = case.first_lost
     facts = case.comm_errors[first].facts if first is not None else None
     if facts is None or facts.cause != "timed_out" or facts.peer is None or facts.op not in MESSAGES:
@@ -99,7 +99,7 @@ def unanswered(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
 
 
 def _first_deviation(rank: int, calls: Sequence[CollectiveCall]) -> Deviation | None:
-    """Go through the steps, training and evaluation each by itself; the first step of each is taken as right."""
+    """Find deviations step by step, separately for training and evaluation; the first step of each is the reference."""
     messages: dict[tuple[int, bool], list[CollectiveCall]] = {}
     for call in calls:
         if call.op in MESSAGES and call.step is not None:
@@ -115,7 +115,7 @@ def _first_deviation(rank: int, calls: Sequence[CollectiveCall]) -> Deviation | 
 
 
 def _differs_at(before: Sequence[CollectiveCall], own: Sequence[CollectiveCall], ended: bool) -> int | None:
-    """The number of the first message that is another one; None if there is none so far."""
+    """Return the index of the first message that differs; None if there is none so far."""
     for number, (expected, call) in enumerate(zip(before, own, strict=False)):
         if _form(expected) != _form(call):
             return number
@@ -129,7 +129,7 @@ def _form(call: CollectiveCall) -> tuple[object, ...]:
 
 
 def _kind(before: Sequence[CollectiveCall], own: Sequence[CollectiveCall], number: int) -> str:
-    """Which of the three explains what comes behind."""
+    """Decide which of the three kinds explains the messages that follow."""
     rest, pattern = [_form(call) for call in own[number:]], [_form(call) for call in before[number:]]
     if not rest or not pattern:
         return "extra" if rest else "missing"

@@ -1,4 +1,4 @@
-"""Rules about what ranks are connected by: nodes, links, connections, the start of a world; and unlike collectives."""
+"""Rules about nodes, links, connections, the start of a world, and collectives that differ between ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _AT_ONCE_NS = 100_000_000
 
 
 def never_met(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
-    """The world never came together."""
+    """Find a world whose rendezvous failed."""
     began = [rank for rank in case.ranks if (worker := case.attempt.workers.get(rank)) and worker.start]
     refused = [rank for rank, error in case.comm_errors.items() if error.facts.op == "rendezvous"]
     end, launch = case.attempt.end, case.attempt.launch
@@ -40,7 +40,7 @@ def never_met(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
 
 
 def node_gone(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
-    """All ranks of a node vanished together."""
+    """Find a node whose ranks all vanished together."""
     for event in sorted(case.attempt.nodes, key=lambda event: event.unix_ns):
         ranks = _ranks_of(case, event)
         if event.code >= 0 or event.code == -15 or _failed_before(case, event.unix_ns, ranks):
@@ -87,7 +87,7 @@ def _lost_node(case: Case, calls: CollectiveCalls, ranks: list[int], what: str, 
 
 
 def _ranks_of(case: Case, event: NodeEvent) -> list[int]:
-    """The ranks that the agent of a node had started."""
+    """Return the ranks that the agent of a node started."""
     for world in case.attempt.worlds:
         if world.node == event.node:
             return world.ranks
@@ -95,7 +95,7 @@ def _ranks_of(case: Case, event: NodeEvent) -> list[int]:
 
 
 def _failed_before(case: Case, unix_ns: int, ranks: list[int]) -> bool:
-    """Whether a rank elsewhere had failed well before, or one of its own by itself: the node was only ended with it."""
+    """True if the node was only ended with the world: a rank elsewhere, or one of its own, had failed well before."""
     if any(rank in ranks for rank in case.own_errors):
         return True
     return any(
@@ -104,7 +104,7 @@ def _failed_before(case: Case, unix_ns: int, ranks: list[int]) -> bool:
 
 
 def unlike(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
-    """The ranks of an axis did not all do the same collective."""
+    """Find a rank that called a different collective than the other ranks of its axis."""
     found = calls.mismatch
     if found is None:
         return None
@@ -145,7 +145,7 @@ def unlike(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
 
 
 def connections(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
-    """Collectives failed on all ranks although every process lived: the network between them."""
+    """Find a network failure between nodes: collectives failed on all ranks although every process was alive."""
     if not case.comm_errors or case.own_errors:
         return None
     died = [rank for rank in case.ranks if case.signal_of(rank) not in (None, "SIGTERM") or case.silent(rank)]
@@ -189,9 +189,9 @@ def _cut(case: Case, calls: CollectiveCalls, lines: tuple[str, ...]) -> Diagnosi
 
 
 def _cut_off(case: Case) -> tuple[int | None, list[str]]:
-    """The node whose agent could not report that its ranks had failed, though they had; None if unclear.
+    """Return the node whose agent could not report that its ranks had failed; None if unclear.
 
-    The agents meet at a store on node 0. If that node is the one cut off, only its own agent reports.
+    The agents meet at a store on node 0. If node 0 is cut off, only its own agent reports.
     """
     nodes = {event.node_rank for event in case.attempt.worlds}
     reported = {event.node_rank for event in case.attempt.exits}
@@ -207,7 +207,10 @@ def _cut_off(case: Case) -> tuple[int | None, list[str]]:
 
 
 def _closed(case: Case, calls: CollectiveCalls, closed: list[int], lines: tuple[str, ...]) -> Diagnosis:
-    """All-reduce goes round a ring: with the rank whose connections close fail its neighbours, then the rest."""
+    """Find a rank whose connections closed.
+
+    An all-reduce runs around a ring, so the neighbours of that rank fail first, then the remaining ranks.
+    """
     candidates = _centre(case, closed)
     rank = candidates[0]
     first = f"{'':12}  failed first: {span(_first_of(case, closed))}, the neighbours of {span(candidates)} on the ring"
@@ -225,16 +228,16 @@ def _closed(case: Case, calls: CollectiveCalls, closed: list[int], lines: tuple[
 
 
 def _first_of(case: Case, closed: list[int], within_ns: int = _FIRST_NS) -> list[int]:
-    """The ranks that failed so soon after the first."""
+    """Return the ranks that failed very soon after the first one."""
     first_ns = min(case.failed_ns(rank) or 0 for rank in closed)
     return [rank for rank in closed if (case.failed_ns(rank) or 0) - first_ns < within_ns]
 
 
 def _centre(case: Case, closed: list[int]) -> list[int]:
-    """The ranks between whose neighbours all that failed first lie, and which failed as soon as they tried to talk."""
+    """Return the ranks whose two neighbours cover all first failures, and which failed at their first transfer."""
     first, num_ranks = set(_first_of(case, closed)), len(case.ranks)
     at_once = _first_of(case, closed, _AT_ONCE_NS + 1)
-    # Who waited, and longer than until the first failure, had no closed connection itself: its neighbours left it.
+    # A rank that waited until after the first failure had open connections itself: its neighbours left it.
     late = {rank for rank in closed if _waited_s(case, rank) >= _AT_ONCE_NS / 1e9 and rank not in at_once}
 
     def fits(rank: int) -> tuple[int, int, float]:

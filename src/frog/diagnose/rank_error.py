@@ -1,4 +1,4 @@
-"""The error with which a rank ended, as its `error` event or its agent has it."""
+"""The error with which a rank ended, from its `error` event or its agent's report."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from frog.runs.schema import ErrorEvent, ReportedError
 
 @dataclass(frozen=True)
 class RankError:
-    """What a rank said as it failed. Rules look at `kind` and `facts`; the words are passed on to people."""
+    """The reported error of a rank. Rules read `kind` and `facts`; the text is only shown to people."""
 
     kind: str
-    """Its class: CommError, KeyError."""
+    """Class of the error: CommError, KeyError."""
     message: str
     hint: str | None
     facts: ErrorFacts
@@ -22,7 +22,7 @@ class RankError:
 
     @property
     def lost_peers(self) -> bool:
-        """Whether a collective failed under it: it has no reason of its own."""
+        """True if one of its collectives failed, so that the rank has no reason of its own."""
         return self.kind == "CommError"
 
     @property
@@ -31,5 +31,5 @@ class RankError:
 
 
 def rank_error(error: ReportedError | ErrorEvent, file: str) -> RankError:
-    """An error from what says it."""
+    """Convert a reported error or an error event."""
     return RankError(error.type, error.message, error.hint, error.facts, error.unix_ns, file)

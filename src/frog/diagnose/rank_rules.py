@@ -1,4 +1,4 @@
-"""Rules about one rank: what it said, what killed it, where it stopped."""
+"""Rules about one rank: its error, the signal that killed it, the place where it stopped."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from frog.diagnose.diagnosis import Diagnosis, note, span
 from frog.diagnose.rank_error import RankError
 
 _SOON_S = 5.0
-"""A heartbeat that ended so long before the others' ended with its process."""
+"""A heartbeat that ended this long before the others' heartbeats ended because its process did."""
 
 
 def interrupted(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
-    """The launcher was asked to stop, and killed the ranks before they had left: Ctrl-C twice."""
+    """Find a launcher that killed the ranks before they had exited after a request to stop: Ctrl-C twice."""
     attempt = case.attempt
     if attempt.end is None or attempt.end.code not in ASKED_TO_STOP or attempt.exits or attempt.hangs:
         return None
@@ -41,10 +41,10 @@ def interrupted(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
 
 
 def own_words(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
-    """A rank failed with an error that is not the loss of its peers."""
+    """Find a rank that failed with an error other than the loss of its peers."""
     if not case.own_errors:
         return None
-    # One whose disk is full comes first: others may only have missed its part of a checkpoint.
+    # A rank with a full disk comes first: the others may only have missed its part of a checkpoint.
     rank = min(case.own_errors, key=lambda r: (not _has_full_disk(case, r), case.failed_ns(r) or 0))
     error = case.own_errors[rank]
     for_cause = {"not_finite": _not_finite, "no_space": _full_disk, **dict.fromkeys(get_args(DamageCause), _no_trust)}
@@ -80,7 +80,7 @@ def _has_full_disk(case: Case, rank: int) -> bool:
 
 
 def _base(case: Case, calls: CollectiveCalls, rank: int) -> Diagnosis:
-    """What every diagnosis of a rank begins with: where it was, what it said, how it ended, who waited, in what."""
+    """Return the evidence of every diagnosis of a rank: its position, error and end, and which ranks waited for it."""
     lines = [case.report_error(rank), case.report_position(rank), case.report_hang(rank), case.report_exit(rank)]
     evidence = tuple(line for line in lines if line) + tuple(case.report_others(rank))
     return Diagnosis("unknown", "", collective=_awaited(calls, rank), evidence=evidence, **case.about(rank))
@@ -100,7 +100,7 @@ def _name(case: Case) -> str:
 
 
 def _not_finite(case: Case, calls: CollectiveCalls, rank: int, error: RankError) -> Diagnosis:
-    """All ranks raise it together; it knows those whose own loss or gradient was not finite."""
+    """Report a loss or gradient that is not finite. All ranks raise the error, which lists the ranks that caused it."""
     culprits = error.facts.not_finite
     position = case.position(rank)
     found = _base(case, calls, culprits[0].rank if culprits else rank).with_more(
@@ -164,7 +164,7 @@ def _no_trust(case: Case, calls: CollectiveCalls, rank: int, error: RankError) -
 
 
 def stopped(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
-    """A rank gave no sign of life although nothing had ended it: the watchdog says so, or its heartbeat's age."""
+    """Find a rank that stopped sending heartbeats while it existed, by the watchdog or the heartbeat's age."""
     silent = [event.rank for event in case.attempt.hangs if event.kind == "silent"]
     silent = [rank for rank in silent if _noticed_ns(case, rank) is None]
     if silent:
@@ -191,7 +191,7 @@ def stopped(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
 
 
 def _noticed_ns(case: Case, rank: int) -> int | None:
-    """When peers lost their connection to a rank before the watchdog killed it: its process had ended by then."""
+    """Return when peers lost their connection to a rank, if the watchdog killed it later: its process had ended."""
     hang = case.hang(rank)
     if hang is None:
         return None
@@ -200,12 +200,12 @@ def _noticed_ns(case: Case, rank: int) -> int | None:
 
 
 def _closed_ns(case: Case) -> int | None:
-    """When the first peer failed, if that was because a connection closed; those after it may have lost that peer.
+    """Return when the first peer failed, if a connection closed; later peers may have lost that peer instead.
 
-    Not if another waited in vain until about then: who gives up has closed its connections before it has said so.
+    Return None if another rank timed out at about that time: a rank closes its connections before it reports.
     """
     first = case.first_lost
-    # Peers of a process that ends learn of it at once: its connections close. Those of a stopped one wait.
+    # Peers of a process that ends notice it immediately: its connections close. Peers of a stopped process wait.
     if first is None or case.comm_errors[first].facts.cause != "closed":
         return None
     closed_ns = case.failed_ns(first)
@@ -214,7 +214,7 @@ def _closed_ns(case: Case) -> int | None:
 
 
 def _fell_silent(case: Case) -> tuple[int, float] | None:
-    """The rank whose heartbeat ended long before those of all others, which then failed waiting for it."""
+    """Return the rank whose heartbeat ended long before all others, which then failed while waiting for it."""
     signs = {rank: beat.unix_ns for rank in case.ranks if (beat := case.attempt.beats.get(rank))}
     quiet = [rank for rank in signs if case.silent(rank) and not case.attempt.hangs]
     others = [ns for rank, ns in signs.items() if rank not in quiet]
@@ -225,7 +225,7 @@ def _fell_silent(case: Case) -> tuple[int, float] | None:
 
 
 def stuck(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
-    """All beat on, but some waited for ever in a collective that another never came to."""
+    """Find a collective in which some ranks waited forever because a living rank never called it."""
     stuck_events = [event for event in case.attempt.hangs if event.kind == "stuck"]
     absence = calls.absence
     if absence is None or not (stuck_events or case.timed_out) or len(absence.absent) != 1:
@@ -246,7 +246,7 @@ def stuck(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
 
 
 def killed(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
-    """A rank was ended by a signal."""
+    """Find a rank that a signal ended."""
     dead = [rank for rank in case.ranks if case.signal_of(rank) not in (None, "SIGTERM", "SIGINT")]
     dead = [rank for rank in dead if case.hang(rank) is None] or dead
     noticed = [rank for rank in case.ranks if _noticed_ns(case, rank) is not None and not case.error(rank)]
@@ -273,7 +273,7 @@ def killed(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
 
 
 def _ended_unseen(case: Case, calls: CollectiveCalls, rank: int) -> Diagnosis:
-    """Its agent was late to see it end, but its peers' connections had closed at once."""
+    """Find a killed rank whose agent noticed late, but whose peers' connections closed immediately."""
     closed_ns = _noticed_ns(case, rank)
     line = note(
         closed_ns,
@@ -293,7 +293,7 @@ def _ended_unseen(case: Case, calls: CollectiveCalls, rank: int) -> Diagnosis:
 
 
 def vanished(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
-    """A rank's words end without an end, and no launcher says why."""
+    """Find ranks whose records stop without an end, if no launcher reports the reason."""
     gone = [rank for rank in case.ranks if case.silent(rank) and case.exit(rank) is None]
     if not gone:
         return None
@@ -321,7 +321,7 @@ def vanished(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
 
 
 def _awaited(calls: CollectiveCalls, rank: int) -> str | None:
-    """The collective in which the others waited for a rank."""
+    """Return the collective in which the others waited for a rank."""
     absence = calls.absence
     if absence is not None and rank in absence.absent:
         return str(absence.call)

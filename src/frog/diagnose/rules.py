@@ -1,8 +1,8 @@
-"""What went wrong in a run, from its folder alone.
+"""Find what went wrong in a run, from its folder alone.
 
-The run is cut into attempts, one for each start. The last that failed is looked at, by one rule after another: those
-that name a cause of their own (a user's request, a node that went, an error's own words) before those that name what it
-looks like from outside (a rank that was missed, connections that closed).
+The run is divided into attempts, one for each start. The rules examine the last failed attempt one after another: first
+the rules that name a cause (a user's request, a lost node, a rank's own error), then those that infer it from outside
+(a missing rank, closed connections).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from frog.diagnose.case import Case
 from frog.diagnose.checkpoint_rules import find_damage, of_checkpoint, with_damage
 from frog.diagnose.collectives import CollectiveCalls
 from frog.diagnose.diagnosis import Diagnosis, span
-from frog.diagnose.losses import name_members, survived, with_losses
+from frog.diagnose.lost_ranks import name_members, survived, with_lost_ranks
 from frog.diagnose.message_rules import off_pattern, unanswered
 from frog.diagnose.running import under_way
 from frog.diagnose.slow_rules import late_each_time, straggler
@@ -46,14 +46,14 @@ RULES: tuple[Rule, ...] = (
 
 
 def diagnose(folder: RunFolder) -> Diagnosis:
-    """Say what went wrong in a run, or that nothing did."""
+    """Return what went wrong in a run, or that nothing did."""
     run = read_run(folder)
     if run.last is not None and is_under_way(folder):
         case = Case(run, run.last)
         found = under_way(case, CollectiveCalls(case))
     else:
         found = _of_ended(run)
-    found = with_losses(found, run, find_changes(run.attempts))
+    found = with_lost_ranks(found, run, find_changes(run.attempts))
     return found.with_more(*(f"{'':12}  {problem}" for problem in run.problems))
 
 
@@ -75,7 +75,7 @@ def _of_ended(run: RecordedRun) -> Diagnosis:
 
 
 def has_failed(run: RecordedRun, attempt: Attempt) -> bool:
-    """Whether an attempt did not end as it should: somebody failed, hung, vanished or never said how it ended."""
+    """True if an attempt did not end normally: a rank failed, hung, vanished or never reported how it ended."""
     statuses = {worker.status for worker in attempt.workers.values()}
     is_last = attempt is run.last
     if is_last and run.record is not None and run.record.status in ("completed", "interrupted"):
@@ -106,7 +106,7 @@ def _of_attempt(run: RecordedRun, attempt: Attempt) -> Diagnosis:
 
 
 def _with_outcome(found: Diagnosis, run: RecordedRun, attempt: Attempt) -> Diagnosis:
-    """What became of the run after its failure."""
+    """Add what happened to the run after its failure."""
     status = run.record.status if run.record else None
     later = run.attempts[run.attempts.index(attempt) + 1 :]
     if not later:
@@ -126,7 +126,7 @@ def _with_outcome(found: Diagnosis, run: RecordedRun, attempt: Attempt) -> Diagn
 
 
 def _of_good(run: RecordedRun) -> Diagnosis:
-    """Of a run in which nothing failed: complete, interrupted, never trained; perhaps with a straggler."""
+    """Diagnose a run in which nothing failed: completed, interrupted or never trained, perhaps with a straggler."""
     record, attempt = run.record, run.last
     if attempt is None:
         return Diagnosis(
@@ -137,7 +137,7 @@ def _of_good(run: RecordedRun) -> Diagnosis:
             advice="start it with `frog train`",
         )
     case = Case(run, attempt)
-    if (wrong := off_pattern(case, CollectiveCalls(case))) is not None:  # a message of the wrong size fails nowhere
+    if (wrong := off_pattern(case, CollectiveCalls(case))) is not None:  # a wrong message size may not fail anywhere
         return wrong.with_more(outcome="completed", finding=f"{wrong.finding}; the run continued with the data it had")
     slow = straggler(case)
     step, status = (record.step, record.status) if record else (None, "completed")

@@ -1,4 +1,4 @@
-"""A run that still goes on: where every rank is, and who waits for whom."""
+"""Diagnose a run in progress: each rank's position, and which rank the others wait for."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from frog.diagnose.diagnosis import Diagnosis, note, span
 from frog.runs.run import FRESH_S
 
 _LONG_S = 10.0
-"""A rank that waits longer than this in one collective waits for somebody."""
+"""A rank that waits longer than this in one collective waits for another rank."""
 
 
 def under_way(case: Case, calls: CollectiveCalls, now_ns: int | None = None) -> Diagnosis:
-    """Where a run is, and whether one of its ranks holds up the others."""
+    """Return the progress of a run, and whether one of its ranks delays the others."""
     now_ns = now_ns or time.time_ns()
     ages = {rank: (now_ns - beat.unix_ns) / 1e9 for rank, beat in case.attempt.beats.items()}
     found = Diagnosis(

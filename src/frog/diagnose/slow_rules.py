@@ -1,4 +1,4 @@
-"""Rules about a run that goes on, but slowly: a rank that keeps all others waiting."""
+"""Rules about a slow run: a straggler, one rank that keeps all others waiting."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from frog.runs.attempts import Worker
 from frog.runs.schema import CollectiveEvent, SpanEvent
 
 _LEAST_S = 0.05
-"""Less than this is the unevenness of any machine."""
+"""A smaller delay is normal variation."""
 
 _FEWEST_STEPS = 3
-"""So often in a row, to the end, must a rank be late; less often may be chance, and must stand out more."""
+"""Number of consecutive late steps, up to the end, that prove a straggler; fewer must stand out more clearly."""
 
 _STANDS_OUT = 3.0
-"""Times the largest delay of any other rank, phase and step."""
+"""Required ratio to the largest delay of any other rank, phase and step."""
 
 _LATE_S = 0.5
-"""Who comes so much later than all others was late."""
+"""A rank that arrives this much later than all others was late."""
 
 Key = tuple[int, str]
 """A step and a phase."""
@@ -36,13 +36,13 @@ class Delay:
     phase: str
     steps: list[int]
     extra_s: float
-    """Each time, as the median."""
+    """The median delay."""
     usual_s: float
-    """What the phase takes the others."""
+    """The time that the other ranks take for the phase."""
 
 
 def straggler(case: Case) -> Diagnosis | None:
-    """One rank is late into every collective from some step on; or was once, in the last step of all."""
+    """Find a rank that is late for every collective from some step on, or once, in the very last step."""
     delay = find_delay(case)
     if delay is None:
         return None
@@ -81,9 +81,9 @@ def straggler(case: Case) -> Diagnosis | None:
 
 
 def late_each_time(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
-    """All gave up in one collective, to which one came later than the others; nobody was lost (`on_loss=shrink`).
+    """Find a step in which all ranks timed out because one came later; no rank was lost (`on_loss=shrink`).
 
-    Without that the step is not taken again: where a network is cut, each rank waits from when its own last bytes came.
+    Without `shrink` no step is repeated: if a network is cut, each rank waits from the arrival of its own last bytes.
     """
     if case.run.setting("comm", "on_loss") != "shrink":
         return None
@@ -97,7 +97,7 @@ def late_each_time(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
     return Diagnosis(
         "slow",
         f"rank {rank} exceeded the others' time-out {case.where(rank)}: it arrived {late_s:.1f} s after them, the last "
-        "time that the step was taken",
+        "time that the step was attempted",
         **case.about(rank),
         evidence=tuple(line for r in sorted(waits) for line in (case.report_error(r), case.report_position(r)) if line),
         advice="if such a delay is expected, raise train.timeout_s; otherwise find the cause: a busy machine "
@@ -106,7 +106,7 @@ def late_each_time(case: Case, calls: CollectiveCalls) -> Diagnosis | None:
 
 
 def find_delay(case: Case) -> Delay | None:
-    """The largest delay of a rank, if there is one. Ranks of different pipeline stages have different work to do."""
+    """Return the largest delay of a rank, if there is one. Ranks of different pipeline stages have different work."""
     stages: dict[int, dict[int, dict[Key, float]]] = {}
     for rank, worker in case.attempt.workers.items():
         if worker.start is not None:
@@ -123,7 +123,7 @@ def find_delay(case: Case) -> Delay | None:
 
 
 def _delay(own: Mapping[int, Mapping[Key, float]], rank: int, phase: str) -> Delay | None:
-    """From which step to the end this rank takes longer for a phase than the others usually do."""
+    """Return the step from which, to the end, this rank takes longer for a phase than the others usually do."""
     steps = sorted(step for step, name in own[rank] if name == phase)
     others = [time for r in own if r != rank for (_, name), time in own[r].items() if name == phase]
     if not others or not steps:
@@ -134,14 +134,14 @@ def _delay(own: Mapping[int, Mapping[Key, float]], rank: int, phase: str) -> Del
     if not late:
         return None
     extra_s = median(extra[step] for step in late)
-    late = _run_of_late(extra, max(_LEAST_S, 2 * usual_s, 0.6 * extra_s))  # a hiccup before it does not count
+    late = _run_of_late(extra, max(_LEAST_S, 2 * usual_s, 0.6 * extra_s))  # ignore a single hiccup before it
     if not late or (len(late) < _FEWEST_STEPS and not _stands_out(own, rank, phase, late, extra_s)):
         return None
     return Delay(rank, phase, late, extra_s, usual_s)
 
 
 def _run_of_late(extra: Mapping[int, float], least_s: float) -> list[int]:
-    """The steps at the end, all of which are late."""
+    """Return the steps at the end, all of which are late."""
     late: list[int] = []
     for step in sorted(extra, reverse=True):
         if extra[step] <= least_s:
@@ -151,7 +151,7 @@ def _run_of_late(extra: Mapping[int, float], least_s: float) -> list[int]:
 
 
 def _stands_out(own: Mapping[int, Mapping[Key, float]], rank: int, phase: str, late: list[int], extra_s: float) -> bool:
-    """Whether a delay that was seen only once or twice is far above all else that happened: no chance."""
+    """True if a delay that was seen only once or twice is far above all others: no chance."""
     usual = {name: median(time for times in own.values() for (_, n), time in times.items() if n == name)
              for name in {name for times in own.values() for _, name in times}}  # fmt: skip
     rest = (
@@ -164,9 +164,9 @@ def _stands_out(own: Mapping[int, Mapping[Key, float]], rank: int, phase: str, l
 
 
 def _own_times(worker: Worker) -> dict[Key, float]:
-    """How long each phase of each step took, in seconds, without what was waited in collectives.
+    """Return how long each phase of each step took, in seconds, without the time spent waiting in collectives.
 
-    Of evaluations and checkpoints only the time to the first collective: rank 0 has more to do behind it.
+    For evaluations and checkpoints, only the time to the first collective: rank 0 has more to do after it.
     """
     calls: dict[int, list[CollectiveEvent]] = {}
     for call in worker.of(CollectiveEvent):

@@ -1,4 +1,4 @@
-"""The transformer. It knows nothing of ranks."""
+"""The transformer. It does not depend on ranks or process groups."""
 
 from frog.model.transformer import TinyTransformer
 

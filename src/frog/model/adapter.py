@@ -1,7 +1,7 @@
-"""Adapters to and from folders in the format of `peft`: adapter_config.json, adapter_model.safetensors.
+"""Save and load adapters in the format of `peft`: adapter_config.json, adapter_model.safetensors.
 
-A folder holds what was trained and nothing else. `peft` loads it over a LlamaForCausalLM, or, if a classification head
-is among it, over a LlamaForSequenceClassification; Frog loads what `peft` saved, as long as it is plain LoRA.
+A folder holds only the trained parameters. `peft` loads it over a LlamaForCausalLM, or, if it includes a classification
+head, over a LlamaForSequenceClassification; Frog loads what `peft` saved if it is plain LoRA.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from frog.model.transformer import TinyTransformer
 
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 _WRAPPER = "base_model.model."
-"""What peft puts before every name of the model that it wraps."""
+"""The prefix that peft adds to every name of the model that it wraps."""
 
 _HEAD = "score.weight"
 _PLAIN: dict[str, Any] = {
@@ -44,14 +44,14 @@ _PLAIN: dict[str, Any] = {
     "target_parameters": None,
     "lora_bias": False,
 }
-"""peft's options that plain LoRA leaves at these values; with others Frog would compute something else."""
+"""peft's options and their values for plain LoRA; Frog does not implement others."""
 
 
-_COPIED = "was it copied whole?"
+_COPIED = "was it copied completely?"
 
 
 class _PeftConfig(Typed, frozen=True):
-    """adapter_config.json, as far as every adapter of LoRA has it."""
+    """The fields of adapter_config.json that every LoRA adapter has."""
 
     r: Positive
     lora_alpha: Amount
@@ -63,18 +63,18 @@ class _PeftConfig(Typed, frozen=True):
 def save_adapter(
     model: TinyTransformer, config: LoraConfig, folder: Path, *, base: str, labels: Sequence[str], replace: bool = False
 ) -> None:
-    """Write what was trained into `folder`, which is whole or absent: written to a staging folder, then put in place.
+    """Write the trained parameters into `folder` atomically: write a staging folder, then rename it.
 
     Raises:  RunError if the folder exists, unless it may `replace`.
     """
     if folder.exists() and not replace:
-        raise RunError(f"{folder}: exists already", "name a new folder")
+        raise RunError(f"{folder}: already exists", "name a new folder")
     staging = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
     try:
         weights = {_peft_name(name): p.detach().cpu().contiguous() for name, p in trained_parameters(model).items()}
-        # The classes have no place in peft's configuration, and the file must say what its rows mean.
+        # peft's configuration has no field for the classes, but the file must say what its rows mean.
         save_file(weights, staging / WEIGHTS_FILE, metadata={"format": "pt", "labels": json.dumps(list(labels))})
         with open(staging / WEIGHTS_FILE, "rb") as file:
             os.fsync(file.fileno())
@@ -85,10 +85,10 @@ def save_adapter(
 
 
 def load_adapter(model: TinyTransformer, folder: Path) -> LoraConfig:
-    """Put a folder's adapters (and its head) into a model that has none yet.
+    """Load a folder's adapters (and its head) into a model that has none yet.
 
-    Raises:  RunError if there is no adapter; ConfigError if it is more than plain LoRA; ShapeError if it was made for
-             another model.
+    Raises:  RunError if there is no adapter; ConfigError if it is not plain LoRA; ShapeError if it was made for another
+             model.
     """
     config = read_config(folder)
     try:
@@ -103,7 +103,7 @@ def load_adapter(model: TinyTransformer, folder: Path) -> LoraConfig:
     missing, unexpected = sorted(expected.keys() - weights.keys()), sorted(weights.keys() - expected.keys())
     if missing or unexpected:
         raise ShapeError(
-            f"{folder}: its tensors are not those of this model's adapters\n"
+            f"{folder}: its tensors do not match this model's adapters\n"
             f"  missing: {', '.join(missing[:5]) or 'none'}\n  unexpected: {', '.join(unexpected[:5]) or 'none'}",
             "load it over the model that it was made for",
         )
@@ -117,9 +117,9 @@ def load_adapter(model: TinyTransformer, folder: Path) -> LoraConfig:
 
 
 def read_config(folder: Path) -> LoraConfig:
-    """Rank, alpha and targets of a saved adapter.
+    """Return rank, alpha and targets of a saved adapter.
 
-    Raises:  RunError if there is none, ConfigError naming the options that are not plain LoRA.
+    Raises:  RunError if there is none, ConfigError naming the options that differ from plain LoRA.
     """
     path = folder / CONFIG_FILE
     try:
@@ -130,16 +130,16 @@ def read_config(folder: Path) -> LoraConfig:
     config = LoraConfig(peft.r, peft.lora_alpha, _targets(peft.target_modules))
     problems = config.problems()
     problems += [
-        f"{name}={shortened(repr(table[name]))}: Frog has {plain!r}"
+        f"{name}={shortened(repr(table[name]))}: Frog supports only {plain!r}"
         for name, plain in _PLAIN.items()
         if name in table and (table[name] or None) != (plain or None)
     ]
     if peft.peft_type != "LORA":
-        problems.append(f"peft_type={peft.peft_type!r}: Frog has 'LORA'")
+        problems.append(f"peft_type={peft.peft_type!r}: Frog supports only 'LORA'")
     if isinstance(peft.target_modules, str) and peft.target_modules != "all-linear":
-        problems.append(f"target_modules={peft.target_modules!r}: a pattern; Frog takes a list of names")
+        problems.append(f"target_modules={peft.target_modules!r}: a pattern; Frog needs a list of names")
     if set(peft.modules_to_save or []) - {"score"}:
-        problems.append(f"modules_to_save={peft.modules_to_save!r}: Frog has a head called 'score' alone")
+        problems.append(f"modules_to_save={peft.modules_to_save!r}: Frog supports only a head called 'score'")
     if problems:
         listing = "\n".join(f"  - {problem}" for problem in problems)
         raise ConfigError(f"{path}: not plain LoRA\n{listing}", "merge it with peft, and `frog import` the result")

@@ -1,4 +1,4 @@
-"""A classification head on the transformer: the last token's hidden state to one score a class."""
+"""A classification head on the transformer: maps the last token's hidden state to one score per class."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from frog.model.transformer import Linear, TinyTransformer
 
 
 class Classifier(TinyTransformer):
-    """The transformer with `score`, a matrix of a row a class, in place of the head that has a row a token.
+    """The transformer with `score`, a matrix with one row per class, in place of the output head.
 
-    It is trained like the transformer, on labels of which there is one a text: the class, at the text's last token, and
-    -100 elsewhere. Attention is causal, so padding behind the text changes nothing. C number of classes.
-    Parameters have the names of transformers' LlamaForSequenceClassification, but for its prefix `model.`.
+    It is trained like the transformer. Each text has one label: its class, at its last token; all other positions have
+    -100. Attention is causal, so padding after the text changes nothing. C is the number of classes.
+    Parameters have the names of transformers' LlamaForSequenceClassification, without its prefix `model.`.
     """
 
     token_loss: Callable[[Tensor, Tensor, Tensor], Tensor] = staticmethod(labelled_loss)
@@ -33,7 +33,7 @@ class Classifier(TinyTransformer):
 
     @classmethod
     def from_base(cls, base: TinyTransformer, num_labels: int) -> Classifier:
-        """A classifier with a copy of the base's weights and a new head, drawn at random."""
+        """Return a classifier with a copy of the base's weights and a new, randomly initialized head."""
         classifier = cls(base.config, num_labels, base.activation_checkpointing)
         weights = {name: tensor for name, tensor in base.state_dict().items() if not name.startswith("lm_head.")}
         missing, unexpected = classifier.load_state_dict(weights, strict=False)
@@ -42,7 +42,7 @@ class Classifier(TinyTransformer):
         return classifier
 
     def head(self, x_BTD: Tensor, labels_BT: Tensor | None) -> Tensor:
-        """The norm, then every position's scores (B, T, C), or the mean cross-entropy of those that have a label."""
+        """Apply the norm; return every position's scores (B, T, C), or the mean cross-entropy of labelled positions."""
         x_BTD = self.norm(x_BTD)
         if labels_BT is None:
             scores_BTC: Tensor = self.score(x_BTD)
@@ -50,7 +50,7 @@ class Classifier(TinyTransformer):
         return self.token_loss(x_BTD, self.score.weight, labels_BT)
 
     def classify(self, tokens_BT: Tensor, last_B: Tensor) -> Tensor:
-        """The scores of texts whose last tokens are at `last_B`.
+        """Return the scores of texts whose last tokens are at `last_B`.
 
         Shapes:  tokens_BT (B, T), last_B (B,) -> (B, C)
         """

@@ -1,4 +1,4 @@
-"""A classifier as a Hugging Face folder, for `AutoModelForSequenceClassification.from_pretrained`."""
+"""Write a classifier as a Hugging Face folder, for `AutoModelForSequenceClassification.from_pretrained`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from frog.model.hf import save_hf
 from frog.model.transformer import TinyTransformer
 
 _PAD_ID = 0
-"""The token that ends a document in training: no text to be classified holds it."""
+"""The token that ends a document in training; no text to be classified contains it."""
 
 
 def save_hf_classifier(model: Classifier, folder: Path, tokenizer_json: Path | None, labels: Sequence[str]) -> None:
     """Write a Llama or Mixtral ForSequenceClassification with its class names. The model's adapters must be merged.
 
-    transformers finds a text's last token as the last that is no padding, so texts must be padded with token 0.
+    transformers takes the last token that is not padding as a text's last, so texts must be padded with token 0.
     """
     with torch.device("meta"):  # a causal model around the same layers, so that one function writes both
         causal = TinyTransformer(dataclasses.replace(model.config, tie_word_embeddings=True))

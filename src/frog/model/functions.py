@@ -1,6 +1,6 @@
-"""The model's costly formulas in forms that are faster on a CPU: products, the loss, and attention in bfloat16.
+"""Faster CPU versions of the model's expensive operations: products, the loss, and attention in bfloat16.
 
-Each public function has a plain formula beside it and takes it wherever the faster one was not made for: on an
+Each public function falls back to a plain formula where the faster version does not apply: on an
 accelerator, under autocast, inside torch.compile, for tensor subclasses such as DTensor.
 
 Shapes: N tokens (B and T as one), D input width, F output width, V vocabulary; B batch, T time (sequence), H heads,
@@ -21,18 +21,18 @@ from frog.config.model import IGNORED_LABEL
 from frog.model.matmul import product, uses_onednn, weight_gradient
 
 _CHUNK_ELEMENTS = 2**18
-"""Logits that are held at once: 1 MiB of float32 stays in a core's second-level cache."""
+"""Logits per chunk: 1 MiB of float32 fits into a core's second-level cache."""
 
 _LEAST_CHUNK_ROWS = 128
-"""Fewer rows make the products too thin, whatever the vocabulary."""
+"""Minimum rows per chunk, whatever the vocabulary: with fewer rows the products are too thin."""
 
 
 _MOST_SCORED_POSITIONS = 512
-"""Scores of longer sequences take more memory than they save time."""
+"""For longer sequences the scores take more memory than they save time."""
 
 
 def takes_fast_path(*tensors: Tensor) -> bool:
-    """Whether these can go through the functions of this file: plain float32 or float64 tensors on a CPU, eagerly."""
+    """True if the functions of this file support these tensors: plain float32 or float64 on a CPU, in eager mode."""
     dtype = tensors[0].dtype
     return (
         dtype in (torch.float32, torch.float64)
@@ -43,7 +43,7 @@ def takes_fast_path(*tensors: Tensor) -> bool:
 
 
 def linear(x: Tensor, w_FD: Tensor) -> Tensor:
-    """`x @ w.T`, all three products of it (forward and both gradients) by the faster library.
+    """Compute `x @ w.T`, all three products of it (forward and both gradients) with the faster library.
 
     Shapes:  x (..., D) -> (..., F)
     """
@@ -70,7 +70,7 @@ class _Linear(torch.autograd.Function):
 
 
 def writes_scores_out(q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor) -> bool:
-    """Whether `attention_by_scores` is the faster: in bfloat16 on a CPU, where torch's fused kernel is slow."""
+    """True if `attention_by_scores` is faster: in bfloat16 on a CPU, where torch's fused kernel is slow."""
     return (
         torch.is_autocast_enabled("cpu")
         and torch.get_autocast_dtype("cpu") == torch.bfloat16
@@ -81,10 +81,10 @@ def writes_scores_out(q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor) -> bool:
 
 
 def attention_by_scores(q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(C)) v, causal, with all scores of a sequence written out.
+    """Compute softmax(q k^T / sqrt(C)) v, causal, with all scores of a sequence in memory.
 
     Shapes:  q (B, H, T, C), k and v (B, K, T, C) -> (B, H, T, C)
-    Equals:  `F.scaled_dot_product_attention`, but that scores and weights are rounded to what products are taken in.
+    Equals:  `F.scaled_dot_product_attention`, except that scores and weights are rounded to the dtype of the products.
     """
     B, H, T, C = q_BHTC.shape
     G = H // k_BKTC.shape[1]
@@ -95,13 +95,13 @@ def attention_by_scores(q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor) -> Tenso
 
 
 def linear_cross_entropy(x_ND: Tensor, w_VD: Tensor, labels_N: Tensor) -> Tensor:
-    """The mean cross-entropy of the logits `x @ w.T`, in float32.
+    """Compute the mean cross-entropy of the logits `x @ w.T`, in float32.
 
-    The logits are made, turned into their own gradient and used up a chunk of rows at a time, all in the forward
-    pass, so that they never leave the cache. Source: Hsu et al. 2024 (Liger Kernel), section 3.2.
+    The forward pass computes the logits chunk by chunk, turns each chunk into its own gradient and consumes it, so that
+    the logits never leave the cache. Source: Hsu et al. 2024 (Liger Kernel), section 3.2.
 
     Shapes:  x_ND (N, D), w_VD (V, D), labels_N (N,) -> a scalar
-    Equals:  `F.cross_entropy(x @ w.T, labels)`, labels of -100 left out.
+    Equals:  `F.cross_entropy(x @ w.T, labels)`, ignoring labels of -100.
     """
     if takes_fast_path(x_ND, w_VD) and not bool((labels_N == IGNORED_LABEL).any()):
         return _LinearCrossEntropy.apply(x_ND, w_VD, labels_N, torch.is_grad_enabled())  # type: ignore[no-any-return, no-untyped-call]
@@ -136,9 +136,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _losses_and_error(logits_RV: Tensor, labels_R1: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row's cross-entropy, and its gradient by the logits: the probabilities, less one at the label."""
+    """Return each row's cross-entropy, and its gradient by the logits: the probabilities, minus one at the label."""
     probabilities_RV = logits_RV.softmax(dim=-1)
-    # log(sum(exp)) of a row is its largest logit less the log of its largest probability: no second pass over exp,
+    # log(sum(exp)) of a row is its largest logit minus the log of its largest probability: no second pass over exp,
     # and exact where the label's own probability underflows.
     log_sum_R1 = logits_RV.amax(-1, keepdim=True) - probabilities_RV.amax(-1, keepdim=True).log_()
     losses_R1 = log_sum_R1 - logits_RV.gather(1, labels_R1)

@@ -1,4 +1,4 @@
-"""Models to and from Hugging Face folders: config.json, safetensors, tokenizer.json. Needs no transformers library."""
+"""Save and load models as Hugging Face folders: config.json, safetensors, tokenizer.json. Needs no transformers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from frog.model.transformer import TinyTransformer
 _HEAD = "lm_head.weight"
 _EMBEDDING = "embed_tokens.weight"
 _IGNORED_SUFFIX = "rotary_emb.inv_freq"
-"""A table that old versions of transformers saved with the weights."""
+"""A buffer that old versions of transformers saved with the weights."""
 
-_COPIED = "was it copied whole?"
+_COPIED = "was it copied completely?"
 
 _MOST_ABOUT = 64 << 20
-"""Bytes of weight files that are no weights: names and places of tensors."""
+"""Limit for the header of a weight file: names and offsets of tensors."""
 
 
 class _AddedToken(Typed, frozen=True):
@@ -34,7 +34,7 @@ class _AddedToken(Typed, frozen=True):
 
 
 class _TokenizerFile(Typed, frozen=True):
-    """tokenizer.json, as far as it says which token ends a text."""
+    """The part of tokenizer.json that says which token ends a text."""
 
     added_tokens: list[_AddedToken]
 
@@ -46,7 +46,7 @@ class _WeightIndex(Typed, frozen=True):
 
 
 def save_hf(model: TinyTransformer, folder: Path, tokenizer_json: Path | None) -> None:
-    """Write what `AutoModelForCausalLM.from_pretrained(folder)` loads, and `AutoTokenizer` if there is a tokenizer."""
+    """Write a folder for `AutoModelForCausalLM.from_pretrained`, and for `AutoTokenizer` if there is a tokenizer."""
     config = model.config
     folder.mkdir(parents=True, exist_ok=True)
     weights = {
@@ -64,10 +64,10 @@ def save_hf(model: TinyTransformer, folder: Path, tokenizer_json: Path | None) -
 
 
 def load_hf(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Read what `save_pretrained` wrote: the sizes, and float32 weights under Frog's names.
+    """Read a folder that `save_pretrained` wrote: the sizes, and float32 weights under Frog's names.
 
-    Raises:  ConfigError if Frog cannot build the model (Llama, Qwen3 or Mixtral); RunError naming what is missing;
-             ShapeError if a tensor's shape is not what the sizes say.
+    Raises:  ConfigError if Frog cannot build the model (Llama, Qwen3 or Mixtral); RunError naming the missing files;
+             ShapeError if a tensor's shape does not match the sizes.
     """
     if not (folder / "config.json").exists():
         raise RunError(f"{folder}: no config.json there", "name a folder that `save_pretrained` wrote")
@@ -87,7 +87,7 @@ def load_hf(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     missing, unexpected = sorted(expected.keys() - weights.keys()), sorted(weights.keys() - expected.keys())
     if missing or unexpected:
         raise RunError(
-            f"{folder}: its tensors are not those of the model that its config.json describes\n"
+            f"{folder}: its tensors do not match the model that its config.json describes\n"
             f"  missing: {', '.join(missing[:5]) or 'none'}\n  unexpected: {', '.join(unexpected[:5]) or 'none'}",
             "is that a plain LlamaForCausalLM, Qwen3ForCausalLM or MixtralForCausalLM?",
         )
@@ -113,7 +113,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _check_size(config: ModelConfig, files: list[Path]) -> None:
-    """Before they are read: whether the model has so many weights, the head's counted also where it is tied."""
+    """Check before reading that the files can hold so many weights, counting the head even if it is tied."""
     num_weights = config.num_parameters() + config.vocab_size * config.hidden_size
     num_bytes = sum(path.stat().st_size for path in files)
     if num_bytes > _MOST_ABOUT + 8 * num_weights:
@@ -122,11 +122,11 @@ def _check_size(config: ModelConfig, files: list[Path]) -> None:
 
 
 def _names_in(index: Path) -> list[str]:
-    """The files that an index names. Only files beside it count: an index can come from anywhere."""
+    """Return the files that an index names. It may only name files in its own folder: indices come from anywhere."""
     names = sorted(set(read_typed(index, _WeightIndex, _COPIED).weight_map.values()))
     for name in names:
         if Path(name).name != name:
-            raise RunError(f"{index}: names {name!r}, which is no file beside it")
+            raise RunError(f"{index}: names {name!r}, which is not a file in the same folder")
     return names
 
 

@@ -1,8 +1,8 @@
-"""LoRA: two thin matrices beside a frozen one, trained in its place, and added to it when training is over.
+"""LoRA: two thin matrices next to a frozen one, trained in its place, and added to it after training.
 
 Source: Hu et al. 2021, "LoRA: Low-Rank Adaptation of Large Language Models".
-Shapes: D input width, F output width, R rank. The adapters are ordinary parameters that want a gradient, all else of
-the model is frozen: a strategy that leaves frozen parameters alone needs to know nothing of them.
+Shapes: D input width, F output width, R rank. The adapters are ordinary parameters that require a gradient; the rest
+of the model is frozen. A strategy that ignores frozen parameters needs no special case for LoRA.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from frog.model.transformer import Linear, TinyTransformer
 
 
 class LoraLinear(Linear):
-    """`x W^T + alpha / R * (x A^T) B^T`, W frozen. B starts at zero, so at first nothing is changed.
+    """`x W^T + alpha / R * (x A^T) B^T`, W frozen. B starts at zero, so the initial output is unchanged.
 
     Shapes:  x (..., D), weight (F, D), lora_A.weight (R, D), lora_B.weight (F, R) -> (..., F)
     """
 
     def __init__(self, base: Linear, rank: int, scaling: float) -> None:
-        with torch.device("meta"):  # a matrix to put the base's own into: nothing is drawn, no memory is taken
+        with torch.device("meta"):  # no memory and no random numbers: the base's own matrix replaces it
             super().__init__(base.in_features, base.out_features)
         self.weight = base.weight
         with base.weight.device:
@@ -41,7 +41,7 @@ class LoraLinear(Linear):
         return y if self.is_merged else y + self.lora_B(self.lora_A(x)) * self.scaling
 
     def delta(self) -> Tensor:
-        """What the adapter adds to the matrix.
+        """Return the product that the adapter adds to the matrix.
 
         Shapes:  -> (F, D)
         """
@@ -56,16 +56,16 @@ class LoraLinear(Linear):
 
     @torch.no_grad()
     def unmerge(self) -> None:
-        """Take the adapter out again; the matrix is what it was, to rounding."""
+        """Subtract the adapter again, which restores the matrix up to rounding."""
         if self.is_merged:
             self.weight -= self.delta()
             self.is_merged = False
 
 
 def add_lora(model: TinyTransformer, config: LoraConfig) -> None:
-    """Freeze the model and put adapters beside the projections that `config.targets` names.
+    """Freeze the model and add adapters to the projections that `config.targets` names.
 
-    Raises:  ConfigError if a target is none of the model's, or the rank is more than a target can have.
+    Raises:  ConfigError if a target does not exist in the model, or the rank is more than a target can have.
     """
     names = target_names(model, config)
     model.requires_grad_(False)
@@ -75,9 +75,9 @@ def add_lora(model: TinyTransformer, config: LoraConfig) -> None:
 
 
 def target_names(model: TinyTransformer, config: LoraConfig) -> list[str]:
-    """The full names of the projections that get an adapter, in the model's order. A target is the end of a name.
+    """Return the full names of the projections that get an adapter, in the model's order. Targets are name suffixes.
 
-    Raises:  ConfigError with the names that exist, or with rank and widths.
+    Raises:  ConfigError with the existing names, or with rank and widths.
     """
     found = [name for name, module in model.named_modules() if name.startswith("layers.") and type(module) is Linear]
     ends = list(dict.fromkeys(name.rpartition(".")[2] for name in found))
@@ -87,7 +87,7 @@ def target_names(model: TinyTransformer, config: LoraConfig) -> list[str]:
 
     problems = config.problems()
     problems += [
-        f"targets={target}: no projection of the layers has that name; there are: {', '.join(ends)}"
+        f"targets={target}: no projection of the layers has that name; available: {', '.join(ends)}"
         for target in config.targets
         if not any(matches(name, target) for name in found)
     ]
@@ -96,7 +96,7 @@ def target_names(model: TinyTransformer, config: LoraConfig) -> list[str]:
     thinnest = min(most, key=most.__getitem__, default="")
     if most and config.rank > most[thinnest]:
         problems.append(
-            f"rank={config.rank} is more than the {most[thinnest]} that {thinnest} can have: "
+            f"rank={config.rank} is above the maximum of {most[thinnest]} for {thinnest}: "
             "no product of two thin matrices has a higher rank than the matrix it is added to"
         )
     if problems:
@@ -106,29 +106,29 @@ def target_names(model: TinyTransformer, config: LoraConfig) -> list[str]:
 
 
 def lora_layers(model: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
-    """Every projection that has an adapter, by its full name."""
+    """Yield every projection that has an adapter, by its full name."""
     yield from ((name, module) for name, module in model.named_modules() if isinstance(module, LoraLinear))
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """What is trained, by name: the adapters, and a new head if there is one."""
+    """Return the trained parameters by name: the adapters, and a new head if there is one."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def merge_lora(model: nn.Module) -> None:
-    """Add every adapter to its matrix; `unmerge_lora` takes them out again."""
+    """Add every adapter to its matrix; `unmerge_lora` subtracts them again."""
     for _, layer in lora_layers(model):
         layer.merge()
 
 
 def unmerge_lora(model: nn.Module) -> None:
-    """The inverse of `merge_lora`, to rounding."""
+    """Invert `merge_lora`, up to rounding."""
     for _, layer in lora_layers(model):
         layer.unmerge()
 
 
 def unload_lora(model: TinyTransformer) -> None:
-    """Merge, then leave plain projections behind: a model like any other, with the base's parameter names."""
+    """Merge, then replace the adapters by plain projections: an ordinary model with the base's parameter names."""
     merge_lora(model)
     for name, layer in list(lora_layers(model)):
         with torch.device("meta"):

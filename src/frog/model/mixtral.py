@@ -1,4 +1,4 @@
-"""The tensors of a mixture of experts as Mixtral's files name them: each expert's matrices apart, by number.
+"""Convert a mixture of experts to and from Mixtral's file format: one set of matrices per expert, by number.
 
 In memory a layer's experts are stacked (`model/moe.py`); files have w1 (gate), w3 (up) and w2 (down) of each expert.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 from frog.core.errors import ShapeError
 
 _PARTS = {"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)}
-"""Which matrices of an expert are one, below each other, in memory."""
+"""The matrices of an expert that are stacked into one matrix in memory."""
 
 _IN_MEMORY = re.compile(r"(.*layers\.\d+)\.mlp\.(gate\.weight|experts\..+)")
 _IN_FILES = re.compile(r"(.*layers\.\d+)\.block_sparse_moe\.(gate\.weight|experts\..+)")
@@ -21,7 +21,7 @@ _EXPERT = re.compile(r"(.*\.mlp\.experts)\.\d+\.w\d\.weight")
 
 
 def split_experts(name: str, tensor: Tensor) -> dict[str, Tensor]:
-    """A tensor under the names that it has in files, stacked experts one by one; views of it."""
+    """Return views of a tensor by their names in files, splitting stacked experts."""
     name = _IN_MEMORY.sub(r"\1.block_sparse_moe.\2", name)
     stem, _, stack = name.rpartition(".")
     if ".block_sparse_moe.experts." not in name:
@@ -34,9 +34,9 @@ def split_experts(name: str, tensor: Tensor) -> dict[str, Tensor]:
 
 
 def stack_experts(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The inverse of `split_experts`, for all of a model's tensors. What is incomplete stays by itself.
+    """Invert `split_experts`, for all of a model's tensors. Incomplete sets of experts stay separate.
 
-    Raises:  ShapeError if experts of one layer differ.
+    Raises:  ShapeError if the experts of one layer differ in shape.
     """
     weights = {_IN_FILES.sub(r"\1.mlp.\2", name): tensor for name, tensor in weights.items()}
     for stem in sorted({match[1] for name in weights if (match := _EXPERT.fullmatch(name))}):

@@ -1,11 +1,11 @@
-"""A mixture of experts in the FFN's place: a router sends each token to a few of many SwiGLUs.
+"""A mixture of experts in place of the FFN: a router sends each token to a few of many SwiGLUs.
 
-Plan of a layer: the router gives every token a probability of each expert; the best few are kept, and made to sum to
-one; the tokens are put in order of experts, so that each expert reads one stretch of rows; what the experts make of a
-token is added up, weighted with its probabilities.
+Plan of a layer: the router computes each token's probability of each expert, keeps the best few and scales them to sum
+to one. The tokens are sorted by expert, so that each expert reads a contiguous slice of rows. Each token's outputs are
+summed, weighted with these probabilities.
 
 Shapes: B batch, T time (sequence), N tokens (B and T as one), D model width, F FFN width, E experts, A experts that one
-token goes through, R rows: one for each token and expert of its (N x A), in order of experts.
+token goes through, R rows: one for each pair of token and expert (N x A), in order of experts.
 Parameter names and layouts are those of Hugging Face's Mixtral in memory; `model/hf.py` maps to its files.
 """
 
@@ -23,7 +23,7 @@ from frog.model.functions import linear
 
 
 class Experts(nn.Module):
-    """Some SwiGLUs, their matrices stacked: an expert's gate and up projection are one matrix of 2F rows."""
+    """Several SwiGLUs with stacked matrices: an expert's gate and up projection are one matrix of 2F rows."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -37,11 +37,11 @@ class Experts(nn.Module):
         nn.init.normal_(self.down_proj, std=std)
 
     def forward(self, x_RD: Tensor, counts: Sequence[int]) -> Tensor:
-        """Each row through its expert.
+        """Apply to each row its expert.
 
         Shapes:  x_RD (R, D): the first counts[0] rows are the first expert's, and so on -> (R, D)
         """
-        # An expert without rows runs all the same: its gradient is zero then, not absent.
+        # An expert without rows runs too, so that its gradient is zero and not None.
         parts = []
         matrices = zip(self.gate_up_proj.unbind(), self.down_proj.unbind(), strict=True)
         for x, (gate_up, down) in zip(torch.split(x_RD, list(counts)), matrices, strict=True):
@@ -51,24 +51,24 @@ class Experts(nn.Module):
 
 
 def run_here(experts: Experts, x_RD: Tensor, counts_E: Tensor) -> Tensor:
-    """Each row through its expert, all of which this process holds."""
+    """Apply to each row its expert; this process holds all experts."""
     return experts(x_RD, counts_E.tolist())  # type: ignore[no-any-return]
 
 
 def local_token_fraction(counts_E: Tensor, num_tokens: int) -> Tensor:
-    """What share of the tokens each expert gets, of those that this process has."""
+    """Compute the fraction of this process's tokens that each expert gets."""
     return counts_E / num_tokens
 
 
 class MixtureOfExperts(nn.Module):
-    """Each token through its best few experts. Source: Shazeer et al. 2017; Jiang et al. 2024 (Mixtral)."""
+    """Sends each token through its best few experts. Source: Shazeer et al. 2017; Jiang et al. 2024 (Mixtral)."""
 
     run_experts: Callable[[Experts, Tensor, Tensor], Tensor] = staticmethod(run_here)
-    """A strategy that shares the experts out puts its own in place."""
+    """Computes the experts; expert parallelism replaces it."""
     token_fraction: Callable[[Tensor, int], Tensor] = staticmethod(local_token_fraction)
-    """A strategy that shares the batch out puts in place what counts all of it."""
+    """Counts tokens per expert; a strategy that splits the batch replaces it to count all of them."""
     losses: list[Tensor] | None = None
-    """Where the load-balancing loss is put down, while `balance_losses` asks for it."""
+    """The list that collects the load-balancing loss, inside `balance_losses`."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class MixtureOfExperts(nn.Module):
         return y_ND.to(x_BTD.dtype).view_as(x_BTD)
 
     def route(self, x_ND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Every token's probabilities of the experts, and its best few with their weights, which sum to one.
+        """Compute every token's probabilities of the experts, and its best few with weights that sum to one.
 
         Shapes:  -> (N, E) and (N, A), in float32; (N, A)
         """
@@ -103,21 +103,22 @@ class MixtureOfExperts(nn.Module):
 
 
 def load_balancing_loss(share_E: Tensor, probabilities_NE: Tensor) -> Tensor:
-    """E times the sum over experts of the share of the tokens sent there and the mean probability of going there.
+    """Compute E times the sum over experts of the fraction of tokens sent there times the mean probability.
 
-    A when all experts get the same, up to E where all tokens go to the same A. The share has no gradient; that of the
-    probabilities pushes down the experts that get much. Source: Fedus et al. 2021 (Switch), equations 4 to 6.
+    It is A when all experts get the same number, and up to E when all tokens go to the same A experts. The fraction has
+    no gradient; that of the probabilities pushes popular experts down.
 
     Shapes:  share_E (E,): sums to A, since a token goes to A experts -> a scalar
+    Source:  Fedus et al. 2021 (Switch), equations 4 to 6.
     """
     return len(share_E) * (share_E * probabilities_NE.mean(dim=0)).sum()
 
 
 @contextmanager
 def balance_losses(layers: Iterable[nn.Module]) -> Iterator[list[Tensor]]:
-    """Within this context every mixture in `layers` that is in training adds its load-balancing loss to the list.
+    """Within this context, every mixture in `layers` in training mode appends its load-balancing loss to the list.
 
-    Only there: activation checkpointing runs a layer again in the backward pass, and its loss is not to be kept then.
+    Not outside it: activation checkpointing runs a layer again in the backward pass, where its loss must not count.
     """
     found: list[Tensor] = []
     mixtures = [module for layer in layers for module in layer.modules() if isinstance(module, MixtureOfExperts)]
@@ -131,9 +132,9 @@ def balance_losses(layers: Iterable[nn.Module]) -> Iterator[list[Tensor]]:
 
 
 def weigh(found: Sequence[Tensor], config: ModelConfig) -> Tensor:
-    """The part of the training loss that a model's layers, or one stage's of them, have in it through their routers.
+    """Compute the routers' part of the training loss, for a model's layers or those of one stage.
 
-    Equals:  router_aux_loss_coef x the mean over all of the model's layers, as far as those given are in it. Hugging
+    Equals:  router_aux_loss_coef x the mean over all of the model's layers, counting only the given ones. Hugging
              Face pools the shares and the probabilities of all layers first, so that one layer's favourite can hide
              another's; for one layer it is the same.
     """

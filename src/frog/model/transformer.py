@@ -1,7 +1,7 @@
 """TinyTransformer: a decoder-only transformer of the Llama family, at any size.
 
 Shapes: B batch, T time (sequence), D model width, F FFN width, H heads, K key/value heads, C head width, V vocabulary.
-Module names are those of Hugging Face's Llama, so that weights go both ways without a map.
+Module names are those of Hugging Face's Llama, so that weights convert both ways without renaming.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from frog.model.moe import Experts, MixtureOfExperts, balance_losses, weigh
 
 
 class Linear(nn.Linear):
-    """A matrix without bias; on a CPU its products may go a faster way than `nn.Linear`'s."""
+    """A linear layer without bias; on a CPU its products may be faster than those of `nn.Linear`."""
 
     def __init__(self, in_width: int, out_width: int) -> None:
         super().__init__(in_width, out_width, bias=False)
@@ -42,7 +42,7 @@ class RMSNorm(nn.Module):
 
 
 def rotary_tables(config: ModelConfig) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of every position's angles. Source: Su et al. 2021 (RoFormer).
+    """Compute the cosine and sine of every position's angles. Source: Su et al. 2021 (RoFormer).
 
     Shapes:  -> two of (max_position_embeddings, C): columns c and c + C/2 turn by the same angle
     """
@@ -60,7 +60,7 @@ def rotate(x_BHTC: Tensor, cos_TC: Tensor, sin_TC: Tensor) -> Tensor:
 
 
 def causal_attention(q_BHTC: Tensor, k_BKTC: Tensor, v_BKTC: Tensor) -> Tensor:
-    """softmax(q k^T / sqrt(C)) v, each position looking at itself and those before.
+    """Compute softmax(q k^T / sqrt(C)) v, where each position attends to itself and earlier ones.
 
     Shapes:  q (B, H, T, C), k and v (B, K, T, C) -> (B, H, T, C)
     """
@@ -77,7 +77,7 @@ class Attention(nn.Module):
     """
 
     attend: Callable[[Tensor, Tensor, Tensor], Tensor] = staticmethod(causal_attention)
-    """A strategy that splits the sequence puts its own in place."""
+    """The attention function; a strategy that splits the sequence replaces it."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention, then the FFN, each on a normalised copy and added to the stream."""
+    """Attention, then the FFN; each reads a normalised copy of the residual stream and adds its output to it."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -131,20 +131,20 @@ class Layer(nn.Module):
 
 
 def mean_token_loss(x_BTD: Tensor, w_VD: Tensor, labels_BT: Tensor) -> Tensor:
-    """The mean cross-entropy of the logits `x @ w.T`."""
+    """Compute the mean cross-entropy of the logits `x @ w.T`."""
     return linear_cross_entropy(x_BTD.flatten(0, 1), w_VD, labels_BT.flatten())
 
 
 class TinyTransformer(nn.Module):
-    """Token ids to logits, or with labels to the mean cross-entropy.
+    """Maps token ids to logits, or with labels to the mean cross-entropy.
 
-    Raises:  ConfigError if the sizes cannot be.
+    Raises:  ConfigError if the sizes are invalid.
     """
 
     cos_TC: Tensor
     sin_TC: Tensor
     token_loss: Callable[[Tensor, Tensor, Tensor], Tensor] = staticmethod(mean_token_loss)
-    """A strategy that splits the vocabulary puts its own in place."""
+    """The loss function; a strategy that splits the vocabulary replaces it."""
 
     def __init__(self, config: ModelConfig, activation_checkpointing: bool = False) -> None:
         super().__init__()
@@ -172,7 +172,7 @@ class TinyTransformer(nn.Module):
             self.lm_head.weight = self.embed_tokens.weight
 
     def forward(self, tokens_BT: Tensor, labels_BT: Tensor | None = None, positions_T: Tensor | None = None) -> Tensor:
-        """Logits, or the mean cross-entropy if labels are given.
+        """Return logits, or the mean cross-entropy if labels are given.
 
         Shapes:  tokens_BT (B, T), labels_BT (B, T): the token that follows each; positions_T (T,): 0 to T-1 if not
                  given -> (B, T, V), or a scalar
@@ -187,7 +187,7 @@ class TinyTransformer(nn.Module):
         return y if labels_BT is None or not balance else y + weigh(balance, self.config)
 
     def rotations(self, T: int, positions_T: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The rotary tables of these positions.
+        """Return the rotary tables of these positions.
 
         Shapes:  -> two of (T, C)
         """
@@ -200,7 +200,7 @@ class TinyTransformer(nn.Module):
         return self.cos_TC[rows], self.sin_TC[rows]
 
     def run_layer(self, layer: nn.Module, x_BTD: Tensor, cos_TC: Tensor, sin_TC: Tensor) -> Tensor:
-        """One layer; with activation checkpointing its insides are computed again in the backward pass."""
+        """Run one layer; with activation checkpointing its insides are recomputed in the backward pass."""
         y_BTD: Tensor
         if self.activation_checkpointing and self.training:
             y_BTD = checkpoint(layer, x_BTD, cos_TC, sin_TC, use_reentrant=False)
@@ -209,7 +209,7 @@ class TinyTransformer(nn.Module):
         return y_BTD
 
     def head(self, x_BTD: Tensor, labels_BT: Tensor | None) -> Tensor:
-        """What follows the last layer: the norm, then the logits or their mean cross-entropy."""
+        """Apply the norm after the last layer, then compute the logits or their mean cross-entropy."""
         x_BTD = self.norm(x_BTD)
         if labels_BT is None:
             logits_BTV: Tensor = self.lm_head(x_BTD)

@@ -182,8 +182,8 @@ def test_a_stop_leaves_a_whole_adapter(here: Harness) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--lora", "targets=query"], "targets=query: no projection of the layers has that name; there are: q_proj"),
-        (["--lora", "rank=33"], "rank=33 is more than the 16 that k_proj can have"),
+        (["--lora", "targets=query"], "targets=query: no projection of the layers has that name; available: q_proj"),
+        (["--lora", "rank=33"], "rank=33 is above the maximum of 16 for k_proj"),
         (["--data", "none.jsonl"], "none.jsonl: no such file"),
         (["--set", "strategy.tp=2"], "strategy.tp 2"),
     ],

@@ -1,4 +1,4 @@
-"""Ranks that a run lost and went on without (`comm.on_loss = "shrink"`): what befell each, and who came."""
+"""Ranks that a run lost and continued without (`comm.on_loss = "shrink"`): the cause of each loss, and new ranks."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from frog.runs.changes import Change, find_changes, places_of
 from frog.runs.launcher_schema import NodeEvent
 
 _SILENT_S = 2.5
-"""A heartbeat comes twice a second: of a process that is there and does not write one for so long, it was stopped."""
+"""A process writes two heartbeats per second; one that is silent for so long while it still exists was stopped."""
 
 _SOON_S = 5.0
-"""So much later may the launcher see the end of a node's agent than the others went on without its ranks."""
+"""Largest delay between the others continuing without a node's ranks and the launcher's report of its agent's end."""
 
 _ADVICE = {
     "kill": "SIGKILL comes from a person, a scheduler, or a kernel that is out of memory: `dmesg | grep -i oom`",
@@ -26,12 +26,12 @@ _ADVICE = {
 
 
 def survived(changes: list[Change]) -> set[int]:
-    """The attempts, by place, that did not fail: their ranks went on in another world."""
+    """Return the indices of attempts that did not fail, because their ranks continued in another world."""
     return {number for change in changes for number in range(change.before, change.after)}
 
 
-def with_losses(found: Diagnosis, run: RecordedRun, changes: list[Change]) -> Diagnosis:
-    """A diagnosis, and the losses that the run survived. Where nothing else is wrong the last of them comes first."""
+def with_lost_ranks(found: Diagnosis, run: RecordedRun, changes: list[Change]) -> Diagnosis:
+    """Add the losses that the run survived to a diagnosis. Without other problems, the last one becomes the finding."""
     losses = [
         _loss(run, change, identity, rank) for change in changes for identity, rank in sorted(change.lost.items())
     ]
@@ -50,7 +50,7 @@ def with_losses(found: Diagnosis, run: RecordedRun, changes: list[Change]) -> Di
 
 
 def name_members(found: Diagnosis, run: RecordedRun) -> Diagnosis:
-    """Say who the ranks of the last world are, where their numbers have changed."""
+    """Add the permanent numbers of the last world's ranks, if they differ from the current ones."""
     changes = find_changes(run.attempts)
     if not changes or changes[-1].after != len(run.attempts) - 1:
         return found
@@ -88,7 +88,7 @@ def _loss(run: RecordedRun, change: Change, identity: int, rank: int) -> Diagnos
 
 
 def _how(case: Case, rank: int, began_ns: int | None, gone: NodeEvent | None) -> tuple[str, str, bool]:
-    """The fault, its words, and whether the traces leave no other reading."""
+    """Return the fault, its description, and False if the evidence allows another reading."""
     error, exit_event, beat = case.error(rank), case.exit(rank), case.beat(rank)
     if error is not None:
         return ("cut", "was cut off", True) if error.lost_peers else ("raise", f"raised {error.kind}", True)
@@ -111,7 +111,7 @@ def _how(case: Case, rank: int, began_ns: int | None, gone: NodeEvent | None) ->
 
 
 def _gone_node(case: Case, rank: int, began_ns: int | None) -> NodeEvent | None:
-    """The end of a rank's node, if that was killed, agent and all, before the others went on."""
+    """Return the end of a rank's node, if the node was killed with its agent before the others continued."""
     worker = case.attempt.workers.get(rank)
     if worker is None or worker.start is None or began_ns is None or case.exit(rank) is not None:
         return None
@@ -121,7 +121,7 @@ def _gone_node(case: Case, rank: int, began_ns: int | None) -> NodeEvent | None:
 
 
 def _began_ns(run: RecordedRun, change: Change) -> int | None:
-    """When the world after a change began, as time of day."""
+    """Return when the world after a change began, as time of day."""
     starts = [worker.start for worker in run.attempts[change.after].workers.values() if worker.start]
     return min((start.unix_ns for start in starts), default=None)
 
