@@ -218,7 +218,7 @@ def test_a_world_that_cannot_be_is_one_error(run_file: Path) -> None:
 
 def test_a_value_nested_deep_by_its_key_is_refused(run_file: Path) -> None:
     run_file.write_text("seed" + ".a" * 3000 + " = 1\n" + run_file.read_text())
-    with pytest.raises(ConfigError, match="a key of more than 32 parts"):
+    with pytest.raises(ConfigError, match="a key with more than 32 parts"):
         load_run_config(run_file)
 
 

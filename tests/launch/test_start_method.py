@@ -26,5 +26,5 @@ def test_a_script(harness: Harness, method: str, words: str) -> None:
 
 def test_a_method_that_there_is_not(harness: Harness) -> None:
     done = harness.run("frog", "run", "--nproc", "1", "--", "run.toml", env={"FROG_START": "clone"}, code=2)
-    assert "FROG_START=clone: ranks are started by fork or by spawn" in done.stderr
+    assert "FROG_START=clone: expected fork or spawn" in done.stderr
     assert "Traceback" not in done.stderr

@@ -173,7 +173,7 @@ def test_the_words_are_written_where_torch_looks(environ: dict[str, str]) -> Non
         ({"RANK": "1", "WORLD_SIZE": "2"}, ["RANK=1 WORLD_SIZE=2 set, but not MASTER_ADDR and MASTER_PORT"]),
         ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a"}, ["MASTER_ADDR=a set, but not MASTER_PORT"]),
         ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "29500"}, ["MASTER_PORT=29500 set, but not MASTER_ADDR"]),
-        ({"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, ["RANK=2 lies outside"]),
+        ({"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, ["RANK=2 is outside"]),
         ({**OPEN_MPI, "RANK": "1"}, ["RANK=1 set, but not WORLD_SIZE"]),
     ],
 )

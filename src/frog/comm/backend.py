@@ -5,7 +5,7 @@
 | `devices`       | the tensors it can move; `comm.backend = "auto"` takes the first that supports the device  |
 | `start`         | how a rank joins a world through it                                                        |
 | operations      | the collectives that it lacks or implements inefficiently                                  |
-| quirks          | behavior that callers must know about                                                      |
+| quirks          | behaviour that callers must know about                                                     |
 | `wordings`      | its error texts and the cause of each: the only place where their text is parsed           |
 
 To add one, write a subclass, an entry in `BACKENDS`, and its name in `CommConfig.backend` (a test compares the two). A

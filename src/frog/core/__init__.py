@@ -1,1 +1,1 @@
-"""What every room may use: errors, the environment, atomic files, seeds, units, the paths of a run."""
+"""Utilities that every package may use: errors, the environment, atomic files, seeds and units."""

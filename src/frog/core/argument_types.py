@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """Build the type of whole numbers from `least` on."""
+    """Return an argument type for integers of at least `least`."""
 
     def read(text: str) -> int:
         if (value := int(text)) < least:
@@ -19,7 +19,7 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def between(least: float, most: float) -> Callable[[str], float]:
-    """Build the type of numbers from `least` to `most`."""
+    """Return an argument type for numbers from `least` to `most`."""
 
     def read(text: str) -> float:
         if not least <= (value := float(text)) <= most:
@@ -31,5 +31,5 @@ def between(least: float, most: float) -> Callable[[str], float]:
 
 
 def _short(number: float) -> str:
-    """Write 1e9 where Python writes 1e+09."""
+    """Format a number, with 1e9 instead of Python's 1e+09."""
     return f"{number:g}".replace("e+0", "e").replace("e-0", "e-")

@@ -12,9 +12,9 @@ from frog.core.env import child_env
 
 
 def open_page(path: Path) -> bool:
-    """Ask the browser to show a file, and do not wait for it; False if this machine has no browser to ask.
+    """Open a file in the browser without waiting for it; return False if this machine has no browser.
 
-    As with other programs, `$BROWSER` names the browser, and BROWSER=none means that there is none.
+    As in other programs, `$BROWSER` names the browser, and BROWSER=none means that there is none.
     """
     env = child_env()
     opener = _opener(env)
@@ -25,7 +25,7 @@ def open_page(path: Path) -> bool:
             [opener, path.absolute().as_uri()],
             env=env,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,  # a browser that kept this open would look like a command that does not end
+            stdout=subprocess.DEVNULL,  # with an inherited pipe, a caller would wait until the browser ends
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
@@ -35,7 +35,7 @@ def open_page(path: Path) -> bool:
 
 
 def _opener(env: Mapping[str, str]) -> str | None:
-    """The program that opens pages: $BROWSER's first, else the desktop's."""
+    """Return the program that opens pages: $BROWSER if set, else the desktop's."""
     if chosen := env.get("BROWSER", "").split(":")[0]:
         return None if chosen == "none" else shutil.which(chosen)
     if sys.platform == "darwin":

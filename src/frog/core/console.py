@@ -1,4 +1,4 @@
-"""The consoles of rich, which draw tables and bars: their texts are printable, and are no markup unless asked for."""
+"""Rich consoles, which draw tables and bars: their text is made printable, and is not parsed as markup by default."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _PADDING = re.compile(" +(?=\n)")
 
 
 def console(**options: Any) -> Console:
-    """A console on standard output. A test holds that nobody makes another.
+    """Return a console on standard output. A test checks that no other code creates one.
 
-    A pipe or a file gets lines without padding; with NO_COLOR a terminal gets no styles.
+    Output to a pipe or file has no padding; with NO_COLOR a terminal gets no styles.
     """
     file: Any = beneath(sys.stdout)
     settings = {"file": file if file.isatty() else _Unpadded(file), "markup": False, "highlight": False, "emoji": False}
@@ -30,7 +30,7 @@ def console(**options: Any) -> Console:
 
 
 class _Unpadded:
-    """A text stream that drops the spaces with which tables fill their last column."""
+    """A text stream that drops the spaces that pad the last column of tables."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -44,14 +44,14 @@ class _Unpadded:
 
 
 class _Cleaning(RenderHook):
-    """Stands before a console's output."""
+    """A hook that filters everything a console prints."""
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
         return [_Cleaned(renderable) for renderable in renderables]
 
 
 class _Cleaned:
-    """What a renderable draws, of which only what is printable gets through."""
+    """A renderable whose text is made printable."""
 
     def __init__(self, renderable: RenderableType) -> None:
         self._renderable = renderable

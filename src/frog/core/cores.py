@@ -1,4 +1,4 @@
-"""How many cores this process may compute on."""
+"""The number of cores that this process may use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from frog.core import memory
 
 
 def usable_cores() -> float:
-    """The cores of this process's affinity, or its container's quota if that is less."""
+    """Return the number of cores in this process's affinity mask, or its container's quota if that is lower."""
     cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     with contextlib.suppress(OSError, ValueError):
         quota, period = (memory.CGROUP / "cpu.max").read_text().split()

@@ -12,14 +12,14 @@ from frog.core.errors import UsageError
 from frog.core.launchers import in_torchrun_words, is_mpich
 
 SURVIVES = "survives"
-"""In a launcher's folder: a file of this name says that the loss of a rank is not the end of the others."""
+"""Name of a marker file in the launcher's folder: the other ranks continue after the loss of a rank."""
 MAY_MEET = "may-meet"
-"""In a launcher's folder: a file of this name says that its nodes' agents may look for each other."""
+"""Name of a marker file in the launcher's folder: the agents of its nodes may start the rendezvous."""
 
 
 @dataclass(frozen=True)
 class WorldEnv:
-    """Who this process is, as the launcher (torchrun, Slurm through torchrun, a person) set it."""
+    """This process's place in the world, as set by the launcher (torchrun, Slurm through torchrun, or a person)."""
 
     rank: int
     world_size: int
@@ -48,29 +48,29 @@ def _integer(name: str, default: int) -> int:
 
 
 def _all_or_none(*names: str) -> bool:
-    """Whether these are set; UsageError if only some are."""
+    """True if all of these variables are set, False if none is; UsageError if only some are."""
     there = [f"{name}={os.environ[name]}" for name in names if os.environ.get(name)]
     missing = [name for name in names if not os.environ.get(name)]
     if there and missing:
         raise UsageError(
             f"{' '.join(there)} set, but not {' and '.join(missing)}: a launcher sets all of {', '.join(names)}",
-            f"set what is missing; or `unset {' '.join(names)}` to train alone",
+            f"set the missing variables; or `unset {' '.join(names)}` to train with one process",
         )
     return not missing
 
 
 def world_env() -> WorldEnv:
-    """Read RANK, WORLD_SIZE, LOCAL_RANK and their kin.
+    """Read RANK, WORLD_SIZE, LOCAL_RANK and related variables.
 
-    What mpirun or srun say under other names is first written under these, where torch too looks for it.
+    The variables of mpirun and srun are first copied to these names, where torch also looks for them.
 
-    Raises:  UsageError if one is not a number, or missing while others are set, or if the rank lies outside the world.
+    Raises:  UsageError if one is not a number, or missing while others are set, or if the rank is outside the world.
     """
     os.environ.update(in_torchrun_words(os.environ, os.getpid()))
     launched = _all_or_none("RANK", "WORLD_SIZE")
     world_size, rank = _integer("WORLD_SIZE", 1), _integer("RANK", 0)
     if not 0 <= rank < world_size:
-        raise UsageError(f"RANK={rank} lies outside the world of WORLD_SIZE={world_size}", "use ranks 0 to world - 1")
+        raise UsageError(f"RANK={rank} is outside the world of WORLD_SIZE={world_size}", "use ranks 0 to world - 1")
     if world_size > 1:
         _all_or_none("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     local_world_size = _integer("LOCAL_WORLD_SIZE", world_size)
@@ -88,76 +88,78 @@ def world_env() -> WorldEnv:
 
 
 def host_name() -> str:
-    """The name this node goes by; pretended nodes set FROG_NODE_NAME."""
+    """Return the name of this node; simulated nodes set FROG_NODE_NAME."""
     return os.environ.get("FROG_NODE_NAME") or socket.gethostname()
 
 
 def launcher_pid() -> int | None:
-    """Pid of the `frog run` that started this rank, if one did. A rank ends itself when that is gone."""
+    """Return the pid of the `frog run` that started this rank, if any. A rank ends itself when that process ends."""
     return _integer("FROG_LAUNCHER_PID", 0) or None
 
 
 def under_mpich() -> bool:
-    """Whether this process is one of several that MPICH's mpiexec started."""
+    """True if this process is one of several that MPICH's mpiexec started."""
     return is_mpich(os.environ)
 
 
 def launch_dir() -> Path | None:
-    """The scratch folder that a launcher shares with its ranks, if one started this process (frog.launch.world)."""
+    """Return the scratch folder that a launcher shares with its ranks, if one started this process
+    (frog.launch.world)."""
     text = os.environ.get("FROG_LAUNCH_DIR")
     return Path(text) if text else None
 
 
 def survives_losses() -> bool:
-    """Whether the run that this launcher's ranks are in goes on when some of them are lost."""
+    """True if the run of this launcher's ranks continues when some of them are lost."""
     folder = launch_dir()
     return folder is not None and (folder / SURVIVES).exists()
 
 
 def most_replaced() -> int:
-    """How many lost ranks this launch may replace with new ones."""
+    """Return how many lost ranks this launch may replace."""
     return _integer("FROG_REPLACE", 0)
 
 
 def observer_name() -> str | None:
-    """The observer of this rank, MODULE:ARGUMENT, if it has one (frog.runs.observer)."""
+    """Return the observer of this rank, MODULE:ARGUMENT, if it has one (frog.runs.observer)."""
     return os.environ.get("FROG_OBSERVER") or None
 
 
 def attempt_number() -> int:
-    """How often this world was started before, as its agent counts: by Frog's launcher, or by plain torchrun."""
+    """Return how often this world was restarted, as counted by its agent: Frog's launcher or plain torchrun."""
     return _integer("FROG_ATTEMPT", _integer("TORCHELASTIC_RESTART_COUNT", 0))
 
 
 def set_attempt(number: int) -> None:
-    """For an agent: the ranks that it starts from now on are of this attempt."""
+    """Set the attempt of the ranks that this agent starts from now on."""
     os.environ["FROG_ATTEMPT"] = str(number)
 
 
 def replace_env(env: Mapping[str, str]) -> None:
-    """For a process that was forked to become another: its environment is `env` from now on."""
+    """Replace this process's environment with `env`, after a fork that turns it into another program."""
     os.environ.clear()
     os.environ.update(env)
 
 
 def start_method() -> str | None:
-    """How ranks are to be started, "fork" or "spawn"; None: as suits the program (frog.launch.torchrun.forkserver)."""
+    """Return how to start ranks, "fork" or "spawn"; None: the default for the program
+    (frog.launch.torchrun.forkserver)."""
     return variable("FROG_START")
 
 
 def preferred_backend() -> str | None:
-    """Which backend `comm.backend = "auto"` is to take where it serves the device; None: gloo or NCCL."""
+    """Return the backend that `comm.backend = "auto"` should use if it supports the device; None: gloo or NCCL."""
     return variable("FROG_BACKEND")
 
 
 def check_start_method() -> None:
-    """Raises UsageError for a way to start ranks that there is not."""
+    """Raise UsageError for an unknown start method."""
     if start_method() not in (None, "fork", "spawn"):
-        raise UsageError(f"FROG_START={start_method()}: ranks are started by fork or by spawn", "unset FROG_START")
+        raise UsageError(f"FROG_START={start_method()}: expected fork or spawn", "unset FROG_START")
 
 
 def variable(name: str) -> str | None:
-    """One environment variable, or None when it is unset or empty."""
+    """Return an environment variable, or None if it is unset or empty."""
     return os.environ.get(name) or None
 
 
@@ -170,7 +172,7 @@ def visible_gpus() -> list[str]:
 
 
 def child_env(**changes: str) -> dict[str, str]:
-    """The environment for a process that Frog starts: this one's, with `changes`."""
+    """Return the environment for a process that Frog starts: this process's, with `changes`."""
     return {**os.environ, **changes}
 
 
@@ -181,13 +183,13 @@ _NEEDED = frozenset(
         *("PYTHONHOME", "PYTHONUSERBASE", "PYTHONNOUSERSITE", "SLURM_CONF", "FROG_START", "FROG_CACHE_DIR"),
     ]
 )
-"""Variables that say where programs, libraries and files lie, and how text is written."""
+"""Variables with the locations of programs, libraries and files, and the text encoding."""
 
 
 def neutral_env(**changes: str) -> dict[str, str]:
-    """The environment for code that must run the same in each shell: only what programs need, with `changes`.
+    """Return an environment for code that must behave the same in every shell: only essentials, with `changes`.
 
-    Settings of libraries (OMP_*, NCCL_*, GLOO_*, TORCH_*, PYTHON* ...) are left out. Of PYTHONPATH all entries stay but
+    Settings of libraries (OMP_*, NCCL_*, GLOO_*, TORCH_*, PYTHON* ...) are dropped. PYTHONPATH keeps all entries except
     the current folder.
     """
     kept = {name: value for name, value in os.environ.items() if name in _NEEDED or name.startswith("LC_")}
@@ -198,9 +200,9 @@ def neutral_env(**changes: str) -> dict[str, str]:
 
 
 def bind_loopback(master_addr: str) -> None:
-    """Make gloo use the loopback interface when the world is on this machine alone.
+    """Make gloo use the loopback interface if the whole world is on this machine.
 
-    Without it gloo looks this machine's name up, which on many laptops does not resolve.
+    Otherwise gloo resolves this machine's name, which fails on many laptops.
     """
     if "GLOO_SOCKET_IFNAME" in os.environ or not (master_addr == "localhost" or master_addr.startswith("127.")):
         return
@@ -210,28 +212,28 @@ def bind_loopback(master_addr: str) -> None:
 
 
 def prepare_deepspeed(local_rank: int, *, on_cpu: bool) -> None:
-    """Before DeepSpeed is imported, set what it would otherwise look for: the device, and which rank this is."""
+    """Set the variables that DeepSpeed would otherwise detect on import: the device, and this process's rank."""
     os.environ.setdefault("LOCAL_RANK", str(local_rank))
     if on_cpu:
         os.environ["DS_ACCELERATOR"] = "cpu"
 
 
 def wait_passively() -> None:
-    """Before torch loads: OpenMP threads that wait for each other sleep, unless the user has chosen how they wait.
+    """Make waiting OpenMP threads sleep, unless the user has chosen otherwise. Call this before torch loads.
 
-    The default is to spin: where other programs need the cores too, a spinning thread keeps one from the thread that it
-    waits for (benchmarks/threads.py).
+    By default they spin: if other programs also need the cores, a spinning thread can occupy the core of the thread
+    that it waits for (benchmarks/threads.py).
     """
     if not any(os.environ.get(name) for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_LIBRARY")):
         os.environ["OMP_WAIT_POLICY"] = "passive"
 
 
 def quiet_profiler() -> None:
-    """Before torch.profiler first runs: keep its own log to errors, which are level 6 and above."""
+    """Limit torch.profiler's own log to errors, which are level 6 and above. Call this before its first run."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 
 
 def cache_dir() -> Path:
-    """Where Frog keeps what it has measured on this machine: FROG_CACHE_DIR, or `frog` in the user's cache."""
+    """Return the folder for measurements of this machine: FROG_CACHE_DIR, or `frog` in the user's cache."""
     own = os.environ.get("FROG_CACHE_DIR")
     return Path(own) if own else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "frog"

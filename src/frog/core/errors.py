@@ -1,6 +1,6 @@
-"""The one tree of errors. A message says what happened, with both values; a hint says what to do next.
+"""All errors, in one class tree. A message says what happened, with both values; a hint says what to do next.
 
-Both are for people. What a program may want to know of an error is in its facts.
+Both are for people. The facts of an error are for programs.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 from frog.core.facts import ErrorFacts, system_cause
 
 MOST_WORDS = 16_000
-"""Characters of an error: what it quotes may be a whole file."""
+"""Most characters of an error message, which may quote a whole file."""
 
 
 class FrogError(Exception):
-    """Something Frog can explain. Shown without a traceback, as `what` and then `try: hint`."""
+    """An error that Frog can explain. Shown without a traceback, as `what` and then `try: hint`."""
 
     exit_code = 1
 
@@ -34,13 +34,13 @@ def _bounded(words: str) -> str:
 
 
 class UsageError(FrogError):
-    """The user asked for something that cannot be: wrong arguments, a missing folder."""
+    """The user asked for something impossible: wrong arguments, a missing folder."""
 
     exit_code = 2
 
 
 class ConfigError(UsageError):
-    """A run file or a model file says something that cannot be."""
+    """A run file or a model file contains an invalid value."""
 
 
 class DataError(UsageError):
@@ -48,7 +48,7 @@ class DataError(UsageError):
 
 
 class ShapeError(UsageError):
-    """Two sizes that must agree do not."""
+    """Two sizes that must be equal differ."""
 
 
 class RunError(UsageError):
@@ -56,7 +56,7 @@ class RunError(UsageError):
 
 
 class CheckpointError(FrogError):
-    """A checkpoint cannot be written, or none can be trusted."""
+    """A checkpoint cannot be written, or no checkpoint can be trusted."""
 
 
 class CommError(FrogError):
@@ -64,7 +64,7 @@ class CommError(FrogError):
 
 
 class LostError(CommError):
-    """This rank is out of a run that goes on without it."""
+    """This rank is excluded from a run that continues without it."""
 
 
 class LaunchError(FrogError):
@@ -76,9 +76,9 @@ class NonFiniteError(FrogError):
 
 
 def report_error(error: BaseException, facts: ErrorFacts | None = None) -> dict[str, Any]:
-    """An error as the events and the launcher carry it: its class, its words for people, its facts, and when it was.
+    """Describe an error for the events and the launcher: its class, message, facts and time.
 
-    facts: of an error that is not one of Frog's, as far as whoever caught it knows them.
+    facts: for an error that is not one of Frog's, the facts that the caller knows.
     """
     what, hint = (error.what, error.hint) if isinstance(error, FrogError) else (str(error), None)
     known = error.facts if isinstance(error, FrogError) else facts or ErrorFacts(cause=system_cause(error))

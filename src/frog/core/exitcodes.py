@@ -1,4 +1,4 @@
-"""Exit codes. Python calls a process that signal n killed -n; a shell says 128 + n, and so does Frog to its caller."""
+"""Exit codes. Python reports a process killed by signal n as -n; a shell reports 128 + n, and so does Frog."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import signal
 
 
 def signal_name(number: int) -> str:
-    """`SIGKILL` for 9; a number that this system has no name for stays a number."""
+    """Return `SIGKILL` for 9; a number without a name on this system stays a number."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -14,19 +14,19 @@ def signal_name(number: int) -> str:
 
 
 def signal_code(number: int) -> int:
-    """The exit code of a program that ends because of a signal."""
+    """Return the exit code of a program that a signal ends."""
     return 128 + number
 
 
 ASKED_TO_STOP = (signal_code(signal.SIGINT), signal_code(signal.SIGTERM))
-"""Exit codes of a program of Frog's that has been asked to stop, and does."""
+"""Exit codes of a Frog program that was asked to stop, and stopped."""
 
 
 def shell_code(code: int) -> int:
-    """Popen's return code as a shell says it."""
+    """Convert Popen's return code to a shell's."""
     return code if code >= 0 else signal_code(-code)
 
 
 def describe_exit(code: int) -> str:
-    """How a process with Popen's return code ended: "was killed by SIGKILL", "ended with exit code 3"."""
+    """Describe how a process with Popen's return code ended: "was killed by SIGKILL", "ended with exit code 3"."""
     return f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"

@@ -1,7 +1,7 @@
-"""What is known of an error, as data. A message is for people and may be reworded any day; programs read these fields.
+"""The facts of an error, as data. A message is for people and may be reworded any day; programs read these fields.
 
-An error gets its facts where it is raised. What only another program's words can say (torch's, gloo's, the system's) is
-read from them once, where they are caught, and never again.
+An error gets its facts where it is raised. Facts that are only in another program's text (torch's, gloo's, the
+system's) are parsed from it once, where the error is caught.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any, Literal
 DamageCause = Literal[
     "corrupt",  # bytes of a file have changed
     "torn",  # bytes of a file are missing
-    "absent",  # a file is missing altogether
+    "absent",  # a file is missing
 ]
-"""Why a checkpoint cannot be trusted, the gravest cause first. `frog.diagnose.checkpoint_rules` has words for each."""
+"""Why a checkpoint cannot be trusted, most severe cause first. `frog.diagnose.checkpoint_rules` describes each."""
 
 Cause = Literal[
     DamageCause,
-    "timed_out",  # nobody answered in time
+    "timed_out",  # no answer in time
     "closed",  # the other end of a connection is gone
-    "refused",  # nobody listens there
+    "refused",  # no process listens there
     "mismatch",  # ranks disagree about a collective's size or kind
     "no_space",  # the disk or the quota is full
     "no_memory",
@@ -35,10 +35,10 @@ class Damage:
 
     cause: DamageCause
     what: str
-    """For people: the file, and how it differs from its manifest."""
+    """The file and its difference from the manifest, for people."""
     step: int | None = None
     rank: int | None = None
-    """Whose file it is, if one rank wrote it."""
+    """The rank that wrote the file, if it was a single rank."""
 
     def __str__(self) -> str:
         return self.what
@@ -50,41 +50,41 @@ class NotFinite:
 
     rank: int
     loss: str
-    """As text, since JSON has no NaN."""
+    """The value as text, since JSON has no NaN."""
     grad_norm: str
     of_loss: bool
-    """Whether the loss itself is not finite; else the gradient alone."""
+    """True if the loss itself is not finite; False if only the gradient is not."""
     sample_ids: tuple[int, ...] = ()
-    """What it was computing on."""
+    """The samples of the step."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorFacts:
-    """What is known of an error; None where that does not apply or is not known."""
+    """The facts of an error; None for those that do not apply or are unknown."""
 
     cause: Cause | None = None
     op: str | None = None
-    """The collective that failed, as the events name it; "rendezvous" if the world did not come together."""
+    """The failed collective, as the events name it; "rendezvous" if the world did not form."""
     axis: str | None = None
     payload_bytes: int | None = None
     seq: int | None = None
-    """Which of the rank's collectives it was, counted from 0."""
+    """The collective's index on this rank, counted from 0."""
     peer: int | None = None
     """The rank at the other end of a send or a receive."""
     waited_s: float | None = None
     step: int | None = None
-    """Of the checkpoint that could not be written."""
+    """The step of the checkpoint that could not be written."""
     damage: tuple[Damage, ...] = ()
     """The checkpoints that cannot be trusted."""
     not_finite: tuple[NotFinite, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """The fields that say something."""
+        """Return the fields that have a value."""
         return {name: value for name, value in asdict(self).items() if value not in (None, ())}
 
 
 def system_cause(error: BaseException) -> Cause | None:
-    """The cause of an error that the operating system or Python has raised."""
+    """Return the cause of an error raised by the operating system or Python."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "no_space"
     return "no_memory" if isinstance(error, MemoryError) else None

@@ -1,4 +1,4 @@
-"""Files that are whole or absent: write to a staging file, flush to disk, rename."""
+"""Atomic files, which are complete or absent: write to a staging file, flush to disk, rename."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _BLOCK_BYTES = 1 << 20
 
 
 def write_atomic(path: Path, data: bytes | str, *, replace: bool = True, private: bool = False) -> None:
-    """Write `data` so that `path` never holds a part of it, also if the machine stops midway.
+    """Write `data` so that `path` never contains a part of it, even if the machine stops midway.
 
-    Unless it may `replace`, a file that another process has put there stays. A `private` one only its owner can read.
-    What is a device or a pipe, such as /dev/stdout, is written into.
+    With replace=False, an existing file of another process stays. With private=True, only the owner can read the file.
+    A device or pipe, such as /dev/stdout, is written to directly.
     """
     mode = 0o600 if private else 0o666
     if not path.name:
@@ -33,7 +33,7 @@ def write_atomic(path: Path, data: bytes | str, *, replace: bool = True, private
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     staging = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with _opened(path.parent) as folder:  # who waits for the file may give its folder another name at once
+    with _opened(path.parent) as folder:  # a process that waits for the file may rename its folder immediately
         try:
             with open(staging, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
                 file.write(content)
@@ -47,7 +47,7 @@ def write_atomic(path: Path, data: bytes | str, *, replace: bool = True, private
 
 
 def _is_device(path: Path) -> bool:
-    """Whether it is neither a plain file nor a folder, nor absent: a device, a pipe. To take its place would end it."""
+    """True for a device or a pipe, which a rename would replace; False for a plain file, a folder or a missing path."""
     try:
         mode = path.stat().st_mode
     except OSError:
@@ -56,14 +56,14 @@ def _is_device(path: Path) -> bool:
 
 
 def _write_into(path: Path, content: bytes) -> None:
-    """Raises OSError, also where a pipe has no reader: it is not waited for."""
+    """Write to a device or pipe. Raises OSError, also if a pipe has no reader: this never waits for one."""
     with open(path, "wb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         os.set_blocking(file.fileno(), True)
         file.write(content)
 
 
 def _link(staging: Path, path: Path) -> bool:
-    """Give a file its name unless another has it; False on a file system without links, if none has it."""
+    """Link a file to its name unless the name exists; False on a file system without links, if the name is free."""
     try:
         os.link(staging, path)
     except OSError:
@@ -72,12 +72,12 @@ def _link(staging: Path, path: Path) -> bool:
 
 
 def open_plain(path: Path) -> BinaryIO:
-    """A file's bytes, to be read. A named pipe or a device is not waited for, unless the shell passes it (`<(...)`).
+    """Open a file to read its bytes, without blocking on a named pipe or device, unless the shell passes it (`<(...)`).
 
-    Raises:  OSError, also for what is no file.
+    Raises:  OSError, also if the path is not a file.
     """
     if "\0" in str(path):
-        raise OSError(errno.EINVAL, "the name holds a NUL", str(path))
+        raise OSError(errno.EINVAL, "the name contains a NUL", str(path))
     descriptor = os.open(path, os.O_RDONLY | (0 if _is_passed(path) else os.O_NONBLOCK))
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode) and not _is_passed(path):
@@ -87,9 +87,9 @@ def open_plain(path: Path) -> BinaryIO:
 
 
 def open_lock(path: Path, mode: int = 0o666) -> int:
-    """A descriptor of a file to be locked and written, made if there is none. A link is not followed to where it leads.
+    """Open a file to lock and write it, and create it if necessary; return its descriptor. Does not follow a link.
 
-    Raises:  OSError, also for what is no file.
+    Raises:  OSError, also if the path is not a file.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, mode)
     kind = os.fstat(descriptor).st_mode
@@ -109,7 +109,7 @@ def _kind_of(mode: int) -> str:
 
 
 def write_json(path: Path, value: Any, *, replace: bool = True) -> None:
-    """`write_atomic` of indented JSON; keys keep their order. JSON has no NaN: what is not finite becomes null."""
+    """Write indented JSON atomically; keys keep their order. JSON has no NaN: non-finite numbers become null."""
     try:
         text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     except ValueError:
@@ -118,9 +118,9 @@ def write_json(path: Path, value: Any, *, replace: bool = True) -> None:
 
 
 def folders_with(root: Path, name: str) -> list[Path]:
-    """The folders in `root` that hold a file of this name, in order; none where there is no `root`.
+    """Return the sorted folders in `root` that contain a file of this name; none if `root` does not exist.
 
-    Raises:  OSError if it cannot be looked into.
+    Raises:  OSError if `root` cannot be read.
     """
     try:
         entries = sorted(os.listdir(root))
@@ -130,13 +130,13 @@ def folders_with(root: Path, name: str) -> list[Path]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename inside `folder` survive a power cut."""
+    """Make a rename inside `folder` survive a power failure."""
     with _opened(folder) as descriptor:
         os.fsync(descriptor)
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link, or a folder with all that is in it."""
+    """Remove a file, a link, or a folder with its contents."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -144,10 +144,10 @@ def remove(path: Path) -> None:
 
 
 def put_in_place(staging: Path, target: Path) -> None:
-    """Give a whole folder its name; whatever had that name makes room for it.
+    """Rename a complete folder to `target`, and replace any existing one.
 
-    The old one is put aside first, so that a crash at any moment leaves the old or the new one whole; `put_back` gives
-    the old one its name again if the new one has not come.
+    The old folder is first renamed, so that a crash at any moment leaves the old or the new one complete; `put_back`
+    restores the old one if the new one is missing.
     """
     aside = put_aside(target)
     put_back(target)
@@ -160,12 +160,12 @@ def put_in_place(staging: Path, target: Path) -> None:
 
 
 def put_aside(target: Path) -> Path:
-    """How a folder is called while a new one takes its name."""
+    """Return the temporary name of a folder while a new one replaces it."""
     return target.with_name(f".{target.name}.replaced")
 
 
 def put_back(target: Path) -> None:
-    """After a crash: what was put aside in vain gets its name back, what was replaced goes."""
+    """Clean up after a crash: restore a folder that was not replaced, remove one that was."""
     aside = put_aside(target)
     if not os.path.lexists(aside):
         return
@@ -185,7 +185,7 @@ def _opened(folder: Path) -> Iterator[int]:
 
 
 def sha256_file(path: Path) -> str:
-    """Hex SHA-256 of a file's bytes, read a block at a time."""
+    """Return the hex SHA-256 of a file, read in blocks."""
     digest = hashlib.sha256()
     with open_plain(path) as file:
         while block := file.read(_BLOCK_BYTES):
@@ -194,7 +194,7 @@ def sha256_file(path: Path) -> str:
 
 
 def link_folder(link: Path, target: Path) -> bool:
-    """Point the symbolic link `link` at `target`; leave a real file or folder of that name alone and say False."""
+    """Point the symbolic link `link` at `target`; return False if a real file or folder has that name, and keep it."""
     if link.exists() and not link.is_symlink():
         return False
     staging = link.with_name(f".{link.name}.{os.getpid()}.tmp")

@@ -1,13 +1,13 @@
-"""How launchers other than torchrun describe a process' place in the world, translated to torchrun's variables.
+"""Translation of the variables of other launchers, which describe a process's place in the world, to torchrun's.
 
-| launcher      | the rank is              | where rank 0 listens, if MASTER_ADDR and MASTER_PORT are not set        |
+| launcher      | variable with the rank   | address of rank 0, if MASTER_ADDR and MASTER_PORT are not set           |
 |---------------|--------------------------|-------------------------------------------------------------------------|
-| Open MPI      | OMPI_COMM_WORLD_RANK     | on one node: 127.0.0.1, a port made from the job's name; else an error  |
-| MPICH, Intel  | PMI_RANK                 | on one node: 127.0.0.1; the job has no name: the port must be set       |
-| srun          | SLURM_PROCID of a step   | the step's first node, a port made from the numbers of job and step     |
+| Open MPI      | OMPI_COMM_WORLD_RANK     | one node: 127.0.0.1, a port derived from the job name; else an error    |
+| MPICH, Intel  | PMI_RANK                 | one node: 127.0.0.1; the job has no name: the port must be set          |
+| srun          | SLURM_PROCID of a step   | the step's first node, a port derived from the job and step ids         |
 | DeepSpeed     | RANK, with LOCAL_SIZE    | always set                                                              |
 
-torchrun's own RANK and WORLD_SIZE come before all of these: torchrun may itself have been started by srun or mpirun.
+torchrun's own RANK and WORLD_SIZE take precedence: srun or mpirun may have started torchrun itself.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from frog.core.errors import UsageError
 _LOOPBACK = "127.0.0.1"
 _EXAMPLES = {"MASTER_ADDR": "HOST_OF_RANK_0", "MASTER_PORT": "29500"}
 _FIRST_PORT, _NUM_PORTS = 20_000, 10_000
-"""Ports below those that systems give out by themselves."""
+"""Ports below the ephemeral ports that systems assign."""
 
 _FIRST_SPECIAL_STEP = 0xFFFF_FFF0
-"""Slurm numbers batch scripts, salloc's shells and other steps that are nobody's `srun` from here on."""
+"""Slurm numbers batch scripts, salloc's shells and other steps without an `srun` from here on."""
 
 
 def in_torchrun_words(environ: Mapping[str, str], pid: int) -> dict[str, str]:
-    """RANK, WORLD_SIZE and their kin, as far as another launcher's variables say what is not yet set.
+    """Translate another launcher's variables to RANK, WORLD_SIZE and so on, except those already set.
 
-    Empty for a process that no launcher started, or one alone. `pid` is this process.
+    The result is empty for a process started without a launcher, or alone. `pid` is this process.
 
-    Raises:  UsageError if the launcher leaves open where rank 0 listens.
+    Raises:  UsageError if the launcher does not specify the address of rank 0.
     """
     if environ.get("RANK") or environ.get("WORLD_SIZE"):
         found = _deepspeed(environ)
@@ -49,12 +49,12 @@ def in_torchrun_words(environ: Mapping[str, str], pid: int) -> dict[str, str]:
 
 
 def is_mpich(environ: Mapping[str, str]) -> bool:
-    """Whether mpiexec of MPICH, or of a kin of it, started this process."""
+    """True if mpiexec of MPICH, or a related implementation, started this process."""
     return _count(environ, "PMI_SIZE") > 1 and "MPI_LOCALRANKID" in environ
 
 
 def _deepspeed(environ: Mapping[str, str]) -> dict[str, str]:
-    """What DeepSpeed's launcher says under names of its own, next to torchrun's."""
+    """Translate DeepSpeed's own variables, which it sets in addition to torchrun's."""
     names = {"LOCAL_WORLD_SIZE": "LOCAL_SIZE", "NODE_RANK": "CROSS_RANK"}
     if not all(environ.get(name) for name in names.values()):
         return {}
@@ -73,7 +73,7 @@ def _mpich(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _placed(environ: Mapping[str, str], place: list[str], port: int | None, how_to_set: str) -> dict[str, str]:
-    """The words of a launcher of MPI programs; on one node rank 0 listens on the loopback interface."""
+    """Build the variables for an MPI launcher; on a single node rank 0 listens on the loopback interface."""
     found = dict(zip(("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"), place, strict=True))
     if found["WORLD_SIZE"] == found["LOCAL_WORLD_SIZE"]:
         found["NODE_RANK"], found["MASTER_ADDR"] = "0", _LOOPBACK
@@ -83,7 +83,7 @@ def _placed(environ: Mapping[str, str], place: list[str], port: int | None, how_
     if missing:
         launcher, _, flag = how_to_set.partition(" ")
         raise UsageError(
-            f"{launcher} started rank {found['RANK']} of {found['WORLD_SIZE']}, but does not say where rank 0 listens: "
+            f"{launcher} started rank {found['RANK']} of {found['WORLD_SIZE']} without the address of rank 0: "
             f"{' and '.join(missing)} not set",
             " ".join([launcher, *(flag.format(name, _EXAMPLES[name]) for name in missing), "..."]),
         )
@@ -107,21 +107,23 @@ def _srun(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _refuse_lone_accelerate(environ: Mapping[str, str]) -> None:
-    """accelerate's MULTI_CPU names a rendezvous for several ranks, and starts one process unless mpirun starts them."""
+    """Reject accelerate's MULTI_CPU without mpirun: it sets up a rendezvous for several ranks, but starts one
+    process."""
     if all(environ.get(name) for name in ("ACCELERATE_MIXED_PRECISION", "MASTER_ADDR", "MASTER_PORT")):
         raise UsageError(
-            "accelerate launch started one process and set MASTER_ADDR for a world of several, but no RANK: "
-            "its MULTI_CPU starts ranks through mpirun only",
-            "distributed_type: MULTI_GPU (also on CPUs) or an mpirun_config, as in config/accelerate_cpu.yaml; "
-            "to train alone: unset MASTER_ADDR",
+            "accelerate launch started one process and set MASTER_ADDR for several ranks, but no RANK: "
+            "its MULTI_CPU starts ranks only through mpirun",
+            "use distributed_type: MULTI_GPU (also on CPUs) or an mpirun_config, as in config/accelerate_cpu.yaml; "
+            "to train with one process: unset MASTER_ADDR",
         )
 
 
 def _is_task(environ: Mapping[str, str], pid: int) -> bool:
-    """Whether this is a task that `srun` started, and not a batch script, a shell, or something started from one.
+    """True for a task that `srun` started; False for a batch script, a shell, or a process started from one.
 
-    A batch script and a shell of `salloc` have SLURM_PROCID too, but no step of several tasks is theirs. A shell of
-    `srun --ntasks=4 --pty bash` is the first task of such a step, but what is typed there is another process.
+    A batch script and a shell of `salloc` also have SLURM_PROCID, but do not belong to a step with several tasks. The
+    shell
+    of `srun --ntasks=4 --pty bash` is the first task of such a step, but its commands are other processes.
     """
     step = environ.get("SLURM_STEP_ID", "")
     if not step.isdecimal() or int(step) >= _FIRST_SPECIAL_STEP or "SLURM_PROCID" not in environ:
@@ -130,7 +132,7 @@ def _is_task(environ: Mapping[str, str], pid: int) -> bool:
 
 
 def _tasks_on(tasks_per_node: str, node_rank: str) -> str:
-    """How many tasks a node has, from Slurm's "2(x3),1": three nodes with two, then one with one."""
+    """Return the number of tasks of a node, from Slurm's "2(x3),1": three nodes with two, then one with one."""
     counts: list[str] = []
     for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", tasks_per_node):
         counts += [count] * int(times or 1)
@@ -139,17 +141,17 @@ def _tasks_on(tasks_per_node: str, node_rank: str) -> str:
 
 
 def first_host(hosts: str) -> str:
-    """The first name of Slurm's "node[003-005,9],login": node003."""
+    """Return the first host name of Slurm's "node[003-005,9],login": node003."""
     first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", hosts)
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first[0]) if first else ""
 
 
 def _port_of(name: str) -> int:
-    """A port that all ranks make alike from the name of their job."""
+    """Derive a port from the name of the job: the same on all ranks."""
     return _FIRST_PORT + zlib.crc32(name.encode()) % _NUM_PORTS
 
 
 def _count(environ: Mapping[str, str], name: str) -> int:
-    """A variable as a number; 0 if it is none."""
+    """Return a variable as a number; 0 if it is not a number."""
     text = environ.get(name, "")
     return int(text) if text.isdecimal() else 0

@@ -1,4 +1,4 @@
-"""How much memory this machine has, and what the C library's allocator keeps of it."""
+"""The memory of this machine, and the memory that the C library's allocator keeps."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from frog.core.errors import ConfigError
 from frog.core.units import format_bytes
 
 CGROUP = Path("/sys/fs/cgroup")
-"""Where a container's limits stand."""
+"""The folder with a container's limits."""
 
 PROCESS_BYTES = 32 << 20
-"""The least that a process takes which runs Python."""
+"""Minimum memory of a Python process."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MOST_MMAP_THRESHOLD = 32 << 20
@@ -23,15 +23,15 @@ _MOST_MMAP_THRESHOLD = 32 << 20
 
 
 def machine_bytes() -> int:
-    """The machine's memory, used or not; in a container what it may use of that."""
+    """Return the machine's total memory; in a container, its limit."""
     total = int(psutil.virtual_memory().total)
-    with contextlib.suppress(OSError, ValueError):  # no container's limit; the word max
+    with contextlib.suppress(OSError, ValueError):  # no container limit, or the value is "max"
         total = min(total, int((CGROUP / "memory.max").read_text()))
     return total
 
 
 def free_bytes() -> int:
-    """The memory that is not in use; in a container, of what it may use."""
+    """Return the available memory; in a container, the part of its limit that is available."""
     free = int(psutil.virtual_memory().available)
     with contextlib.suppress(OSError, ValueError):
         limit = int((CGROUP / "memory.max").read_text())
@@ -40,19 +40,19 @@ def free_bytes() -> int:
 
 
 def check_memory(num_bytes: int, what: str, hint: str) -> None:
-    """Before it is taken: ConfigError if that is more than the machine has, in use or not."""
+    """Raise ConfigError if the machine does not have this much memory in total."""
     have = machine_bytes()
     if num_bytes > have:
         need = f"{what} takes at least {format_bytes(num_bytes)} of memory"
-        raise ConfigError(f"{need}, this machine has {format_bytes(have)}", hint)
+        raise ConfigError(f"{need}, but this machine has {format_bytes(have)}", hint)
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep what a training step frees: the next step would otherwise fault the same pages in again.
+    """Let glibc keep the memory that a training step frees: the next step would otherwise fault the same pages again.
 
-    What this is worth: docs/development/decisions/0005-model-speed.md. Does nothing without glibc.
+    For the effect see docs/development/decisions/0005-model-speed.md. Does nothing without glibc.
     """
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # no such function; no such library
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # the function or the library does not exist
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
         libc.mallopt(_M_MMAP_THRESHOLD, _MOST_MMAP_THRESHOLD)

@@ -64,7 +64,7 @@ def unshare_as(kinds: int, uid: int, gid: int) -> None:
 def unshare_as_same_user(kinds: int) -> bool:
     """Move this process into new namespaces, through a user namespace with the same user id if it is not privileged.
 
-    Return True if that made a user namespace.
+    Return True if this created a user namespace.
 
     Raises:  OSError if the system allows neither.
     """
@@ -77,7 +77,7 @@ def unshare_as_same_user(kinds: int) -> bool:
 
 
 def join(pid: int) -> None:
-    """Move this process into the namespaces of another; children of it join its namespace of processes."""
+    """Move this process into the namespaces of another; its children join that process's pid namespace."""
     handles = {name: os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY) for name in _KINDS}
     for name, kind in _KINDS.items():
         call_libc("setns", handles[name], kind, what=f"setns {name}")
@@ -88,16 +88,16 @@ def die_with_parent() -> None:
     """Ask the system to kill this process when its parent ends."""
     parent = os.getppid()
     call_libc("prctl", _PR_SET_PDEATHSIG, 9, 0, 0, 0)
-    if os.getppid() != parent:  # it ended in between
+    if os.getppid() != parent:  # the parent ended in between
         os._exit(1)
 
 
 def give_up_privileges() -> None:
-    """Drop all capabilities for the programs that this process starts, and keep them from gaining rights."""
+    """Drop all capabilities for programs that this process starts, and keep them from gaining privileges."""
     for number in range(64):
         try:
             call_libc("prctl", _PR_CAPBSET_DROP, number, 0, 0, 0)
-        except OSError:  # past the last one
+        except OSError:  # beyond the last capability
             break
     call_libc("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
@@ -109,7 +109,7 @@ def separate_mounts() -> None:
 
 
 def mount_proc(target: str) -> None:
-    """Mount /proc of this process namespace at `target`."""
+    """Mount /proc of this pid namespace at `target`."""
     _mount(b"proc", target.encode(), b"proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, what=f"mount proc on {target}")
 
 

@@ -1,4 +1,4 @@
-"""Ports that are published first and bound some seconds later."""
+"""Ports that are published first and bound a few seconds later."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import random
 import socket
 
 _RUNS = range(10_000, 30_000)
-"""Below those that a system gives to whoever asks for any: from 32768 on with Linux, from 49152 on with macOS."""
+"""Ports below the ephemeral ports: Linux assigns those from 32768 on, macOS from 49152 on."""
 
 
 def free_port(address: str = "127.0.0.1", among: range = _RUNS) -> int:
-    """A port that nobody uses at this moment, and that nobody is given who asks for any."""
+    """Return a port that no process uses now, and that the system does not assign on its own."""
     while True:
         port = random.choice(among)
         with contextlib.suppress(OSError), socket.create_server((address, port)):

@@ -1,8 +1,8 @@
-"""Text that comes from elsewhere, made safe for a terminal: it can neither steer it nor feign lines of Frog's.
+"""Sanitizing of foreign text: it can neither control the terminal nor imitate Frog's own lines.
 
-Names, logs, paths and files hold whatever somebody put there. `printable_output` stands once around each program, so
-that what is printed needs no thought; what draws for itself (colours, the screen of a watch) writes to what is beneath,
-and tables and bars go through `core/console.py`.
+Names, logs, paths and files can contain anything. `printable_output` wraps each program once, so that individual
+prints need no care; code that draws (colours, the live view) writes to the wrapped stream, and tables and bars go
+through `core/console.py`.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from typing import Any, TextIO
 
 _COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 _STEERING = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control bytes but for line break and tab, what turns the direction of text, and halves of characters."""
+"""Control characters except newline and tab, characters that change the direction of text, and lone surrogates."""
 
 
 def printable(text: str) -> str:
-    """One line: what would steer a terminal is shown as an escape, `\\x1b`; colours are left out."""
+    """Return the text as one line, with control characters escaped (`\\x1b`) and without colours."""
     return printable_lines(text).replace("\n", "\\n").replace("\t", " ")
 
 
 def printable_lines(text: str) -> str:
-    """As `printable`, but lines stay lines."""
+    """Do the same as `printable`, but keep line breaks."""
     if text.isprintable():
         return text
     return _STEERING.sub(_escape, _COLOUR.sub("", text).replace("\r\n", "\n"))
 
 
 def print_coloured(text: str) -> None:
-    """Print lines that hold colours of Frog's own; nothing else in them steers the terminal."""
+    """Print lines that contain Frog's own colours; other control characters are escaped."""
     coloured = zip(_COLOUR.split(text), [*_COLOUR.findall(text), ""], strict=True)
     stream = beneath(sys.stdout)
     drawn = "".join(printable_lines(part) + colour for part, colour in coloured)
@@ -39,18 +39,18 @@ def print_coloured(text: str) -> None:
 
 
 def _encodable(text: str, stream: TextIO, errors: str) -> str:
-    """The text with what the stream's encoding has no character for replaced."""
+    """Replace the characters that the stream's encoding lacks."""
     encoding = stream.encoding or "utf-8"
     return text.encode(encoding, errors).decode(encoding)
 
 
 def _escape(match: re.Match[str]) -> str:
     number = ord(match[0])
-    return f"\\x{number:02x}" if number < 0x20 else f"\\u{number:04x}"  # as JSON writes them too
+    return f"\\x{number:02x}" if number < 0x20 else f"\\u{number:04x}"  # the same form as in JSON
 
 
 class PrintableStream:
-    """A text stream to which only what is printable gets through."""
+    """A text stream that makes everything written to it printable."""
 
     def __init__(self, beneath: TextIO) -> None:
         self.beneath = beneath
@@ -65,7 +65,7 @@ class PrintableStream:
 
 @contextlib.contextmanager
 def printable_output() -> Iterator[None]:
-    """Around a program: all that it prints is printable."""
+    """Make all output of a program printable."""
     kept = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = PrintableStream(beneath(kept[0])), PrintableStream(beneath(kept[1]))
     try:
@@ -75,5 +75,5 @@ def printable_output() -> Iterator[None]:
 
 
 def beneath(stream: TextIO) -> TextIO:
-    """The stream itself, for what Frog draws: its own colours, of texts that are printable."""
+    """Return the wrapped stream, for Frog's own drawing: colours, around printable text."""
     return stream.beneath if isinstance(stream, PrintableStream) else stream

@@ -1,4 +1,4 @@
-"""Other processes of this machine."""
+"""Processes on this machine."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ _TAKE_ORPHANS = 36
 
 
 def take_orphans() -> bool:
-    """Be the parent of all that this process's descendants leave behind; whether the system can do that."""
+    """Adopt all processes that this process's descendants leave behind; return False if the system cannot do that."""
     if not sys.platform.startswith("linux"):
         return False
     return bool(ctypes.CDLL(None).prctl(_TAKE_ORPHANS, 1, 0, 0, 0) == 0)
 
 
 def reap_orphans() -> None:
-    """Take note of all children that have ended: for who takes orphans, and waits for no other child at that time."""
+    """Reap all ended children, in a process that adopts orphans and does not currently wait for a child."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
 def descendants(pid: int) -> list[int]:
-    """The processes that one has started, and all that those have.
+    """Return the children of a process, and their descendants.
 
-    Linux keeps lists of children. Elsewhere, all processes of the machine are looked at, which takes far longer.
+    Linux has lists of children. On other systems this scans all processes of the machine, which takes far longer.
     """
     if not Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").exists():
-        import psutil  # seldom needed, and every command would wait for it
+        import psutil  # rarely needed, and every command would wait for the import
 
         with contextlib.suppress(psutil.NoSuchProcess):
             return [child.pid for child in psutil.Process(pid).children(recursive=True)]
@@ -59,7 +59,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def of_threads(pid: int, name: str) -> list[str]:
-    """What Linux says of each thread of a process, under a name in /proc; nothing of those that end meanwhile."""
+    """Read a file in /proc for each thread of a process, on Linux; skip threads that end meanwhile."""
     found = []
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -69,9 +69,9 @@ def of_threads(pid: int, name: str) -> list[str]:
 
 
 def leave(code: int) -> NoReturn:
-    """End this process with that exit code: what was registered for the end runs, output is flushed, and that is all.
+    """End this process with that exit code: run the exit handlers, flush the output, and stop.
 
-    Python would go on to take every module apart, which with torch loaded takes most of a second for each rank.
+    Python would otherwise unload every module, which takes most of a second per rank if torch is loaded.
     """
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -80,7 +80,7 @@ def leave(code: int) -> NoReturn:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process of that number runs, whoever it belongs to. One that ended and was not yet seen to does not."""
+    """True if a process with this pid runs, for any user. An ended process that was not reaped does not count."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -89,24 +89,24 @@ def is_alive(pid: int) -> bool:
         return True
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # it ended just now; or this is not Linux
+    except (FileNotFoundError, ProcessLookupError):  # it has just ended, or this is not Linux
         return not Path("/proc/self/stat").exists()
-    except OSError:  # no more files can be opened
+    except OSError:  # too many open files
         return True
 
 
 def kill_group(leader: int) -> None:
-    """Kill a process that leads a group, and all of that group; nothing if there is none."""
+    """Kill a process group, with its leader; do nothing if it does not exist."""
     if leader <= 1:
-        raise ValueError(f"process {leader}: never a group of ours")
+        raise ValueError(f"process {leader}: not the leader of a group that Frog started")
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
 
 
 def leave_with_parent(poll_s: float = 0.5, *, last: Callable[[], None] | None = None) -> None:
-    """End this process when the one that started it, or the launcher, is gone: nothing outlives a `kill -9`.
+    """End this process when its parent or the launcher ends, so that nothing survives a `kill -9` of either.
 
-    last: what to do before that, such as to end one's own children.
+    last: called before the end, for example to end this process's own children.
     """
     parent, launcher = os.getppid(), launcher_pid()
 

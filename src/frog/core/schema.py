@@ -1,13 +1,13 @@
-"""Typed files: whatever comes in from a file is held against a schema, and refused in one form of words.
+"""Typed files: data from every file is checked against a schema, and all errors have the same form.
 
-A kind of file is a class of `Typed` with its fields and their types; `FORMAT` counts its versions. Reading gives an
-instance, never a table, so that no code behind it has to look whether a key is there. What is refused names the file,
-the place in it, what was found there, what is expected, and what to do:
+Each kind of file is a subclass of `Typed` with typed fields; `FORMAT` is its version. Reading returns an instance,
+never a dict, so the calling code never checks for missing keys. An error names the file, the place in it, the value
+found, the expected type, and what to do:
 
     runs/one/record.json: $.step: found the text "many", expected int
       try: restore the file from a copy, or train again
 
-Fields that a schema does not name are passed over: a newer Frog may have written them.
+Fields that the schema does not name are ignored: a newer Frog may have written them.
 """
 
 from __future__ import annotations
@@ -28,44 +28,45 @@ from frog.core.files import open_plain, write_atomic
 
 _PIECE_BYTES = 1 << 20
 MOST_BYTES = 64 << 20
-"""Of a file that is read whole. Those that Frog writes are far smaller."""
+"""Most bytes of a file that is read at once. Files written by Frog are far smaller."""
 
 _MOST_VALUES = 6_000_000
-"""Of JSON. A value of six bytes takes 240 in memory, and some readers have it twice."""
+"""Most values of a JSON text. A value of six bytes takes 240 in memory, and some readers keep two copies."""
 
 _MOST_TOML_BYTES = 1 << 20
-"""What is read in a second: Python's reader of TOML is slow."""
+"""Most bytes of a TOML text: Python's TOML parser is slow, and reads this much in a second."""
 
 _MOST_DEPTH, _MOST_KEY_PARTS = 100, 32
-"""Of tables in tables, and of a key such as a.b.c: each part is a table, and the reader holds all parts for each."""
+"""Limits of nested tables, and of parts in a key such as a.b.c: each part is a table, and the parser keeps all of them
+for each part."""
 
 _MOST_SHOWN = 80
-"""Characters of a value that an error quotes."""
+"""Most characters of a value that an error quotes."""
 
 
 class Typed(msgspec.Struct, kw_only=True, frozen=True):
-    """A kind of file. Subclasses name its fields, and say what it is called and in which version it is written."""
+    """A kind of file. Subclasses define its fields, its name and its version."""
 
     KIND: ClassVar[str] = "file"
-    """What an error calls it: "a run's record"."""
+    """Its name in errors: "a run's record"."""
     FORMAT: ClassVar[int | None] = None
-    """The version of the file's field `format`; None: this kind has no such field."""
+    """The version in the file's field `format`; None: this kind has no such field."""
 
 
 Natural = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-"""0, 1, 2 … as far as 64 bits count: nanoseconds since 1970 need 61."""
+"""A non-negative integer of 64 bits; nanoseconds since 1970 need 61."""
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1e300)]
-"""A finite number that is not negative; JSON knows no others that are not finite, TOML does."""
+"""A finite non-negative number; TOML, unlike JSON, has infinities and NaN."""
 
 Name = Annotated[str, msgspec.Meta(max_length=1000)]
-"""One that errors quote whole."""
+"""A name that errors quote in full."""
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 _DIGEST, _FILE_NAME = "^[0-9a-f]{64}$", r"^(?!\.{1,2}$)[^/\\\x00]{1,255}$"
 _HOST = r"^(?=.{1,255}$)[a-zA-Z0-9_:%-]{1,63}(\.[a-zA-Z0-9_:%-]{1,63})*\.?$"
 Host = Annotated[str, msgspec.Meta(pattern=_HOST)]
-"""What is connected to."""
+"""A host to connect to."""
 Digest = Annotated[str, msgspec.Meta(pattern=_DIGEST)]
 FileName = Annotated[str, msgspec.Meta(pattern=_FILE_NAME)]
 _IN_WORDS = {
@@ -80,10 +81,10 @@ T = TypeVar("T")
 def read_typed(
     path: Path, kind: type[T], hint: str | None = None, error: type[FrogError] = RunError, most_bytes: int = MOST_BYTES
 ) -> T:
-    """A JSON file as an instance of `kind`.
+    """Read a JSON file as an instance of `kind`.
 
-    Raises:  FileNotFoundError if there is none; `error` if it is no plain file, too large, unreadable, of another
-             format, or not of that schema.
+    Raises:  FileNotFoundError if it does not exist; `error` if it is not a plain file, is too large or unreadable, or
+             has another format or schema.
     """
     return decode(read_bounded(path, error, hint, most_bytes), kind, str(path), hint, error)
 
@@ -91,9 +92,9 @@ def read_typed(
 def read_bounded(
     path: Path, error: type[FrogError] = RunError, hint: str | None = None, most_bytes: int = MOST_BYTES
 ) -> bytes:
-    """The bytes of a plain file that is not larger than allowed; a pipe or a device is not waited for.
+    """Read the bytes of a plain file up to a limit, without blocking on a pipe or device.
 
-    Raises:  FileNotFoundError if there is none; `error` if it is something else, too large or unreadable.
+    Raises:  FileNotFoundError if it does not exist; `error` if it is not a plain file, too large or unreadable.
     """
     try:
         with open_plain(path) as file:
@@ -105,34 +106,36 @@ def read_bounded(
         return data
     except FileNotFoundError:
         raise
-    except (OSError, ValueError) as problem:  # ValueError: its name holds a NUL
+    except (OSError, ValueError) as problem:  # ValueError: the name contains a NUL
         why = getattr(problem, "strerror", None) or problem
         raise error(f"{shortened(str(path), 500)}: cannot be read: {why}", hint) from None
 
 
 def _read_unsized(file: IO[bytes], most_bytes: int) -> bytes:
-    """What a file holds that tells no size: of /proc, or passed by the shell, maybe endless; one byte too many then.
+    """Read a file of unknown size (in /proc, or passed by the shell, possibly endless), up to one byte beyond the
+    limit.
 
-    Read in pieces, since a read of N bytes takes memory for N before there is one.
+    It is read in pieces, since a read of N bytes allocates memory for N bytes.
     """
     data = bytearray()
     while len(data) <= most_bytes and (piece := file.read(min(_PIECE_BYTES, most_bytes + 1 - len(data)))):
-        data += piece  # None, too, ends it: /proc/kmsg with nothing to tell
+        data += piece  # None also ends the loop: an empty /proc/kmsg
     return bytes(data)
 
 
 def read_toml(path: Path, error: type[FrogError] = RunError, hint: str | None = None) -> dict[str, Any]:
-    """The table of a TOML file, not yet held against anything.
+    """Read the table of a TOML file, without checking it against a schema.
 
-    Raises:  FileNotFoundError if there is none; `error` if it is no plain file, too large, unreadable or no TOML.
+    Raises:  FileNotFoundError if it does not exist; `error` if it is not a plain file, too large, unreadable or not
+             TOML.
     """
     data = read_bounded(path, error, hint, _MOST_TOML_BYTES)
     try:
         return parse_toml(data.decode())
-    except ValueError as problem:  # no UTF-8, no TOML, or a number of thousands of digits
+    except ValueError as problem:  # not UTF-8, not TOML, or a number with thousands of digits
         raise error(f"{path}: not valid TOML: {problem}", hint) from None
     except RecursionError:
-        raise error(f"{path}: nested too deep to be read", hint) from None
+        raise error(f"{path}: nested too deeply", hint) from None
 
 
 _TEXT_OR_COMMENT = re.compile(
@@ -142,19 +145,19 @@ _LONG_KEY = re.compile(rf'(?<![\w"-])(?:[\w"-]++[ \t]*+\.[ \t]*+){{{_MOST_KEY_PA
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The table of a TOML text.
+    """Parse a TOML text.
 
-    Raises:  ValueError if it is no TOML; RecursionError if it is nested too deep.
+    Raises:  ValueError if it is not TOML; RecursionError if it is nested too deeply.
     """
     if text.count(".") > _MOST_KEY_PARTS and _LONG_KEY.search(_TEXT_OR_COMMENT.sub('""', text)):
-        raise ValueError(f"a key of more than {_MOST_KEY_PARTS} parts")
+        raise ValueError(f"a key with more than {_MOST_KEY_PARTS} parts")
     table = tomllib.loads(text)
     check_depth(table)
     return table
 
 
 def has_too_many_values(text: bytes | str) -> bool:
-    """Whether a JSON text would take too much memory."""
+    """True if a JSON text would take too much memory."""
     if len(text) <= _MOST_VALUES:
         return False
     counts = map(text.count, ",[{") if isinstance(text, str) else map(text.count, (b",", b"[", b"{"))
@@ -162,7 +165,7 @@ def has_too_many_values(text: bytes | str) -> bool:
 
 
 def check_depth(value: Any) -> None:
-    """Raise RecursionError if tables, lists and instances lie too deep in each other to be shown, copied or written."""
+    """Raise RecursionError if tables, lists and instances are nested too deeply to be shown, copied or written."""
     level = [value]
     for _ in range(_MOST_DEPTH):
         level = [inner for outer in level for inner in _inside(outer)]
@@ -182,9 +185,9 @@ def _inside(value: Any) -> Iterable[Any]:
 def decode(
     data: bytes | str, kind: type[T], origin: str, hint: str | None = None, error: type[FrogError] = RunError
 ) -> T:
-    """JSON as an instance of `kind`; `origin` is what errors call its place (a file's name, and a line's number).
+    """Decode JSON as an instance of `kind`; `origin` names its source in errors (a file, and a line number).
 
-    Raises:  `error` if it is no JSON, of another format, or not of that schema.
+    Raises:  `error` if it is not JSON, or has another format or schema.
     """
     text = data.encode(errors="surrogatepass") if isinstance(data, str) else data
     if has_too_many_values(text):
@@ -203,13 +206,13 @@ def decode(
     except (msgspec.DecodeError, UnicodeDecodeError) as problem:
         raise error(f"{origin}: not valid JSON: {problem}", hint) from None
     except RecursionError:
-        raise error(f"{origin}: nested too deep to be read", hint) from None
+        raise error(f"{origin}: nested too deeply", hint) from None
 
 
 def convert(value: Any, kind: type[T], origin: str, hint: str | None = None, error: type[FrogError] = RunError) -> T:
-    """A table that another reader has parsed (TOML, YAML) as an instance of `kind`.
+    """Convert a table from another parser (TOML, YAML) to an instance of `kind`.
 
-    Raises:  `error` if it is of another format, or not of that schema.
+    Raises:  `error` if it has another format or schema.
     """
     try:
         if _has_format(kind):
@@ -222,11 +225,11 @@ def convert(value: Any, kind: type[T], origin: str, hint: str | None = None, err
         half = problem.object[problem.start]
         raise error(f"{origin}: found half a surrogate pair, {half!a}, expected text", hint) from None
     except RecursionError:
-        raise error(f"{origin}: nested too deep to be read", hint) from None
+        raise error(f"{origin}: nested too deeply", hint) from None
 
 
 def write_typed(path: Path, value: Typed, *, private: bool = False) -> None:
-    """Write an instance as indented JSON, whole or not at all, with its format first."""
+    """Write an instance atomically as indented JSON, with its format first."""
     table = {"format": value.FORMAT} if value.FORMAT is not None else {}
     table |= msgspec.to_builtins(value)
     write_atomic(path, json.dumps(table, indent=2, ensure_ascii=False) + "\n", private=private)
@@ -252,7 +255,7 @@ def _check_format(found: int, kind: type[Typed], origin: str, error: type[FrogEr
 
 
 def _refusal(origin: str, problem: msgspec.ValidationError, value: Any) -> str:
-    """The library's sentence, `Expected `int`, got `str` - at `$.a[0].b``, as ours, with the value that was found."""
+    """Rewrite msgspec's sentence, `Expected `int`, got `str` - at `$.a[0].b``, in Frog's form, with the value found."""
     said, _, place = str(problem).partition(" - at `")
     place = place.rstrip("`")
     what = said.replace("`", "")
@@ -269,7 +272,7 @@ def _refusal(origin: str, problem: msgspec.ValidationError, value: Any) -> str:
 
 
 def _at(value: Any, place: str) -> Any:
-    """The value at a place such as `$.a[0].b`. Raises LookupError where the place does not say which."""
+    """Return the value at a place such as `$.a[0].b`. Raises LookupError if the place is ambiguous."""
     for name, number in re.findall(r"\.([^.\[]+)|\[([^\]]*)\]", place):
         value = value[name] if name else value[int(number)]
     return value
@@ -283,5 +286,5 @@ def _shown(value: Any) -> str:
 
 
 def shortened(text: str, most: int = _MOST_SHOWN) -> str:
-    """A text as an error quotes it: what a file holds can be long."""
+    """Shorten a text for an error message: values in files can be long."""
     return text if len(text) <= most else text[:most] + "…"

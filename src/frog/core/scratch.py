@@ -1,4 +1,4 @@
-"""Folders for the time of one launch. One whose launcher was killed is removed by the next."""
+"""Folders that last for one launch. If the launcher is killed, the next launch removes its folder."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from pathlib import Path
 
 @contextmanager
 def scratch_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
-    """A folder for temporary files, which goes with this block. While it is open it is locked: it has an owner.
+    """Create a folder for temporary files, and remove it at the end of the block. A lock marks it as in use meanwhile.
 
-    It lies in `parent`, else where the system keeps such files.
+    It is created in `parent`, or in the system's folder for temporary files.
 
-    Folders of the same prefix whose owner was killed are removed.
+    Folders with the same prefix whose owner was killed are removed.
     """
     parent = parent or Path(tempfile.gettempdir())
     remove_abandoned(parent, prefix)
     new = Path(tempfile.mkdtemp(prefix=f"new-{prefix}", dir=parent))
     lock = os.open(new, os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    folder = new.rename(new.with_name(new.name.removeprefix("new-")))  # by now it has an owner
+    folder = new.rename(new.with_name(new.name.removeprefix("new-")))  # the lock is now in place
     try:
         yield folder
     finally:
@@ -34,7 +34,7 @@ def scratch_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
 
 
 def remove_abandoned(parent: Path, prefix: str) -> None:
-    """Remove the scratch folders of processes that were killed: those of this user which nobody holds locked."""
+    """Remove the scratch folders of killed processes: those of this user that no process has locked."""
     for folder in parent.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
             lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -47,7 +47,7 @@ def remove_abandoned(parent: Path, prefix: str) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder; what a pod made unreadable is made readable first."""
+    """Remove a folder; first make readable what a pod has made unreadable."""
     for path in sorted(folder.rglob("*")):
         if path.is_dir() and not path.is_symlink():
             path.chmod(0o700)

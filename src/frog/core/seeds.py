@@ -1,4 +1,4 @@
-"""Seeds that follow from names, so that no two uses of randomness share one by accident."""
+"""Seeds derived from names, so that no two uses of randomness accidentally share one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import hashlib
 
 
 def derive_seed(seed: int, *names: str | int) -> int:
-    """A 63-bit seed that is a function of `seed` and `names` alone, the same on every machine."""
+    """Return a 63-bit seed that depends only on `seed` and `names`, the same on every machine."""
     text = "/".join([str(seed), *map(str, names)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1

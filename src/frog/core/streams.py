@@ -1,4 +1,4 @@
-"""Standard input, output and errors as a program may rely on them, whatever it was started with."""
+"""Reliable standard streams, regardless of how the program was started."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import sys
 import termios
 
 _MOST_CHARS = 10_000
-"""Of a line that is an answer."""
+"""Most characters of an answer line."""
 
 
 def make_streams_whole() -> None:
-    """Open what was closed (`frog quiz 1 <&-`) on nothing, and take any bytes that are typed as text.
+    """Open closed streams (`frog quiz 1 <&-`) on /dev/null, and accept arbitrary bytes as typed text.
 
-    A descriptor that stayed closed would be that of the next file, which would get what is printed.
+    Otherwise the next opened file would get the number of the closed stream, and receive the printed output.
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if not _is_open(number):
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest that is free, which is this
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # opens at the lowest free number, this one
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
     if isinstance(sys.stdin, io.TextIOWrapper):
@@ -26,7 +26,7 @@ def make_streams_whole() -> None:
 
 
 def read_line(prompt: str) -> str:
-    """What `input` gives; of a pipe's line, which may have no end, as much as somebody would type.
+    """Do the same as `input`, but limit the length of a line, since a line from a pipe may be endless.
 
     Raises:  EOFError at the end of the input.
     """
@@ -40,7 +40,7 @@ def read_line(prompt: str) -> str:
 
 
 def discard_typed_ahead() -> None:
-    """Forget what was typed at the terminal while nothing was reading it."""
+    """Discard what the user typed while no program was reading."""
     if sys.stdin.isatty():
         termios.tcflush(sys.stdin, termios.TCIFLUSH)
 

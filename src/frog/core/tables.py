@@ -7,7 +7,7 @@ from typing import Any
 
 
 def leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every value of a nested table that is no table itself, by its dotted key."""
+    """Yield every value of a nested table that is not itself a table, with its dotted key."""
     for key, value in table.items():
         if isinstance(value, dict):
             yield from leaves(value, f"{prefix}{key}.")

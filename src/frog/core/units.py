@@ -1,4 +1,4 @@
-"""Numbers as people read them."""
+"""Numbers in a readable form."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ def format_seconds(duration_s: float) -> str:
 
 
 def time_text() -> str:
-    """Now, in UTC, to the millisecond: sorts as text."""
+    """Return the current UTC time to the millisecond, in a form that sorts as text."""
     return datetime.datetime.now(datetime.UTC).replace(tzinfo=None).isoformat(sep=" ", timespec="milliseconds")

@@ -1,6 +1,6 @@
-"""Lines as wide as the terminal: long ones break between words.
+"""Line wrapping for the terminal: long lines break between words.
 
-A pipe or a file has no width, so its lines stay whole.
+A pipe or a file has no width, so its lines are not wrapped.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from frog.core.env import variable
 
 
 def terminal_columns(stream: TextIO | None = None) -> int | None:
-    """Width of the terminal behind a stream (standard output by default), or None if it is not a terminal."""
+    """Return the width of the terminal behind a stream (standard output by default), or None if it is not a
+    terminal."""
     return shutil.get_terminal_size().columns if (stream or sys.stdout).isatty() else None
 
 
@@ -26,7 +27,7 @@ def shows_colour() -> bool:
 def wrapped(line: str, columns: int | None, hang: int = 2) -> list[str]:
     """Break a line between words; the continuation lines are indented `hang` columns more than the first.
 
-    A word that is longer than a line stays whole, so that a path can be copied.
+    A word longer than a line is not broken, so that a path can be copied.
     """
     if columns is None or len(line) <= columns:
         return [line]

@@ -29,4 +29,4 @@ def parse_line(line: str, place: str) -> Any:
     except ValueError as error:
         raise DataError(f"{place}: not valid JSON: {error}", _REPAIR) from None
     except RecursionError:
-        raise DataError(f"{place}: nested too deep to be read", _REPAIR) from None
+        raise DataError(f"{place}: nested too deeply", _REPAIR) from None

@@ -69,7 +69,7 @@ def test_what_is_wrong_with_a_bundle_is_reported(here: Path, capsys: pytest.Capt
     (folder / "SHA256SUMS").write_text("nonsense\n")
     assert "SHA256SUMS, line 1: not a hash and a name" in check_sums(folder)
     (folder / "SHA256SUMS").write_text("0" * 64 + "  a\0b\n")
-    assert "a\0b: cannot be read: the name holds a NUL" in check_sums(folder)
+    assert "a\0b: cannot be read: the name contains a NUL" in check_sums(folder)
     (folder / "SHA256SUMS").write_text(
         "".join(f"{64 * '0'}  {name}\n" for name in ("/dev/zero", "a/../../b", "c", "c"))
     )

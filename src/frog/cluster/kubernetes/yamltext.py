@@ -57,7 +57,7 @@ def load_documents(text: str) -> list[Any]:
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from None
     except RecursionError:
-        raise ValueError("nested too deep to be read") from None
+        raise ValueError("nested too deeply") from None
 
 
 def _unfolded(node: Any, known: dict[int, int]) -> int:
