@@ -30,7 +30,7 @@ VERBS = re.compile(
 LISTED = {
     "What is distributed training?": "Distributed training is one training step",
     "Why models exceed single-device memory": "Training takes 16 bytes a weight",
-    "Data vs model vs pipeline parallelism": "The same work can be cut in three ways",
+    "Data vs model vs pipeline parallelism": "The same work can be split in three ways",
     "Autograd and computation graph": "Forward writes a graph down",
     "Forward pass, backward pass, gradient update": "Forward and backward take nearly all of a step",
     "Intro to training loops": "Every training loop is these lines",
@@ -43,14 +43,14 @@ LISTED = {
     "GradScaler": "GradScaler finds its scale by failing",
     "Gradient accumulation strategies": "Eight small bites give the same step",
     "Effective batch size": "Effective batch = ranks",
-    "Memory trade-offs": "ZeRO shares out what every rank holds alike",
+    "Memory trade-offs": "ZeRO shards what every rank holds a copy of",
     "Master address, master port": "All ranks meet at one address and one port",
     "WORLD_SIZE, NODE_RANK, RANK, LOCAL_RANK": "Four numbers tell a process who it is",
     "sbatch, allocate, srun workers, cleanup": "A Slurm job runs in four steps",
     "Kubernetes GPU pods and device plugins": "A pod asks for whole GPUs; a device plugin",
     "Checkpointing across nodes": "Ranked checkpoints of four ranks",
     "Distributed logging aggregation": "Logs of all nodes are one stream",
-    "DeepSpeed config": "DeepSpeed's JSON says what our run file says",
+    "DeepSpeed config": "DeepSpeed's JSON says what Frog's run file says",
     "Scaling constraints": "More nodes shorten a step only until",
 }
 """The slides that the curriculum lists, and how the headline of each begins."""
