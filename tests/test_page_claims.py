@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import random
 import re
 import shlex
 import shutil
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +17,8 @@ import pytest
 import torch
 
 from frog.cli import _parser
+from frog.cluster.emulator.cluster import up
+from frog.learn.grader.job_clusters import EmulatedSlurm
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -131,3 +136,45 @@ def test_autocast_on_a_cpu_keeps_sums_of_bf16_numbers_in_bf16() -> None:
     assert weight.grad.dtype == torch.float32
     for page in ("labs/lab2.md", "glossary.md"):
         assert "the loss, the weights and their gradients in 32" in " ".join((DOCS / page).read_text().split())
+
+
+def test_check_of_lab_3_8_shortens_kill_wait_and_a_learners_cluster_does_not() -> None:
+    """Exercise 3.8: KillWait is 30 s by default, and 0.5 s in the check."""
+    page = (ROOT / "labs/lab3/08_jobs_that_end/README.md").read_text()
+    assert "by default 30 s, in the check 0.5 s" in page
+    assert inspect.signature(up).parameters["kill_wait_s"].default == 30
+    assert "kill_wait_s=0.5" in inspect.getsource(EmulatedSlurm)
+
+
+def mean_of_means(samples: list[tuple[int, float]], num_ranks: int) -> float:
+    """The mean over ranks of each rank's loss per token, with the padding of a DistributedSampler."""
+    padded = samples + samples[: -len(samples) % num_ranks]
+    shares = [padded[rank::num_ranks] for rank in range(num_ranks)]
+    return statistics.mean(sum(loss for _, loss in share) / sum(size for size, _ in share) for share in shares)
+
+
+def test_mean_of_means_of_50_samples_differs_by_half_a_percent_between_worlds() -> None:
+    """Exercise 3.9: the difference between 8 ranks and 4."""
+    assert (
+        "With 50 samples of 5 to 200 tokens it is about 0.5 %" in (ROOT / "labs/lab3/09_evaluate/README.md").read_text()
+    )
+    generator, differences = random.Random(0), []
+    for _ in range(300):
+        sizes = [generator.randint(5, 200) for _ in range(50)]
+        samples = [(size, size * generator.gauss(3, 0.5)) for size in sizes]
+        differences.append(abs(mean_of_means(samples, 8) - mean_of_means(samples, 4)) / 3)
+    assert 0.004 < statistics.median(differences) < 0.006
+
+
+def test_waiting_gpu_of_the_example_uses_as_much_memory_as_the_other() -> None:
+    page = (DOCS / "scale/README.md").read_text()
+    (first, second) = re.findall(r"^\d, NVIDIA H100 80GB HBM3, (\d+) %, (\d+) MiB, (\d+) MiB", page, re.MULTILINE)
+    assert "uses as much memory as GPU 0" in page
+    assert int(second[0]) < int(first[0])
+    assert second[1] == first[1] < second[2]
+
+
+def test_reduce_is_a_comment_in_the_loop_of_one_process() -> None:
+    """The notes of session A's slide with the loop."""
+    lines = (ROOT / "scripts/train_tiny_transformer.py").read_text().splitlines()
+    assert [line.strip()[0] for line in lines if "Reduce:" in line] == ["#"]

@@ -757,6 +757,22 @@ def test_recovered(run: FailedRun) -> None:
     assert "the run restarted from step 4 with 4 ranks and completed" in result.finding
 
 
+def test_only_the_last_failure_says_how_the_run_continued(run: FailedRun) -> None:
+    run.lose(*OTHERS)
+    run.exit(2, -9)
+    run.start(from_step=4)
+    run.lose(0, 2, 3)
+    run.exit(1, -9)
+    run.start(from_step=4)
+    run.steps(5, 8)
+    run.complete()
+    result = found(run, 0)
+    assert result.rank == 1
+    assert "the run restarted from step 4" in result.finding
+    assert [earlier.rank for earlier in result.also] == [2]
+    assert "restarted" not in result.also[0].finding
+
+
 @pytest.mark.parametrize(
     ("done", "expected"), [("data", (5, "forward")), ("reduce", (5, "optimize")), ("zero", (6, "data"))]
 )

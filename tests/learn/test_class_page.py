@@ -195,6 +195,15 @@ def test_an_edit_is_noticed(
     assert "(edited)" in (here / "class.html").read_text()
 
 
+def test_broken_journal_is_named_at_its_first_wrong_entry_only(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(worked(), here / "ada.json")
+    changed(path, lambda t: [t["journal"][place].update(what="passed") for place in (2, 5)])
+    assert main(["class", "ada.json"]) == 1
+    out = capsys.readouterr().out
+    assert "$.journal[2] (" in out
+    assert "$.journal[5]" not in out
+
+
 def cut(table: dict[str, Any]) -> None:
     """The solution of 2.1 was never taken, and the journal says so too."""
     table["exercises"].pop()
