@@ -1,10 +1,10 @@
-"""A campaign of faults: every fault at every step in every phase, or some in another world.
+"""A campaign of faults: every fault at every step in every phase, or a sample in another world.
 
     python benchmarks/chaos.py two-ranks|shrink|... [--count N] [--seed 1]
 
-Printed are the campaign's table and what an undisturbed launch's seconds consist of. `--count` makes it one of at most
-so many faults, drawn from the seed. It runs in a folder of its own; runs of trials that were not as they must be are
-kept there, and named. Exit code 1 if one trial was not as it must be.
+Prints the campaign's table, and a breakdown of the time of an undisturbed launch. `--count` limits the campaign to that
+many faults, drawn from the seed. It runs in a new folder, which keeps the runs of failed trials; the output names them.
+Exit code 1 if any trial failed.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from frog.runs.schema import SpanEvent, StartEvent
 
 @dataclass(frozen=True)
 class Part:
-    """A campaign: how many faults, and the world."""
+    """A campaign: the number of faults, and the world."""
 
     count: int | None
-    """None: all."""
+    """None: all faults."""
     words: tuple[str, ...]
 
 
 CUT = ("--network", "rate=100mbit delay=1ms", "--kinds", "cut")
-"""Needs Linux, root and `ip`; who joins by hand would stand outside of that network."""
+"""Needs Linux, root and `ip`; a rank that joins manually would be outside that network."""
 
 PARTS = {
     "two-ranks": Part(None, ("--nproc", "2", "--deadline", "8")),
@@ -68,7 +68,7 @@ def main() -> int:
 
 
 def _seconds(folder: RunFolder) -> str:
-    """What an undisturbed launch's seconds go to, by what the launcher and rank 0 told."""
+    """Break down the time of an undisturbed launch, from the events of the launcher and of rank 0."""
     record = folder.read_record()
     if record is None or record.status != "completed":
         return ""
@@ -81,9 +81,9 @@ def _seconds(folder: RunFolder) -> str:
     last_ns = max(event.end_ns for event in own.of(SpanEvent)) - start.mono_ns + start.unix_ns
     parts = {
         "until the agent starts its ranks": at["world"] - at["launch"],
-        "until the ranks have met": start.unix_ns - at["world"],
+        "until the ranks have connected": start.unix_ns - at["world"],
         "training": last_ns - start.unix_ns,
-        "until all have left": at["end"] - last_ns,
+        "until all ranks have exited": at["end"] - last_ns,
     }
     listed = ", ".join(f"{name} {ns / 1e9:.1f} s" for name, ns in parts.items())
     return f"an undisturbed launch: {listed} (the first two import torch)\n"

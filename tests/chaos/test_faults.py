@@ -1,4 +1,4 @@
-"""The fault language: read back what was written, and tell every mistake at once."""
+"""The fault language: faults can be written and read back, and all mistakes are reported together."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def mistakes(*texts: str, scene: Scene | None = SCENE) -> str:
     return str(caught.value)
 
 
-def test_every_kind_happens_in_phases_of_a_step() -> None:
+def test_every_kind_belongs_to_phases_of_a_step() -> None:
     assert all(set(kind.phases) <= set(PHASES) and kind.default in kind.phases for kind in KINDS.values())
 
 
-def test_the_page_has_a_row_for_every_kind() -> None:
-    """Of what it does to the rank, and of how it is known."""
+def test_documentation_has_a_row_for_every_kind() -> None:
+    """One row with its effect on the rank, and one with its diagnosis."""
     page = (Path(__file__).parents[2] / "docs" / "chaos.md").read_text()
     does, known = (
         part.partition("\n\n")[0] for part in (page.partition("| kind |")[2], page.partition("| fault |")[2])
@@ -38,7 +38,7 @@ def test_the_page_has_a_row_for_every_kind() -> None:
         assert f"`{name}`" in known
 
 
-def test_words_and_toml_say_the_same(tmp_path: Path) -> None:
+def test_words_and_toml_give_equal_faults(tmp_path: Path) -> None:
     texts = ["kill rank=1 step=3", "slow rank=0 step=1 seconds=0.25 phase=data", "nan rank=1 step=2 micro=1 times=2"]
     faults = parse_faults(texts, SCENE)
     assert faults[0] == Fault("kill", 1, 3, "reduce")
@@ -88,32 +88,32 @@ def test_every_kind_can_be_written_and_read(name: str, tmp_path: Path) -> None:
         ("", "kind: missing"),
     ],
 )
-def test_a_mistake_is_named(text: str, words: str) -> None:
+def test_mistake_in_a_fault_is_reported(text: str, words: str) -> None:
     assert words in mistakes(text)
 
 
-def test_all_mistakes_are_told_at_once() -> None:
-    told = mistakes("kil rank=1 step=2", "shape rank=7 step=9 phase=zero color=red", "kill rank=0 step=1")
-    assert "faults: 5 mistakes" in told
+def test_all_mistakes_are_reported_together() -> None:
+    message = mistakes("kil rank=1 step=2", "shape rank=7 step=9 phase=zero color=red", "kill rank=0 step=1")
+    assert "faults: 5 mistakes" in message
     for words in ("did you mean kill?", "phase=zero: shape", "rank=7", "step=9", "color: unknown key"):
-        assert words in told
-    assert "`frog chaos list`" in told
+        assert words in message
+    assert "`frog chaos list`" in message
 
 
-def test_a_gradient_that_torch_has_reduced_cannot_be_spoiled_any_more() -> None:
+def test_nan_fault_is_rejected_after_torch_has_reduced_the_gradient() -> None:
     native = dataclasses.replace(SCENE, native=True)
     assert "use phase=backward" in mistakes("nan rank=1 step=2 phase=reduce", scene=native)
     assert parse_faults(["nan rank=1 step=2"], native)
 
 
-def test_a_cut_may_heal() -> None:
+def test_cut_fault_may_heal() -> None:
     (short,) = parse_faults(["cut rank=1 step=2 after_s=1 for_s=2.5"])
     assert (short.after_s, short.for_s) == (1, 2.5)
     assert str(short) == "cut rank=1 step=2 phase=reduce after_s=1 for_s=2.5"
     assert parse_faults(["cut rank=1 step=2"])[0].for_s is None
 
 
-def test_a_world_of_one_has_nobody_to_lose() -> None:
+def test_world_of_one_rejects_losses() -> None:
     alone = Scene(world_size=1, steps=4, checkpoint_every=2, eval_every=3)
     for name in ("shape", "extra", "missing", "port"):
         assert "a world of one rank" in mistakes(f"{name} rank=0 step=2", scene=alone)
@@ -129,7 +129,7 @@ def test_a_world_of_one_has_nobody_to_lose() -> None:
         ("[[fault]]\nkind='kill'\nrank=1\nstep=2\n[[fault]]\nkind='nan'\nrank=1\nstep=9\n", "fault 2: step=9"),
     ],
 )
-def test_a_list_with_mistakes(content: str, words: str, tmp_path: Path) -> None:
+def test_mistakes_in_a_fault_file_are_reported(content: str, words: str, tmp_path: Path) -> None:
     path = tmp_path / "faults.toml"
     path.write_text(content)
     with pytest.raises(ConfigError) as caught:
@@ -137,12 +137,12 @@ def test_a_list_with_mistakes(content: str, words: str, tmp_path: Path) -> None:
     assert words in str(caught.value)
 
 
-def test_a_list_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_fault_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file"):
         load_faults(tmp_path / "absent.toml")
 
 
-def test_the_command_names_mistakes_without_torch(tmp_path: Path) -> None:
+def test_command_reports_mistakes_without_loading_torch(tmp_path: Path) -> None:
     code = (
         "import sys\nfrom frog.cli import main\ncode = main(sys.argv[1:])\n"
         "assert 'torch' not in sys.modules\nsys.exit(code)"
@@ -158,16 +158,16 @@ def test_the_command_names_mistakes_without_torch(tmp_path: Path) -> None:
         [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 2
-    assert "no fault is named" in done.stderr
+    assert "no fault specified" in done.stderr
 
 
-def test_many_mistakes_are_not_all_looked_up() -> None:
+def test_suggestions_are_limited_for_many_mistakes() -> None:
     with pytest.raises(ConfigError) as caught:
         parse_faults(["kil rank=0 step=1"] * 3000)
     assert str(caught.value).count("did you mean kill") <= 101
 
 
-def test_a_run_of_more_steps_than_can_be_counted() -> None:
+def test_fault_in_a_run_of_very_many_steps_is_parsed() -> None:
     scene = Scene(world_size=1, steps=10**15, checkpoint_every=100, eval_every=10**9)
     assert parse_faults(["kill rank=0 step=200 phase=checkpoint", f"kill rank=0 step={10**15} phase=evaluate"], scene)
     with pytest.raises(ConfigError, match=r"phase checkpoint runs at steps 100, 200, 300, .*, 800, …"):

@@ -1,4 +1,4 @@
-"""Campaigns of runs that go on by themselves: what they draw, and what they find."""
+"""Campaigns of runs that survive losses: the planned losses, and the problems that they find."""
 
 from __future__ import annotations
 
@@ -38,29 +38,29 @@ KILL = Fault("kill", 2, 2, "reduce")
 LOSSES = [name for name, kind in KINDS.items() if kind.survivable]
 
 
-def test_only_losses_are_drawn_and_a_node_only_beside_others() -> None:
+def test_survival_draws_only_losses_and_nodes_only_if_others_remain() -> None:
     one, two = (choose_kinds(None, Nodes(n, n, 4 // n), n == 2, shrinks=True) for n in (1, 2))
     assert set(two) == set(LOSSES)
     assert set(two) - set(one) == {name for name in LOSSES if KINDS[name].of_node} != set()
-    with pytest.raises(UsageError, match="nan: cannot be in this world"):
+    with pytest.raises(UsageError, match="nan: impossible in this world"):
         choose_kinds("nan", Nodes(1, 1, 4), network=False, shrinks=True)
     with pytest.raises(UsageError, match="a world of 2"):
         choose_kinds(None, Nodes(1, 1, 2), network=False, shrinks=True)
 
 
-def test_losses_come_alone_of_the_first_at_once_and_while_somebody_joins() -> None:
+def test_survival_plans_all_five_scenes() -> None:
     planned = plan_losses(ORACLE.draw(["kill", "midway"], 20, seed=1), ORACLE, seed=1)
     assert planned == plan_losses(ORACLE.draw(["kill", "midway"], 20, seed=1), ORACLE, seed=1)
     alone, of_the_first, two, joins, of_who_joins = (planned[scene::5] for scene in range(5))
     assert all(not loss.others for loss in (*alone, *of_the_first))
     assert {loss.fault.rank for loss in of_the_first} == {0}
     assert all(other.step == loss.fault.step and other.rank != loss.fault.rank for loss in two for other in loss.others)
-    assert all(loss.joins and not loss.newcomer_dies and loss.fault.rank < 4 for loss in joins)
-    assert all(loss.newcomer_dies and loss.fault.rank == 4 for loss in of_who_joins)
+    assert all(loss.joins and not loss.joining_dies and loss.fault.rank < 4 for loss in joins)
+    assert all(loss.joining_dies and loss.fault.rank == 4 for loss in of_who_joins)
     assert all(0 <= loss.fault.signs <= 4 for loss in planned if loss.fault.step == 3)
 
 
-def test_all_is_every_kind_in_every_phase_and_in_every_scene() -> None:
+def test_survival_all_has_every_kind_in_every_phase_and_scene() -> None:
     kinds = ["raise", "kill", "midway", "stop", "port"]
     planned = plan_all_losses(kinds, ORACLE, seed=1)
     alone = planned[: -4 * len(kinds)]
@@ -70,15 +70,15 @@ def test_all_is_every_kind_in_every_phase_and_in_every_scene() -> None:
     midway = [loss.fault for loss in alone if loss.fault.kind == "midway"]
     assert {fault.sent_bytes for fault in midway} == {None}
     apart = plan_all_losses(["midway"], replace(ORACLE, node_of={rank: rank for rank in range(4)}), seed=1)
-    assert {loss.fault.sent_bytes for loss in apart if not loss.newcomer_dies} == {0, 1, 31, 4096}
+    assert {loss.fault.sent_bytes for loss in apart if not loss.joining_dies} == {0, 1, 31, 4096}
     of_the_first, two, joins = (planned[len(alone) :][5 * scene :][:5] for scene in range(3))
     assert {loss.fault.kind for loss in two} == {loss.fault.kind for loss in joins} == {*kinds}
     assert all(loss.fault.rank == 0 for loss in of_the_first)
     assert all(loss.others and not loss.joins for loss in two)
-    assert all(loss.newcomer_dies for loss in planned[-len(kinds) :])
+    assert all(loss.joining_dies for loss in planned[-len(kinds) :])
 
 
-def test_where_it_was_killed_is_told() -> None:
+def test_table_shows_where_a_rank_was_killed() -> None:
     loss = Loss(KILL, 0, where="in all_reduce, with 31 of 4128 bytes of a message sent")
     campaign = SurvivalCampaign(Setting((), (), 1, 1), None, 1, Path("out"), None, [loss, Loss(KILL, 0)])
     assert "      + killed in all_reduce, with 31 of 4128 bytes" in campaign.table()
@@ -115,25 +115,25 @@ GOOD = ([change(0), end()], [change(1), end()], [change(3), end()], [])
     ("said", "fault", "words"),
     [
         (GOOD, KILL, []),
-        (GOOD, replace(KILL, rank=1), ["left are [0, 1, 3]"]),
+        (GOOD, replace(KILL, rank=1), ["remaining ranks: [0, 1, 3]"]),
         (([change(0), end()], [change(1), end("v")], [change(3), end()], []), KILL, ["2 different weights at the end"]),
         (([change(0), end()], [change(1), end()], [change(3)], []), KILL, ["2 different weights at the end"]),
-        (([change(0), end()], [end()], [change(3), end()], []), KILL, ["rank 1 of the last world did not tell"]),
+        (([change(0), end()], [end()], [change(3), end()], []), KILL, ["rank 1 of the last world did not report it"]),
         (
             ([change(0), end()], [change(1, step=2), end()], [change(3), end()], []),
             KILL,
-            ["of epoch 1 its members tell different things"],
+            ["the members of epoch 1 report different changes"],
         ),
-        (([end()], [end()], [end()], [end()]), KILL, ["left are [0, 1, 2, 3]"]),
+        (([end()], [end()], [end()], [end()]), KILL, ["remaining ranks: [0, 1, 2, 3]"]),
     ],
 )
-def test_what_the_members_said_is_checked(said: tuple[list[Any], ...], fault: Fault, words: list[str]) -> None:
+def test_survival_checks_the_reports_of_members(said: tuple[list[Any], ...], fault: Fault, words: list[str]) -> None:
     found = member_problems(Loss(fault, 0), run_of(*said), ORACLE)
     assert len(found) == len(words)
     assert all(word in problem for word, problem in zip(words, found, strict=True))
 
 
-def test_what_the_run_came_to_is_checked() -> None:
+def test_survival_checks_the_results_of_a_run() -> None:
     step = convert(
         dict.fromkeys(StepEvent.__struct_fields__, 0)
         | {"step": 1, "loss_mean": 4.0, "skipped": False, "sample_ids": []},
@@ -142,16 +142,16 @@ def test_what_the_run_came_to_is_checked() -> None:
     )
     assert outcome_problems(run_of([step]), ORACLE) == []
     assert outcome_problems(run_of([]), ORACLE) == ["losses differ at steps 1"]
-    assert outcome_problems(run_of([step], order_sha256="p"), ORACLE) == ["took other samples"]
-    assert outcome_problems(run_of([step], status="failed"), ORACLE) == ["did not complete: failed"]
+    assert outcome_problems(run_of([step], order_sha256="p"), ORACLE) == ["used other samples"]
+    assert outcome_problems(run_of([step], status="failed"), ORACLE) == ["incomplete: failed"]
 
 
-def test_a_single_run_is_told_how_it_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_on_loss_without_campaign_suggests_the_setting(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chaos", "--fault", "kill rank=1 step=1", "--on-loss", "shrink"]) == 2
     assert "--set comm.on_loss=shrink" in capsys.readouterr().err
 
 
-def test_kinds_that_others_survive_end_the_rank_or_its_connections() -> None:
+def test_survivable_kinds_end_the_rank_or_its_connections() -> None:
     assert {"raise", "kill", "midway", "stop", "port", "node", "cut"} <= set(LOSSES)
     assert all(KINDS[name].ends for name in LOSSES)
     assert not any(KINDS[name].alters_collective or KINDS[name].spoils_gradient for name in LOSSES)
@@ -159,10 +159,10 @@ def test_kinds_that_others_survive_end_the_rank_or_its_connections() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_a_small_campaign_of_losses(harness: Harness) -> None:
+def test_small_survival_campaign_passes(harness: Harness) -> None:
     program = ["train", "run.toml", *set_words("train.steps=3", "checkpoint.every=1", "train.timeout_s=30")]
     words = ["--campaign", "3", "--seed", "1", "--kinds", "kill,midway", "--on-loss", "shrink", "--out", "shrink.txt"]
     done = harness.run("frog", "chaos", *words, "--nproc", "4", "--", *program, timeout=380)
     table = (harness.root / "shrink.txt").read_text()
-    assert "3 of 3 faults met: 3 as they must be, 0 not" in table, done.stdout
-    assert "went on by themselves to the undisturbed run's samples and losses: 3 of 3" in table
+    assert "3 of 3 faults met: 3 handled correctly, 0 not" in table, done.stdout
+    assert "continued with the undisturbed run's samples and losses: 3 of 3" in table

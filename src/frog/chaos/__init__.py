@@ -1,1 +1,1 @@
-"""Faults met by real worlds, one after the other, and what came of each."""
+"""Fault injection into real worlds, one trial at a time, with a check of each outcome."""

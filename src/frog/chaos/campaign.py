@@ -1,4 +1,4 @@
-"""A campaign: faults drawn from a seed, each met by a world of its own and held against the undisturbed run."""
+"""A campaign: faults drawn from a seed, each injected into a separate world and checked against the undisturbed run."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _HEAD = ("  no", f"{'fault':<42}", "exit", "left s", f"{'found':<38}", f"{'went 
 
 
 def run_campaign(args: argparse.Namespace, program: Sequence[str]) -> int:
-    """`frog chaos --campaign N|all`: exit code 1 if one trial was not as it must be."""
+    """Run `frog chaos --campaign N|all`; return exit code 1 if any trial failed its checks."""
     count = read_count(args.campaign)
     if args.restarts is not None:
-        raise UsageError("a campaign restarts every other world by itself", "leave --restarts out, or --campaign")
+        raise UsageError("a campaign restarts every other world on its own", "omit --restarts or --campaign")
     if args.replace:
-        raise UsageError("who is lost in a campaign is not replaced", "leave --replace out, or --campaign")
+        raise UsageError("--replace cannot be combined with --campaign", "omit one of them")
     shrinks = args.on_loss == "shrink"
     if args.nproc is None and args.nodes is None:
         args.nproc = 4 if shrinks else 2
@@ -44,7 +44,7 @@ def run_campaign(args: argparse.Namespace, program: Sequence[str]) -> int:
     kinds = choose_kinds(args.kinds, nodes, options.network is not None, shrinks)
     sandbox = read_sandbox(program)
     if sandbox.resumes:
-        raise UsageError("a campaign's runs all begin at step 0", "leave --resume out, or --campaign")
+        raise UsageError("all runs of a campaign start at step 0", "omit --resume or --campaign")
     setting, out = make_setting(args, sandbox), args.out or FOLDER / f"seed-{args.seed}.txt"
     check_output(out)
     make = SurvivalCampaign if shrinks else Campaign
@@ -56,22 +56,22 @@ def run_campaign(args: argparse.Namespace, program: Sequence[str]) -> int:
 
 
 def read_count(words: str) -> int | None:
-    """How many faults a campaign draws; None: all that there can be."""
+    """Parse the number of faults of a campaign; None: all possible faults."""
     if words == "all":
         return None
     if not words.isdecimal() or int(words) < 1:
-        raise UsageError(f"--campaign {words}: a number of faults, at least 1, or all")
+        raise UsageError(f"--campaign {words}: expected a number of faults, at least 1, or all")
     return int(words)
 
 
 def choose_kinds(requested: str | None, nodes: Nodes, network: bool, shrinks: bool = False) -> list[str]:
-    """The kinds that a campaign draws from: those named, or all that can be in such a world.
+    """Return the kinds that a campaign draws from: those named, or all that are possible in such a world.
 
-    shrinks: only the losses after which others are left.
+    shrinks: only losses that leave other ranks.
     """
     size = nodes.most * nodes.ranks
     if shrinks and size < 3:
-        raise UsageError(f"--on-loss shrink: a world of {size}: of one left alone nobody can agree", "take --nproc 4")
+        raise UsageError(f"--on-loss shrink: a world of {size}: one remaining rank is no majority", "use --nproc 4")
     possible = [name for name, kind in KINDS.items() if kind.missing(size, network, shrinks) is None]
     if shrinks:
         possible = [name for name in possible if KINDS[name].survivable and (nodes.several or not KINDS[name].of_node)]
@@ -79,19 +79,20 @@ def choose_kinds(requested: str | None, nodes: Nodes, network: bool, shrinks: bo
         return possible
     names = requested.split(",")
     if wrong := [name for name in names if name not in possible]:
-        raise UsageError(f"--kinds: {', '.join(wrong)}: cannot be in this world", f"of {', '.join(possible)}")
+        raise UsageError(f"--kinds: {', '.join(wrong)}: impossible in this world", f"use {', '.join(possible)}")
     return names
 
 
 def can_restart(kind: str, nodes: Nodes) -> bool:
-    """Whether the launcher can go on after it: not without its only node, nor with all if one is cut off for good."""
+    """True if the launcher can restart after it: not without its only node, nor with all if one is cut off
+    permanently."""
     if not KINDS[kind].of_node:
         return True
     return nodes.elastic if KINDS[kind].severs else nodes.several
 
 
 def make_setting(args: argparse.Namespace, sandbox: Sandbox) -> Setting:
-    """What the trials have in common: one thread a rank unless asked otherwise, since many worlds are run."""
+    """Return the settings shared by all trials; one thread per rank by default, since many worlds run."""
     world = ["--nodes", args.nodes] if args.nodes else ["--nproc", str(args.nproc)]
     world += ["--threads", str(args.threads or 1), *(["--network", args.network] if args.network else [])]
     return Setting(sandbox.program, world, args.deadline, sandbox.config.train.timeout_s)
@@ -99,20 +100,20 @@ def make_setting(args: argparse.Namespace, sandbox: Sandbox) -> Setting:
 
 @dataclass
 class Campaign:
-    """The trials so far, and the file that always holds all of them."""
+    """The trials so far, and the file that always contains all of them."""
 
     words: ClassVar[str] = ""
-    """What else was typed."""
+    """Further options on the command line."""
     recovered: ClassVar[str] = "recovered to the undisturbed run's weights"
-    took: ClassVar[str] = "from fault to all gone"
+    took: ClassVar[str] = "from the fault to the last exit"
 
     setting: Setting
     count: int | None
-    """None: every kind in every phase, at every step where nobody goes on by himself."""
+    """None: every kind in every phase; at every step too, unless the runs survive losses."""
     seed: int
     out: Path
     kinds: str | None = None
-    """The kinds that were asked for; None: all that can be."""
+    """The requested kinds; None: all that are possible."""
     verdicts: list[Verdict] = field(default_factory=list)
     num_faults: int = 0
 
@@ -121,7 +122,7 @@ class Campaign:
         return f"chaos-{self.seed}-undisturbed"
 
     def run_oracle(self) -> Oracle:
-        """Run without a fault. Raises LaunchError if even that fails."""
+        """Run without a fault. Raises LaunchError if that fails."""
         folder = RunFolder(Path("runs") / self.oracle_name)
         shutil.rmtree(folder.path, ignore_errors=True)
         words = [*self.setting.program, "--set", f"name={self.oracle_name}"]
@@ -134,7 +135,7 @@ class Campaign:
         return read_oracle(folder)
 
     def run(self, oracle: Oracle, kinds: Sequence[str], may_restart: Callable[[str], bool]) -> int:
-        """Run all trials; what was done so far is in the table also if it is stopped."""
+        """Run all trials; the table contains the finished ones even if this is interrupted."""
         planned = self.plan(kinds, oracle, may_restart)
         self.num_faults = len(planned)
         print("  ".join(_HEAD), flush=True)
@@ -143,7 +144,7 @@ class Campaign:
                 name = f"chaos-{self.seed}-{number:03d}"
                 try:
                     self.meet(verdict, name, oracle)
-                except FrogError as error:  # of a folder that cannot be read: a finding too
+                except FrogError as error:  # for example an unreadable folder, which counts as a finding
                     verdict.problems.append(str(error))
                 self.verdicts.append(verdict)
                 print(row(number, verdict), flush=True)
@@ -156,7 +157,7 @@ class Campaign:
         return 1 if any(verdict.problems for verdict in self.verdicts) else 0
 
     def plan(self, kinds: Sequence[str], oracle: Oracle, may_restart: Callable[[str], bool]) -> Sequence[Verdict]:
-        """The trials to come."""
+        """Return the trials to run."""
         faults = (
             oracle.everywhere(kinds, self.seed) if self.count is None else oracle.draw(kinds, self.count, self.seed)
         )
@@ -164,18 +165,18 @@ class Campaign:
         return [Verdict(fault, again) for fault, again in zip(faults, restarts, strict=True)]
 
     def meet(self, verdict: Verdict, name: str, oracle: Oracle) -> None:
-        """Run one."""
+        """Run one trial."""
         run_trial(self.setting, verdict, name, oracle)
 
     def _tidy(self, folder: RunFolder, verdict: Verdict) -> None:
-        """The run of a trial that was as it must be is of no further use; of another, what was said is kept with it."""
+        """Delete the run of a successful trial; for a failed one, save its problems and output in the run folder."""
         if not verdict.problems:
             shutil.rmtree(folder.path, ignore_errors=True)
         elif folder.path.is_dir():
             (folder.path / "chaos.txt").write_text("\n".join([*verdict.problems, "", verdict.output]))
 
     def table(self) -> str:
-        """Every trial in a line, what was not as it must be under it, and the summary."""
+        """Return the table: one line per trial, its problems below it, and the summary."""
         rows = [row(number, verdict) for number, verdict in enumerate(self.verdicts, 1)]
         world = " ".join(self.setting.world)
         args = f"--campaign {self.count or 'all'} --seed {self.seed}{self.words}"
@@ -185,7 +186,7 @@ class Campaign:
         return "\n".join([title, "", "  ".join(_HEAD), *rows, "", self.summary(), ""])
 
     def summary(self) -> str:
-        """How many were as they must be, of each kind, and how long it took."""
+        """Summarize how many trials passed, by kind, and how long they took."""
         done = len(self.verdicts)
         if not done:
             return "0 faults"
@@ -196,11 +197,11 @@ class Campaign:
         left = [verdict.left_s for verdict in self.verdicts if verdict.left_s is not None]
         seconds = [verdict.seconds for verdict in self.verdicts]
         lines = [
-            f"{done} of {self.num_faults} faults met: {done - len(bad)} as they must be, {len(bad)} not",
+            f"{done} of {self.num_faults} faults met: {done - len(bad)} handled correctly, {len(bad)} not",
             f"{self.recovered}: {sum(v.recovered for v in self.verdicts)} of {done}",
             f"kinds: {kinds}",
             f"phases: {', '.join(f'{phase} {number}' for phase, number in phases.most_common())}",
-            f"a trial took {statistics.median(seconds):.1f} s (median), {sum(seconds) / 60:.0f} min in all",
+            f"time per trial: {statistics.median(seconds):.1f} s (median), {sum(seconds) / 60:.0f} min in total",
         ]
         if left:
             lines.append(f"{self.took}: {statistics.median(left):.1f} s (median), {max(left):.1f} s at most")
@@ -208,11 +209,11 @@ class Campaign:
 
 
 class SurvivalCampaign(Campaign):
-    """Of runs that go on by themselves: `--on-loss shrink`."""
+    """A campaign of runs that survive losses: `--on-loss shrink`."""
 
     words = " --on-loss shrink"
-    recovered = "went on by themselves to the undisturbed run's samples and losses"
-    took = "from when a loss was known to a new world"
+    recovered = "continued with the undisturbed run's samples and losses"
+    took = "from the detection of a loss to the new world"
 
     def plan(self, kinds: Sequence[str], oracle: Oracle, may_restart: Callable[[str], bool]) -> Sequence[Verdict]:
         if self.count is None:
@@ -230,7 +231,7 @@ class SurvivalCampaign(Campaign):
 
 
 def draw_restarts(kinds: Sequence[str], seed: int, may_restart: Callable[[str], bool]) -> list[int]:
-    """For every other fault of a kind the launcher starts the world again; for the rest, a user resumes the run."""
+    """Decide which trials the launcher restarts: every second one of each kind; a user resumes the others."""
     generator = random.Random(f"{seed} restarts")
     turn = {kind: generator.randrange(2) for kind in KINDS}
     restarts = []
@@ -241,7 +242,7 @@ def draw_restarts(kinds: Sequence[str], seed: int, may_restart: Callable[[str], 
 
 
 def row(number: int, verdict: Verdict) -> str:
-    """A trial in a line, and under it what was not as it must be."""
+    """Format a trial as one line, with its problems below it."""
     fault = verdict.fault
     cells = (
         f"{number:4}",
@@ -249,17 +250,17 @@ def row(number: int, verdict: Verdict) -> str:
         f"{'' if verdict.code is None else verdict.code:>4}",
         f"{'' if verdict.left_s is None else format(verdict.left_s, '.1f'):>6}",
         f"{verdict.seen:<38}",
-        f"{verdict.went_on:<19}",
+        f"{verdict.continuation:<19}",
         f"{verdict.seconds:4.0f}",
-        "ok" if not verdict.problems else "NOT as it must be",
+        "ok" if not verdict.problems else "NOT ok",
     )
-    beside = [f"{'':6}+ {words}" for words in verdict.beside]
-    return "\n".join(["  ".join(cells), *beside, *(f"{'':6}- {problem}" for problem in verdict.problems)])
+    extras = [f"{'':6}+ {words}" for words in verdict.extras]
+    return "\n".join(["  ".join(cells), *extras, *(f"{'':6}- {problem}" for problem in verdict.problems)])
 
 
 @contextmanager
 def _sigterm_is_ctrl_c() -> Iterator[None]:
-    """While inside, SIGTERM interrupts as Ctrl-C does, so that what was done so far is kept."""
+    """Make SIGTERM act like Ctrl-C in this block, so that the finished trials are kept."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt

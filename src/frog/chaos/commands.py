@@ -1,4 +1,4 @@
-"""`frog chaos`: let something go wrong, on purpose. What the handlers need is imported when they run."""
+"""`frog chaos`: inject faults into a run. The handlers import their dependencies when they run."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ def add_chaos_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
     """Add `frog chaos`."""
     parser = commands.add_parser(
         "chaos",
-        help="let something go wrong in a run, on purpose: one fault, or a campaign of them",
-        description=f"Start a world that meets faults. `frog chaos list` shows their kinds. {_EXAMPLE}",
+        help="inject faults into a run: specific faults, or a campaign of random ones",
+        description=f"Start a world and inject faults. `frog chaos list` shows the kinds of faults. {_EXAMPLE}",
     )
     parser.add_argument(
         "--fault", action="append", default=[], metavar="WORDS", help='"KIND rank=N step=N [phase=PHASE]"; repeatable'
     )
     parser.add_argument("--faults", type=Path, metavar="FILE.toml", help="a list of faults, as [[fault]] tables")
     parser.add_argument(
-        "--campaign", metavar="N|all", help="draw N faults, or take all there can be; run each, check what must follow"
+        "--campaign", metavar="N|all", help="draw N faults, or all possible ones; run each and check the outcome"
     )
-    parser.add_argument("--seed", type=int, default=1, help="of a campaign's faults (default: %(default)s)")
-    parser.add_argument("--kinds", metavar="KIND,...", help="of a campaign's faults; default: all that can be there")
+    parser.add_argument("--seed", type=int, default=1, help="seed of a campaign (default: %(default)s)")
+    parser.add_argument("--kinds", metavar="KIND,...", help="kinds of faults in a campaign; default: all possible ones")
     parser.add_argument(
-        "--on-loss", choices=["shrink"], help="of a campaign: its runs must go on by themselves, with who is left"
+        "--on-loss", choices=["shrink"], help="in a campaign: the runs must continue with the remaining ranks"
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="a campaign's table (default: chaos/seed-SEED.txt)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="campaign table (default: chaos/seed-SEED.txt)")
     add_world_arguments(parser)
     parser.set_defaults(deadline=15.0)
     parser.add_argument("program", nargs=argparse.REMAINDER, help="list, or -- train RUN.toml ...")
@@ -49,34 +49,32 @@ def _chaos(args: argparse.Namespace) -> int:
         return _list()
     if args.campaign is not None:
         if args.fault or args.faults:
-            raise UsageError("a campaign draws its own faults", "leave --fault and --faults out, or --campaign")
+            raise UsageError("a campaign draws its own faults", "omit --fault and --faults, or omit --campaign")
         from frog.chaos.campaign import run_campaign
 
         return run_campaign(args, program)
     if args.on_loss is not None:
-        raise UsageError("--on-loss is of a campaign", "of one run: -- train RUN.toml --set comm.on_loss=shrink")
+        raise UsageError("--on-loss requires --campaign", "for one run: -- train RUN.toml --set comm.on_loss=shrink")
     if not args.fault and args.faults is None:
-        raise UsageError("no fault is named", _EXAMPLE)
+        raise UsageError("no fault specified", _EXAMPLE)
     return _meet(args, program)
 
 
 def _list() -> int:
-    """Every kind, with where it can happen and what it does."""
+    """Print every kind, with its phases and its effect."""
     from frog.config.fault_kinds import KINDS
 
-    print("what can happen to a rank, as it begins a phase of a step:\n")
+    print("faults that a rank can have when it begins a phase of a step:\n")
     for kind in KINDS.values():
         print(f"  {kind.name:<8} {kind.what}")
         where = "any phase" if set(kind.phases) == set(PHASES) else ", ".join(kind.phases)
         print(f"  {'':<8}   in {where}; default: {kind.default}")
-    print(
-        f"\nphases: {', '.join(PHASES)}\nother fields: micro=N (which micro-batch), times=N (in N attempts)\n{_EXAMPLE}"
-    )
+    print(f"\nphases: {', '.join(PHASES)}\nother fields: micro=N (micro-batch), times=N (in N attempts)\n{_EXAMPLE}")
     return 0
 
 
 def _meet(args: argparse.Namespace, program: Sequence[str]) -> int:
-    """Run a world that meets the faults named; return its exit code, or 1 if one of them was not met."""
+    """Run a world with these faults; return its exit code, or 1 if a fault never occurred."""
     from frog.chaos.sandbox import faults_env, met_faults, read_sandbox, write_faults
     from frog.config.faults import load_faults, parse_faults
     from frog.core.errors import LaunchError
@@ -97,7 +95,7 @@ def _meet(args: argparse.Namespace, program: Sequence[str]) -> int:
         met = met_faults(path)
     for number, fault in enumerate(faults):
         if number not in met:
-            print(f"never met: {fault}", file=sys.stderr)
+            print(f"fault never occurred: {fault}", file=sys.stderr)
     if code and met:
-        print("what happened, from the evidence: frog diagnose latest", file=sys.stderr)
+        print("see the evidence: frog diagnose latest", file=sys.stderr)
     return code or (1 if len(met) < len(faults) else 0)

@@ -1,4 +1,4 @@
-"""A process that is killed in the midst of one of our own collectives, at a chosen message, byte or counter."""
+"""Killing a process in the middle of one of Frog's own collectives, at a chosen message, byte or counter."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from frog.runs.observer import Observer
 
 @dataclass
 class _Death:
-    """A death to come."""
+    """A planned death."""
 
     left: Iterator[int]
-    """How many signs of life come before it, each time one is given."""
+    """How many signs of life precede it, counted down at each one."""
     wanted: Callable[[str], bool]
     sent_bytes: int | None
     is_over: bool = False
 
 
 class Midway(Observer):
-    """Counts what this process's peers in a collective see of it, its signs of life: sends, receives, counters."""
+    """Counts the signs of life that this process's peers see in a collective: sends, receives, counters."""
 
     def __init__(self) -> None:
         self._deaths: list[_Death] = []
         self._thread = threading.local()
 
     def die_after(self, signs: int, wanted: Callable[[str], bool], sent_bytes: int | None = None) -> None:
-        """Kill this process just before its next sign of life after `signs` more, if it is still wanted.
+        """Kill this process just before the next sign of life after `signs` more, if the death is still wanted.
 
-        wanted: called with the place where that is.
-        sent_bytes: kill it at its next message from then on, of which so many bytes are sent; None: at any sign.
+        wanted: called with the current place.
+        sent_bytes: kill it at its next message from then on, after sending this many bytes; None: at any sign.
         """
         self._deaths.append(_Death(itertools.count(signs, -1), wanted, sent_bytes))
 
@@ -46,7 +46,7 @@ class Midway(Observer):
         self._operations.append(name)
 
     def operation_ends(self, name: str) -> None:
-        if self._operations:  # else it began before this observer came
+        if self._operations:  # otherwise the operation began before this observer was added
             self._operations.pop()
 
     def message_leaves(self, sock: socket.socket, parts: Sequence[bytes | memoryview]) -> None:
@@ -62,7 +62,7 @@ class Midway(Observer):
         self._die("before it received")
 
     def counter_rises(self, counter: int, value: int) -> None:
-        self._die(f"before it said {COUNTERS[counter]} {value}")
+        self._die(f"before it published {COUNTERS[counter]} {value}")
 
     def _die(self, last_sign: str) -> None:
         for death in self._due(is_message=False):
@@ -70,7 +70,7 @@ class Midway(Observer):
                 os.kill(os.getpid(), signal.SIGKILL)
 
     def _due(self, is_message: bool) -> Iterator[_Death]:
-        """Count a sign of life; yield the deaths whose moment it is."""
+        """Count a sign of life; yield the deaths that are due."""
         for death in self._deaths:
             if not death.is_over and next(death.left) <= 0 and (is_message or death.sent_bytes is None):
                 death.is_over = True
@@ -78,19 +78,19 @@ class Midway(Observer):
 
     @property
     def _operations(self) -> list[str]:
-        """The operations that this thread is in, the outermost first."""
+        """The operations that this thread is in, outermost first."""
         found: list[str] = self._thread.__dict__.setdefault("operations", [])
         return found
 
     def _place(self) -> str:
-        """What this thread does in our own collectives just now."""
+        """Describe what this thread currently does in Frog's own collectives."""
         names = self._operations
         collective = next((name for name in names if name in OPERATIONS), None)
         if "agreement" in names:
-            return f"in the agreement that ends {collective or 'nothing'}"
+            return f"in the agreement after {collective or 'no collective'}"
         if "entry" in names:
-            return "on its way in"
+            return "while joining"
         if collective is None:
             return "between two collectives"
         behind = "barrier" in names[names.index(collective) + 1 :]
-        return f"in the barrier behind {collective}" if behind else f"in {collective}"
+        return f"in the barrier after {collective}" if behind else f"in {collective}"

@@ -1,4 +1,4 @@
-"""The undisturbed run: where faults can be aimed, and what a run that recovered must have come to."""
+"""The undisturbed run: it shows where faults can be aimed, and the results that a recovered run must reach."""
 
 from __future__ import annotations
 
@@ -19,49 +19,49 @@ from frog.runs.schema import CollectiveEvent, CommitEvent, SpanEvent, StartEvent
 from frog.runs.vocabulary import MESSAGES
 
 _RTOL = 1e-5
-"""Between losses of worlds of different sizes."""
+"""Relative tolerance of losses between worlds of different sizes."""
 
 _SLOW_S = 3.0
-"""What a campaign's slow phase takes longer. Of one or two late steps the diagnosis asks three times all else."""
+"""How much longer a campaign's slow phase takes. For one or two late steps, the diagnosis requires three times the rest
+of the step."""
 
 _ALTERABLE = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", *MESSAGES)
-"""Operations that a rank can leave out or do with another tensor: those that `Axis` reports to observers."""
+"""Operations that a rank can skip or call with another tensor: those that `Axis` reports to observers."""
 
 
 class Place(NamedTuple):
-    """A phase that a rank went through in the undisturbed run."""
+    """A phase that a rank entered in the undisturbed run."""
 
     rank: int
     step: int
     phase: str
     micro: int
     communicates: bool
-    """Whether the rank began a collective in it."""
+    """True if the rank began a collective in it."""
     alterable: str | None
-    """The operation of the first that a fault can alter, in the phase or between it and the next, where a pipeline
-    passes on what the phase has made; what torch does by itself inside of a pass it cannot.
-    """
+    """The first operation that a fault can alter, in the phase or between it and the next, when a pipeline sends the
+    results of the phase; operations that torch calls internally cannot be altered."""
 
 
 @dataclass(frozen=True)
 class Oracle:
-    """What the undisturbed run did and came to."""
+    """The course and the results of the undisturbed run."""
 
     record: Record
     losses: dict[int, float]
     node_of: dict[int, int]
-    """Each rank's node."""
+    """The node of each rank."""
     places: tuple[Place, ...]
-    """In the order in which each rank came there, rank after rank."""
+    """All phases, rank after rank, in the order in which the rank entered them."""
     native: bool = False
-    """Whether torch or DeepSpeed carries the strategy out."""
+    """True if torch or DeepSpeed implements the strategy."""
 
     @property
     def world_size(self) -> int:
         return len(self.node_of)
 
     def draw(self, kinds: Sequence[str], count: int, seed: int) -> list[Fault]:
-        """Faults of these kinds, each as often as the others, at places drawn from the seed."""
+        """Draw faults of these kinds, in equal numbers, at places that depend on the seed."""
         generator, faults = random.Random(seed), list[Fault]()
         while len(faults) < count:
             names = list(kinds)
@@ -70,9 +70,9 @@ class Oracle:
         return faults
 
     def everywhere(self, kinds: Sequence[str], seed: int, each_step: bool = True) -> list[Fault]:
-        """Every kind at every step in every phase where it can be; the rank and the micro-batch are drawn.
+        """Return every kind at every step in every phase where it is possible; the rank and the micro-batch are drawn.
 
-        each_step: else the step is drawn too.
+        each_step: False to draw the step too.
         """
         generator, faults = random.Random(seed), list[Fault]()
         for name in kinds:
@@ -83,7 +83,8 @@ class Oracle:
         return faults
 
     def _aim(self, name: str, generator: random.Random) -> Fault:
-        """First the rank, then the step, then the phase: each is as likely as its like, however many places it has."""
+        """Draw the rank, then the step, then the phase: each choice is uniform, regardless of how many places it
+        has."""
         places = self._targets(name)
         for field in ("rank", "step", "phase", "micro"):
             value = generator.choice(sorted({getattr(place, field) for place in places}))
@@ -91,7 +92,7 @@ class Oracle:
         return _fault(name, places[0])
 
     def _targets(self, name: str) -> list[Place]:
-        """Where a fault of that kind can be."""
+        """Return the places where a fault of this kind can occur."""
         kind = KINDS[name]
         places = [place for place in self.places if place.phase in kind.phases]
         if kind.alters_collective:
@@ -99,13 +100,14 @@ class Oracle:
         if kind.spoils_gradient and self.native:
             places = [place for place in places if place.phase == "backward"]
         if not places:
-            raise RunError(f"{name}: the undisturbed run has no place for it", "--kinds leaves it out")
+            raise RunError(f"{name}: no place in the undisturbed run allows it", "exclude it with --kinds")
         return places
 
     def _shows(self, kind: Kind, place: Place) -> bool:
-        """Whether a fault there can be found.
+        """True if a fault at this place can be detected.
 
-        Of a rank's first messages nobody knows how they should have been; one that is too short gloo takes as it is.
+        The evidence does not show the correct form of a rank's first messages, and gloo accepts a message that is too
+        short.
         """
         if place.alterable not in MESSAGES:
             return True
@@ -113,12 +115,13 @@ class Oracle:
         return place.step > first and (kind.collective, place.alterable) != ("resized", "send")
 
     def next_collective(self, fault: Fault) -> Place | None:
-        """Where the rank next speaks to others: from the fault on, or, of a checkpoint, from when it is whole."""
+        """Return the rank's next collective after the fault, or, for a checkpoint fault, after the checkpoint is
+        complete."""
         own = self._from(fault)[KINDS[fault.kind].damages_checkpoint :]
         return next((place for place in own if place.communicates), None)
 
     def place_of(self, fault: Fault) -> Place | None:
-        """Where the fault is."""
+        """Return the place of the fault."""
         return next(iter(self._from(fault)), None)
 
     def _from(self, fault: Fault) -> list[Place]:
@@ -134,11 +137,11 @@ def _fault(kind: str, place: Place) -> Fault:
 
 
 def read_oracle(folder: RunFolder) -> Oracle:
-    """Read the undisturbed run. Raises RunError if it has not come to its end."""
+    """Read the undisturbed run. Raises RunError if it has not finished."""
     run = read_run(folder)
     record = run.record
     if record is None or record.status != "completed":
-        raise RunError(f"{folder.path}: the undisturbed run has not completed", "look at its logs")
+        raise RunError(f"{folder.path}: the undisturbed run is incomplete", "see its logs")
     native = run.setting("strategy", "implementation") != "frog"
     node_of = {rank: int(said.of(StartEvent)[-1].node_rank) for rank, said in sorted(run.ranks.items())}
     places = tuple(place for rank in node_of for place in _places(run.ranks[rank], native))
@@ -165,13 +168,13 @@ def _losses(run: RecordedRun) -> dict[int, float]:
 
 
 def recovery_problems(oracle: Oracle, folder: RunFolder) -> list[str]:
-    """How a run that recovered differs from the undisturbed one; in another world rounding is allowed for."""
+    """Compare a recovered run with the undisturbed one; a world of another size may differ by rounding."""
     record = folder.read_record()
     if record is None or record.status != "completed":
-        return [f"did not complete: {record.status if record else 'no record'}"]
+        return [f"incomplete: {record.status if record else 'no record'}"]
     found = []
     if record.order_sha256 != oracle.record.order_sha256:
-        found.append("took other samples")
+        found.append("used other samples")
     sizes = {segment.world_size for segment in folder.read_run_json().segments}
     if sizes == {oracle.world_size}:
         if record.weights_sha256 != oracle.record.weights_sha256:
@@ -187,9 +190,9 @@ def _close(loss: float | None, expected: float) -> bool:
 
 
 def resumed_from(folder: RunFolder) -> int | None:
-    """At which step the world began that came after the fault; None if none came.
+    """Return the step at which the world restarted after the fault; None if it did not.
 
-    Of the world that met the fault rank 0 may have said nothing: it counts by what others, or the launcher, said of it.
+    A world counts even if its rank 0 recorded nothing: the events of other ranks and of the launcher are enough.
     """
     later = read_run(folder).attempts[1:]
     starts = (worker.start for attempt in later for worker in attempt.workers.values() if worker.start)
@@ -197,30 +200,30 @@ def resumed_from(folder: RunFolder) -> int | None:
 
 
 def resume_problems(fault: Fault, folder: RunFolder) -> list[str]:
-    """Whether it went on from the last checkpoint that was whole, and from none that had been damaged."""
+    """Check that it resumed from the last complete checkpoint, and not from a damaged one."""
     from_step = resumed_from(folder)
     if from_step is None:
-        return ["did not start again"]
+        return ["did not restart"]
     damaged = fault.step if KINDS[fault.kind].damages_checkpoint else None
     main = read_run(folder).attempts[0].workers.get(0)
     committed = main.of(CommitEvent) if main is not None else []
     whole = max((event.step for event in committed if event.step != damaged), default=0)
     found = []
     if from_step < whole:
-        found.append(f"began at step {from_step}, though the checkpoint of step {whole} was whole")
+        found.append(f"started at step {from_step}, although the checkpoint of step {whole} was complete")
     if damaged is not None and from_step >= damaged:
-        found.append(f"went on from step {from_step}, whose checkpoint was damaged")
+        found.append(f"resumed from step {from_step}, whose checkpoint was damaged")
     return found
 
 
 def diagnosis_problems(fault: Fault, found: Diagnosis, oracle: Oracle) -> list[str]:
-    """Where a diagnosis misses the fault, as far as evidence can tell: what it cannot tell is not asked for.
+    """Compare a diagnosis with the fault, as far as the evidence allows.
 
-    A closed connection has two ends, which in a world of two look alike, as do the two nodes of a cut; both are seen
-    when the rank next speaks to others. Of a node that went, nobody can tell which of its ranks the fault was aimed at,
-    nor, if none had said anything yet, where they were.
-    A gradient spoiled as the reduction begins looks like one that the backward pass has spoiled. Who was slow in the
-    last step alone may have been so by chance: that is reported too.
+    The two ends of a closed connection look alike in a world of two, and so do the two nodes of a cut; both faults
+    show up when the rank next communicates. If a node failed, the evidence does not show which of its ranks the fault
+    was aimed at, nor their phase if they had not recorded anything. A gradient corrupted at the start of the reduction
+    looks like one corrupted by the backward pass. A rank that was slow only in the last step may have been slow by
+    chance, so that finding may be a secondary one.
     """
     kind, node, num_nodes = KINDS[fault.kind], oracle.node_of[fault.rank], len(set(oracle.node_of.values()))
     if not kind.ends and fault.step == oracle.record.step:
@@ -251,7 +254,7 @@ def diagnosis_problems(fault: Fault, found: Diagnosis, oracle: Oracle) -> list[s
 
 
 def _collective_problems(fault: Fault, found: Diagnosis, oracle: Oracle) -> list[str]:
-    """Whether the collective is named: the one that a rank did otherwise, or in which others waited for it."""
+    """Check that the diagnosis names the collective that a rank altered, or in which other ranks waited for it."""
     kind = KINDS[fault.kind]
     if kind.collective is not None:
         place = oracle.place_of(fault)
@@ -260,5 +263,5 @@ def _collective_problems(fault: Fault, found: Diagnosis, oracle: Oracle) -> list
         return [] if reported == op else [f"diagnosis: collective {found.collective}, not {op}"]
     some_are_left = not kind.of_node or len(set(oracle.node_of.values())) > 1
     if kind.peers_wait and some_are_left and found.collective is None and oracle.next_collective(fault) is not None:
-        return ["diagnosis: no collective, though others waited in one"]
+        return ["diagnosis: no collective, although others waited in one"]
     return []

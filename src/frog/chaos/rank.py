@@ -1,8 +1,8 @@
-"""Faults as a rank meets them: an observer of the rank that does, in its process, what `frog.config.faults` describes.
+"""Fault injection inside a rank: an observer that does in the rank's process what `frog.config.faults` describes.
 
-FROG_OBSERVER=frog.chaos.rank:FILE makes it an observer of every rank of a launch (frog.runs.observer). A fault is met
-once in a launch, also if its world starts again: a mark next to the list of faults says so. Nothing of it is written
-to the run folder, whose reader must find out by evidence what went wrong.
+FROG_OBSERVER=frog.chaos.rank:FILE adds it to every rank of a launch (frog.runs.observer). A fault occurs once per
+launch, even if the world restarts: a mark next to the list of faults records it. Nothing is written to the run folder,
+so that its reader has to find the cause from the evidence.
 """
 
 from __future__ import annotations
@@ -39,39 +39,39 @@ from frog.train.setup import Run
 _POLL_S = 0.005
 
 _REQUEST_S = 60.0
-"""How long the launcher may take to do what it was asked for."""
+"""How long the launcher may take to fulfil a request."""
 
 
 def observe(path: str) -> Injector:
-    """The observer that lets this rank meet its faults of that file."""
+    """Return the observer that injects this rank's faults from that file."""
     return Injector(load_faults(Path(path)), marks_folder(Path(path)))
 
 
 class Injector(Midway):
-    """This rank's faults, and which of them are under way."""
+    """This rank's faults, and the ones in progress."""
 
     def __init__(self, faults: Sequence[Fault], marks: Path) -> None:
-        """faults: those of all ranks."""
+        """faults: the faults of all ranks."""
         super().__init__()
         self._all, self._marks = dict(enumerate(faults)), marks
         self._faults: dict[int, Fault] = {}
         self._slow: set[int] = set()
         self._armed: tuple[int, Fault] | None = None
-        """Waits for a collective, or for the checkpoint, of this phase."""
+        """A fault that waits for a collective, or for the checkpoint, of this phase."""
         self._before: int | None = None
-        """The folder that the checkpoint will take the place of."""
+        """Inode of the folder that the checkpoint will replace."""
         self._run: Run
         self._strategy: Strategy
         self._marks.mkdir(exist_ok=True)
 
     def run_built(self, run: Run, strategy: Strategy) -> None:
-        """Aim at this rank."""
+        """Select the faults of this rank."""
         self._run, self._strategy = run, strategy
         self._faults = {number: fault for number, fault in self._all.items() if fault.rank == run.identity}
         self._slow, self._armed = set(), None
 
     def phase_begins(self, step: int, phase: Phase, micro: int) -> None:
-        """Meet the faults of this place."""
+        """Inject the faults of this place."""
         self._armed = None
         for number, fault in self._faults.items():
             if number in self._slow and fault.phase == phase:
@@ -80,7 +80,7 @@ class Injector(Midway):
                 _ACTS[fault.kind](self, number, fault)
 
     def _take(self, number: int, fault: Fault, where: str = "") -> bool:
-        """Whether this fault is still to be met; from now on it was, once more, and its mark says where."""
+        """Return True if this fault should still occur, and mark it as having occurred, with the place."""
         for time_ in range(fault.times):
             try:
                 with (self._marks / f"{number}.{time_}").open("x") as mark:
@@ -91,7 +91,7 @@ class Injector(Midway):
         return False
 
     def _arm(self, number: int, fault: Fault) -> None:
-        """Met by the next collective of the phase, or by its checkpoint."""
+        """Let the fault occur in the next collective of the phase, or in its checkpoint."""
         self._armed = (number, fault)
 
     # ---- the process -------------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ class Injector(Midway):
             gradients[-1].copy_(_with_nan(gradients[-1]))
 
     def _spoil_in_backward(self, number: int, fault: Fault) -> None:
-        """Let the gradient of one parameter hold a NaN as it comes."""
+        """Put a NaN into the gradient of one parameter when it is computed."""
         parameter = next(p for p in self._strategy.model.parameters() if p.requires_grad)
 
         def spoil(grad: Tensor) -> Tensor | None:
@@ -135,7 +135,7 @@ class Injector(Midway):
         self._run.world.axis.all_reduce(torch.zeros(1, device=self._run.world.device))
 
     def collective_begins(self, op: str, num_ranks: int, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Leave it out, or begin it with tensors of another size, if that is this rank's fault now."""
+        """Skip the collective, or change the sizes of its tensors, if that is this rank's current fault."""
         if self._armed is None or not KINDS[self._armed[1].kind].alters_collective or not self._take(*self._armed):
             return args
         kind, self._armed = KINDS[self._armed[1].kind], None
@@ -144,28 +144,29 @@ class Injector(Midway):
     # ---- checkpoints -------------------------------------------------------------------------------------------------
 
     def _await_checkpoint(self, number: int, fault: Fault) -> None:
-        """Damage the checkpoint that this phase begins; what is there of an earlier attempt stays as it is."""
+        """Prepare to damage the checkpoint that this phase begins; one of an earlier attempt stays unchanged."""
         self._arm(number, fault)
         self._before = _inode(self._run.folder.checkpoint(fault.step))
 
     def phase_ends(self, step: int, phase: Phase, micro: int) -> None:
-        """Damage the checkpoint that was begun in this phase, if that is this rank's fault."""
+        """Damage the checkpoint that this phase began, if that is this rank's fault."""
         if self._armed is None or not KINDS[self._armed[1].kind].damages_checkpoint or not self._take(*self._armed):
             return
         self._damage(step, _DAMAGES[self._armed[1].kind])
 
     def _damage(self, step: int, damage: Callable[[Path], None]) -> None:
-        """Once the checkpoint is whole, spoil this rank's part of it, and end as if the power were lost."""
+        """Wait until the checkpoint is complete, damage this rank's part, and die as in a power failure."""
         folder, deadline = self._run.folder.checkpoint(step), time.monotonic() + self._run.config.train.timeout_s
         while _inode(folder) in (None, self._before):
             if time.monotonic() > deadline:
-                raise CheckpointError(f"{folder}: not there, so it cannot be damaged")
+                raise CheckpointError(f"{folder}: does not exist, so it cannot be damaged")
             time.sleep(_POLL_S)
         damage(folder / part_file(self._run.world.rank))
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _fill_disk(self, number: int, fault: Fault) -> None:
-        """Put this rank's part of the coming checkpoint on the device that is always full: writing there is ENOSPC."""
+        """Redirect this rank's part of the next checkpoint to the device that is always full, where writes fail with
+        ENOSPC."""
         staging = self._run.folder.staged_checkpoint(fault.step, self._run.attempt)
         staging.mkdir(parents=True, exist_ok=True)
         part = staging / part_file(self._run.world.rank)
@@ -175,9 +176,9 @@ class Injector(Midway):
     # ---- network and nodes -------------------------------------------------------------------------------------------
 
     def _close_sockets(self, number: int, fault: Fault) -> None:
-        """Shut every network connection of this process down, under the feet of who uses them."""
+        """Shut down every network connection of this process while other threads use them."""
         for name in os.listdir("/dev/fd"):
-            with contextlib.suppress(OSError):  # closed by another thread just now, or listening: not connected
+            with contextlib.suppress(OSError):  # just closed by another thread, or listening and not connected
                 if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
                     with socket.socket(fileno=os.dup(int(name))) as twin:
                         if twin.family in (socket.AF_INET, socket.AF_INET6) and twin.getpeername():
@@ -200,25 +201,23 @@ class Injector(Midway):
         timer.start()
 
     def _request(self, act: Literal["kill_node", "cut", "heal"], number: int) -> None:
-        """Ask the launcher for what a rank cannot bring about alone; return when it is done."""
+        """Ask the launcher for something that a rank cannot do alone; return when it is done."""
         launch = launch_dir()
         if launch is None:
-            raise UsageError(
-                f"no launcher here that could {act.replace('_', ' a ')}", "start the world with frog chaos"
-            )
+            raise UsageError(f"no launcher that could {act.replace('_', ' a ')}", "start the world with frog chaos")
         path = launch / "requests" / f"{act}_{number}_{os.getpid()}.json"
         write_typed(path, LaunchRequest(act=act, node=self._node()))
         deadline = time.monotonic() + _REQUEST_S
         while not path.with_suffix(".done").exists():
             if time.monotonic() > deadline:
                 raise UsageError(
-                    f"the launcher has not answered the request to {act} within {_REQUEST_S:g} s",
+                    f"the launcher did not answer the request to {act} within {_REQUEST_S:g} s",
                     "was it started by frog run?",
                 )
             time.sleep(_POLL_S)
 
     def _node(self) -> int:
-        """The pretended machine this rank runs on; its number in the world may differ after that has shrunk."""
+        """Number of the simulated node of this rank; its number in the world may differ after the world has shrunk."""
         match = re.fullmatch(r"node(\d+)", host_name())
         return int(match[1]) if match else self._run.world.env.node_rank
 
@@ -227,7 +226,7 @@ _Act = Callable[[Injector, int, Fault], None]
 
 
 def _at_once(act: _Act) -> _Act:
-    """Do it as the phase begins, unless it was met before."""
+    """Let the fault occur when the phase begins, unless it has already occurred."""
 
     def act_once(injector: Injector, number: int, fault: Fault) -> None:
         if injector._take(number, fault):
@@ -251,7 +250,7 @@ _ACTS: dict[str, _Act] = {
     "node": _at_once(Injector._lose_node),
     "cut": _at_once(Injector._cut_node),
 }
-"""What each kind of fault does as its phase begins."""
+"""The effect of each kind of fault at the start of its phase."""
 
 
 def _flip_last_byte(path: Path) -> None:
@@ -271,13 +270,13 @@ _DAMAGES: dict[str, Callable[[Path], None]] = {
     "torn": _cut_in_half,
     "absent": Path.unlink,
 }
-"""What each kind of fault that damages a checkpoint does to the rank's file, once the checkpoint is whole."""
+"""The effect of each checkpoint fault on the rank's file, once the checkpoint is complete."""
 
 _ACTS |= dict.fromkeys(_DAMAGES, Injector._await_checkpoint)
 
 
 def _inode(folder: Path) -> int | None:
-    """Which folder has that name; None if there is none."""
+    """Return the inode of a folder; None if it does not exist."""
     try:
         return folder.stat().st_ino
     except FileNotFoundError:
@@ -285,14 +284,14 @@ def _inode(folder: Path) -> int | None:
 
 
 def _with_nan(grad: Tensor) -> Tensor:
-    """A copy whose first element is NaN."""
+    """Return a copy whose first element is NaN."""
     spoiled = grad.detach().clone()
     spoiled.view(-1)[0] = math.nan
     return spoiled
 
 
 def _mismatched(args: Sequence[Any], num_ranks: int) -> tuple[Any, ...]:
-    """A collective's arguments with tensors of another size. A shift has lists of them, one as good as the other."""
+    """Return a collective's arguments with other tensor sizes. A shift has lists of tensors; changing either works."""
     tensors = [arg for arg in args if isinstance(arg, Tensor)]
     if tensors:
         return (*_resized(tensors, num_ranks), *args[len(tensors) :])
@@ -300,9 +299,9 @@ def _mismatched(args: Sequence[Any], num_ranks: int) -> tuple[Any, ...]:
 
 
 def _resized(tensors: Sequence[Tensor], num_ranks: int) -> list[Tensor]:
-    """Copies of half the size (double, if there is nothing to halve), which among themselves still fit.
+    """Return copies of half the size (double, if halving is impossible), which remain consistent with each other.
 
-    Shapes:  a single tensor, or a pair of which the larger is a multiple of the smaller, or both slices for each rank
+    Shapes:  a single tensor, or a pair: the larger is a multiple of the smaller, or both are slices for each rank
     """
     sizes = [tensor.numel() for tensor in tensors]
     unit = min(sizes)

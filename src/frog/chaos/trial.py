@@ -1,4 +1,4 @@
-"""One trial: a world meets a fault, and what must follow is looked for, from outside."""
+"""One trial: a world with a fault, and a check of the required outcome from outside."""
 
 from __future__ import annotations
 
@@ -25,72 +25,72 @@ from frog.runs.launcher_schema import AnyLauncherEvent, WorldEvent
 from frog.runs.read import read_launcher
 
 _LAST_S = 10.0
-"""How long processes, once their launcher has ended, may take to be gone."""
+"""How long processes may survive their launcher."""
 
 _STOP_S = 60.0
-"""How long a trial that is interrupted may take to end by itself."""
+"""How long an interrupted trial may take to end."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What all trials of a campaign have in common."""
+    """The settings shared by all trials of a campaign."""
 
     program: Sequence[str]
     world: Sequence[str]
-    """The arguments of `frog run` that say how large the world is."""
+    """The arguments of `frog run` that set the world size."""
     deadline_s: float
     timeout_s: float
 
     @property
     def leave_s(self) -> float:
-        """By when all must have left: hangs are seen after the deadline, lost peers after the collective's own."""
+        """Time until all ranks must have exited: the deadline for a hang, the collective's timeout for a lost peer."""
         return self.deadline_s + self.timeout_s + 20
 
     @property
     def end_s(self) -> float:
-        """By when a launch must have ended; then it is killed."""
+        """Time after which a launch is killed."""
         return 4 * self.leave_s + 120
 
 
 @dataclass
 class Verdict:
-    """What a trial showed."""
+    """The outcome of a trial."""
 
     fault: Fault
     restarts: int
     seconds: float = 0.0
     code: int | None = None
     left_s: float | None = None
-    """From the fault to the end of the world that met it."""
+    """Time from the fault to the end of the world in which it occurred."""
     found: Diagnosis | None = None
     from_step: int | None = None
-    """Where the world went on that came after."""
+    """Step at which the next world resumed."""
     recovered: bool = False
     problems: list[str] = field(default_factory=list)
     output: str = ""
 
     @property
-    def beside(self) -> list[str]:
-        """What else happened."""
+    def extras(self) -> list[str]:
+        """Further events, for the table."""
         return []
 
     @property
     def seen(self) -> str:
-        """What was found out, for the table."""
+        """The diagnosis, for the table."""
         if (found := self.found) is None:
             return ""
         fields = {"rank": found.rank, "step": found.step, "phase": found.phase}
         return " ".join([found.fault, *(f"{name}={value}" for name, value in fields.items() if value is not None)])
 
     @property
-    def went_on(self) -> str:
-        """How it went on."""
+    def continuation(self) -> str:
+        """How the run continued, for the table."""
         how = "restarted" if self.restarts else "resumed"
         return "" if self.from_step is None else f"{how} at step {self.from_step}"
 
 
 def run_trial(setting: Setting, verdict: Verdict, name: str, oracle: Oracle) -> None:
-    """Run a world that meets the fault; without restarts, resume it afterwards; say what is not as it must be."""
+    """Run a world with the fault; without restarts, resume it afterwards; record the problems."""
     fault, restarts = verdict.fault, verdict.restarts
     folder, start_s = RunFolder(Path("runs") / name), time.monotonic()
     shutil.rmtree(folder.path, ignore_errors=True)
@@ -104,7 +104,7 @@ def run_trial(setting: Setting, verdict: Verdict, name: str, oracle: Oracle) -> 
         verdict.problems += launch.problems
         met = met_faults(faults)
         if not met:
-            verdict.problems.append("the fault was never met")
+            verdict.problems.append("the fault never occurred")
         else:
             _check_end(verdict, setting, folder, launch, met[0])
         if verdict.code and not restarts:
@@ -126,7 +126,7 @@ def run_trial(setting: Setting, verdict: Verdict, name: str, oracle: Oracle) -> 
 
 
 def _check_end(verdict: Verdict, setting: Setting, folder: RunFolder, launch: Launch, met_s: float) -> None:
-    """The exit code, the words, the time it took; and the diagnosis, as long as nothing else has happened."""
+    """Check the exit code, the error message and the duration; then diagnose, before anything else happens."""
     fault, ends = verdict.fault, KINDS[verdict.fault.kind].ends
     must_fail = ends and verdict.restarts == 0
     if bool(verdict.code) != must_fail:
@@ -136,7 +136,7 @@ def _check_end(verdict: Verdict, setting: Setting, folder: RunFolder, launch: La
         end_s = again[0].unix_ns / 1e9 if again else launch.end_s
         verdict.left_s = end_s - met_s
         if verdict.left_s > setting.leave_s:
-            verdict.problems.append(f"{verdict.left_s:.0f} s until all had left; at most {setting.leave_s:.0f} s")
+            verdict.problems.append(f"{verdict.left_s:.0f} s until all ranks exited; at most {setting.leave_s:.0f} s")
     if must_fail:
         verdict.problems += word_problems(fault, verdict.output)
         if folder.path.exists():
@@ -144,23 +144,23 @@ def _check_end(verdict: Verdict, setting: Setting, folder: RunFolder, launch: La
 
 
 def word_problems(fault: Fault, output: str) -> list[str]:
-    """Whether the user hears first who failed, and in that rank's own words: here the words themselves are judged.
+    """Check that the user sees first which rank failed, with its error message: this judges the text itself.
 
-    Where a rank does something that its peers cannot follow, one of those may be the one that fails.
+    If a rank does something that its peers cannot follow, one of the peers may be the one that fails.
     """
     words = output[output.rfind("\nerror: ") + 1 :]
     if not words.startswith(("error: rank ", "error: node")):
-        return ["nobody is named first"]
+        return ["no rank is named first"]
     kind = KINDS[fault.kind]
     if kind.named_first and f"error: rank {fault.rank} " not in words:
         return [f"another rank is named first: {words.splitlines()[0]}"]
     missing = kind.words.format(rank=fault.rank) not in words
     traceback = not kind.traceback and "Traceback (most recent call last)" in words
-    return (["its own words are missing"] if missing else []) + (["a traceback is shown"] if traceback else [])
+    return (["the rank's message is missing"] if missing else []) + (["a traceback is shown"] if traceback else [])
 
 
 class Launch:
-    """One `frog run` and what it leaves behind: no process, no port, no file outside its run folder."""
+    """One `frog run`, which must not leave any process, port or file outside its run folder."""
 
     def __init__(
         self, setting: Setting, words: Sequence[str], restarts: int, scratch: Path, changes: dict[str, str]
@@ -174,7 +174,7 @@ class Launch:
         self.problems: list[str] = []
 
     def run(self, folder: RunFolder) -> None:
-        """Run it to its end, or to its deadline; note what is left of it."""
+        """Run it until its end or its deadline; record what it leaves behind."""
         before = len(read_launcher(folder).events)
         with Program(self._command, self._scratch, self._changes) as program:
             try:
@@ -190,7 +190,7 @@ class Launch:
             events = read_launcher(folder).events[before:]
             if not all_gone:
                 alive = [str(pid) for pid in _pids(events) if is_alive(pid)]
-                self.problems.append(f"processes left behind: {', '.join(alive) or 'of unknown number'}")
+                self.problems.append(f"processes left behind: {', '.join(alive) or 'unknown'}")
         self.output = program.output
         self.problems += [f"left behind: {name}" for name in program.left_files()]
         if "network" not in " ".join(self._setting.world):
@@ -202,7 +202,7 @@ def _pids(events: Sequence[AnyLauncherEvent]) -> list[int]:
 
 
 def _ports_left(events: Sequence[AnyLauncherEvent]) -> list[str]:
-    """The worlds' rendezvous addresses that still cannot be had."""
+    """Return the rendezvous addresses of the worlds that are still in use."""
     left = []
     for address, port in {(e.master_addr, e.master_port) for e in events if isinstance(e, WorldEvent)}:
         if re.fullmatch(r"[\d.]+", address):

@@ -195,8 +195,7 @@ class Axis:
         """Fill `part` with the sum of this rank's slice over all ranks' `whole`. Bytes reported: those of whole.
 
         If the backend has no efficient reduce-scatter, the ranks exchange slices (all-to-all), and each rank sums the
-        slices
-        it received, in rank order: half the bytes of an all-reduce, and the same sum on every machine.
+        slices it received, in rank order: half the bytes of an all-reduce, and the same sum on every machine.
         """
         target, source = part.view(-1), whole.view(-1)
         if self.size == 1:
