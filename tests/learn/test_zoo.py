@@ -37,8 +37,8 @@ _ONE_OF_MANY = re.compile(
     r"(?<![\d.,])1 (batches|bytes|GPUs|labels|losses|ranks|rows|steps|times|tokens|values|weights)\b"
 )
 _TWO_NUMBERS = re.compile(
-    r"(?:found|is|was|had the loss|differs from torch\.optim\.AdamW's:) (?P<a>-?\d[\d.e+-]*\d),? "
-    r"(?:expected|there|never stopped|and should be|and of [a-z ]+|the mean over all tokens is) (?P<b>-?\d[\d.e+-]*\d)"
+    r"(?:found|is|was|has|returned|had the loss) (?P<a>-?\d[\d.e+-]*\d)[,;.]? "
+    r"(?:expected|torch's is|[Aa] run that never stopped has|but(?: [a-z ]+)?) (?P<b>-?\d[\d.e+-]*\d)"
 )
 
 
@@ -53,8 +53,8 @@ def misworded(text: str) -> bool:
         ("the folder held x (1 bytes)", True),
         ("the folder held x (1 byte), y (11 bytes), 1.1 bytes", False),
         ("the loss: found 3.5265, expected 3.5265.", True),
-        ("the loss of step 1 was 3.52653, and of a run never killed 3.52653", True),
-        ("the loss of step 1 was 3.52653, and of a run never killed 3.52654", False),
+        ("the loss of step 1 was 3.52653, but 3.52653 in a run that was never killed", True),
+        ("the loss of step 1 was 3.52653, but 3.52654 in a run that was never killed", False),
     ],
 )
 def test_a_misworded_sentence_is_found(text: str, wrong: bool) -> None:

@@ -1,4 +1,4 @@
-"""New weights against arithmetic, by element."""
+"""Compare each new weight with the formula, element by element."""
 
 import torch
 from ranks import make_cases
@@ -36,14 +36,14 @@ def check_untouched(grade: Grade, found: dict, weights: list[Tensor], gradients:
             if old is not None and not same(old, new):
                 fits = new is not None and old.shape == new.shape
                 change = f"up to {float((old - new).abs().max()):.3g}" if fits else "its shape"
-                text = f"The call changed the caller's own {name} {number}, by {change}."
+                text = f"The call changed the caller's {name} {number} by {change}."
                 grade.reject("in-place", text)
 
 
 def check_new(grade: Grade, new: object, weights: list[Tensor], gradients: list[Tensor | None], rate: float) -> None:
     pairs = list(zip(weights, gradients, strict=True))
     if isinstance(new, list) and len(new) < len(weights) and len(new) == sum(g is not None for g in gradients):
-        text = f"{count(len(weights), 'weight')} went in, one without a gradient; {len(new)} came out."
+        text = f"You got {count(len(weights), 'weight')}, one of them without a gradient, and returned {len(new)}."
         grade.reject("frozen-left-out", text)
     if not isinstance(new, list) or len(new) != len(weights) or not all(isinstance(w, Tensor) for w in new):
         grade.reject("unknown", f"Expected a list of {len(weights)} tensors, found {describe(new)}.")
@@ -78,4 +78,4 @@ def describe(value: object) -> str:
     other = next((place for place, one in enumerate(value) if not isinstance(one, Tensor)), None)
     if other is None:
         return f"a list of {len(value)}"
-    return f"a list of {len(value)} in which number {other} (from 0) is of type {type(value[other]).__name__}"
+    return f"a list of {len(value)} in which element {other} (counted from 0) has type {type(value[other]).__name__}"

@@ -1,4 +1,4 @@
-"""The learner's loop against gradients derived by hand, and torch's own optimizers fed with them."""
+"""Compare the learner's loop with gradients derived by hand and torch's optimizers applied to them."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def check(grade: Grade) -> None:
         check_run(grade, run, name, 5)
     stream = values["stream"]
     if stream.get("error"):
-        grade.reject("data-read-once", f"The data came as a stream, one batch after another: {stream['error']}.")
+        grade.reject("data-read-once", f"The data was a stream, one batch after another: {stream['error']}.")
     if len(stream["losses"]) != 5:
         text = (
             f"A stream of 5 batches gave {count(len(stream['losses']), 'loss', 'losses')}; a list of the same 5 gave 5."
@@ -75,7 +75,7 @@ def check_losses_kept(grade: Grade, run: dict[str, Any], number: int) -> None:
 
 
 def check_by_other_means(grade: Grade, found: list[dict[str, Any]], number: int) -> None:
-    """No backward pass was seen: gradients may have come from torch.autograd.grad, but not from nowhere."""
+    """Explain a loop without a backward pass. torch.autograd.grad may have computed its gradients."""
     if all(step[key] is None for step in found for key in TRAINED):
         text = f"The optimizer stepped {count(len(found), 'time')}. .grad was None each time: backward never ran."
         grade.reject("no-backward", text)
@@ -97,7 +97,7 @@ def check_gradients(grade: Grade, found: list[dict[str, Any]], expected: list[di
         if place and adds_up(found, expected, place):
             size, right = apart(float(step["first"].norm()), float(want["first"].norm()), 4)
             text = f"At step {place + 1} the gradient's norm was {size}; for this batch's gradient alone it is {right}."
-            grade.reject("gradients-add-up", f"{text} .grad was the sum of {place + 1} batches' gradients.")
+            grade.reject("gradients-add-up", f"{text} .grad held the sum of {place + 1} batches' gradients.")
         for key in TRAINED:
             if step[key] is None:
                 grade.reject("unknown", f"At step {place + 1} the weight {key} had no gradient.")
@@ -105,7 +105,7 @@ def check_gradients(grade: Grade, found: list[dict[str, Any]], expected: list[di
 
 
 def adds_up(found: list[dict[str, Any]], expected: list[dict[str, Tensor]], place: int) -> bool:
-    """Whether this step's gradient is that of the step before, plus this batch's.
+    """True if this step's gradient is the previous step's plus this batch's.
 
     This batch's gradient was taken at the learner's weights, which differ from the oracle's only after this step.
     """
@@ -116,7 +116,7 @@ def adds_up(found: list[dict[str, Any]], expected: list[dict[str, Tensor]], plac
 def check_loss_values(grade: Grade, losses: list[float], oracle: dict[str, Any], number: int) -> None:
     if number > 1 and len(losses) == number and close(losses, oracle["after"]):
         found, right = apart(losses[0], oracle["losses"][0])
-        text = f"Your first loss is {found}; in the forward pass that the step learned from it was {right}."
+        text = f"Your first loss is {found}; the forward pass before the step had {right}."
         grade.reject("loss-after-step", f"{text} Yours is the loss of the same batch after the step.")
     grade.compare(losses, oracle["losses"], f"the losses of {count(number, 'batch', 'batches')}", 1e-4, 1e-6)
 
@@ -130,7 +130,7 @@ def is_nothing(gradient: Tensor | None) -> bool:
 
 
 def train_by_hand(seed: int, name: str, number: int) -> dict[str, Any]:
-    """Losses, gradients by the chain rule, and the weights that torch's optimizer makes of these gradients."""
+    """Compute losses, gradients by the chain rule, and the weights that torch's optimizer gives with them."""
     model = Model(seed)
     optimizer = OPTIMIZERS[name](model.parameters())
     losses, after, gradients = [], [], []

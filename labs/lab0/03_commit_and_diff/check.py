@@ -1,4 +1,4 @@
-"""Run the script in repositories with a remote, and look at what git has afterwards."""
+"""Run the script in repositories with a remote, and check the state of git afterwards."""
 
 import json
 import random
@@ -117,7 +117,7 @@ def check(grade: Grade) -> None:
 
 
 OTHERS = ("runs/one/rank_0.safetensors", ".env", "README.md")
-"""Files outside lab/, as in the program above."""
+"""Files outside lab/; the same list as in the program above."""
 
 
 def told(one: dict[str, Any]) -> str:
@@ -126,18 +126,18 @@ def told(one: dict[str, Any]) -> str:
 
 
 def check_history(grade: Grade, where: str, one: dict[str, Any]) -> None:
-    """What was there before is there still."""
+    """Reject if a commit that existed before is no longer in the log."""
     lost = [subject for commit, subject in one["before"] if commit not in [c for c, _ in one["after"]]]
     if lost:
         grade.reject("history-replaced", f"{where}: the commit {lost[0]!r} is no longer in the log.")
 
 
 def check_commit(grade: Grade, where: str, one: dict[str, Any], wanted: list[str]) -> None:
-    """One new commit, with these files and that message; the remote has it."""
+    """Check that there is one new commit with these files and this message, and that the remote has it."""
     check_history(grade, where, one)
     if not all(one["kept"]):
         lost = OTHERS[one["kept"].index(False)]
-        grade.reject("cleans-up", f"{where}: {lost} was in the folder before, and no longer exists.")
+        grade.reject("cleans-up", f"{where}: {lost} was in the folder before the script ran, and no longer exists.")
     if not one["new"]:
         id = (
             "new-files-missed"
@@ -148,7 +148,7 @@ def check_commit(grade: Grade, where: str, one: dict[str, Any], wanted: list[str
         )
         grade.reject(
             id if one["code"] == 0 else "raised",
-            f"{where}: there is no new commit; exit code {one['code']}.{told(one)}",
+            f"{where}: the script made no commit; its exit code is {one['code']}.{told(one)}",
         )
     subject, files = one["new"][0]
     strange = [line for line in files if "lab/" not in line]
@@ -161,15 +161,15 @@ def check_commit(grade: Grade, where: str, one: dict[str, Any], wanted: list[str
     if missing:
         id = {"A": "new-files-missed", "D": "deletions-missed"}.get(missing[0][0], "unknown")
         words = {"A": "was added", "D": "was deleted", "M": "was changed"}[missing[0][0]]
-        grade.reject(id, f"{where}: {missing[0][1]} {words}, and the commit does not contain that.")
+        grade.reject(id, f"{where}: {missing[0][1]} {words}, but the commit does not contain it.")
     if subject != one["message"]:
         grade.reject(
-            "message-falls-apart", f"{where}: the message was {one['message']!r}, the commit's is {subject!r}."
+            "message-falls-apart", f"{where}: the message was {one['message']!r}, but the commit has {subject!r}."
         )
     if not one["remote"] or one["remote"][0][0] != one["after"][0][0]:
         last = one["remote"][0][1] if one["remote"] else "nothing"
         grade.reject(
-            "never-pushed", f"{where}: committed, but the last commit of origin's main is {last!r}.{told(one)}"
+            "never-pushed", f"{where}: committed, but the last commit on origin's main is {last!r}.{told(one)}"
         )
     if one["code"] != 0:
         grade.reject("raised", f"{where}: committed and pushed, but the exit code is {one['code']}.{told(one)}")
@@ -180,7 +180,7 @@ def check_first(grade: Grade, one: dict[str, Any]) -> None:
     if one.get("plain", {}).get("new"):
         grade.reject(
             "message-falls-apart",
-            f"{where}: no commit with the message {one['message']!r}.{told(one)} With the message 'step' there is one.",
+            f"{where}: no commit with the message {one['message']!r}.{told(one)} With the message 'step' it commits.",
         )
     check_commit(grade, where, one, ["M\tlab/step.py", "A\tlab/sub/notes.md"])
     lines = one["out"].splitlines()
@@ -209,9 +209,12 @@ def check_moved(grade: Grade, one: dict[str, Any], theirs: list[str]) -> None:
     where = "A colleague had pushed a commit in the meantime"
     subjects = [subject for _, subject in one["remote"]]
     if theirs[0] not in [commit for commit, _ in one["remote"]]:
-        grade.reject("pushes-over-others", f"{where}: origin's main no longer has {theirs[1]!r}, but {subjects[:2]}.")
+        grade.reject(
+            "pushes-over-others",
+            f"{where}: origin's main no longer has {theirs[1]!r}; its last commits are {subjects[:2]}.",
+        )
     if not one["own"]:
-        grade.reject("own-work-lost", f"{where}: git refused the push, and lab/step.py has lost the work of this step.")
+        grade.reject("own-work-lost", f"{where}: git refused the push, and lab/step.py no longer contains this change.")
     if one["message"] not in subjects and one["code"] == 0:
         grade.reject("failure-is-hidden", f"{where}: git refused the push, but the exit code is 0.{told(one)}")
     lost = [subject for commit, subject in one["before"] if commit not in [c for c, _ in one["after"]]]

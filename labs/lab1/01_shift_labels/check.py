@@ -1,4 +1,4 @@
-"""The learner's pairs of input and label, held against each place of the text."""
+"""Compare the learner's inputs and labels with the text, position by position."""
 
 import math
 from typing import Any
@@ -15,12 +15,12 @@ def check(grade: Grade) -> None:
     value = grade.call({"seed": grade.seed}).values[0]
     best = make_text(grade.seed)[1]
     curve = f" The loss of a model trained with them fell to {value['curve'][-1]:.2f}; " if value["curve"] else " "
-    curve += f"the text was produced by dice, and no model can have a loss below {best:.2f} on it."
+    curve += f"the text was produced by rolling dice, and no model can reach a loss below {best:.2f} on it."
     for found, tokens in zip(value["pairs"], make_batches(grade.seed), strict=True):
         check_pairs(grade, found, tokens, curve)
     first, last = value["curve"][0], value["curve"][-1]
     text = f"{first:.3f} at first, {last:.3f} after 60 steps; the lowest possible loss is {best:.3f}"
-    grade.measured("loss on a text produced by dice", text)
+    grade.measured("loss on a text produced by rolling dice", text)
     grade.predicted("blind-guess", math.log(50_257))
 
 
@@ -28,13 +28,15 @@ def check_pairs(grade: Grade, found: Any, tokens: Tensor, curve: str) -> None:
     if not isinstance(found, list) or len(found) != 2 or not all(isinstance(part, Tensor) for part in found):
         grade.reject("unknown", f"Expected a tuple of two tensors, inputs and labels; found {type(found).__name__}.")
     inputs, labels = found
-    shapes = f"From a batch {tuple(tokens.shape)} you made inputs {tuple(inputs.shape)}, labels {tuple(labels.shape)}."
+    shapes = (
+        f"For a batch {tuple(tokens.shape)} you returned inputs {tuple(inputs.shape)}, labels {tuple(labels.shape)}."
+    )
     if inputs.shape != labels.shape:
         grade.reject("unknown", f"{shapes} Each input needs one label.")
     if torch.equal(inputs, tokens[:, :-1]) and torch.equal(labels, tokens[:, 1:]):
         return
     if tokens.shape[0] > 1 and torch.equal(inputs, tokens[:-1]) and torch.equal(labels, tokens[1:]):
-        grade.reject("across-samples", f"{shapes} Each label comes from the same place of the next window.")
+        grade.reject("across-samples", f"{shapes} Each label comes from the same position of the next window.")
     if torch.equal(inputs, labels):
         grade.reject("labels-are-inputs", f"{shapes} Each label equals the token that is read.{curve}")
     if inputs.dim() == 2 and len(inputs) == len(tokens):
@@ -49,12 +51,12 @@ def check_pairs(grade: Grade, found: Any, tokens: Tensor, curve: str) -> None:
 
 
 def check_last(grade: Grade, inputs: Tensor, labels: Tensor, tokens: Tensor, shapes: str) -> None:
-    """Where all is right but for the last label of each window: what is in its place?"""
+    """Explain labels that are right except for the last of each window."""
     width = inputs.shape[1]
     if width < 2 or not torch.equal(inputs, tokens[:, :width]) or not torch.equal(labels[:, :-1], tokens[:, 1:width]):
         return
     last = labels[:, -1]
-    about = f"{shapes} All labels except the last of each window are the next token. The last ones are"
+    about = f"{shapes} All labels except the last of each window are the next token. The last labels are"
     if torch.equal(last, tokens[:, 0]):
         grade.reject("wraps-around", f"{about} the first token of the same window.")
     if len(tokens) > 1 and torch.equal(last, tokens.roll(-1, 0)[:, 0]):
@@ -67,7 +69,7 @@ def check_last(grade: Grade, inputs: Tensor, labels: Tensor, tokens: Tensor, sha
 
 
 def check_distances(grade: Grade, pairs: list[tuple[int, int]], tokens: Tensor, shapes: str, curve: str) -> None:
-    """Where each label was taken from."""
+    """Explain wrong labels by the place that each was taken from."""
     apart = [distance(tokens, token, label) for token, label in pairs]
     kinds = set(apart)
     if kinds == {-1}:
@@ -75,7 +77,9 @@ def check_distances(grade: Grade, pairs: list[tuple[int, int]], tokens: Tensor, 
     ahead = {steps for steps in kinds if steps is not None and steps > 1}
     if len(ahead) == 1 and kinds <= {None, *ahead, *(steps for steps in kinds if steps is not None and steps <= 0)}:
         steps = ahead.pop()
-        text = f"{shapes} {apart.count(steps)} of {count(len(apart), 'label')} come {steps} places after their input."
+        text = (
+            f"{shapes} {apart.count(steps)} of {count(len(apart), 'label')} come {steps} positions after their input."
+        )
         grade.reject("shifted-twice", text + curve)
     wrong = next((place for place, steps in enumerate(apart) if steps != 1), None)
     if wrong is not None:
@@ -85,7 +89,7 @@ def check_distances(grade: Grade, pairs: list[tuple[int, int]], tokens: Tensor, 
 
 
 def distance(tokens: Tensor, token: int, label: int) -> int | None:
-    """How many places after its input the label stands in the same window; None if it is not there."""
+    """Return the distance from an input to its label in the same window, or None if the label is not there."""
     for row in tokens.tolist():
         if token in row and label in row:
             return row.index(label) - row.index(token)

@@ -1,4 +1,4 @@
-"""Losses against sums over single tokens in float64, and their gradients against softmax minus one-hot."""
+"""Compare losses with sums over single tokens in float64, and gradients with softmax minus one-hot."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from frog.learn.grader.grade import Grade
 
 EPS = [*(10.0**-k for k in range(3, 46)), *(getattr(torch.finfo(torch.float32), name) for name in ("eps", "tiny"))]
-"""What people add to a probability before they take its logarithm."""
+"""Constants that people add to a probability before they take its logarithm."""
 
 
 def check(grade: Grade) -> None:
@@ -21,7 +21,7 @@ def check(grade: Grade) -> None:
     logits, labels = batches["padded 0"]
     grade.measured("a padded batch", f"{mean(logits, labels):.4f} per token")
     others = beliefs(logits, labels)
-    text = f"{others['padding-counts'][0]:.4f} if padding counted, {others['mean-of-means'][0]:.4f} if each text did"
+    text = f"{others['padding-counts'][0]:.4f} if padding counted, {others['mean-of-means'][0]:.4f} as a mean of means"
     grade.measured("the same batch", text)
     grade.predicted("mean-over-tokens", (10 * 2.0 + 2 * 5.0) / 12)
 
@@ -31,12 +31,12 @@ def check_batch(grade: Grade, name: str, found: dict[str, Any], logits: Tensor, 
     about = f"{real} of {labels.numel()} positions have a label."
     loss, right = found["loss"], mean(logits, labels)
     if not found["tensor"] or not found["backward"]:
-        grade.reject("no-gradient", f"{about} Your loss is {show(loss)}, and backward cannot go through it.")
+        grade.reject("no-gradient", f"{about} Your loss is {show(loss)}, and backward cannot run from it.")
     if loss.numel() != 1:
         grade.reject("unknown", f"{about} The loss should be one number; yours has the shape {tuple(loss.shape)}.")
     value = float(loss)
     if not real and value != 0.0:
-        grade.reject("zero-of-zero", f"{about} Your loss is {value}, the mean of nothing.")
+        grade.reject("zero-of-zero", f"{about} Your loss is {value}, the mean of an empty set.")
     if not torch.isfinite(loss) and real:
         most = float(logits.abs().max())
         text = f"Scores up to {most:.0f}: your loss is {value}; in exact arithmetic it is {right:.4f}."
@@ -59,7 +59,7 @@ def check_gradient(grade: Grade, name: str, found: Tensor | None, logits: Tensor
 
 
 def mean(logits: Tensor, labels: Tensor) -> float:
-    """One token after the other, in float64; 0 for none."""
+    """Compute the mean loss token by token in float64; return 0 if no position has a label."""
     losses = [-row.double().log_softmax(-1)[label] for row, label in pairs(logits, labels)]
     return float(sum(losses)) / max(len(losses), 1)
 
@@ -70,7 +70,7 @@ def pairs(logits: Tensor, labels: Tensor) -> list[tuple[Tensor, int]]:
 
 
 def beliefs(logits: Tensor, labels: Tensor) -> dict[str, list[float]]:
-    """What this batch costs for who believes something else."""
+    """Compute the loss of this batch under each misconception."""
     B, T, V = logits.shape
     mask, safe = labels != IGNORE, labels.clamp(min=0)
     real = int(mask.sum())

@@ -1,4 +1,4 @@
-"""The learner's attention against PyTorch's own, and against what others believe attention to be."""
+"""Compare the learner's attention with PyTorch's, and with attention under each misconception."""
 
 import math
 from typing import Any, NoReturn
@@ -23,10 +23,12 @@ def check(grade: Grade) -> None:
         if not close(found["y"], oracle(*inputs), is_large := place == LARGE):
             explain(grade, found["y"], *inputs, reach, sums, is_large)
     check_gradients(grade, value["gradients"])
-    grade.measured("largest difference to PyTorch's attention", f"{difference(value['cases'], grade.seed):.1e}")
+    grade.measured("largest difference from PyTorch's attention", f"{difference(value['cases'], grade.seed):.1e}")
     grade.measured(f"token {REPLACED} was replaced", f"the output changed {reach}")
     grade.predicted("score-bytes", 16 * 4 * 64 * 64 * 4)
-    grade.note("Texts twice as long need four times the bytes for scores: fused kernels never write them to memory.")
+    grade.note(
+        "Texts twice as long need four times the bytes for scores. Fused kernels never write the scores to memory."
+    )
 
 
 def check_shape(grade: Grade, y: Any, q: Tensor) -> None:
@@ -38,17 +40,17 @@ def check_shape(grade: Grade, y: Any, q: Tensor) -> None:
 
 
 def seen_from(value: dict[str, Any]) -> str:
-    """Where the first output changed when one token was replaced, in words."""
+    """Describe the positions of the first output that changed when one token was replaced."""
     change = (value["cases"][0]["y"] - value["replaced"]).abs().amax((0, 1, 3))
     places = [str(place) for place, size in enumerate(change.tolist()) if not size < 1e-6]
-    return f"at places {', '.join(places)}" if places else "nowhere"
+    return f"at positions {', '.join(places)}" if places else "nowhere"
 
 
 def check_untouched(grade: Grade, found: dict[str, Any], inputs: tuple[Tensor, Tensor, Tensor]) -> None:
     for name, before in zip("qkv", inputs, strict=True):
         if not torch.equal(found[name], before):
             change = float((found[name] - before).abs().max())
-            grade.reject("in-place", f"The call changed the caller's {name}, by up to {change:.3g}.")
+            grade.reject("in-place", f"The call changed the caller's {name} by up to {change:.3g}.")
 
 
 def explain(
@@ -67,7 +69,7 @@ def explain(
     for belief, variant in beliefs(q, k, v).items():
         if close(y.nan_to_num(), variant.nan_to_num(), is_large):
             apart = float((y - expected).nan_to_num().abs().max())
-            text = f"{about} Your output is up to {apart:.3f} away from PyTorch's."
+            text = f"{about} Your output differs from PyTorch's by up to {apart:.3f}."
             id = belief.split(".")[0]
             if id in ("sees-all", "sees-the-next", "mask-turned", "hides-itself"):
                 text = f"{about} Token {REPLACED} of the first text was replaced; your output changed {reach}."
@@ -86,7 +88,7 @@ def explain(
 def check_gradients(grade: Grade, found: list[Tensor | None] | None) -> None:
     inputs = [part.requires_grad_() for part in make_inputs(grade.seed)[1]]
     if found is None or any(part is None for part in found):
-        grade.reject("no-gradient", "The output is right, but backward cannot go from it to q, k and v.")
+        grade.reject("no-gradient", "The output is right, but backward from it does not reach q, k and v.")
     y = oracle(*inputs)
     expected = torch.autograd.grad((y * output_weights(y.shape, grade.seed)).sum(), inputs)
     grade.compare(found, [part.detach() for part in expected], "gradients of q, k and v", 1e-3, 1e-4)
@@ -97,7 +99,7 @@ def oracle(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def beliefs(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Tensor]:
-    """What other ideas of attention give."""
+    """Compute attention under each misconception."""
     H, K, T, C = q.shape[1], k.shape[1], q.shape[2], q.shape[3]
     ones = torch.ones(T, T, dtype=torch.bool)
     right_k, right_v = (part.repeat_interleave(H // K, dim=1) for part in (k, v))
@@ -142,5 +144,5 @@ def difference(cases: list[dict[str, Any]], seed: int) -> float:
 
 
 def close(found: Tensor, expected: Tensor, is_large: bool = False) -> bool:
-    """Where scores are large, so are their last bits."""
+    """True if both agree; large scores have larger rounding errors."""
     return torch.allclose(found, expected, rtol=1e-3 if is_large else 1e-4, atol=1e-3 if is_large else 1e-5)

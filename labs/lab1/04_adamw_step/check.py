@@ -1,4 +1,4 @@
-"""The learner's steps against torch.optim.AdamW, and against AdamW with one thing wrong."""
+"""Compare the learner's steps with torch.optim.AdamW, and with AdamW with one mistake."""
 
 from typing import Any, NoReturn
 
@@ -28,7 +28,7 @@ def check(grade: Grade) -> None:
         gap = max(float((a - b).abs().max()) for a, b in zip(found[-1], expected[-1], strict=True))
     grade.measured(f"largest difference from torch.optim.AdamW after {NUM_STEPS} steps", f"{gap:.1e}")
     grade.predicted("state-bytes", 664_192 * 2 * 4)
-    grade.note("With float32 weights and gradients that makes 16 bytes per weight: lab 1, Theory.")
+    grade.note("With float32 weights and gradients that makes 16 bytes per weight (lab 1, Theory).")
 
 
 def check_gradients(grade: Grade, run: list[dict[str, Any]], gradients: Path) -> None:
@@ -36,7 +36,7 @@ def check_gradients(grade: Grade, run: list[dict[str, Any]], gradients: Path) ->
         for found, expected in zip(step["gradients"], before, strict=True):
             if not torch.equal(found, expected):
                 change = float((found - expected).abs().max())
-                text = f"Step {number} changed the caller's gradient, by up to {change:.3g}."
+                text = f"Step {number} changed the caller's gradient by up to {change:.3g}."
                 grade.reject("gradient-changed", text)
 
 
@@ -56,7 +56,7 @@ def explain(
     gradients: Path,
     settings: dict[str, Any],
 ) -> NoReturn:
-    """`wrong`: the first step after which a weight is another, from 0."""
+    """Explain a difference. `wrong` is the first step, counted from 0, after which a weight differs."""
     which = next(i for i in range(len(SHAPES)) if not same(found[wrong][i : i + 1], expected[wrong][i : i + 1]))
     gaps = (found[wrong][which] - expected[wrong][which]).abs().nan_to_num(torch.inf).flatten()
     a, b = (path[wrong][which].flatten()[gaps.argmax()] for path in (found, expected))
@@ -66,7 +66,7 @@ def explain(
     given = f"With {given}weight_decay {settings['weight_decay']:.2f}"
     yours, torchs = apart(float(a), float(b))
     kind = f"weight {which} (of shape {tuple(start[which].shape)})"
-    text = f"{given}: in step {t} {kind} first differs from torch.optim.AdamW's: {yours}, there {torchs}."
+    text = f"{given}: in step {t} {kind} first differs from torch.optim.AdamW's: yours is {yours}, torch's is {torchs}."
     if not all(torch.isfinite(weight).all() for weight in found[0]):
         grade.reject("counts-from-zero", f"{text} After the first step some weights are not finite.")
     b1, b2 = settings["betas"]
@@ -138,7 +138,7 @@ def by_hand(
     shared: bool = False,
     t_from: int = 0,
 ) -> Path:
-    """AdamW, with one thing as somebody believes it to be."""
+    """Run AdamW with one part changed as a misconception would have it."""
     lr, wd, eps = settings["lr"], settings["weight_decay"], settings["eps"]
     betas = settings["betas"]
     b1, b2 = betas if one_beta is None else betas[::-1] if one_beta < 0 else (betas[one_beta],) * 2

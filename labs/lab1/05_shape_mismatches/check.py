@@ -1,4 +1,4 @@
-"""Each part against arithmetic, the whole against Frog's own model."""
+"""Compare each part with arithmetic, and the whole model with Frog's own."""
 
 import math
 from typing import Any, NoReturn
@@ -21,7 +21,7 @@ ORDERS = {
     "columns first": (0, 3, 1, 2),
     "turned": (0, 3, 2, 1),
 }
-"""In which dimensions of (B, H, T, C) are put before they are joined to (B, T, D); the first is right."""
+"""Orders of the dimensions of (B, H, T, C) before they are joined to (B, T, D); the first is right."""
 
 
 def check(grade: Grade) -> None:
@@ -33,7 +33,7 @@ def check(grade: Grade) -> None:
                 check_part(grade, part, parts[part], sizes, B, T, number)
     grade.measured("parts that are right", f"{len(PARTS)}, at {len(SIZES)} configs and {len(BATCHES)} batches each")
     grade.predicted("one-head", 16 * 64 * 128 // 4)
-    grade.note("Two of the five raise no error at any size: only the numbers, or sizes that all differ, show them.")
+    grade.note("Two of the five raise no error at any size: only a comparison of the numbers shows them.")
 
 
 def check_load(grade: Grade, problem: str, number: int) -> None:
@@ -117,7 +117,7 @@ def check_attention(
     tiled = attention(x, sizes, weights, tiles=True)
     if sizes["num_key_value_heads"] < sizes["num_attention_heads"] and y.shape == tiled.shape and close(y, tiled):
         heads = f"{sizes['num_attention_heads']} query heads and {sizes['num_key_value_heads']} key heads"
-        text = f"{about}, {heads}: query head 1 used key head 1 instead of 0; off by up to {gap(y, expected)}."
+        text = f"{about}, {heads}: query head 1 used key head 1, not 0; the output is off by up to {gap(y, expected)}."
         grade.reject("heads-paired-wrongly", text)
 
 
@@ -152,7 +152,7 @@ def oracle_of_norm(x: Tensor, weight: Tensor) -> Tensor:
 
 @torch.no_grad()
 def whole(sizes: dict[str, Any], weights: dict[str, Tensor], tokens: Tensor, places: Tensor) -> Tensor:
-    """Frog's model, with each token at the place that is given."""
+    """Run Frog's model with each token at the given position."""
     fields = {name: value for name, value in sizes.items() if name != "head_dim"}
     model = TinyTransformer(ModelConfig(**COMMON, **fields))
     model.load_state_dict(weights)
@@ -167,7 +167,7 @@ def attention(
     merges: str = "transposed",
     tiles: bool = False,
 ) -> Tensor:
-    """By hand; or with heads split, joined and paired in other ways."""
+    """Compute attention by hand, optionally with heads split, joined or paired in other ways."""
     B, T, D = x.shape
     C = sizes["head_dim"]
     cos, sin = tables(sizes, T)

@@ -1,4 +1,4 @@
-"""The learner's counts against models that are built, and against what others would count."""
+"""Compare the learner's counts with real models, and with counts under each misconception."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +25,7 @@ def check(grade: Grade) -> None:
     grade.predicted("weights-of-4-layers", counted[1])
     grade.predicted("bytes-of-4-layers", 16 * counted[1])
     grade.predicted("time-of-4-layers", ratio)
-    grade.note("Twice the layers are not twice the weights, nor twice the time: embedding and head stay the same.")
+    grade.note("Twice the layers are less than twice the weights and the time: the embedding and head stay the same.")
 
 
 def check_numbers(
@@ -44,7 +44,7 @@ def check_numbers(
     if isinstance(number, bool) or not isinstance(number, int | float):
         grade.reject("unknown", f"Expected a number of {what}, found {type(number).__name__}.")
     has = "its training needs" if what == "bytes" else "the model has"
-    text = f"{sizes or 'config.json of the course'}: you say {number:,} {what}, {has} {right[wrong]:,}."
+    text = f"{sizes or 'config.json of the course'}: you returned {number:,} {what}, but {has} {right[wrong]:,}."
     for belief, formula in beliefs.items():
         if found == [formula(config) for config in configs]:
             grade.reject(belief.split(".")[0], text)
@@ -56,12 +56,12 @@ def check_numbers(
 
 
 def count(config: dict[str, Any]) -> int:
-    """Of a model that is built."""
+    """Count the weights of a model built from the config."""
     return sum(weight.numel() for weight in TinyTransformer(ModelConfig(**config)).parameters())
 
 
 def formula(c: dict[str, Any], **change: int) -> int:
-    """How many weights; `change` says in place of which part which other number is counted."""
+    """Count the weights; `change` maps a part to the wrong count that replaces it."""
     D, F, V, L = c["hidden_size"], c["intermediate_size"], c["vocab_size"], c["num_hidden_layers"]
     kv = D // c["num_attention_heads"] * c["num_key_value_heads"]
     parts = {

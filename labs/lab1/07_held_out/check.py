@@ -1,4 +1,4 @@
-"""One text, however it is cut, has one loss; and the model is as it was."""
+"""Check that a text has the same loss however it is split, and that the model is unchanged."""
 
 import math
 from typing import Any
@@ -27,7 +27,7 @@ def check(grade: Grade) -> None:
 
 
 def check_switches(grade: Grade, name: str, found: dict[str, Any]) -> None:
-    """How the model was called, where it tells (a copy of the model tells nothing)."""
+    """Check how the model was called, if it recorded calls (a copy of the model does not record)."""
     seen = found["seen"]
     trained, noted = (sum(flags[place] for flags in seen) for place in (0, 1))
     if trained:
@@ -48,7 +48,7 @@ def check_loss(grade: Grade, name: str, loss: Any, batches: list[tuple[Tensor, T
         grade.reject("unknown", f"evaluate should return a number, and returned {type(loss).__name__}.")
     sizes = ", ".join(str(len(labels)) for _, labels in batches)
     yours, expected = apart(loss, right)
-    text = f"Batches of {sizes} texts: you say {yours}, the mean over all tokens is {expected}."
+    text = f"Batches of {sizes} texts: you returned {yours}, but the mean over all tokens is {expected}."
     if not close(loss, right):
         for belief, numbers in of_batches(batches, grade.seed).items():
             if any(close(loss, number) for number in numbers):
@@ -67,34 +67,34 @@ def check_unchanged(grade: Grade, name: str, found: dict[str, Any]) -> None:
         grade.reject("autograd-left-off", text)
     for gradient in found["gradients"]:
         if gradient is None or not torch.equal(gradient, torch.full_like(gradient, 0.5)):
-            now = "gone" if gradient is None else f"up to {float(gradient.abs().max()):.3g}"
+            now = "None" if gradient is None else f"up to {float(gradient.abs().max()):.3g}"
             grade.reject("model-changed", f"Gradients of 0.5 were in .grad before evaluate; now they are {now}.")
     for new, old in zip(found["weights"], found["expected weights"], strict=True):
         if not torch.equal(new, old):
             gap = float((new - old).abs().max())
-            grade.reject("model-changed", f"evaluate changed the weights, by up to {gap:.3g}.")
+            grade.reject("model-changed", f"evaluate changed the weights by up to {gap:.3g}.")
     if not all(found["learnable"]):
         frozen = found["learnable"].count(False)
         text = f"After evaluate {frozen} of {count(len(found['learnable']), 'weight')} had requires_grad=False."
-        grade.reject("model-changed", f"{text} They would no longer get a gradient.")
+        grade.reject("model-changed", f"{text} They would no longer get gradients.")
 
 
 def mean(batches: list[tuple[Tensor, Tensor]], seed: int) -> float:
-    """Over all tokens."""
+    """Compute the mean loss over all tokens."""
     total, count = map(sum, zip(*(sums(inputs, labels, seed) for inputs, labels in batches), strict=True))
     return total / max(count, 1)
 
 
 @torch.no_grad()
 def sums(inputs: Tensor, labels: Tensor, seed: int) -> tuple[float, int]:
-    """Of losses, and of labels."""
+    """Return the sum of the losses and the number of labels."""
     model = Model(seed).eval()
     losses = F.cross_entropy(model(inputs).double().flatten(0, 1), labels.flatten(), reduction="sum")
     return float(losses), int((labels != -100).sum())
 
 
 def of_batches(batches: list[tuple[Tensor, Tensor]], seed: int) -> dict[str, list[float]]:
-    """What these batches give who believes something else."""
+    """Compute the loss of these batches under each misconception."""
     parts = [sums(inputs, labels, seed) for inputs, labels in batches]
     means, texts = [total / max(n, 1) for total, n in parts], [len(labels) for _, labels in batches]
     total, places = sum(total for total, _ in parts), sum(labels.numel() for _, labels in batches)

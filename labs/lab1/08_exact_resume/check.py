@@ -1,4 +1,4 @@
-"""What the resumed run has at the stop, part by part, and its losses and weights to the last bit."""
+"""Check the resumed run's state at the stop, part by part, then its losses and weights to the last bit."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def check(grade: Grade) -> None:
     never, captured = value["never"], value["captured"]
     check_capture(grade, never, captured)
     if value["problem"]:
-        text = f"torch.load with weights_only, which runs no code from a file, refuses it: {value['problem']}."
+        text = f"torch.load with weights_only, which runs no code from a file, refuses the state: {value['problem']}."
         grade.reject("not-plain", text)
     if value["other"]:
         text = f"The state holds {value['other']}; dicts, lists, tensors, numbers and strings are allowed."
@@ -27,7 +27,7 @@ def check(grade: Grade) -> None:
     for place, (found, right) in enumerate(zip(resumed["losses"], never["losses"][STOP:], strict=True)):
         if found != right:
             yours, expected = apart(found, right)
-            text = f"Loss of step {STOP + place + 1}: {yours}, of the run never stopped {expected}."
+            text = f"Loss of step {STOP + place + 1}: {yours}. A run that never stopped has {expected}."
             grade.reject("unknown", text)
     for name, weight in never["at end"]["weights"].items():
         if not torch.equal(resumed["at end"]["weights"][name], weight):
@@ -35,25 +35,27 @@ def check(grade: Grade) -> None:
                 "unknown", f"After step {END} the weight {name} differs from that of a run that never stopped."
             )
     losses = ", ".join(f"{loss:.4f}" for loss in resumed["losses"])
-    grade.measured(f"losses of steps {STOP + 1} to {END}", f"{losses}: as in a run that never stopped, bit for bit")
+    grade.measured(
+        f"losses of steps {STOP + 1} to {END}", f"{losses}: the same as in a run that never stopped, bit for bit"
+    )
     grade.predicted("checkpoint-bytes", 664_192 * (4 + 8))
 
 
 def check_capture(grade: Grade, never: dict[str, Any], captured: dict[str, Any]) -> None:
-    """The run that was captured goes on as if it had not been."""
+    """Check that the captured run continues as if it had not been captured."""
     for part, before in captured["at stop"].items():
         if not same(before, captured["after stop"][part]):
             named = {"training": "mode", "random": "random numbers", "position": "place in the data"}.get(part, part)
-            grade.reject("capture-disturbs", f"capture changed the run's own {named}.")
+            grade.reject("capture-disturbs", f"capture changed the {named} of the run itself.")
     for place, (found, right) in enumerate(zip(captured["losses"], never["losses"], strict=True)):
         if found != right:
             yours, expected = apart(found, right)
-            text = f"The loss of step {place + 1} was {yours}; without your capture {expected}."
+            text = f"The loss of step {place + 1} was {yours}; without your capture it is {expected}."
             grade.reject("capture-disturbs", text)
 
 
 def check_stop(grade: Grade, never: dict[str, Any], captured: dict[str, Any], resumed: dict[str, Any]) -> None:
-    """What the new objects hold after restore, held against the old ones at the stop."""
+    """Compare the new objects after restore with the old ones at the stop."""
     stop, end, found = never["at stop"], captured["at end"], resumed["at stop"]
     loss = ""
     if "losses" in resumed:
@@ -61,7 +63,7 @@ def check_stop(grade: Grade, never: dict[str, Any], captured: dict[str, Any], re
         step = next((n for n, pair in enumerate(pairs) if pair[0] != pair[1]), 0)
         if pairs[step][0] != pairs[step][1]:
             yours, expected = apart(*pairs[step])
-            loss = f" Step {STOP + 1 + step} had the loss {yours}; never stopped {expected}."
+            loss = f" Step {STOP + 1 + step} had the loss {yours}; a run that never stopped has {expected}."
     for part, id in LOST.items():
         if same(found[part], stop[part]):
             continue
@@ -71,24 +73,24 @@ def check_stop(grade: Grade, never: dict[str, Any], captured: dict[str, Any], re
             grade.reject("shares-memory", text)
         text = f"After restore the {what} were not those of step {STOP}: {difference(found[part], stop[part])}."
         if (dtype := rounded_to(found[part], stop[part])) is not None:
-            grade.reject("rounded", f"{text} All are the right values, rounded to {dtype}.{loss}")
+            grade.reject("rounded", f"{text} All of them are the right values, rounded to {dtype}.{loss}")
         grade.reject(id, text + loss)
     if resumed["step"] != STOP:
         grade.reject("step-lost", f"Captured after step {STOP}; restore returned {resumed['step']!r}.")
     if found["position"] != stop["position"]:
         was, now = stop["position"], found["position"]
-        text = f"The loader was at epoch {was[0]}, batch {was[1]}; after restore at epoch {now[0]}, batch {now[1]}."
+        text = (
+            f"The loader was at epoch {was[0]}, batch {was[1]}; after restore it was at epoch {now[0]}, batch {now[1]}."
+        )
         grade.reject("position-lost", text + loss)
     if not torch.equal(found["random"], stop["random"]):
-        text = (
-            "After restore the state of torch's random numbers was not the captured one, so dropout drew other numbers."
-        )
+        text = "After restore torch's random state was not the captured one, so dropout drew other numbers."
         grade.reject("random-state-lost", f"{text}{loss}")
 
 
 def difference(found: dict[str, Tensor], right: dict[str, Tensor]) -> str:
     if not found:
-        return f"there were none, of {len(right)}"
+        return f"none of the {len(right)} were there"
     if missing := sorted(right.keys() - found.keys()):
         return f"{missing[0]} was missing"
     name = next(name for name in right if not torch.equal(found[name], right[name]))
@@ -96,7 +98,7 @@ def difference(found: dict[str, Tensor], right: dict[str, Tensor]) -> str:
 
 
 def rounded_to(found: dict[str, Tensor], right: dict[str, Tensor]) -> str | None:
-    """The type to which all of these were rounded."""
+    """Return the type to which all of these were rounded, or None."""
     for dtype in (torch.bfloat16, torch.float16):
         if found.keys() == right.keys() and all(
             close_to(found[k], right[k].to(dtype).to(right[k].dtype)) for k in right

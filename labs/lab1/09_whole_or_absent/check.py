@@ -1,4 +1,4 @@
-"""Each picture of the folder must load as the old checkpoint or as the new one, and let a next one be saved."""
+"""Check that each snapshot of the folder loads as the old or the new checkpoint, and that saving works again."""
 
 from typing import Any, NoReturn
 
@@ -16,34 +16,38 @@ def check(grade: Grade) -> None:
         grade.reject("none-is-an-error" if isinstance(found["empty"], str) else "unknown", text)
     check_saved(grade, found["saved 0"], STEPS[0], old)
     if found["saved 1"] == [STEPS[0], old] and found["no digit more"] == [AS_TEXT[1], new]:
-        text = f"Checkpoints of steps {STEPS[0]} and {STEPS[1]} were saved; load_latest gave that of step {STEPS[0]}."
-        grade.reject("sorted-as-text", f"{text} Of steps {AS_TEXT[0]} and {AS_TEXT[1]} it gave {AS_TEXT[1]}.")
+        text = (
+            f"Checkpoints of steps {STEPS[0]} and {STEPS[1]} were saved; load_latest returned that of step {STEPS[0]}."
+        )
+        grade.reject("sorted-as-text", f"{text} For steps {AS_TEXT[0]} and {AS_TEXT[1]} it returned {AS_TEXT[1]}.")
     check_saved(grade, found["saved 1"], STEPS[1], new)
     check_elsewhere(grade, found, old, new)
     for picture in sorted(found["pictures"], key=lambda picture: -picture["phase"]):
         check_picture(grade, picture, *((old, new) if picture["phase"] else (None, old)))
     if found["no kill"] != [STEPS[1], [STEPS[1], next_one]]:
-        text = f"Step {STEPS[0]} was saved, then step {STEPS[1]} with the parts {', '.join(next_one)}; no kill."
-        grade.reject("unknown", f"{text} Then load_latest gave {told(found['no kill'][1])}.")
+        text = f"Step {STEPS[0]} was saved, then step {STEPS[1]} with the parts {', '.join(next_one)}, without a kill."
+        grade.reject("unknown", f"{text} Then load_latest returned {told(found['no kill'][1])}.")
     for picture in found["pictures"]:
         check_again(grade, picture, next_one)
     check_repeated(grade, found, [[STEPS[1], new], [STEPS[1], repeated]], next_one)
     pictures = len(found["pictures"]) + len(found["repeated pictures"])
     grade.measured("moments at which the check tried a kill", str(pictures))
     grade.predicted("lost-steps", 50)
-    grade.note("These files outlive a kill, not a power cut: for that, flush and os.fsync before the rename.")
+    grade.note("These files survive a kill, but not a power cut: for that, flush and os.fsync before the rename.")
 
 
 def check_saved(grade: Grade, loaded: Any, step: int, parts: dict[str, bytes]) -> None:
     if loaded != [step, parts]:
-        grade.reject("unknown", f"After save_checkpoint of step {step} had returned, load_latest gave {told(loaded)}.")
+        grade.reject(
+            "unknown", f"After save_checkpoint of step {step} had returned, load_latest returned {told(loaded)}."
+        )
 
 
 def check_elsewhere(grade: Grade, found: dict[str, Any], old: dict[str, bytes], new: dict[str, bytes]) -> None:
-    """What is in the folder decides: neither the times of files, nor what this process remembers."""
+    """Check that the folder's contents decide, not the times of files or variables of this process."""
     if (loaded := found["other times"]) != [STEPS[1], new]:
         text = f"Checkpoints of steps {STEPS[0]} and {STEPS[1]} existed; as in a copy of the folder, the files of step"
-        text = f"{text} {STEPS[0]} had the newer times. load_latest gave {told(loaded)}."
+        text = f"{text} {STEPS[0]} had the newer times. load_latest returned {told(loaded)}."
         is_old = loaded == [STEPS[0], old]
         grade.reject("newest-by-time" if is_old else "unknown", text)
     if found["strays"]:
@@ -52,7 +56,7 @@ def check_elsewhere(grade: Grade, found: dict[str, Any], old: dict[str, bytes], 
     for what, right in (("first alone", [STEPS[0], old]), ("empty again", None)):
         if (loaded := found[what]) != right:
             now = f"holds only the checkpoint of step {STEPS[0]}" if right else "is empty"
-            text = f"The folder {now} now, as it did before step {STEPS[1]} was saved. load_latest gave {told(loaded)}."
+            text = f"The folder {now} now, as before step {STEPS[1]} was saved. load_latest returned {told(loaded)}."
             grade.reject("kept-in-memory", text)
 
 
@@ -62,14 +66,14 @@ def check_picture(grade: Grade, picture: dict[str, Any], old: dict[str, bytes] |
     if loaded == absent or loaded == [step, new]:
         return
     killed = f"Killed while saving step {step}, when the folder held {picture['files']}"
-    text = f"{killed}: load_latest gave {told(loaded)}"
+    text = f"{killed}: load_latest returned {told(loaded)}"
     if old is None:
         id = "none-is-an-error" if isinstance(loaded, str) else "half-counts-as-whole"
         grade.reject(id if loaded is not None else "unknown", f"{text}. No checkpoint was complete yet.")
     parts = parts_of(loaded)
     if parts.keys() == new.keys() and all(parts[name] in (old[name], new[name]) for name in parts):
         mix = ", ".join(f"{name} of step {step if parts[name] == new[name] else STEPS[0]}" for name in sorted(parts))
-        grade.reject("one-file-at-a-time", f"{killed}: load_latest gave {mix}, as step {loaded[0]}.")
+        grade.reject("one-file-at-a-time", f"{killed}: load_latest returned {mix}, as step {loaded[0]}.")
     if picture["old"]:
         explain_kept(grade, picture, text, parts)
     explain_lost(grade, picture, f"{text}. Some bytes of step {STEPS[0]} were no longer on disk")
@@ -80,7 +84,7 @@ def parts_of(loaded: Any) -> dict[str, bytes]:
 
 
 def explain_kept(grade: Grade, picture: dict[str, Any], text: str, parts: dict[str, bytes]) -> NoReturn:
-    """All bytes of the old checkpoint are on disk, and something else was loaded."""
+    """Explain why another state was loaded although all bytes of the old checkpoint are on disk."""
     if picture["new"] and picture["short"] and not parts:
         short = f"{', '.join(picture['short'])} was truncated"
         grade.reject("pointer-torn", f"{text}. All bytes of both checkpoints were on disk; {short}.")
@@ -92,14 +96,14 @@ def explain_kept(grade: Grade, picture: dict[str, Any], text: str, parts: dict[s
 
 
 def explain_lost(grade: Grade, picture: dict[str, Any], text: str) -> NoReturn:
-    """Bytes of a complete checkpoint are gone: was a file changed, and how, or removed?"""
+    """Explain missing bytes of a complete checkpoint: a file was changed in some way, or removed."""
     if picture["torn"]:
         grade.reject(
             "overwritten-in-place", f"{text}: {picture['torn'][0]} held neither the old bytes nor all the new bytes."
         )
     if picture["changed"]:
         names = f"{', '.join(picture['changed'][:3])} {'was' if len(picture['changed']) == 1 else 'were'}"
-        grade.reject("one-file-at-a-time", f"{text}: {names} already of the new checkpoint.")
+        grade.reject("one-file-at-a-time", f"{text}: {names} already from the new checkpoint.")
     grade.reject("deletes-first" if picture["gone"] else "unknown", f"{text}: {told_gone(picture)}.")
 
 
@@ -115,15 +119,15 @@ def check_again(grade: Grade, picture: dict[str, Any], parts: dict[str, bytes]) 
         grade.reject("debris-in-the-way", text)
     if loaded == [step, parts]:
         return
-    text = f"A kill left {picture['files']}. The next run saved step {step}; then load_latest gave {told(loaded)}."
+    text = f"A kill left {picture['files']}. The next run saved step {step}; then load_latest returned {told(loaded)}."
     more = loaded[1].keys() - parts.keys() if isinstance(loaded, list) and isinstance(loaded[1], dict) else set()
     if more:
-        grade.reject("debris-gets-in", f"{text} That save had no part {', '.join(sorted(more))}.")
+        grade.reject("debris-gets-in", f"{text} That save did not contain {', '.join(sorted(more))}.")
     grade.reject("debris-in-the-way", text)
 
 
 def check_repeated(grade: Grade, found: dict[str, Any], whole: list[Any], next_one: dict[str, bytes]) -> None:
-    """The same step saved once more, by a caller who saves every so many steps and at the end."""
+    """Check saving the same step twice, as a caller does that saves every N steps and at the end."""
     if found["repeated"] not in whole:
         text = f"Step {STEPS[1]} was saved twice, the second time with other parts. Then: {told(found['repeated'])}."
         grade.reject("saved-once", text)
@@ -134,19 +138,19 @@ def check_repeated(grade: Grade, found: dict[str, Any], whole: list[Any], next_o
 
 
 def explain_repeated(grade: Grade, picture: dict[str, Any]) -> NoReturn:
-    """A step with a complete checkpoint is saved once more: what became of its files?"""
+    """Explain what happened to the files of a complete checkpoint when its step was saved again."""
     text = f"Step {STEPS[1]} had a complete checkpoint. Killed while it was saved again, when the folder held"
-    text = f"{text} {picture['files']}: load_latest gave {told(picture['loaded'])}"
+    text = f"{text} {picture['files']}: load_latest returned {told(picture['loaded'])}"
     if picture["changed"]:
         explain_lost(grade, picture, f"{text}. Some files of the first save were no longer there")
     if picture["gone"]:
-        grade.reject("removed-to-replace", f"{text}. Of the complete checkpoint, {told_gone(picture)}.")
+        grade.reject("removed-to-replace", f"{text}. The checkpoint had been complete, but {told_gone(picture)}.")
     half = isinstance(picture["loaded"], list)
     grade.reject("half-counts-as-whole" if half else "unknown", f"{text}. The files of the first save were all there.")
 
 
 def told(loaded: Any) -> str:
-    """What load_latest gave, in words."""
+    """Describe the result of load_latest."""
     if isinstance(loaded, list) and len(loaded) == 2 and isinstance(loaded[1], dict):
         sizes = ", ".join(f"{name} of {count(len(data), 'byte')}" for name, data in sorted(loaded[1].items()))
         return f"step {loaded[0]} with {sizes or 'no parts'}"

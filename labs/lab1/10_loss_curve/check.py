@@ -1,4 +1,4 @@
-"""Merged logs and running means against their definitions, and against what others take them to be."""
+"""Compare merged logs and running means with their definitions, and with those of each misconception."""
 
 import math
 from typing import NoReturn
@@ -10,7 +10,7 @@ from frog.learn.grader.words import apart, count
 
 
 def check(grade: Grade) -> None:
-    value = grade.call({"seed": grade.seed}, seconds=8).values[0]  # who imports matplotlib needs some of them
+    value = grade.call({"seed": grade.seed}, seconds=8).values[0]  # importing matplotlib takes some of them
     for name, rows in make_logs(grade.seed).items():
         check_merged(grade, name, value["merged"][name], rows)
     losses, beta = make_losses(grade.seed)
@@ -20,12 +20,12 @@ def check(grade: Grade) -> None:
         if pair[0] != pair[1]
     ]
     if moved and moved[0] < len(losses[1]):
-        text = f"The check made loss {len(losses[1])} of {len(losses[1])} larger by 5; value {moved[0]} changed too."
+        text = f"The check increased loss {len(losses[1])} of {len(losses[1])} by 5; your value {moved[0]} changed too."
         grade.reject("looks-ahead", text)
     for found, some in zip(value["smoothed"], losses, strict=True):
         check_smoothed(grade, found, some, beta)
     falling = losses[1]
-    text = f"first value {value['smoothed'][1][0]:.3f}, not corrected {(1 - beta) * falling[0]:.3f}"
+    text = f"first value {value['smoothed'][1][0]:.3f}; without the correction {(1 - beta) * falling[0]:.3f}"
     grade.measured(f"losses that fall from {falling[0]:.3f}, beta {beta:.3f}", text)
     grade.predicted("first-smoothed", 0.1 * 7.6)
 
@@ -50,7 +50,7 @@ def explain_merged(
             grade.reject("one-restart-only", text)
     if len(steps) != len(set(steps)):
         twice = next(step for step in steps if steps.count(step) > 1)
-        grade.reject("both-rows-count", f"{what} Your curve has step {twice} {count(steps.count(twice), 'time')}.")
+        grade.reject("both-rows-count", f"{what} Your curve contains step {twice} {count(steps.count(twice), 'time')}.")
     wrong = [row for row in found if row not in expected]
     if len(found) > len(expected) and [row for row in found if row in expected] == expected:
         text = f"{what} The run now ends at step {expected[-1][0]}; your curve goes to {steps[-1]}."
@@ -63,12 +63,12 @@ def explain_merged(
 
 
 def restarts(rows: list[tuple[int, float]]) -> list[int]:
-    """Where a run begins again: the places of rows that do not come after the one before."""
+    """Return the indices of rows at which the run restarts: those whose step is not larger than the previous one."""
     return [place for place in range(1, len(rows)) if rows[place][0] <= rows[place - 1][0]]
 
 
 def one_restart(rows: list[tuple[int, float]], which: int) -> list[tuple[int, float]]:
-    """The rows without those that one restart alone, the first or the last, makes untrue."""
+    """Return the rows without those that one restart alone, the first or the last, invalidates."""
     found = restarts(rows)
     if len(found) < 2:
         return rows
@@ -77,14 +77,14 @@ def one_restart(rows: list[tuple[int, float]], which: int) -> list[tuple[int, fl
 
 
 def true_rows(rows: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Those after which no row came with the same step or an earlier one."""
+    """Return the rows that no later row with the same or an earlier step replaces."""
     return [row for place, row in enumerate(rows) if all(later[0] > row[0] for later in rows[place + 1 :])]
 
 
 def check_smoothed(grade: Grade, found: list[float], losses: list[float], beta: float) -> None:
     if len(found) != len(losses):
         grade.reject(
-            "unknown", f"{count(len(losses), 'loss', 'losses')} went in, {count(len(found), 'value')} came out."
+            "unknown", f"You got {count(len(losses), 'loss', 'losses')} and returned {count(len(found), 'value')}."
         )
     expected = mean(losses, beta)
     if not close(found, expected):
@@ -97,7 +97,7 @@ def explain_smoothed(
     places = range(len(found))
     place = next(place for place in places if not close(found[place : place + 1], expected[place : place + 1]))
     yours, right = apart(found[place], expected[place])
-    text = f"Beta {beta:.3f}: value {place + 1} is {yours}, and should be {right}."
+    text = f"Beta {beta:.3f}: value {place + 1} is {yours}, but should be {right}."
     holes = [number for number, loss in enumerate(losses[: place + 1]) if not math.isfinite(loss)]
     bad = holes[-1] if holes else None
     seen = f"The first loss was {losses[0]:.4f}."
@@ -122,7 +122,7 @@ def mean(losses: list[float], beta: float) -> list[float]:
 
 
 def beliefs(losses: list[float], beta: float) -> dict[str, list[float]]:
-    """What others make of these losses."""
+    """Smooth these losses under each misconception."""
     real = [loss if math.isfinite(loss) else None for loss in losses]
     return {
         "begins-at-zero": running(real, beta, 0.0),
@@ -135,7 +135,7 @@ def beliefs(losses: list[float], beta: float) -> dict[str, list[float]]:
 
 
 def counted(losses: list[float], beta: float, fades: bool) -> list[float]:
-    """A loss that is not finite adds nothing to the sum, and to the weight as others do."""
+    """Smooth, with losses that are not finite counted in the weight but not in the sum."""
     total, values = 0.0, []
     for place, loss in enumerate(losses, start=1):
         if math.isfinite(loss):
@@ -147,7 +147,7 @@ def counted(losses: list[float], beta: float, fades: bool) -> list[float]:
 
 
 def filled(losses: list[float]) -> list[float]:
-    """Each loss that is not finite is taken to be the one before."""
+    """Replace each loss that is not finite by the previous one."""
     values: list[float] = []
     for loss in losses:
         values.append(loss if math.isfinite(loss) or not values else values[-1])
@@ -170,4 +170,4 @@ def close(found: list[float], expected: list[float]) -> bool:
 
 def show(losses: list[float]) -> str:
     last = ", ".join(f"{loss:.3f}" for loss in losses[-4:])
-    return f"The last four losses up to there were {last}" if len(losses) > 4 else f"The losses up to there were {last}"
+    return f"The last four losses so far were {last}" if len(losses) > 4 else f"The losses so far were {last}"

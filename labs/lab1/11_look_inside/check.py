@@ -1,4 +1,4 @@
-"""What the learner says of each file, against the tensors that were put into it."""
+"""Compare the learner's description of each file with the tensors written to it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,16 +13,18 @@ from frog.learn.grader.grade import Grade
 def check(grade: Grade) -> None:
     found = grade.call({"seed": grade.seed}).values[0]
     if found["ran"]:
-        text = "Next to its weights, a checkpoint contained a small program. describe ran it, and it made a folder."
+        text = "One checkpoint contained a small program next to its weights. describe ran it, and it created a folder."
         grade.reject("runs-code", text)
     for name, state in make_states(grade.seed).items():
         check_good(grade, name, found["good"][name], state, found["sizes"][name])
     for name, said in found["bad"].items():
         what = name.removesuffix(".pt").replace("-", " ")
         if not isinstance(said, list):
-            grade.reject("unknown", f"A file that is not a safe checkpoint ({what}) was described: {str(said)[:100]}.")
+            grade.reject(
+                "unknown", f"describe accepted a file that is not a safe checkpoint ({what}): {str(said)[:100]}."
+            )
         if said[0] != "ValueError":
-            text = f"A file that is not a safe checkpoint ({what}): expected ValueError, got {said[0]}: {said[1]}."
+            text = f"For a file that is not a safe checkpoint ({what}), expected ValueError, got {said[0]}: {said[1]}."
             grade.reject("bad-file-crashes", text)
     text = ", ".join(f"{name} step {value['step']}" for name, value in found["good"].items())
     grade.measured("described", text)
@@ -45,7 +47,7 @@ def check_good(grade: Grade, name: str, said: Any, state: dict[str, Any], size: 
 
 
 def reason(key: str, value: Any, state: dict[str, Any], size: int, expected: dict[str, Any]) -> str:
-    """Which belief gives that value."""
+    """Return the misconception that gives this value."""
     model = state["model"].values()
     averages = list(state.get("optimizer", {"state": {}})["state"].values())
     steps = sum(slots["step"].nbytes for slots in averages)
@@ -94,7 +96,7 @@ def named(model: dict[str, Tensor], is_bad: Callable[[Tensor], Any]) -> list[str
 
 
 def truth(state: dict[str, Any]) -> dict[str, Any]:
-    """From the tensors themselves; a tied one has the same memory."""
+    """Compute the description from the tensors themselves; tied tensors share their memory."""
     own: list[Tensor] = list({tensor.data_ptr(): tensor for tensor in state["model"].values()}.values())
     slots = state.get("optimizer", {"state": {}})["state"].values()
     return {

@@ -1,4 +1,4 @@
-"""The classifier's scores against the same computation in plain functions; what it registers against the docstrings."""
+"""Compare the classifier's scores with plain functions, and the tensors that it registers with the docstrings."""
 
 from collections.abc import Callable
 from typing import Any
@@ -50,20 +50,22 @@ def check_registered(grade: Grade, sizes: dict[str, int], one: dict[str, Any]) -
         if not torch.equal(scores, again):
             grade.reject("made-in-forward", f"{says} Without dropout, two calls gave different scores.")
         if not any(name.startswith("blocks.") for name in own):
-            grade.reject("plain-list", f"{says} So are all tensors of the blocks, but two calls of the model agree.")
-        grade.reject("unknown", f"{says} Which module of the docstring should have it?")
+            grade.reject(
+                "plain-list", f"{says} All tensors of the blocks are missing too, but two calls of the model agree."
+            )
+        grade.reject("unknown", f"{says} Which module in the docstring should have it?")
     if own.keys() != wanted.keys():
         strange = sorted(own.keys() - wanted.keys())
         grade.reject("unknown", f"{named(sizes)}: state_dict has {strange[:3]}, and lacks {missing[:3]}.")
     for name, shape in wanted.items():
         if own[name] == shape:
             continue
-        says = f"{named(sizes)}: {name} is {own[name]}, and should be {shape}."
+        says = f"{named(sizes)}: {name} is {own[name]}, but should be {shape}."
         grade.reject("in-and-out-swapped" if is_swapped(own, wanted, name) else "unknown", says)
     count = sum(torch.Size(shape).numel() for shape in wanted.values())
     if one["trained"] != count:
         block = sum(torch.Size(shape).numel() for name, shape in wanted.items() if name.startswith("blocks.0."))
-        says = f"{named(sizes)}: {one['trained']} parameters would be trained; there should be {count}."
+        says = f"{named(sizes)}: the optimizer would train {one['trained']} parameters; there should be {count}."
         is_one = one["trained"] == count - (sizes["num_blocks"] - 1) * block
         grade.reject(
             "one-block-many-times" if is_one else "unknown", f"{says} One block has {block}." if is_one else says
@@ -83,19 +85,19 @@ def is_scores(value: Any) -> bool:
 
 
 def check_stays(grade: Grade, sizes: dict[str, int], one: dict[str, Any]) -> None:
-    """Two calls in evaluation give the same scores."""
-    where = f"{named(sizes)}: two calls in evaluation gave different scores"
+    """Check that two calls in evaluation mode give the same scores."""
+    where = f"{named(sizes)}: two calls in evaluation mode gave different scores"
     if not all(map(is_scores, one["without dropout"])):
         return
     if not torch.equal(*one["without dropout"]):
-        grade.reject("made-in-forward", f"{where}, with dropout switched off too.")
+        grade.reject("made-in-forward", f"{where}, even with dropout switched off.")
     for scores, again in zip(one["scores"], one["again"], strict=True):
         if is_scores(scores) and is_scores(again) and not torch.equal(scores, again):
             grade.reject("dropout-never-off", f"{where}; with dropout switched off they are equal.")
 
 
 def check_gradients(grade: Grade, sizes: dict[str, int], found: Any) -> None:
-    """Backward reaches each weight, and gives the gradient of the plain functions."""
+    """Check that backward reaches each weight and gives the same gradient as the plain functions."""
     B, T = BATCHES[0]
     where = f"{named(sizes)}, backward from the scores"
     if isinstance(found, str):
@@ -111,7 +113,7 @@ def check_gradients(grade: Grade, sizes: dict[str, int], found: Any) -> None:
             gap = (found[name] - weight.grad).abs().max().item()
             grade.reject(
                 "cannot-train",
-                f"{where}: the gradient of {name} is off by up to {gap:.2g}, though the scores are right.",
+                f"{where}: the gradient of {name} is off by up to {gap:.2g}, although the scores are right.",
             )
 
 
@@ -139,7 +141,7 @@ Block = Callable[[dict[str, Tensor], Tensor], Tensor]
 
 
 def inner(block: dict[str, Tensor], x: Tensor, activation: Callable[[Tensor], Tensor] = F.gelu) -> Tensor:
-    """The block without its norm and without what is added."""
+    """Compute the block without its norm and without the residual sum."""
     return activation(x @ block["up.weight"].T + block["up.bias"]) @ block["down.weight"].T + block["down.bias"]
 
 
@@ -170,7 +172,7 @@ def classify(
 
 
 def variants(weights: dict[str, Tensor], tokens: Tensor) -> list[tuple[str, str, Tensor]]:
-    """What people write in its place: the id, in words, and its scores."""
+    """Return common mistakes: the id, a description, and the scores that it gives."""
     right = classify(weights, tokens)
     blocks: list[tuple[str, str, Block]] = [
         ("no-residual", "whose blocks do not add their input", lambda b, x: inner(b, norm(b, x))),
@@ -211,10 +213,10 @@ def variants(weights: dict[str, Tensor], tokens: Tensor) -> list[tuple[str, str,
 
 
 def check_dropout(grade: Grade, sizes: dict[str, int], scores: list[Tensor]) -> None:
-    """In training: the mean over many calls of what a block adds stays; what the input passes on is never dropped."""
+    """Check dropout in training: it scales a block's own result, and never drops the block's input."""
     where = f"{named(sizes)}, in training, dropout {DROPOUT}"
     if all(torch.equal(scores[0], other) for other in scores[1:]):
-        grade.reject("dropout-missing", f"{where}: {len(scores)} calls gave the same scores.")
+        grade.reject("dropout-missing", f"{where}: all {len(scores)} calls gave the same scores.")
     B, T = BATCHES[0]
     weights, tokens = make_weights(grade.seed, sizes), make_tokens(grade.seed, B, T, sizes["vocab_size"])
     spread = torch.stack(scores).std(0).mean().item()
@@ -232,7 +234,7 @@ def check_dropout(grade: Grade, sizes: dict[str, int], scores: list[Tensor]) -> 
 
 
 def simulated(weights: dict[str, Tensor], tokens: Tensor, way: str, p: float) -> float:
-    """How much scores vary: the standard deviation over many drawn masks."""
+    """Return the standard deviation of the scores over many random masks."""
     generator = torch.Generator().manual_seed(0)
 
     def dropped(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Merges and tokens against a second implementation; ties, repeated pairs, other alphabets, texts that end early."""
+"""Compare merges and tokens with a second implementation: ties, repeated pairs, other alphabets, few merges."""
 
 import functools
 import itertools
@@ -15,7 +15,7 @@ OTHERS = ("Grüße aus Köln", "学习 tokens", "naïve café 🐸")
 
 
 def draw_text(draw: random.Random) -> str:
-    """Words of few letters, some of them often: many pairs are equally frequent, some occur twice in a word."""
+    """Draw words of few letters, some of them frequent: many pairs tie, and some occur twice in a word."""
     letters = draw.sample("abdelmnorst", 5)
     words = ["".join(draw.choices(letters, k=draw.randint(2, 6))) for _ in range(8)]
     doubled = "".join(draw.sample(letters, 2)) * 3
@@ -24,7 +24,7 @@ def draw_text(draw: random.Random) -> str:
 
 
 def draw_dense(draw: random.Random) -> str:
-    """Long words of three letters: merges want the same bytes, so that their order shows."""
+    """Draw long words from three letters: merges compete for the same bytes, so their order shows."""
     return " ".join("".join(draw.choices("abc", k=draw.randint(4, 12))) for _ in range(30))
 
 
@@ -107,12 +107,12 @@ def merged(tokens, pair, most=None):
 
 
 def chosen_from(own, pairs):
-    """A pair of `own` if it is one of the equally frequent pairs; else the smallest of these."""
+    """Return the pair of `own` if it is among the equally frequent pairs, else the smallest of them."""
     return own if own in pairs else min(pairs)
 
 
 def is_learned(text, num_merges, own, **how) -> bool:
-    """Whether each merge of `own` is of a most frequent pair when its turn comes, whichever of equals it is."""
+    """True if each merge of `own` takes a most frequent pair, whichever of the equally frequent pairs it takes."""
     turns = (tuple(pair) for pair in own)
     return learn(text, num_merges, choose=lambda pairs: chosen_from(next(turns, None), pairs), **how) == own
 
@@ -127,7 +127,7 @@ def encode(text, merges, most=None, words=words_of):
     return found
 
 
-# ---- what was found --------------------------------------------------------------------------------------------------
+# ---- explanations ----------------------------------------------------------------------------------------------------
 
 
 def shown(tokens):
@@ -135,14 +135,14 @@ def shown(tokens):
 
 
 APART, AFTER = (functools.partial(words_of, split=split) for split in (r"[^\s]+|\s", r"[^\s]+ ?|\s"))
-"""Other words: a space is a word of its own, or belongs to the word before it."""
+"""Other splits: a space is a separate word, or belongs to the word before it."""
 LEARNED = (
     ("not-counted-again", "counting pairs once, before the first merge", {"recount": False}),
     ("first-of-equals", "taking the largest of equally frequent pairs", {"choose": max}),
     ("first-of-equals", "taking the first of equally frequent pairs", {"choose": lambda pairs: pairs[0]}),
     ("one-occurrence", "merging a pair once in a word", {"most": 1}),
 )
-"""Other ways to learn: the id, in words, and how `learn` does it."""
+"""Other ways to learn: the id, a description, and the arguments of `learn`."""
 
 
 COUNTED = (
@@ -156,7 +156,7 @@ COUNTED = (
     ("own-split", "words without the space before them", {"words": APART}),
     ("own-split", "words with the space after them", {"words": AFTER}),
 )
-"""Other ways to count: the same, whichever of equally frequent pairs is taken."""
+"""Other ways to count, each with any choice among equally frequent pairs."""
 
 
 def check_merges(grade: Grade, cases, found) -> None:
@@ -164,9 +164,11 @@ def check_merges(grade: Grade, cases, found) -> None:
     for case, one in zip(cases, found, strict=False):
         what = f"{case['num_merges']} merges of a text of {len(case['text'])} characters: "
         if isinstance(one, str):
-            grade.reject("never-stops-early", f"{what}{len(case['merges'])} pairs can be merged; then came {one}.")
+            grade.reject(
+                "never-stops-early", f"{what}{len(case['merges'])} pairs can be merged; then learn_merges raised {one}."
+            )
         if isinstance(one["merges"], str):
-            text = f"learn_merges returned {one['merges'][:60]}, and should return a list of pairs of bytes."
+            text = f"learn_merges returned {one['merges'][:60]}, but should return a list of pairs of bytes."
             grade.reject("unknown", text)
         made.append([[bytes(part) for part in pair] if are_bytes(pair) else pair for pair in one["merges"]])
     for n, case in enumerate(cases):
@@ -183,8 +185,8 @@ def explain_merges(grade: Grade, cases, made, case, own) -> NoReturn:
     for n, pair in enumerate(own, 1):
         if not are_bytes(pair):
             text = f"{what}number {n} is {str(pair)[:60] if isinstance(pair, list) else repr(pair)[:60]}"
-            grade.reject("unknown", f"{text}, and should be a pair of bytes: ({', '.join(map(repr, right[at]))}).")
-    what += f"number {at + 1} is {shown(own[at]) if at < len(own) else 'missing'}, and should be {shown(right[at])}."
+            grade.reject("unknown", f"{text}, but should be a pair of bytes: ({', '.join(map(repr, right[at]))}).")
+    what += f"number {at + 1} is {shown(own[at]) if at < len(own) else 'missing'}, but should be {shown(right[at])}."
     for id, words, how in LEARNED:
         if all(learn(one["text"], one["num_merges"], **how) == mine for one, mine in zip(cases, made, strict=True)):
             grade.reject(id, f"{what} In all {len(cases)} texts your merges match {words}.")
@@ -201,7 +203,7 @@ def explain_merges(grade: Grade, cases, made, case, own) -> NoReturn:
 
 
 def explain_merge(grade: Grade, case, own, at, what) -> NoReturn:
-    """The merges before number `at` are right: how often do the two pairs occur now?"""
+    """Explain the first wrong merge, number `at`, by how often the two pairs occur at that point."""
     if at >= len(own):
         grade.reject("unknown", what)
     pairs = Counter()
@@ -212,7 +214,7 @@ def explain_merge(grade: Grade, case, own, at, what) -> NoReturn:
         for pair in itertools.pairwise(tokens):
             pairs[pair] += often
     mine, right = tuple(own[at]), tuple(case["merges"][at])
-    says = f"{what} The first occurs {times(pairs[mine])} by now, the second {times(pairs[right])}."
+    says = f"{what} At this point the first occurs {times(pairs[mine])}, the second {times(pairs[right])}."
     known = {a + b for a, b in own[:at]}
     if any(part not in known and is_character(part, case["text"]) for part in mine):
         grade.reject("characters-for-bytes", says)
@@ -220,7 +222,7 @@ def explain_merge(grade: Grade, case, own, at, what) -> NoReturn:
 
 
 def is_character(part: bytes, text: str) -> bool:
-    """Whether it is a character of the text of more than one byte in UTF-8: as those, or as one byte."""
+    """True if it is a character of the text with more than one byte in UTF-8, as those bytes or as one byte."""
     return any(part in (one.encode(), one.encode("latin-1", errors="ignore")) for one in text if not one.isascii())
 
 
@@ -237,19 +239,19 @@ def texts(case, result):
 
 
 def check_tokens(grade: Grade, found) -> None:
-    """found: (case, text, tokens) of each text."""
+    """Check the tokens of each text; `found` holds (case, text, tokens)."""
     wrong = [one for one in found if one[2] != encode(one[1], one[0]["merges"])]
     if not wrong:
         return
     for _, text, tokens in wrong:
         if isinstance(tokens, str) or not all(isinstance(token, bytes) for token in tokens):
             says = f"encode({text[:20]!r}, …) returned {tokens[:40] if isinstance(tokens, str) else repr(tokens[:3])}"
-            grade.reject("unknown", f"{says}, and should return a list of bytes, one for each token.")
+            grade.reject("unknown", f"{says}, but should return a list of bytes, one for each token.")
     check_joined(grade, wrong)
     case, text, tokens = wrong[0]
     right = encode(text, case["merges"])
     at = next((n for n, pair in enumerate(zip(tokens, right, strict=False)) if pair[0] != pair[1]), len(right))
-    what = f"encode with {len(case['merges'])} merges: {shown(tokens[max(at - 1, 0) : at + 3])} …, and should be "
+    what = f"encode with {len(case['merges'])} merges: {shown(tokens[max(at - 1, 0) : at + 3])} …, but should be "
     what += (
         f"{shown(right[max(at - 1, 0) : at + 3])} …, at token {at + 1}. Wrong in {len(wrong)} of {len(found)} texts."
     )
@@ -262,15 +264,19 @@ def check_tokens(grade: Grade, found) -> None:
 
 
 def check_joined(grade: Grade, wrong) -> None:
-    """The tokens of each text are the text again, if they are joined."""
+    """Check that the tokens of each text, joined, are the text."""
     changed = [(text, b"".join(tokens)) for _, text, tokens in wrong if b"".join(tokens) != text.encode()]
     if not changed:
         return
     text, own = changed[0]
-    says = f"encode({text[:20]!r}, …): the text has {len(text.encode())} bytes, but the tokens together {len(own)}."
+    says = (
+        f"encode({text[:20]!r}, …): the text has {len(text.encode())} bytes, but the tokens have {len(own)} in total."
+    )
     at = next((n for n, pair in enumerate(zip(own, text.encode(), strict=False)) if pair[0] != pair[1]), len(own))
     at = max(at - 10, 0)
-    says = f"{says} From byte {at} on, the text is {text.encode()[at : at + 20]!r}, the tokens {own[at : at + 20]!r}."
+    says = (
+        f"{says} From byte {at} on, the text is {text.encode()[at : at + 20]!r}, the tokens are {own[at : at + 20]!r}."
+    )
     if all(own == text.replace(" ", "").encode() for text, own in changed):
         grade.reject("own-split", f"{says} The spaces are missing.")
     if all(own == text.encode("latin-1", errors="replace") for text, own in changed):
@@ -281,13 +287,13 @@ def check_joined(grade: Grade, wrong) -> None:
 
 
 def is_part(own: bytes, text: bytes) -> bool:
-    """Whether `own` is `text` with bytes left out."""
+    """True if `own` is `text` with some bytes left out."""
     rest = iter(text)
     return all(byte in rest for byte in own)
 
 
 def is_covered(text: str, own: bytes) -> bool:
-    """Whether `own` has all words of the text that are ASCII, in order, and something else for the others."""
+    """True if `own` has all ASCII words of the text, in order, and something else for the others."""
     return not text.isascii() and is_part(b"".join(word for word in words_of(text) if word.isascii()), own)
 
 

@@ -1,4 +1,4 @@
-"""What was loaded while a batch was held, what came of a broken load, and what was left after close()."""
+"""Check the loads while a batch is held, the effect of a broken load, and the threads after close()."""
 
 import random
 
@@ -29,16 +29,16 @@ def check(grade: Grade) -> None:
         for name, one in found.items():
             judges[name](one)
             if one.get("stopped"):
-                text = f"{case['num']} batches: {count(len(one['begun']), 'load')} began, and then none for 3 s."
+                text = f"{case['num']} batches: {count(len(one['begun']), 'load')} began, and then no other for 3 s."
                 grade.reject("unknown", text)
         ahead = found["held"]["ahead"][0] if "held" in found else ahead
-    grade.measured("loaded while the first batch was held", f"{ahead} batches, with a depth of {case['depth']}")
+    grade.measured("batches loaded while the first batch was held", f"{ahead}, with a depth of {case['depth']}")
     grade.measured("a step, with 30 ms to load and 20 ms to compute", f"{step_ms(30, 20, 3):.0f} ms")
     grade.predicted("step-ms", step_ms(30, 20, 3))
 
 
 def step_ms(load_ms: float, compute_ms: float, depth: int, steps: int = 200) -> float:
-    """The time of a step in the long run, step by step."""
+    """Simulate the steps and return the time of a step in the long run."""
     loaded, done = [0.0], [0.0]
     for i in range(steps):
         can_begin = max(loaded[-1], done[i - depth] if i >= depth else 0.0)
@@ -63,14 +63,14 @@ def check_batches(grade: Grade, num: int, one) -> None:
     if taken == [[i] for i in range(num)] and last[0] == "end":
         return
     words = f"{where}: the loop got batches {numbers(taken) or 'none'}, and then "
-    words += {"end": "the end.", "hangs": "waited, and nothing came.", "batch": "still more."}[last[0]]
+    words += {"end": "the end.", "hangs": "waited for a batch that never came.", "batch": "still more."}[last[0]]
     if last[0] == "end" and is_cut_short(taken, len(set(one["begun"]))):
         grade.reject("last-is-lost", f"{words} {batches(len(one['begun']))} had been loaded.")
     grade.reject("unknown", words)
 
 
 def is_cut_short(taken, loaded: int) -> bool:
-    """Whether all batches that were taken are right, and later ones had been loaded and were never delivered."""
+    """True if all delivered batches are right, and later ones were loaded but never delivered."""
     return taken == [[i] for i in range(len(taken))] and len(taken) < loaded
 
 
@@ -130,7 +130,7 @@ def check_broken(grade: Grade, case, one) -> None:
         grade.reject("error-comes-early", f"{says}, and then that error, {batches(at - len(taken))} too soon.")
     if what == "error":
         grade.reject("unknown", f"{says}, and then another error: {value}")
-    end = {"end": "the end, without an error", "hangs": "nothing: it waits", "batch": "more batches"}[what]
+    end = {"end": "the end, without an error", "hangs": "nothing: it still waits", "batch": "more batches"}[what]
     if what == "end" and is_cut_short(taken, at):
         grade.reject("last-is-lost", f"{says}, and then {end}; {batches(at)} had been loaded.")
     is_lost = taken[:at] == [[i] for i in range(at)]

@@ -1,4 +1,4 @@
-"""Losses and weights of every start against those of the plain loop, bit for bit."""
+"""Compare losses and weights of every start with those of the plain loop, bit for bit."""
 
 from typing import Any, NoReturn
 
@@ -44,7 +44,7 @@ def check_loop(grade: Grade, found: dict[str, Any], oracle: dict[str, Any]) -> N
         grade.reject("unknown", f"A run in an empty folder failed: {found['error']}.")
     wanted = list(range(1, NUM_STEPS + 1))
     if found["taken"] != wanted:
-        grade.reject("not-the-loop", f"A run of {NUM_STEPS} steps took the batches {found['taken']}.")
+        grade.reject("not-the-loop", f"A run of {NUM_STEPS} steps asked for the batches {found['taken']}.")
     check_rounded(grade, found["losses"], oracle["losses"])
     step = first_difference(found["losses"], oracle["losses"], 1e-4)
     if step is not None:
@@ -52,18 +52,16 @@ def check_loop(grade: Grade, found: dict[str, Any], oracle: dict[str, Any]) -> N
         others = plain_loop(grade.seed, training=False)["losses"]
         is_eval = first_difference(found["losses"], others, 1e-4) is None
         grade.reject("left-in-eval" if is_eval else "not-the-loop", text)
-    grade.compare(found["weights"], oracle["weights"], f"Never killed, after step {NUM_STEPS} the weights", 1e-3, 1e-4)
+    grade.compare(found["weights"], oracle["weights"], f"Never killed: after step {NUM_STEPS} the weights", 1e-3, 1e-4)
 
 
 def check_rounded(grade: Grade, found: Any, expected: list[float]) -> None:
-    """A loss that was rounded is none that this step had; resumed or not."""
+    """Reject rounded losses, in a resumed run or in one that was never killed."""
     if not isinstance(found, list) or len(found) != len(expected) or not all(isinstance(loss, float) for loss in found):
         return
     digits = next((n for n in range(1, 8) if all(round(loss, n) == loss for loss in found)), None)
     if digits is not None and all(abs(a - b) < 10**-digits for a, b in zip(found, expected, strict=True)):
-        text = (
-            f"All losses have {count(digits, 'decimal')} at most: that of step 1 is {found[0]!r}, where {expected[0]!r}"
-        )
+        text = f"All losses have {count(digits, 'decimal')} at most: step 1 has {found[0]!r}, but {expected[0]!r}"
         grade.reject("losses-rounded", f"{text} was computed.")
     roundings = {f"{n} decimals": [round(loss, n) for loss in expected] for n in range(2, 8)}
     for dtype in (torch.bfloat16, torch.float16):
@@ -72,12 +70,12 @@ def check_rounded(grade: Grade, found: Any, expected: list[float]) -> None:
     for how, rounded in roundings.items():
         ends = [n for n in range(1, len(found) + 1) if found == rounded[:n] + expected[n:]]
         if found != expected and ends:
-            text = f"The losses of steps 1 to {ends[0]} are rounded to {how}: that of step 1 is {found[0]!r}"
-            grade.reject("losses-rounded", f"{text}, where {expected[0]!r} was computed.")
+            text = f"The losses of steps 1 to {ends[0]} are rounded to {how}: the loss of step 1 is {found[0]!r}"
+            grade.reject("losses-rounded", f"{text}, but {expected[0]!r} was computed.")
 
 
 def check_complete(grade: Grade, found: dict[str, Any], longer: list[int]) -> None:
-    """Called once more when the run is complete: was the last checkpoint saved, and found?
+    """Check a call on a complete run: the last checkpoint must have been saved, and must be found.
 
     `longer`: the first step of the start after a complete run of one digit.
     """
@@ -97,21 +95,21 @@ def check_complete(grade: Grade, found: dict[str, Any], longer: list[int]) -> No
 
 
 def check_again(grade: Grade, found: dict[str, Any], oracle: dict[str, Any]) -> None:
-    """Called once more when the run is complete; the starts after kills were right."""
+    """Check a call on a complete run, once the starts after kills are right."""
     if found["taken"]:
-        text = f"Called again on a complete run of {NUM_STEPS} steps, train took the batches {found['taken']}."
+        text = f"Called again on a complete run of {NUM_STEPS} steps, train asked for the batches {found['taken']}."
         grade.reject("trains-again", text)
     check_losses(grade, found, oracle, "Called again on a complete run")
 
 
 def check_start(grade: Grade, found: dict[str, Any], oracle: dict[str, Any], last: int) -> None:
-    """The start after a kill in a step; the last checkpoint was of step `last`."""
+    """Check the start after a kill in a step; `last` is the step of the last checkpoint."""
     about = f"Killed in {found['at']}, restarted"
     if found["error"]:
         grade.reject("unknown", f"{about}: {found['error']}.")
     first = found["taken"][0] if found["taken"] else None
-    asked = f"the first batch was that of step {first}" if first is not None else "it asked for no batch"
-    text = f"{about}: the last checkpoint should be of step {last}, but {asked}."
+    asked = f"train first asked for the batch of step {first}" if first is not None else "it asked for no batch"
+    text = f"{about}: the last checkpoint should be that of step {last}, but {asked}."
     if last and found["taken"] == list(range(1, NUM_STEPS - last + 1)):
         steps = f"steps {last + 1} to {NUM_STEPS} remained, but it asked for batches 1 to {NUM_STEPS - last}"
         grade.reject("counts-from-its-start", f"{about}: {steps}.")
@@ -120,7 +118,7 @@ def check_start(grade: Grade, found: dict[str, Any], oracle: dict[str, Any], las
     if first is not None and first < last and last < SHORTER and last not in oracle["saved"]:
         saved = f"only after step {', '.join(map(str, oracle['saved']))}" if oracle["saved"] else "after no step"
         before = f"before step {NUM_STEPS} the folder changed {saved}"
-        grade.reject("not-every-n", f"{text} In a run never killed, {before}.")
+        grade.reject("not-every-n", f"{text} In a run that was never killed, {before}.")
     saved_on_the_way_out = first == found.get("step") and first_difference(found["losses"], oracle["losses"]) is None
     if first != last + 1 and not saved_on_the_way_out:
         grade.reject("step-off-by-one" if first == last + 2 else "unknown", text)
@@ -150,13 +148,13 @@ def check_losses(grade: Grade, found: dict[str, Any], oracle: dict[str, Any], ab
 
 
 def check_state(grade: Grade, found: dict[str, Any], oracle: dict[str, Any], text: str) -> NoReturn:
-    """Losses are wrong: what did the first step of this start read that the run never killed did not?"""
+    """Explain wrong losses by the state that the first step of this start read."""
     if found["taken"] and found["taken"][0] <= NUM_STEPS:
         step = found["taken"][0]
         here, there = found["read"][0], oracle["read"][step - 1]
         for part, id in LOST.items():
             if not same(here[part], there[part]):
-                text = f"{text} When step {step} began, the {part} were not those of a run never killed"
+                text = f"{text} When step {step} began, the {part} were not those of a run that was never killed"
                 explain_part(grade, part, id, here[part], oracle, text)
     grade.reject("unknown", text)
 
@@ -164,13 +162,13 @@ def check_state(grade: Grade, found: dict[str, Any], oracle: dict[str, Any], tex
 def explain_part(
     grade: Grade, part: str, id: str, found: dict[str, Tensor], oracle: dict[str, Any], text: str
 ) -> NoReturn:
-    """Wrong from the start on: as in a new process, or as at another step?"""
+    """Explain a state that is wrong at the start: that of a new process, or of another step."""
     if same(found, oracle["fresh"][part]):
-        grade.reject(id, f"{text}: they were as in a new process that has loaded nothing.")
+        grade.reject(id, f"{text}: they were those of a new process that has loaded nothing.")
     for step, read in enumerate(oracle["read"], 1):
         if same(found, read[part]):
             grade.reject("unknown", f"{text}: they were those at the start of step {step}.")
-    grade.reject(id if part == "random numbers" else "unknown", f"{text}, nor of a new process.")
+    grade.reject(id if part == "random numbers" else "unknown", f"{text}, nor those of a new process.")
 
 
 def same(found: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
@@ -178,21 +176,21 @@ def same(found: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
 
 
 def check_picture(grade: Grade, found: dict[str, Any], oracle: dict[str, Any]) -> None:
-    """The start after a kill in a save."""
+    """Check the start after a kill in a save."""
     about = f"Killed in {found['at']}, restarted"
     if found["error"]:
         when = f" after step {found['taken'][-1]} had begun" if found["taken"] else ", before the first step"
         id = "unknown" if found["taken"] else "half-a-checkpoint"
         grade.reject(id, f"{about}{when}: {found['error']}.")
     if first_difference(found["losses"], oracle["losses"]) is not None or not same(found["weights"], oracle["weights"]):
-        grade.reject("half-a-checkpoint", f"{about}: losses or weights are not those of a run never killed.")
+        grade.reject("half-a-checkpoint", f"{about}: losses or weights are not those of a run that was never killed.")
     if found["taken"] and found["taken"][0] == 1 and found["before"]:
-        text = f"{about}: it started at step 1, though a checkpoint of step {found['before']} had been saved."
+        text = f"{about}: it started at step 1, although a checkpoint of step {found['before']} had been saved."
         grade.reject("half-a-checkpoint", text)
 
 
 def first_difference(found: Any, expected: list[float], rtol: float = 0.0) -> int | None:
-    """The number of the first step whose loss is another."""
+    """Return the number of the first step whose loss differs."""
     if not isinstance(found, list):
         return 1
     pairs = zip(found, expected, strict=False)
@@ -200,18 +198,18 @@ def first_difference(found: Any, expected: list[float], rtol: float = 0.0) -> in
     return step if step or len(found) == len(expected) else min(len(found), len(expected)) + 1
 
 
-def pair(found: Any, expected: list[float], step: int, of: str = "a run never killed") -> str:
+def pair(found: Any, expected: list[float], step: int, of: str = "a run that was never killed") -> str:
     if not isinstance(found, list) or step > len(found):
         what = count(len(found), "loss", "losses") if isinstance(found, list) else f"a {type(found).__name__}"
         return f"train returned {what} for a run of {NUM_STEPS} steps"
     if step > len(expected):
         return f"train returned {count(len(found), 'loss', 'losses')} for a run of {NUM_STEPS} steps"
     yours, right = apart(found[step - 1], expected[step - 1], 7)
-    return f"the loss of step {step} was {yours}, and of {of} {right}"
+    return f"the loss of step {step} was {yours}, but {right} in {of}"
 
 
 def plain_loop(seed: int, training: bool = True) -> dict[str, Any]:
-    """The six lines; or without dropout, as in eval mode."""
+    """Run the six lines, or the same without dropout, as in eval mode."""
     torch.manual_seed(seed + 17)
     model = Model(seed).train(training)
     optimizer, losses = torch.optim.AdamW(model.parameters(), lr=0.05), []

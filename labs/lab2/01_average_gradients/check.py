@@ -1,4 +1,4 @@
-"""The gradient of the whole batch in one process is the oracle; then three steps, and the weights bit for bit."""
+"""Compare gradients with the whole batch's in one process, then the weights of three steps bit for bit."""
 
 import torch
 from ranks import MARK, OPTIMIZERS, SAMPLES, gradients, make, samples_of_step
@@ -7,7 +7,7 @@ from torch import nn
 from frog.learn.grader.grade import Grade, World
 
 MODEL_BYTES = 2_656_768
-"""Of gradient, of the model in the prediction."""
+"""Bytes of gradient of the model in the prediction."""
 
 
 def check(grade: Grade) -> None:
@@ -30,14 +30,14 @@ def of(world: World, key: str) -> list:
 
 
 def whole_batch(seed: int, size: int) -> dict[str, torch.Tensor | None]:
-    """The oracle: the mean of the ranks' losses, in one process."""
+    """Compute the oracle in one process: the gradient of the mean of the ranks' losses."""
     model, x_NBD, y_NBV = make(seed, size)
     torch.stack([nn.functional.mse_loss(model(x), y) for x, y in zip(x_NBD, y_NBV, strict=True)]).mean().backward()
     return gradients(model)
 
 
 def far(found: dict, expected: dict) -> float:
-    """The largest difference of two tables of gradients; None and a tensor are infinitely far."""
+    """Return the largest difference between two tables of gradients; None and a tensor differ by infinity."""
     if any((found[name] is None) != (expected[name] is None) for name in expected):
         return float("inf")
     return max(((found[n] - e).abs().max().item() for n, e in expected.items() if e is not None), default=0.0)
@@ -48,7 +48,7 @@ def scaled(table: dict, by: float) -> dict:
 
 
 def one_call(grade: Grade, world: World, expected: dict) -> None:
-    """The gradients after one call, on every rank; the misconception that gives just these, if there is one."""
+    """Check the gradients after one call on every rank, and reject with the misconception that gives them."""
     size, before, after = world.size, of(world, "before"), of(world, "after")
     touched = [name for name, value in after[0].items() if value is not None and expected[name] is None]
     if touched:
@@ -81,11 +81,13 @@ def one_call(grade: Grade, world: World, expected: dict) -> None:
         one_factor(grade, size, ratios[0])
     if size > 1 and all(far(a, filled(before[0], expected)) <= 1e-6 for a in after):
         gap = far(after[0], expected)
-        grade.reject("rank-0-decides", f"All ranks hold rank 0's own gradient, {gap:.1g} off the whole batch's.")
+        grade.reject(
+            "rank-0-decides", f"All ranks hold rank 0's gradient, which differs from the whole batch's by {gap:.1g}."
+        )
     gaps = [far(a, expected) for a in after]
     if gaps[0] <= 1e-6 and max(gaps) > 1e-4:
-        text = f"At world {size} rank 0 holds the whole batch's gradients; on the other ranks they are up to"
-        grade.reject("only-rank-0-knows", f"{text} {max(gaps):.1g} off.")
+        text = f"At world {size} rank 0 holds the whole batch's gradients; the other ranks' gradients are off by up to"
+        grade.reject("only-rank-0-knows", f"{text} {max(gaps):.1g}.")
     grade.compare(after[0], expected, f"gradient at world {size}", rtol=1e-5, atol=1e-6)
     grade.reject(
         "unknown", f"At world {size} the ranks hold different gradients, {far(after[-1], after[0]):.1g} apart."
@@ -93,19 +95,19 @@ def one_call(grade: Grade, world: World, expected: dict) -> None:
 
 
 def first_call(world: World) -> list:
-    """What rank 0 called in average_gradients, when it was called by itself."""
+    """Return rank 0's calls in average_gradients, when the check called it directly."""
     return split(world)[0]
 
 
 def split(world: World) -> tuple[list, list]:
-    """The calls of rank 0 before and after the mark."""
+    """Return rank 0's calls before and after the mark."""
     calls = [call for call in world.calls[0] if call.op != "new_group"]
     mark = next(n for n, call in enumerate(calls) if call.numel == MARK)
     return calls[:mark], calls[mark + 1 :]
 
 
 def weights_moved(grade: Grade, world: World, stays: bool) -> None:
-    """A function that changes weights: to their mean over the ranks, or to something else."""
+    """Explain a function that changes the weights: to their mean over the ranks, or otherwise."""
     own, now = of(world, "weights before"), of(world, "weights")
     moved = [name for name in own[0] if any(not torch.equal(a[name], b[name]) for a, b in zip(own, now, strict=True))]
     if not moved:
@@ -121,12 +123,12 @@ def weights_moved(grade: Grade, world: World, stays: bool) -> None:
 
 
 def left_out(grade: Grade, size: int, before: list[dict], after: list[dict], expected: dict) -> None:
-    """All gradients are right but for a few: these are the rank's own, or belong to a weight that comes twice."""
+    """Explain a few wrong gradients: they are the rank's own, or belong to a weight that two layers share."""
     wrong = [n for n, e in expected.items() if any(far({n: a[n]}, {n: e}) > 1e-6 for a in after)]
     if len(wrong) == len([value for value in expected.values() if value is not None]):
         return
     if size > 1 and all(far(a, kept_from(b, expected, wrong)) <= 1e-6 for a, b in zip(after, before, strict=True)):
-        text = f"At world {size} these gradients are still the rank's own: {', '.join(wrong)}. The others are the mean."
+        text = f"At world {size} these gradients are still the rank's own: {', '.join(wrong)}. The others are right."
         grade.reject("some-left-out", text)
     for factor in (1 / size, size):
         if size > 1 and wrong == ["first.weight"] and all(far(a, once_scaled(expected, factor)) <= 1e-5 for a in after):
@@ -143,7 +145,7 @@ def once_scaled(table: dict, by: float) -> dict:
 
 
 def one_factor(grade: Grade, size: int, ratio: float) -> None:
-    """All gradients are the mean times one number: does the function divide by the same number in another world?"""
+    """Explain gradients that are the mean times a factor, by the factor in another world."""
     other = 2 if size != 2 else 3
     world = grade.world(other, {"seed": grade.seed})
     found = of(world, "after")[0]["first.bias"] / whole_batch(grade.seed, other)["first.bias"]
@@ -159,7 +161,7 @@ def by_division(first: float, second: float) -> str:
 
 
 def absent(grade: Grade, before: list[dict], after: list[dict], expected: dict) -> None:
-    """What is made of a parameter that only some ranks have a gradient of."""
+    """Check the parameters for which only some ranks have a gradient."""
     size = len(after)
     had = {name: sum(b[name] is not None for b in before) for name in expected}
     name = min(expected, key=lambda name: had[name] or size)
@@ -174,12 +176,12 @@ def absent(grade: Grade, before: list[dict], after: list[dict], expected: dict) 
 
 
 def kept(table: dict, before: dict) -> dict:
-    """None wherever this rank had no gradient."""
+    """Return the table with None where this rank had no gradient."""
     return {name: None if before[name] is None else value for name, value in table.items()}
 
 
 def filled(table: dict, like: dict) -> dict:
-    """Zeros for a gradient that this rank did not have, and that the whole batch has."""
+    """Return the table with zeros for gradients that are None here but not in `like`."""
     return {n: torch.zeros_like(like[n]) if v is None and like[n] is not None else v for n, v in table.items()}
 
 
@@ -192,7 +194,7 @@ def unchanged(after: dict, before: dict) -> bool:
 
 
 def three_steps(grade: Grade, world: World, optimizer: str) -> None:
-    """Weights after three steps: the same bits on all ranks, and those of one process; and the losses of the steps."""
+    """Check the weights after three steps: equal bits on all ranks, close to one process; then the losses."""
     results = [trained[optimizer] for trained in of(world, "trained")]
     trained = [result["weights"] for result in results]
     for rank, table in enumerate(trained):
@@ -200,10 +202,12 @@ def three_steps(grade: Grade, world: World, optimizer: str) -> None:
             if not torch.equal(value, trained[0][name]):
                 gap = (value - trained[0][name]).abs().max()
                 calls = split(world)[1]
-                text = f"After 3 steps with {optimizer}, {name} on rank {rank} is up to {gap:.1g} off rank 0's."
+                text = (
+                    f"After 3 steps with {optimizer}, {name} on rank {rank} differs from rank 0's by up to {gap:.1g}."
+                )
                 if not calls:
                     grade.reject("steps-alone", f"{text} train_step called no collective.")
-                grade.reject("averages-too-late", f"{text} train_step called {len(calls)} collectives in all.")
+                grade.reject("averages-too-late", f"{text} train_step called {len(calls)} collectives in total.")
     expected, losses = after_three_steps(grade.seed, world.size, optimizer)
     for id, other in (
         ("never-clears", after_three_steps(grade.seed, world.size, optimizer, clears=False)[0]),
@@ -211,8 +215,8 @@ def three_steps(grade: Grade, world: World, optimizer: str) -> None:
     ):
         if far(trained[0], expected) > 1e-3 and far(trained[0], other) <= 1e-5:
             gap = far(trained[0], expected)
-            text = f"After 3 steps with {optimizer} at world {world.size}, the weights are up to {gap:.1g} off"
-            grade.reject(id, f"{text} those of one process.")
+            text = f"After 3 steps with {optimizer} at world {world.size}, the weights differ by up to {gap:.1g}"
+            grade.reject(id, f"{text} from those of one process.")
     near = 1e-3 if optimizer == "AdamW" else 1e-5
     what = f"weights after 3 steps with {optimizer} at world {world.size}"
     grade.compare(trained[0], expected, what, rtol=near, atol=near)
@@ -221,7 +225,7 @@ def three_steps(grade: Grade, world: World, optimizer: str) -> None:
 
 
 def check_returned(grade: Grade, rank: int, returned: list, losses: list[list[float]]) -> None:
-    """Each step returns a number: the loss of this rank's samples before the step."""
+    """Check that each step returns a number: the loss of this rank's samples before the step."""
     for step, (found, expected) in enumerate(zip(returned, losses, strict=True)):
         if isinstance(found, bool) or not isinstance(found, (int, float)):
             kind = "a tensor" if isinstance(found, torch.Tensor) else repr(found)
@@ -238,7 +242,7 @@ def check_returned(grade: Grade, rank: int, returned: list, losses: list[list[fl
 def after_three_steps(
     seed: int, size: int, name: str, clears: bool = True, moves: bool = True
 ) -> tuple[dict[str, torch.Tensor], list[list[float]]]:
-    """The weights of one process that has the whole batch, and the losses of each rank's samples in each step."""
+    """Train one process on the whole batch; return its weights, and the losses of each rank's samples in each step."""
     model, x_NBD, y_NBV = make(seed, size)
     optimizer = OPTIMIZERS[name](model.parameters())
     losses = []
@@ -254,9 +258,9 @@ def after_three_steps(
 
 
 def sent(grade: Grade, world: World) -> None:
-    """What a step cost, in the words of the next exercise."""
+    """Note the communication of a step, and how the next exercise improves it."""
     calls = first_call(world)
     if any(call.op.endswith("_object") for call in calls):
-        grade.note("Right, but each rank sent its whole gradient to all others. A ring sends 2(N-1)/N of it.")
+        grade.note("Right, but each rank sent its whole gradient to all others. A ring sends 2(N-1)/N times its size.")
     else:
         grade.note(f"{len(calls)} collectives per step. DDP would use 1 bucket: lab 2.2.")

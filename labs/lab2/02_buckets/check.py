@@ -1,4 +1,4 @@
-"""Numbers against the mean, computed here; buckets against the rules, by the sizes of the all-reduces."""
+"""Compare gradients with the mean computed here, and the sizes of the all-reduces with the bucket rules."""
 
 import math
 import random
@@ -32,7 +32,7 @@ def draw_cases(seed):
 
 
 def draw_one_type(draw):
-    """Gradients of float32, and a limit, that a first fit shares out in another way."""
+    """Draw float32 gradients and a limit for which first fit gives different buckets."""
     while True:
         shapes = [[draw.randint(2, 9), draw.randint(10, 40)] for _ in range(draw.randint(8, 11))]
         parameters, limit = [(shape, "float32") for shape in shapes], draw.randint(1500, 2500)
@@ -41,7 +41,7 @@ def draw_one_type(draw):
 
 
 def draw_mixed(draw):
-    """Gradients of two types, and a limit, with which each rule of RIVALS gives other buckets."""
+    """Draw gradients of two types and a limit for which each rule in RIVALS gives different buckets."""
     while True:
         parameters = [([draw.randint(11, 90)], draw.choice(["float32", "float16", "float16"])) for _ in range(12)]
         limit = draw.randint(300, 500)
@@ -56,7 +56,7 @@ def tells(parameters, limit, frozen, rivals):
 
 
 def fill(sizes, limit, size_of=lambda numel, dtype: numel * BYTES[dtype], ask_before=True, resets=True, full=False):
-    """The buckets for (numel, dtype) in the order of `sizes`, as (numel, dtype)."""
+    """Fill buckets with (numel, dtype) in the order of `sizes`; return each bucket as (numel, dtype)."""
     buckets, used = [], 0
     for numel, dtype in sizes:
         more = size_of(numel, dtype) if ask_before else 0
@@ -70,7 +70,7 @@ def fill(sizes, limit, size_of=lambda numel, dtype: numel * BYTES[dtype], ask_be
 
 
 def as_the_rules_say(calls, sizes, limit):
-    """A bucket ends where the type changes, or each type has an open bucket of its own: both are right."""
+    """True if the buckets are right: one ends where the type changes, or each type has its own open bucket."""
     by_type = all(
         [call for call in calls if call[1] == dtype] == fill([size for size in sizes if size[1] == dtype], limit)
         for dtype in BYTES
@@ -89,11 +89,11 @@ RULES = {
     "over-the-limit.2": lambda sizes, limit: fill(sizes, limit, ask_before=False, full=True),
     "one-bucket": lambda sizes, limit: fill(sizes, math.inf),
 }
-"""What a belief makes of gradients and a limit. It has to explain every case."""
+"""The buckets that each misconception makes from gradients and a limit. It must match every case."""
 
 
 def first_fit(sizes, limit):
-    """Buckets that stay open: each gradient goes into the first one that has room for it."""
+    """Fill buckets that stay open: each gradient goes into the first bucket with enough space."""
     buckets = []
     for numel, dtype in sizes:
         rooms = [b for b in buckets if b[1] == dtype and (b[0] + numel) * BYTES[dtype] <= limit]
@@ -110,7 +110,7 @@ RIVALS = [
     lambda sizes, limit: fill(sorted(sizes, reverse=True), limit),
     lambda sizes, limit: fill(sizes, limit, size_of=lambda numel, dtype: numel * BYTES[sizes[-1][1]]),
 ]
-"""Rules that a drawn case must tell from the right ones."""
+"""Rules that a drawn case must distinguish from the right ones."""
 
 
 def check(grade: Grade) -> None:
@@ -121,11 +121,11 @@ def check(grade: Grade) -> None:
     grade.measured("buckets of the model in the prediction", f"{listed(calls[0])} bytes")
     grade.predicted("buckets", len(calls[0]))
     grade.predicted("bucket-bytes", bytes_of(calls[0]))
-    grade.note("PyTorch's DDP has buckets of 25 MiB, and a first bucket of 1 MiB so that it is full soon.")
+    grade.note("PyTorch's DDP has buckets of 25 MiB, and a first bucket of 1 MiB that fills early.")
 
 
 def run_cases(grade, size, cases):
-    """The all-reduces of each case, whose numbers are right."""
+    """Return the all-reduces of each case, after checking its gradients."""
     world = grade.world(size, {"cases": cases})
     calls = split(world.calls[0])
     late = sum(call.is_async and not call.waited for call in world.calls[0])
@@ -136,7 +136,7 @@ def run_cases(grade, size, cases):
 
 
 def split(calls):
-    """The all-reduces of each case, as (numel, dtype)."""
+    """Return the all-reduces of each case, as (numel, dtype)."""
     cases = [[]]
     for call in calls:
         if call.op == "all_reduce" and call.numel == MARK and "int8" in call.dtype:
@@ -147,7 +147,7 @@ def split(calls):
 
 
 def sizes_of(case):
-    """(numel, dtype) of each gradient, the last parameter first."""
+    """Return (numel, dtype) of each gradient, the last parameter first."""
     trained = [n for n in range(len(case["parameters"])) if n not in case["frozen"]]
     return [(math.prod(case["parameters"][n][0]), case["parameters"][n][1]) for n in reversed(trained)]
 
@@ -172,7 +172,7 @@ def check_case(grade, case, calls, late, is_last_lost, found):
     if calls and bytes_of(calls) < whole:
         grade.reject(
             "last-bucket-lost" if is_last_lost else "unknown",
-            f"The gradients have {whole:,} bytes, your {len(calls)} all-reduces had {bytes_of(calls):,}: "
+            f"The gradients have {whole:,} bytes, but your {len(calls)} all-reduces had {bytes_of(calls):,}: "
             f"{whole - bytes_of(calls):,} bytes of gradient were in no bucket.",
         )
     wrong = [rank for rank, parts in enumerate(found) if not all(map(close, parts, mean))]
@@ -181,7 +181,7 @@ def check_case(grade, case, calls, late, is_last_lost, found):
 
 
 def close(found, mean):
-    """As close as its type can be."""
+    """True if a value is as close as its type allows."""
     if not isinstance(found, torch.Tensor) or found.shape != mean.shape:
         return False
     near = 3e-3 if found.dtype == torch.float16 else 1e-5
@@ -189,7 +189,7 @@ def close(found, mean):
 
 
 def explain(grade, rank, found, own, mean, calls, late):
-    """Why the numbers of a rank are not the mean."""
+    """Explain why a rank's gradients are not the mean."""
     shapes = [list(g.shape) if isinstance(g, torch.Tensor) else g for g in found[rank]]
     if shapes != [list(m.shape) for m in mean]:
         grade.reject("unknown", f"The gradients of rank {rank} have the shapes {shapes} afterwards.")
@@ -198,12 +198,12 @@ def explain(grade, rank, found, own, mean, calls, late):
     if late:
         grade.reject("not-waited", f"Rank 0 started {late} operations and never waited for them.")
     if all(torch.equal(a, b) for parts in zip(found, own, strict=True) for a, b in zip(*parts, strict=True)):
-        grade.reject("result-dropped", f"{len(calls)} all-reduces ran on rank 0, but not one gradient changed.")
+        grade.reject("result-dropped", f"{len(calls)} all-reduces ran on rank 0, but no gradient changed.")
     size = len(found)
     if all(close(g, m * size) for g, m in zip(found[rank], mean, strict=True)):
         grade.reject("sum-is-average", f"The gradients on rank {rank} are {size}.000 times the mean of {size} ranks.")
     if all(close(g, m / size) for g, m in zip(found[rank], mean, strict=True)):
-        grade.reject("divided-twice", f"The gradients on rank {rank} are a {size}th of the mean of {size} ranks.")
+        grade.reject("divided-twice", f"The gradients on rank {rank} are 1/{size} of the mean of {size} ranks.")
     values, means = (torch.cat([g.float().flatten() for g in parts]).sort().values for parts in (found[rank], mean))
     if close(values, means):
         wrong = [n for n, (g, m) in enumerate(zip(found[rank], mean, strict=True)) if not close(g, m)]
@@ -213,7 +213,7 @@ def explain(grade, rank, found, own, mean, calls, late):
             "values of other gradients.",
         )
     grade.compare(found[rank], mean, f"the mean gradient on rank {rank} of {size}", rtol=3e-3, atol=1e-5)
-    grade.reject("unknown", f"The mean gradient on rank {rank} of {size} is less exact than its type.")
+    grade.reject("unknown", f"The mean gradient on rank {rank} of {size} is less exact than its type allows.")
 
 
 def check_buckets(grade, cases, calls):
@@ -227,20 +227,22 @@ def check_buckets(grade, cases, calls):
     rules = f"The docstring's rules give {listed(fill(sizes, limit))}, in this order."
     elements = [sum(numel for numel, _ in part) for part in (calls[one], sizes)]
     if bytes_of(calls[one]) > bytes_of(sizes) and elements[0] == elements[1] and len({dtype for _, dtype in sizes}) > 1:
-        more = f"That is {bytes_of(calls[one]):,} in all; the gradients have {bytes_of(sizes):,}."
+        more = f"That is {bytes_of(calls[one]):,} in total; the gradients have {bytes_of(sizes):,}."
         grade.reject("types-mixed", f"{says} {more} float16 gradients were sent in a wider type.")
     for id, rule in RULES.items():
         if all(calls[n] == rule(sizes_of(case), case["bucket_bytes"]) for n, case in enumerate(cases)):
             grade.reject(id.split(".")[0], f"{says} {rules}")
     for rule in RULES.values():
         if all(calls[n] == rule(sizes_of(case)[::-1], case["bucket_bytes"]) for n, case in enumerate(cases)):
-            grade.reject("forward-order", f"{says} {rules} Reverse the order first; another rule is broken, too.")
+            grade.reject(
+                "forward-order", f"{says} {rules} Reverse the order first; your buckets break another rule too."
+            )
     if all(keeps_limit(calls[n], sizes_of(case), case["bucket_bytes"]) for n, case in enumerate(cases)):
         grade.reject("another-rule", f"{says} {rules}")
     grade.reject("unknown", f"{says} {rules}")
 
 
 def keeps_limit(calls, sizes, limit):
-    """True if these buckets hold all gradients, and only a gradient that is alone is over the limit."""
+    """True if these buckets hold all gradients, and only a bucket with a single gradient exceeds the limit."""
     within = [bucket for bucket in calls if bytes_of([bucket]) <= limit or bucket in sizes]
     return len(within) == len(calls) and bytes_of(calls) == bytes_of(sizes)

@@ -1,4 +1,4 @@
-"""Gradients against one process; the list of calls says what had begun before backward ended."""
+"""Compare gradients with one process, and count the calls that began before backward ended."""
 
 import random
 
@@ -10,7 +10,7 @@ from frog.learn.grader.grade import Grade
 DRAWING = """\
 time  →
 rank 0  backward ████████████████ all_reduce of all buckets ░░░░░░░░░ step █
-                    ↑ the first bucket was complete here, and was not sent"""
+                    ↑ the first bucket was complete here, but was not sent"""
 
 
 def check(grade: Grade) -> None:
@@ -34,7 +34,7 @@ def check(grade: Grade) -> None:
 
 
 def four_each(draw):
-    """Two of six layers in each bucket. The layer that backward finds first is the first and the last in the list."""
+    """Put two of six layers in each bucket, the gradients that backward finds first at both ends of its list."""
     buckets = []
     for start in (0, 4, 8):
         late, early = [start, start + 1], [start + 2, start + 3]
@@ -46,7 +46,7 @@ def four_each(draw):
 
 
 def draw_buckets(draw, num_parameters):
-    """Neighbours share a bucket; the order of the list and of each bucket says nothing."""
+    """Put neighbours in one bucket; shuffle the list and each bucket, so that the order has no meaning."""
     buckets, rest = [], list(range(num_parameters))
     while rest:
         size = draw.randint(1, 3)
@@ -59,11 +59,11 @@ def draw_buckets(draw, num_parameters):
 def judge_wait(grade, world):
     sends = world.count("send", 0)
     steps = sum(call.numel == STEP for call in world.calls[0])
-    if sends == steps:  # rank 0 did not come out of the backward of this step
+    if sends == steps:  # rank 0 never returned from this step's backward
         num = sum(call.op == "all_reduce" and call.numel != STEP for call in world.calls[0])
         grade.reject(
             "waits-in-the-hook",
-            f"Rank 1 begins its backward only when rank 0 has ended its own. Rank 0 never did: inside backward it "
+            f"Rank 1 begins its backward only after rank 0 has finished its own. Rank 0 never did: inside backward it "
             f"waited for rank 1, in all-reduce number {num}.",
             world.drawing(),
         )
@@ -71,7 +71,7 @@ def judge_wait(grade, world):
 
 
 def oracle(case, size):
-    """For each step: every rank's own gradients, and the mean, at the weights that one process has there."""
+    """Return every rank's own gradients and their mean for each step, at the weights of one process."""
     model = make_model(case)
     steps = []
     for step in range(3):
@@ -128,8 +128,8 @@ def explain(grade, world, rank, step, found, own, mean, wrong, buckets):
     if stale and works and waited < len(works):
         grade.reject(
             "waits-for-the-last" if waited else "not-waited",
-            f"World of {size}: {len(works)} all-reduces were started and {waited} waited for. {len(stale)} of {num} "
-            f"gradients on rank {rank} were used before the other ranks' share had arrived. A fast machine hides this.",
+            f"World of {size}: you started {len(works)} all-reduces and waited for {waited}. {len(stale)} of {num} "
+            f"gradients on rank {rank} were used before the other ranks' had arrived. A fast machine hides this.",
         )
     if stale and works:
         explain_own(grade, world, rank, found, own, [call.numel for call in works], stale, buckets)
@@ -143,14 +143,14 @@ def explain(grade, world, rank, step, found, own, mean, wrong, buckets):
 
 
 def explain_empty(grade, size, found, rank, buckets):
-    """Gradients that were still zero when their bucket was packed: the last of a bucket, or more of them."""
+    """Explain gradients that were still zero when their bucket was packed: the last of a bucket, or more."""
     empty = [[n for n in bucket if not found[n].any()] for bucket in buckets]
     num = sum(map(len, empty))
     if not num:
         return
     says = f"World of {size}, step 1: {num} of {len(found)} gradients on rank {rank} are zero."
     if all(len(missing) == 1 for missing in empty):
-        text = f"{says} In each bucket it is one gradient. It was not in .grad yet when the bucket was packed."
+        text = f"{says} It is one gradient in each bucket, which was not in .grad yet when the bucket was packed."
         grade.reject("hook-too-early", text)
     bucket, missing = max(zip(buckets, empty, strict=True), key=lambda pair: len(pair[1]))
     text = f"{says} One bucket has {len(bucket)} gradients; {len(missing)} of them had not arrived when it was packed."
@@ -158,8 +158,8 @@ def explain_empty(grade, size, found, rank, buckets):
 
 
 def explain_own(grade, world, rank, found, own, reduced, stale, buckets):
-    """All-reduces of as many elements as `reduced` says were waited for, and gradients are still the rank's own."""
-    says = f"World of {world.size}: {len(reduced)} all-reduces were started and waited for, and {len(stale)} of "
+    """Explain gradients that are still the rank's own, although it waited for all-reduces of `reduced` elements."""
+    says = f"World of {world.size}: you started and waited for {len(reduced)} all-reduces, but {len(stale)} of "
     says += f"{len(found)} gradients on rank {rank} are"
     last = sum(own[n].numel() for n in buckets[-1])
     if len(reduced) < len(buckets) and set(reduced) == {last}:
@@ -183,7 +183,7 @@ def steps_of(calls):
 
 
 def check_calls(grade, world, case):
-    """How many all-reduces had begun when backward ended, in the step that had the fewest."""
+    """Return the number of all-reduces that began before backward ended, in the step with the fewest."""
     num_buckets = least = first = len(case["buckets"])
     complete, words = num_buckets - 1, "ended"
     if not case["rank 0 first"]:
@@ -216,6 +216,6 @@ def check_kept(grade, world):
     if first < second < third:
         grade.reject(
             "never-forgets",
-            f"The gradients are right. After step 1 your Overlap held {first} tensors and works, parameters included; "
+            f"The gradients are right. After step 1 your Overlap held {first} tensors and works, including parameters; "
             f"after step 2 {second}, after step 3 {third}.",
         )

@@ -1,4 +1,4 @@
-"""Gradients against the whole batch in one process; reductions by the list of calls."""
+"""Compare gradients with the whole batch's in one process, and count the reductions."""
 
 import random
 
@@ -20,7 +20,7 @@ def check(grade: Grade) -> None:
         if size == 2:
             grade.measured("all-reduces for 5 micro-batches of a model of 6 parameters", str(len(calls[0])))
             grade.measured(
-                "samples whose activations were alive at once", str(most_alive(world.values[0][0]["events"]))
+                "samples with activations in memory at the same time", str(most_alive(world.values[0][0]["events"]))
             )
             grade.predicted("all-reduces", len(calls[0]))
 
@@ -72,7 +72,7 @@ def explain(grade, setting, rank, flat, own, mean, size):
     if num == 1:
         if close(flat, own[0]):
             grade.reject(
-                "never-syncs", f"{says} its own, not the mean over the ranks. The one micro-batch is the last."
+                "never-syncs", f"{says} its own, not the mean over the ranks. The only micro-batch is also the last."
             )
         if close(flat, mean[0] / size):
             grade.reject("divided-twice", f"{says} {1 / size:.3f} times the whole batch's.")
@@ -109,7 +109,7 @@ def explain(grade, setting, rank, flat, own, mean, size):
 
 
 def check_kept(grade, setting, kept):
-    """Tensors of earlier micro-batches' graphs, still kept when a forward begins after their backward."""
+    """Reject if tensors of earlier micro-batches' graphs are still in memory when a later forward begins."""
     if any(kept):
         n = next(n for n, num in enumerate(kept) if num)
         text = f"{setting}: when the forward of micro-batch {n + 1} began, {kept[n]} tensors of earlier graphs were"
@@ -121,7 +121,7 @@ def check_cost(grade, setting, num, num_calls, num_parameters, events):
     if alive > SAMPLES:
         grade.reject(
             "holds-all-graphs",
-            f"{setting}: the activations of {alive} samples were alive at once; a micro-batch has {SAMPLES}. "
+            f"{setting}: {alive} samples had activations in memory at the same time; a micro-batch has {SAMPLES}. "
             "The gradient is right.",
         )
     if num_calls == num_parameters:

@@ -1,4 +1,4 @@
-"""The shares of all ranks against the rules, and their lengths against torch's DistributedSampler."""
+"""Compare the shares of all ranks with the rules, and their lengths with torch's DistributedSampler."""
 
 import itertools
 import json
@@ -60,7 +60,7 @@ def check(grade: Grade) -> None:
         grade.reject("seed-has-no-say", "Two seeds gave the same order of epoch 0 on all ranks.")
     check_processes(grade, cases[1], [share for _, share in rank_shares(found["shares"][1], 0)])
     if "Tensor" in found["kinds"]:
-        grade.reject("yields-tensors", "Iterating over the sampler gave values of type torch.Tensor, not int.")
+        grade.reject("yields-tensors", "Iterating over the sampler yielded values of type torch.Tensor, not int.")
     length, taken = Counter(), Counter()
     for rank in found["shares"][-1]:
         length[rank[2][0]] += 1
@@ -92,7 +92,9 @@ def check_split(grade, case, shares):
     lengths = [len(share) for _, share in shares]
     strange = sorted(set(taken) - set(range(num)))
     if strange:
-        grade.reject("unknown", f"{setting}: sample {strange[0]} was taken. The samples are numbered 0 to {num - 1}.")
+        grade.reject(
+            "unknown", f"{setting}: a rank takes sample {strange[0]}, but the samples are numbered 0 to {num - 1}."
+        )
     if size > 1 and all(length == num for length in lengths) and num > 2:
         grade.reject("everyone-takes-all", f"{setting}: each rank takes all {num}.")
     padding = 0 if drop else expected * size - num
@@ -117,7 +119,7 @@ def check_split(grade, case, shares):
             id = "drop-last-pads"
         grade.reject(id, says)
     if not drop and len(taken) < num:
-        grade.reject("drops-too-much", f"{setting}: {num - len(taken)} of the samples were not taken.")
+        grade.reject("drops-too-much", f"{setting}: no rank takes {num - len(taken)} of the samples.")
     most = max(taken.values(), default=0)
     if not drop and most - min(taken.values()) > 1:
         often, rarely = (choose(taken, key=taken.__getitem__) for choose in (max, min))
@@ -125,11 +127,11 @@ def check_split(grade, case, shares):
         grade.reject("pads-with-one", f"{setting}: sample {often} was taken {text}.")
     told = [length for length, _ in shares]
     if told != lengths:
-        grade.reject("unknown", f"{setting}: len() returns {told}, and the ranks took {lengths} samples.")
+        grade.reject("unknown", f"{setting}: len() returns {told}, but the ranks take {lengths} samples.")
 
 
 def common_order(shares):
-    """Of all pairs of samples that two ranks both take: how many come in the same order there, and how many do not."""
+    """Count the pairs of samples that two ranks both take: those in the same order, and those in different orders."""
     same = opposite = 0
     for first, second in itertools.combinations(shares, 2):
         places = [(first.index(sample), second.index(sample)) for sample in set(first) & set(second)]
@@ -139,7 +141,7 @@ def common_order(shares):
 
 
 def check_rest(grade, case, shares, what, id):
-    """The samples that are taken twice, or left out, must not be the same ones in every epoch."""
+    """Check that the samples taken twice, or left out, differ between epochs."""
     rests = []
     for n in range(2, 2 + len(EPOCHS)):
         taken = Counter(sample for _, share in rank_shares(shares, n) for sample in share)
@@ -153,7 +155,7 @@ def check_rest(grade, case, shares, what, id):
 
 
 def check_processes(grade, case, expected):
-    """Samplers that are made in processes of their own must deal the same order."""
+    """Check that samplers in separate processes give the same order."""
     setting = f"{case['num_samples']} samples, {case['world_size']} ranks"
     world = grade.world(case["world_size"], case, work="own_share", join=False)
     same_for_all(grade, setting, world.values, expected)
@@ -171,16 +173,16 @@ def same_for_all(grade, setting, found, expected):
         if share != other:
             grade.reject(
                 "differs-by-process",
-                f"{setting}: with the same arguments, rank {rank}'s sampler gives another order in another process: "
+                f"{setting}: with equal arguments, rank {rank}'s sampler gives a different order in another process: "
                 f"{first_difference(other, share)}.",
             )
 
 
 def first_difference(a, b):
-    """In words, the first place at which two lists of samples differ."""
+    """Describe the first position at which two lists of samples differ."""
     place = next((n for n, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     x, y = (f"sample {one[place]}" if place < len(one) else "nothing" for one in (a, b))
-    return f"at position {place} it is {x}, then {y}"
+    return f"at position {place} it has {x}, then {y}"
 
 
 def check_epochs(grade, case, shares):
@@ -209,7 +211,7 @@ def check_epochs(grade, case, shares):
         grade.reject("counts-epochs-itself", f"{setting}: {differences(moved)}.")
     dealt = [list(range(case["num_samples"]))[rank::size] for rank in range(size)]
     if all(share == sorted(share) for share in epoch_0) or [s[: len(dealt[-1])] for s in epoch_0] == dealt:
-        grade.reject("not-shuffled", f"{setting}: rank 0 takes {epoch_0[0][:6]} …: samples come in numerical order.")
+        grade.reject("not-shuffled", f"{setting}: rank 0 takes {epoch_0[0][:6]} …: the samples are in numerical order.")
     if epoch_0 == epoch_1 or epoch_1 == epoch_2:
         which = "0 and 1" if epoch_0 == epoch_1 else "1 and 2"
         grade.reject("epoch-ignored", f"{setting}: all ranks take the same samples in epochs {which}.")
@@ -229,27 +231,27 @@ def check_epochs(grade, case, shares):
     if 2 * len(before & after) > len(before):
         grade.reject(
             "begins-elsewhere",
-            f"{setting}: of {len(before)} pairs that follow each other on a rank in epoch 0, {len(before & after)} "
+            f"{setting}: {len(before)} pairs follow each other on a rank in epoch 0, and {len(before & after)} of them "
             "do so in epoch 1 too.",
         )
 
 
 def differences(moved):
-    """Where orders differ that must be one: for each pair of epochs, of the first rank that shows it."""
+    """Describe orders that should be equal but differ: for each pair of epochs, on the first rank that differs."""
     texts = []
     for before, after, what in moved:
         rank = next(rank for rank, (a, b) in enumerate(zip(before, after, strict=True)) if a != b)
-        texts.append(f"{what} rank {rank} another order ({first_difference(before[rank], after[rank])})")
+        texts.append(f"{what} rank {rank} a different order ({first_difference(before[rank], after[rank])})")
     return "; ".join(texts)
 
 
 def neighbours(epoch):
-    """The pairs of samples that some rank takes one after the other; of two drawn orders about one is common."""
+    """Return the pairs of samples that some rank takes consecutively; two random orders share about one."""
     return {frozenset(pair) for share in epoch for pair in itertools.pairwise(share)}
 
 
 def check_states(grade, *runs):
-    """Each run: the states before and after. The same state after different ones before: the sampler seeded it."""
+    """Explain a changed random state. If different states before give the same state after, the sampler seeded it."""
     (before, after), (_, other) = runs
     changed = [n for n in range(len(NAMES)) if not is_same(before[n], after[n])]
     if changed:

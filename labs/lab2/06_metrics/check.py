@@ -1,4 +1,4 @@
-"""The run's metrics from all ranks' numbers, in one process, and what other ways of putting them together give."""
+"""Compute the run's metrics from all ranks' numbers in one process, rightly and under each misconception."""
 
 import math
 import random
@@ -44,7 +44,7 @@ def mean(values, weights):
 
 
 def ways_of(ranks):
-    """The right figures, and those of each belief."""
+    """Return the right figures, and those of each misconception."""
     losses = [loss for rank in ranks for loss in rank["losses"]]
     tokens = [num for rank in ranks for num in rank["tokens"]]
     busy = [rank for rank in ranks if rank["losses"]]
@@ -99,21 +99,20 @@ def judge(grade, ranks, found):
     elsewhere = [rank for rank, value in enumerate(figures) if not close(value["loss"], right["loss"])]
     if good[0] and elsewhere:
         other = elsewhere[0]
-        says = (
-            f"{setting}: rank 0 says {figures[0]['loss']:.4f} for the loss, rank {other} {figures[other]['loss']:.4f}"
-        )
+        says = f"{setting}: rank 0 has loss {figures[0]['loss']:.4f}, rank {other} has {figures[other]['loss']:.4f}"
         grade.reject("only-rank-0-knows", f"{says}, tokens {figures[other]['tokens']:,.0f}; rank 0 is right.")
     own = [own_figures(rank) for rank in ranks]
     if all(close(v[name], o[name]) for o, v in zip(own, figures, strict=True) for name in ("loss", "tokens")):
         seen = " and ".join(f"{value['loss']:.4f}" for value in figures)
         grade.reject(
-            "own-figures", f"{setting}: the loss is {seen}, each rank's own; the run's is {right['loss']:.4f}."
+            "own-figures",
+            f"{setting}: the ranks return {seen}, each its own loss; the run's loss is {right['loss']:.4f}.",
         )
     is_own = {name: all(close(v[name], o[name]) for v, o in zip(figures, own, strict=True)) for name in NAMES}
     for rank, value in enumerate(figures):
         for name in NAMES:
             if not close(value[name], right[name]) and is_own[name]:
-                says = f"{setting}: on rank {rank} {name} is {value[name]:.6g}, its own; the run's is"
+                says = f"{setting}: on rank {rank} {name} is {value[name]:.6g}, its own value; the run's is"
                 grade.reject("own-figures", f"{says} {right[name]:.6g}.")
             if not close(value[name], right[name]):
                 explain(grade, f"{setting}: on rank {rank} {name} is {value[name]:.6g}", name, value[name], ways)
@@ -143,10 +142,10 @@ def figures_of(ways, name):
 
 
 def check_count(grade, setting, figures, right):
-    """Tokens are counted one by one: as a float32 there are too few digits."""
+    """Check that token counts are exact; float32 has too few digits."""
     for rank, value in enumerate(figures):
         if (off := value["tokens"] - right["tokens"]) != 0:
             grade.reject(
                 "counts-in-float32",
-                f"{setting}: rank {rank} counts {value['tokens']:,.0f} tokens, {off:+,.0f} off.",
+                f"{setting}: rank {rank} counts {value['tokens']:,.0f} tokens, which is off by {off:+,.0f}.",
             )

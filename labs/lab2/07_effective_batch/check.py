@@ -1,4 +1,4 @@
-"""Against a loop that deals out the samples with torch's sampler and counts."""
+"""Compare with a loop that splits the samples with torch's sampler and counts."""
 
 import math
 import random
@@ -66,7 +66,7 @@ def check(grade: Grade) -> None:
 
 
 def count(plan):
-    """One epoch on rank 0, step by step."""
+    """Simulate one epoch on rank 0, step by step."""
     sampler = DistributedSampler(range(plan["num_samples"]), num_replicas=plan["world_size"], rank=0)
     steps, micro_batches, largest = 0, 0, 0
     for _ in BatchSampler(sampler, plan["batch_per_rank"], drop_last=False):
@@ -84,7 +84,7 @@ def count(plan):
 
 
 def ways_of(plan):
-    """What each belief gives."""
+    """Return the result of each misconception."""
     num, world = plan["num_samples"], plan["world_size"]
     batch, accum = plan["batch_per_rank"], plan["grad_accum"]
     whole = world * batch * accum
@@ -140,7 +140,7 @@ def same(found, expected):
 
 
 def fewest_of(effective, world, most):
-    """The smallest accumulation with which each micro-batch fits; None if there is no pair."""
+    """Return the pair with the smallest accumulation whose micro-batch fits, or None if no pair exists."""
     share, rest = divmod(effective, world)
     if rest:
         return None
@@ -148,7 +148,7 @@ def fewest_of(effective, world, most):
 
 
 def check_swapped(grade, kept, found):
-    """All pairs are right, but for the order of their numbers."""
+    """Reject pairs that are right except for the order of their numbers."""
     asked = [one for one in kept if fewest_of(*one) is not None]
     pairs = [pair for one, pair in zip(kept, found, strict=True) if fewest_of(*one) is not None]
     right = [[one[0] // one[1] // fewest_of(*one), fewest_of(*one)] for one in asked]
@@ -163,18 +163,18 @@ def check_pair(grade, effective, world, most, pair):
     per_rank, rest = divmod(effective, world)
     if isinstance(pair, dict) and "error" in pair:
         if rest == 0:
-            would_do = f"{numbered(per_rank, 'micro-batch', 'es')} of one sample would do."
+            would_do = f"{numbered(per_rank, 'micro-batch', 'es')} of one sample would work."
             says = f"{asked} raised ValueError ({pair['error']}), but {would_do}"
             grade.reject("gives-up" if per_rank else "unknown", says)
         return
     if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(n, int) for n in pair):
-        grade.reject("unknown", f"{asked} returned {pair}, expected two whole numbers.")
+        grade.reject("unknown", f"{asked} returned {pair}, expected two integers.")
     batch, accum = pair
     seen = f"{asked} returned {numbered(batch, 'sample')} per micro-batch and {numbered(accum, 'micro-batch', 'es')}"
     if batch * accum * world != effective or min(pair) < 1:
         grade.reject("another-batch", f"{seen}: an effective batch of {batch * accum * world}, not {effective}.")
     if batch > most:
-        grade.reject("over-memory", f"{seen}: {numbered(batch, 'sample')} in memory at once, but only {most} fit.")
+        grade.reject("over-memory", f"{seen}: {numbered(batch, 'sample')} in memory at a time, but only {most} fit.")
     fewest = fewest_of(effective, world, most)
     if accum > fewest:
         grade.reject("too-many-micro-batches", f"{seen}; {fewest} would be enough.")

@@ -1,4 +1,4 @@
-"""Weights after the epoch, against one process that has all samples; and against one for each belief."""
+"""Compare the weights after the epoch with one process that has all samples, and with each misconception."""
 
 import random
 
@@ -22,7 +22,9 @@ def check(grade: Grade) -> None:
         if size == 2:
             right, means = simulate(cases[1], of_all_samples)[-1], simulate(cases[1], mean_of_means)[-1]
             off = (right - means).abs().max().item()
-            grade.measured(f"batches of {cases[1]['sizes']}: weights if every rank counted the same", f"{off:.1e} off")
+            grade.measured(
+                f"batches of {cases[1]['sizes']}: weights if every rank counted the same", f"off by {off:.1e}"
+            )
     grade.predicted("weight", 1.0)
 
 
@@ -51,7 +53,7 @@ def means_not_weighted(parts, size):
 
 
 def simulate(case, combine, repeat=False, steps=None):
-    """The weights after each step. `combine` makes one gradient of the (gradient, samples) of the ranks present."""
+    """Return the weights after each step. `combine` turns the ranks' (gradient, samples) into one gradient."""
     model = make_model(case)
     data = [batches(case, rank) for rank in range(len(case["sizes"]))]
     weights = [flat(model)]
@@ -78,7 +80,7 @@ def close(a, b):
 
 
 def by_belief(case):
-    """(id, weights after the epoch) for each thing that people believe."""
+    """Return (id, weights after the epoch) for each misconception."""
     fewest = min(len(sizes) for sizes in case["sizes"])
     first = max(sizes[0] for sizes in case["sizes"] if sizes)
     largest = max(size for sizes in case["sizes"] for size in sizes)
@@ -99,12 +101,12 @@ def by_belief(case):
 
 
 def divided_by(nominal, present):
-    """The sum over the samples, divided by a batch size that was asked for, times the ranks."""
+    """Combine as the sum over the samples, divided by the requested batch size times the number of ranks."""
     return lambda parts, size: sum(g * n for g, n in parts) / (nominal * (len(parts) if present else size))
 
 
 def check_cases(grade, cases, found):
-    """A belief has to explain every case."""
+    """Reject with the misconception that explains every case."""
     right = [simulate(case, of_all_samples) for case in cases]
     wrong = [n for n, ranks in enumerate(found) if any(not close(value["weights"], right[n][-1]) for value in ranks)]
     if wrong:
@@ -118,7 +120,7 @@ def explain(grade, cases, found, right, wrong):
     num_steps = len(right[first]) - 1
     lost = [rank for rank, value in enumerate(found[first]) if not value["weights"].isfinite().all()]
     if lost:
-        says = f"{setting}: {num_steps} steps have samples. After the epoch"
+        says = f"{setting}: only {num_steps} steps have samples. After the epoch"
         says = f"{says} {len(lost)} of {len(found[first])} ranks have nan in their weights."
         grade.reject("step-of-nobody", says)
     off = [(value["weights"] - right[first][-1]).abs().max().item() for value in found[first]]
@@ -127,12 +129,14 @@ def explain(grade, cases, found, right, wrong):
         if min(off) < 1e-5 < off[rank] and close(value["weights"], right[first][own]):
             grade.reject(
                 "absent-does-not-step",
-                f"{setting}: rank {rank} has the weights of step {own}, the others have those of step {num_steps}: "
+                f"{setting}: rank {rank} has the weights of step {own}, but the others have those of step {num_steps}: "
                 f"{off[rank]:.1e} apart.",
             )
     if any(not close(value["weights"], found[first][0]["weights"]) for value in found[first]):
         check_equal(grade, setting, found[first], "ranks-apart")
-    says = f"{setting}: after the epoch the weights are {max(off):.1e} off those of one process that has all samples."
+    says = (
+        f"{setting}: after the epoch the weights differ by {max(off):.1e} from those of one process with all samples."
+    )
     beliefs = [list(by_belief(case)) for case in cases]
     for n, (id, _) in enumerate(beliefs[0]):
         if all(close(v["weights"], belief[n][1]) for ranks, belief in zip(found, beliefs, strict=True) for v in ranks):
@@ -149,15 +153,15 @@ def check_rest(grade, cases, found, right):
 
 
 def check_equal(grade, setting, ranks, id):
-    """Bit for bit the same weights on all ranks."""
+    """Check that the weights are equal on all ranks, bit for bit."""
     for rank, value in enumerate(ranks):
         if not torch.equal(value["weights"], ranks[0]["weights"]):
             off = (value["weights"] - ranks[0]["weights"]).abs().max().item()
-            grade.reject(id, f"{setting}: the weights of rank {rank} are {off:.1e} off rank 0's.")
+            grade.reject(id, f"{setting}: the weights of rank {rank} differ from rank 0's by {off:.1e}.")
 
 
 def check_steps(grade, setting, rank, says, expected, batches):
-    """The weights are right; the number of steps that a rank returns may not be."""
+    """Check the number of steps that each rank returns, once the weights are right."""
     if says == expected:
         return
     seen = (

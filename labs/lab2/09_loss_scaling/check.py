@@ -1,4 +1,4 @@
-"""Weights and scale, step by step, against torch.amp.GradScaler; and against each belief."""
+"""Compare weights and scale, step by step, with torch.amp.GradScaler and with each misconception."""
 
 import math
 
@@ -22,7 +22,7 @@ def check(grade: Grade) -> None:
 
 
 class Sgd:
-    """As much of an optimizer as GradScaler wants."""
+    """The part of an optimizer that GradScaler needs."""
 
     def __init__(self, model):
         self.param_groups = [{"params": list(model.parameters())}]
@@ -35,7 +35,7 @@ class Sgd:
 
 
 def oracle(case):
-    """What GradScaler does in one process that averages the ranks' gradients."""
+    """Run GradScaler in one process that averages the ranks' gradients."""
     size = len(case["overflows"][0])
     model = make_model(case)
     optimizer = Sgd(model)
@@ -43,7 +43,7 @@ def oracle(case):
     steps = []
     for step in range(len(case["overflows"])):
         set_gradients(model, mean([scaled(case, model, step, r, scaler.get_scale()) for r in range(size)]))
-        scaler.scale(torch.zeros(1))  # GradScaler makes its state at the first loss
+        scaler.scale(torch.zeros(1))  # GradScaler creates its state at the first loss
         scaler.unscale_(optimizer)
         torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
         optimizer.moved = False
@@ -76,7 +76,7 @@ def lost(case):
 
 
 class Believer:
-    """One rank that trains as somebody with a belief would write it."""
+    """A rank that trains as a misconception would have it."""
 
     def __init__(self, case, belief):
         self.model, self.belief = make_model(case), belief
@@ -118,7 +118,7 @@ class Believer:
         self.steps.append({"moved": told, "scale": self.scale, "weights": flat(self.model)})
 
     def seen(self, gradients, first):
-        """The gradients that decide on the step."""
+        """Return the gradients that decide on the step."""
         if self.belief.startswith("overflow-is-private") or self.belief == "steps-with-zeros.3":
             return self.own
         return {"looks-at-one": gradients[:1], "looks-at-one.2": gradients[-1:], "rank-0-decides": first}.get(
@@ -127,7 +127,7 @@ class Believer:
 
     def finds_overflow(self, gradients):
         if self.belief == "looks-at-the-loss":
-            return not bool(flat(self.model).isfinite().all())  # then the loss is none, too
+            return not bool(flat(self.model).isfinite().all())  # then the loss is not finite either
         test = {"nan-is-finite": torch.isinf, "nan-is-finite.2": torch.isposinf}.get(self.belief)
         return any(bool(test(g).any()) if test else not bool(g.isfinite().all()) for g in gradients)
 
@@ -141,7 +141,7 @@ class Believer:
         )
 
     def leaves(self, gradients, overflowed, moves):
-        """What stays in .grad after the step."""
+        """Return the gradients that stay in .grad after the step."""
         moved_with = [p.grad.clone() for p in self.model.parameters()] if moves else None
         if self.belief == "never-clears":
             return moved_with or gradients
@@ -234,7 +234,7 @@ def same(found, expected):
 
 
 def judge(grade, cases, found):
-    """Each case against GradScaler; a belief is named if it gives just what was found, in all cases of this world."""
+    """Compare each case with GradScaler; name a misconception if it explains all cases of this world."""
     expected = [oracle(case) for case in cases]
     for case, ranks, steps in zip(cases, found, expected, strict=True):
         num = len(steps)
@@ -243,7 +243,7 @@ def judge(grade, cases, found):
             check_equal(grade, ranks)
             continue
         says = f"World of {len(ranks)}, step {first + 1} ({signs(case['overflows'][first])}): "
-        says += f"{told(ranks, first, steps[first])}. torch.amp.GradScaler: {line(steps[first])}."
+        says += f"{told(ranks, first, steps[first])}. torch.amp.GradScaler {line(steps[first])}."
         for belief in BELIEFS:
             if all(explains(belief, *one) for one in zip(cases, found, strict=True)):
                 grade.reject(belief.split(".")[0], says)
@@ -259,12 +259,14 @@ def check_equal(grade, found):
     for rank, steps in enumerate(found):
         if not torch.equal(steps[-1]["weights"], found[0][-1]["weights"]):
             off = (steps[-1]["weights"] - found[0][-1]["weights"]).abs().max().item()
-            text = f"After {len(steps)} steps the weights of rank {rank} are up to {off:.1e} off rank 0's. They must be"
+            text = (
+                f"After {len(steps)} steps rank {rank}'s weights differ from rank 0's by up to {off:.1e}. They must be"
+            )
             grade.reject("unknown", f"{text} equal, bit for bit.")
 
 
 def differing(ranks, expected):
-    """The one thing in which a step differs first, where no belief explains all that follows."""
+    """Explain the first difference in a step, if no misconception explains all of them."""
     for key, id in (("moved", "says-otherwise"), ("scale", "another-scale")):
         if all(same(one | {key: expected[key]}, expected) for one in ranks):
             return id
@@ -280,7 +282,7 @@ def line(step, expected=None):
     if expected is None:
         return f"{'took the step' if step['moved'] else 'skipped the step'}, scale {step['scale']:.0f}"
     off = (step["weights"] - expected["weights"]).abs().max().item()
-    weights = "as expected" if off == 0 else f"up to {off:.1e} off" if math.isfinite(off) else "not finite"
+    weights = "as expected" if off == 0 else f"off by up to {off:.1e}" if math.isfinite(off) else "not finite"
     return f"returned {step['moved']}, scale {step['scale']:.0f}, weights {weights}"
 
 

@@ -1,4 +1,4 @@
-"""The clipped mean from all ranks' gradients in one process, by torch's own function."""
+"""Compare with the clipped mean of all ranks' gradients, from torch's function in one process."""
 
 import math
 import random
@@ -29,7 +29,7 @@ def check(grade: Grade) -> None:
 
 
 def draw_cases(draw, seed, size):
-    """Quiet steps, one with a bad batch, some with parts of very different length; above and below the limit."""
+    """Draw quiet steps, one with a bad batch, and some with parts of different norms, above and below the limit."""
     parameters = [([draw.randint(2, 6), 3], 1.0), ([draw.randint(2, 9)], 0.05), ([4], 3.0)]
     plain, bad = [1.0] * size, [1.0] * size
     bad[1] = 50.0
@@ -46,7 +46,7 @@ def flat(parts):
 
 
 def combine(case, size=2):
-    """For each belief: norm and gradient on every rank, or a list of one for each rank."""
+    """Return, for each misconception, the norm and gradient of all ranks, or a list with one entry per rank."""
     most = case["max_norm"]
     ranks = [gradients(case, rank) for rank in range(size)]
     own = [flat(parts) for parts in ranks]
@@ -68,7 +68,7 @@ def combine(case, size=2):
 
 
 def other_norms(case, size):
-    """What is taken for the norm of the mean."""
+    """Return the wrong values that people take for the norm of the mean."""
     ranks = [gradients(case, rank) for rank in range(size)]
     mean_parts = [torch.stack(parts).mean(0) for parts in zip(*ranks, strict=True)]
     mean, norms = flat(mean_parts), torch.stack([flat(parts).norm() for parts in ranks])
@@ -96,7 +96,7 @@ def close(a, b):
 
 
 def fits(found, way):
-    """Whether what the ranks have is what a way of doing it gives."""
+    """True if the ranks' gradients are those that a method gives."""
     values = way[1] if isinstance(way[1], list) else [way[1]] * len(found)
     return all(close(flat(one["gradients"]), value) for one, value in zip(found, values, strict=True))
 

@@ -1,4 +1,4 @@
-"""Real runs fail in ways that are known; answers are held against what was done, and against what beliefs would say."""
+"""Make real runs fail in known ways; compare the answers with the cause, and with each misconception's answer."""
 
 import random
 import re
@@ -16,11 +16,14 @@ def draw_runs(seed):
     victims = [2, *draw.sample([0, 1, 3, draw.randrange(4)], 4)]
     draw.shuffle(victims)
     late = victims[KINDS.index("nan")]
-    if late in (0, SIZE - 1):  # neither the first nor the last rank is the first that has a nan
+    if late in (0, SIZE - 1):  # the first rank with a nan must be neither the first nor the last rank
         victims = [
             draw.choice([1, 2]) if what == "nan" else victim for what, victim in zip(KINDS, victims, strict=True)
         ]
-    errors = {"error": 1, "late error": draw.choice([0, 2, 3, 4])}  # gloo's errors are RuntimeErrors, and this one is
+    errors = {
+        "error": 1,
+        "late error": draw.choice([0, 2, 3, 4]),
+    }  # gloo's errors are RuntimeErrors, and so is this one
     runs = []
     for what, victim in zip(KINDS, victims, strict=True):
         step = draw.choice([5, 6, 7]) if what == "nan" else draw.randint(4, 8)
@@ -91,7 +94,7 @@ BELIEFS = {
     "ends-first": earliest(lambda log: log.splitlines()[-1].split()[0]),
     "any-error": earliest(when_error),
 }
-"""The ranks that a learner with this belief may name in a run."""
+"""The ranks that each misconception may name in a run."""
 
 
 def explain(grade, runs, logs, answers, right, wrong):
@@ -121,7 +124,7 @@ def has_error(logs, rank):
 
 
 def judge_details(grade, says, tails, answers, right, wrong):
-    """The rank is right in every run; something else is not."""
+    """Explain answers whose rank is right in every run but whose step or kind is not."""
     kinds = [{answers[n]["what"], right[n]["what"]} for n in wrong if answers[n]["what"] != right[n]["what"]]
     if kinds and all(pair == {"killed", "hung"} for pair in kinds):
         said = next(answers[n]["what"] for n in wrong if answers[n]["what"] != right[n]["what"])
@@ -134,7 +137,7 @@ def judge_details(grade, says, tails, answers, right, wrong):
 
 
 def drawing(logs):
-    """The last two lines of each rank; the words of an error, without the place in gloo that comes before them."""
+    """Return the last two lines of each rank; drop the source location that gloo puts before an error's text."""
     lines = []
     for rank, log in enumerate(logs):
         for line in log.splitlines()[-2:]:

@@ -1,4 +1,4 @@
-"""Every rank's losses computed here; the cause is what was done to the run."""
+"""Compute every rank's losses here, and compare the cause with the change made to the run."""
 
 import random
 
@@ -11,7 +11,7 @@ NAMES = ("own", "same", "cause")
 
 
 def draw_cases(seed, size):
-    """Runs whose batches or weights differ, on one rank or another; "is" says what was done to a run."""
+    """Draw runs whose batches or weights differ on some rank; "is" describes the change made to a run."""
     draw = random.Random(seed)
     healthy = {"drifted": None, "drift": "", "batches": "split", "odd": None, "cause": "batches", "is": "a healthy run"}
     cases = [healthy]
@@ -31,19 +31,19 @@ def draw_cases(seed, size):
 DRIFTS = {
     "embedding": "one rank's embedding has drifted",
     "much": "one rank's weights are far off",
-    "swap": "two weights of one rank have swapped places",
+    "swap": "two weights of one rank are swapped",
 }
 BATCHES = {
     "other": "one rank has a different batch from the others",
-    "token": "one rank's batch has a different token in one place",
-    "shuffled": "one rank has the others' tokens in another order",
+    "token": "one rank's batch has a different token at one position",
+    "shuffled": "one rank has the others' tokens in a different order",
 }
 SUMS = {DRIFTS["swap"], BATCHES["shuffled"]}
 DRIFTED_UNSPLIT = "no sampler, and one rank has drifted"
 
 
 def drawn(case, seed, size):
-    """The case with a seed for which the difference shows in the loss, and a small one not in its first four digits."""
+    """Choose a seed for which the difference shows in the loss, but a small one not in its first four digits."""
     for number in range(seed, seed + 1000):
         case = case | {"seed": number}
         losses = expected_of(case, size)
@@ -103,10 +103,12 @@ def check_untouched(grade, case, ranks):
         model, batch = make_model(case, rank), make_batch(case, rank)
         off = max((a - b).abs().max().item() for a, b in zip(value["weights"], model.parameters(), strict=True))
         if off:
-            grade.reject("repairs-while-it-looks", f"{case['is']}: afterwards rank {rank}'s weights are {off:.1e} off.")
+            grade.reject(
+                "repairs-while-it-looks", f"{case['is']}: your function changed rank {rank}'s weights by {off:.1e}."
+            )
         if not torch.equal(value["batch"], batch):
             changed = int((value["batch"] != batch).sum())
-            text = f"{case['is']}: afterwards {changed} of {batch.numel()} tokens of rank {rank}'s batch have changed."
+            text = f"{case['is']}: your function changed {changed} of {batch.numel()} tokens of rank {rank}'s batch."
             grade.reject("overwrites-its-batch", text)
         if value["gradients"]:
             text = f"{case['is']}: afterwards {value['gradients']} weights of rank {rank} have a gradient."
@@ -123,7 +125,7 @@ def check_lists(grade, case, ranks, expected):
             told = ranks[0]["answer"]
             if rank and isinstance(told, dict) and set(told) == set(NAMES):
                 grade.reject(
-                    "only-rank-0-knows", f"{case['is']}: rank 0 has an answer, rank {rank} returned {answer!r}."
+                    "only-rank-0-knows", f"{case['is']}: rank 0 has an answer, but rank {rank} returned {answer!r}."
                 )
             grade.reject("unknown", f"{case['is']}: rank {rank} returned {answer!r}, expected own, same and cause.")
         for name in ("own", "same"):
@@ -132,7 +134,7 @@ def check_lists(grade, case, ranks, expected):
 
 
 def equal(found, expected):
-    """To the digits of float32: a list of floats, or of tensors."""
+    """True if a list of floats, or of tensors, is equal within the digits of float32."""
     try:
         found = [float(loss) for loss in found]
     except (TypeError, ValueError):
@@ -141,15 +143,15 @@ def equal(found, expected):
 
 
 def explain(grade, case, rank, name, answer, expected, value):
-    says = f"{case['is']}: on rank {rank}, {name!r} is {words(answer[name])}; it was {shown(expected[name])}."
+    says = f"{case['is']}: on rank {rank}, {name!r} is {words(answer[name])}; it should be {shown(expected[name])}."
     size = len(expected["own"])
     mean = sum(expected["own"]) / size
     if equal(answer[name], [mean] * size):
-        grade.reject("averages-away", f"{says} That is the mean, {size} times.")
+        grade.reject("averages-away", f"{says} That is the mean, repeated {size} times.")
     if name == "same" and equal(answer["same"], expected["own"]):
         grade.reject("no-experiment", says)
     if name == "own" and equal(answer["own"], expected["same"]):
-        grade.reject("overwrites-its-batch", f"{says} Those are losses of rank 0's batch.")
+        grade.reject("overwrites-its-batch", f"{says} Those are the losses of rank 0's batch.")
     if rank and isinstance(answer[name], list) and any(loss is None for loss in answer[name]):
         grade.reject("only-rank-0-knows", says)
     grade.reject("unknown", says)
@@ -196,7 +198,7 @@ def sentence(case, expected):
 
 
 def explain_ranks(grade, case, said, expected):
-    """Not all ranks give the same answer: with whom does each of them compare itself?"""
+    """Explain answers that differ between ranks, by the rank with which each compares itself."""
     size, odd = len(said), case["drifted"] if case["cause"] == "weights" else case["odd"]
     right = {rank for rank, cause in enumerate(said) if cause == case["cause"]}
     id = "ranks-disagree"

@@ -1,4 +1,4 @@
-"""Real loaders with real workers, one for each rank and epoch; each worker's numbers are compared with all others'."""
+"""Run real loaders with real workers, one for each rank and epoch; compare each worker's numbers with all others'."""
 
 import itertools
 import json
@@ -10,16 +10,16 @@ from frog.learn.grader.words import count
 
 NARROW = [(0, 0), (0, 1), (0, 3), (0, 5), (0, 10), (0, 100), (1, 0), (1, 1), (10, 0), (100, 0)]
 WIDE = [(0, 0), (0, 1), (1, 0)]
-"""(epoch, rank) of each loader: of two workers, and of eleven. They lie where sums of small multiples collide."""
+"""(epoch, rank) of each loader, with two and with eleven workers, where sums of small multiples collide."""
 SOURCES = ("random", "numpy", "torch", "dataset.rng")
 
 DRIVE = """
 import gc, itertools, json, os, random, sys, traceback, warnings
-gc.disable()  # it would look through all of torch while torch is loaded
+gc.disable()  # it would scan all of torch while torch loads
 import numpy, torch
 from torch.utils.data import get_worker_info
 gc.enable()
-gc.freeze()  # nor in the workers, whose memory it would copy
+gc.freeze()  # the same in the workers, whose memory a scan would copy
 
 class Noisy:
     def __init__(self):
@@ -65,12 +65,12 @@ if __name__ == "__main__":
         json.dump(found, file, default=repr)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # Python would take torch apart
+    os._exit(0)  # skip Python's teardown of torch
 """
 
 
 def draw_cases(seed):
-    """Loaders of two workers, the last three of them made differently; loaders of eleven; which one is repeated."""
+    """Draw loaders with two workers (the last three set up differently) and with eleven, and the one repeated."""
     draw = random.Random(seed)
     base = draw.randrange(1000, 100_000)
 
@@ -94,7 +94,9 @@ def run(grade, cases):
     path = done.folder / "found.json"
     if not path.exists():
         said = (done.err or done.out).strip().splitlines()
-        grade.reject("exited", f"The process ended with exit code {done.code}. Its last output: {said[-1:]}")
+        grade.reject(
+            "exited", f"The process ended with exit code {done.code}. The last line of its output: {said[-1:]}"
+        )
     found = json.loads(path.read_text())
     if isinstance(found, str):
         grade.reject("raised", f"make_loader, or one of its workers, raised {found}.")
@@ -110,7 +112,7 @@ def check(grade: Grade) -> None:
     later, *found_wide = checked(grade, [cases[repeated], *wide])
     for where, one in (
         ("a process that had drawn numbers before", again),
-        ("a process that was seeded with another number", resumed),
+        ("a process with a different seed", resumed),
         ("another process", later),
     ):
         check_repeated(grade, cases[repeated], found[repeated]["samples"], one["samples"], where)
@@ -126,7 +128,7 @@ def check(grade: Grade) -> None:
 
 
 def checked(grade, cases):
-    """What the loaders of one process returned. Rejects other samples, and a change of the process's own state."""
+    """Check the samples that one process's loaders returned, and that its own random state is unchanged."""
     found = run(grade, cases)
     for case, one in zip(cases, found, strict=True):
         check_samples(grade, case, one["samples"])
@@ -145,7 +147,7 @@ def check_samples(grade, case, samples):
         check_one(grade, case, sample)
     read = [int(sample[0]) for sample in samples]
     if read != case["indices"]:
-        words = f"{named(case)}: the sampler gave {case['indices'][:4]} …, the loader returned {read[:4]} …"
+        words = f"{named(case)}: the sampler gave {case['indices'][:4]} …, but the loader returned {read[:4]} …"
         grade.reject("samples-changed", f"{words}, {len(read)} of {len(case['indices'])} samples.")
 
 
@@ -163,7 +165,7 @@ def check_one(grade, case, sample):
 
 
 def streams_of(cases, found):
-    """(epoch, rank, worker) to what that worker drew: a set for each source."""
+    """Map (epoch, rank, worker) to the numbers that the worker drew: a set for each source."""
     streams = {}
     for case, one in zip(cases, found, strict=True):
         for sample in one["samples"]:
@@ -174,12 +176,12 @@ def streams_of(cases, found):
 
 
 def alike(one, other):
-    """The sources from which both drew a number in common."""
+    """Return the sources from which both workers drew a common number."""
     return [name for name, a, b in zip(SOURCES, one, other, strict=True) if a & b]
 
 
 def check_streams(grade, streams):
-    """Pairs that differ in one thing alone come first: they say what the seed does not depend on."""
+    """Reject equal streams. Pairs that differ in one thing only come first: the seed does not depend on it."""
     pairs = sorted(itertools.combinations(sorted(streams), 2), key=lambda pair: differences(*pair))
     for one, other in pairs:
         if not (sources := alike(streams[one], streams[other])):
@@ -191,7 +193,9 @@ def check_streams(grade, streams):
         ids[True, False, False] = "epochs-alike"
         if id := ids.get(tuple(a != b for a, b in zip(one, other, strict=True))):
             grade.reject(id, words)
-        grade.reject("sums-collide", f"{words} Workers that differ in only one of the three drew different numbers.")
+        grade.reject(
+            "sums-collide", f"{words} Workers that differ in only one of rank, worker and epoch drew different numbers."
+        )
 
 
 def everywhere(streams):
@@ -214,5 +218,5 @@ def check_repeated(grade, case, before, now, where):
             if a != b:
                 grade.reject(
                     "not-repeatable",
-                    f"{named(case)}, sample {int(sample[0])}: {name} gave {a:.6f}, and {b:.6f} in {where}.",
+                    f"{named(case)}, sample {int(sample[0])}: {name} gave {a:.6f} here, but {b:.6f} in {where}.",
                 )

@@ -1,4 +1,4 @@
-"""Three steps against one process that has all samples; dtypes as they were seen on the way."""
+"""Compare three steps with one process that has all samples, and check the dtypes that occurred."""
 
 import math
 import random
@@ -21,7 +21,7 @@ def check(grade: Grade) -> None:
     gap = abs(plain - own[0]["loss"]) / plain
     grade.measured("loss of the first step, bf16 against float32", f"relative difference {gap:.1e}")
     off = apart(own[-1]["weights"], other[-1]["weights"])
-    grade.measured("weights after three steps, if gradients were added in bf16", f"{off:.1e} off")
+    grade.measured("weights after three steps, if gradients were added in bf16", f"off by {off:.1e}")
     grade.predicted("smallest-step", smallest_step())
 
 
@@ -34,7 +34,7 @@ def check_world(grade, case, size):
 
 
 def smallest_step() -> float:
-    """The smallest power of two that changes 1.0 in bf16, found by trying; half of it and all below do not."""
+    """Find by trial the power of two above which an update changes 1.0 in bf16."""
     step = 1.0
     while torch.tensor(1.0 + step * 1.001).bfloat16() != 1.0:
         step /= 2
@@ -86,12 +86,12 @@ def check_step(grade, step, ranks, expected, case):
 
 
 def judge_loss(grade, where, found, own, rank):
-    text = f"{where}: returned {found!r}; the mean over all samples is {own['loss']:.6f}"
+    text = f"{where}: you returned {found!r}; the mean over all samples is {own['loss']:.6f}"
     if isinstance(found, float):
         if math.isclose(found, own["losses"][rank], rel_tol=1e-4):
-            grade.reject("own-loss", f"{text}, and {own['losses'][rank]:.6f} is the mean over this rank's samples.")
+            grade.reject("own-loss", f"{text}, and the mean over this rank's samples is {own['losses'][rank]:.6f}.")
         if math.isclose(found, sum(own["losses"]), rel_tol=1e-4):
-            grade.reject("own-loss", f"{text}. It is the sum of the ranks' losses.")
+            grade.reject("own-loss", f"{text}. Your value is the sum of the ranks' losses.")
     grade.reject("unknown", f"{text}.")
 
 
@@ -108,7 +108,7 @@ BELIEFS = {
 def explain(grade, where, step, rank, weights, expected, case, size):
     own = expected["own"][step]["weights"]
     gap = apart(weights, own)
-    says = f"{where}: weights are up to {gap:.2g} off those of one process that has all samples."
+    says = f"{where}: the weights differ by up to {gap:.2g} from those of one process that has all samples."
     if all(torch.equal(p, p.bfloat16().float()) for p in weights):
         grade.reject("weights-rounded", f"{says} {BELIEFS['weights-rounded']}")
     for id in ("never-steps", "sum-is-average", "gradients-add-up"):
@@ -133,7 +133,7 @@ def close(found, expected) -> bool:
 
 
 def oracle(case, size):
-    """Each way to take the steps, for all ranks in one process."""
+    """Run the steps for all ranks in one process, rightly and under each misconception."""
     found = {"own": run(case, size, torch.bfloat16, "mean")}
     for id in ("never-steps", "sum-is-average", "gradients-add-up"):
         found[id] = run(case, size, torch.bfloat16, id)
@@ -145,7 +145,7 @@ def alone(case, rank):
 
 
 def averaged(case, size):
-    """The weights after the first step if each rank takes it alone and the weights are averaged then."""
+    """Return the weights after the first step if each rank steps alone and the weights are then averaged."""
     ranks = [alone(case, rank)[0]["weights"] for rank in range(size)]
     return [torch.stack(same).mean(0) for same in zip(*ranks, strict=True)]
 
@@ -166,7 +166,7 @@ def run(case, size, dtype, way, first=0):
         for p, before, *grads in zip(model.parameters(), kept, *gradients, strict=True):
             p.grad = combine(grads, way)
             if way == "gradients-add-up":
-                p.grad = (p.grad * size + before) / size  # each rank adds its own to the last mean
+                p.grad = (p.grad * size + before) / size  # each rank adds its own gradient to the last mean
                 before.copy_(p.grad * size)
         if way != "never-steps":
             optimizer.step()

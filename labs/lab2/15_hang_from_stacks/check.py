@@ -1,4 +1,4 @@
-"""Real hangs whose cause is known; answers are compared with what was done, and with what beliefs would say."""
+"""Cause real hangs; compare the answers with the known cause, and with each misconception's answer."""
 
 import random
 import re
@@ -18,10 +18,10 @@ CALLS = {
     "saves": ("run", "self.save()"),
     "trains": ("run", "self.train_step()"),
 }
-"""For each way to hang: the function and the line at which the odd rank leaves the others' way."""
+"""The function and line at which the odd rank leaves the others' path, for each kind of hang."""
 NAMES = {"rank", "function", "line"}
 THREADS = 3
-"""The number of threads of each rank. The one that trains comes first from ranks.py."""
+"""The number of threads of each rank. ranks.py puts the training thread first."""
 FRAME = re.compile(r'  File "(.*?)([^/"]*)", line (\d+) in (\S+)')
 
 
@@ -55,11 +55,11 @@ def check(grade: Grade) -> None:
     threads = sum(one.count("(most recent call first)") for ranks in stacks for one in ranks)
     grade.measured("hangs", f"{len(runs)}, in the stacks of {threads} threads of {len(runs) * SIZE} processes")
     grade.measured("ranks that waited in a collective", f"{waiting(stacks)} of {len(runs) * SIZE}")
-    grade.note("py-spy dump --pid PID shows such stacks of a running process, which pauses only for a moment.")
+    grade.note("py-spy dump --pid PID prints such stacks of a running process, which pauses only for a moment.")
 
 
 def in_orders(draw, ranks, place):
-    """Dumps whose threads each rank has in an order of its own.
+    """Shuffle the threads of each rank's dump, in a different order for each rank.
 
     At `place` no rank has the training thread, and one rank has a different thread from the others. A solution that
     expects the training thread at a fixed place therefore compares threads that do not train, in at least one hang.
@@ -83,7 +83,7 @@ def waiting(stacks):
 
 
 def frames_of(thread):
-    """(file, function, line) of each frame, from the outermost."""
+    """Return (file, function, line) of each frame, outermost first."""
     return [(file, name, int(line)) for _, file, line, name in reversed(FRAME.findall(thread))]
 
 
@@ -96,7 +96,7 @@ def training_thread(stacks):
 
 
 def usual_and_odd(ways):
-    """The way of most ranks, and the first rank that has another."""
+    """Return the path of most ranks, and the first rank with a different path."""
     usual, _ = Counter(map(tuple, ways)).most_common(1)[0]
     return usual, next((rank for rank, way in enumerate(ways) if tuple(way) != usual), None)
 
@@ -110,7 +110,7 @@ def answer(rank, frame):
     return {"rank": rank, "function": frame[1], "line": frame[2]}
 
 
-# ---- what a belief would answer --------------------------------------------------------------------------------------
+# ---- answers of misconceptions ---------------------------------------------------------------------------------------
 
 
 def by_first_thread(ranks):
@@ -118,7 +118,7 @@ def by_first_thread(ranks):
 
 
 def by_innermost(ranks):
-    """The odd one out by the innermost frame of trainer.py alone."""
+    """Find the odd rank by the innermost frame of trainer.py alone."""
     _, odd = usual_and_odd([own(training_thread(one))[-1:] for one in ranks])
     return odd
 
@@ -138,7 +138,7 @@ def deepest(ranks, of=own):
 
 
 def from_the_top(ranks):
-    """The first difference in the order in which a dump is printed."""
+    """Find the first difference in the order in which a dump is printed."""
     ways = [own(training_thread(one))[::-1] for one in ranks]
     usual, odd = usual_and_odd(ways)
     return None if odd is None else answer(odd, first_difference(ways[odd], usual))
@@ -179,7 +179,7 @@ def explain(grade, runs, stacks, found, right, wrong):
 
 
 def check_threads(grade, stacks, found, right):
-    """Reject an answer that only a thread which does not train has in its stack."""
+    """Reject an answer that occurs only in the stack of another thread than the training thread."""
     for ranks, one, expected in zip(stacks, found, right, strict=True):
         if one is None:
             continue
@@ -197,7 +197,7 @@ def in_majority(ranks, rank):
 
 
 def judge_place(grade, says, picture, stacks, found):
-    """The rank is right in every hang; function or line is not."""
+    """Explain answers whose rank is right in every hang but whose function or line is not."""
     ways = {
         "innermost-is-the-cause": deepest,
         "reads-from-the-top": from_the_top,
@@ -220,7 +220,7 @@ def said(value):
 
 
 def drawing(ranks):
-    """The training thread of each rank, outermost first."""
+    """Show the training thread of each rank, outermost frame first."""
     lines = []
     for rank, one in enumerate(ranks):
         way = " > ".join(f"{name}:{line}" for _, name, line in own(training_thread(one)))

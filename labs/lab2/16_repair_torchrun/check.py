@@ -49,14 +49,14 @@ sys.stderr.flush()
 import task
 
 task.note(None, "exit", code)
-os._exit(code)  # a thread of gloo's that lets go of a tensor while Python ends aborts the process, now and then
+os._exit(code)  # sometimes a gloo thread that releases a tensor while Python exits aborts the process
 """
-"""What torchrun starts. An error of train.py's passes through it."""
+"""The program that torchrun starts. An error in train.py passes through it."""
 SIZE = 2
 
 
 class Rank:
-    """What one rank noted."""
+    """The notes of one rank."""
 
     def __init__(self, lines: list[list[object]]) -> None:
         read = [value for what, value in lines if what == "sample"]
@@ -69,7 +69,7 @@ class Rank:
 
 
 def steps_of(lines: list[list[object]]) -> list[list[int]]:
-    """For each step of the optimizer, the sizes of the batches whose loss was computed since the step before."""
+    """Return, for each optimizer step, the sizes of the batches whose loss was computed since the previous step."""
     steps, batches = [], []
     for what, value in lines:
         if what == "batch":
@@ -103,7 +103,7 @@ def check(grade: Grade) -> None:
 
 
 def constants(draw: int) -> str:
-    """Sizes that divide, and are other ones in each check."""
+    """Draw sizes that divide evenly and that differ between checks."""
     batch = (6, 8, 10)[draw % 3]
     return f"NUM_SAMPLES, GLOBAL_BATCH, EPOCHS, SEED, RATE = {batch * (4 + draw % 4)}, {batch}, 2, {draw}, 0.05"
 
@@ -115,11 +115,11 @@ def read_notes(path: Path) -> Rank:
 
 ERROR = re.compile(r"^(?:\[rank\d\]: ?)?([\w.]*(?:Error|Exception)\w*: .*)$", re.MULTILINE)
 LEFT = ("Connection closed", "Connection reset")
-"""What the peers of a rank that has ended print."""
+"""Errors that the peers of an ended rank print."""
 
 
 def errors_of(done) -> list[tuple[str, str]]:
-    """Each error that Python printed, with the innermost line of train.py above it; not torchrun's own."""
+    """Return each error that Python printed, except torchrun's own, with the innermost line of train.py above it."""
     found, start = [], 0
     for error in ERROR.finditer(done.err):
         places = re.findall(r'train.py", line (\d+)', done.err[start : error.start()])
@@ -130,7 +130,7 @@ def errors_of(done) -> list[tuple[str, str]]:
 
 
 def fail(grade: Grade, done, ranks: list[Rank]) -> None:
-    """torchrun ended with another code than 0: by an error, by an exit code, or by a signal."""
+    """Explain a nonzero exit code of torchrun: an error, an exit code of a rank, or a signal."""
     errors = errors_of(done)
     own = [one for one in errors if not any(words in one[0] for words in LEFT)]
     ended = f"torchrun ended with exit code {done.code}"
@@ -142,7 +142,9 @@ def fail(grade: Grade, done, ranks: list[Rank]) -> None:
             grade.reject("exited", f"{ended}. Rank {number} ended with exit code {rank.exits[-1]}, without an error.")
     if errors:
         text, line = errors[0]
-        grade.reject("one-rank-waits", f"{ended}. A rank waited for an ended one: {text} (train.py, line {line}).")
+        grade.reject(
+            "one-rank-waits", f"{ended}. A rank waited for another that had ended: {text} (train.py, line {line})."
+        )
     gone = " and ".join(f"rank {number}" for number, rank in enumerate(ranks) if not rank.exits)
     grade.reject("crashed", f"{ended}. No error was printed, and {gone or 'no rank'} ended before Python did.")
 
@@ -155,22 +157,22 @@ def check_samples(grade: Grade, ranks: list[Rank], space) -> None:
         if together == list(range(num)):
             continue
         twice = len(together) - len(set(together))
-        words = f"Epoch {epoch}: {num} samples, the ranks read {len(together)} ({len(read[0])} and {len(read[1])})"
+        words = f"Epoch {epoch}: of {num} samples, the ranks read {len(together)} ({len(read[0])} and {len(read[1])})"
         id = "sampler-not-used" if any(len(share) > num // SIZE for share in read) or twice else "unknown"
-        grade.reject(id, f"{words}; {twice} were read by both, {num - len(set(together))} by neither.")
+        grade.reject(id, f"{words}; both ranks read {twice}, and neither read {num - len(set(together))}.")
     if any(rank.epochs[0] == rank.epochs[1] for rank in ranks):
         first = ranks[0].epochs[0][:5]
         grade.reject("same-order", f"Rank 0 read {first} … in epoch 0, and the same order again in epoch 1.")
 
 
 def check_batches(grade: Grade, done, ranks: list[Rank], space, expected) -> None:
-    """Each rank computes its part of every step, in one batch or in several."""
-    if not any(rank.computed for rank in ranks):  # with another loss than task.py's: the weights will tell
+    """Check that each rank computes its part of every step, in one batch or in several."""
+    if not any(rank.computed for rank in ranks):  # a loss other than task.py's: the check of the weights decides
         return
     for number, rank in enumerate(ranks):
         if not rank.computed:
             other = f"rank {1 - number} computed that of {ranks[1 - number].computed}"
-            grade.reject("one-rank-trains", f"Rank {number} computed the loss of no sample, {other}.")
+            grade.reject("one-rank-trains", f"Rank {number} computed no loss; {other}.")
     takes = sorted({sum(step) for rank in ranks for step in rank.steps})
     if takes in ([], [space["GLOBAL_BATCH"] // SIZE]) or has_weights(done, ranks, expected):
         return
@@ -183,7 +185,7 @@ def check_batches(grade: Grade, done, ranks: list[Rank], space, expected) -> Non
 
 
 def has_weights(done, ranks: list[Rank], expected) -> bool:
-    """Whether one rank saved, once, and what one process ends with."""
+    """True if one rank saved, and saved the weights of the training in one process."""
     is_whole = done.code == 0 and [len(rank.saved) for rank in ranks].count(0) == SIZE - 1
     return is_whole and apart(done, expected) < 1e-5
 
@@ -204,7 +206,7 @@ def check_end(grade: Grade, done, ranks: list[Rank]) -> None:
 
 
 def train(space, ranks: list[Rank], way: str = "right"):
-    """Losses of each epoch, and the final weights, of one process that takes the same samples in the same steps."""
+    """Train one process on the same samples in the same steps; return each epoch's losses and the final weights."""
     data, model = space["Points"](0), space["make_model"]()
     rate = space["RATE"] * (SIZE if way == "step-times-world" else 1)
     optimizer, part = torch.optim.SGD(model.parameters(), lr=rate), space["GLOBAL_BATCH"] // SIZE
@@ -229,8 +231,8 @@ def train(space, ranks: list[Rank], way: str = "right"):
 
 WAYS = {
     "wrapper-bypassed": "They result from the gradients of the saving rank's own samples alone.",
-    "step-times-world": f"They result from steps of {SIZE} times the length.",
-    "gradients-add-up": "They result from the sum of this gradient and all before it.",
+    "step-times-world": f"They result from steps that are {SIZE} times as long.",
+    "gradients-add-up": "They result from the sum of each gradient and all earlier ones.",
 }
 
 
@@ -238,13 +240,13 @@ def check_weights(grade: Grade, done, ranks: list[Rank], space, expected) -> Non
     gap = apart(done, expected)
     if gap < 1e-5:
         return
-    says = f"The saved weights are up to {gap:.2g} off those of one process that took the same samples."
+    says = f"The saved weights differ by up to {gap:.2g} from those of one process that trained on the same samples."
     saver = next(number for number, rank in enumerate(ranks) if rank.saved)
     for id, words in WAYS.items():
         turned = ranks[saver:] + ranks[:saver] if id == "wrapper-bypassed" else ranks
         if apart(done, train(space, turned, id)) < 1e-5:
             parts = max(map(len, ranks[saver].steps), default=1)
-            if id == "step-times-world" and parts > 1:  # the world may not be what they are multiplied by
+            if id == "step-times-world" and parts > 1:  # the factor may not be the world size
                 grade.reject("unknown", f"{says} {words} The gradients of {parts} batches add up in each step.")
             grade.reject(id, f"{says} {words}")
     grade.reject("unknown", says)

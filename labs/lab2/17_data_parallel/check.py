@@ -1,4 +1,4 @@
-"""Four steps beside one process that does every rank's share in turn; bytes and buckets by the list of calls."""
+"""Compare the steps with one process that computes every rank's share in turn, and check bytes and buckets."""
 
 import random
 
@@ -13,7 +13,7 @@ ROUTES = ("left+right", "right+left", "left", "right")
 
 
 def draw_case(seed, size):
-    """A world of two in which both ranks use the same branches, or larger ones in which they do not."""
+    """Draw a world of two in which both ranks use the same branches, or a larger one in which they do not."""
     draw = random.Random(seed)
     both = ROUTES[:2] if draw.random() < 0.5 else ROUTES[1::-1]
     mixed = [*both, *(draw.choice(ROUTES) for _ in range(size))][:size]
@@ -22,7 +22,7 @@ def draw_case(seed, size):
     routes = [mixed, alone, mixed[::-1], ["left+right"] * size, ["left+right"] * size]
     if size == 2:
         routes = [[route] * 2 for route in ("left", "left+right", "right", "left+right", "right+left")]
-    # Each branch has 144 bytes: in buckets of this size it is never with the other, or with the layers after it.
+    # Each branch has 144 bytes: with this bucket size it never shares a bucket with the other or with later layers.
     case = {"seed": seed % 10**6, "routes": routes, "num_micro": [1, 1, 3, 1, 1], "error_before": 4}
     return case | {"bucket_bytes": draw.randint(260, 287)}
 
@@ -56,10 +56,8 @@ def check_start(grade, world, expected):
         if names:
             id = "buffers-apart" if set(names) <= BUFFERS else "starts-apart"
             off = max((value["start"][name] - expected[name]).abs().max().item() for name in names)
-            says = (
-                f"World of {world.size}: after the construction {numbered(len(names), 'tensor')} on rank {rank} differ "
-            )
-            says += f"from what rank 0 had before it ({', '.join(names[:3])}; by up to {off:.2g})."
+            says = f"World of {world.size}: after construction {numbered(len(names), 'tensor')} on rank {rank} differ "
+            says += f"from rank 0's before it ({', '.join(names[:3])}; by up to {off:.2g})."
             grade.reject(id, f"{says} {NOT_IN_STATE_DICT}" if names == ["widest"] else says)
 
 
@@ -71,9 +69,9 @@ def numbered(num, what):
 
 
 def shares(case, models, step):
-    """Each rank's own gradients in this step, their mean, and the means after each micro-batch but the last.
+    """Return each rank's own gradients in this step, their mean, and the means after each micro-batch but the last.
 
-    Then the models take the step.
+    Then step the models.
     """
     sums = []
     for micro in range(case["num_micro"][step]):
@@ -100,7 +98,7 @@ def close(a, b):
 
 
 def right(found, mean):
-    """None and zeros are one where no rank had a gradient."""
+    """True if the gradient is the mean; None and zeros are equivalent where no rank had a gradient."""
     if mean is None:
         return found is None or not found.any()
     return found is not None and close(found, mean)
@@ -136,11 +134,11 @@ def check_gradients(grade, world, case, step, own, mean, early, calls):
 
 
 def explain_calls(grade, says, calls, num_micro):
-    """What the reductions of the step tell: none, some that were not waited for, or more than one set of gradients."""
+    """Explain wrong gradients by the step's reductions: none, some not waited for, or more than one set."""
     started = [call for call in calls if call.is_async]
     waited = sum(call.waited for call in started)
     if waited < len(started):
-        grade.reject("not-waited", f"{says} {len(started)} all-reduces were started, {waited} waited for.")
+        grade.reject("not-waited", f"{says} You started {len(started)} all-reduces and waited for {waited}.")
     if not calls:
         grade.reject("unknown", f"{says} No all-reduce of gradients ran in this step.")
     sent = sum(call.num_bytes for call in calls)
@@ -151,7 +149,7 @@ def explain_calls(grade, says, calls, num_micro):
 
 
 def explain_micro(grade, says, found, mean, early, wrong):
-    """In a step of several micro-batches: the mean of some of them only."""
+    """Explain gradients that are the mean of only some of the step's micro-batches."""
     num = len(early) + 1
     if early and all(any(right(found[name], partial[name]) for partial in early) for name in wrong):
         text = (
@@ -160,7 +158,7 @@ def explain_micro(grade, says, found, mean, early, wrong):
         grade.reject("no-sync-ignored", f"{says} {text} last backward had reached them.")
     for k, partial in enumerate(early, 1):
         if all(right(found[name], minus(mean[name], partial[name])) for name in wrong):
-            text = f"They hold only the last {num - k} of {num} micro-batches: the sum from before is lost."
+            text = f"They hold only the last {num - k} of {num} micro-batches: the earlier sum is lost."
             grade.reject("no-sync-drops", f"{says} {text}")
 
 
@@ -169,7 +167,7 @@ def minus(a, b):
 
 
 def explain_factor(grade, says, found, own, mean, wrong):
-    """The mean times a number: of ranks, or of those that had this gradient."""
+    """Explain the mean times a factor: the number of ranks, or of ranks that had this gradient."""
     size = len(own)
     there = [name for name in wrong if mean[name] is not None and found[name] is not None]
     num = sum(value is not None for value in mean.values())
@@ -189,7 +187,7 @@ def same(a, b):
 
 
 def steps_of(calls):
-    """The calls of each step, without those of the construction."""
+    """Return the calls of each step, without those of the constructor."""
     built = next(n for n, call in enumerate(calls) if call.numel == BUILT)
     steps = [[]]
     for call in calls[built + 1 :]:
@@ -200,7 +198,7 @@ def steps_of(calls):
 
 
 def reductions(calls):
-    """What carries gradients: no buffers, no marks, no small talk."""
+    """Return the reductions that carry gradients, without buffers, marks and small messages."""
     return [c for c in calls if c.op != "broadcast" and c.numel not in MARKS and c.dtype == "float32" and c.numel > 2]
 
 
@@ -217,7 +215,7 @@ def check_sent(grade, case, step, calls):
     limit, num_micro = case["bucket_bytes"], case["num_micro"][step]
     says = (
         f"Step {step + 1}, {num_micro} micro-batch{'es' * (num_micro > 1)}: {len(sent)} all-reduces of {sum(sent):,} "
-        f"bytes in all. The trained parameters have {sum(trained):,}."
+        f"bytes in total. The trained parameters have {sum(trained):,}."
     )
     extra = sum(sent) - sum(trained)
     if extra > 256:
@@ -249,7 +247,7 @@ def listed(numels):
 
 
 def filled(numels, limit):
-    """Elements of each bucket, if they are filled in this order."""
+    """Fill buckets in this order, and return the number of elements of each."""
     buckets = []
     for numel in numels:
         if buckets and 4 * (buckets[-1] + numel) <= limit:
@@ -260,7 +258,7 @@ def filled(numels, limit):
 
 
 def check_no_sync_ends(grade, size, steps):
-    """Who reduces during backward in the first step does so in the last ones, too: all layers are used there."""
+    """Check that a class that reduces during backward in step 1 also does so later, when all layers are used."""
     first, second, _, fourth, fifth = (len(until_backward(calls)) for calls in steps)
     says = (
         f"World of {size}: {numbered(first, 'all-reduce')} began during the backward of step 1, and none during that of"
@@ -275,7 +273,7 @@ def check_no_sync_ends(grade, size, steps):
 
 
 def check_state(grade, world, step, model):
-    """Weights bit for bit between ranks, and close to one process; buffers those of rank 0."""
+    """Check the weights bit for bit between ranks and closely with one process, and the buffers with rank 0's."""
     expected, largest = state(model), 0.0
     for rank, value in enumerate(world.values):
         found = value["steps"][step]["state"]
@@ -284,7 +282,9 @@ def check_state(grade, world, step, model):
             if not torch.equal(found[name], first):
                 off = (found[name] - first).abs().max().item()
                 id = "buffers-apart" if name in BUFFERS else "unknown"
-                says = f"World of {world.size}, step {step + 1}: {name} on rank {rank} is {off:.2g} off rank 0's."
+                says = (
+                    f"World of {world.size}, step {step + 1}: {name} on rank {rank} differs from rank 0's by {off:.2g}."
+                )
                 grade.reject(id, f"{says} {NOT_IN_STATE_DICT}" if name == "widest" else says)
             grade.compare(found[name], tensor, f"{name} after step {step + 1} on rank {rank}", rtol=1e-4, atol=1e-5)
             largest = max(largest, (found[name] - tensor).abs().max().item())
