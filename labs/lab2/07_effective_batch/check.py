@@ -140,7 +140,7 @@ def same(found, expected):
 
 
 def fewest_of(effective, world, most):
-    """Return the pair with the smallest accumulation whose micro-batch fits, or None if no pair exists."""
+    """Return the smallest accumulation for which each micro-batch fits, or None if no pair exists."""
     share, rest = divmod(effective, world)
     if rest:
         return None

@@ -266,7 +266,7 @@ def check_equal(grade, found):
 
 
 def differing(ranks, expected):
-    """Explain the first difference in a step, if no misconception explains all of them."""
+    """Return the id for the one thing in which a step differs, where no misconception explains the rest."""
     for key, id in (("moved", "says-otherwise"), ("scale", "another-scale")):
         if all(same(one | {key: expected[key]}, expected) for one in ranks):
             return id

@@ -1,4 +1,4 @@
-"""Every rank of uneven nodes must be found where it is."""
+"""Check that place finds every rank of uneven nodes."""
 
 import random
 from collections.abc import Callable
@@ -14,7 +14,7 @@ Place = list[int]
 
 
 def right(sizes: Sizes, rank: int) -> Place:
-    """The place of a rank, by listing all of them."""
+    """Find the place of a rank by listing all places."""
     return [[node, local] for node, size in enumerate(sizes) for local in range(size)][rank]
 
 
@@ -51,7 +51,7 @@ BELIEFS: dict[str, list[Callable[[Sizes, int], Place]]] = {
 
 
 def check(grade: Grade) -> None:
-    """The layouts are new on each check; all but one are uneven."""
+    """Check all ranks of layouts that are new on each check; all but one are uneven."""
     layouts = make_layouts(random.Random(grade.seed))
     found = grade.call({"layouts": layouts}).values[0]
     for sizes, answers in zip(layouts, found, strict=True):
@@ -67,34 +67,32 @@ def check(grade: Grade) -> None:
 
 
 def make_layouts(draw: random.Random) -> list[Sizes]:
-    """The brief's four nodes of eight first; then one rank, one node, and uneven ones."""
+    """Draw layouts: the README's four nodes of eight first, then one rank, one node, and uneven nodes."""
     uneven = [[draw.randint(1, 9) for _ in range(draw.randint(2, 6))] for _ in range(6)]
     return [[8] * 4, [1], [draw.randint(2, 8)], [2, 1, 3], [1, 4], [4, 1], *uneven]
 
 
 def check_given(grade: Grade, sizes: Sizes, answers: dict[str, Any]) -> None:
-    """The functions that were there."""
+    """Check the functions that the exercise provides."""
     grade.compare(answers["world"], sum(sizes), f"world_size({sizes})")
     grade.compare(answers["ranks"], list(range(sum(sizes))), f"global_rank of every place of {sizes}")
 
 
 def check_places(grade: Grade, asked: list[tuple[Sizes, int, Any]]) -> None:
-    """Reject what differs, by what would give all of it."""
+    """Reject wrong places with the misconception that explains all of them."""
     wrong = [(sizes, rank, there) for sizes, rank, there in asked if there != right(sizes, rank)]
     fractions = [each for each in asked if any(type(number) is float for number in numbers(each[2]))]
     if not wrong and not fractions:
         return
     changed = next(((sizes, rank) for sizes, rank, there in asked if there == "changed"), None)
     if changed:
-        text = (
-            f"place({changed[0]}, {changed[1]}) changed the list that it received: the caller's next call uses another."
-        )
+        text = f"place({changed[0]}, {changed[1]}) changed the list that it received; the caller's next call uses it."
         grade.reject("list-is-mine", text)
     sizes, rank, there = (wrong or fractions)[0]
     expected = tuple(right(sizes, rank))
-    observed = f"nodes of {sizes} ranks: place of rank {rank} returned {said(there)}, but it is {expected}."
+    observed = f"nodes of {sizes} ranks: for rank {rank}, place returned {said(there)}; right is {expected}."
     if fractions:
-        grade.reject("not-whole", f"{observed} These are not whole numbers.")
+        grade.reject("not-whole", f"{observed} These are not integers.")
     for belief, ways in BELIEFS.items():
         if any(all(there == way(sizes, rank) for sizes, rank, there in asked) for way in ways):
             grade.reject(belief, f"{observed} {len(wrong)} of {len(asked)} places differ.")
@@ -106,23 +104,23 @@ def check_places(grade: Grade, asked: list[tuple[Sizes, int, Any]]) -> None:
         grade.reject("no-answer", f"{observed} {len(silent)} of {len(asked)} places were None.")
     even = [each for each in wrong if len(set(each[0])) == 1]
     if not even:
-        grade.reject("nodes-are-equal", f"{observed} Where all nodes have the same number of ranks, all is right.")
+        grade.reject("nodes-are-equal", f"{observed} Worlds whose nodes all have the same number of ranks are right.")
     node = [each for each in wrong if numbers(each[2])[:1] == right(*each[:2])[:1]]
     if len(node) == len(wrong):
-        says = f"{observed} All nodes are right; of {len(asked)} local ranks {len(wrong)} are not."
+        says = f"{observed} All nodes are right, but {len(wrong)} of {len(asked)} local ranks are wrong."
         grade.reject("not-counted-from-its-node", says)
     right_nodes = len(asked) - len(wrong) + len(node)
-    grade.reject("wrong-node", f"{observed} Of {len(asked)} places {right_nodes} have the right node.")
+    grade.reject("wrong-node", f"{observed} {right_nodes} of {len(asked)} places have the right node.")
 
 
 def check_outside(grade: Grade, sizes: Sizes, answers: dict[str, Any]) -> None:
-    """A rank that is not there is a ValueError."""
+    """Check that a rank that does not exist raises ValueError."""
     for rank in outside(sizes):
         if answers[str(rank)] != "ValueError":
             last = sum(sizes) - 1
             grade.reject(
                 "no-such-rank",
-                f"nodes of {sizes} ranks: ranks count from 0 to {last}, but place of rank {rank} returned "
+                f"nodes of {sizes} ranks: ranks count from 0 to {last}, but for rank {rank}, place returned "
                 f"{said(answers[str(rank)])} instead of raising a ValueError.",
             )
 
@@ -132,5 +130,5 @@ def numbers(found: Any) -> list[Any]:
 
 
 def said(found: Any) -> str:
-    """As the learner wrote it."""
+    """Show an answer as the learner's code returned it."""
     return f"{tuple(found)}" if isinstance(found, list) else f"{found}"

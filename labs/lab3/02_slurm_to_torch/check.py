@@ -1,4 +1,4 @@
-"""Jobs are drawn as layouts of tasks on hosts; what Slurm says of them is written from that, and read back."""
+"""Draw jobs as layouts of tasks on hosts, write Slurm's variables for them, and check what the learner reads."""
 
 import random
 from collections.abc import Callable
@@ -10,17 +10,17 @@ NAMES = ("RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "M
 
 
 class Job(NamedTuple):
-    """Tasks on hosts: where each is, in the order of SLURM_PROCID."""
+    """A layout of tasks on hosts, in the order of SLURM_PROCID."""
 
     id: int
     hosts: list[str]
     folded: str
-    tasks: list[tuple[int, int]]  # node, number on it
+    tasks: list[tuple[int, int]]  # (node, number on that node)
     sizes: list[int]
     login: str
 
     def slurm(self, rank: int) -> dict[str, str]:
-        """What Slurm tells a task."""
+        """Return the variables that Slurm sets for a task."""
         node, local = self.tasks[rank]
         return {
             "SLURM_PROCID": str(rank),
@@ -41,7 +41,7 @@ class Job(NamedTuple):
         }
 
     def torch(self, rank: int) -> dict[str, str]:
-        """What torch must be told; the port is not determined."""
+        """Return the variables that torch needs, except the port, which the learner chooses."""
         node, local = self.tasks[rank]
         return {
             "RANK": str(rank),
@@ -54,7 +54,7 @@ class Job(NamedTuple):
 
 
 def fold_counts(sizes: list[int]) -> str:
-    """[2, 2, 1] as Slurm writes it: "2(x2),1"."""
+    """Write [2, 2, 1] as Slurm does: "2(x2),1"."""
     runs: list[list[int]] = []
     for size in sizes:
         if runs and runs[-1][0] == size:
@@ -65,7 +65,7 @@ def fold_counts(sizes: list[int]) -> str:
 
 
 def draw_hosts(draw: random.Random, count: int) -> tuple[list[str], str]:
-    """Names of hosts, and the list as Slurm folds it."""
+    """Draw host names, and return them with Slurm's abbreviated list."""
     prefix, width, first = draw.choice(["gpu", "node", "as-02-r"]), draw.choice([1, 3]), draw.randint(2, 40)
     other = f"{draw.choice(['big', 'fat'])}{draw.randint(1, 9)}"
     shape = draw.choice(["folded", "gap", "other first", "other last"]) if count > 2 else "folded"
@@ -87,7 +87,7 @@ def draw_hosts(draw: random.Random, count: int) -> tuple[list[str], str]:
 
 
 def draw_job(draw: random.Random, sizes: list[int], *, cyclic: bool, job_id: int) -> Job:
-    """Tasks in blocks, or dealt to the nodes in turn."""
+    """Draw a job whose tasks are placed in blocks, or on the nodes in turn."""
     hosts, folded = draw_hosts(draw, len(sizes))
     tasks = [(node, local) for node, size in enumerate(sizes) for local in range(size)]
     if cyclic:
@@ -96,7 +96,7 @@ def draw_job(draw: random.Random, sizes: list[int], *, cyclic: bool, job_id: int
 
 
 def check(grade: Grade) -> None:
-    """Every task of every job; then the ports."""
+    """Check every task of every job, then the ports."""
     draw = random.Random(grade.seed)
     first = draw.randint(100_000, 900_000)
     layouts = [([2, 2], False), ([2, 2, 1], False), ([3, 3], True), ([1], False), ([4], False), ([1, 3, 2], False)]
@@ -118,13 +118,14 @@ def check(grade: Grade) -> None:
 
 
 def check_shape(grade: Grade, answer: Any, rank: int) -> None:
-    """All variables are there, as text."""
+    """Check that all variables exist and are text."""
     if not isinstance(answer, dict):
         grade.reject("unknown", f"torch_variables returned {type(answer).__name__}, expected a dict.")
     missing = [name for name in NAMES if name not in answer]
     if missing:
         grade.reject(
-            "unknown", f"task {rank}: {', '.join(missing)} are missing; there are {', '.join(answer) or 'none'}."
+            "unknown",
+            f"task {rank}: {', '.join(missing)} missing; torch_variables returned {', '.join(answer) or 'none'}.",
         )
     for name in NAMES:
         if not isinstance(answer[name], str):
@@ -132,7 +133,7 @@ def check_shape(grade: Grade, answer: Any, rank: int) -> None:
 
 
 def check_tasks(grade: Grade, jobs: list[Job], found: list[list[dict[str, str]]]) -> None:
-    """Compare with the layouts; name what was taken instead."""
+    """Compare with the layouts, and name the variable that was used instead."""
     for name in NAMES[:-1]:
         tasks = [
             (job, rank, a[name]) for job, answers in zip(jobs, found, strict=True) for rank, a in enumerate(answers)
@@ -142,7 +143,7 @@ def check_tasks(grade: Grade, jobs: list[Job], found: list[list[dict[str, str]]]
             continue
         job, rank, value = wrong[0]
         observed = (
-            f"{name} of task {rank}, on node {job.tasks[rank][0]}, is {value}, and should be {job.torch(rank)[name]}: "
+            f"{name} of task {rank}, on node {job.tasks[rank][0]}, is {value}, but should be {job.torch(rank)[name]}: "
             f"{len(job.hosts)} nodes with {fold_counts(job.sizes)} tasks, {job.folded}. "
             f"{len(wrong)} of {len(tasks)} tasks differ."
         )
@@ -158,12 +159,12 @@ Belief = Callable[[Job, int], object]
 
 
 def slurms(variable: str) -> Belief:
-    """One of Slurm's variables, taken as it is."""
+    """Use one of Slurm's variables unchanged."""
     return lambda job, rank: job.slurm(rank)[variable]
 
 
 def number(find: Callable[[Job, int, int, int], int]) -> Belief:
-    """A number from job, rank, node and number on the node, as text."""
+    """Compute a number from job, rank, node and number on the node, as text."""
     return lambda job, rank: str(find(job, rank, *job.tasks[rank]))
 
 
@@ -221,13 +222,13 @@ BELIEFS: dict[str, list[tuple[str, Belief]]] = {
 
 
 def dropped(host: str) -> str:
-    """gpu007 as gpu7."""
+    """Turn gpu007 into gpu7."""
     name = host.rstrip("0123456789")
     return name + str(int(host[len(name) :])) if name != host else host
 
 
 def check_lists(grade: Grade, lists: list[tuple[list[str], str]], found: list[Any]) -> None:
-    """More lists than the jobs have."""
+    """Check more node lists than the jobs have."""
     for (hosts, text), host in zip(lists, found, strict=True):
         observed = f"first_host({text!r}) returned {host!r}, but the first host is {hosts[0]!r}."
         if host != hosts[0] and host == dropped(hosts[0]):
@@ -243,17 +244,17 @@ def check_lists(grade: Grade, lists: list[tuple[list[str], str]], found: list[An
 
 
 def check_ports(grade: Grade, jobs: list[Job], found: list[list[dict[str, str]]]) -> None:
-    """One port for all tasks of a job, and not that of the next job."""
+    """Check that all tasks of a job use one port, and that jobs use different ports."""
     for job, answers in zip(jobs, found, strict=True):
         ports = sorted({answer["MASTER_PORT"] for answer in answers})
         if len(ports) > 1:
             grade.reject(
                 "each-its-own-port",
-                f"The {len(answers)} tasks of job {job.id} name {len(ports)} ports: {', '.join(ports[:4])}.",
+                f"The {len(answers)} tasks of job {job.id} use {len(ports)} ports: {', '.join(ports[:4])}.",
             )
         if not ports[0].isdecimal() or not 1024 <= int(ports[0]) <= 65_535:
             grade.reject(
-                "unknown", f"MASTER_PORT of job {job.id} is {ports[0]}: a port is a number from 1024 to 65535."
+                "unknown", f"MASTER_PORT of job {job.id} is {ports[0]}: it should be a number from 1024 to 65535."
             )
     used = [answers[0]["MASTER_PORT"] for answers in found]
     if len(set(used)) < len(used):

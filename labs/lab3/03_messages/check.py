@@ -1,4 +1,4 @@
-"""What one process sent is what the other received, case by case; the first case that fails says why."""
+"""Compare the messages sent with those received, case by case; the first case that fails explains why."""
 
 from typing import Any
 
@@ -32,12 +32,12 @@ def check(grade: Grade) -> None:
 
 
 def check_answers(grade: Grade, sent: dict[str, Any]) -> None:
-    """Sending is one way: send_message reads nothing, and receive_message sends nothing."""
+    """Check that communication is one-way: send_message reads nothing, and receive_message sends nothing."""
     for said in (case[-1] for case in sent.values() if isinstance(case, list) and case):
         if isinstance(said, str) and said.startswith("AwaitsAnswerError"):
             grade.reject("acknowledged", "send_message called recv on its socket and waits there for an answer.")
     if sent["answers"]:
-        text = f"receive_message sent {sent['answers'][:12]!r} back over the connection, where no process reads it."
+        text = f"receive_message sent {sent['answers'][:12]!r} back over the connection, but no process reads it."
         grade.reject("acknowledged", text)
 
 
@@ -48,59 +48,55 @@ def check_second_message(grade: Grade, sent: list[str]) -> None:
 
 
 def check_waiting(grade: Grade, sent: list[str], received: dict[str, Any], messages: dict[str, list[bytes]]) -> None:
-    """Five messages lie in the receiver's buffer before it begins to read."""
+    """Check five messages that are in the receiver's buffer before it begins to read."""
     expected, found = messages["waiting"], received["waiting"]
     if found[: len(expected)] == expected:
         return
     sizes = f"{len(expected)} messages of {', '.join(str(len(message)) for message in expected)} bytes were waiting."
     first = found[0]
     if isinstance(first, bytes) and len(first) >= sum(map(len, expected)):
-        grade.reject(
-            "borders-are-kept", f"{sizes} Your first receive_message returned {len(first)} bytes: all of them."
-        )
+        grade.reject("borders-are-kept", f"{sizes} Your first receive_message returned all {len(first)} bytes.")
     if first == expected[0]:
         text = f"{sizes} The first arrived; then {told(found[1:2])}: {num_lost(expected)} bytes were lost."
         grade.reject("rest-thrown-away", text)
     if came_byte_by_byte(received, messages):
-        text = f"{sizes} receive_message gave {told(found)}. {BYTE_BY_BYTE}"
+        text = f"{sizes} receive_message returned {told(found)}. {BYTE_BY_BYTE}"
         grade.reject("rest-thrown-away", text)
-    grade.reject("unknown", f"{sizes} {said(sent)}receive_message gave {told(found)}.")
+    grade.reject("unknown", f"{sizes} {said(sent)}receive_message returned {told(found)}.")
 
 
-BYTE_BY_BYTE = (
-    "From a socket that gives one byte per call, all arrived: some recv asks for more bytes than the message lacks."
-)
+BYTE_BY_BYTE = "From a socket that returns one byte per call, all arrived: some recv asks for too many bytes."
 
 
 def came_byte_by_byte(received: dict[str, Any], messages: dict[str, list[bytes]]) -> bool:
-    """Nobody can take too much from a socket that gives one byte a call."""
+    """True if the messages arrive from a socket that returns one byte per call, where no recv can read too much."""
     expected = messages["byte by byte"]
     return bool(received["byte by byte"][: len(expected)] == expected)
 
 
 def check_slow_receiver(grade: Grade, received: dict[str, Any], messages: dict[str, list[bytes]]) -> None:
-    """The same messages went well where sockets gave whatever was asked."""
-    text = slow(received["slow receiver"], messages["slow receiver"], "recv gave at most 7 bytes per call")
+    """Check slow receivers, once the same messages arrived from sockets that return everything requested."""
+    text = slow(received["slow receiver"], messages["slow receiver"], "recv returned at most 7 bytes per call")
     if text and came_byte_by_byte(received, messages):
         grade.reject("rest-thrown-away", f"{text} {BYTE_BY_BYTE}")
     if text:
-        grade.reject("recv-gives-all", f"{text} With sockets that give all bytes at once it arrived complete.")
-    text = slow(received["byte by byte"], messages["byte by byte"], "recv gave one byte per call")
+        grade.reject("recv-gives-all", f"{text} From sockets that return all bytes in one call it arrived complete.")
+    text = slow(received["byte by byte"], messages["byte by byte"], "recv returned one byte per call")
     if text:
         grade.reject("unknown", text)
 
 
 def check_slow_sender(grade: Grade, sent: dict, received: dict, messages: dict) -> None:
-    """The same messages went well where sockets took whatever was given."""
-    text = slow(received["slow sender"], messages["slow sender"], "send took at most 7 bytes per call")
+    """Check slow senders, once the same messages arrived through sockets that accept everything."""
+    text = slow(received["slow sender"], messages["slow sender"], "send accepted at most 7 bytes per call")
     if text and sent["slow sender"][-1]:
         grade.reject("unknown", f"{text} {said(sent['slow sender'])}")
     if text:
-        grade.reject("send-takes-all", f"{text} With sockets that take all bytes at once it arrived complete.")
+        grade.reject("send-takes-all", f"{text} Through sockets that accept all bytes in one call it arrived complete.")
 
 
 def slow(found: list[Any], expected: list[bytes], doing: str) -> str:
-    """The first message that did not come whole, in words."""
+    """Describe the first message that did not arrive complete."""
     if found[: len(expected)] == expected:
         return ""
     good = next((i for i, pair in enumerate(zip(found, expected, strict=False)) if pair[0] != pair[1]), len(found))
@@ -108,15 +104,19 @@ def slow(found: list[Any], expected: list[bytes], doing: str) -> str:
 
 
 def check_end(grade: Grade, received: list[Any], messages: list[bytes]) -> None:
-    """After the last message the sender closes."""
+    """Check the end: the sender closes after the last message."""
     end = received[len(messages)]
     if end == b"":
-        text = f"{len(messages)} messages came, the sender closed, and receive_message returned b'': an empty message."
+        text = (
+            f"{len(messages)} messages arrived, the sender closed, and receive_message returned b'', an empty message."
+        )
         grade.reject("closed-is-empty", text)
     if isinstance(end, list):
-        grade.reject("end-is-an-error", f"{len(messages)} messages came and the sender closed. Then: {end[1]}.")
+        grade.reject("end-is-an-error", f"{len(messages)} messages arrived and the sender closed. Then: {end[1]}.")
     if end is not None:
-        grade.reject("unknown", f"The sender closed after its last message, and receive_message gave {told([end])}.")
+        grade.reject(
+            "unknown", f"The sender closed after its last message, and receive_message returned {told([end])}."
+        )
 
 
 def check_empty(grade: Grade, sent: list[str], received: list[Any], messages: list[bytes]) -> None:
@@ -127,23 +127,25 @@ def check_empty(grade: Grade, sent: list[str], received: list[Any], messages: li
         grade.reject("closed-is-empty", text)
     lengths = [len(message) for message in messages]
     if received == [*filter(None, messages), None]:
-        text = f"Messages of {lengths} bytes were sent; {len(received) - 1} of {len(messages)} came: no empty one did."
+        text = (
+            f"Messages of {lengths} bytes were sent; {len(received) - 1} of {len(messages)} arrived, but no empty one."
+        )
         grade.reject("empty-is-nothing", text)
     grade.reject(
-        "unknown", f"Messages of {lengths} bytes were sent; {said(sent)}receive_message gave {told(received)}."
+        "unknown", f"Messages of {lengths} bytes were sent; {said(sent)}receive_message returned {told(received)}."
     )
 
 
 def check_any_bytes(grade: Grade, sent: dict, received: dict, messages: dict) -> None:
-    """A message that is changed while the others come, or that no text holds: its bytes are read as text."""
+    """Explain a changed message, or one that is not valid text, by code that reads bytes as text."""
     expected, found = messages["any bytes"], received["any bytes"]
     changed = [(want, got) for got, want in zip(found, expected, strict=False) if got != want]
-    in_step = found[257:258] == expected[257:258]  # what came wrong did not move what came after it
+    in_step = found[257:258] == expected[257:258]  # a wrong message did not shift the next one
     if in_step and len([want for want, _ in changed if len(want) == 1]) > 1:
         text = f"{len(changed)} of {len(expected)} messages arrived changed, for example {changed[0][0]!r} as "
         grade.reject("bytes-are-text", f"{text}{told([changed[0][1]])}.")
     if any("Unicode" in str(said) for said in (sent["any bytes"][-1:], found[-1:])):
-        text = f"{said(sent['any bytes'])}receive_message gave {len(found)} of {len(expected)} messages; "
+        text = f"{said(sent['any bytes'])}receive_message returned {len(found)} of {len(expected)} messages; "
         grade.reject("bytes-are-text", f"{text}the next was {expected[min(len(found), len(expected)) - 1]!r:.60}.")
     check_case(grade, "mark-in-the-data", "any bytes", sent, received, messages)
 
@@ -162,7 +164,7 @@ def check_large(grade: Grade, sent: dict, received: dict, messages: dict) -> Non
     expected, found = messages["large"], received["large"]
     if found == [*expected, None]:
         return
-    text = f"A message of {len(expected[0]):,} bytes: {said(sent['large'])}receive_message gave {told(found[:1])}."
+    text = f"A message of {len(expected[0]):,} bytes: {said(sent['large'])}receive_message returned {told(found[:1])}."
     failed = sent["large"][-1:] != [""] and not sent["large"][-1].startswith(NETWORK_ERRORS)
     cut_off = isinstance(found[0], bytes) and any(expected[0].startswith(found[0][skip:]) for skip in range(9))
     grade.reject("length-too-small" if failed or cut_off else "unknown", text + " Short messages arrived complete.")
@@ -172,10 +174,10 @@ NETWORK_ERRORS = ("ConnectionResetError", "BrokenPipeError", "TimeoutError", "OS
 
 
 def check_torn(grade: Grade, torn: list[Any], on_the_wire: int, length: int) -> None:
-    """A part of one message, then the end."""
+    """Check a connection that closes after a part of a message."""
     if 2 * on_the_wire < length:
         grade.reject(
-            "unknown", f"For a message of {length} bytes, {count(on_the_wire, 'byte')} went over the connection."
+            "unknown", f"For a message of {length} bytes, {count(on_the_wire, 'byte')} were sent over the connection."
         )
     for cut, (found,) in torn:
         if isinstance(found, list) and found[0] == "ConnectionError":
@@ -190,16 +192,18 @@ def check_torn(grade: Grade, torn: list[Any], on_the_wire: int, length: int) -> 
 
 
 def check_two_connections(grade: Grade, received: list[Any], messages: list[bytes]) -> None:
-    """Each connection carries every second message."""
+    """Check two connections that carry alternate messages."""
     if received != messages:
         place = next((i for i, pair in enumerate(zip(received, messages, strict=False)) if pair[0] != pair[1]), 0)
-        text = f"Two connections were read in turn. Call {place + 1}, on the {('first', 'second')[place % 2]}, gave "
+        text = (
+            f"Two connections were read in turn. Call {place + 1}, on the {('first', 'second')[place % 2]}, returned "
+        )
         text += f"{told(received[place : place + 1])}; {len(messages[place])} bytes were sent there. "
         grade.reject("one-connection", text + "One connection at a time worked.")
 
 
 def told(received: list[Any]) -> str:
-    """What came, in words."""
+    """Describe the received messages."""
     words = []
     for value in received[:6]:
         if isinstance(value, bytes):
@@ -210,7 +214,7 @@ def told(received: list[Any]) -> str:
 
 
 def said(sent: list[str]) -> str:
-    """What the sender said, if it failed."""
+    """Describe the sender's error, if it failed."""
     return f"send_message failed at message {len(sent)}: {sent[-1]}. " if sent and sent[-1] else ""
 
 

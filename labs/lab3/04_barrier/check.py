@@ -1,4 +1,4 @@
-"""Whether anyone leaves before all have come, and whether all leave: in many orders, and in three real processes."""
+"""Check that no rank leaves before all have arrived, and that all leave: in many orders, and in real processes."""
 
 import random
 from typing import Any
@@ -9,7 +9,7 @@ Run = dict[str, Any]
 
 
 def check(grade: Grade) -> None:
-    """One barrier three times; two barriers in turn; keys that could be the same; then a real store."""
+    """Check one barrier three times, two barriers in turn, keys that could collide, then a real store."""
     draw = random.Random(grade.seed)
     alone = [
         draw_run(draw, size, ["checkpoint"], **{pace: rank})
@@ -35,13 +35,13 @@ def check(grade: Grade) -> None:
 
 
 def draw_run(draw: random.Random, size: int, names: list[str], rounds: int = 3, **pace: int) -> Run:
-    """An order of turns: `quick` goes on whenever it can, `slow` when no other can, `late` comes after some time."""
+    """Draw an order of turns: `quick` runs whenever it can, `slow` only when no other rank can, `late` arrives later."""
     orders = {name: pace.get(name) for name in ("quick", "slow", "late")}
     return {"seed": draw.randrange(1 << 30), "size": size, **orders, "names": names, "rounds": rounds}
 
 
 def check_one(grade: Grade, runs: list[tuple[Run, Run]]) -> None:
-    """The runs with one barrier."""
+    """Check the runs with one barrier."""
     early = [(asked, run) for asked, run in runs if run["early"]]
     stuck = [(asked, run) for asked, run in runs if run["stuck"]]
     if not early and not stuck:
@@ -51,7 +51,7 @@ def check_one(grade: Grade, runs: list[tuple[Run, Run]]) -> None:
 
 
 def check_two(grade: Grade, runs: list[tuple[Run, Run]]) -> None:
-    """Two barriers on one store, in turn."""
+    """Check two barriers on one store, in turn."""
     for asked, run in runs:
         if run["early"] or run["stuck"]:
             text = f"One barrier alone works. Two on one store, named checkpoint and evaluation: {what(asked, run)}"
@@ -59,7 +59,7 @@ def check_two(grade: Grade, runs: list[tuple[Run, Run]]) -> None:
 
 
 def check_keys(grade: Grade, runs: list[tuple[Run, Run]]) -> None:
-    """Barriers and ranks whose numbers, written one after the other, could give the same key."""
+    """Check barriers and ranks whose numbers, written one after the other, could give the same key."""
     for asked, run in runs:
         if run["early"] or run["stuck"] == "waits":
             number = f"Two barriers named {' and '.join(asked['names'])}" if len(asked["names"]) > 1 else "One barrier"
@@ -71,7 +71,7 @@ READS = ("wait", "get", "check")
 
 
 def explain(runs: list[tuple[Run, Run]], early: list[tuple[Run, Run]], stuck: list[tuple[Run, Run]]) -> str:
-    """The misconception of which these runs show the trace; `unknown` if they show none."""
+    """Return the misconception that these runs show, or `unknown`."""
     if not any(has_looked(run) for _, run in runs):
         return "nobody-waits" if early else "unknown"
     if any(run["lost"] for _, run in runs):
@@ -87,7 +87,7 @@ def has_looked(run: Run) -> bool:
 
 
 def explain_early(early: list[tuple[Run, Run]]) -> str:
-    """Who left too early: in round 1, or in a later one by a key that was there before."""
+    """Explain a rank that left too early: in round 1, or in a later one by a key that already existed."""
     first = [(asked["size"], left) for asked, run in early for left in run["early"] if left[2] == 1]
     if not first:
         return "used-twice" if any(run["early"][0][5] for _, run in early) else "unknown"
@@ -99,7 +99,7 @@ def explain_early(early: list[tuple[Run, Run]]) -> str:
 
 
 def explain_stuck(stuck: list[tuple[Run, Run]]) -> str:
-    """For what the ranks wait that do not go on."""
+    """Explain the waits of ranks that never continue."""
     waiting = [(asked["size"], at[1], run["polled"].get(rank, {}), run["numbers"], at[2])
                for asked, run in stuck for rank, at in run["waits"].items()]  # fmt: skip
     if any(run["stuck"] == "waits" and not run["writes"] for _, run in stuck):
@@ -120,11 +120,13 @@ def explain_stuck(stuck: list[tuple[Run, Run]]) -> str:
 
 
 def what(asked: Run, run: Run) -> str:
-    """The first thing that went wrong, in a sentence."""
+    """Describe the first mistake in a sentence."""
     size = asked["size"]
     if run["early"]:
         rank, name, number, there = run["early"][0][:4]
-        return f"World of {size}: rank {rank} left {name} number {number} when {there} of {size} ranks had arrived."
+        return (
+            f"World of {size}: rank {rank} left {name} number {number} when only {there} of {size} ranks had arrived."
+        )
     if run["stuck"] == "spins":
         return f"World of {size}: after 20 000 store operations, some ranks had not left all three barriers."
     rank, (name, number, operation) = next(iter(run["waits"].items()))
@@ -138,7 +140,7 @@ def what(asked: Run, run: Run) -> str:
 
 
 def drawing(asked: Run, run: Run) -> str:
-    """Where each rank is at the end."""
+    """Describe the position of each rank at the end."""
     lines = []
     for rank in range(asked["size"]):
         at = run["waits"].get(str(rank))
@@ -151,7 +153,7 @@ def drawing(asked: Run, run: Run) -> str:
 
 
 def check_real(grade: Grade) -> None:
-    """Three processes, one clock: the first leaves after the last has come."""
+    """Check three real processes on one clock: the first must leave after the last has arrived."""
     world = grade.world(3, {"rounds": 6}, work="meet")
     everyones = [value["moments"] for value in world.values]
     for number, moments in enumerate(zip(*everyones, strict=True), start=1):
@@ -159,7 +161,7 @@ def check_real(grade: Grade) -> None:
         if first_left < last_came:
             grade.reject(
                 "unknown",
-                f"Three processes, a real TCPStore: at barrier {number} the first left "
+                f"Three processes, a real TCPStore: at barrier {number} the first rank left "
                 f"{(last_came - first_left) / 1e6:.1f} ms before the last had arrived.",
             )
     waited = max(left - came for came, left in everyones[0]) / 1e6

@@ -13,7 +13,7 @@ BATCH, MICRO, STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gra
 
 
 def check(grade: Grade) -> None:
-    """First the processes, then what each computes."""
+    """Check the processes first, then what each of them computes."""
     hosts = read_hosts(grade)
     config = read_config(grade)
     check_hosts(grade, hosts)
@@ -25,7 +25,7 @@ def check(grade: Grade) -> None:
 
 
 def read_hosts(grade: Grade) -> dict[str, int]:
-    """Slots of each machine."""
+    """Return the slots of each machine."""
     found: dict[str, int] = {}
     for number, line in enumerate(grade.text("hostfile").splitlines(), start=1):
         if not (words := line.split("#")[0].strip()):
@@ -36,7 +36,7 @@ def read_hosts(grade: Grade) -> dict[str, int]:
             grade.reject("not-a-hostfile", text)
         if match[1] in found:
             grade.reject(
-                "unknown", f"hostfile, line {number}: {match[1]} comes a second time: DeepSpeed stops with an error."
+                "unknown", f"hostfile, line {number}: {match[1]} occurs a second time: DeepSpeed stops with an error."
             )
         found[match[1]] = int(match[2])
     return found
@@ -47,14 +47,14 @@ def read_config(grade: Grade) -> dict[str, Any]:
         names = [name for name, _ in pairs]
         for name in names:
             if names.count(name) > 1:
-                grade.reject("unknown", f"ds_config.json: {name} comes twice: DeepSpeed stops with an error.")
+                grade.reject("unknown", f"ds_config.json: {name} occurs twice: DeepSpeed stops with an error.")
         return dict(pairs)
 
     try:
         config = json.loads(grade.text("ds_config.json"), object_pairs_hook=twice)
     except json.JSONDecodeError as problem:
         grade.reject("not-json", f"ds_config.json, line {problem.lineno}, column {problem.colno}: {problem.msg}.")
-    except (ValueError, RecursionError) as problem:  # a number of thousands of digits, lists that are nested too deep
+    except (ValueError, RecursionError) as problem:  # a number with thousands of digits, lists nested too deeply
         grade.reject("not-json", f"ds_config.json cannot be read: {problem}.")
     if not isinstance(config, dict):
         grade.reject("unknown", "ds_config.json is valid JSON, but its outermost value is not an object {...}.")
@@ -62,7 +62,7 @@ def read_config(grade: Grade) -> dict[str, Any]:
 
 
 def check_hosts(grade: Grade, hosts: dict[str, int]) -> None:
-    """Four processes on each of two machines."""
+    """Check that the hostfile starts four processes on each of two machines."""
     if hosts == HOSTS:
         return
     shown = ", ".join(f"{slots} on {host}" for host, slots in hosts.items()) or "none"
@@ -76,15 +76,13 @@ def check_hosts(grade: Grade, hosts: dict[str, int]) -> None:
 
 
 def check_batch(grade: Grade, config: dict[str, Any], world: int) -> tuple[int, int]:
-    """The micro-batch and the number of them; one that is missing follows from the other two."""
+    """Return the micro-batch and the accumulation; a missing number follows from the other two."""
     for name in (BATCH, MICRO, STEPS):
         value = config.get(name)
         if value == "auto":
             grade.reject("auto-is-understood", f'ds_config.json: {name} is "auto", but DeepSpeed needs a number.')
         if value is not None and (type(value) is not int or value < 1):
-            grade.reject(
-                "unknown", f"ds_config.json: {name} is {value!r:.40}; it must be a whole number of at least 1."
-            )
+            grade.reject("unknown", f"ds_config.json: {name} is {value!r:.40}; it must be an integer of at least 1.")
     batch, micro, steps = (config.get(name) for name in (BATCH, MICRO, STEPS))
     micro, steps, batch = fill(grade, batch, micro, steps, world)
     product = [count(micro, "sample"), count(steps, "micro-batch", "micro-batches"), f"{world} processes"]
@@ -95,14 +93,14 @@ def check_batch(grade: Grade, config: dict[str, Any], world: int) -> tuple[int, 
         id = "world-left-out" if micro * steps == batch else "unknown"
         grade.reject(id, f"{observed}, but train_batch_size is {batch!s:.40}: DeepSpeed stops with an error.")
     if micro > FIT:
-        grade.reject("micro-batch-too-large", f"{observed}. That is {micro} samples on a GPU at once; {FIT} fit.")
+        grade.reject("micro-batch-too-large", f"{observed}. That is {micro} samples on a GPU at a time; {FIT} fit.")
     if batch != SAMPLES:
         grade.reject("another-batch", f"{observed}. A step should take {SAMPLES} samples.")
     return micro, steps
 
 
 def fill(grade: Grade, batch: Any, micro: Any, steps: Any, world: int) -> tuple[int, int, int]:
-    """All three, as DeepSpeed derives them."""
+    """Return all three numbers, as DeepSpeed derives them."""
     if micro is None and batch is None:
         refuse(grade)
     if batch is None:
@@ -115,26 +113,26 @@ def fill(grade: Grade, batch: Any, micro: Any, steps: Any, world: int) -> tuple[
 
 
 def refuse(grade: Grade) -> NoReturn:
-    grade.reject("unknown", f"ds_config.json: neither {BATCH} nor {MICRO} is given: DeepSpeed stops with an error.")
+    grade.reject("unknown", f"ds_config.json: it sets neither {BATCH} nor {MICRO}: DeepSpeed stops with an error.")
 
 
 def check_rest(grade: Grade, config: dict[str, Any]) -> None:
-    """What is split, and the type of numbers."""
+    """Check the ZeRO stage and the data type."""
     zero = config.get("zero_optimization")
     stage = zero.get("stage", 0) if isinstance(zero, dict) else None
-    split = {0: "nothing", 1: "the optimizer's state", 2: "that and gradients", 3: "that, gradients and weights"}
+    split = {0: "nothing", 1: "the optimizer state", 2: "it and the gradients", 3: "it, the gradients and the weights"}
     if not isinstance(zero, dict):
         grade.reject("unknown", f"zero_optimization is {zero!r:.40}; it must be an object with a stage.")
     if type(stage) is not int or stage not in split:
         grade.reject("unknown", f"zero_optimization.stage is {stage!r:.40}; it must be a number from 0 to 3.")
     if stage != 2:
         grade.reject("another-stage", f"zero_optimization.stage is {stage}, which splits {split[stage]}.")
-    types = {"fp16": config.get("fp16"), "bf16": config.get("bf16", config.get("bfloat16"))}  # an old name of bf16
+    types = {"fp16": config.get("fp16"), "bf16": config.get("bf16", config.get("bfloat16"))}  # an old name for bf16
     for name, about in types.items():
         if about is not None and not (isinstance(about, dict) and type(about.get("enabled", False)) is bool):
-            grade.reject("unknown", f'ds_config.json: {name} is {about!r:.60}; it must be like {{"enabled": true}}.')
+            grade.reject("unknown", f'ds_config.json: {name} is {about!r:.60}; it must look like {{"enabled": true}}.')
     on = [name for name, about in types.items() if about and about.get("enabled")]
     if on != ["bf16"]:
         id = "two-precisions" if len(on) == 2 else "fp16-is-bf16" if on else "type-by-itself"
         enabled = {0: "Neither fp16 nor bf16 is enabled", 1: "fp16 is enabled", 2: "fp16 and bf16 are enabled"}[len(on)]
-        grade.reject(id, f"{enabled}; the job's numbers are bf16.")
+        grade.reject(id, f"{enabled}; the job's data type is bf16.")

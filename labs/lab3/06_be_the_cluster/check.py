@@ -1,4 +1,4 @@
-"""Run the script for worlds of several shapes, and judge what the workers note of themselves."""
+"""Run the script for worlds of several shapes, and check what the workers record about themselves."""
 
 import json
 import random
@@ -14,7 +14,7 @@ WORKER = (Path(__file__).parent / "worker.py").read_text()
 DRIVE = """
 import json, os, select, socket, subprocess, sys, time
 
-# The script runs in a session of its own; a pipe that all its processes inherit closes with the last of them.
+# The script runs in its own session. All its processes inherit a pipe, which closes when the last of them ends.
 with socket.create_server(("127.0.0.1", 0)) as free:
     port = free.getsockname()[1]
 reading, writing = os.pipe()
@@ -34,7 +34,7 @@ Worker = dict[str, Any]
 
 
 def check(grade: Grade) -> None:
-    """A world of more than one node and rank, of different numbers; another shape; then a worker that fails."""
+    """Check a world with different numbers of nodes and ranks, another shape, then a worker that fails."""
     draw = random.Random(grade.seed)
     shapes = [draw.choice([(3, 2), (2, 3)]), draw.choice([(2, 2), (5, 1), (1, 3)])]
     for nodes, procs in shapes:
@@ -42,11 +42,11 @@ def check(grade: Grade) -> None:
         check_world(grade, nodes, procs, ended, workers)
     grade.measured("worlds that started", ", ".join(f"{nodes} nodes x {procs} ranks" for nodes, procs in shapes))
     grade.predicted("rank", 2 * 4 + 1)
-    check_failure(grade, failing=draw.choice([1, 2]))  # neither the first nor the last that is waited for
+    check_failure(grade, failing=draw.choice([1, 2]))  # neither the first nor the last that the script waits for
 
 
 def run(grade: Grade, nodes: int, procs: int, **env: str) -> tuple[dict[str, int], list[Worker]]:
-    """What became of the script, and of each worker in the order in which they started."""
+    """Run the script; return how it ended, and each worker's notes in the order of their start."""
     files = {"worker.py": WORKER, "drive.py": DRIVE}
     env["SLOWNESS"] = f"{grade.slowness:g}"
     done = grade.program([sys.executable, "drive.py", str(nodes), str(procs)], files=files, env=env, seconds=10.0)
@@ -55,19 +55,21 @@ def run(grade: Grade, nodes: int, procs: int, **env: str) -> tuple[dict[str, int
     if not workers:
         said = (done.err or done.out).strip().replace("\r", "\\r").split("\n")[-1]
         text = f"No worker started. The script printed: {said or 'nothing'}"
-        ends = (grade.folder / "launch.sh").read_bytes().count(b"\r\n")  # grade.text makes \n of them
+        ends = (grade.folder / "launch.sh").read_bytes().count(b"\r\n")  # grade.text turns them into \n
         if ends:
             seen = f"{count(ends, 'line ends', 'lines end')} with \\r\\n, and bash takes the \\r as part of a word."
             grade.reject("windows-line-ends", f"launch.sh: {seen} {text:.200}")
         grade.reject("unknown", text)
     ended = json.loads((done.folder / "ended.json").read_text())
     if ended["left"]:
-        grade.reject("does-not-wait", "20 s after the script had ended, a process that it had started still ran.")
+        grade.reject(
+            "does-not-wait", "20 s after the script had ended, a process that it had started was still running."
+        )
     return ended, list(workers.values())
 
 
 def read_notes(grade: Grade, text: str, err: str) -> dict[int, Worker]:
-    """What each worker noted, by its process."""
+    """Return what each worker recorded, by process."""
     workers: dict[int, Worker] = {}
     try:
         for line in text.splitlines():
@@ -83,7 +85,7 @@ def read_notes(grade: Grade, text: str, err: str) -> dict[int, Worker]:
 
 
 def check_world(grade: Grade, nodes: int, procs: int, ended: dict[str, int], workers: list[Worker]) -> None:
-    """What each worker was told, then whether they met, then the script's end."""
+    """Check the workers' variables, then whether they joined, then the script's end."""
     size = nodes * procs
     call = f"launch.sh {nodes} {procs}"
     variables = [worker["started"] for worker in workers]
@@ -123,11 +125,11 @@ def check_world(grade: Grade, nodes: int, procs: int, ended: dict[str, int], wor
     if any(worker.get("met") != list(range(size)) for worker in workers):
         grade.reject("unknown", f"{call}: not all ranks joined. {workers[0]['err'].strip()[-300:]}")
     if ended["code"] != 0:
-        grade.reject("unknown", f"{call}: all workers ended with 0, but the script with {ended['code']}.")
+        grade.reject("unknown", f"{call}: all workers ended with 0, but the script ended with {ended['code']}.")
 
 
 def check_variables(grade: Grade, call: str, nodes: int, procs: int, variables: list[dict[str, str]]) -> None:
-    """Rank by rank."""
+    """Check the variables rank by rank."""
     size = nodes * procs
     worlds = sorted({each["WORLD_SIZE"] for each in variables})
     if worlds != [str(size)]:
@@ -147,13 +149,15 @@ def check_variables(grade: Grade, call: str, nodes: int, procs: int, variables: 
 
 
 def check_failure(grade: Grade, failing: int) -> None:
-    """One of four fails when all have met."""
+    """Check a world in which one of four workers fails after all have joined."""
     ended, workers = run(grade, 2, 2, FAIL_RANK=str(failing))
     waited = sorted(worker["waited"] for worker in workers if "waited" in worker)
-    observed = f"launch.sh 2 2: rank {failing} ended with code 7, the script with {ended['code']}"
+    observed = f"launch.sh 2 2: rank {failing} ended with code 7, the script ended with {ended['code']}"
     if ended["code"] == 0:
         grade.reject("code-lost", f"{observed}.")
     if waited:
         words = ", ".join(f"rank {rank}" for rank in waited)
         grade.reject("others-wait", f"{observed}, but {words} waited for it until they gave up.")
-    grade.measured(f"rank {failing} failed with code 7", f"the script ended the others, with code {ended['code']}")
+    grade.measured(
+        f"rank {failing} failed with code 7", f"the script ended the others and returned code {ended['code']}"
+    )

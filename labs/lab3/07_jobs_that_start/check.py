@@ -1,4 +1,4 @@
-"""Submit the four files and judge what the ranks note of themselves: how many, where, and whether they met."""
+"""Submit the four files and check what the ranks record: how many ran, where, and whether they joined."""
 
 import re
 import socket
@@ -14,13 +14,13 @@ NODES = ("node1", "node2")
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 OWN = ("localhost", "127.0.0.1", "127.0.1.1", "0.0.0.0", "::1", socket.gethostname())
-"""What means on each node that node itself, as in worker.py."""
+"""Names that refer to the local node, as in worker.py."""
 MEASURED = "measured.sbatch"
-"""What the prediction asks about, run beside the learner's files."""
+"""The job that the prediction asks about; it runs together with the learner's files."""
 
 
 def check(grade: Grade) -> None:
-    """All four run side by side."""
+    """Run all four jobs at the same time, and check each."""
     files = {name: (HERE / name).read_text() for name in ("worker.py", "starter.py")}
     files[MEASURED] = (
         grade.exercise.stub()["launcher.sbatch"].decode().replace("python3 starter", "srun python3 starter")
@@ -43,26 +43,26 @@ def check(grade: Grade) -> None:
 
 
 def tail(job: Job) -> str:
-    """The last line of its log."""
+    """Return the last line of the job's log."""
     lines = job.said.strip().splitlines()
     return f"Its log ends with: {lines[-1][:200]}" if lines else "Its log is empty."
 
 
 def where(job: Job) -> str:
-    """How many workers ran on each node."""
+    """Describe the number of workers on each node."""
     nodes = [each["node"] for each in job.noted("started")]
     return ", ".join(f"{nodes.count(node)} on {node}" for node in NODES)
 
 
 def check_notes(grade: Grade, job: Job) -> None:
-    """Only worker.py writes them."""
+    """Check that only worker.py wrote the notes."""
     started = [{"node", *NAMES} == set(each) if isinstance(each, dict) else False for each in job.noted("started")]
     if not all(started):
         grade.reject("unknown", f"{job.title}: its notes contain lines that worker.py did not write.")
 
 
 def why_one_a_node(grade: Grade, job: Job) -> str:
-    """Whether --ntasks-per-node is in the file, behind its first command."""
+    """Return the misconception behind one task per node: a directive after the first command, or a missing one."""
     lines = grade.text(job.file).splitlines()
     first = next((n for n, line in enumerate(lines) if line.strip() and not line.lstrip().startswith("#")), len(lines))
     late = any(re.match(r"#SBATCH.*ntasks", line) for line in lines[first:])
@@ -70,7 +70,7 @@ def why_one_a_node(grade: Grade, job: Job) -> str:
 
 
 def is_written_otherwise(grade: Grade, job: Job) -> bool:
-    """Whether the file has a line that looks like a directive, and is not one to Slurm."""
+    """True if the file has a line that looks like a directive but is not one to Slurm."""
     return any(
         re.match(r"\s*#+\s*SBATCH", line) and not line.startswith("#SBATCH")
         for line in grade.text(job.file).splitlines()
@@ -78,7 +78,7 @@ def is_written_otherwise(grade: Grade, job: Job) -> bool:
 
 
 def check_size(grade: Grade, job: Job) -> None:
-    """Two workers on each of two nodes."""
+    """Check that two workers ran on each of two nodes."""
     started = job.noted("started")
     counts = [sum(each["node"] == node for each in started) for node in NODES]
     if counts == [2, 2]:
@@ -100,7 +100,7 @@ def check_size(grade: Grade, job: Job) -> None:
 
 
 def check_ranks(grade: Grade, job: Job) -> None:
-    """Four ranks, each once, each where it belongs."""
+    """Check that each of the four ranks ran once, on the right node."""
     started = job.noted("started")
     missing = sorted({name for each in started for name, value in each.items() if value is None})
     if missing:
@@ -115,7 +115,7 @@ def check_ranks(grade: Grade, job: Job) -> None:
         if all(each["RANK"] == each["LOCAL_RANK"] for each in started) and not same_everywhere:
             grade.reject("local-rank-is-rank", observed)
         if same_everywhere and re.search(r"SLURM_(PROCID|NODEID)", grade.text(job.file)):
-            grade.reject("read-too-early", f"{observed} All have NODE_RANK 0, the first node's.")
+            grade.reject("read-too-early", f"{observed} All have the first node's NODE_RANK, 0.")
         grade.reject("unknown", f"{observed} They have NODE_RANK {', '.join(each['NODE_RANK'] for each in started)}.")
     expected = ["0", "1", "2", "3"]
     places = sorted((each["node"], each["NODE_RANK"], each["LOCAL_RANK"]) for each in started)
@@ -126,7 +126,7 @@ def check_ranks(grade: Grade, job: Job) -> None:
 
 
 def check_meeting(grade: Grade, job: Job) -> None:
-    """All in one place."""
+    """Check that all ranks use the same address and port."""
     if job.noted("met") == [[0, 1, 2, 3]] * 4:
         return
     started = job.noted("started")
@@ -142,7 +142,7 @@ def check_meeting(grade: Grade, job: Job) -> None:
 
 
 def check_limit(grade: Grade, job: Job) -> None:
-    """A day is 1440 minutes."""
+    """Check the time limit; a day has 1440 minutes."""
     if job.limit_min != 24 * 60:
         found = "no limit" if job.limit_min is None else f"a limit of {job.limit_min} minutes"
         observed = f"{job.title}: the job has {found}, but 24 hours are 1440 minutes."

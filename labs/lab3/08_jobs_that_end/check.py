@@ -1,4 +1,4 @@
-"""Submit the four files, bring their time limits near, and judge what the ranks note of themselves."""
+"""Submit the four files, bring their time limits near, and check what the ranks record about themselves."""
 
 import re
 from pathlib import Path
@@ -12,9 +12,9 @@ FILES = ("warning.sbatch", "passing_on.sbatch", "requeue.sbatch", "exit.sbatch")
 
 
 def check(grade: Grade) -> None:
-    """All four run side by side; when both ranks of a job have trained, its limit is near.
+    """Run all four jobs at the same time; once both ranks of a job have trained, move its limit close.
 
-    Whoever repaired it has saved by then, if a slow machine is given more than 8 s.
+    A slow machine gets more than 8 s, so that the ranks of a repaired job can save in time.
     """
     end = f"now+{8 * grade.slowness:.0f}seconds"
     near_limit = {"of": FILES[:3], "when": "trained", "count": 2, "end": end, "until": "stopping"}
@@ -29,19 +29,19 @@ def check(grade: Grade) -> None:
 
 
 def check_started(grade: Grade, job: Job) -> None:
-    """Two ranks trained."""
+    """Check that two ranks trained."""
     if job.state == "REFUSED":
         grade.reject("unknown", f"{job.title}: sbatch rejected it: {job.said.strip()}")
     ranks = sorted(each["rank"] for each in job.noted("started") if each["start"] == 0)
     trained = len(job.noted("trained"))
     if ranks != [0, 1] or trained < 2:
         lines = job.said.strip().splitlines() or ["nothing"]
-        observed = f"{job.title}: ranks {ranks} started, there should be 0 and 1; {trained} of 2 trained."
+        observed = f"{job.title}: ranks {ranks} started, but ranks 0 and 1 should; {trained} of 2 trained."
         grade.reject("unknown", f"{observed} Its log ends with: {lines[-1][:300]}")
 
 
 def check_saved(grade: Grade, job: Job) -> None:
-    """Both ranks saved when the limit was near."""
+    """Check that both ranks saved when the limit was near."""
     saved, stopping = job.noted("saved"), job.noted("stopping")
     if len(saved) == 2:
         steps = " and ".join(f"rank {rank} at step {step}" for rank, step in sorted(saved))
@@ -52,7 +52,7 @@ def check_saved(grade: Grade, job: Job) -> None:
         text = f"{job.title}: {count(len(killed), 'rank')} got {killed[0]}, which worker.py does not handle, and ended"
         to_script = re.search(r"^#SBATCH\s+--signal[= ]\S*B", grade.text(job.file), re.M)
         id = "another-signal" if to_script else "signal-to-my-script"
-        grade.reject(id, f"{text} at once. No rank saved.")
+        grade.reject(id, f"{text} immediately. No rank saved.")
     began = f"{len(stopping)} of 2 ranks began to save, which takes 1.5 s, and {len(saved)} finished"
     if job.state == "TIMEOUT":
         grade.reject(
@@ -78,7 +78,7 @@ def check_saved(grade: Grade, job: Job) -> None:
 
 
 def waits_in_front(grade: Grade, job: Job) -> bool:
-    """Whether the script has a trap for the warning, and srun runs in the foreground."""
+    """True if the script has a trap for the warning but srun runs in the foreground."""
     text = re.sub(r"\\\n", " ", grade.text(job.file))
     warned = re.search(r"^#SBATCH\s+--signal[= ]B:(?:SIG)?(\w+)", text, re.M)
     trapped = warned and re.search(rf"^\s*trap\s.*\b(?:SIG)?{warned[1]}\b", text, re.M)
@@ -87,7 +87,7 @@ def waits_in_front(grade: Grade, job: Job) -> bool:
 
 
 def check_resumed(grade: Grade, job: Job) -> None:
-    """The second start goes on where the first stopped, to step 200."""
+    """Check that the second start continues where the first stopped, up to step 200."""
     first = [step for _, step in job.noted("saved")]
     again = [each for each in job.noted("started") if each["start"] == 1]
     if not again:
@@ -106,17 +106,17 @@ def check_resumed(grade: Grade, job: Job) -> None:
     finished, ends = len(job.noted("finished")), f"the job is {job.state}, {job.exit}"
     if job.restarts > 1 and finished >= 2:
         text = f"{job.title}: both ranks finished their 200 steps after the first restart; then the job started again"
-        grade.reject("requeued-when-done", f"{text}: {job.restarts} restarts in all, and {ends}.")
+        grade.reject("requeued-when-done", f"{text}: {job.restarts} restarts in total, and {ends}.")
     if finished < 2:
         grade.reject("unknown", f"{job.title}: {finished} of 2 ranks finished; {ends}.")
     if job.state != "COMPLETED":
-        text = f"{job.title}: both ranks finished, and {ends}: the code is that of the script's last command."
+        text = f"{job.title}: both ranks finished, but {ends}: the code is that of the script's last command."
         grade.reject("last-command-counts", text)
     grade.measured(f"{job.title}, second start", f"resumed at steps {steps}")
 
 
 def check_exit(grade: Grade, job: Job) -> None:
-    """Failed, and at once."""
+    """Check that the job failed, and failed immediately."""
     waited = job.noted("waited")
     observed = f"{job.title}: rank 1 failed with code 7; the job is {job.state}, with code {job.exit}"
     if job.state == "COMPLETED":
@@ -125,6 +125,8 @@ def check_exit(grade: Grade, job: Job) -> None:
         grade.reject("others-wait", f"{observed}. Rank {waited[0]} waited 4 s or more for it, and gave up.")
     if job.state != "FAILED":
         grade.reject("unknown", f"{observed}.")
-    grade.measured(job.title, f"{job.state} with code {job.exit}, at once")
+    grade.measured(job.title, f"{job.state} with code {job.exit}, immediately")
     if job.exit.startswith("143:"):
-        grade.note("exit.sbatch: rank 1 ended with 7, srun ended rank 0 (128 + SIGTERM = 143): the highest counts.")
+        grade.note(
+            "exit.sbatch: rank 1 ended with 7, srun ended rank 0 (128 + SIGTERM = 143): the highest code counts."
+        )

@@ -1,4 +1,4 @@
-"""Every sample once, every token the same weight, at several sizes of world; against one process."""
+"""Check that every sample counts once and every token equally, in several worlds, against one process."""
 
 import math
 import random
@@ -15,7 +15,7 @@ Evaluation = dict[str, int]
 
 
 def check(grade: Grade) -> None:
-    """Two worlds, many evaluations in each: those that leave a rank without samples come last."""
+    """Check many evaluations in each of two worlds; those that leave a rank without samples come last."""
     draw = random.Random(grade.seed)
     for size in (2, 4):
         shapes = [(8 * size, 4), (10 * size + 3, 3), (5 * size + 1, 8), (size + 1, 1), (1, 2), (size - 1, 4)]
@@ -35,7 +35,7 @@ def check(grade: Grade) -> None:
 
 
 def check_samples(grade: Grade, size: int, asked: Evaluation, found: list[dict[str, Any]]) -> None:
-    """Each sample by one rank."""
+    """Check that exactly one rank evaluates each sample."""
     total, shares = asked["num_samples"], [[index for batch in each["batches"] for index in batch] for each in found]
     taken = [index for share in shares for index in share]
     missing = sorted(set(range(total)) - set(taken))
@@ -45,7 +45,7 @@ def check_samples(grade: Grade, size: int, asked: Evaluation, found: list[dict[s
     if not taken:
         grade.reject("unknown", f"{observed}: no rank called token_losses.")
     if len(taken) == size * total and size > 1 and not missing:
-        grade.reject("all-by-all", f"{observed}: every rank evaluated all {total} of them.")
+        grade.reject("all-by-all", f"{observed}: every rank evaluated all {total} samples.")
     if missing and twice:
         again = any(len(share) > len(set(share)) for share in shares)
         text = f"{observed}; {samples(missing)} by no rank, {samples(twice)} more than once"
@@ -62,14 +62,14 @@ def check_samples(grade: Grade, size: int, asked: Evaluation, found: list[dict[s
 
 
 def why_missing(shares: list[list[int]], missing: int, batch_size: int) -> str:
-    """`rest-dropped` if all ranks have equally many, or only whole batches, and few samples are missing."""
+    """Return `rest-dropped` if all ranks have the same number of samples, or full batches, and few are missing."""
     even = len({len(share) for share in shares}) == 1 and missing < len(shares)
     whole = all(len(share) % batch_size == 0 for share in shares) and missing < len(shares) * batch_size
     return "rest-dropped" if even or whole else "unknown"
 
 
 def why_twice(shares: list[list[int]], total: int) -> str:
-    """Blocks that overlap, or as many samples for each rank as the rank with most has."""
+    """Explain repeated samples: blocks that overlap, or shares padded to the longest."""
     sets = [set(share) for share in shares if share]
     blocks = all(
         len(own) == len(share) == max(own) - min(own) + 1 for own, share in zip(sets, filter(None, shares), strict=True)
@@ -80,27 +80,27 @@ def why_twice(shares: list[list[int]], total: int) -> str:
 
 
 def samples(numbers: list[int]) -> str:
-    """`sample 22`, `samples 3, 4, ...`."""
+    """Format numbers as `sample 22` or `samples 3, 4, ...`."""
     shown = ", ".join(map(str, numbers[:6])) + (", ..." if len(numbers) > 6 else "")
     return f"{'sample' if len(numbers) == 1 else 'samples'} {shown}"
 
 
 def check_kind(grade: Grade, size: int, found: list[dict[str, Any]]) -> None:
-    """A float, as the signature says."""
+    """Check that the result is a float, as the signature says."""
     if kind := next((each["kind"] for each in found if each["kind"]), ""):
         grade.reject("tensor-is-number", f"World of {size}: evaluate returned a {kind} that holds the right number.")
 
 
 def check_shares(grade: Grade, evaluations: list[Evaluation], values: list[list[dict[str, Any]]]) -> None:
-    """No rank does all of the work."""
+    """Check that no rank does all of the work."""
     counts = [sum(map(len, rank[0]["batches"])) for rank in values]
     if max(counts) == evaluations[0]["num_samples"]:
         text = f"World of {len(values)}: rank {counts.index(max(counts))} evaluated all {max(counts)} samples"
-        grade.reject("one-rank-does-all", f"{text}, the other ranks none. The number is right.")
+        grade.reject("one-rank-does-all", f"{text}, and the other ranks none. The number is right.")
 
 
 def check_loss(grade: Grade, size: int, asked: Evaluation, found: list[dict[str, Any]], unwaited: int) -> None:
-    """The mean over all tokens, on every rank."""
+    """Check that every rank returns the mean over all tokens."""
     samples = make_samples(asked["seed"], asked["num_samples"])
     expected = mean(samples)
     losses = [each["loss"] for each in found]
@@ -109,7 +109,7 @@ def check_loss(grade: Grade, size: int, asked: Evaluation, found: list[dict[str,
     digits = digits_that_differ(losses, expected)
     shown = ", ".join(f"{loss:.{digits}f}" for loss in losses)
     told = f"{count(asked['num_samples'], 'sample')}, world of {size}:"
-    observed = f"{told} one process has {expected:.{digits}f}, the ranks return {shown}."
+    observed = f"{told} one process returns {expected:.{digits}f}, but the ranks return {shown}."
     if unwaited:
         text = f"{observed} {count(unwaited, 'collective was', 'collectives were')} started and never waited for."
         grade.reject("not-waited", text)
@@ -127,7 +127,7 @@ def explain(
     shares: list[list[torch.Tensor]],
     batches: list[list[list[int]]],
 ) -> str:
-    """The misconception that gives just these losses."""
+    """Return the misconception that gives exactly these losses."""
     own = [mean(share) if share else 0.0 for share in shares]
     sums = [float(sum(each.double().sum() for each in share)) for share in shares]
     tokens = [max(1, sum(map(len, share))) for share in shares]
@@ -148,19 +148,19 @@ def explain(
 
 
 def digits_that_differ(losses: list[float], expected: float) -> int:
-    """As many decimals as tell each wrong loss from what was expected, at least 4."""
+    """Return the number of decimals, at least 4, that distinguishes each wrong loss from the expected one."""
     wrong = [loss for loss in losses if not math.isclose(loss, expected, rel_tol=1e-5)]
     enough = (n for n in range(4, 12) if all(f"{loss:.{n}f}" != f"{expected:.{n}f}" for loss in wrong))
     return next(enough, 12)
 
 
 def mean_of_batches(samples: list[torch.Tensor], batches: list[list[int]]) -> float:
-    """Of one rank; 0 if it has none."""
+    """Compute one rank's mean of batch means, or 0 if it has no sample."""
     return sum(mean([samples[i] for i in batch]) for batch in batches) / max(1, len(batches))
 
 
 def mean(samples: list[torch.Tensor]) -> float:
-    """Over all tokens of some samples."""
+    """Compute the mean loss over all tokens of some samples."""
     return float(torch.cat(samples).double().mean())
 
 

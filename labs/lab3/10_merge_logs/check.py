@@ -1,4 +1,4 @@
-"""Logs drawn from the seed, merged by sorting whole events; how much is held at once."""
+"""Draw logs from the seed, merge them by sorting whole events, and check the number of lines held in memory."""
 
 import heapq
 import random
@@ -11,9 +11,9 @@ from frog.learn.grader.grade import Grade
 from frog.learn.grader.words import count
 
 Event = tuple[int, int, int, list[str]]
-"""True time in ticks, rank, number in its log, lines as written."""
+"""An event: true time in ticks, rank, number in its log, lines as written."""
 TICKS = 64
-"""A second. Floats hold such times exactly: a tie is a tie in anybody's arithmetic."""
+"""Ticks per second. Floats represent such times exactly, so ties are ties in any arithmetic."""
 Case = tuple[list[list[str]], list[float]]
 TAILS = (
     "Traceback (most recent call last):",
@@ -34,11 +34,11 @@ ODD_LINES = (
     "5% done",
     "it took 3.5 s",
 )
-"""Lines that begin with no number and a space."""
+"""Lines that do not begin with a number and a space."""
 
 
 def check(grade: Grade) -> None:
-    """Short logs of all kinds, then long ones of which little may be held."""
+    """Check short logs of all kinds, then long ones, of which merge may hold only a few lines."""
     draw = random.Random(grade.seed)
     drawn = [draw_case(draw, ranks, draw.choice([4, 12])) for ranks in (1, 2, 3, 5, 2, 4)]
     drawn += [draw_case(draw, 12, 12)]
@@ -54,14 +54,14 @@ def check(grade: Grade) -> None:
     if found[-1]["held"] > 3 * (most + 2):
         grade.reject(
             "reads-it-all",
-            f"3 logs with {total} lines: merge held {found[-1]['held']} lines at once; an event has up to {most}.",
+            f"3 logs with {total} lines: merge held {found[-1]['held']} lines in memory; an event has up to {most}.",
         )
     grade.measured("lines in order of time", sum(len(run["came"]) for run in found))
-    grade.measured(f"most lines held at once, of 3 logs with {total} lines", f"{found[-1]['held']} lines")
+    grade.measured(f"most lines held in memory, from 3 logs with {total} lines", f"{found[-1]['held']} lines")
 
 
 def draw_case(draw: random.Random, ranks: int, num_events: int) -> tuple[Case, list[Event]]:
-    """What each rank wrote, by its own clock, with ties; times cross from one digit to two.
+    """Draw what each rank wrote, by its own clock, with ties; times cross from one digit to two.
 
     No two events of a rank begin with the same line.
     """
@@ -69,7 +69,7 @@ def draw_case(draw: random.Random, ranks: int, num_events: int) -> tuple[Case, l
     if ranks > 1:
         ahead[0], ahead[1] = 0, draw.choice([128, -160])
     if ranks > 10:
-        ahead[2] = 48  # two steps of these logs: what rank 0 and 2 write at different times has the same time on it
+        ahead[2] = 48  # two steps of these logs, so ranks 0 and 2 write equal times at different true times
     events: list[Event] = []
     for rank in range(ranks):
         now = 8 * (64 if ranks > 10 else draw.randint(64, 78))
@@ -86,11 +86,11 @@ def draw_case(draw: random.Random, ranks: int, num_events: int) -> tuple[Case, l
 
 Lines = list[tuple[int, str]]
 Run = tuple[Case, list[Event], Lines]
-"""A case, its events as they happened, and what came out."""
+"""A case: its events as they happened, and the merged lines."""
 
 
 def pair_of(grade: Grade, found: Any) -> tuple[int, str]:
-    """What was yielded, if it is what the docstring says."""
+    """Return a yielded pair, after checking its types."""
     if not isinstance(found, list) or [type(each) for each in found] != [int, str] or "\n" in found[1]:
         shown = repr(found) if len(repr(found)) < 100 else f"{repr(found)[:97]}..."
         grade.reject("not-pairs", f"merge yielded {shown}; expected pairs of a rank and a line: (0, '9.500 step').")
@@ -106,9 +106,10 @@ def check_whole(grade: Grade, runs: list[Run]) -> None:
             text = f"{about(case)}: merge yielded ({rank}, '{line}')"
             if in_log:
                 grade.reject(
-                    "came-twice", f"{text} {times(left[rank, line])}; the log of rank {rank} has it {times(in_log)}."
+                    "came-twice",
+                    f"{text} {times(left[rank, line])}; the log of rank {rank} contains it {times(in_log)}.",
                 )
-            lost = f"{count(missing, 'line')} of the logs did not come"
+            lost = f"it did not yield {count(missing, 'line')} of the logs"
             grade.reject("lines-changed", f"{text}, which is not a line of the log of rank {rank}; {lost}.")
     lossy = [run for run in runs if lost_lines(run)]
     if lossy:
@@ -146,7 +147,7 @@ def times(number: int) -> str:
 
 
 def check_order(grade: Grade, runs: list[Run], taken: list[list[list[int]]]) -> None:
-    """By what would give all of it; then whether events came whole in any run; only then the order of whole events."""
+    """Explain a wrong order: by one misconception, then by events torn apart, then by the order of whole events."""
     wrong = [run for run in runs if run[2] != expect(*run[:2])]
     if not wrong:
         return
@@ -165,16 +166,16 @@ def check_order(grade: Grade, runs: list[Run], taken: list[list[list[int]]]) -> 
         grade.reject("ties-by-text" if all(map(ties_alone, wrong)) else "unknown", differs(*wrong[0]))
     behind = sum(times_back(run) for run, _ in early)
     id = "not-the-earliest" if any(was_unread(*each) for each in early) else "unknown"
-    grade.reject(id, f"{differs(*early[0][0])} In all runs {count(behind, 'event')} came after a later one.")
+    grade.reject(id, f"{differs(*early[0][0])} In all runs merge yielded {count(behind, 'event')} after a later one.")
 
 
 def ties_alone(run: Run) -> bool:
-    """Whether the true times of what came never go back."""
+    """True if the true times of the merged lines never go back."""
     return times_back(run) == 0
 
 
 def was_unread(run: Run, taken: list[list[int]]) -> bool:
-    """Whether a later event was yielded before the log of an earlier one had been read as far as that one."""
+    """True if merge yielded a later event before it had read the log of an earlier one up to that event."""
     (logs, _), events, came = run
     times = {(rank, lines[0]): now for now, rank, _, lines in events}
     heads = [(place, pair) for place, pair in enumerate(came) if pair in times]
@@ -185,7 +186,7 @@ def was_unread(run: Run, taken: list[list[int]]) -> bool:
 
 
 def expect(case: Case, events: list[Event]) -> Lines:
-    """What should come."""
+    """Return the right merged lines."""
     return in_order(case, events, lambda event, lead: event[:3])
 
 
@@ -197,10 +198,10 @@ def about(case: Case) -> str:
 
 
 def differs(case: Case, events: list[Event], came: Lines) -> str:
-    """Where a run first differs from what should come."""
+    """Describe the first line at which a run differs from the right order."""
     pairs = zip(came, expect(case, events), strict=True)
     place, (found, right) = next((n, pair) for n, pair in enumerate(pairs, 1) if pair[0] != pair[1])
-    line = f"line {place} is '{found[0]} | {found[1]}', and should be '{right[0]} | {right[1]}'."
+    line = f"line {place} is '{found[0]} | {found[1]}', but should be '{right[0]} | {right[1]}'."
     return f"{about(case)}: {line}"
 
 
@@ -223,16 +224,16 @@ BELIEFS: list[tuple[str, Callable[[Event, int], Any]]] = [
     ("rank-as-text", lambda event, lead: (event[0], str(event[1]), event[2])),
     ("one-from-each", lambda event, lead: (event[2], event[1])),
 ]
-"""By what one sorts who believes that; `lead` is that of the event's clock, in ticks."""
+"""The sort key under each misconception; `lead` is that of the event's clock, in ticks."""
 
 
 def in_order(case: Case, events: list[Event], key: Callable[[Event, int], Any]) -> Lines:
-    """The lines, event by event, in some order."""
+    """Return the lines, event by event, sorted by a key."""
     return written(sorted(events, key=lambda event: key(event, lead_of(case, event))))
 
 
 def as_merged(case: Case, events: list[Event], key: Callable[[Event, int], Any]) -> Lines:
-    """The same, but only the next events of the logs are compared."""
+    """Return the same, but compare only the next event of each log."""
     ranks = range(len(case[0]))
     logs = [sorted((event for event in events if event[1] == rank), key=lambda event: event[2]) for rank in ranks]
     return written(heapq.merge(*logs, key=lambda event: key(event, lead_of(case, event))))
@@ -243,12 +244,12 @@ def lead_of(case: Case, event: Event) -> int:
 
 
 def written(events: Iterable[Event]) -> Lines:
-    """The lines of events, as their ranks wrote them."""
+    """Return the lines of events, as their ranks wrote them."""
     return [(rank, line) for _, rank, _, lines in events for line in lines]
 
 
 def tear(events: list[Event], came: Lines) -> int | None:
-    """The place of the first line that is not in one piece with the event before it, and begins none."""
+    """Return the index of the first line that is separated from its event, or None."""
     blocks = {(rank, lines[0]): lines for _, rank, _, lines in events}
     tail: Lines = []
     for place, pair in enumerate(came):
@@ -260,7 +261,7 @@ def tear(events: list[Event], came: Lines) -> int | None:
 
 
 def displaced(case: Case, events: list[Event], came: Lines) -> set[str]:
-    """The lines without a time that came right behind another line than in their log."""
+    """Return the lines without a time that follow a different line than in their log."""
     behind = {(rank, *pair) for rank, log in enumerate(case[0]) for pair in pairwise(log)}
     begins = {(rank, lines[0]) for _, rank, _, lines in events}
     moved = (after for before, after in pairwise(came) if before[0] != after[0] or (*before, after[1]) not in behind)
@@ -268,14 +269,14 @@ def displaced(case: Case, events: list[Event], came: Lines) -> set[str]:
 
 
 def stands(came: Lines, place: int) -> str:
-    """What is torn off there."""
+    """Describe the line that is separated from its event."""
     line, *before = (f"'{rank} | {text}'" for rank, text in reversed(came[max(0, place - 1) : place + 1]))
     comes = f"comes right after {before[0]}" if before else "comes first"
     return f"{line} {comes} (line {place + 1}): the lines of an event are not together."
 
 
 def times_back(run: Run) -> int:
-    """How many events came right behind one that was later."""
+    """Count the events that follow directly after a later one."""
     times = {(rank, lines[0]): now for now, rank, _, lines in run[1]}
     moments = [times[pair] for pair in run[2] if pair in times]
     return sum(later < earlier for earlier, later in pairwise(moments))

@@ -1,4 +1,4 @@
-"""Make each pod's environment, run its command with a torchrun that notes, and look up names as the pods would."""
+"""Create each pod's environment, run its command with a recording torchrun, and look up names as the pods would."""
 
 import contextlib
 import io
@@ -22,7 +22,7 @@ from frog.learn.grader.words import count
 
 PODS, RANKS, RESTARTS, SHM = 2, 2, 3, 1 << 30
 MOST = 64
-"""Ranks that are looked at."""
+"""The number of ranks that the check reads."""
 GPU = "nvidia.com/gpu"
 NOTE = f"""#!{sys.executable} -IS
 import json, os, sys
@@ -33,12 +33,12 @@ KINDS = {"Job", "Service", "ConfigMap", "PersistentVolumeClaim"}
 """Kinds of objects that Frog's reader understands."""
 PROGRAMS = ("torchrun", "python", "python3")
 WAITS = ("nslookup", "getent", "host", "dig", "sleep")
-"""With these a shell may wait for the name: they succeed at once."""
+"""Commands with which a shell may wait for the name; they succeed immediately."""
 
 
 @dataclass(frozen=True)
 class Process:
-    """A rank, as its launcher would start it. `rank` is None where the rendezvous gives it."""
+    """A rank, as its launcher would start it. `rank` is None if the rendezvous assigns it."""
 
     pod: int
     rank: int | None
@@ -46,11 +46,11 @@ class Process:
     host: str
     port: str
     id: str = ""
-    """Of a rendezvous that gives the ranks."""
+    """Id of a rendezvous that assigns the ranks."""
 
 
 def check(grade: Grade) -> None:
-    """Pods, then what each is told, then whether they find each other, then what becomes of them."""
+    """Check the pods, their settings, whether they find each other, and their restarts and resources."""
     documents = load(grade)
     manifest = read(grade, documents)
     check_pods(grade, manifest)
@@ -60,7 +60,7 @@ def check(grade: Grade) -> None:
     check_restarts(grade, manifest)
     check_gpus(grade, documents)
     check_shm(grade, manifest)
-    grade.measured("pods", f"{PODS} at once, {len(processes)} ranks")
+    grade.measured("pods", f"{PODS} at the same time, {len(processes)} ranks")
     grade.measured("the ranks connect to", f"{processes[0].host}, port {processes[0].port}")
     grade.measured("restarts of the world", f"{RESTARTS}: backoffLimit {manifest.job.backoff_limit}")
     grade.predicted("rank", 1 * RANKS + 1)
@@ -78,7 +78,7 @@ def load(grade: Grade) -> list[Any]:
 
 
 def part(value: Any, *keys: str) -> Any:
-    """What lies under these keys; None where there is no such thing."""
+    """Return the value under these keys, or None if there is no such value."""
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value
@@ -89,7 +89,7 @@ def one(documents: list[Any], kind: str) -> Any:
 
 
 def read(grade: Grade, documents: list[Any]) -> Manifest:
-    """What Frog's reader makes of it."""
+    """Read the manifest with Frog's reader."""
     try:
         return read_manifest(grade.folder / "job.yaml")
     except ManifestError as problem:
@@ -97,7 +97,7 @@ def read(grade: Grade, documents: list[Any]) -> Manifest:
 
 
 def explain(grade: Grade, documents: list[Any], said: list[str]) -> NoReturn:
-    """Reject what the reader refused, by a name of its own where that is known."""
+    """Reject what the reader refused, with a specific misconception if one is known."""
     job, service = one(documents, "Job"), one(documents, "Service")
     mistakes = " ".join(line.strip() for line in said if line.startswith("  - "))[:500]
     if part(job, "spec", "template", "spec", "restartPolicy") == "Always":
@@ -105,10 +105,12 @@ def explain(grade: Grade, documents: list[Any], said: list[str]) -> NoReturn:
             "restarts-alone", f"The Job's pods have restartPolicy Always, which Kubernetes rejects. {mistakes}"
         )
     if job is not None and part(job, "spec", "completionMode") in (None, "NonIndexed"):
-        grade.reject("pods-without-number", f"The Job's pods have no index: completionMode is not Indexed. {mistakes}")
+        grade.reject(
+            "pods-without-number", f"The Job's pods have no index, because completionMode is not Indexed. {mistakes}"
+        )
     if service is not None and part(service, "spec", "clusterIP") != "None":
         found = part(service, "spec", "clusterIP") or "missing"
-        grade.reject("service-with-an-address", f"The Service's clusterIP is {found}: 1 address for {PODS} pods.")
+        grade.reject("service-with-an-address", f"The Service's clusterIP is {found}: one address for {PODS} pods.")
     if part(container_of(documents), "resources", GPU) is not None:
         grade.reject("gpu-not-a-limit", f"{GPU} is next to requests and limits, not inside. {mistakes}")
     kinds = [part(each, "kind") for each in documents]
@@ -120,13 +122,13 @@ def explain(grade: Grade, documents: list[Any], said: list[str]) -> NoReturn:
 
 
 def check_pods(grade: Grade, manifest: Manifest) -> None:
-    """Two, at once."""
+    """Check that two pods run at the same time."""
     job = manifest.job
     if job.completions != PODS:
         id = "a-pod-a-rank" if job.completions == PODS * RANKS else "unknown"
         grade.reject(id, f"The Job makes {job.completions} pods, but the world is {PODS} pods with {RANKS} ranks each.")
     if job.parallelism < PODS:
-        observed = f"The Job lets {job.parallelism} pod run at once: pod 0 waits for pod 1, which starts"
+        observed = f"The Job runs {job.parallelism} pod at a time: pod 0 waits for pod 1, which starts"
         grade.reject("one-after-the-other", f"{observed} when pod 0 has ended.")
 
 
@@ -135,7 +137,7 @@ def address_of(pod: int) -> str:
 
 
 def started(grade: Grade, manifest: Manifest, pod: int) -> list[Process]:
-    """The ranks of a pod: its command is run, with torchrun and Python replaced by what notes."""
+    """Return a pod's ranks: run its command with torchrun and Python replaced by recording programs."""
     container = manifest.job.template.container
     env = pod_environment(manifest, pod, f"{manifest.job.name}-{pod}-xyz12", address_of(pod), None)
     words = [expand(word, env) for word in (*container.command, *container.args)]
@@ -154,15 +156,15 @@ def started(grade: Grade, manifest: Manifest, pod: int) -> list[Process]:
 
 
 def noted(grade: Grade, pod: int, path: Path) -> dict[str, Any]:
-    """What a program that the pod started was given."""
+    """Return the arguments and environment of a program that the pod started."""
     try:
         return {"words": list(map(str, (note := json.loads(path.read_text()))["words"])), "env": dict(note["env"])}
     except (OSError, ValueError, KeyError, TypeError):
-        grade.reject("unknown", f"Pod {pod} wrote into notes/, where only torchrun and Python note their arguments.")
+        grade.reject("unknown", f"Pod {pod} wrote into notes/, where only torchrun and Python record their arguments.")
 
 
 def ranks_of(grade: Grade, pod: int, words: list[str], env: dict[str, str]) -> list[Process]:
-    """What one program that a pod starts becomes."""
+    """Return the ranks that one program of a pod becomes."""
     if words[1:3] == ["-m", "frog.cluster.kubernetes.pod"]:
         words = words[words.index("torchrun") :] if "torchrun" in words else words
     elif words[1:3] == ["-m", "torch.distributed.run"]:
@@ -177,7 +179,7 @@ def ranks_of(grade: Grade, pod: int, words: list[str], env: dict[str, str]) -> l
 
 
 def ranks_of_torchrun(grade: Grade, pod: int, words: list[str], env: dict[str, str]) -> list[Process]:
-    """As torchrun itself reads its words, and the PET_ variables."""
+    """Parse arguments and PET_ variables as torchrun does."""
     said = io.StringIO()
     given = {name: value for name, value in env.items() if name.startswith("PET_")}
     with mock.patch.dict(os.environ, given), contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
@@ -194,7 +196,7 @@ def ranks_of_torchrun(grade: Grade, pod: int, words: list[str], env: dict[str, s
         grade.reject("unknown", f"Pod {pod}: torchrun starts '{program}', not frog.train FILE --continue.")
     if not 0 <= local <= MOST or not 0 <= node <= MOST:
         grade.reject(
-            "unknown", f"Pod {pod}: torchrun would start {local} ranks, as node {node}; it should start {RANKS}."
+            "unknown", f"Pod {pod}: torchrun would start {local} ranks as node {node}; it should start {RANKS}."
         )
     if args.rdzv_backend not in ("static", "c10d"):
         grade.reject("unknown", f"Pod {pod}: this cluster has no rendezvous of kind {args.rdzv_backend}.")
@@ -220,7 +222,7 @@ def ranks_of_torchrun(grade: Grade, pod: int, words: list[str], env: dict[str, s
 
 
 def local_ranks(words: str) -> int:
-    """--nproc-per-node; a pod has as many GPUs as ranks."""
+    """Parse --nproc-per-node; a pod has one GPU for each rank."""
     return RANKS if words in ("gpu", "auto") else int(words)
 
 
@@ -233,12 +235,12 @@ def refuse(grade: Grade, pod: int, said: str) -> NoReturn:
 
 
 def check_ranks(grade: Grade, processes: list[Process]) -> None:
-    """Four, each once, two in each pod."""
+    """Check that there are four ranks, each once, two in each pod."""
     counts = [sum(each.pod == pod for each in processes) for pod in range(PODS)]
     worlds = sorted({each.world for each in processes})
     if counts != [RANKS] * PODS:
         grade.reject(
-            "unknown", f"{counts[0]} ranks start in pod 0, {counts[1]} in pod 1; there should be {RANKS} in each."
+            "unknown", f"{counts[0]} ranks start in pod 0 and {counts[1]} in pod 1; there should be {RANKS} in each."
         )
     if worlds != [PODS * RANKS]:
         shown = " and ".join(map(str, worlds))
@@ -246,7 +248,7 @@ def check_ranks(grade: Grade, processes: list[Process]) -> None:
     ranks = [each.rank for each in processes]
     if None in ranks:
         if any(rank is not None for rank in ranks) or len({each.id for each in processes}) > 1:
-            grade.reject("unknown", "The torchruns in the two pods have different kinds of rendezvous, or ids.")
+            grade.reject("unknown", "The torchruns in the two pods use different rendezvous backends or ids.")
         return
     shown = f"RANK in pod 0: {ranks[0]}, {ranks[1]}; in pod 1: {ranks[2]}, {ranks[3]}."
     if sorted(ranks[:RANKS]) == sorted(ranks[RANKS:]):
@@ -259,7 +261,7 @@ def check_ranks(grade: Grade, processes: list[Process]) -> None:
 
 
 def named(manifest: Manifest) -> tuple[dict[str, set[int]], str, str]:
-    """Whom the cluster's name server knows; and, if that is nobody, by which belief, and what is missing."""
+    """Return the names that the cluster's DNS server knows and, if there are none, a misconception and the cause."""
     job, template = manifest.job, manifest.job.template
     service = manifest.services.get(template.subdomain or "")
     if template.subdomain is None:
@@ -285,7 +287,7 @@ def named(manifest: Manifest) -> tuple[dict[str, set[int]], str, str]:
 
 
 def look_up(name: str, manifest: Manifest, pod: int, known: dict[str, set[int]]) -> set[int]:
-    """The pods that a name means, asked in one of them: its own /etc/hosts first."""
+    """Resolve a name to pods from within one of them, which reads its own /etc/hosts first."""
     job, name = manifest.job, name.lower().rstrip(".")
     own = f"{job.name}-{pod}"
     if name in (own, "localhost", address_of(pod), f"{own}.{job.template.subdomain}.{job.namespace}.{DOMAIN}"):
@@ -298,7 +300,7 @@ def look_up(name: str, manifest: Manifest, pod: int, known: dict[str, set[int]])
 
 
 def check_names(grade: Grade, manifest: Manifest, processes: list[Process]) -> None:
-    """From each pod the rendezvous' name leads to the pod of rank 0, and to no other."""
+    """Check that from each pod the name of the rendezvous resolves to the pod of rank 0, and to no other."""
     known, id, missing = named(manifest)
     first = {each.pod for each in processes if each.rank == 0}
     found = [look_up(each.host, manifest, each.pod, known) for each in processes]
@@ -325,19 +327,22 @@ def say(pods: set[int]) -> str:
     return " and ".join(f"pod {pod}" for pod in sorted(pods)) or "nothing"
 
 
-# ---- what becomes of them --------------------------------------------------------------------------------------------
+# ---- restarts and resources ------------------------------------------------------------------------------------------
 
 
 def check_restarts(grade: Grade, manifest: Manifest) -> None:
-    """Both pods fail three times, and the Job goes on; a fourth time, and it does not."""
+    """Check that the Job restarts after three failures of both pods, but not after a fourth."""
     job = manifest.job
     for code in (1, 134, 137, 139):
         rule = next((rule for rule in job.rules if rule.matches(code)), None)
         if rule is not None and rule.action == "Ignore":
-            grade.reject("restarts-for-ever", f"A pod that ends with {code} is ignored: the world restarts forever.")
+            grade.reject(
+                "restarts-for-ever", f"The Job ignores a pod that ends with {code}: the world restarts forever."
+            )
         if rule is not None and rule.action == "FailJob":
             grade.reject(
-                "restarts-of-the-world", f"A pod that ends with {code} fails the Job: 0 restarts of {RESTARTS}."
+                "restarts-of-the-world",
+                f"A pod that ends with {code} fails the Job: it restarts 0 times, not {RESTARTS}.",
             )
     least = RESTARTS * PODS
     most = least + PODS - (job.template.restart_policy == "Never")
@@ -359,11 +364,11 @@ def gpus_in_limits(documents: list[Any]) -> str | None:
 
 
 def check_gpus(grade: Grade, documents: list[Any]) -> None:
-    """In the limits, one for each rank of a pod; a request, if there is one, is the same."""
+    """Check that the limits have one GPU for each rank of a pod, and that a request, if any, equals the limit."""
     limit, request = gpus_in_limits(documents), part(container_of(documents), "resources", "requests", GPU)
     if limit is None:
         where = f"requests {request} of {GPU} and has" if request is not None else f"requests no {GPU}: it has"
-        grade.reject("gpu-not-a-limit", f"The container {where} no limit for it; it should have {RANKS}.")
+        grade.reject("gpu-not-a-limit", f"The container {where} no limit for it; the limit should be {RANKS}.")
     if limit != str(RANKS):
         grade.reject(
             "gpus-of-another-size",
@@ -374,14 +379,14 @@ def check_gpus(grade: Grade, documents: list[Any]) -> None:
 
 
 def check_shm(grade: Grade, manifest: Manifest) -> None:
-    """A volume in memory of 1 GiB or more."""
+    """Check for a volume in memory of at least 1 GiB."""
     template = manifest.job.template
     mount = next((mount for mount in template.container.mounts if mount.path == "/dev/shm"), None)
     if mount is None:
         grade.reject("shm-is-large", f"/dev/shm has no volume: it has 64 MiB, but the ranks need {SHM >> 20} MiB.")
     volume = template.volumes[mount.volume]
     if not volume.in_memory or mount.read_only:
-        grade.reject("unknown", f"The volume {volume.name} at /dev/shm is not in memory, or can't be written to.")
+        grade.reject("unknown", f"The volume {volume.name} at /dev/shm is not in memory, or is read-only.")
     if volume.size_bytes is not None and volume.size_bytes < SHM:
         size = f"{volume.size_bytes / (1 << 20):.4g}"
         grade.reject("shm-is-large", f"/dev/shm has {size} MiB, but the ranks need {SHM >> 20} MiB.")

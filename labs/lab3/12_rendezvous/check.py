@@ -1,4 +1,4 @@
-"""Uneven nodes come in many orders, come again, or do not come at all: on pretended hosts, then by a real TCPStore."""
+"""Let uneven nodes arrive in many orders, again, or not at all: on simulated hosts, then with a real TCPStore."""
 
 import random
 from typing import Any
@@ -8,11 +8,11 @@ from frog.learn.grader.grade import Grade
 Run = dict[str, Any]
 TREES = ["fir", "oak", "ash", "elm", "yew", "box", "bay", "fig", "nut", "pear", "plum", "lime"]
 TIMEOUT_S = 10.0
-"""Of a pretended clock."""
+"""Time-out in seconds of a simulated clock."""
 
 
 def check(grade: Grade) -> None:
-    """Three rounds of nodes of other sizes, in drawn orders; then worlds in which nodes are absent or late."""
+    """Check three rounds of nodes with new sizes, in random orders; then worlds with absent or late nodes."""
     draw = random.Random(grade.seed)
     sizes = [[1], [3], [2, 1], [1, 3, 2], *[[draw.randint(1, 3) for _ in range(draw.randint(2, 4))] for _ in range(6)]]
     whole = [make_run(draw, each, ()) for each in sizes]
@@ -48,9 +48,9 @@ def make_run(
     numbers: tuple[int, ...] = (0, 1, 2),
     is_there_first: bool = False,
 ) -> Run:
-    """A world; in later rounds its nodes have other sizes. Each process is told only of its own node.
+    """Draw a world whose nodes have new sizes in later rounds. Each process knows only its own node.
 
-    numbers: those of the rounds. is_there_first: absent nodes come to round 0, and not to round 1.
+    numbers: those of the rounds. is_there_first: absent nodes arrive in round 0, but not in round 1.
     """
     trees = draw.sample(["fir", "oak", "ash", "elm", "yew"] if len(sizes) <= 5 else TREES, len(sizes))
     hosts = [f"{name}{draw.randrange(100, 999)}" for name in trees]
@@ -88,11 +88,13 @@ def who_is(run: Run, who: int) -> str:
 
 
 def check_opened(grade: Grade, run: Run, seen: Run) -> None:
-    """Who listened, and where each went."""
+    """Check which process listened, and where each connected."""
     for who, host, port, listen in seen["opened"]:
         task = run["tasks"][who][0]
         told = f"{task['master_addr']}:{task['master_port']}"
-        did = f"{who_is(run, who)} {'listened at' if listen else 'connected to'} {host}:{port}; all were given {told}."
+        did = (
+            f"{who_is(run, who)} {'listened at' if listen else 'connected to'} {host}:{port}; all processes got {told}."
+        )
         if port != task["master_port"]:
             grade.reject("own-port", did)
         if listen and task["node_rank"] == 0 and task["local_rank"] != 0:
@@ -102,7 +104,7 @@ def check_opened(grade: Grade, run: Run, seen: Run) -> None:
 
 
 def check_joined(grade: Grade, run: Run, seen: Run) -> None:
-    """All came: all must return the same world, in both rounds."""
+    """Check worlds in which all nodes arrive: all processes must return the same world in every round."""
     sizes = run["sizes"][0]
     if seen["stuck"] or seen["error"]:
         waits = "; ".join(
@@ -124,7 +126,7 @@ FORMULAS = {
 
 
 def check_formulas(grade: Grade, pairs: list[tuple[Run, Run]]) -> None:
-    """Ranks that no order of arrival changes, by a wrong formula."""
+    """Explain ranks that do not depend on the order of arrival, by a wrong formula."""
     found = [
         (run["sizes"][task["round"]], task["node_rank"], task["local_rank"], gave[str(task["round"])].get("rank"))
         for run, seen in pairs
@@ -142,7 +144,7 @@ def check_formulas(grade: Grade, pairs: list[tuple[Run, Run]]) -> None:
 
 
 def world_of(run: Run, task: Run, number: int) -> Run:
-    """What join must return."""
+    """Return the right result of join."""
     sizes = run["sizes"][number]
     hosts = [host for host, count in zip(run["hosts"], sizes, strict=True) for _ in range(count)]
     rank = sum(sizes[: task["node_rank"]]) + task["local_rank"]
@@ -150,7 +152,7 @@ def world_of(run: Run, task: Run, number: int) -> Run:
 
 
 def check_world(grade: Grade, run: Run, task: Run, found: Run) -> None:
-    """Reject what one process learned, by what would give it."""
+    """Reject one process's result, with the misconception that gives it."""
     right, sizes = world_of(run, task, task["round"]), run["sizes"][task["round"]]
     if found == right:
         return
@@ -177,7 +179,7 @@ def check_world(grade: Grade, run: Run, task: Run, found: Run) -> None:
 
 
 def of_both_rounds(run: Run, hosts: list[str]) -> bool:
-    """Whether each host has as many ranks as it had in some round."""
+    """True if each host has the number of ranks that it had in some round."""
     counts = [hosts.count(host) for host in run["hosts"]]
     return len(run["sizes"]) > 1 and all(count in rest for count, *rest in zip(counts, *run["sizes"], strict=True))
 
@@ -187,7 +189,7 @@ def said(found: Run) -> str:
 
 
 def check_many(grade: Grade, run: Run, seen: Run) -> None:
-    """Rounds 1 and 11 of eleven nodes: keys that put both numbers side by side are equal."""
+    """Check rounds 1 and 11 with eleven nodes: keys that join both numbers without a separator collide."""
     for who, gave in seen["gave"].items():
         for number, node, other in (("11", 0, 10), ("1", 10, 0)):
             hosts = gave.get(number, {}).get("hosts", [])[node:]
@@ -200,7 +202,7 @@ def check_many(grade: Grade, run: Run, seen: Run) -> None:
 
 
 def check_absent(grade: Grade, run: Run, seen: Run) -> None:
-    """Some nodes never come: everyone else ends in time, and names them."""
+    """Check worlds with missing nodes: all other processes must end in time and name them."""
     number, absent = str(len(run["sizes"]) - 1), run["absent"]
     sizes = run["sizes"][-1]
     came = "never arrived" if number == "0" else "arrived only in round 0"
@@ -229,7 +231,7 @@ def check_absent(grade: Grade, run: Run, seen: Run) -> None:
 
 
 def check_late(grade: Grade, run: Run, seen: Run) -> None:
-    """A node comes when the others' time is up, but before they look who is missing: it is named, or all have come."""
+    """Check a node that arrives after the time-out, before the others look for it: join names it, or succeeds."""
     for who, gave in seen["gave"].items():
         if gave["0"].get("missing") == []:
             world = f"{len(run['sizes'][0])} nodes; node {len(run['sizes'][0]) - 1} arrived as timeout_s ended"
@@ -239,7 +241,7 @@ def check_late(grade: Grade, run: Run, seen: Run) -> None:
 
 
 def check_real(grade: Grade, draw: random.Random) -> None:
-    """Three processes of two nodes, a real store."""
+    """Check three processes of two nodes with a real store."""
     run = make_run(draw, [1, 2], ())
     tasks = [
         make_task(run["hosts"], 29500, node, local, [1, 2][node], 0, wait_s=60.0)

@@ -1,4 +1,4 @@
-"""Times, efficiencies and limits against arithmetic of our own; then the time of a ring of real messages."""
+"""Compare times, efficiencies and limits with our own arithmetic; then measure a ring of real messages."""
 
 import random
 from collections.abc import Callable
@@ -10,13 +10,13 @@ from frog.learn.grader.words import apart, count
 
 Case = dict[str, Any]
 RING = {"gradient_mib": 1 / 8, "num_ranks": 4, "link": {"rate_gbit_per_s": 0.1, "delay_us": 3000.0}}
-"""Parts of 32 KiB, which fit into a socket's buffer: nobody waits for a reader. 6 x (3 ms + 2.6 ms) = 34 ms."""
+"""Parts of 32 KiB, which fit into a socket's buffer, so no sender waits for a reader. 6 x (3 ms + 2.6 ms) = 34 ms."""
 
 
 def ring_s(
     case: Case, n: int, *, mega: float = 2**20, giga: float = 1e9, bits: float = 8, micro: float = 1e-6
 ) -> float:
-    """2(n-1) steps, each a delay and a part."""
+    """Return the time of 2(n-1) steps, each a delay and a part."""
     delay_s, send_s = parts(case, n, mega=mega, giga=giga, bits=bits, micro=micro)
     return 2 * (n - 1) * (delay_s + send_s)
 
@@ -24,7 +24,7 @@ def ring_s(
 def parts(
     case: Case, n: int, *, mega: float = 2**20, giga: float = 1e9, bits: float = 8, micro: float = 1e-6
 ) -> tuple[float, float]:
-    """The delay of a step of the ring, and the time that a part is on the wire."""
+    """Return the delay of a ring step, and the transfer time of a part."""
     link = case["link"]
     sent = case["job"]["gradient_mib"] * mega * bits / n / (link["rate_gbit_per_s"] * giga)
     return link["delay_us"] * micro, sent
@@ -64,7 +64,7 @@ TIMES: dict[str, list[Callable[[Case, int], float]]] = {
 
 
 def step(case: Case, n: int, overlap: bool) -> float:
-    """The step by its definition."""
+    """Compute the step time by its definition."""
     job = case["job"]
     ring = ring_s(case, n)
     return job["forward_s"] + (max(job["backward_s"], ring) if overlap else job["backward_s"] + ring)
@@ -90,7 +90,7 @@ EFFICIENCIES: dict[str, Callable[[Case, int, bool], float]] = {
 
 
 def check(grade: Grade) -> None:
-    """Links and jobs are new on each check: some limited by delay, some by rate, some by nothing."""
+    """Check links and jobs that are new on each check: some limited by delay, some by rate, some not limited."""
     draw = random.Random(grade.seed)
     cases = [make_case(draw, kind) for kind in ("rate", "delay", "both", "rate", "delay", "both", "fast")]
     cases.append({**make_case(draw, "both"), "at_least": 1.0})
@@ -103,14 +103,14 @@ def check(grade: Grade) -> None:
     check_values(grade, "efficiency", EFFICIENCIES, efficiency, asked, [pair[1] for pair in pairs])
     check_worlds(grade, cases, found["worlds"])
     predicted, took = found["ring"]
-    said = f"your all_reduce_s {predicted * 1e3:.1f} ms, measured {took * 1e3:.1f} ms"
+    said = f"your all_reduce_s gives {predicted * 1e3:.1f} ms, measured {took * 1e3:.1f} ms"
     grade.measured("times and efficiencies", str(len(sizes) + 2 * len(asked)))
     grade.measured("ring of 4 over links slowed to 0.1 Gbit/s and 3 ms", said)
     grade.predicted("one-all-reduce", 2 * 7 / 8 * 2e9 * 8 / 100e9)
 
 
 def make_case(draw: random.Random, kind: str) -> Case:
-    """A job and a link, of which the rate or the delay is felt."""
+    """Draw a job and a link whose rate or delay matters."""
     rate = draw.uniform(1, 10) if kind != "delay" else draw.uniform(100, 400)
     delay = draw.uniform(20, 200) if kind != "rate" else draw.uniform(1, 5)
     mib = draw.uniform(50, 900) if kind != "delay" else draw.uniform(0.5, 5)
@@ -127,7 +127,7 @@ def make_case(draw: random.Random, kind: str) -> Case:
 
 
 def check_times(grade: Grade, asked: list[tuple[Case, int]], found: list[float]) -> None:
-    """The ring alone."""
+    """Check all_reduce_s."""
     right = [ring_s(case, n) for case, n in asked]
     if (first := first_wrong(grade, "all_reduce_s", found, right)) is None:
         return
@@ -136,7 +136,7 @@ def check_times(grade: Grade, asked: list[tuple[Case, int]], found: list[float])
     link = case["link"]
     observed = (
         f"{case['job']['gradient_mib']:.1f} MiB, {count(n, 'rank')}, {link['rate_gbit_per_s']:.2f} Gbit/s and "
-        f"{link['delay_us']:.1f} us: all_reduce_s returned {gave} s, but it is {expected} s."
+        f"{link['delay_us']:.1f} us: all_reduce_s returned {gave} s, expected {expected} s."
     )
     for belief, ways in TIMES.items():
         if any(same(found, [way(*each) for each in asked]) for way in ways):
@@ -152,7 +152,7 @@ def check_values(
     asked: list[tuple[Case, int, bool]],
     found: list[float],
 ) -> None:
-    """step_s or efficiency."""
+    """Check step_s or efficiency."""
     right = [oracle(*each) for each in asked]
     if (first := first_wrong(grade, name, found, right)) is None:
         return
@@ -161,7 +161,7 @@ def check_values(
     gave, expected = apart(found[first], right[first])
     observed = (
         f"forward {job['forward_s']:.4g} s, backward {job['backward_s']:.4g} s, all-reduce {ring_s(case, n):.4g} s "
-        f"({count(n, 'rank')}, overlap={overlap}): {name} returned {gave}, but it is {expected}."
+        f"({count(n, 'rank')}, overlap={overlap}): {name} returned {gave}, expected {expected}."
     )
     for belief, way in beliefs.items():
         if same(found, [way(*each) for each in asked]):
@@ -170,7 +170,7 @@ def check_values(
 
 
 def first_wrong(grade: Grade, name: str, found: list[Any], right: list[float]) -> int | None:
-    """The place of the first number that differs by 1 % or more, or else at all."""
+    """Return the index of the first number that differs by at least 1 %, or else at all."""
     for value in found:
         if isinstance(value, bool) or not isinstance(value, int | float):
             grade.reject("unknown", f"{name} returned {value!r}, which is not a number.")
@@ -185,12 +185,12 @@ def same(found: list[float], other: list[float]) -> bool:
 
 
 def check_worlds(grade: Grade, cases: list[Case], found: list[list[Any]]) -> None:
-    """The largest world, and nothing said of one that is not."""
+    """Check largest_world, except where several worlds have almost equal efficiencies."""
     asked = [
         (case, overlap, n)
         for case, pair in zip(cases, found, strict=True)
         for overlap, n in enumerate(pair)
-        if case["at_least"] < 1 or not overlap  # with overlap many worlds reach 1, or nearly, as floats round
+        if case["at_least"] < 1 or not overlap  # with overlap many worlds reach 1 within rounding
     ]
     limits = [limit(case, bool(overlap)) for case, overlap, _ in asked]
     wrong = [i for i, ((_, _, n), right) in enumerate(zip(asked, limits, strict=True)) if n != right]
@@ -200,7 +200,7 @@ def check_worlds(grade: Grade, cases: list[Case], found: list[list[Any]]) -> Non
     right = limits[wrong[0]]
     observed = (
         f"At least {case['at_least']:.3f}, at most {case['most']} ranks, overlap={bool(overlap)}: "
-        f"largest_world returned {n}, but it is {right}, with {efficiency(case, right, bool(overlap)):.4f}."
+        f"largest_world returned {n}, expected {right}, with efficiency {efficiency(case, right, bool(overlap)):.4f}."
     )
     others = [(n, right) for (case, _, n), right in zip(asked, limits, strict=True) if case["at_least"] < 1]
     if all(n == right for n, right in others):
@@ -213,5 +213,5 @@ def check_worlds(grade: Grade, cases: list[Case], found: list[list[Any]]) -> Non
 
 
 def limit(case: Case, overlap: bool) -> int:
-    """By trying all."""
+    """Find the largest world by trying all."""
     return max(n for n in range(1, case["most"] + 1) if efficiency(case, n, overlap) >= case["at_least"])

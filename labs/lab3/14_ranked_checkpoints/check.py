@@ -1,4 +1,4 @@
-"""Kill a rank at every moment of a save, and look whether load finds the old checkpoint or the whole new one."""
+"""Kill a rank at every moment of a save, and check that load finds the old checkpoint or the complete new one."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ End = dict[str, Any]
 
 
 def check(grade: Grade) -> None:
-    """Worlds of 1, 2 and 3; ranks are killed in that of 2."""
+    """Check worlds of 1, 2 and 3 ranks; kill ranks in the world of 2."""
     draw = random.Random(grade.seed)
     shards = {step: [draw.randbytes(draw.randint(50, 2000)).decode("latin-1") for _ in range(3)] for step in STEPS}
     case = json.dumps({"sizes": [1, 2, 3], "steps": STEPS, "shards": shards})
@@ -27,13 +27,13 @@ def check(grade: Grade) -> None:
         grade.reject("raised", f"checkpoint.py ended the run with {ended.code}: {problem[-1][:300]}")
     for end in sorted(
         ends, key=lambda end: ("names" in end["end"]) + ("some" in end["end"])
-    ):  # what no other end shows
+    ):  # cases that no other end shows
         end["steps"] = [step_of(found, shards, rank) for rank, found in enumerate(end["loaded"])]
         judge(grade, end, ends)
     kinds = [end["end"] for end in ends]
     grade.measured("moments at which a rank was killed", kinds.count("killed"))
     grade.measured(
-        "of these: half written, power cut, power cut with lost names",
+        "of these: half-written file, power cut, power cut with lost names",
         ", ".join(str(kinds.count(kind)) for kind in ("torn", "power", "names")),
     )
     found = [end["steps"][0] for end in ends if end["end"] in ("killed", "torn", "power", "names")]
@@ -42,19 +42,19 @@ def check(grade: Grade) -> None:
 
 
 def step_of(found: Any, shards: dict[int, list[str]], rank: int) -> Any:
-    """The step that was loaded; None; or a text that says what is wrong with it."""
+    """Return the loaded step, None, or a text that describes the mistake."""
     if found is None or isinstance(found, str):
         return found
     step, digest = found
     if step not in shards:
         return f"step {step}, which was never saved"
     if digest != hashlib.sha256(shards[step][rank].encode("latin-1")).hexdigest()[:16]:
-        return f"step {step}, with bytes other than rank {rank} had saved"
+        return f"step {step}, with bytes that rank {rank} had not saved"
     return step
 
 
 def judge(grade: Grade, end: End, ends: list[End]) -> None:
-    """One end of one run."""
+    """Check one way in which a run ends."""
     old, new, later = STEPS
     steps, kind = end["steps"], end["end"]
     expected = {
@@ -84,10 +84,10 @@ def judge(grade: Grade, end: End, ends: list[End]) -> None:
         grade.reject("newest-by-time", f"{text} backup may give them. load finds {shown}.")
     if kind == "in turn":
         problem = f"save raised {end['errors'][0]}" if end["errors"] else f"load finds {shown}"
-        text = f"{where}: the ranks save step {later}, one operation of each in turn: {problem}."
+        text = f"{where}: the ranks save step {later}, one operation at a time in turn: {problem}."
         if end["shared"]:
             names = ", ".join(Path(path).name for path in end["shared"])
-            grade.reject("name-of-all-ranks", f"{text} More than one rank opened {names} to write.")
+            grade.reject("name-of-all-ranks", f"{text} More than one rank opened {names} for writing.")
         grade.reject("raised" if end["errors"] else "unknown", text)
     if kind == "new, power":
         grade.reject("not-synced", f"{where}: save returned on all ranks, then the power failed. load finds {shown}.")
@@ -105,22 +105,20 @@ def judge(grade: Grade, end: End, ends: list[End]) -> None:
     if kind in ("later", "again"):
         problem = f"save raised {end['errors'][0]}" if end["errors"] else f"load finds {shown}"
         step = later if kind == "later" else new
-        grade.reject(
-            "trips-over-remains", f"{observed}Then all ranks saved step {step}, and none was killed: {problem}."
-        )
+        grade.reject("trips-over-remains", f"{observed}Then all ranks saved step {step} without a kill: {problem}.")
     grade.reject(explain(end, ends), f"{observed}load finds {shown}; step {old} was complete.")
 
 
 def whole(grade: Grade, end: End, observed: str) -> None:
-    """What is wrong where nobody was killed."""
+    """Explain a mistake in a run without a kill."""
     steps = end["steps"]
     if end["errors"] and end["errors"][0].startswith("OutsideFolderError"):
-        grade.reject("outside", f"World of {end['size']}: save opened a file to write: {end['errors'][0]}.")
+        grade.reject("outside", f"World of {end['size']}: save opened a file for writing: {end['errors'][0]}.")
     if end["errors"]:
         grade.reject("raised", f"World of {end['size']}: save raised {end['errors'][0]}.")
     if end["stuck"]:
         grade.reject(
-            "one-rank-waits", f"World of {end['size']}: ranks {end['stuck']} wait at a barrier, others do not."
+            "one-rank-waits", f"World of {end['size']}: ranks {end['stuck']} wait at a barrier, but the others do not."
         )
     if end["end"] == "new" and set(steps) == {STEPS[0]}:
         grade.reject("steps-as-text", f"{observed} Steps {STEPS[0]} and {STEPS[1]} were saved.")
@@ -130,7 +128,7 @@ def whole(grade: Grade, end: End, observed: str) -> None:
 
 
 def explain(end: End, ends: list[End]) -> str:
-    """Which belief leaves such a thing behind."""
+    """Return the misconception that leaves such files behind."""
     steps, kind = end["steps"], end["end"]
     numbers = {step for step in steps if isinstance(step, int)}
     if kind == "power":
@@ -142,9 +140,9 @@ def explain(end: End, ends: list[End]) -> str:
     if all(step is None for step in steps) or numbers == {STEPS[0]}:
         return "old-deleted-first" if end["lost"] else "unknown"
     if not end["missing"] or any(each["missing"] for each in ends if each["end"] == "new"):
-        return "unknown"  # all are there, or none can be recognized
+        return "unknown"  # all shards exist, or none can be recognized
     bare = [each for each in ends if each["size"] == end["size"] and len(each.get("missing", [])) == end["size"]]
     if any(each["end"] == "killed" for each in bare):
-        return "a-folder-is-a-checkpoint"  # and not even one shard was there
+        return "a-folder-is-a-checkpoint"  # not even one shard existed
     without_mark = [found and found[0] for found in end["unmarked"] if not isinstance(found, str)]
     return "commit-before-all" if without_mark == [STEPS[0]] * end["size"] else "a-folder-is-a-checkpoint"
