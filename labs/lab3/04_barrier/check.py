@@ -35,7 +35,7 @@ def check(grade: Grade) -> None:
 
 
 def draw_run(draw: random.Random, size: int, names: list[str], rounds: int = 3, **pace: int) -> Run:
-    """Draw an order of turns: `quick` runs whenever it can, `slow` only when no other rank can, `late` arrives later."""
+    """Draw an order of turns: `quick` runs whenever it can, `slow` when no other rank can, `late` arrives later."""
     orders = {name: pace.get(name) for name in ("quick", "slow", "late")}
     return {"seed": draw.randrange(1 << 30), "size": size, **orders, "names": names, "rounds": rounds}
 
