@@ -1,4 +1,4 @@
-"""What tests with pods need of the machine."""
+"""Requirements of tests with pods."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def may_make_pods() -> None:
-    """Skip where the system does not allow namespaces, and say why."""
+    """Skip the test, with the reason, if the system does not allow namespaces."""
     if not sys.platform.startswith("linux"):
         pytest.skip("pods on one machine need Linux")
     code = (
@@ -23,4 +23,4 @@ def may_make_pods() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     if done.returncode != 0:
-        pytest.skip(f"this system does not let one make namespaces: {done.stderr.strip().splitlines()[-1]}")
+        pytest.skip(f"this system does not allow namespaces: {done.stderr.strip().splitlines()[-1]}")

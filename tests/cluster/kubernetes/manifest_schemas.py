@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 
 @functools.cache
 def validators() -> dict[str, jsonschema.Draft202012Validator]:
-    """One for each kind, by apiVersion and kind."""
+    """Return one validator per kind, by apiVersion and kind."""
     found = {}
     for name in ("kubernetes.json", "trainjob.json"):
         schema = json.loads((SCHEMAS / name).read_text())
@@ -27,13 +27,13 @@ def validators() -> dict[str, jsonschema.Draft202012Validator]:
 
 
 def schema_problems(document: dict[str, Any]) -> list[str]:
-    """What the schema of its kind says is wrong with an object."""
+    """Return an object's violations of the schema of its kind."""
     validator = validators()[f"{document['apiVersion']} {document['kind']}"]
     return [f"{'.'.join(map(str, error.absolute_path))}: {error.message}" for error in validator.iter_errors(document)]
 
 
 def documents(text: str) -> dict[str, Any]:
-    """The objects of a manifest, by kind."""
+    """Return the objects of a manifest, by kind."""
     found = [document for document in yaml.safe_load_all(text) if document is not None]
     by_kind = {document["kind"]: document for document in found}
     assert len(by_kind) == len(found)

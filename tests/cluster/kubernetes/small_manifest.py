@@ -1,4 +1,4 @@
-"""A Job that says the least a Job can say, to be changed."""
+"""A minimal Job, which tests modify."""
 
 from __future__ import annotations
 

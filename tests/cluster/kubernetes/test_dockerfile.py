@@ -1,4 +1,4 @@
-"""The Dockerfile: linted, every version fixed, nothing but what it needs in its context."""
+"""The Dockerfile: passes the linter, pins every version, and has a minimal build context."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def lint(path: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([HADOLINT, "--no-color", str(path)], capture_output=True, text=True, timeout=60)
 
 
-def test_hadolint_finds_nothing() -> None:
+def test_dockerfile_passes_hadolint() -> None:
     done = lint(DOCKERFILE)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
@@ -37,7 +37,7 @@ def test_hadolint_finds_nothing() -> None:
         ("WORKDIR /src", "WORKDIR src", "DL3000"),
     ],
 )
-def test_hadolint_would_find(tmp_path: Path, old: str, new: str, rule: str) -> None:
+def test_hadolint_detects_planted_mistakes(tmp_path: Path, old: str, new: str, rule: str) -> None:
     text = DOCKERFILE.read_text()
     assert old in text
     (tmp_path / "Dockerfile").write_text(text.replace(old, new))
@@ -46,7 +46,7 @@ def test_hadolint_would_find(tmp_path: Path, old: str, new: str, rule: str) -> N
     assert rule in done.stdout
 
 
-def test_versions_are_those_of_the_project() -> None:
+def test_dockerfile_uses_pinned_versions() -> None:
     text = DOCKERFILE.read_text()
     [torch] = re.findall(r"torch==\S+", text)
     assert torch in (ROOT / "constraints.txt").read_text().splitlines()
@@ -55,19 +55,19 @@ def test_versions_are_those_of_the_project() -> None:
     assert Requirement(supported).specifier.contains(torch.removeprefix("torch=="))
     assert all("-c constraints.txt" in line for line in text.splitlines() if line.startswith("RUN pip"))
     assert re.search(r"^ARG BASE=python:3\.\d+\.\d+-\S+$", text, re.MULTILINE), "a full version of Python"
-    assert "--index-url" not in text.replace("--extra-index-url", ""), "torch's index alone lacks what torch needs"
+    assert "--index-url" not in text.replace("--extra-index-url", ""), "torch's index lacks torch's dependencies"
     assert re.search(r"hatchling==\S+", text)
     assert "--no-build-isolation" in text, "pip's isolated build takes the newest hatchling"
 
 
-def test_it_ends_as_another_user_than_root() -> None:
+def test_image_does_not_run_as_root() -> None:
     lines = DOCKERFILE.read_text().splitlines()
     users = [line for line in lines if line.startswith("USER ")]
-    assert users == ["USER 1000:1000"], "a number: the kubelet can't tell whether a name is root"
+    assert users == ["USER 1000:1000"], "must be a number: the kubelet cannot tell whether a name is root"
     assert not any(line.startswith("RUN") for line in lines[lines.index(users[0]) :])
 
 
-def test_the_context_is_what_is_copied() -> None:
+def test_build_context_has_only_copied_files() -> None:
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
     assert lines[0] == "*"
     allowed = {line[1:] for line in lines if line.startswith("!")}

@@ -1,4 +1,4 @@
-"""An environment below a folder where a pod has a volume: in an image it would be elsewhere, here it is shown again."""
+"""A Python environment inside a folder where a pod mounts a volume: Frog mounts it again on top of the volume."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ POD = SMALL.replace("completions: 2", "completions: 1").replace(
 )
 
 
-def test_what_a_volume_hides() -> None:
+def test_hidden_folders_of_a_volume() -> None:
     assert sys.prefix in hidden_by(ABOVE)
     assert SOURCES in hidden_by(SOURCES)
     assert hidden_by("/config") == []
 
 
 @pytest.mark.parametrize("volume", ["emptyDir: {}", "emptyDir: {medium: Memory}"])
-def test_python_is_there_below_an_empty_volume(tmp_path: Path, may_make_pods: None, volume: str) -> None:
+def test_python_stays_visible_inside_an_empty_volume(tmp_path: Path, may_make_pods: None, volume: str) -> None:
     (tmp_path / "k8s.yaml").write_text(POD.replace("VOLUME", volume))
     done = Harness(tmp_path).run("frog", "run", "--from", "k8s.yaml")
     assert "Job small is complete" in done.stderr
     assert not (Path(ABOVE) / "new").exists()
 
 
-def test_a_volume_with_files_of_its_own_must_not_hide_it(tmp_path: Path) -> None:
+def test_claim_that_hides_python_is_refused(tmp_path: Path) -> None:
     manifest = read(tmp_path, POD, ("VOLUME", "persistentVolumeClaim: {claimName: disk}"))
     with pytest.raises(UsageError, match="hides this machine's Python"):
         check_volumes(manifest)

@@ -1,4 +1,4 @@
-"""Rendered manifests: valid by the official schemas, safe, consistent; the shipped examples are what is rendered."""
+"""Rendered manifests: valid by the official schemas, safe, consistent, and equal to the shipped examples."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Rendered = Callable[..., str]
 
 @pytest.fixture
 def rendered(capsys: pytest.CaptureFixture[str]) -> Rendered:
-    """What `frog submit --to kubernetes --dry-run` prints."""
+    """Return the output of `frog submit --to kubernetes --dry-run`."""
 
     def render(*options: str, run_file: str = DEMO) -> str:
         code = main(["submit", run_file, "--to", "kubernetes", "--dry-run", *options])
@@ -60,23 +60,25 @@ def test_manifests_are_valid(rendered: Rendered, options: list[str]) -> None:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_an_example_is_what_its_own_command_renders(
+def test_shipped_example_matches_its_recorded_command(
     path: Path, rendered: Rendered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
     text = path.read_text()
     words = shlex.split(text.splitlines()[0].partition("Made by: frog submit ")[2])
     assert words[1:3] == ["--to", "kubernetes"]
-    assert rendered(*words[3:], run_file=words[0]) == text, f"render it anew: frog submit {shlex.join(words)} --dry-run"
+    assert rendered(*words[3:], run_file=words[0]) == text, (
+        f"render it again: frog submit {shlex.join(words)} --dry-run"
+    )
 
 
-def test_there_are_examples_of_both_kinds() -> None:
+def test_examples_cover_both_kinds() -> None:
     kinds = {kind for path in EXAMPLES for kind in documents(path.read_text())}
     assert {"Job", "TrainJob", "Service", "ConfigMap", "PersistentVolumeClaim"} == kinds
 
 
 def change(document: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
-    """A copy with one key set; the last part of the path may be new."""
+    """Return a copy with one key set; the last part of the path may be new."""
     changed = copy.deepcopy(document)
     target: Any = changed
     *parts, last = path.split(".")
@@ -113,15 +115,17 @@ WRONG_TRAINJOB = [
 
 
 @pytest.mark.parametrize(("kind", "path", "value"), WRONG + WRONG_TRAINJOB)
-def test_the_schemas_refuse_what_is_wrong(rendered: Rendered, kind: str, path: str, value: Any) -> None:
+def test_schemas_refuse_invalid_manifests(rendered: Rendered, kind: str, path: str, value: Any) -> None:
     document = documents(rendered("--kind", "trainjob" if kind == "TrainJob" else "job"))[kind]
     problems = schema_problems(change(document, path, value))
     assert any(path.rpartition(".")[2] in problem for problem in problems), problems
 
 
 @pytest.mark.parametrize(("kind", "path", "value"), [case for case in WRONG if case[0] != "PersistentVolumeClaim"])
-def test_frog_run_refuses_the_same(rendered: Rendered, kind: str, path: str, value: Any, tmp_path: Path) -> None:
-    """`frog run --from` needs no schemas to find these. To it a claim is a folder, whatever its spec says."""
+def test_frog_run_refuses_manifests_that_schemas_refuse(
+    rendered: Rendered, kind: str, path: str, value: Any, tmp_path: Path
+) -> None:
+    """`frog run --from` detects these mistakes without schemas. It treats a claim as a folder and ignores its spec."""
     objects = documents(rendered())
     objects[kind] = change(objects[kind], path, value)
     file = tmp_path / "k8s.yaml"
@@ -153,7 +157,7 @@ def test_pods_have_no_privileges(rendered: Rendered, kind: str) -> None:
     assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": "4Gi"}
 
 
-def test_gpus_are_asked_for_as_the_device_plugin_gives_them(rendered: Rendered) -> None:
+def test_manifest_requests_gpus_from_the_device_plugin(rendered: Rendered) -> None:
     job = documents(rendered("--ranks-per-node", "2"))["Job"]
     resources = job["spec"]["template"]["spec"]["containers"][0]["resources"]
     assert resources["limits"]["nvidia.com/gpu"] == 2
@@ -163,7 +167,7 @@ def test_gpus_are_asked_for_as_the_device_plugin_gives_them(rendered: Rendered) 
     assert train_job["spec"]["trainer"]["numProcPerNode"] == 2
 
 
-def test_the_objects_fit_together(rendered: Rendered) -> None:
+def test_rendered_objects_refer_to_each_other(rendered: Rendered) -> None:
     spec = documents(rendered("--nodes", "2", "--restarts", "5"))
     job, pod = spec["Job"]["spec"], spec["Job"]["spec"]["template"]["spec"]
     assert job["completions"] == job["parallelism"] == 2
@@ -175,7 +179,7 @@ def test_the_objects_fit_together(rendered: Rendered) -> None:
     assert 30 < torchrun_s < pod["terminationGracePeriodSeconds"], "torchrun gives up before the kubelet does"
 
 
-def test_the_config_map_holds_the_very_files(rendered: Rendered, tmp_path: Path) -> None:
+def test_config_map_contains_exact_files(rendered: Rendered, tmp_path: Path) -> None:
     run_file = tmp_path / "odd.toml"
     run_file.write_text('  name = "odd"\n[model]\nfile = "sub/m.json"\n\n# ünïcode, a tab\t and: {yaml}\n\n')
     (tmp_path / "sub").mkdir()
@@ -187,8 +191,8 @@ def test_the_config_map_holds_the_very_files(rendered: Rendered, tmp_path: Path)
     assert args[-4:] == ["/config/odd.toml", "--continue", "--set", "model.file=m.json"]
 
 
-def test_a_file_with_letters_of_all_kinds(rendered: Rendered, tmp_path: Path) -> None:
-    """Emoji can be read in the block; what YAML takes for a line's end makes it a text in quotes."""
+def test_config_map_preserves_unicode(rendered: Rendered, tmp_path: Path) -> None:
+    """Emoji stay readable in a block; characters that YAML treats as line breaks force a quoted string."""
     (tmp_path / "config.json").write_text((ROOT / "config" / "config.json").read_text())
     run_file = tmp_path / "odd.toml"
     for letters in ("🐸 ü", "\u2028", "\x85", "\ufeff"):
@@ -198,8 +202,8 @@ def test_a_file_with_letters_of_all_kinds(rendered: Rendered, tmp_path: Path) ->
         assert ("🐸" in text) == ("🐸" in letters)
 
 
-def test_settings_reach_the_program_as_they_were_given(rendered: Rendered) -> None:
-    """Through YAML, and through Kubernetes, to which $(NAME) is a variable and $$ one $. Ours stay variables."""
+def test_settings_reach_the_program_unchanged(rendered: Rendered) -> None:
+    """YAML and Kubernetes, which expands $(NAME) and $$, keep the user's text; Frog's own variables still expand."""
     settings = [
         f'eval.prompt="{words}"' for words in ("🐸", "a: b # c, [d] \u2028", "$(JOB_COMPLETION_INDEX) $$(X) $$")
     ]
@@ -214,7 +218,7 @@ def test_settings_reach_the_program_as_they_were_given(rendered: Rendered) -> No
         assert [expand(word, {"JOB_COMPLETION_INDEX": "7"}) for word in args[-6:]] == words
 
 
-def test_names_are_quoted_where_some_reader_sees_none(rendered: Rendered) -> None:
+def test_ambiguous_names_are_quoted(rendered: Rendered) -> None:
     text = rendered("--name", "y", "--namespace", "12e4567", "--claim", "null")
     assert {line.strip() for line in text.splitlines() if line.strip().startswith(("name: ", "claimName:"))} >= {
         'name: "y"',
@@ -249,7 +253,7 @@ def test_names_are_quoted_where_some_reader_sees_none(rendered: Rendered) -> Non
         *("a\n", "a\n  \n", "a\r\nb", "\x00\x1b", "\x85", "\ufffe", "🐸", "\\ud83d\\udc38", '"', "'", "ä", "\u0663Gi"),
     ],
 )
-def test_what_a_reader_may_not_take_for_a_text_is_quoted(text: str) -> None:
+def test_ambiguous_scalars_are_quoted(text: str) -> None:
     written = scalar(text)
     assert written.isascii()
     assert written[0] == written[-1] == '"'
@@ -260,14 +264,12 @@ def test_what_a_reader_may_not_take_for_a_text_is_quoted(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["a", "50Gi", "--set", "-m", "/config/a.toml", "train.steps=4", "--rank=$(I)", "r.example.org:5/a/f:1@b"]
 )
-def test_what_every_reader_takes_for_a_text_stays_plain(text: str) -> None:
+def test_unambiguous_scalars_stay_plain(text: str) -> None:
     assert scalar(text) == text
     assert yaml.safe_load(f"[{text}, a: {text}]") == [text, {"a": text}]
 
 
-def test_a_deepspeed_run_takes_its_file_along(
-    rendered: Rendered, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_deepspeed_run_includes_its_file(rendered: Rendered, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     settings = ["--set", "strategy.implementation=deepspeed", "--set", "strategy.name=zero1"]
     spec = documents(rendered("--ranks-per-node", "2", *settings))
@@ -304,7 +306,7 @@ def test_mistakes_are_reported_before_anything_is_printed(
     assert (out, words in err, "Traceback" in err) == ("", True, False), err
 
 
-def test_a_file_that_no_config_map_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_config_map_file_name_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_file = tmp_path / "my run.toml"
     run_file.write_text(f'name = "odd"\n[model]\nfile = {json.dumps(str(ROOT / "config" / "config.json"))}\n')
     assert main(["submit", str(run_file), "--to", "kubernetes", "--dry-run"]) == 2

@@ -25,7 +25,7 @@ from frog.cluster.kubernetes.probe import problem
 from frog.runs.folder import RunFolder
 
 
-def test_a_small_job_is_read(tmp_path: Path) -> None:
+def test_small_manifest_is_parsed(tmp_path: Path) -> None:
     manifest = read(tmp_path, SMALL)
     assert (manifest.job.completions, manifest.job.parallelism, manifest.job.backoff_limit) == (2, 1, 6)
     assert manifest.job.template.container.args == ["-c", "true", "more"]
@@ -35,73 +35,77 @@ def test_a_small_job_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("kind: Job", "kind: CronJob", "CronJob: this kind can't be done on one machine"),
+        ("kind: Job", "kind: CronJob", "CronJob: this kind is not supported on one machine"),
         ("kind: Job", "kind: TrainJob", "--kind job"),
         ("kind: Job", "kind: [1]", "this kind"),
-        ("batch/v1", "batch/v1beta1", "a Job is of batch/v1"),
+        ("batch/v1", "batch/v1beta1", "a Job has the version batch/v1"),
         ("completions: 2", "completion: 2", "Job.spec.completion: unknown; did you mean completions?"),
         ("completions: 2", "completions: 0", "must be at least 1"),
-        ("completions: 2", "completions: 2\n  suspend: true", "suspend: not known, or can't be done"),
-        ("completionMode: Indexed", "completionMode: NonIndexed", "here only Indexed"),
-        ("restartPolicy: Never", "restartPolicy: Always", "'Always': here only Never or OnFailure"),
+        ("completions: 2", "completions: 2\n  suspend: true", "suspend: unknown, or not supported"),
+        ("completionMode: Indexed", "completionMode: NonIndexed", "Frog supports only Indexed"),
+        ("restartPolicy: Never", "restartPolicy: Always", "'Always': Frog supports only Never or OnFailure"),
         ("restartPolicy: Never", "restartPolicy: Never\n      hostNetwork: true", "hostNetwork"),
         ("restartPolicy: Never", "restartPolicy: Never\n      initContainers: [{name: a}]", "initContainers"),
         ("restartPolicy: Never", "restartPolicy: Never\n      securityContext: {runAsNonRoot: true}", "runAsUser is 0"),
         (
             "restartPolicy: Never",
             "restartPolicy: Never\n      volumes: [{name: v, hostPath: {path: /}}]",
-            "a volume is",
+            "Frog supports no other volumes",
         ),
-        ("command: [sh],", "", "command: missing: the image's own is not known here"),
+        ("command: [sh],", "", "command: missing, and Frog does not read the image's default command"),
         ("image: any", "image: any, securityContext: {privileged: true}", "no privileges here"),
         ("image: any", "image: any, volumeMounts: [{name: w, mountPath: /w}]", "'w': no such volume"),
         ("image: any", "image: any, envFrom: []", "envFrom"),
-        ("image: any", "image: any, env: [{name: A=B, value: c}]", "'A=B': not a name"),
-        ("name: small", "name: ../small", "Job.metadata.name: '../small': not a name"),
-        ("restartPolicy: Never", "restartPolicy: Never\n      volumes: [{name: /v, emptyDir: {}}]", "'/v': not a name"),
+        ("image: any", "image: any, env: [{name: A=B, value: c}]", "'A=B': not a valid Kubernetes name"),
+        ("name: small", "name: ../small", "Job.metadata.name: '../small': not a valid Kubernetes name"),
+        (
+            "restartPolicy: Never",
+            "restartPolicy: Never\n      volumes: [{name: /v, emptyDir: {}}]",
+            "'/v': not a valid Kubernetes name",
+        ),
         (
             "restartPolicy: Never",
             "restartPolicy: Never\n      volumes: [{name: v, persistentVolumeClaim: {claimName: ../v}}]",
-            "claimName: '../v': not a name",
+            "claimName: '../v': not a valid Kubernetes name",
         ),
-        ("image: any", "image: any, livenessProbe: {httpGet: {port: 80}}", "a probe is a command"),
+        ("image: any", "image: any, livenessProbe: {httpGet: {port: 80}}", "Frog supports no other probes"),
         ("image: any", "image: any, env: [{name: A, valueFrom: {secretKeyRef: {}}}]", "secretKeyRef"),
-        ("image: any", "image: any, resources: {limits: {memory: lots}}", "not an amount"),
+        ("image: any", "image: any, resources: {limits: {memory: lots}}", "not a quantity"),
         ("template:", "template: [", "not valid YAML"),
-        ("completions: 2", "completions: 2\n  completions: 3", "key 'completions' twice"),
+        ("completions: 2", "completions: 2\n  completions: 3", "duplicate key 'completions'"),
     ],
 )
-def test_what_cannot_be_done_here_is_refused(tmp_path: Path, old: str, new: str, words: str) -> None:
+def test_unsupported_manifest_is_refused(tmp_path: Path, old: str, new: str, words: str) -> None:
     with pytest.raises(ManifestError) as error:
         read(tmp_path, SMALL, (old, new))
     assert words in str(error.value)
 
 
 @pytest.mark.parametrize("path", ["/tmp/x", "../x", "a/../../x", "..x", ""])
-def test_files_of_a_volume_stay_inside(tmp_path: Path, path: str) -> None:
+def test_config_map_paths_cannot_leave_the_volume(tmp_path: Path, path: str) -> None:
     volume = f"volumes: [{{name: v, configMap: {{name: files, items: [{{key: k, path: {path!r}}}]}}}}]"
     with pytest.raises(ManifestError, match="not a path inside the volume"):
         read(tmp_path, SMALL, ("restartPolicy: Never", f"restartPolicy: Never\n      {volume}"))
 
 
 @pytest.mark.parametrize("key", ["/tmp/x", "../x", "..", ".", "a/b", "my run.toml", "..x"])
-def test_keys_of_a_config_map_are_names_of_files(tmp_path: Path, key: str) -> None:
+def test_invalid_config_map_keys_are_refused(tmp_path: Path, key: str) -> None:
     files = f"---\napiVersion: v1\nkind: ConfigMap\nmetadata: {{name: files}}\ndata: {{{key!r}: x}}\n"
-    with pytest.raises(ManifestError, match="not a key"):
+    with pytest.raises(ManifestError, match="not a valid key"):
         read(tmp_path, SMALL + files)
 
 
-def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
+def test_one_error_lists_all_manifest_mistakes(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="3 mistakes"):
         read(tmp_path, SMALL, ("completions: 2", "completions: two"), ("Never", "Sometimes"), ("args", "argz"))
 
 
-def test_objects_must_fit_together(tmp_path: Path) -> None:
+def test_inconsistent_objects_are_refused(tmp_path: Path) -> None:
     volume = "restartPolicy: Never\n      volumes: [{name: v, configMap: {name: files}}]"
     with pytest.raises(ManifestError, match="no ConfigMap files"):
         read(tmp_path, SMALL, ("restartPolicy: Never", volume))
     elsewhere = "---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: files, namespace: other}\n"
-    with pytest.raises(ManifestError, match="in the namespace other, the Job in default"):
+    with pytest.raises(ManifestError, match="in the namespace other, but the Job is in default"):
         read(tmp_path, SMALL + elsewhere)
     with pytest.raises(ManifestError, match="2 Jobs"):
         read(tmp_path, f"{SMALL}---{SMALL}")
@@ -110,16 +114,16 @@ def test_objects_must_fit_together(tmp_path: Path) -> None:
         read(tmp_path, SMALL, ("completions: 2", policy), ("restartPolicy: Never", "restartPolicy: OnFailure"))
 
 
-def test_amounts() -> None:
+def test_quantities_are_parsed() -> None:
     texts = {"a": "2Gi", "b": "1.5k", "c": 3, "d": "250m", "e": "1G"}
     fields = Fields(texts, "", [])
     assert [fields.quantity(key) for key in texts] == [2 << 30, 1500, 3, 0, 10**9]
 
 
-def test_rules_match_exit_codes() -> None:
+def test_pod_failure_rules_match_exit_codes() -> None:
     assert [Rule("FailJob", (2, 3)).matches(code) for code in (1, 2, 3)] == [False, True, True]
     assert [Rule("FailJob", (2, 3), inside=False).matches(code) for code in (1, 2)] == [True, False]
-    assert not Rule("Ignore", None).matches(143), "there are no disruptions here"
+    assert not Rule("Ignore", None).matches(143), "a local cluster has no disruptions"
 
 
 def test_references_are_expanded_as_kubernetes_does() -> None:
@@ -146,11 +150,11 @@ def test_the_name_server_answers() -> None:
     assert struct.unpack_from("!6H", unknown)[1] & 0xF == 3, "no such name"
     ipv6 = answer(question("a-0.a.default.svc.cluster.local", kind=28), names)
     assert ipv6 is not None
-    assert struct.unpack_from("!6H", ipv6)[1:4] == (0x8500, 1, 0), "the name is there, without such an address"
+    assert struct.unpack_from("!6H", ipv6)[1:4] == (0x8500, 1, 0), "the name exists, but has no such address"
 
 
 @pytest.mark.parametrize("message", [b"", b"\0" * 11, question("a.b")[:-3], b"\0\7\x81\0" + question("a.b")[4:]])
-def test_the_name_server_keeps_silent_on_what_is_no_question(message: bytes) -> None:
+def test_name_server_ignores_invalid_queries(message: bytes) -> None:
     assert answer(message, {}) is None
 
 
@@ -160,7 +164,7 @@ def beat(folder: RunFolder, rank: int, *, age_s: float = 0, **fields: Any) -> No
     folder.heartbeat(rank).write_text(json.dumps(value).ljust(2048))
 
 
-def test_the_probe_reads_heartbeats(tmp_path: Path) -> None:
+def test_probe_checks_heartbeats(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "runs" / "x")
     two = range(2)
     assert "0 of 2 ranks of pod-0" in str(problem(folder, "pod-0", two, 60))
@@ -174,13 +178,13 @@ def test_the_probe_reads_heartbeats(tmp_path: Path) -> None:
     assert problem(folder, "pod-0", two, 60, training=True) == "rank 1 has not begun its first step"
     beat(folder, 1, age_s=90)
     told = problem(folder, "pod-0", two, 60)
-    assert re.fullmatch(r"rank 1 has not beaten for 9\d s \(step 1, reduce\)", told or ""), told
+    assert re.fullmatch(r"rank 1 has sent no heartbeat for 9\d s \(step 1, reduce\)", told or ""), told
     beat(folder, 1, age_s=90, status="completed")
-    assert problem(folder, "pod-0", two, 60) is None, "it has ended, and waits for others"
-    assert "1 of 2 ranks" in str(problem(folder, "pod-0", two, 60, fresh=True)), "or an earlier pod left it"
+    assert problem(folder, "pod-0", two, 60) is None, "the rank has ended and waits for others"
+    assert "1 of 2 ranks" in str(problem(folder, "pod-0", two, 60, fresh=True)), "the heartbeat may be an earlier pod's"
 
 
-def test_the_probe_as_a_program(
+def test_probe_program_reports_problems(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FROG_NODE_NAME", "pod-0")
@@ -193,8 +197,8 @@ def test_the_probe_as_a_program(
     assert probe_main([str(tmp_path), "--ranks=1", "--within=4"]) == 1
 
 
-def test_the_probe_passes_over_what_a_larger_world_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pods of 4 ranks were killed, and the run goes on in pods of 2: pod 1 now has the ranks 2 and 3."""
+def test_probe_ignores_heartbeats_of_a_larger_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pods of 4 ranks were killed, and the run continues in pods of 2: pod 1 now has the ranks 2 and 3."""
     monkeypatch.setenv("FROG_NODE_NAME", "pod-1")
     monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")
     folder = RunFolder(tmp_path)
@@ -207,7 +211,7 @@ def test_the_probe_passes_over_what_a_larger_world_left(tmp_path: Path, monkeypa
     assert probe_main([str(tmp_path), "--ranks=2"]) == 1
 
 
-def test_a_pod_finds_where_its_world_meets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pod_finds_its_rendezvous_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PET_MASTER_ADDR", raising=False)
     assert rendezvous_host(["--nnodes=2", "--master-addr=a-0.a", "x.py"]) == "a-0.a"
     assert rendezvous_host(["--master_addr", "b-0.b", "x.py"]) == "b-0.b"
@@ -232,7 +236,7 @@ def failure(rank: int, code: int, time_s: int = 0) -> dict[str, Any]:
         (1, [failure(0, -15, 5), failure(1, 1, 5)], 1),
     ],
 )
-def test_a_pod_ends_with_a_code_that_says_why(agent: int, failures: list[dict[str, Any]], code: int) -> None:
+def test_pod_exit_code_reflects_the_first_failure(agent: int, failures: list[dict[str, Any]], code: int) -> None:
     assert exit_code(agent, failures) == code
 
 

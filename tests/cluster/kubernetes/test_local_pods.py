@@ -1,4 +1,4 @@
-"""`frog run --from`: a manifest's pods as real processes in namespaces of their own."""
+"""`frog run --from`: runs a manifest's pods as processes in their own namespaces."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def job(script: str, **changes: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def here(tmp_path: Path, may_make_pods: None, monkeypatch: pytest.MonkeyPatch) -> Harness:
-    """A folder to run manifests in, with one for temporary files."""
+    """Create a folder to run manifests in, with one for temporary files."""
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     return Harness(tmp_path)
@@ -106,12 +106,12 @@ echo caps $(grep -E 'CapEff|CapBnd|NoNewPrivs' /proc/self/status | tr -d '\\n\\t
 echo processes $$$$ $(ls /proc | grep -c '^[0-9]')
 for _ in $(seq 600); do getent hosts small-1.small > peer.$(JOB_COMPLETION_INDEX) && break; sleep 0.1; done
 echo peer $(cut -d' ' -f2- peer.$(JOB_COMPLETION_INDEX))
-until test -s peer.0 -a -s peer.1; do sleep 0.1; done  # a pod that has ended has no name
+until test -s peer.0 -a -s peer.1; do sleep 0.1; done  # an ended pod has no name
 """
 
 
-def test_what_a_pod_sees(here: Harness) -> None:
-    """Its own user, host name, address, processes and files; of others what Kubernetes shows, and when it does."""
+def test_pod_is_isolated(here: Harness) -> None:
+    """A pod has its own user, host name, address, processes and files, and finds other pods' names as in Kubernetes."""
     value = job(LOOK.replace("MACHINE", str(here.root)), spec__completions=2, spec__parallelism=2)
     container = value["spec"]["template"]["spec"]["containers"][0]
     container["env"] = [
@@ -141,21 +141,21 @@ def test_what_a_pod_sees(here: Harness) -> None:
     assert address == resolved
     assert address.startswith("127.0.1.")
     names = "COLOUR COMPOSED GREETING HOME HOSTNAME JOB_COMPLETION_INDEX MY_IP NAME PATH"
-    assert set(seen["env"].split()) - {"PWD", "SHLVL", "_"} == set(names.split()), "nothing of the launcher's"
+    assert set(seen["env"].split()) - {"PWD", "SHLVL", "_"} == set(names.split()), "no variables of the launcher"
     greeting, colour, name, composed = seen["said"].split(", ")
     assert (greeting, colour, composed) == ("hello there", "green", "green-1-$(COLOUR)")
     assert f"pod {name} started: {address}" in done.stderr
     assert name.startswith("small-1-")
     assert seen["file"] == "hello there"
-    assert seen["config"] == "deep 1", "only what items name, and read-only"
-    assert seen["root"] == "2", "nothing but volumes can be written"
+    assert seen["config"] == "deep 1", "only the listed items, read-only"
+    assert seen["root"] == "2", "only volumes are writable"
     assert seen["tmp"] == "x 3072"
     assert seen["caps"] == "CapEff:0000000000000000CapBnd:0000000000000000NoNewPrivs:1"
     first, count = seen["processes"].split()
     assert first == "1", "its command is process 1"
-    assert int(count) < 8, "it sees its own processes alone"
+    assert int(count) < 8, "it sees only its own processes"
     early, late = (rest for key, rest in output if key == "peer")
-    assert early == "0", "a name can't be looked up at once"
+    assert early == "0", "a name does not resolve immediately"
     assert late.split() == ["small-1.small.default.svc.cluster.local"]
     peers = {(here.root / "disk" / f"peer.{index}").read_text().split()[0] for index in (0, 1)}
     assert peers == {address}
@@ -166,11 +166,11 @@ BECOMES_READY = (
     "for _ in $(seq 30); do getent hosts small-0.small && exit 9; sleep 0.1; done; touch ready; "
     "until getent hosts small-0.small; do sleep 0.1; done"
 )
-"""It asks for longer than the two seconds after which a name comes to a pod that is ready."""
+"""Queries for longer than the two seconds after which a ready pod gets a name."""
 
 
 @pytest.mark.slow
-def test_a_pod_has_a_name_once_it_is_ready(here: Harness) -> None:
+def test_pod_name_resolves_once_pod_is_ready(here: Harness) -> None:
     value = job(BECOMES_READY)
     value["spec"]["template"]["spec"]["containers"][0]["readinessProbe"] = {
         "exec": {"command": ["test", "-e", "ready"]},
@@ -190,7 +190,7 @@ WHO = [
 
 
 def counted(**changes: Any) -> dict[str, Any]:
-    """A Job whose pod fails twice with exit code 7, and then does not."""
+    """A Job whose pod fails twice with exit code 7 and then succeeds."""
     value = job(COUNTED.replace("$(wc", "$$(wc"), **changes)
     value["spec"]["template"]["spec"]["containers"][0]["env"] = WHO
     return value
@@ -200,15 +200,15 @@ def tries(here: Harness) -> list[list[str]]:
     return [line.split() for line in (here.root / "disk" / "tries").read_text().splitlines()]
 
 
-def test_never_makes_new_pods(here: Harness) -> None:
+def test_restart_policy_never_creates_new_pods(here: Harness) -> None:
     done = here.run(*start(here, counted(spec__backoffLimit=2)))
-    assert "failure 2, of which the Job's backoffLimit allows 2" in done.stderr
+    assert "failure 2, the Job's backoffLimit allows 2" in done.stderr
     assert "Job small is complete" in done.stderr
     assert [len({column[n] for column in tries(here)}) for n in (0, 1)] == [3, 3], "new names and addresses"
 
 
 @pytest.mark.slow
-def test_on_failure_starts_the_container_again(here: Harness) -> None:
+def test_restart_policy_on_failure_restarts_the_container(here: Harness) -> None:
     value = counted(spec__backoffLimit=1, spec__template__spec__restartPolicy="OnFailure")
     script = value["spec"]["template"]["spec"]["containers"][0]["command"]
     script[-1] = script[-1].replace("-gt 2", "-gt 1")
@@ -218,7 +218,7 @@ def test_on_failure_starts_the_container_again(here: Harness) -> None:
 
 
 @pytest.mark.slow
-def test_the_back_off_limit_ends_the_job(here: Harness) -> None:
+def test_job_fails_at_backoff_limit(here: Harness) -> None:
     done = here.run(*start(here, counted(spec__backoffLimit=1)), code=1)
     assert "error: Job small failed (BackoffLimitExceeded)" in done.stderr
     assert len(tries(here)) == 2
@@ -227,7 +227,7 @@ def test_the_back_off_limit_ends_the_job(here: Harness) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("action", "code", "num_tries", "words"),
-    [("FailJob", 1, 1, "(PodFailurePolicy)"), ("Ignore", 0, 3, "exit code 7; it does not count")],
+    [("FailJob", 1, 1, "(PodFailurePolicy)"), ("Ignore", 0, 3, "exit code 7; this failure does not count")],
 )
 def test_pod_failure_policy(here: Harness, action: str, code: int, num_tries: int, words: str) -> None:
     rules = [
@@ -240,7 +240,7 @@ def test_pod_failure_policy(here: Harness, action: str, code: int, num_tries: in
 
 
 @pytest.mark.slow
-def test_a_failed_job_takes_its_other_pods_along(here: Harness) -> None:
+def test_failed_job_stops_its_other_pods(here: Harness) -> None:
     script = (
         "trap 'echo asked > asked; exit 0' TERM; touch up.$(JOB_COMPLETION_INDEX); test $(JOB_COMPLETION_INDEX) = 0 && "
         "{ until test -e up.1; do sleep 0.1; done; exit 3; }; sleep 600 & wait"
@@ -251,8 +251,8 @@ def test_a_failed_job_takes_its_other_pods_along(here: Harness) -> None:
 
 
 @pytest.mark.slow
-def test_a_liveness_probe_ends_a_pod_that_has_stopped(here: Harness) -> None:
-    """The probe runs in the pod: it sees its files and is asked only once the startup probe has passed."""
+def test_failing_liveness_probe_restarts_the_pod(here: Harness) -> None:
+    """The probe runs in the pod, sees its files, and starts only after the startup probe has passed."""
     script = (
         "echo up >> starts; test $$(wc -l < starts) = 3 && exit 0; sleep 3; echo ok >> starts; touch /dev/shm/ok; "
         "until test -e seen; do sleep 0.1; done; rm /dev/shm/ok; exec sleep 600"
@@ -268,8 +268,8 @@ def test_a_liveness_probe_ends_a_pod_that_has_stopped(here: Harness) -> None:
 
 
 @pytest.mark.slow
-def test_a_probe_that_does_not_answer_does_not_keep_the_pod(here: Harness) -> None:
-    """What it leaves in the pod when it is killed must be buried, else the pod could not end."""
+def test_hanging_probe_does_not_block_the_end_of_the_pod(here: Harness) -> None:
+    """A killed probe's orphans must be reaped; otherwise the pod could not end."""
     value = job("until test -e asked; do sleep 0.1; done; sleep 1.5")
     probe = {"exec": {"command": ["bash", "-c", "touch asked; exec sleep 600"]}, "timeoutSeconds": 1}
     value["spec"]["template"]["spec"]["containers"][0]["readinessProbe"] = probe
@@ -277,14 +277,14 @@ def test_a_probe_that_does_not_answer_does_not_keep_the_pod(here: Harness) -> No
 
 
 @pytest.mark.slow
-def test_a_manifest_from_a_pipe(here: Harness) -> None:
+def test_manifest_is_read_from_a_pipe(here: Harness) -> None:
     start(here, job("true"))
     done = here.run("bash", "-c", "cat k8s.yaml | frog run --from /dev/stdin")
     assert "Job small is complete" in done.stderr
 
 
 @pytest.mark.slow
-def test_a_deadline_ends_the_job(here: Harness) -> None:
+def test_job_fails_at_its_deadline(here: Harness) -> None:
     done = here.run(*start(here, job("exec sleep 600", spec__activeDeadlineSeconds=1, **GRACE)), code=1)
     assert "(DeadlineExceeded)" in done.stderr
 
@@ -293,7 +293,7 @@ GRACE = {"spec__template__spec__terminationGracePeriodSeconds": 1}
 
 
 def begin(here: Harness, script: str) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
-    """Start a Job of two pods that stay, and wait until both are there: have done what the script calls UP."""
+    """Start a Job of two pods that keep running, and wait until each has executed the script's UP."""
     value = job(script.replace("UP", "touch up.$(JOB_COMPLETION_INDEX)"), spec__completions=2, spec__parallelism=2)
     process = here.start(*start(here, value), start_new_session=True)
     disk = here.root / "disk"
@@ -302,7 +302,7 @@ def begin(here: Harness, script: str) -> tuple[subprocess.Popen[str], list[psuti
 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
-def test_a_request_to_stop_reaches_the_pods(here: Harness, number: signal.Signals) -> None:
+def test_launcher_forwards_sigterm_to_pods(here: Harness, number: signal.Signals) -> None:
     process, family = begin(here, "trap 'echo bye; exit 0' TERM; UP; sleep 600 & wait")
     process.send_signal(number)
     out, err = run_to_end(process, 60)
@@ -313,7 +313,7 @@ def test_a_request_to_stop_reaches_the_pods(here: Harness, number: signal.Signal
 
 
 @pytest.mark.slow
-def test_a_second_request_kills_pods_that_do_not_listen(here: Harness) -> None:
+def test_second_signal_kills_pods_that_ignore_the_first(here: Harness) -> None:
     process, family = begin(here, "trap '' TERM; UP; while true; do sleep 1; done")
     process.send_signal(signal.SIGTERM)
     process.send_signal(signal.SIGINT)
@@ -324,26 +324,26 @@ def test_a_second_request_kills_pods_that_do_not_listen(here: Harness) -> None:
 
 
 @pytest.mark.slow
-def test_nothing_outlives_a_launcher_that_is_killed(here: Harness) -> None:
+def test_killed_launcher_leaves_no_processes(here: Harness) -> None:
     process, family = begin(here, "setsid sleep 600 & sleep 600 & UP; wait")
     assert len(family) > 6
     process.kill()
     run_to_end(process, 60)
     wait_until(lambda: all_gone(family), 30, "the end of all processes")
-    assert left_behind(here) != [], "nobody was there to remove its files"
+    assert left_behind(here) != [], "no process could remove its files"
     here.run(*start(here, job("true")))
-    assert left_behind(here) == [], "the next launcher does"
+    assert left_behind(here) == [], "the next launcher removes them"
 
 
-def test_mistakes_are_reported_without_a_traceback(here: Harness) -> None:
+def test_manifest_mistakes_show_no_traceback(here: Harness) -> None:
     done = here.run(*start(here, job("true", spec__completions="two")), code=2)
-    assert "k8s.yaml: a mistake\n  - Job.spec.completions: must be a whole number, is a text ('two')" in done.stderr
+    assert "k8s.yaml: a mistake\n  - Job.spec.completions: must be an integer, is a string ('two')" in done.stderr
     assert "cannot be read" in here.run("frog", "run", "--from", "none.yaml", code=2).stderr
     done = here.run(*start(here, job("true", spec__template__spec__volumes=[])), code=2)
     assert "'disk': no such volume" in done.stderr
 
 
-def test_a_command_that_is_not_there(here: Harness) -> None:
+def test_missing_command_fails_with_exit_code_128(here: Harness) -> None:
     value = job("true")
     value["spec"]["template"]["spec"]["containers"][0]["command"] = ["not-there"]
     done = here.run(*start(here, value), code=1)
@@ -353,11 +353,11 @@ def test_a_command_that_is_not_there(here: Harness) -> None:
 
 
 @pytest.mark.slow
-def test_where_namespaces_are_forbidden_it_says_so(here: Harness) -> None:
+def test_forbidden_namespaces_are_reported(here: Harness) -> None:
     if os.geteuid() != 0:
-        pytest.skip("only root can forbid itself namespaces, in one of its own")
+        pytest.skip("only root can disable namespaces, inside its own namespace")
     command = start(here, job("true"))
     forbid = "echo 0 > /proc/sys/user/max_user_namespaces && exec " + " ".join(command)
     done = here.run("unshare", "--user", "--map-root-user", "bash", "-c", forbid, code=2)
-    assert "this system does not let you make namespaces" in done.stderr
+    assert "this system does not allow you to create namespaces" in done.stderr
     assert "frog run --nodes 2x4" in done.stderr

@@ -1,4 +1,4 @@
-"""Training in pods: the manifest that `frog submit` renders, run by `frog run --from`."""
+"""Training in pods: `frog run --from` runs the manifest that `frog submit` renders."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.timeout(1200)  # pods that start one after the other may miss each other once
-def test_a_run_in_pods_survives_a_killed_rank(harness: Harness, may_make_pods: None) -> None:
-    """The file that is shipped to a cluster, on this machine: the same weights as `frog run`, kill -9 or not.
+def test_run_in_pods_survives_a_killed_rank(harness: Harness, may_make_pods: None) -> None:
+    """The manifest for a cluster produces the same weights on this machine as `frog run`, with or without kill -9.
 
-    Step 15 is saved only once the checkpoint of step 5 is whole.
+    Step 15 is saved only after the checkpoint of step 5 is complete.
     """
     settings = ["--set", "train.steps=40", "--set", "eval.every=40", "--set", "checkpoint.every=5"]
     options = ["--nodes", "2", "--ranks-per-node", "2", "--no-gpus", "--name", "pods", "--dry-run"]
@@ -34,7 +34,7 @@ def test_a_run_in_pods_survives_a_killed_rank(harness: Harness, may_make_pods: N
     assert process.returncode == 0, f"{out}\n{err}"
     assert "rank 2 (pid " in out
     assert "was killed by SIGKILL" in out
-    assert "ended with exit code 137; failure 1, of which the Job's backoffLimit allows 6" in err
+    assert "ended with exit code 137; failure 1, the Job's backoffLimit allows 6" in err
     assert "resumed at step" in out
     harness.train(4, "no-pods", *settings[1::2])
     for key in ("weights_sha256", "order_sha256"):
@@ -44,8 +44,8 @@ def test_a_run_in_pods_survives_a_killed_rank(harness: Harness, may_make_pods: N
     assert hosts == {"pods-0", "pods-1"}
 
 
-def test_a_mistake_in_the_run_file_fails_the_job_at_once(harness: Harness, may_make_pods: None) -> None:
-    """Exit code 2 of a rank is exit code 2 of its pod, which the Job's rule answers with FailJob."""
+def test_run_file_mistake_fails_the_job_without_retries(harness: Harness, may_make_pods: None) -> None:
+    """Exit code 2 of a rank becomes that of its pod, and the Job's rule then fails the Job."""
     options = ["--nodes", "1", "--ranks-per-node", "1", "--no-gpus", "--name", "wrong", "--dry-run"]
     done = harness.run("frog", "submit", "run.toml", "--to", "kubernetes", *options, "--set", "data.name=not-there")
     (harness.root / "wrong.yaml").write_text(done.stdout)

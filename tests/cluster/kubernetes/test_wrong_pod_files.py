@@ -1,4 +1,4 @@
-"""What the local cluster's processes leave for each other, with every key wrong."""
+"""Files exchanged by the local cluster's processes: invalid values of every key are refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from frog.core.errors import LaunchError
 from frog.core.schema import read_typed, write_typed
 
 
-def test_what_a_pod_is_made_of(tmp_path: Path) -> None:
+def test_pod_spec_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "spec.json"
     spec = PodSpec("h", 0, 0, "/r", "/", ["sleep"], {"A": "b"}, [Mount("/m", None, size_bytes=4)], "/r/pid")
     spec.write(path)
@@ -30,27 +30,27 @@ def test_what_a_pod_is_made_of(tmp_path: Path) -> None:
     assert enter.main(["start", str(path)]) == 128
 
 
-def test_manifests(tmp_path: Path) -> None:
-    """JSON is YAML too."""
+def test_manifest_with_wrong_types_is_refused(tmp_path: Path) -> None:
+    """JSON is also valid YAML."""
     path = tmp_path / "k8s.yaml"
     path.write_text(json.dumps(*load_documents(SMALL)))
     held_to_its_schema(path, lambda: read_manifest(path))
 
 
-def test_what_came_of_a_job(tmp_path: Path) -> None:
+def test_job_outcome_with_wrong_types_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "outcome.json"
     write_typed(path, Outcome(entered=True, reason=("BackoffLimitExceeded", "too often")))
     held_to_its_schema(path, lambda: read_typed(path, Outcome, error=LaunchError))
 
 
 def _aliases(first: str, each: str) -> str:
-    """Twelve values, each of which holds the one before three times."""
+    """Return twelve values, each of which contains the previous one three times."""
     texts = [f"a0: &a0 {first}", *(f"a{i}: &a{i} {each.replace('*', f'*a{i - 1}')}" for i in range(1, 13))]
     return "\n".join(["kind: Job", *texts])
 
 
-def test_aliases_unfold_within_bounds(tmp_path: Path) -> None:
-    """Some hundred bytes that are half a million values, and with a line more three times as many."""
+def test_alias_expansion_is_limited(tmp_path: Path) -> None:
+    """A few hundred bytes of aliases can expand to half a million values; each more line triples the number."""
     path = tmp_path / "k8s.yaml"
     for text in (
         _aliases("{x: 1}", "[*, *, *]"),
@@ -59,14 +59,14 @@ def test_aliases_unfold_within_bounds(tmp_path: Path) -> None:
         "kind: Job\nspec: &s {template: *s}",
     ):
         path.write_text(text)
-        with pytest.raises(ManifestError, match=r"k8s\.yaml: not valid YAML: its aliases unfold"):
+        with pytest.raises(ManifestError, match=r"k8s\.yaml: not valid YAML: its aliases expand"):
             read_manifest(path)
     path.write_text("kind: &k Job\nlabels: &l {a: *k}\nagain: *l")
     with pytest.raises(ManifestError, match="mistakes"):
         read_manifest(path)
 
 
-def test_a_thousand_mistakes_are_not_all_listed(tmp_path: Path) -> None:
+def test_long_list_of_mistakes_is_truncated(tmp_path: Path) -> None:
     path = tmp_path / "k8s.yaml"
     path.write_text("kind: Job\n" + "".join(f"key{i}: 1\n" for i in range(1000)))
     with pytest.raises(ManifestError, match=r"\n  \.\.\. 9\d\d more") as caught:
@@ -74,13 +74,13 @@ def test_a_thousand_mistakes_are_not_all_listed(tmp_path: Path) -> None:
     assert len(str(caught.value)) < 1 << 14
 
 
-def test_a_text_of_more_values_than_can_be_read_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_yaml_with_too_many_values_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("frog.cluster.kubernetes.yamltext._MOST_NODES", 1000)
-    with pytest.raises(ValueError, match="holds more than 1000 values"):
-        load_documents("- []\n" * 10_000 + "{")  # before the end is looked at
+    with pytest.raises(ValueError, match="has more than 1000 values"):
+        load_documents("- []\n" * 10_000 + "{")  # the limit applies before the end is parsed
 
 
-def test_a_job_of_more_pods_than_there_can_be_and_many_unknown_keys(tmp_path: Path) -> None:
+def test_huge_job_with_many_unknown_keys_is_refused(tmp_path: Path) -> None:
     job = next(iter(load_documents(SMALL)))
     job["spec"] |= {"completions": 10**18, "parallelism": 10**18} | {f"unknow{n}": 1 for n in range(3000)}
     (tmp_path / "k8s.yaml").write_text(json.dumps(job))

@@ -74,7 +74,7 @@ def test_up_status_down(folder: Path) -> None:
     assert not folder.exists()
     assert not is_running(table["pid"])
     assert find_marked(table["cluster"]) == []
-    with pytest.raises(UsageError, match="no emulator of Slurm found"):
+    with pytest.raises(UsageError, match="no Slurm emulator found"):
         cluster.down(folder)
 
 
@@ -176,7 +176,7 @@ def test_what_is_not_known_is_named(shared: Path, words: str, named: str) -> Non
     env = {**os.environ, **cluster.environment(shared)}
     done = subprocess.run(words.split(), env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode != 0
-    assert f"the emulator of Slurm does not know {named}" in done.stderr
+    assert f"the Slurm emulator does not support {named}" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -134,7 +134,7 @@ def test_what_srun_refuses_is_nothing_that_a_job_is_given() -> None:
 def test_names_of_files_are_looked_at_when_a_job_is_handed_in() -> None:
     check_patterns({"output": "%x-%3j.out", "error": None, "input": "a%%"})
     for name, text in (("output", "%q.out"), ("error", r"a\%j"), ("input", "%s")):
-        with pytest.raises(SlurmRefusal, match=f"^--{name}: the emulator of Slurm does not know"):
+        with pytest.raises(SlurmRefusal, match=f"^--{name}: the Slurm emulator does not support"):
             check_patterns({name: text})
 
 

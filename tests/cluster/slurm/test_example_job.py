@@ -119,10 +119,10 @@ def test_the_log_shows_allocation_workers_and_cleanup(bench: Bench, calm_and_req
     calm, _ = calm_and_requeued
     lines = [re.sub(r"^\d\d:\d\d:\d\d ", "", line) for line in bench.log(calm).splitlines()]
     assert lines == [
-        f"allocation: job {calm}, start 0, on node[1-2]: 2 nodes x 2 ranks, which meet at "
+        f"allocation: job {calm}, start 0, on node[1-2]: 2 nodes x 2 ranks, rendezvous at "
         f"127.0.0.1:{10000 + int(calm) % 20000}",
         f"workers: srun starts torchrun on every node; see slurm-{calm}-node0.out and runs/frog-{calm}/logs/",
-        "cleanup: the workers have ended with code 0",
+        "cleanup: the workers exited with code 0",
     ]
     assert f"done: {STEPS} steps" in bench.log(calm, 0)
     assert bench.slurm.job(calm)["ExitCode"] == "0:0"
@@ -180,7 +180,7 @@ def test_a_cancelled_job_and_one_that_loses_a_rank(bench: Bench) -> None:
     job = bench.slurm.wait_for(broken, "FAILED")
     assert (job["ExitCode"], job["Restarts"]) == ("1:0", "0")
     wait_until(lambda: not bench.processes(broken), 90, "the end of the broken job's processes")
-    assert "cleanup: the workers have ended with code 1" in bench.log(broken)
+    assert "cleanup: the workers exited with code 1" in bench.log(broken)
     assert "Signal 9 (SIGKILL)" in bench.log(broken, 1), "rank 2 is the first of node 1"
 
 

@@ -53,7 +53,7 @@ def test_a_run_is_handed_in_and_completes(harness: Harness, real_slurm: RealSlur
     assert (record["status"], record["step"]) == ("completed", 8)
     assert harness.folder(f"tiny-{job}").event_ranks() == [0, 1]
     log = (harness.root / "runs" / "jobs" / f"tiny-{job}.out").read_text()
-    order = [log.index(words) for words in ("allocation:", "workers:", "cleanup: the workers have ended with code 0")]
+    order = [log.index(words) for words in ("allocation:", "workers:", "cleanup: the workers exited with code 0")]
     assert order == sorted(order)
 
 

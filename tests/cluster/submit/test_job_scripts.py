@@ -104,14 +104,14 @@ def job_script(request: pytest.FixtureRequest, rendered: str, tmp_path: Path) ->
 def test_a_scancel_that_fails_does_not_end_the_job(job_script: JobScript) -> None:
     done = job_script.run("kill -USR1 $PPID; until grep -q scancel asked; do sleep 0.01; done; exit 143")
     assert "scancel --signal=TERM 7" in job_script.asked
-    assert "cleanup: the workers have ended with code 143" in done.stdout
+    assert "cleanup: the workers exited with code 143" in done.stdout
     assert "requeue 7" in job_script.asked
 
 
 def test_workers_that_end_while_a_signal_is_answered_keep_their_code(job_script: JobScript) -> None:
     job_script.program("scancel", "touch answering; sleep 0.3")
     done = job_script.run("kill -USR1 $PPID; until [[ -e answering ]]; do sleep 0.01; done; exit 3")
-    assert "cleanup: the workers have ended with code 3" in done.stdout
+    assert "cleanup: the workers exited with code 3" in done.stdout
     assert done.returncode == 3
 
 

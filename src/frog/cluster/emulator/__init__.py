@@ -1,9 +1,9 @@
-"""A small emulator of Slurm, for machines that have none: the commands and options that our job files use.
+"""A small emulator of Slurm for machines without Slurm: the commands and options that our job files use.
 
-A daemon keeps the queue and runs the jobs on pretended nodes; sbatch, srun, squeue, scancel, sinfo and scontrol are
-clients of it. What they do was read off Slurm 22.05, and a comparison with it holds that. What is not known here is an
-error that names the option.
+A daemon manages the queue and runs the jobs on simulated nodes; sbatch, srun, squeue, scancel, sinfo and scontrol are
+its clients. They behave like Slurm 22.05, which a test compares them with. An unsupported option is an error that names
+it.
 """
 
 RELEASE = "22.05.8"
-"""Of the Slurm whose behaviour this one was compared with."""
+"""Version of the Slurm that the emulator was compared with."""

@@ -1,4 +1,4 @@
-"""A batch script as a process: its files, its start, its end."""
+"""A batch script as a process: its files, start and end."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from frog.cluster.emulator.processes import enter
 from frog.cluster.emulator.variables import submitted_environment
 
 _NO_FILE = 53
-"""What Slurm gives as the signal of a job whose output file cannot be opened."""
+"""Signal that Slurm reports for a job whose output file cannot be opened."""
 
 _one_at_a_time = threading.Lock()
-"""A script that one thread still writes must not be inherited by a process that another forks: it could not be run."""
+"""Prevents a forked process from inheriting a script that another thread still writes: it could not be executed."""
 
 
 def output_path(job: EmulatedJob) -> Path:
@@ -42,7 +42,7 @@ def _path(job: EmulatedJob, pattern: str) -> Path:
 
 
 def write_error(job: EmulatedJob, text: str) -> None:
-    """Add a line to what the job has said."""
+    """Append a line to the job's output."""
     with open(error_path(job), "a") as file:
         file.write(text)
 
@@ -89,14 +89,14 @@ def _start(
 
 
 def _open_output(job: EmulatedJob, path: Path, files: contextlib.ExitStack) -> IO[bytes]:
-    """Emptied first, unless --open-mode=append; always written at its end: the daemon writes there too."""
+    """Open an output file: truncate it, unless --open-mode=append, then append, because the daemon writes to it too."""
     if not job.request.append:
         path.write_bytes(b"")
     return files.enter_context(path.open("ab"))
 
 
 def _not_started(job: EmulatedJob, folder: Path, error: Exception) -> int:
-    """The exit code that Slurm gives a job whose script did not start: 2 for a missing interpreter."""
+    """Return Slurm's exit code for a job whose script did not start: 2 for a missing interpreter."""
     shutil.rmtree(folder, ignore_errors=True)
     no_interpreter = isinstance(error, FileNotFoundError) and str(error.filename).endswith("slurm_script")
     if not no_interpreter:

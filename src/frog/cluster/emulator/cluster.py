@@ -1,4 +1,4 @@
-"""Start and end the emulator of Slurm: a daemon, and a folder of commands to put before the others in PATH."""
+"""Start and end the Slurm emulator: a daemon, and a folder of commands to put first in PATH."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from frog.core.errors import LaunchError, UsageError
 from frog.core.processes import is_alive
 
 KILL_WAIT_S, LOOK_S = 30.0, 30.0
-"""From SIGTERM to SIGKILL, and from one look at the time limits to the next: as in what `frog slurm up` starts."""
+"""Seconds from SIGTERM to SIGKILL, and between checks of the time limits: as in the Slurm of `frog slurm up`."""
 _DOWN_S = KILL_WAIT_S + 30.0
 _LOG = "daemon.log"
 
@@ -41,9 +41,9 @@ def up(
     kill_wait_s: float = KILL_WAIT_S,
     look_s: float = LOOK_S,
 ) -> None:
-    """Start the daemon and write the commands. It looks at time limits every `look_s`.
+    """Start the daemon, which checks time limits every `look_s` seconds, and write the commands.
 
-    Raises:  UsageError if a cluster is up there or the folder holds something else; LaunchError if it does not come up.
+    Raises:  UsageError if the folder has a running cluster or other files; LaunchError if the daemon does not start.
     """
     shape = Shape(nodes, gpus_per_node, cpus_per_node).as_dict()
     folder = folder.resolve()
@@ -73,17 +73,17 @@ def _start(folder: Path, shape: dict[str, Any]) -> None:
         )
     if started.returncode != 0:
         said = (folder / _LOG).read_text(errors="replace")[-2000:]
-        raise LaunchError(f"the emulator of Slurm did not start in {folder}\n{said}".rstrip())
+        raise LaunchError(f"the Slurm emulator did not start in {folder}\n{said}".rstrip())
     (folder / CLUSTER_FILE).chmod(0o600)
 
 
 def _make_room(folder: Path) -> None:
     found = _read(folder)
     if found is not None and _look(folder) is not None:
-        raise UsageError(f"{folder}/: an emulator of Slurm is already running", "frog slurm down")
+        raise UsageError(f"{folder}/: a Slurm emulator is already running", "frog slurm down")
     if found is not None:
         _clear(folder, found)
-    own = {LOCK_FILE, _LOG, "bin", *(f"bin/{name}" for name in NAMES)}  # of an up that was killed
+    own = {LOCK_FILE, _LOG, "bin", *(f"bin/{name}" for name in NAMES)}  # remains of a killed `frog slurm up`
     if any(str(entry.relative_to(folder)) not in own for entry in folder.rglob("*")):
         raise UsageError(f"{folder}/ has other files", "another --folder")
 
@@ -96,17 +96,17 @@ def _write_shim(folder: Path, name: str) -> None:
 
 
 def down(folder: Path) -> None:
-    """End all jobs and the daemon, remove what they made. Raises UsageError if there is no emulator."""
+    """End all jobs and the daemon, and remove their files. Raises UsageError if there is no emulator."""
     folder = folder.resolve()
     found = _read(folder)
     if found is None:
-        raise UsageError(f"{folder}: no emulator of Slurm found", "frog slurm up --emulator")
+        raise UsageError(f"{folder}: no Slurm emulator found", "frog slurm up --emulator")
     with locked(folder):
         _clear(folder, found)
 
 
 def _clear(folder: Path, own: EmulatorFile) -> None:
-    """Ask the daemon to end; kill what is left of it and of its jobs, if it was killed before or does not answer."""
+    """Ask the daemon to end; kill its remaining processes and its jobs', if it was killed or does not answer."""
     pid = own.pid
     if _look(folder) is not None and pid in find_marked(f"{own.cluster}/daemon/"):
         signal_one(pid, signal.SIGTERM)
@@ -120,7 +120,7 @@ def _clear(folder: Path, own: EmulatorFile) -> None:
 
 
 def _remove_files(folder: Path) -> None:
-    """What `up`, the daemon and its jobs made, and nothing that somebody else has put there."""
+    """Remove the files of `up`, the daemon and its jobs, and no others."""
     for name in (*(f"bin/{name}" for name in NAMES), CLUSTER_FILE, _LOG):
         (folder / name).unlink(missing_ok=True)
     for job in (folder / "spool").glob("job*"):
@@ -131,7 +131,7 @@ def _remove_files(folder: Path) -> None:
 
 
 def _look(folder: Path) -> dict[str, Any] | None:
-    """What its daemon knows; None if it does not answer: a pid alone may be somebody else's by now."""
+    """Return the daemon's view of the cluster, or None if it does not answer: another process may have its pid now."""
     try:
         return read_client(folder).ask("look")
     except (SlurmRefusal, ValueError, OSError):
@@ -139,35 +139,35 @@ def _look(folder: Path) -> dict[str, Any] | None:
 
 
 def _read(folder: Path) -> EmulatorFile | None:
-    """The emulator of a folder, None if nothing is there. Raises UsageError if another cluster is."""
+    """Return the emulator of a folder, or None if it has none. Raises UsageError if it has another cluster."""
     try:
         if read_cluster_file(folder, ClusterKind).kind != "emulator":
-            raise UsageError(f"{folder}/: it has another cluster", "frog slurm down")
+            raise UsageError(f"{folder}/: the folder has another cluster", "frog slurm down")
         return read_cluster_file(folder, EmulatorFile)
     except FileNotFoundError:
         return None
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """What a shell needs to find the emulator's commands before any others."""
+    """Return the variables with which a shell finds the emulator's commands first."""
     bin_folder = str(folder.resolve() / "bin")
     path = [part for part in (variable("PATH") or os.defpath).split(os.pathsep) if part != bin_folder]
-    # The CPUs that a node claims are not there: as many threads would only stand in each other's way.
+    # The simulated nodes claim more CPUs than exist: that many threads would only compete.
     return {"PATH": os.pathsep.join([bin_folder, *path]), "OMP_NUM_THREADS": "1"}
 
 
 def status_text(folder: Path) -> str:
-    """Daemon, nodes and jobs as tables. Raises UsageError if there is no emulator."""
+    """Format daemon, nodes and jobs as tables. Raises UsageError if there is no emulator."""
     from frog.cluster.slurm.status import format_table
 
     own = _read(folder)
     if own is None:
-        raise UsageError(f"{folder}: no emulator of Slurm found", "frog slurm up --emulator")
+        raise UsageError(f"{folder}: no Slurm emulator found", "frog slurm up --emulator")
     place = f"127.0.0.1:{own.port}"
     found = _look(folder)
     if found is None:
         dead = format_table([["DAEMON", "PID", "LISTENS AT", "STATE"], ["emulator", "-", place, "dead"]])
-        return f"{dead}\n\nthe emulator does not answer: `frog slurm down` clears the remains"
+        return f"{dead}\n\nthe emulator does not answer: `frog slurm down` removes its remains"
     daemon = [["DAEMON", "PID", "LISTENS AT", "STATE"], ["emulator", str(own.pid), place, "runs"]]
     nodes = [["NODE", "STATE", "GPUS USED", "CPUS USED"]]
     for node in found["nodes"]:

@@ -1,4 +1,4 @@
-"""One of Slurm's commands, as its shim calls it: `python -m frog.cluster.emulator.command FOLDER sbatch ...`."""
+"""One of Slurm's commands, called by its shim: `python -m frog.cluster.emulator.command FOLDER sbatch ...`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = ("sbatch", "srun", "squeue", "scancel", "sinfo", "scontrol")
 
 
 def _command(name: str) -> Command:
-    """Only what one command needs is imported: a job file calls many."""
+    """Import only the modules of one command, because a job file calls many commands."""
     if name == "sbatch":
         from frog.cluster.emulator.sbatch import sbatch as command
     elif name == "srun":
@@ -37,12 +37,12 @@ def _command(name: str) -> Command:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run a command; its exit code is Slurm's."""
+    """Run a command; return Slurm's exit code."""
     folder, name, words = Path(arguments[0]), arguments[1], list(arguments[2:])
     if words[:1] in (["--version"], ["-V"]):
         print(f"slurm-wlm {RELEASE} (an emulator: `frog slurm up --emulator`)")
         return 0
-    # Whole blocks, whatever PYTHONUNBUFFERED says: in `scontrol show hostnames | head -n 1` nobody reads more than one.
+    # Buffer output even with PYTHONUNBUFFERED: in `scontrol show hostnames | head -n 1`, head reads only one block.
     sys.stdout = open(1, "w", buffering=1 << 16, closefd=False)  # noqa: SIM115
     with printable_output():
         return _run(folder, name, words)

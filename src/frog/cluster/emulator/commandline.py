@@ -11,7 +11,7 @@ from frog.cluster.emulator.refusal import SlurmRefusal
 
 @dataclass(frozen=True)
 class CommandLine:
-    """What a command line says."""
+    """A parsed command line."""
 
     options: dict[str, str | None]
     words: list[str]
@@ -20,7 +20,7 @@ class CommandLine:
 def parse_command_line(program: str, words: Sequence[str], known: Mapping[str, str]) -> CommandLine:
     """Read a command line. `known` maps an option to its letter (or a point) and `=` if it takes a value, else `-`.
 
-    Raises:  SlurmRefusal that names an option which is not known.
+    Raises:  SlurmRefusal that names an unknown option.
     """
     short = "".join(code[0] + (":" if code[1] == "=" else "") for code in known.values() if code[0] != ".")
     long = [name + ("=" if code[1] == "=" else "") for name, code in known.items()]
@@ -29,8 +29,8 @@ def parse_command_line(program: str, words: Sequence[str], known: Mapping[str, s
     except getopt.GetoptError as error:
         dashes = "--" if len(error.opt) > 1 else "-"
         raise SlurmRefusal(
-            f"the emulator of Slurm does not know {dashes}{error.opt} of {program} ({error.msg})",
-            hint=f"it knows: {', '.join('--' + name for name in known)}",
+            f"the Slurm emulator does not support {dashes}{error.opt} of {program} ({error.msg})",
+            hint=f"supported options: {', '.join('--' + name for name in known)}",
         ) from None
     by_letter = {f"-{code[0]}": name for name, code in known.items()}
     options: dict[str, str | None] = {}

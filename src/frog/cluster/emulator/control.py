@@ -118,7 +118,7 @@ def _update(client: Client, rest: Sequence[str]) -> None:
 
 def _show(client: Client, words: Sequence[str], *, one_line: bool) -> None:
     if not words:
-        raise unknown("scontrol show without a word after it")
+        raise unknown("scontrol show without an argument")
     what, rest = words[0], list(words[1:])
     if len(rest) > 1:
         raise unknown(f"{rest[1]!r} after scontrol show {what}")
@@ -186,7 +186,7 @@ def _node_tables(client: Client, rest: Sequence[str]) -> list[list[list[str]]]:
     try:
         names = expand_hosts(rest[0]) if rest else [node["name"] for node in nodes]
     except ValueError:
-        names = list(rest)  # as a name it is not found
+        names = list(rest)  # not found if it is not the name of a node
     tables = []
     for name in names:
         node = next((node for node in nodes if node["name"] == name), None)
@@ -216,7 +216,7 @@ def _print_tables(tables: Sequence[Sequence[Sequence[str]]], *, one_line: bool) 
 
 
 def _long_elapsed(seconds: float) -> str:
-    """00:01:00, 1-00:00:00."""
+    """Format a duration as 00:01:00 or 1-00:00:00."""
     text = write_elapsed(seconds)
     days, dash, clock = text.rpartition("-")
     parts = clock.split(":")

@@ -1,7 +1,7 @@
-"""What the daemon knows and does: the queue, the nodes, the clock, and the ends of jobs.
+"""The daemon's state and actions: the queue, the nodes, the clock, and the ends of jobs.
 
-One lock guards all of it. Each batch script has a thread that waits for it; one more thread starts jobs and keeps their
-time limits.
+One lock guards all state. Each batch script has a thread that waits for it; one more thread starts jobs and enforces
+their time limits.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from frog.cluster.emulator.variables import PARTITION, batch_variables, mark_of
 
 _CONT, _TERM = signal.SIGCONT, signal.SIGTERM
 LOOK_S = 30.0
-"""Slurm looks at time limits this often, and sends a warning up to so much earlier, not before its first look at a job.
-Here it comes in the middle of that span."""
+"""Interval in which Slurm checks time limits. Its warning arrives up to one interval early, and never before the first
+check of a job. The emulator sends it in the middle of that span."""
 _SECOND_TERM_S = 0.5
 _YEAR_MIN = 365 * 24 * 60
-"""What Slurm takes no limit for."""
+"""Value that Slurm uses for no limit."""
 
 
 class SlurmController:
-    """One emulated cluster: its queue, its nodes, its jobs."""
+    """One emulated cluster: its queue, nodes and jobs."""
 
     def __init__(self, folder: Path, cluster: str, nodes: Sequence[Node], first_job: int, kill_wait_s: float) -> None:
         self.folder = folder
@@ -61,7 +61,7 @@ class SlurmController:
     # ---- the queue
 
     def submit(self, request: JobRequest, partition: str | None) -> EmulatedJob:
-        """Take a job, or all tasks of an array, into the queue; return the first."""
+        """Add a job, or all tasks of an array, to the queue; return the first."""
         if partition not in (None, PARTITION):
             raise SlurmRefusal(
                 f"invalid partition specified: {partition}\n"
@@ -83,7 +83,7 @@ class SlurmController:
             return new[0]
 
     def run(self) -> None:
-        """Start jobs, warn and stop those whose time is over, until the daemon stops."""
+        """Start jobs, and warn and stop jobs at their time limits, until the daemon stops."""
         with self.changed:
             while not self.stopping:
                 self._drop_impossible()
@@ -105,7 +105,7 @@ class SlurmController:
         self.changed.notify_all()
 
     def _number_of_task(self, job: EmulatedJob) -> int:
-        """A new number for each task of an array, but the array's own for the last."""
+        """Return a new number for each task of an array, and the array's own number for the last."""
         waiting = [other for other in self.jobs if other.array_job == job.array_job and other.job_id is None]
         if len(waiting) == 1:
             return job.number
@@ -119,7 +119,7 @@ class SlurmController:
                 self._cancel_pending(job)
 
     def _until_next(self) -> float:
-        """Seconds to the next thing that the clock brings about."""
+        """Return the seconds until the next timed event."""
         moments = [job.kill_s for job in self.jobs if job.is_active and job.kill_s is not None]
         for job in self.jobs:
             if job.state == RUNNING and job.limit_s is not None and job.ending is None:
@@ -127,7 +127,7 @@ class SlurmController:
         return min([5.0, *(max(0.0, moment - time.time()) for moment in moments)])
 
     def _warning_s(self, job: EmulatedJob) -> float | None:
-        """When a job gets the signal that it asked for."""
+        """Return the time at which a job receives its requested signal."""
         if job.request.signal is None or job.limit_s is None or job.started_s is None:
             return None
         return max(job.limit_s - job.request.signal[1] - self.look_s / 2, job.started_s + self.look_s / 2)
@@ -147,7 +147,7 @@ class SlurmController:
                 threading.Thread(target=self._kill, args=(job,), daemon=True).start()
 
     def _ask_again(self, job: EmulatedJob) -> None:
-        """At its time limit a job gets SIGTERM twice."""
+        """Send SIGTERM to a job twice at its time limit."""
         with self.changed:
             if job.ending == TIMEOUT and job.is_active:
                 self._signal(job, [_TERM], to_batch=True, to_steps=True)
@@ -155,7 +155,7 @@ class SlurmController:
     # ---- a batch script
 
     def _run_batch(self, job: EmulatedJob) -> None:
-        """Run the script and see its job to its end: its steps, then whatever it left behind."""
+        """Run the script, then end the job's steps and its remaining processes."""
         array = [other for other in self.jobs if other.array_job == job.array_job] if job.array_job else ()
         variables = batch_variables(job, self.cluster, array)
         folder = self.folder / "spool" / f"job{job.number:05d}.{job.restarts}"
@@ -163,7 +163,7 @@ class SlurmController:
         def started(pid: int) -> None:
             with self.changed:
                 job.batch_group = pid
-                if job.ending is not None:  # it was ended while it started
+                if job.ending is not None:  # a request to end it arrived while it started
                     self._signal(job, [_CONT, _TERM], to_batch=True, to_steps=False)
                 self.changed.notify_all()
 
@@ -171,7 +171,7 @@ class SlurmController:
         self.close(job, code)
 
     def close(self, job: EmulatedJob, code: int) -> None:
-        """After the batch script, or the srun that asked for the job, has ended with `code`."""
+        """Finish a job whose batch script, or whose srun outside a job, ended with `code`."""
         with self.changed:
             job.state, job.ended_s = COMPLETING, time.time()
             live = [step for step in job.steps if not step.ended]
@@ -201,7 +201,7 @@ class SlurmController:
             job.state, job.reason = FAILED, "NonZeroExitCode" if code > 0 else "JobLaunchFailure"
 
     def _back_into_queue(self, job: EmulatedJob) -> None:
-        """A requeued job keeps its number and its place in the order of submission."""
+        """Requeue a job, which keeps its number and its position in the order of submission."""
         job.state, job.reason, job.restarts = PENDING, "None", job.restarts + 1
         job.allocations, job.steps, job.ending, job.requested_end = [], [], None, None
         job.started_s = job.ended_s = job.limit_s = None
@@ -209,7 +209,7 @@ class SlurmController:
     # ---- ends
 
     def end(self, job: EmulatedJob, state: str, why: str = "") -> None:
-        """Ask a running job to end: SIGCONT and SIGTERM to all of it, SIGKILL after a while."""
+        """Ask a running job to end: send SIGCONT and SIGTERM to all its processes, and SIGKILL later."""
         first, job.ending = job.ending is None, state
         if not first or job.state != RUNNING:
             return
@@ -240,7 +240,7 @@ class SlurmController:
         job.state, job.ended_s = CANCELLED, time.time()
 
     def request_end(self, job: EmulatedJob, state: str) -> None:
-        """Note that a job's own script wants it CANCELLED or PENDING again: also if it ends before that is done."""
+        """Record that a job's own script requests CANCELLED or PENDING, even if the script ends before that happens."""
         if job.state == RUNNING and job.requested_end != CANCELLED:
             job.requested_end = state
 
@@ -268,7 +268,7 @@ class SlurmController:
         self.changed.notify_all()
 
     def move_end(self, job: EmulatedJob, end_s: float) -> None:
-        """Let a job's time be over at another moment. Its limit in minutes follows, rounded as Slurm does it."""
+        """Set a new end time for a job, and its limit in minutes accordingly, rounded as in Slurm."""
         assert job.started_s is not None
         minutes = _YEAR_MIN if job.limit_min is None else job.limit_min
         before_s = job.limit_s or job.started_s + 60 * minutes
@@ -280,7 +280,7 @@ class SlurmController:
             raise SlurmRefusal(f"Kill job error on job id {job.label}: Job/step already completing or completed")
 
     def signal_job(self, job: EmulatedJob, number: int, *, to_batch: bool, full: bool) -> None:
-        """scancel --signal: to the steps; with --batch to the script alone; with --full to both, and its children."""
+        """Send the signal of scancel --signal: to the steps; with --batch to the script; with --full to everything."""
         with self.changed:
             self.check_signal(job)
             if number == _TERM and not to_batch:
@@ -292,7 +292,7 @@ class SlurmController:
             self._signal(job, [number], to_batch=full, to_steps=True)
 
     def _signal(self, job: EmulatedJob, numbers: Sequence[int], *, to_batch: bool, to_steps: bool) -> None:
-        """To each process once, also those that left their group; srun is spared: its tasks have their own."""
+        """Signal each process once, including those that left their group. Skip srun: its tasks get their own."""
         prefix = mark_of(job, self.cluster)
         live = [step for step in job.steps if not step.ended]
         sruns = [step.srun_pid for step in live]
@@ -326,7 +326,7 @@ class SlurmController:
         notify: Callable[[str], None],
         busy: Callable[[], None],
     ) -> tuple[JobStep, list[StepAllocation]]:
-        """Give a step its place in the job, when other steps have left it one."""
+        """Allocate resources of the job to a step, once other steps have released them."""
         with self.changed:
             reported = False
             while True:
@@ -348,7 +348,7 @@ class SlurmController:
             return step, allocations
 
     def end_step(self, job: EmulatedJob, step: JobStep) -> None:
-        """All tasks have ended, or their srun is gone: kill what is left, give the CPUs back."""
+        """Finish a step whose tasks or srun have ended: kill its remaining processes and release its CPUs."""
         kill_marked(f"{mark_of(job, self.cluster)}{step.number}/", step.groups)
         with self.changed:
             step.ended = True
@@ -360,7 +360,7 @@ class SlurmController:
         return mark_of(job, self.cluster)
 
     def find_one(self, number: str) -> EmulatedJob:
-        """The job of that very number, as SLURM_JOB_ID has it."""
+        """Return the job with exactly that number, as in SLURM_JOB_ID."""
         with self.changed:
             found = [job for job in self.jobs if job.job_id is not None and str(job.job_id) == number]
         if not found:
@@ -368,7 +368,7 @@ class SlurmController:
         return found[0]
 
     def find(self, text: str) -> list[EmulatedJob]:
-        """Jobs by number, 12_3 or array. Raises SlurmRefusal if there is none."""
+        """Return jobs by number, 12_3 or array. Raises SlurmRefusal if there is none."""
         with self.changed:
             found = find_jobs(self.jobs, text)
         if not found:
@@ -376,13 +376,13 @@ class SlurmController:
         return found
 
     def wait_for(self, predicate: Callable[[], Any]) -> None:
-        """Until it is true, or the daemon stops."""
+        """Wait until the condition is true or the daemon stops."""
         with self.changed:
             while not predicate() and not self.stopping:
                 self.changed.wait(timeout=1.0)
 
     def stop(self) -> None:
-        """End all jobs, as scancel does, and the daemon's loop."""
+        """End all jobs, as scancel does, and stop the daemon's loop."""
         with self.changed:
             for job in self.jobs:
                 self.cancel(job)

@@ -1,4 +1,4 @@
-"""The daemon: listens on the loopback interface, answers the commands. `cluster.up` starts it."""
+"""The daemon: listens on the loopback interface and answers the commands. `cluster.up` starts it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from frog.core.schema import decode, write_typed
 
 _UP_S = 30.0
 _ASKER_S = 2.0
-"""How long at most a command in a job may take to end after its answer."""
+"""Longest time in seconds that a command in a job may take to end after its answer."""
 
 
 class _Server(socketserver.ThreadingTCPServer):
@@ -46,7 +46,7 @@ class _Server(socketserver.ThreadingTCPServer):
 
 
 class _Handler(socketserver.StreamRequestHandler):
-    """One connection: a request, its answers; for a step also what srun says while it runs."""
+    """Handle one connection: a request, its answers and, for a step, srun's messages while it runs."""
 
     server: _Server
 
@@ -59,7 +59,7 @@ class _Handler(socketserver.StreamRequestHandler):
             name = str(request.get("act"))
             act: Callable[[dict[str, Any]], dict[str, Any] | None] | None = getattr(self, f"_do_{name}", None)
             if act is None:
-                raise SlurmRefusal(f"the emulator's daemon does not know {name}")
+                raise SlurmRefusal(f"the emulator's daemon does not support {name}")
             answer = act(request)
             if answer is not None:
                 self._send(**answer)
@@ -71,14 +71,14 @@ class _Handler(socketserver.StreamRequestHandler):
     def _send(self, **fields: Any) -> None:
         try:
             self.wfile.write((json.dumps(fields) + "\n").encode())
-        except OSError:  # whoever asked is gone
+        except OSError:  # the client has disconnected
             return
 
     @property
     def _controller(self) -> SlurmController:
         return self.server.controller
 
-    # ---- what the commands ask for
+    # ---- requests of the commands
 
     def _do_submit(self, request: dict[str, Any]) -> dict[str, Any]:
         job = self._controller.submit(JobRequest.from_wire(request["request"]), request["partition"])
@@ -90,7 +90,7 @@ class _Handler(socketserver.StreamRequestHandler):
         return {"code": max(job.wait_code for job in jobs)}
 
     def _do_look(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Everything that squeue, sinfo, scontrol show want to print."""
+        """Return all data that squeue, sinfo and scontrol show print."""
         with self._controller.changed:
             return view.snapshot(self._controller)
 
@@ -120,9 +120,9 @@ class _Handler(socketserver.StreamRequestHandler):
         act: Callable[[EmulatedJob], None],
         requested_end: str | None = None,
     ) -> None:
-        """Do something to jobs. A command that one of them runs is answered first, and not hit by its own signal.
+        """Apply an action to jobs. A command inside one of them gets its answer first and does not receive its own signal.
 
-        By then the job may have ended, or run again: `requested_end` is the state that it is to have all the same.
+        By then the job may have ended or restarted: `requested_end` is the state that it must still reach.
         """
         within = any(str(request.get("mark", "")).startswith(self._controller.mark(job)) for job in jobs)
         with self._controller.changed:
@@ -136,7 +136,7 @@ class _Handler(socketserver.StreamRequestHandler):
             while is_alive(int(request["asker"])) and time.monotonic() < deadline:
                 time.sleep(0.01)
         for job, (restarts, state) in zip(jobs, before, strict=True):
-            with self._controller.changed, contextlib.suppress(SlurmRefusal):  # it may have ended meanwhile
+            with self._controller.changed, contextlib.suppress(SlurmRefusal):  # it may have ended in the meantime
                 if not within or (job.restarts == restarts and job.state in (state, RUNNING)):
                     act(job)
         if not within:
@@ -152,7 +152,7 @@ class _Handler(socketserver.StreamRequestHandler):
         return {}
 
     def _do_update(self, request: dict[str, Any]) -> dict[str, Any]:
-        """scontrol update: bring the end of a job's time nearer, or put it off."""
+        """Change the end time of a job, for scontrol update."""
         controller = self._controller
         with controller.changed:
             for job in self._find(request["job"]):
@@ -163,7 +163,7 @@ class _Handler(socketserver.StreamRequestHandler):
                 elif job.state == RUNNING:
                     controller.move_end(job, _moment(request["value"]))
                 else:
-                    raise unknown(f"EndTime of job {job.label}, which does not run yet")
+                    raise unknown(f"EndTime of job {job.label}, which is not running yet")
         return {}
 
     def _find(self, text: str) -> list[EmulatedJob]:
@@ -172,7 +172,7 @@ class _Handler(socketserver.StreamRequestHandler):
     # ---- srun
 
     def _do_allocate(self, request: dict[str, Any]) -> None:
-        """An srun outside of a job: give it one for as long as its connection lasts."""
+        """Allocate a job to an srun outside a job, for as long as its connection lasts."""
         controller = self._controller
         job = controller.submit(JobRequest.from_wire(request["request"]), request["partition"])
         controller.wait_for(lambda: job.state != PENDING or job.reason not in ("None",))
@@ -188,7 +188,7 @@ class _Handler(socketserver.StreamRequestHandler):
         controller.close(job, int(said.get("code", 1)))
 
     def _is_gone(self) -> bool:
-        """Whether the other side has hung up, without waiting."""
+        """True if the client has disconnected; does not wait."""
         self.connection.setblocking(False)
         try:
             return not self.connection.recv(1, socket.MSG_PEEK)
@@ -200,7 +200,7 @@ class _Handler(socketserver.StreamRequestHandler):
             self.connection.setblocking(True)
 
     def _do_step(self, request: dict[str, Any]) -> None:
-        """A step lasts as long as its srun's connection."""
+        """Run a step for as long as its srun's connection lasts."""
         controller = self._controller
         job = controller.find_one(request["job"])
         wanted = StepRequest(**{**request["step"], "node_names": tuple(request["step"]["node_names"])})
@@ -225,12 +225,12 @@ class _Handler(socketserver.StreamRequestHandler):
         self._send(closed=True)
 
     def _hear(self) -> dict[str, Any]:
-        """The next line of srun; empty if it has hung up."""
+        """Return srun's next message; empty if it has disconnected."""
         try:
             line = self.rfile.readline()
         except OSError:
             line = b""
-        return decode(line, dict[str, Any], "what srun says", error=SlurmRefusal) if line else {}
+        return decode(line, dict[str, Any], "srun's message", error=SlurmRefusal) if line else {}
 
 
 def _moment(text: str) -> float:
@@ -241,7 +241,7 @@ def _moment(text: str) -> float:
 
 
 def main() -> int:
-    """Leave a daemon behind and end when it serves; exit code 1 if it does not come to that."""
+    """Start a daemon in the background and return when it accepts connections; exit code 1 if it does not start."""
     folder, shape = Path(sys.argv[1]), json.loads(sys.argv[2])
     child = os.fork()
     if child == 0:
@@ -259,7 +259,7 @@ def main() -> int:
 
 
 def _serve(folder: Path, shape: dict[str, Any]) -> int:
-    """Answer until SIGTERM or SIGINT. The cluster's file says where, as soon as that is so."""
+    """Answer requests until SIGTERM or SIGINT. Write the address to the cluster's file once the daemon listens."""
     try:
         _run(folder, shape)
     except BaseException:
@@ -274,12 +274,12 @@ def _run(folder: Path, shape: dict[str, Any]) -> None:
     nodes = [
         Node(f"node{number}", shape["cpus_per_node"], shape["gpus_per_node"]) for number in range(1, shape["nodes"] + 1)
     ]
-    # Ports of runs come from the numbers of their jobs: two clusters of one machine had better not count alike.
-    # Five digits are not mistaken for a year, or for how many of something there are.
+    # Runs derive their ports from job ids, so two clusters of one machine need different ids. Ids of five
+    # digits are not mistaken for years or counts.
     first_job = 10_000 + secrets.randbelow(9000)
     controller = SlurmController(folder, cluster, nodes, first_job, shape["kill_wait_s"])
     controller.look_s = shape["look_s"]
-    stop: queue.SimpleQueue[int] = queue.SimpleQueue()  # unlike an Event's, its lock may be held when a signal comes
+    stop: queue.SimpleQueue[int] = queue.SimpleQueue()  # unlike an Event, safe to use in a signal handler
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: stop.put(number))
     with _Server(controller, token) as server:
@@ -288,7 +288,7 @@ def _run(folder: Path, shape: dict[str, Any]) -> None:
         port = int(server.server_address[1])
         own = EmulatorFile(kind="emulator", port=port, token=token, pid=os.getpid(), cluster=cluster)
         write_typed(folder / CLUSTER_FILE, own)
-        while folder.is_dir():  # else somebody has removed the cluster: end what it runs
+        while folder.is_dir():  # otherwise the cluster's folder was removed: end its jobs
             with contextlib.suppress(queue.Empty):
                 stop.get(timeout=1.0)
                 break

@@ -1,4 +1,4 @@
-"""A job as the daemon keeps it: what was asked for, where it runs, how it stands."""
+"""The daemon's record of a job: its request, its allocation and its state."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ SHORT_STATES = {
 
 
 def is_called(text: str, label: str, *numbers: int | None) -> bool:
-    """Whether a job goes by that name: by its label, 12 or 12_3, or by a number of its own or of its array.
+    """True if `text` names a job: by its label (12 or 12_3), its own number or its array's number.
 
-    A job outside of an array has none of the latter, a task that has not started none of the former.
+    A job outside an array has no array number, and a task that has not started has no number of its own.
     """
     return text == label or text in [str(number) for number in numbers if number is not None]
 
 
 @dataclass(frozen=True)
 class Node:
-    """A pretended machine."""
+    """A simulated node."""
 
     name: str
     cpus: int
@@ -39,7 +39,7 @@ class Node:
 
 @dataclass
 class JobRequest:
-    """What somebody asked for with sbatch or srun. Crosses the wire as JSON."""
+    """A request of sbatch or srun, sent as JSON."""
 
     name: str
     user: str
@@ -49,9 +49,9 @@ class JobRequest:
     umask: int
     environment: dict[str, str]
     command: str
-    """What `scontrol show job` gives as the command."""
+    """Command that `scontrol show job` prints."""
     script: str | None = None
-    """None if srun asks, for one step."""
+    """None for a request of srun, which runs one step."""
     arguments: list[str] = field(default_factory=list)
     export: str | None = None
     nodes: int | None = None
@@ -61,7 +61,7 @@ class JobRequest:
     cpus_per_task: int | None = None
     gpus_per_node: int = 0
     gpus_per_node_option: int | None = None
-    """What --gpus-per-node said, which SLURM_GPUS_PER_NODE repeats; --gres, if it is there, decides."""
+    """Value of --gpus-per-node, which SLURM_GPUS_PER_NODE repeats; --gres overrides it."""
     gpus_per_task: int | None = None
     exclusive: bool = False
     mem_mb: int | None = None
@@ -69,16 +69,16 @@ class JobRequest:
     comment: str | None = None
     time_limit_min: int | None = None
     signal: tuple[int, int, bool] | None = None
-    """Number, seconds before the time limit, to the batch script alone."""
+    """Signal number, seconds before the time limit, and True to signal only the batch script."""
     output: str | None = None
     error: str | None = None
     input: str | None = None
     append: bool = False
     array: tuple[list[int], int, int | None] | None = None
-    """Tasks, step, how many at once."""
+    """Task numbers, step, and largest number of simultaneous tasks."""
     dependency_text: str | None = None
     dependency: list[tuple[str, list[str]]] = field(default_factory=list)
-    """(kind, jobs): all must hold."""
+    """Pairs (kind, jobs), all of which must be satisfied."""
     kill_on_invalid_dependency: bool = False
     requeue: bool = True
     hold: bool = False
@@ -94,7 +94,7 @@ class JobRequest:
 
 @dataclass
 class NodeAllocation:
-    """What a job has of a node."""
+    """A job's allocation on one node."""
 
     node: str
     cpus: int
@@ -111,9 +111,9 @@ class JobStep:
     """Reserved on each node; empty with --overlap."""
     srun_pid: int
     notify: Callable[[str], None]
-    """Gives srun a line for its user."""
+    """Sends srun a line to print."""
     gpus: dict[str, list[int]] = field(default_factory=dict)
-    """Reserved on each node, by --gpus-per-task alone."""
+    """Reserved on each node, only with --gpus-per-task."""
     groups: list[int] = field(default_factory=list)
     """Process groups of its tasks."""
     ended: bool = False
@@ -126,7 +126,7 @@ class EmulatedJob:
     request: JobRequest
     submitted_s: float
     job_id: int | None
-    """None for a task of an array that has not started: Slurm numbers it then."""
+    """None for a task of an array that has not started, because Slurm assigns its number at the start."""
     array_job: int | None = None
     array_task: int | None = None
     state: str = PENDING
@@ -137,7 +137,7 @@ class EmulatedJob:
     started_s: float | None = None
     ended_s: float | None = None
     limit_s: float | None = None
-    """When its time is over, in seconds since 1970."""
+    """End of its time limit, in seconds since 1970."""
     allocations: list[NodeAllocation] = field(default_factory=list)
     steps: list[JobStep] = field(default_factory=list)
     batch_group: int | None = None
@@ -145,22 +145,22 @@ class EmulatedJob:
     exit_signal: int = 0
     warned: bool = False
     ending: str | None = None
-    """Why it is being ended: the state that it will have, or PENDING for a requeue."""
+    """State that an ending job will have; PENDING for a requeue."""
     requested_end: str | None = None
-    """The state that its own script has asked for and that is not yet carried out: the script may end before."""
+    """State that its own script requested and that is not yet set, because the script may end first."""
     kill_s: float | None = None
-    """When SIGKILL follows SIGTERM."""
+    """Time of the SIGKILL that follows SIGTERM."""
 
     @property
     def number(self) -> int:
-        """The number of the job; of an array that waits, that of the array."""
+        """Job id; for a pending array, that of the array."""
         number = self.job_id if self.job_id is not None else self.array_job
         assert number is not None
         return number
 
     @property
     def label(self) -> str:
-        """12, or 12_3 for a task of an array."""
+        """Label such as 12, or 12_3 for a task of an array."""
         return str(self.job_id) if self.array_job is None else f"{self.array_job}_{self.array_task}"
 
     @property
@@ -168,14 +168,14 @@ class EmulatedJob:
         return [allocation.node for allocation in self.allocations]
 
     def busy_cpus(self) -> dict[str, int]:
-        """How many CPUs of each node its steps have reserved."""
+        """Return the number of CPUs of each node that its steps have reserved."""
         busy: Counter[str] = Counter()
         for step in self.steps:
             busy.update({} if step.ended else step.cpus)
         return dict(busy)
 
     def busy_gpus(self) -> set[tuple[str, int]]:
-        """The GPUs that its steps have reserved, each with its node."""
+        """Return the GPUs that its steps have reserved, each with its node."""
         running = [step.gpus for step in self.steps if not step.ended]
         return {(node, gpu) for gpus in running for node, numbers in gpus.items() for gpu in numbers}
 
@@ -185,10 +185,10 @@ class EmulatedJob:
 
     @property
     def is_active(self) -> bool:
-        """Whether it holds nodes."""
+        """True if it has allocated nodes."""
         return self.state in (RUNNING, COMPLETING)
 
     @property
     def wait_code(self) -> int:
-        """The exit code that `sbatch --wait` gives."""
+        """Exit code of `sbatch --wait`."""
         return 1 if self.exit_signal else self.exit_code

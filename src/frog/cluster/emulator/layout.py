@@ -1,4 +1,4 @@
-"""Where tasks go: a job's tasks on nodes with free CPUs and GPUs, a step's tasks on the nodes of its job."""
+"""Placement of tasks: a job's tasks on nodes with free CPUs and GPUs, a step's tasks on the nodes of its job."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from frog.cluster.emulator.job import EmulatedJob, JobRequest, Node, NodeAllocat
 from frog.cluster.emulator.refusal import SlurmRefusal, unknown
 
 MEMORY_MB = 512_000
-"""That each pretended node claims to have."""
+"""Memory of each simulated node."""
 
 _UNAVAILABLE = "Batch job submission failed: Requested node configuration is not available"
 
 
 @dataclass(frozen=True)
 class FreeResources:
-    """What of a node is allocated to no job."""
+    """The part of a node that no job has allocated."""
 
     node: Node
     cpus: int
@@ -28,7 +28,7 @@ class FreeResources:
 
 
 def free_resources(nodes: Sequence[Node], jobs: Sequence[EmulatedJob]) -> list[FreeResources]:
-    """What is left of the nodes: all that no active job has been allocated."""
+    """Return the free resources of each node, which no active job has allocated."""
     allocations = [allocation for job in jobs if job.is_active for allocation in job.allocations]
     found = []
     for node in nodes:
@@ -40,7 +40,7 @@ def free_resources(nodes: Sequence[Node], jobs: Sequence[EmulatedJob]) -> list[F
 
 
 def check_fits(request: JobRequest, nodes: Sequence[Node]) -> str | None:
-    """Raise SlurmRefusal for what no such cluster could ever run; return a reason to wait for ever, if there is one."""
+    """Raise SlurmRefusal for a job that the cluster can never run; return a reason if Slurm would queue it forever."""
     unknown_names = [name for name in request.node_names if name not in {node.name for node in nodes}]
     if unknown_names:
         raise SlurmRefusal("Batch job submission failed: Invalid node name specified")
@@ -60,7 +60,7 @@ def check_fits(request: JobRequest, nodes: Sequence[Node]) -> str | None:
 
 
 def place_job(request: JobRequest, free: Sequence[FreeResources]) -> list[NodeAllocation] | None:
-    """The parts of nodes that a job gets, or None if it has to wait."""
+    """Return a job's allocation, or None if it must wait."""
     able = {part.node.name: most for part in free if (most := _most_tasks(request, part)) > 0}
     named = [part for part in free if part.node.name in request.node_names]
     if any(part.node.name not in able for part in named):
@@ -86,7 +86,7 @@ def _most_tasks(request: JobRequest, part: FreeResources) -> int:
 
 
 def _node_counts(request: JobRequest, num_named: int, num_nodes: int) -> Sequence[int]:
-    """The numbers of nodes to try. Where none was asked for, as few as hold the tasks."""
+    """Return the numbers of nodes to try; without a requested number, the smallest that fits the tasks."""
     if request.nodes is not None:
         return [max(request.nodes, num_named)]
     if request.ntasks is not None and request.ntasks_per_node is not None:
@@ -97,7 +97,7 @@ def _node_counts(request: JobRequest, num_named: int, num_nodes: int) -> Sequenc
 def _choose(
     count: int, ntasks: int, named: Sequence[FreeResources], others: Sequence[FreeResources], able: Mapping[str, int]
 ) -> list[FreeResources] | None:
-    """The first `count` nodes that hold `ntasks` together."""
+    """Return the first `count` nodes that together have room for `ntasks`."""
     if len(named) + len(others) < count:
         return None
     first = [*named, *others][:count]
@@ -109,7 +109,7 @@ def _choose(
 
 
 def _fill(chosen: Sequence[FreeResources], able: Mapping[str, int], request: JobRequest) -> list[int]:
-    """Tasks of each node: as many as fit on the first, but at least one on each."""
+    """Return the tasks of each node: fill the first nodes, but put at least one task on each."""
     if request.ntasks is None:
         return [request.ntasks_per_node or 1] * len(chosen)
     counts, left = [], request.ntasks
@@ -131,7 +131,7 @@ def _allocate(request: JobRequest, part: FreeResources, tasks: int) -> NodeAlloc
 
 @dataclass(frozen=True)
 class StepRequest:
-    """What srun asks of its job."""
+    """The resources that srun requests from its job."""
 
     ntasks: int
     num_nodes: int
@@ -140,27 +140,27 @@ class StepRequest:
     overlap: bool
     exact: bool
     per_node: int | None = None
-    """What --ntasks-per-node says; without a meaning where it contradicts the other numbers."""
+    """Value of --ntasks-per-node; ignored if it contradicts the other numbers."""
     gpus_per_task: int | None = None
     all_gpus: bool = False
-    """Whether the step has all GPUs of its nodes, because its job asked for them with --gpus-per-node."""
+    """True if the step has all GPUs of its nodes, because its job requested them with --gpus-per-node."""
 
     @property
     def reserves_gpus(self) -> bool:
-        """Whether its GPUs are kept from other steps."""
+        """True if other steps cannot use its GPUs."""
         return bool(self.gpus_per_task) and not self.all_gpus and not self.overlap
 
 
 @dataclass(frozen=True)
 class StepAllocation:
-    """What a step has of a node."""
+    """A step's resources on one node."""
 
     node: str
     tasks: int
     cpus: int
-    """Reserved against other steps: all that the job has there, unless --exact."""
+    """CPUs that other steps cannot use: all CPUs of the job there, unless --exact."""
     gpus: list[int] = field(default_factory=list)
-    """All that the job has there, unless --gpus-per-task."""
+    """All GPUs of the job there, unless --gpus-per-task."""
 
 
 def place_step(
@@ -169,9 +169,9 @@ def place_step(
     busy_cpus: Mapping[str, int],
     busy_gpus: Collection[tuple[str, int]] = (),
 ) -> list[StepAllocation] | None:
-    """Where the tasks of a step go; None if its nodes are busy with other steps.
+    """Place the tasks of a step on nodes; None if other steps use its nodes.
 
-    Raises:  SlurmRefusal if it could not even with all of the job to itself.
+    Raises:  SlurmRefusal if the whole job would be too small for it.
     """
     if request.num_nodes > len(allocations):
         raise SlurmRefusal(f"Only allocated {len(allocations)} nodes asked for {request.num_nodes}")
@@ -183,11 +183,11 @@ def place_step(
         raise SlurmRefusal("Unable to create step for job {job}: More processors requested than permitted")
     honoured = request.per_node is not None and request.ntasks == request.per_node * request.num_nodes
     if honoured and any(part.tasks != request.per_node for part in parts):
-        raise unknown(f"--ntasks-per-node={request.per_node} where a node of the job has fewer CPUs")
+        raise unknown(f"--ntasks-per-node={request.per_node} on a node where the job has fewer CPUs")
     if request.overlap:
         return parts
     left = {allocation.node: allocation.cpus - busy_cpus.get(allocation.node, 0) for allocation in allocations}
-    if not request.exact:  # a node is busy as soon as another step has a part of it
+    if not request.exact:  # a node is busy if another step uses a part of it
         left = {name: cpus if cpus == whole[name] else 0 for name, cpus in left.items()}
     free = allocations
     if request.reserves_gpus:
@@ -198,7 +198,7 @@ def place_step(
 def _step_on(
     request: StepRequest, allocations: Sequence[NodeAllocation], cpus: Mapping[str, int]
 ) -> list[StepAllocation] | None:
-    """The tasks dealt out in turn to the nodes that have CPUs for them."""
+    """Distribute the tasks in turn over the nodes that have CPUs for them."""
     per_task = request.gpus_per_task or 0
     most_on = {each.node: cpus[each.node] // request.cpus_per_task for each in allocations}
     if per_task:
@@ -230,7 +230,7 @@ def _step_on(
 
 
 def check_step_gpus(request: StepRequest, job: EmulatedJob) -> None:
-    """Refuse a step that asks for other GPUs than its job has. Raises SlurmRefusal."""
+    """Refuse a step that requests GPUs that its job does not have. Raises SlurmRefusal."""
     per_task, of_job = request.gpus_per_task, job.request.gpus_per_task
     if not per_task:
         return

@@ -1,4 +1,4 @@
-"""squeue, sinfo: what the daemon knows, in Slurm's columns."""
+"""squeue and sinfo: the daemon's state in Slurm's columns."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _JOB_COLUMNS: dict[str, Column] = {
 
 
 def squeue(client: Client, words: Sequence[str]) -> int:
-    """List the jobs that have not ended; with --states also others."""
+    """List the jobs that have not ended; with --states also ended jobs."""
     given = parse_command_line(
         "squeue",
         words,
@@ -81,7 +81,7 @@ def squeue(client: Client, words: Sequence[str]) -> int:
 
 
 def _check_names(given: CommandLine, jobs: Sequence[Row]) -> None:
-    """One job that there is not is a mistake; of several those are shown that there are."""
+    """Select jobs by number. A single unknown job is an error; of several jobs, show the known ones."""
     names = (given.options["jobs"] or "").split(",") if "jobs" in given.options else []
     for name in names:
         if not re.fullmatch(r"\d+(_\d+)?", name):
@@ -121,7 +121,7 @@ def _states(text: str) -> set[str]:
 
 
 def _with_arrays_together(jobs: Iterable[Row]) -> Iterable[Row]:
-    """The tasks of an array that wait are one line: 12_[2-3%2]."""
+    """Combine the pending tasks of an array into one line: 12_[2-3%2]."""
     together: dict[int, list[Row]] = {}
     for job in jobs:
         if job["array_job"] is not None and job["state"] == "PENDING" and job["own_id"] is None:
@@ -135,7 +135,7 @@ def _with_arrays_together(jobs: Iterable[Row]) -> Iterable[Row]:
 
 
 def _print(rows: Sequence[Row], form: str, columns: Mapping[str, Column], program: str, *, head: bool) -> None:
-    """Rows by a format like "%.8i %T": a width, a point for the right-hand side."""
+    """Format rows by a format such as "%.8i %T": a width, with a point to align right."""
     letters = re.findall(r"%(?:\.?\d+)?(.)", form)
     for letter in letters:
         if letter not in columns:
@@ -178,7 +178,7 @@ _SINFO, _SINFO_NODES = "%9P %.5a %.10l %.6D %.6t %N", "%N %.6D %.9P %6t"
 
 
 def sinfo(client: Client, words: Sequence[str]) -> int:
-    """List the nodes: together by state, or with --Node each by itself."""
+    """List the nodes, grouped by state, or one per line with --Node."""
     given = parse_command_line("sinfo", words, {"noheader": "h-", "Node": "N-", "format": "o="})
     if given.words:
         raise unknown(f"{given.words[0]!r} after sinfo")

@@ -1,4 +1,4 @@
-"""Slurm's little notations: lists of hosts, counts per node, arrays, signals, file names, times."""
+"""Slurm's notations: lists of hosts, counts per node, arrays, signals, file names, times."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _MAX_ARRAY_INDEX = 1000
 _MOST_HOSTS = 10_000
 _MOST_SECONDS = 2**32
 _MOST_WIDTH = 10
-"""Of a number in a file's name, which Slurm fills up with zeros no further."""
+"""Largest width to which Slurm pads a number in a file name with zeros."""
 _NO_TASK = 4294967294
-"""What Slurm writes for %a in a job that is no array."""
+"""Value of %a in a job that is not an array."""
 
 
 def parse_whole(text: str) -> int | None:
-    """0, 12, 007, of 18 digits at most; None for anything else."""
+    """Parse 0, 12 or 007, with at most 18 digits; None for anything else."""
     return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
 
 
 def expand_hosts(text: str) -> list[str]:
-    """node[1-2,4],login -> node1, node2, node4, login. Raises ValueError if it is no list of hosts, or of too many."""
+    """Expand node[1-2,4],login to node1, node2, node4, login. Raises ValueError for an invalid or too long list."""
     hosts: list[str] = []
     rest = text
     while rest:
@@ -43,7 +43,7 @@ def expand_hosts(text: str) -> list[str]:
 
 
 def _numbers(ranges: str) -> list[str]:
-    """01-03,7 -> 01, 02, 03, 7."""
+    """Expand 01-03,7 to 01, 02, 03, 7."""
     found: list[str] = []
     for part in ranges.split(","):
         begin, _, end = part.partition("-")
@@ -55,7 +55,7 @@ def _numbers(ranges: str) -> list[str]:
 
 
 def compress_hosts(hosts: Sequence[str]) -> str:
-    """node1, node2, node4 -> node[1-2,4]: the form of SLURM_JOB_NODELIST."""
+    """Compress node1, node2, node4 to node[1-2,4], the form of SLURM_JOB_NODELIST."""
     parts = []
     for prefix, group in groupby(hosts, key=lambda host: host.rstrip("0123456789")):
         numbers = [host.removeprefix(prefix) for host in group]
@@ -65,7 +65,7 @@ def compress_hosts(hosts: Sequence[str]) -> str:
 
 
 def compress_numbers(numbers: Sequence[int | str]) -> str:
-    """1, 2, 4 -> 1-2,4. Zeros before a number are kept: 09, 10 -> 09-10."""
+    """Compress 1, 2, 4 to 1-2,4. Keeps leading zeros: 09, 10 becomes 09-10."""
     spans: list[list[str]] = []
     for number in map(str, numbers):
         if spans and number == str(int(spans[-1][1]) + 1).zfill(len(spans[-1][0])):
@@ -76,14 +76,14 @@ def compress_numbers(numbers: Sequence[int | str]) -> str:
 
 
 def compress_counts(counts: Sequence[int]) -> str:
-    """2, 2, 1 -> 2(x2),1: the form of SLURM_TASKS_PER_NODE."""
+    """Compress 2, 2, 1 to 2(x2),1, the form of SLURM_TASKS_PER_NODE."""
     groups = [(count, len(list(group))) for count, group in groupby(counts)]
     return ",".join(str(count) if times == 1 else f"{count}(x{times})" for count, times in groups)
 
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """`--array`: which tasks, and how many at once."""
+    """Value of `--array`: task numbers, and the largest number of simultaneous tasks."""
 
     tasks: tuple[int, ...]
     step: int
@@ -91,7 +91,7 @@ class ArraySpec:
 
 
 def parse_array(text: str) -> ArraySpec:
-    """0-3%2, 1,3,5-9:2. Raises SlurmRefusal if it is no array."""
+    """Parse 0-3%2 or 1,3,5-9:2. Raises SlurmRefusal for an invalid array."""
     wrong = SlurmRefusal("Batch job submission failed: Invalid job array specification")
     indices, percent, most = text.partition("%")
     if percent and not parse_whole(most):
@@ -112,7 +112,7 @@ def parse_array(text: str) -> ArraySpec:
 
 @dataclass(frozen=True)
 class WarningSignal:
-    """`--signal`: which signal, how long before the time limit, and whether for the batch script alone."""
+    """Value of `--signal`: the signal, its time before the limit, and True if only the batch script receives it."""
 
     number: int
     before_s: int
@@ -120,7 +120,7 @@ class WarningSignal:
 
 
 def signal_number(text: str) -> int | None:
-    """USR1, SIGUSR1 or 10; None if there is no such signal."""
+    """Parse USR1, SIGUSR1 or 10; None for an unknown signal."""
     if (number := parse_whole(text)) is not None:
         return number if 0 < number < 65 else None
     found = getattr(signal, f"SIG{text.upper().removeprefix('SIG')}", None)
@@ -128,7 +128,7 @@ def signal_number(text: str) -> int | None:
 
 
 def parse_signal(text: str) -> WarningSignal:
-    """[B:]USR1[@60]. Raises SlurmRefusal if it is no signal."""
+    """Parse [B:]USR1[@60]. Raises SlurmRefusal for an invalid value."""
     match = re.fullmatch(r"(?:([A-Z]+):)?([A-Za-z0-9]+)(?:@([0-9]{1,9}))?", text)
     number = signal_number(match[2]) if match else None
     if match is None or number is None or int(match[3] or 60) > 65535:
@@ -139,7 +139,7 @@ def parse_signal(text: str) -> WarningSignal:
 
 
 def parse_time_limit(text: str) -> int | None:
-    """Minutes, None for no limit: seconds are rounded up, as Slurm counts in minutes."""
+    """Parse a time limit into minutes, None for no limit; round seconds up, because Slurm counts in minutes."""
     try:
         seconds = time_limit_s(text)
     except ValueError:
@@ -150,7 +150,7 @@ def parse_time_limit(text: str) -> int | None:
 
 
 def fill_pattern(pattern: str, values: Mapping[str, str]) -> str:
-    """slurm-%j.out -> slurm-12.out; %3a -> 007. Raises SlurmRefusal for what the emulator does not know."""
+    """Expand slurm-%j.out to slurm-12.out, %3a to 007. Raises SlurmRefusal for an unsupported pattern."""
     if "\\" in pattern:
         raise unknown(r"\ in the name of an output file")
 
@@ -168,7 +168,7 @@ def fill_pattern(pattern: str, values: Mapping[str, str]) -> str:
 def pattern_values(
     job_id: int, name: str, user: str, host: str, array_job: int | None = None, array_task: int | None = None
 ) -> dict[str, str]:
-    """What %j, %x and the like stand for in the names of a job's files."""
+    """Return the values of %j, %x and other patterns in the names of a job's files."""
     return {
         "j": str(job_id),
         "J": str(job_id),
@@ -183,7 +183,7 @@ def pattern_values(
 
 
 def write_elapsed(seconds: float) -> str:
-    """As squeue writes a time: 0:07, 12:34, 1:00:00, 1-00:00:00."""
+    """Format a time as squeue does: 0:07, 12:34, 1:00:00, 1-00:00:00."""
     minutes, second = divmod(int(seconds), 60)
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)
@@ -198,7 +198,7 @@ def write_moment(unix_s: float | None) -> str:
 
 
 def parse_moment(text: str) -> float:
-    """now, now+5seconds, now+1minute or 2026-01-31T12:34:56, in seconds since 1970. Raises ValueError for others."""
+    """Parse now, now+5seconds, now+1minute or 2026-01-31T12:34:56 into seconds since 1970. Raises ValueError."""
     match = re.fullmatch(r"now(?:\+([0-9]{1,9})(seconds?|minutes?|hours?|days?)?)?", text)
     if match:
         unit = {"s": 1, "m": 60, "h": 3600, "d": 86400}[(match[2] or "s")[0]]

@@ -1,6 +1,6 @@
-"""Options of sbatch and srun, as words and as #SBATCH lines: those that the emulator knows, with their values.
+"""Options of sbatch and srun that the emulator supports, as arguments and as #SBATCH lines, with their values.
 
-An option that Slurm does not have gets Slurm's own words; one that only the emulator lacks is named.
+An option that Slurm does not have causes Slurm's own message; for one that only the emulator lacks, the error names it.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ KNOWN = {
 def read_words(
     program: str, words: Sequence[str], table: Mapping[str, Option]
 ) -> tuple[dict[str, str | None], list[str]]:
-    """The options that a command line begins with, the last of each name, and the words after them."""
+    """Return the options at the start of a command line, the last of each name, and the words after them."""
     asked, used = read_options([(word, 0) for word in words], table)
     return _values(program, asked), list(words[used:])
 
 
 def read_script(script: str) -> dict[str, str | None]:
-    """The options of the #SBATCH lines of a job file."""
+    """Return the options of a job file's #SBATCH lines."""
     found: dict[str, str | None] = {}
     for directive in read_directives(script.splitlines()):
         if not directive.read:
@@ -76,7 +76,7 @@ def _check(program: str, item: GivenOption) -> None:
 
 
 def count(options: Mapping[str, str | None], name: str, least: int = 1) -> int | None:
-    """A whole number, or None if the option is not there."""
+    """Return an option's value as an integer, or None if the option is missing."""
     text = options.get(name)
     if name not in options:
         return None
@@ -91,14 +91,14 @@ def count(options: Mapping[str, str | None], name: str, least: int = 1) -> int |
 
 
 def gpus(options: Mapping[str, str | None]) -> tuple[int, int | None]:
-    """GPUs of each node, and what --gpus-per-node says of them: --gres has the last word, wherever it stands."""
+    """Return the GPUs per node and the value of --gpus-per-node; --gres overrides it, whatever their order."""
     said = {name: _gpu_count(options, name) for name in ("gpus-per-node", "gres") if name in options}
     per_node = said.get("gpus-per-node")
     return said.get("gres", per_node or 0), per_node
 
 
 def gpus_per_task(options: Mapping[str, str | None]) -> int | None:
-    """What --gpus-per-task says."""
+    """Return the value of --gpus-per-task."""
     return _gpu_count(options, "gpus-per-task") if "gpus-per-task" in options else None
 
 
@@ -111,7 +111,7 @@ def _gpu_count(options: Mapping[str, str | None], name: str) -> int:
 
 
 def hosts(options: Mapping[str, str | None]) -> list[str]:
-    """The nodes that --nodelist names."""
+    """Return the nodes of --nodelist."""
     text = options.get("nodelist") or ""
     try:
         return expand_hosts(text)
@@ -120,7 +120,7 @@ def hosts(options: Mapping[str, str | None]) -> list[str]:
 
 
 def check_patterns(options: Mapping[str, str | None]) -> None:
-    """Refuse names of a job's files that could not be filled in when it starts."""
+    """Refuse file names with patterns that the emulator cannot expand at the job's start."""
     for name in ("output", "error", "input"):
         try:
             fill_pattern(options.get(name) or "", pattern_values(0, "", "", ""))
@@ -129,7 +129,7 @@ def check_patterns(options: Mapping[str, str | None]) -> None:
 
 
 def memory_mb(text: str) -> int:
-    """100M, 4G, 2000 (megabytes), 0 (all of the node)."""
+    """Parse 100M, 4G, 2000 (megabytes) or 0 (all memory of the node)."""
     match = re.fullmatch(r"([0-9]{1,15})([KMGT]?)B?", text, re.IGNORECASE)
     if match is None:
         raise SlurmRefusal("Invalid --mem specification", exit_code=255)
@@ -158,11 +158,11 @@ _REFUSED_VARIABLES = frozenset(
         "WORKING_DIR",
     )
 )  # fmt: skip
-"""What srun would take for options. Not those that a job is given for its tasks, nor those that only say more."""
+"""Variables that srun reads as options, except those that a job sets for its tasks and those that only add output."""
 
 
 def srun_variables(env: Mapping[str, str]) -> dict[str, str | None]:
-    """The options that srun takes from variables; an option on its command line has the last word."""
+    """Return the options that srun reads from variables; options on its command line override them."""
     refused = [name for name in env if name in _REFUSED_VARIABLES or name.startswith("SRUN_")]
     if others := sorted({*refused} - {*_FROM_VARIABLES, "SRUN_DEBUG"}):
         raise unknown(f"the variable {others[0]} of srun")
@@ -174,7 +174,7 @@ def srun_variables(env: Mapping[str, str]) -> dict[str, str | None]:
 
 
 def export_changes(text: str | None) -> dict[str, str]:
-    """--export=ALL,NAME=value: what is set beside the whole environment of the shell."""
+    """Return the variables that --export=ALL,NAME=value adds to the shell's environment."""
     if text is None:
         return {}
     first, *rest = text.split(",")

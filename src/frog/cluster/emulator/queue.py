@@ -1,4 +1,4 @@
-"""Which job may start: dependencies, holds, arrays, and the order of the queue. No clock, no processes."""
+"""Selection of the next job: dependencies, holds, arrays, and the order of the queue. No clock, no processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from frog.cluster.emulator.layout import free_resources, place_job
 
 
 def find_jobs(jobs: Sequence[EmulatedJob], text: str) -> list[EmulatedJob]:
-    """The job of that number, the task 12_3, or all tasks of the array 12."""
+    """Return the job with that number, the task 12_3, or all tasks of the array 12."""
     whole = [job for job in jobs if is_called(text, job.label, job.array_job)]
     return whole or [job for job in jobs if is_called(text, job.label, job.job_id)]
 
@@ -17,9 +17,9 @@ def find_jobs(jobs: Sequence[EmulatedJob], text: str) -> list[EmulatedJob]:
 def next_to_start(
     jobs: Sequence[EmulatedJob], nodes: Sequence[Node]
 ) -> tuple[EmulatedJob, list[NodeAllocation]] | None:
-    """The first job in the queue that may start, and where; on the way, why the others wait is written into them.
+    """Return the first job that can start, and its allocation; set the reason of each job that must wait.
 
-    First come, first served: a job that waits for nodes lets none overtake it.
+    Jobs start in order: no job overtakes one that waits for nodes.
     """
     blocked = False
     for job in jobs:
@@ -56,7 +56,7 @@ def _reason(job: EmulatedJob, jobs: Sequence[EmulatedJob]) -> str:
 
 
 def dependency_state(job: EmulatedJob, kind: str, names: Sequence[str], jobs: Sequence[EmulatedJob]) -> str:
-    """fulfilled, unfulfilled or failed. A job that is not known any more holds nobody up."""
+    """Return fulfilled, unfulfilled or failed. An unknown job counts as fulfilled."""
     if kind == "singleton":
         others = [
             other
@@ -84,7 +84,7 @@ def _one_state(kind: str, other: EmulatedJob) -> str:
 
 
 def dependency_text(job: EmulatedJob, jobs: Sequence[EmulatedJob]) -> str:
-    """As squeue writes it: afterok:12(unfulfilled)."""
+    """Format a dependency as squeue does: afterok:12(unfulfilled)."""
     parts = []
     for kind, names in job.request.dependency:
         state = dependency_state(job, kind, names, jobs)

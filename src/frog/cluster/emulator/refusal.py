@@ -1,4 +1,4 @@
-"""What the emulator's commands do not do."""
+"""Errors of the emulator's commands."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from frog.core.errors import FrogError
 
 
 class SlurmRefusal(FrogError):
-    """A command that cannot be carried out: Slurm's words, and Slurm's exit code."""
+    """An error of a command, with Slurm's message and exit code."""
 
     def __init__(self, what: str, hint: str | None = None, *, exit_code: int = 1, plain: bool = False) -> None:
         super().__init__(what, hint)
         self.exit_code = exit_code
         self.plain = plain
-        """Whether the words stand alone: where Slurm writes no `sbatch: error:` before them."""
+        """True if Slurm prints the message without `sbatch: error:` before it."""
 
 
 def unknown(what: str) -> SlurmRefusal:
-    """Real Slurm has this, the emulator does not: better no run than one that does something else."""
+    """Return an error for a feature that only real Slurm has; running without it would give another result."""
     return SlurmRefusal(
-        f"the emulator of Slurm does not know {what}", exit_code=255, hint="leave it out, or use a real Slurm"
+        f"the Slurm emulator does not support {what}", exit_code=255, hint="omit it, or use a real Slurm"
     )

@@ -1,4 +1,4 @@
-"""sbatch: read a job file and its options, hand the job to the daemon."""
+"""sbatch: read a job file and its options, and send the job to the daemon."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DEPENDENCIES = ("after", "afterany", "afterok", "afternotok")
 
 
 def sbatch(client: Client, words: Sequence[str]) -> int:
-    """Submit a job; with --wait return its exit code when it has ended."""
+    """Submit a job; with --wait, return its exit code after it ends."""
     given, rest = opt.read_words("sbatch", words, SBATCH)
     if "help" in given:
         print(usage("sbatch"))
@@ -50,18 +50,18 @@ def sbatch(client: Client, words: Sequence[str]) -> int:
 
 def usage(program: str) -> str:
     names = ", ".join(f"--{name}" for name in sorted(opt.KNOWN[program]))
-    return f"{program} of the emulator of Slurm. It knows: {names}"
+    return f"{program} of the Slurm emulator. Supported options: {names}"
 
 
 def _refuse_environment() -> None:
-    """Slurm reads options from variables too."""
+    """Refuse variables from which Slurm would read options."""
     names = sorted(name for name in child_env() if name.startswith("SBATCH_"))
     if names:
-        raise unknown(f"the variable {names[0]}: options only from the command line and the job file")
+        raise unknown(f"the variable {names[0]}: put options on the command line or in the job file")
 
 
 def _script(given: Mapping[str, str | None], rest: Sequence[str]) -> tuple[str, str, list[str]]:
-    """The text of the job file, the job's name, and the words from the file's name on."""
+    """Return the text of the job file, the job's name, and the words starting with the file's name."""
     wrapped = given.get("wrap")
     if wrapped is not None:
         if rest:
@@ -92,7 +92,7 @@ def _checked(text: str) -> str:
 
 
 def make_request(options: Mapping[str, str | None], *, default_name: str, program: str = "sbatch") -> JobRequest:
-    """What the options ask for, of sbatch or of an srun outside of a job."""
+    """Return the request that the options of sbatch, or of an srun outside a job, describe."""
     gpus, gpus_per_node_option = opt.gpus(options)
     here = Path.cwd()
     array = parse_array(options["array"] or "") if "array" in options else None
@@ -139,10 +139,10 @@ def make_request(options: Mapping[str, str | None], *, default_name: str, progra
 
 
 def _settle_gpus(request: JobRequest, options: Mapping[str, str | None]) -> None:
-    """--gpus-per-task needs a number of tasks; Slurm counts one for each node."""
+    """Check --gpus-per-task, which needs a number of tasks; Slurm counts one task per node."""
     for name in ("gpus-per-node", "gres"):
         if name in options:
-            raise unknown(f"--gpus-per-task beside --{name}")
+            raise unknown(f"--gpus-per-task together with --{name}")
     if request.nodes is None and request.ntasks is None and request.ntasks_per_node is None:
         raise SlurmRefusal(
             "Failed to validate job spec. --gpus-per-task used without either --gpus or -n/--ntasks is not allowed.\n"
@@ -153,7 +153,7 @@ def _settle_gpus(request: JobRequest, options: Mapping[str, str | None]) -> None
 
 
 def _settle_nodes(request: JobRequest, program: str) -> None:
-    """Where the numbers of nodes, tasks and names contradict each other."""
+    """Resolve contradictions between the numbers of nodes, tasks and node names, as Slurm does."""
     named = len(request.node_names)
     if request.nodes is not None and named > request.nodes:
         if program == "sbatch":
@@ -188,7 +188,7 @@ def _yes_no(options: Mapping[str, str | None], name: str) -> bool:
 
 
 def parse_dependency(text: str) -> list[tuple[str, list[str]]]:
-    """afterok:12:13,singleton -> [("afterok", ["12", "13"]), ("singleton", [])]. All of them must hold."""
+    """Parse afterok:12:13,singleton into [("afterok", ["12", "13"]), ("singleton", [])]. A job must satisfy all."""
     found: list[tuple[str, list[str]]] = []
     for part in text.split(","):
         kind, *jobs = part.split(":")

@@ -1,4 +1,4 @@
-"""srun: start a program on the nodes of a job, once for each task, and bring back what it says and how it ends."""
+"""srun: starts a program on the nodes of a job, once per task, and returns its output and exit code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from frog.core.env import child_env, variable
 _ONLY_OUTSIDE = (
     "account", "comment", "exclusive", "gpus-per-node", "gres", "job-name", "mem", "partition", "qos", "time",
 )  # fmt: skip
-"""What describes an allocation: for a step in a job the emulator does not know them."""
+"""Options of an allocation, which the emulator does not support for a step inside a job."""
 
 
 def srun(client: Client, words: Sequence[str]) -> int:
@@ -37,16 +37,16 @@ def srun(client: Client, words: Sequence[str]) -> int:
     job = variable("SLURM_JOB_ID")
     if job is not None:
         if outside := [name for name in _ONLY_OUTSIDE if name in options]:
-            raise unknown(f"--{outside[0]} of srun inside of a job")
+            raise unknown(f"--{outside[0]} of srun inside a job")
         return _step(client, job, dict(child_env()), options, program)
     return _alone(client, options, program)
 
 
 def _alone(client: Client, options: Mapping[str, str | None], program: Sequence[str]) -> int:
-    """Without a job: ask for one, run the step in it, give it back."""
+    """Request a job, run the step in it, and release the job."""
     request = make_request(options, default_name=Path(program[0]).name, program="srun")
     if request.node_names:
-        options = {**options, "nodelist": ",".join(request.node_names)}  # fewer, perhaps, than were named
+        options = {**options, "nodelist": ",".join(request.node_names)}  # perhaps fewer than the option named
     allocation = client.open("allocate", request=asdict(request), partition=options.get("partition"))
     code = 1
     try:
@@ -78,7 +78,7 @@ def _step(
 
 
 def _granted(conversation: Conversation, job: str) -> dict[str, Any]:
-    """The step's place, perhaps after other steps have left it one."""
+    """Wait for the step's resources, which other steps may still use."""
     answer = conversation.hear()
     if "busy" in answer:
         _say(f"Job {job} step creation temporarily disabled, retrying (Requested nodes are busy)")
@@ -88,7 +88,7 @@ def _granted(conversation: Conversation, job: str) -> dict[str, Any]:
 
 
 def _wanted(options: Mapping[str, str | None], env: Mapping[str, str]) -> StepRequest:
-    """How many tasks on which nodes: options first, then what the job's variables say."""
+    """Return the number of tasks and the nodes, from the options or otherwise from the job's variables."""
     job_nodes = int(env.get("SLURM_JOB_NUM_NODES") or env["SLURM_NNODES"])
     num_nodes = opt.count(options, "nodes") or job_nodes
     ntasks = opt.count(options, "ntasks") or _number(env, "SLURM_NTASKS")

@@ -1,4 +1,4 @@
-"""Where the tasks of a step read and write: through srun, or files that --output and its kin name."""
+"""Input and output of a step's tasks: through srun, or through files named by --output and similar options."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BLOCK_BYTES = 1 << 16
 
 
 class TaskFiles:
-    """Opens each file of a step once, however many tasks share it."""
+    """Opens each file of a step once, even if several tasks share it."""
 
     def __init__(self, answer: Mapping[str, Any], options: Mapping[str, str | None], folder: Path) -> None:
         self._answer = answer
@@ -31,7 +31,7 @@ class TaskFiles:
         return self._writable("output", task)
 
     def error(self, task: Mapping[str, Any]) -> int | None:
-        """What --error names; else what --output names."""
+        """Return the value of --error, or otherwise of --output."""
         return self._writable("error" if "error" in self._options else "output", task)
 
     def input(self, task: Mapping[str, Any]) -> int | None:
@@ -39,7 +39,7 @@ class TaskFiles:
         return None if path is None else self._descriptor(path, os.O_RDONLY, "stdin")
 
     def _writable(self, name: str, task: Mapping[str, Any]) -> int | None:
-        """A file, or None where srun itself is to pass the output on."""
+        """Return a file, or None if srun itself must forward the output."""
         path = self._path(name, task)
         if path is None:
             return None
@@ -49,7 +49,7 @@ class TaskFiles:
     def _path(self, name: str, task: Mapping[str, Any]) -> Path | None:
         text = self._options.get(name)
         if text is None or text.lower().startswith("all") or text.startswith("-"):
-            return None  # Slurm takes all.txt for "all"
+            return None  # Slurm treats all.txt as "all"
         if text.lower() == "none":
             return Path(os.devnull)
         if text.isdigit():
@@ -80,9 +80,9 @@ _output_lock = threading.Lock()
 
 
 def pump(source: int, target: int, label: str) -> threading.Thread:
-    """Pass on what a task says, until everybody has closed its end; with a label before each line, if there is one.
+    """Forward a task's output until every writer has closed the pipe, with `label`, if any, before each line.
 
-    Closes both then.
+    Then closes both ends.
     """
     thread = threading.Thread(target=_pump, args=(source, target, label.encode()), daemon=True)
     thread.start()
@@ -117,7 +117,7 @@ def _write(target: int, data: bytes) -> None:
 
 
 def broadcast(source: int, targets: Sequence[int]) -> None:
-    """Give what comes in at `source` to every task. Each task has a queue, so that a slow one holds up none."""
+    """Copy the input from `source` to every task. Each task has a queue, so a slow task does not delay the others."""
     queues: list[queue.SimpleQueue[bytes]] = [queue.SimpleQueue() for _ in targets]
     for own, target in zip(queues, targets, strict=True):
         threading.Thread(target=_feed, args=(own, target), daemon=True).start()

@@ -1,4 +1,4 @@
-"""The tasks of a step as processes of srun: start them, pass on output and signals, report how they ended."""
+"""Tasks of a step as processes of srun: start them, forward output and signals, report their ends."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from frog.core.exitcodes import shell_code, signal_code
 _FORWARDED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM, signal.SIGQUIT)
 _FORCING = (signal.SIGTERM, signal.SIGHUP)
 _TOGETHER_S = 0.3
-"""Tasks that end so close to each other are reported in one line."""
+"""Seconds within which ends of tasks share one line of the report."""
 
 
 class StepRun:
-    """One step, from its first task's start to its last one's end."""
+    """One step, from the start of its first task to the end of its last task."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class StepRun:
         threading.Thread(target=self._listen, daemon=True).start()
         while len(self._codes) < len(self._tasks):
             self._handle(self._next())
-        for thread in self._pumps:  # something that a task left behind may still speak
+        for thread in self._pumps:  # an orphan of a task may still write
             while thread.is_alive():
                 self._handle(self._next(timeout=0.05))
         signals = {signal_code(signal.SIGTERM), signal_code(signal.SIGKILL)}
@@ -136,13 +136,13 @@ class StepRun:
     def _label(self, rank: int) -> str:
         return f"{rank:{len(str(len(self._tasks) - 1))}d}: " if "label" in self._options else ""
 
-    # ---- what happens while it runs
+    # ---- while it runs
 
     def _wait(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         self._happened.put(("exit", rank, process.wait()))
 
     def _listen(self) -> None:
-        """What the daemon has to say, until it hangs up."""
+        """Handle the daemon's messages until it disconnects."""
         with contextlib.suppress(SlurmRefusal, ValueError, OSError):
             while True:
                 answer = self._conversation.hear()
@@ -176,11 +176,11 @@ class StepRun:
         elif kind == "notice":
             self._abort(what)
         elif kind == "lost":
-            self._say("error: the emulator's daemon has ended: the step ends with it")
+            self._say("error: the emulator's daemon has ended, which ends this step")
             kill_marked(self._mark, self._groups)
 
     def _on_exits(self, rank: int, code: int) -> None:
-        """Note how tasks ended, those of one moment together; see to the others if one ended badly."""
+        """Record ended tasks, grouped by time; end the others if one failed."""
         ended = {rank: code}
         deadline = time.monotonic() + _TOGETHER_S
         later = []
@@ -220,7 +220,7 @@ class StepRun:
             signal_marked(self._mark, number, leaders=self._living())
 
     def _on_interrupt(self) -> None:
-        """Ctrl-C once reports how it stands, twice within a second passes it on, three times ends the step."""
+        """Handle Ctrl-C: once prints the step's state, twice within a second forwards it, three times ends the step."""
         now = time.monotonic()
         before, self._interrupted_at = self._interrupted_at, now
         if before is None or now - before > 1:
@@ -253,7 +253,7 @@ class StepRun:
             self._say(f"error: {node}: task{_several(list(group))}: {said}")
 
     def _leave(self) -> None:
-        """Report the end to the daemon, and wait until it has cleaned up after the step."""
+        """Report the end to the daemon, and wait until it has cleaned up the step."""
         with contextlib.suppress(OSError):
             self._conversation.send(ended=True)
             deadline = time.monotonic() + 30

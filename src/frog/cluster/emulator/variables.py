@@ -1,4 +1,4 @@
-"""The variables that Slurm sets for a batch script and for the tasks of a step."""
+"""Variables that Slurm sets for a batch script and for the tasks of a step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HIDDEN_WITHOUT_GPUS = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIB
 
 
 def batch_variables(job: EmulatedJob, cluster: str, array: Sequence[EmulatedJob] = ()) -> dict[str, str]:
-    """What is set for the batch script, beside the environment that it was submitted from."""
+    """Return the variables of the batch script that extend its submission environment."""
     request, first = job.request, job.allocations[0]
     variables = {
         **job_variables(job, cluster),
@@ -43,7 +43,7 @@ def batch_variables(job: EmulatedJob, cluster: str, array: Sequence[EmulatedJob]
 
 
 def submitted_environment(request: JobRequest) -> dict[str, str]:
-    """The environment that a batch script was submitted from, without what another job had there of GPUs and CPUs."""
+    """Return the submission environment of a batch script, without another job's variables for GPUs and CPUs."""
     hidden = {*HIDDEN_WITHOUT_GPUS, "SLURM_JOB_GPUS"}
     found = {name: value for name, value in request.environment.items() if name not in hidden}
     if "SLURM_CPUS_PER_TASK" in found:
@@ -56,7 +56,7 @@ def mark_of(job: EmulatedJob, cluster: str) -> str:
 
 
 def job_variables(job: EmulatedJob, cluster: str) -> dict[str, str]:
-    """What describes the job, the same on all of its nodes."""
+    """Return the variables that describe the job, equal on all its nodes."""
     request, hosts = job.request, compress_hosts(job.node_names)
     variables = {
         "SLURM_CLUSTER_NAME": cluster,
@@ -105,7 +105,7 @@ def node_variables(node: str, cpus: int) -> dict[str, str]:
 
 
 def gpu_variables(gpus: Sequence[int]) -> dict[str, str]:
-    """The GPUs of a node that are the job's, by every maker's name for them."""
+    """Return the variables that list the job's GPUs on a node, one per vendor."""
     if not gpus:
         return {}
     numbers = ",".join(map(str, gpus))
@@ -135,7 +135,7 @@ def step_variables(
     label: bool,
     cpus_per_task: int | None,
 ) -> dict[str, str]:
-    """What is the same for all tasks of a step."""
+    """Return the variables that all tasks of a step share."""
     ntasks, nodes = sum(part.tasks for part in parts), len(parts)
     tasks = compress_counts([part.tasks for part in parts])
     whole = compress_counts([allocation.cpus for allocation in job.allocations])
@@ -165,7 +165,7 @@ def step_variables(
 
 
 def task_variables(part: StepAllocation, node_rank: int, local_rank: int, first_rank: int) -> dict[str, str]:
-    """What is a task's own."""
+    """Return the variables of one task."""
     ranks = range(first_rank, first_rank + part.tasks)
     return {
         **node_variables(part.node, part.cpus),
@@ -177,7 +177,7 @@ def task_variables(part: StepAllocation, node_rank: int, local_rank: int, first_
 
 
 def task_gpu_variables(gpus: Sequence[int], per_task: int, local_rank: int, tasks: int) -> dict[str, str]:
-    """The GPUs that a task sees: all of its step's on the node, or its own share where --gpus-per-task divides them."""
+    """Return the GPUs that a task sees: all GPUs of its step on the node, or its share with --gpus-per-task."""
     if not gpus:
         return {}
     shared = bool(per_task) and tasks > 1
@@ -187,7 +187,7 @@ def task_gpu_variables(gpus: Sequence[int], per_task: int, local_rank: int, task
 
 
 def task_environment(base: Mapping[str, str], *changes: Mapping[str, str], with_gpus: bool) -> dict[str, str]:
-    """The environment of a task: what srun has, without what belongs to the batch script alone, and the changes."""
+    """Return a task's environment: srun's, without the variables of the batch script, and with the changes."""
     hidden = () if with_gpus else HIDDEN_WITHOUT_GPUS
     found = {name: value for name, value in base.items() if name not in hidden}
     for change in changes:

@@ -1,4 +1,4 @@
-"""What the daemon answers the commands: all jobs and nodes as plain tables, and a step's place with its variables."""
+"""The daemon's answers to the commands: jobs and nodes as plain tables, and a step's resources with its variables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def snapshot(controller: SlurmController) -> dict[str, Any]:
-    """Jobs in the order of their submission, and nodes."""
+    """Return the jobs in order of submission, and the nodes."""
     return {
         "cluster": controller.cluster,
         "partition": PARTITION,
@@ -113,7 +113,7 @@ def _nodes(controller: SlurmController) -> list[dict[str, Any]]:
 
 
 def allocation_variables(controller: SlurmController, job: EmulatedJob) -> dict[str, str]:
-    """What an srun outside of a job has to know as if it stood in one."""
+    """Return the variables that let an srun outside a job act as if inside one."""
     return {**job_variables(job, controller.cluster), MARK: mark_of(job, controller.cluster)}
 
 
@@ -127,7 +127,7 @@ def step_answer(
     label: bool,
     cpus: int | None,
 ) -> dict[str, Any]:
-    """Where each task of a step runs and with which variables."""
+    """Return the node and the variables of each task of a step."""
     with_gpus = bool(job.request.gpus_per_node or job.request.gpus_per_task or gpus_per_task)
     tasks, rank = [], 0
     for node_rank, part in enumerate(parts):

@@ -1,6 +1,6 @@
-"""How the commands speak with the daemon: lines of JSON over a loopback connection, with a secret in each request.
+"""Protocol between the commands and the daemon: lines of JSON over a loopback connection, with a secret per request.
 
-TCP and not a Unix socket: the path of a socket may have about 100 bytes, and temporary folders of a Mac are longer.
+It uses TCP, not a Unix socket, whose path may have about 100 bytes: temporary folders of macOS have longer paths.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DAEMON = "the answer of the emulator's daemon"
 
 
 class _Refused(Typed, frozen=True):
-    """What an answer says if there is none."""
+    """The error fields of an answer; `error` is None if the request succeeded."""
 
     error: str | None = None
     code: int = 1
@@ -31,14 +31,14 @@ class _Refused(Typed, frozen=True):
 
 @dataclass(frozen=True)
 class Client:
-    """Where a daemon listens."""
+    """Address of a daemon."""
 
     port: int
     token: str
     folder: Path
 
     def open(self, act: str, **fields: Any) -> Conversation:
-        """Send a request and leave the connection open, for several answers."""
+        """Send a request and keep the connection open for several answers."""
         try:
             connection = socket.create_connection(("127.0.0.1", self.port), timeout=20)
         except OSError as error:
@@ -52,7 +52,7 @@ class Client:
         return conversation
 
     def ask(self, act: str, **fields: Any) -> dict[str, Any]:
-        """One request, one answer. Raises SlurmRefusal with the daemon's words."""
+        """Send a request and return its only answer. Raises SlurmRefusal with the daemon's message."""
         conversation = self.open(act, **fields)
         if act != "wait":
             conversation.connection.settimeout(_ANSWER_S)
@@ -73,12 +73,12 @@ class Conversation:
         self.connection.sendall((json.dumps(fields) + "\n").encode())
 
     def hear(self) -> dict[str, Any]:
-        """The next answer. Raises SlurmRefusal if it is an error, or if the daemon is gone."""
+        """Return the next answer. Raises SlurmRefusal if it is an error or the daemon has ended."""
         try:
             line = self.answers.readline()
         except TimeoutError:
             raise SlurmRefusal(
-                f"Unable to contact slurm controller: the emulator's daemon does not answer within {_ANSWER_S:.0f} s",
+                f"Unable to contact slurm controller: the emulator's daemon did not answer within {_ANSWER_S:.0f} s",
                 hint="frog slurm down, then frog slurm up --emulator",
             ) from None
         except OSError:
@@ -97,9 +97,9 @@ class Conversation:
 
 
 def read_client(folder: Path) -> Client:
-    """The daemon of a folder. Raises SlurmRefusal if there is none."""
+    """Return the daemon of a folder. Raises SlurmRefusal if there is none."""
     try:
         found = read_cluster_file(folder, EmulatorFile, SlurmRefusal)
     except FileNotFoundError:
-        raise SlurmRefusal(f"{folder}: no emulator of Slurm is up there", "frog slurm up --emulator") from None
+        raise SlurmRefusal(f"{folder}: no Slurm emulator is running", "frog slurm up --emulator") from None
     return Client(found.port, found.token, folder)

@@ -1,1 +1,1 @@
-"""Pods: manifests read, and run as local processes."""
+"""Pods: reads manifests and runs their pods as local processes."""

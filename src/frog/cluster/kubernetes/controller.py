@@ -1,7 +1,7 @@
-"""The Job controller, the kubelet and the name server of a cluster that is one machine.
+"""The Job controller, the kubelet and the name server of a cluster on one machine.
 
 `python -m frog.cluster.kubernetes.controller SCRATCH EXTRA...` runs the pods of SCRATCH/manifest.yaml to the end of its
-Job, in namespaces that go with it: whatever ends this process ends all pods.
+Job, in namespaces of its own: the system ends all pods when this process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from frog.core.schema import Typed, write_typed
 
 _TICK_S = 0.02
 _DNS_DELAY_S = 2.0
-"""From when a pod is seen to run until others can look its name up: the time that a cluster takes to find out."""
+"""Delay between the start of a pod and the moment when other pods can look its name up, as in a real cluster."""
 
 _BACK_OFF_S = 1.0
 _LONGEST_BACK_OFF_S = 30.0
-BACK_OFF_TEXT = "the next try comes after 1 s, 2 s, 4 s, … (a cluster: 10 s, 20 s, …)"
+BACK_OFF_TEXT = "the retry delay is 1 s, 2 s, 4 s, … (on a real cluster: 10 s, 20 s, …)"
 MANIFEST, OUTCOME = "manifest.yaml", "outcome.json"
-"""Names in the scratch folder: what to run, and what came of it."""
+"""Names in the scratch folder: the manifest to run, and its outcome."""
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -40,22 +40,22 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class Outcome(Typed, frozen=True):
     """outcome.json"""
 
-    KIND: ClassVar[str] = "what came of a Job"
+    KIND: ClassVar[str] = "the outcome of a Job"
 
     entered: bool
-    """Whether this system lets one make namespaces."""
+    """True if this system allows the user to create namespaces."""
     reason: tuple[str, str] | None = None
-    """Why the Job failed: Kubernetes' word, and what happened."""
+    """Reason why the Job failed: Kubernetes' term, and a description."""
     error: str | None = None
 
 
 @dataclass
 class _Completion:
-    """One index of the Job: the pod that runs in it now, or when the next try comes, or that it is done."""
+    """One index of the Job: its running pod, or the time of its next attempt, or its completion."""
 
     pod: Pod | None = None
     resting: Pod | None = None
-    """A pod that failed, whose container starts again in the next try; else that makes a new pod."""
+    """The failed pod whose container the next attempt restarts; None if the next attempt creates a new pod."""
     next_at: float = 0.0
     done: bool = False
 
@@ -68,7 +68,7 @@ class JobController:
         self.completions = [_Completion() for _ in range(self.job.completions)]
         self.failures = 0
         self.reason: tuple[str, str] | None = None
-        """Why the Job failed: Kubernetes' word for it, and what happened."""
+        """Reason why the Job failed: Kubernetes' term, and a description."""
         self.signals: list[int] = []
         self._num_pods = 0
         self._start_at = time.monotonic()
@@ -112,25 +112,25 @@ class JobController:
         self._publish_names()
 
     def _start_pods(self) -> None:
-        """As many as may run at once, the lowest indexes first."""
+        """Start pods up to the Job's parallelism, lowest indexes first."""
         running = sum(completion.pod is not None for completion in self.completions)
         for index, completion in enumerate(self.completions):
             if running >= self.job.parallelism or completion.done or completion.pod is not None:
                 continue
-            running += 1  # also while its next pod waits: it keeps its place
+            running += 1  # an index counts against parallelism while its next pod waits
             if time.monotonic() < completion.next_at:
                 continue
             if completion.resting is not None:
                 completion.pod, completion.resting = completion.resting, None
                 completion.pod.start_again()
-                _say(f"pod {completion.pod.name} started again")
+                _say(f"pod {completion.pod.name} restarted")
             else:
                 self._num_pods += 1
                 completion.pod = Pod(self.manifest, index, self._num_pods, self.scratch, self._gpus(index))
                 _say(f"pod {completion.pod.name} started: {completion.pod.address}")
 
     def _gpus(self, index: int) -> str | None:
-        """Which GPUs a pod sees: its own, or none if this machine has not enough for all pods that run at once."""
+        """GPUs that a pod sees: its own, or none if this machine has too few for all pods that run in parallel."""
         wanted = self.job.template.container.gpus
         return visible_gpus(wanted, index % self.job.parallelism, self.job.parallelism, count_gpus())
 
@@ -155,25 +155,25 @@ class JobController:
             self._remove(pod)
 
     def _judge(self, how: str, code: int) -> bool:
-        """Apply the Job's rules to a failure; return whether there will be another try."""
+        """Apply the Job's rules to a failure; return True if another attempt follows."""
         action = next((rule.action for rule in self.job.rules if rule.matches(code)), "Count")
         if action == "FailJob":
-            self.reason = ("PodFailurePolicy", f"{how}, which a rule answers with FailJob")
+            self.reason = ("PodFailurePolicy", f"{how}, for which a rule says FailJob")
         elif action == "Ignore":
-            _say(f"{how}; it does not count")
+            _say(f"{how}; this failure does not count")
         else:
             self.failures += 1
-            _say(f"{how}; failure {self.failures}, of which the Job's backoffLimit allows {self.job.backoff_limit}")
+            _say(f"{how}; failure {self.failures}, the Job's backoffLimit allows {self.job.backoff_limit}")
             if self.failures > self.job.backoff_limit:
                 self.reason = ("BackoffLimitExceeded", how)
         return self.reason is None
 
     def _remove(self, pod: Pod) -> None:
-        """Remove the pod's volumes; its log and its spec stay, to explain what happened."""
+        """Remove the pod's volumes; keep its log and its spec, which explain what happened."""
         shutil.rmtree(pod.folder / "volumes", ignore_errors=True)
 
     def _publish_names(self) -> None:
-        """Give a name to every pod that a headless Service of its subdomain selects, once its time has come."""
+        """Publish the name of every pod that a headless Service of its subdomain selects, after the delay."""
         service = self.manifest.services.get(self.job.template.subdomain or "")
         addresses = {}
         for completion in self.completions:
@@ -189,7 +189,7 @@ class JobController:
 
 
 def visible_gpus(per_pod: int, index: int, num_pods: int, available: int) -> str | None:
-    """CUDA_VISIBLE_DEVICES of a pod; None leaves it alone, where neither the pod nor the machine has any."""
+    """CUDA_VISIBLE_DEVICES of a pod; None to leave it unset, if neither the pod nor the machine has GPUs."""
     if per_pod == 0 and available == 0:
         return None
     if per_pod * num_pods > available:
@@ -198,7 +198,7 @@ def visible_gpus(per_pod: int, index: int, num_pods: int, available: int) -> str
 
 
 def count_gpus() -> int:
-    """NVIDIA GPUs of this machine."""
+    """Number of NVIDIA GPUs of this machine."""
     return sum(1 for path in Path("/dev").glob("nvidia[0-9]*") if path.name.removeprefix("nvidia").isdigit())
 
 
@@ -207,12 +207,12 @@ def _say(line: str) -> None:
 
 
 def _enter_cluster() -> int | None:
-    """Make the cluster's namespaces; go on in a child of which the return value is None. Return its exit code.
+    """Create the cluster's namespaces and fork: return None in the child, and the child's exit code in the parent.
 
     Process 1 of the cluster does nothing but reap orphaned processes: until that is done, the system does not let
     their pods end.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until there is someone to pass them on to
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # until a child exists that can receive them
     namespaces.die_with_parent()
     namespaces.unshare_as(namespaces.PROCESSES | namespaces.NETWORK, 0, 0)
     if first := os.fork():
@@ -244,7 +244,7 @@ def _forward_and_reap(child: int) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run SCRATCH/manifest.yaml; write what came of it to SCRATCH/outcome.json."""
+    """Run SCRATCH/manifest.yaml; write the outcome to SCRATCH/outcome.json."""
     scratch, extra = Path(arguments[0]), arguments[1:]
     entered, reason, error_text = False, None, None
     try:

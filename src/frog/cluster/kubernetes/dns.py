@@ -1,4 +1,4 @@
-"""A cluster's name server, as far as pods ask it: the addresses of names in one zone, over UDP (RFC 1035)."""
+"""A cluster's name server, limited to what pods need: addresses of names in one zone, over UDP (RFC 1035)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HEADER = struct.Struct("!6H")
 
 
 class NameServer:
-    """Answers for the names that `addresses` has at the moment of the question."""
+    """Answers queries from the current content of `addresses`."""
 
     def __init__(self, address: str) -> None:
         self.addresses: dict[str, str] = {}
@@ -22,7 +22,7 @@ class NameServer:
         self._socket.setblocking(False)
 
     def serve(self) -> None:
-        """Answer every question that waits."""
+        """Answer every pending query."""
         while True:
             try:
                 question, sender = self._socket.recvfrom(512)
@@ -36,9 +36,9 @@ class NameServer:
 
 
 def answer(question: bytes, addresses: dict[str, str]) -> bytes | None:
-    """The reply to one message: the address, no data for other types of a known name, or "no such name".
+    """Return the reply to one message: the address, no data for other types of a known name, or "no such name".
 
-    None for what is no question.
+    Returns None if the message is not a query.
     """
     try:
         number, flags, count, *_ = _HEADER.unpack_from(question)
@@ -63,7 +63,7 @@ def answer(question: bytes, addresses: dict[str, str]) -> bytes | None:
 
 
 def _read_name(message: bytes, at: int) -> tuple[str, int]:
-    """The name at `at`, in lower case, and where what follows it begins."""
+    """Return the name at offset `at`, in lower case, and the offset after it."""
     labels = []
     while length := message[at]:
         labels.append(message[at + 1 : at + 1 + length].decode("ascii").lower())

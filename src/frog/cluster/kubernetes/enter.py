@@ -1,8 +1,8 @@
 """Start a command in namespaces: `python -m frog.cluster.kubernetes.enter start SPEC.json`, or `join PID COMMAND...`.
 
-`start` makes a pod: the command is process 1 of its own, sees the files that the spec puts together, and has no rights
-beyond those of the user who started it all. `join` runs a command in a pod that is there: a probe. Both end as the
-command does.
+`start` creates a pod: the command is process 1 of its PID namespace, sees the files that the spec describes, and has no
+rights beyond those of the user who started the cluster. `join` runs a command in an existing pod, such as a probe. Both
+end with the exit code of the command.
 """
 
 from __future__ import annotations
@@ -25,36 +25,36 @@ from frog.core.exitcodes import shell_code, signal_code
 from frog.core.schema import read_typed
 
 _NOT_STARTED = 128
-"""What a container runtime says of a command that it can't start."""
+"""Exit codes of a container runtime for a command that it cannot start."""
 
 
 @dataclass(frozen=True)
 class PodSpec:
-    """What one pod is made of, with all names resolved."""
+    """Description of one pod, with all names resolved."""
 
     host: str
     uid: int
     gid: int
     root: str
-    """An empty folder, over which the pod's files are put together; others do not see it."""
+    """An empty folder on which the pod's files are mounted; other processes do not see these mounts."""
     folder: str
     command: list[str]
     env: dict[str, str]
     mounts: list[Mount]
     pid_file: str
-    """The file that the pid of the command is written to."""
+    """File that receives the pid of the command."""
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)))
 
     @classmethod
     def read(cls, path: Path) -> PodSpec:
-        """What `write` wrote. Raises LaunchError if the file is none of it."""
+        """Read a file written by `write`. Raises LaunchError if the file is invalid."""
         return read_typed(path, cls, error=LaunchError)
 
 
 def start(spec: PodSpec) -> int:
-    """Make the pod, wait for its end, return the exit code of its command."""
+    """Create the pod, wait for its end, return the exit code of its command."""
     namespaces.die_with_parent()
     namespaces.unshare_as(namespaces.HOST_NAME | namespaces.SHARED_MEMORY | namespaces.PROCESSES, spec.uid, spec.gid)
 
@@ -85,7 +85,7 @@ def join(pid: int, command: Sequence[str], env: dict[str, str], folder: str) -> 
 
 def _execute(command: Sequence[str], env: dict[str, str]) -> NoReturn:
     namespaces.give_up_privileges()
-    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):  # Python ignores or takes these
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):  # Python ignores or handles these
         signal.signal(number, signal.SIG_DFL)
     try:
         os.execvpe(command[0], list(command), env)
@@ -96,13 +96,13 @@ def _execute(command: Sequence[str], env: dict[str, str]) -> NoReturn:
 
 def _in_child(become: Callable[[], NoReturn], pid_file: Path | None) -> int:
     """Fork; the child becomes the command. Pass SIGTERM on to it; return its exit code, 128 + n after signal n."""
-    early = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until there is a handler that passes it on
+    early = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until a handler exists that forwards it
     child = os.fork()
     if child == 0:
         try:
             signal.signal(
                 signal.SIGTERM, lambda number, frame: os._exit(signal_code(number))
-            )  # until the command is there
+            )  # until the command exists
             signal.pthread_sigmask(signal.SIG_SETMASK, early)
             become()
         except BaseException:

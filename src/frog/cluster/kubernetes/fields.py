@@ -1,4 +1,4 @@
-"""Reading a manifest strictly: what is not taken is a mistake, and all mistakes are reported at once."""
+"""Strict reader of a manifest: every key that no code reads is a mistake, and one error lists all mistakes."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _UNITS = {"": 1, "m": 0.001, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P
 }
 
 _MOST_UNKNOWN = 1000
-"""Of an object's unknown keys so many are told, since each is looked up."""
+"""Number of an object's unknown keys to report; each needs a search for a similar key."""
 
 
 class ManifestError(UsageError):
-    """A manifest says something that Kubernetes would refuse, or that can't be done on one machine."""
+    """A manifest has a value that Kubernetes would refuse, or that one machine cannot provide."""
 
 
 class Fields:
-    """One object of a manifest. Each key is taken once; `done` complains about the rest."""
+    """One object of a manifest. Each key is read once; `done` reports the remaining keys."""
 
     def __init__(self, value: Any, where: str, problems: list[str]) -> None:
         self.where, self.problems = where, problems
@@ -44,14 +44,14 @@ class Fields:
     def text(self, key: str, default: str | None = None, *, choices: Sequence[str] = ()) -> str:
         value = self._take(key, str, default)
         if choices and value is not None and value not in choices:
-            self.problem(f"{value!r}: here only {' or '.join(choices)}", key)
+            self.problem(f"{value!r}: Frog supports only {' or '.join(choices)}", key)
         return value or ""
 
     def name(self, key: str) -> str:
-        """What an object is called. Here it becomes a part of paths."""
+        """Return the name of an object, which becomes part of paths."""
         value = self._take(key, str, None)
         if value is not None and not is_object_name(value):
-            self.problem(f"{value!r}: not a name that Kubernetes takes", key)
+            self.problem(f"{value!r}: not a valid Kubernetes name", key)
         return value or ""
 
     def optional_text(self, key: str) -> str | None:
@@ -77,29 +77,29 @@ class Fields:
         values = self._take(key, list, []) or []
         for number, value in enumerate(values):
             if not isinstance(value, str):
-                self.problem(f"must be a text, is {_describe(value)}", f"{key}[{number}]")
+                self.problem(f"must be a string, is {_describe(value)}", f"{key}[{number}]")
         return [value for value in values if isinstance(value, str)]
 
     def numbers(self, key: str) -> list[int]:
         values = self._take(key, list, None) or []
         for number, value in enumerate(values):
             if type(value) is not int:
-                self.problem(f"must be a whole number, is {_describe(value)}", f"{key}[{number}]")
+                self.problem(f"must be an integer, is {_describe(value)}", f"{key}[{number}]")
         return [value for value in values if type(value) is int]
 
     def text_map(self, key: str) -> dict[str, str]:
         values = self._take(key, dict, {}) or {}
         for name, value in values.items():
             if not isinstance(value, str):
-                self.problem(f"must be a text, is {_describe(value)}", f"{key}.{name}")
+                self.problem(f"must be a string, is {_describe(value)}", f"{key}.{name}")
         return {str(name): value for name, value in values.items() if isinstance(value, str)}
 
     def quantity(self, key: str) -> int | None:
-        """An amount like 2Gi, in units of one."""
+        """Return a quantity such as 2Gi, in units of one."""
         value = self._take(key, (str, int, float), None, required=False)
         match = re.fullmatch(r"(\d+(?:\.\d+)?)([a-zA-Z]*)", str(value)) if value is not None else None
         if value is not None and (match is None or match[2] not in _UNITS):
-            self.problem(f"{value!r}: not an amount", key)
+            self.problem(f"{value!r}: not a quantity", key)
         return int(float(match[1]) * _UNITS[match[2]]) if match is not None and match[2] in _UNITS else None
 
     def object(self, key: str) -> Fields:
@@ -110,15 +110,15 @@ class Fields:
             yield Fields(value, f"{self.at(key)}[{number}]", self.problems)
 
     def without_effect(self, *keys: str) -> list[str]:
-        """Take what changes nothing on one machine; return those that are there."""
+        """Accept keys that have no effect on one machine; return those that are present."""
         self._known += keys
         return [key for key in keys if self._left.pop(key, None) is not None]
 
     def done(self) -> None:
-        """Nothing else may be here."""
+        """Report every key that was not read."""
         for key in list(self._left)[:_MOST_UNKNOWN]:
             near = nearest(str(key), self._known)
-            what = f"unknown; did you mean {near}?" if near else "not known, or can't be done on one machine"
+            what = f"unknown; did you mean {near}?" if near else "unknown, or not supported on one machine"
             self.problem(what, str(key))
 
     def _take(self, key: str, kind: Any, default: Any, *, required: bool = True) -> Any:
@@ -130,7 +130,7 @@ class Fields:
             return default
         kinds = kind if isinstance(kind, tuple) else (kind,)
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            words = {str: "a text", int: "a whole number", bool: "true or false", list: "a list", dict: "an object"}
+            words = {str: "a string", int: "an integer", bool: "true or false", list: "a list", dict: "an object"}
             self.problem(f"must be {words[kinds[0]]}, is {_describe(value)}", key)
             return default
         return value
@@ -141,7 +141,7 @@ def _describe(value: Any) -> str:
         bool: "true or false",
         int: "a number",
         float: "a number",
-        str: "a text",
+        str: "a string",
         list: "a list",
         dict: "an object",
     }

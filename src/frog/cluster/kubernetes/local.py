@@ -1,4 +1,4 @@
-"""`frog run --from FILE`: a Job's pods as processes of this machine, to try a manifest before it is shipped."""
+"""`frog run --from FILE`: runs a Job's pods as processes of this machine, to try a manifest before using a cluster."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def run_manifest(path: Path, *, extra: Sequence[str] = ()) -> int:
 
     `extra` words are added to the container's arguments.
 
-    Raises:  ManifestError with every mistake of the file; UsageError where there can be no pods; LaunchError if the Job
-    fails.
+    Raises:  ManifestError with every mistake of the file; UsageError if this machine cannot run pods; LaunchError if
+    the Job fails.
     """
     if not sys.platform.startswith("linux"):
         raise UsageError(
-            f"pods on this machine need Linux's namespaces, and this is {sys.platform}",
-            "run it in a virtual machine or a container of Linux; `frog run --nodes 2x4` works here",
+            f"pods on this machine need Linux namespaces, but this is {sys.platform}",
+            "run it in a Linux virtual machine or container; `frog run --nodes 2x4` works here",
         )
     manifest = read_manifest(path, extra)
     check_volumes(manifest)
     at_once = min(manifest.job.completions, manifest.job.parallelism)
-    check_memory(at_once * PROCESS_BYTES, f"{path}: {at_once} pods at once", "lower spec.parallelism")
+    check_memory(at_once * PROCESS_BYTES, f"{path}: {at_once} pods in parallel", "lower spec.parallelism")
     print(_summary(path, manifest), file=sys.stderr, flush=True)
     with scratch_folder("frog-pods-") as scratch:
         (scratch / MANIFEST).write_text(manifest.text)
@@ -45,7 +45,7 @@ def run_manifest(path: Path, *, extra: Sequence[str] = ()) -> int:
 
 
 def check_volumes(manifest: Manifest) -> None:
-    """Raise UsageError if a volume with files of its own lies over this machine's Python."""
+    """Raise UsageError if a volume's mount hides this machine's Python."""
     template = manifest.job.template
     for mount in template.container.mounts:
         volume, hidden = template.volumes[mount.volume], hidden_by(mount.path)
@@ -63,7 +63,7 @@ def _run(extra: Sequence[str], manifest: Manifest, scratch: Path) -> int:
         with _pass_signals_on(process) as received:
             code = process.wait()
     finally:
-        process.kill()  # and with it all pods; nothing if it has ended
+        process.kill()  # this also kills all pods; no effect if it has ended
         process.wait()
     if received:
         return signal_code(received[0])
@@ -75,32 +75,32 @@ def _run(extra: Sequence[str], manifest: Manifest, scratch: Path) -> int:
         raise UsageError(*_refusal(outcome.entered, outcome.error))
     if outcome.reason is not None:
         word, what = outcome.reason
-        raise LaunchError(f"Job {manifest.job.name} failed ({word}): {what}", "what its pods said is above")
+        raise LaunchError(f"Job {manifest.job.name} failed ({word}): {what}", "see the output of its pods above")
     print(f"Job {manifest.job.name} is complete", file=sys.stderr, flush=True)
     return 0
 
 
 def _refusal(entered: bool, error: str) -> tuple[str, str]:
     if entered:
-        return f"the local cluster: {error}", "is another program in the way?"
+        return f"the local cluster: {error}", "check whether another program uses that address"
     return (
-        f"this system does not let you make namespaces, which pods on one machine need: {error}",
-        "containers and some distributions forbid it (kernel.unprivileged_userns_clone, AppArmor); run it outside of "
-        "the container, or as root. `frog run --nodes 2x4` needs none",
+        f"this system does not allow you to create namespaces, which pods on one machine need: {error}",
+        "containers and some distributions forbid it (kernel.unprivileged_userns_clone, AppArmor); run it outside "
+        "the container, or as root. `frog run --nodes 2x4` does not need them",
     )
 
 
 @contextmanager
 def _pass_signals_on(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
-    """While inside, SIGINT and SIGTERM stop the pods; a second one kills them. Yields those seen."""
+    """Stop the pods on SIGINT or SIGTERM while inside; a second signal kills them. Yields the received signals."""
     received: list[int] = []
-    kinds = iter([signal.SIGTERM])  # `next` cannot be interrupted: of two signals at once only one is the first
+    kinds = iter([signal.SIGTERM])  # a signal cannot interrupt `next`, so only one counts as first
 
     def forward(number: int, frame: FrameType | None) -> None:
         kind = next(kinds, signal.SIGINT)
         received.append(number)
         if process.poll() is None:
-            process.send_signal(kind)  # two of one kind that come at once would be one to the system
+            process.send_signal(kind)  # the system would merge two simultaneous signals of one kind
 
     before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -111,9 +111,9 @@ def _pass_signals_on(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
 
 
 def _summary(path: Path, manifest: Manifest) -> str:
-    """What is about to run, and what is different here."""
+    """Return a summary of what will run, and of the differences from a real cluster."""
     job, template = manifest.job, manifest.job.template
-    lines = [f"{path}: Job {job.name}, {job.completions} pods of one container, {job.parallelism} at once"]
+    lines = [f"{path}: Job {job.name}, {job.completions} pods of one container, {job.parallelism} in parallel"]
     lines += [
         f"  claim {volume.claim}: the folder {Path(manifest.claim(volume.claim).folder).resolve()}"
         for volume in template.volumes.values()
@@ -126,5 +126,5 @@ def _summary(path: Path, manifest: Manifest) -> str:
         lines.append(f"  nvidia.com/gpu: {template.container.gpus} for each pod; this machine has {has}: {what}")
     lines += [f"  {note}" for note in manifest.notes]
     lines.append(f"  after a failure {BACK_OFF_TEXT}")
-    lines.append("  the pods have a network of their own, without a way out")
+    lines.append("  the pods share an isolated network without internet access")
     return "\n".join(lines)

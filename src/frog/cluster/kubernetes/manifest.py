@@ -1,6 +1,6 @@
-"""A Job with what belongs to it, as read from a file: the part of Kubernetes that can be done on one machine.
+"""A Job and its related objects, read from a file: the part of Kubernetes that one machine can provide.
 
-What would change what happens and can't be done here is refused; what changes nothing here is listed in `notes`.
+Frog refuses an unsupported field if it would change the result, and lists it in `notes` if it has no effect here.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from frog.core.schema import read_bounded, shortened
 
 _RULE_ACTIONS = ("FailJob", "Ignore", "Count")
 _MOST_BYTES, _MOST_SHOWN = 4 << 20, 50
-"""Of a manifest, and of the mistakes in it that are listed. An object of Kubernetes has 1.5 MiB at most."""
+"""Largest size of a manifest, and largest number of listed mistakes. Kubernetes limits an object to 1.5 MiB."""
 
 _MOST_PODS = 100_000
-"""Of an indexed Job, as Kubernetes has it."""
+"""Kubernetes' limits for an indexed Job."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule of a podFailurePolicy. Without exit codes it is about disruptions, which there are none of here."""
+    """One rule of a podFailurePolicy. Without exit codes it applies to disruptions, which do not occur here."""
 
     action: str
     codes: tuple[int, ...] | None
     inside: bool = True
-    """Whether the exit code must be among the codes, or must not."""
+    """True if the exit code must be one of `codes`, False if it must not."""
 
     def matches(self, exit_code: int) -> bool:
         return self.codes is not None and (exit_code in self.codes) == self.inside
@@ -51,7 +51,7 @@ class KubernetesJob:
 
 @dataclass(frozen=True)
 class Service:
-    """A headless one: names for pods."""
+    """A headless Service, which gives pods their names."""
 
     name: str
     selector: Mapping[str, str]
@@ -65,7 +65,7 @@ class Service:
 class Claim:
     name: str
     folder: str
-    """Where it is on this machine."""
+    """Its folder on this machine."""
 
 
 @dataclass
@@ -73,21 +73,21 @@ class Manifest:
     """All objects of a file."""
 
     namespaces: dict[str, str] = field(default_factory=dict)
-    """Of each object, by its kind and name."""
+    """Namespace of each object, by kind and name."""
     jobs: list[KubernetesJob] = field(default_factory=list)
     services: dict[str, Service] = field(default_factory=dict)
     config_maps: dict[str, Mapping[str, str]] = field(default_factory=dict)
     claims: dict[str, Claim] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     text: str = ""
-    """The file, as it was read: it may be a pipe, which can be read but once."""
+    """Content of the file, which may be a pipe and thus readable only once."""
 
     @property
     def job(self) -> KubernetesJob:
         return self.jobs[0]
 
     def claim(self, name: str) -> Claim:
-        """A claim that the manifest makes, or one that it takes for granted."""
+        """Return a claim that the manifest creates, or one that it expects to exist."""
         return self.claims.get(name, Claim(name, f"volumes/{name}"))
 
 
@@ -121,7 +121,7 @@ def read_manifest(path: Path, extra: Sequence[str] = ()) -> Manifest:
 
 
 def parse_manifest(documents: Sequence[Any], problems: list[str], extra: Sequence[str] = ()) -> Manifest:
-    """The objects of a file; what is wrong with them is added to `problems`."""
+    """Read the objects of a file; add their mistakes to `problems`."""
     manifest = Manifest()
     for document in documents:
         kind = str(document.get("kind")) if isinstance(document, dict) else "document"
@@ -130,13 +130,13 @@ def parse_manifest(documents: Sequence[Any], problems: list[str], extra: Sequenc
         top.text("kind")
         readers = {"Job": "batch/v1", "Service": "v1", "ConfigMap": "v1", "PersistentVolumeClaim": "v1"}
         if kind == "TrainJob":
-            top.problem("Kubeflow's controller makes its pods, and there is none here; render it with --kind job")
+            top.problem("only Kubeflow's controller can create its pods; render the run with --kind job")
             continue
         if kind not in readers:
-            top.problem(f"this kind can't be done on one machine; those that can: {', '.join(readers)}")
+            top.problem(f"this kind is not supported on one machine; supported kinds: {', '.join(readers)}")
             continue
         if version != readers[kind]:
-            top.problem(f"{version!r}: a {kind} is of {readers[kind]}", "apiVersion")
+            top.problem(f"{version!r}: a {kind} has the version {readers[kind]}", "apiVersion")
         meta = _read_metadata(top)
         manifest.namespaces[f"{kind} {meta.name}"] = meta.namespace
         {
@@ -149,7 +149,7 @@ def parse_manifest(documents: Sequence[Any], problems: list[str], extra: Sequenc
     if len(manifest.jobs) == 1:
         manifest.job.template.container.args.extend(extra)
     elif not problems:
-        problems.append(f"{len(manifest.jobs)} Jobs; there must be one")
+        problems.append(f"{len(manifest.jobs)} Jobs; must be exactly one")
     return manifest
 
 
@@ -223,7 +223,7 @@ def _read_config_map(top: Fields, meta: _Metadata, manifest: Manifest) -> None:
     manifest.config_maps[meta.name] = files = top.text_map("data")
     for key in files:
         if not is_key(key):
-            top.problem(f"{key!r}: not a key that Kubernetes takes", "data")
+            top.problem(f"{key!r}: not a valid key in Kubernetes", "data")
     top.without_effect("immutable")
 
 
@@ -234,10 +234,10 @@ def _read_claim(top: Fields, meta: _Metadata, manifest: Manifest) -> None:
 
 
 def _check_together(manifest: Manifest, problems: list[str]) -> None:
-    """What each object says about the others."""
+    """Report references between objects that do not match."""
     template = manifest.job.template
     problems += [
-        f"{what}: is in the namespace {namespace}, the Job in {manifest.job.namespace}: they do not see each other"
+        f"{what}: is in the namespace {namespace}, but the Job is in {manifest.job.namespace} and cannot use it"
         for what, namespace in manifest.namespaces.items()
         if namespace != manifest.job.namespace
     ]

@@ -1,8 +1,8 @@
-"""What runs in a pod: `python -m frog.cluster.kubernetes.pod torchrun WORDS...`.
+"""The main program of a pod: `python -m frog.cluster.kubernetes.pod torchrun ARGUMENTS...`.
 
-It waits until the host name of the rendezvous can be looked up, starts torchrun with those words, passes SIGTERM on,
-and ends with an exit code that the Job's rules can tell apart: 2 for a mistake of the user's, which no new pod repairs;
-128 + n after signal n; else that of the rank that failed first. As a pod's process 1 it must hear signals itself.
+It waits until the host name of the rendezvous resolves, starts torchrun with those arguments and forwards SIGTERM.
+The Job's rules can distinguish its exit codes: 2 for a user's mistake, which a new pod cannot correct; 128 + n after
+signal n; otherwise that of the rank that failed first. As process 1 of the pod it must handle signals itself.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _POLL_S = 0.5
 def main(arguments: Sequence[str]) -> int:
     """Run the pod's world; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m frog.cluster.kubernetes.pod", description="Run torchrun in a pod.")
-    parser.add_argument("--in", dest="folder", metavar="FOLDER", help="where to run")
-    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="torchrun WORDS", help="what torchrun takes")
+    parser.add_argument("--in", dest="folder", metavar="FOLDER", help="working folder")
+    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="torchrun ARGUMENTS", help="the command")
     args = parser.parse_args(arguments)
     try:
         if args.words[:1] != ["torchrun"]:
@@ -46,7 +46,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 class _Pod:
-    """torchrun, and the signal to stop that a pod's process 1 gets."""
+    """Runs torchrun, and handles the stop signal that a pod's process 1 receives."""
 
     def __init__(self) -> None:
         self._agent: subprocess.Popen[bytes] | None = None
@@ -71,7 +71,7 @@ class _Pod:
             self._agent = subprocess.Popen(
                 [sys.executable, "-u", "-m", "frog.launch.torchrun.agent", str(reports), *words]
             )
-            if self._stop is not None:  # asked in between
+            if self._stop is not None:  # a stop was requested in between
                 self._agent.send_signal(signal.SIGTERM)
             code = self._agent.wait()
             failures = last_failures(reports)
@@ -80,7 +80,7 @@ class _Pod:
         return exit_code(code, failures)
 
     def _wait_for(self, name: str) -> bool:
-        """Wait until `name` can be looked up; False if the pod is to stop.
+        """Wait until `name` resolves; return False if the pod must stop.
 
         Raises:  CommError at the deadline.
         """
@@ -89,23 +89,23 @@ class _Pod:
             with contextlib.suppress(OSError):
                 address = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0]
                 if reported:
-                    print(f"{name} is {address}, after {time.monotonic() - start:.1f} s", flush=True)
+                    print(f"{name} resolved to {address} after {time.monotonic() - start:.1f} s", flush=True)
                 return True
             if not reported:
                 print(f"waiting for the name {name}", flush=True)
                 reported = True
             if time.monotonic() - start > _NAME_TIMEOUT_S:
                 raise CommError(
-                    f"{name}: no such name, after {_NAME_TIMEOUT_S:.0f} s",
-                    "is there a headless Service of the pod's subdomain, whose selector matches the pod's labels, and "
-                    "which has publishNotReadyAddresses?",
+                    f"{name}: the name did not resolve within {_NAME_TIMEOUT_S:.0f} s",
+                    "check that the pod's subdomain has a headless Service which selects the pod's labels and sets "
+                    "publishNotReadyAddresses",
                 )
             time.sleep(_POLL_S)
         return False
 
 
 def rendezvous_host(words: Sequence[str]) -> str | None:
-    """The host of torchrun's rendezvous: its --master-addr, else what Kubeflow's runtime says."""
+    """Return the host of torchrun's rendezvous: its --master-addr, otherwise the one set by Kubeflow's runtime."""
     for option in ("--master-addr", "--master_addr"):
         for word, following in zip(words, [*words[1:], ""], strict=True):
             if word.startswith(f"{option}="):
@@ -116,7 +116,7 @@ def rendezvous_host(words: Sequence[str]) -> str | None:
 
 
 def exit_code(agent_code: int, failures: Sequence[dict[str, Any]]) -> int:
-    """The pod's exit code, of its agent's and its ranks'."""
+    """Compute the pod's exit code from its agent's exit code and its ranks' failures."""
     if not failures:
         return shell_code(agent_code)
     first = first_failure(failures)

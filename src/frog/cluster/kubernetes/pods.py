@@ -27,24 +27,24 @@ INDEX_KEY = "batch.kubernetes.io/job-completion-index"
 DOMAIN = "svc.cluster.local"
 NAME_SERVER = "127.0.0.10"
 _LETTERS = "bcdfghjklmnpqrstvwxz2456789"
-"""What Kubernetes makes random names of."""
+"""Letters of Kubernetes' random names."""
 
 _REFERENCE = re.compile(r"\$\$|\$\(([A-Za-z_.-][A-Za-z0-9_.-]*)\)")
 _MOST_WORDS = 4096
-"""Bytes of a probe's answer that are reported: the first ones."""
+"""Number of bytes to report from the start of a probe's output."""
 
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def hidden_by(path: str) -> list[str]:
-    """The folders of this machine's Python and of Frog that a volume at `path` hides. Images have them elsewhere."""
+    """Return the folders of this machine's Python and Frog that a volume at `path` hides. Images store them elsewhere."""
     folders = {sys.prefix, sys.base_prefix, str(Path(__file__).parents[3])}
     return sorted(folder for folder in folders if Path(folder).is_relative_to(path))
 
 
 @dataclass
 class ProbeState:
-    """A probe's turns: when it is next asked, how often in a row it failed, and the question under way."""
+    """State of a probe: the time of its next run, its consecutive failures, and its running command."""
 
     probe: Probe
     next_at: float
@@ -53,11 +53,11 @@ class ProbeState:
     words: str = ""
     question: subprocess.Popen[bytes] | None = None
     answer: IO[bytes] | None = None
-    """What it says goes to a file: at the end of a pipe one waits for all that the question has started."""
+    """File for its output: reading a pipe to its end would wait for every process that the probe started."""
     ask_until: float = 0.0
 
     def turn(self, command: Sequence[str]) -> None:
-        """Ask when it is time; take the answer when there is one."""
+        """Start the command when it is due; record its result when it has one."""
         now = time.monotonic()
         if self.question is None:
             if now >= self.next_at:
@@ -81,7 +81,7 @@ class ProbeState:
         return self.failures >= self.probe.failures
 
     def stop(self) -> str:
-        """End the question under way, if there is one; return what it has said."""
+        """End the running command, if any; return its output."""
         if self.question is None or self.answer is None:
             return ""
         self.question.kill()
@@ -93,7 +93,7 @@ class ProbeState:
 
 
 class Pod:
-    """A pod that runs. `number` counts all pods of the cluster: each has an address of its own."""
+    """A running pod. `number` counts all pods of the cluster and determines the pod's unique address."""
 
     def __init__(self, manifest: Manifest, index: int, number: int, scratch: Path, gpus: str | None) -> None:
         self.index, self.manifest, self.template = index, manifest, manifest.job.template
@@ -105,9 +105,9 @@ class Pod:
         self._gpus = gpus
         self._seen_at: float | None = None
         self.asked_at: float | None = None
-        """When it was asked to stop."""
+        """Time of the request to stop."""
         self.why: str | None = None
-        """Why it was asked, if a probe did it."""
+        """Reason for the request, if a probe caused it."""
         self._start()
 
     # ---- starting ----------------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class Pod:
         return mounts
 
     def _folder_of(self, volume: Volume) -> Path:
-        """The folder that a volume is on this machine."""
+        """Return the folder of a volume on this machine."""
         if volume.claim is not None:
             folder = Path(self.manifest.claim(volume.claim).folder).resolve()
             folder.mkdir(parents=True, exist_ok=True)
@@ -193,7 +193,7 @@ class Pod:
 
     @property
     def ready(self) -> bool:
-        """Whether it passed its readiness probe last; without one it is ready as it starts."""
+        """True if its latest readiness probe passed; a pod without one is ready as soon as it starts."""
         if not self._started:
             return False
         state = self._probes.get("readiness")
@@ -205,7 +205,7 @@ class Pod:
         return state is None or state.passed
 
     def read(self) -> None:
-        """Show and keep what it has written."""
+        """Print its output and write it to its log."""
         assert self._process.stdout is not None
         while chunk := self._process.stdout.read(1 << 16):
             *lines, self._part = (self._part + chunk).split(b"\n")
@@ -217,12 +217,12 @@ class Pod:
         self._log.write(f"{line}\n")
 
     def ask(self) -> None:
-        """Put the probes' questions; ask the pod to stop if it fails one."""
+        """Run the probes; ask the pod to stop if it fails one."""
         if self.asked_at is not None or not (pid := self._pid()):
             return
         command = [*_ENTER, "join", pid, str(self.folder / "spec.json")]
         for name, state in self._probes.items():
-            if (name == "startup") == self._started:  # once started, the other two have their turn
+            if (name == "startup") == self._started:  # the other two run once the pod has started
                 continue
             state.turn(command)
             if name != "readiness" and state.failed:
@@ -232,7 +232,7 @@ class Pod:
 
     @property
     def seen_running_s(self) -> float:
-        """Seconds since somebody first looked and found its first process there."""
+        """Seconds since this property first found its first process running."""
         if self._seen_at is None:
             if not self._pid():
                 return 0.0
@@ -245,18 +245,18 @@ class Pod:
         return ""
 
     def stop(self) -> None:
-        """Ask it to stop, as the kubelet does; `enforce` ends it when it takes too long."""
+        """Ask it to stop, as the kubelet does; `enforce` kills it if it takes too long."""
         if self.asked_at is None:
             self.asked_at = time.monotonic()
             self._process.send_signal(signal.SIGTERM)
 
     def enforce(self) -> None:
-        """Kill it when its grace period is over."""
+        """Kill it at the end of its grace period."""
         if self.asked_at is not None and time.monotonic() - self.asked_at > self.template.grace_s:
             self.kill()
 
     def kill(self) -> None:
-        """End it, and all that it has started, at once: with its process 1 go all others."""
+        """Kill it and all its processes: the system kills the others when process 1 ends."""
         if pid := self._pid():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
@@ -264,7 +264,7 @@ class Pod:
             self._process.kill()
 
     def poll(self) -> int | None:
-        """Its exit code, once it has ended."""
+        """Exit code of the pod; None while it runs."""
         code = self._process.poll()
         if code is None:
             return None
@@ -282,7 +282,7 @@ class Pod:
         self._log.close()
 
     def start_again(self) -> None:
-        """Start the container, which has ended, anew in the same pod: same name, same address, same volumes."""
+        """Restart the ended container in the same pod: same name, same address, same volumes."""
         self.asked_at = self.why = None
         self._start()
 
@@ -291,7 +291,7 @@ _ENTER = [sys.executable, "-m", "frog.cluster.kubernetes.enter"]
 
 
 def pod_labels(job: KubernetesJob, index: int) -> dict[str, str]:
-    """A pod's labels: its template's, and those that the Job controller adds."""
+    """Return a pod's labels: its template's, and those that the Job controller adds."""
     return {
         **job.template.labels,
         "batch.kubernetes.io/job-name": job.name,
@@ -301,7 +301,7 @@ def pod_labels(job: KubernetesJob, index: int) -> dict[str, str]:
 
 
 def pod_environment(manifest: Manifest, index: int, name: str, address: str, gpus: str | None) -> dict[str, str]:
-    """A container's environment: what Kubernetes and the image set, then what the manifest says, in order."""
+    """Return a container's environment: variables of Kubernetes and the image, then the manifest's, in order."""
     job = manifest.job
     known = {
         "metadata.name": name,
@@ -333,7 +333,7 @@ def _value(variable: Variable, manifest: Manifest, known: Mapping[str, object], 
 
 
 def expand(text: str, env: Mapping[str, str]) -> str:
-    """Kubernetes' $(NAME) replaced where NAME is known, and $$ by one $."""
+    """Replace Kubernetes' $(NAME) if NAME is known, and $$ by $."""
 
     def replace(match: re.Match[str]) -> str:
         return "$" if match[0] == "$$" else env.get(match[1], match[0])

@@ -1,4 +1,4 @@
-"""A pod's template: what its container runs, sees and is asked."""
+"""A pod's template: its container's command, files and probes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FIELD_OF_MAP = re.compile(r"metadata\.(annotations|labels)\['([^']+)'\]")
 
 @dataclass(frozen=True)
 class Variable:
-    """A variable of the environment: a value, or where it comes from."""
+    """A variable of the environment: a value, or the source of one."""
 
     name: str
     value: str | None = None
@@ -34,12 +34,12 @@ class VolumeMount:
 
 @dataclass(frozen=True)
 class Volume:
-    """One of: a new folder or file system in memory, the files of a ConfigMap, a claim's folder."""
+    """A new folder or file system in memory, the files of a ConfigMap, or a claim's folder."""
 
     name: str
     config_map: str | None = None
     items: Mapping[str, str] = field(default_factory=dict)
-    """Which keys of the ConfigMap, and the names of their files; empty: all."""
+    """Keys of the ConfigMap, and the names of their files; empty for all keys."""
     claim: str | None = None
     in_memory: bool = False
     size_bytes: int | None = None
@@ -47,7 +47,7 @@ class Volume:
 
 @dataclass(frozen=True)
 class Probe:
-    """A command that asks how a pod is, how often, and how often it may fail."""
+    """A command that checks a pod, its interval, and its allowed number of failures."""
 
     command: tuple[str, ...]
     delay_s: int
@@ -94,7 +94,7 @@ def read_template(template: Fields, notes: list[str]) -> PodTemplate:
     security = spec.object("securityContext")
     containers = list(spec.objects("containers"))
     if len(containers) != 1:
-        spec.problem(f"{len(containers)} of them: a pod has one container here", "containers")
+        spec.problem(f"{len(containers)} containers; Frog supports one per pod", "containers")
         containers = containers[:1] or [Fields({}, spec.at("containers[0]"), [])]
     own_security = containers[0].object("securityContext")
     uid = own_security.optional_number("runAsUser")
@@ -115,16 +115,18 @@ def read_template(template: Fields, notes: list[str]) -> PodTemplate:
     )
     for key in ("automountServiceAccountToken", "enableServiceLinks"):
         if spec.flag(key, key != "enableServiceLinks"):
-            notes.append(f"{key}: there is no API server here, so nothing is mounted or set")
+            notes.append(f"{key}: ignored, because this cluster has no API server")
     ignored = ("nodeSelector", "affinity", "tolerations", "topologySpreadConstraints", "priorityClassName")
-    notes += [f"{key}: there is one machine" for key in spec.without_effect(*ignored, "schedulerName")]
+    notes += [
+        f"{key}: ignored, because this cluster is one machine" for key in spec.without_effect(*ignored, "schedulerName")
+    ]
     spec.without_effect("imagePullSecrets", "serviceAccountName")
     spec.done()
     return result
 
 
 def _passed(fields: Fields, key: str, value: int) -> int:
-    """What the container says itself goes before what its pod says."""
+    """Read the security context; the container's own settings override its pod's."""
     fields.without_effect(key)
     return value
 
@@ -133,21 +135,21 @@ def _read_security(pod: Fields, container: Fields, uid: int, notes: list[str]) -
     must_not_be_root = container.flag("runAsNonRoot") or pod.flag("runAsNonRoot")
     pod.without_effect("runAsNonRoot")
     if must_not_be_root and uid == 0:
-        pod.problem("true, but runAsUser is 0 or not given: the kubelet would not start it", "runAsNonRoot")
+        pod.problem("true, but runAsUser is 0 or missing: the kubelet would not start the container", "runAsNonRoot")
     if container.flag("privileged"):
-        container.problem("true: pods have no privileges here", "privileged")
+        container.problem("true: not supported, pods have no privileges here", "privileged")
     if container.flag("allowPrivilegeEscalation", True):
-        notes.append("allowPrivilegeEscalation: no process may gain rights here, whatever it says")
+        notes.append("allowPrivilegeEscalation: always false here")
     if not container.flag("readOnlyRootFilesystem"):
-        notes.append("readOnlyRootFilesystem: the root is read-only here, whatever it says: it is this machine's own")
+        notes.append("readOnlyRootFilesystem: always true here, because the root is this machine's own")
     capabilities = container.object("capabilities")
     if capabilities.texts("add"):
-        capabilities.problem("pods have no capabilities here", "add")
+        capabilities.problem("not supported, pods have no capabilities here", "add")
     if "ALL" not in capabilities.texts("drop"):
-        notes.append("capabilities: a pod has none here, whatever it says")
+        notes.append("capabilities: a pod never has any here")
     capabilities.done()
     if pod.without_effect("seccompProfile") + container.without_effect("seccompProfile"):
-        notes.append("seccompProfile: no system call is filtered here")
+        notes.append("seccompProfile: ignored, no system call is filtered here")
     pod.without_effect("fsGroup", "fsGroupChangePolicy", "supplementalGroups")
     pod.done()
     container.done()
@@ -155,7 +157,7 @@ def _read_security(pod: Fields, container: Fields, uid: int, notes: list[str]) -
 
 def _read_container(fields: Fields, volumes: Mapping[str, Volume], notes: list[str]) -> Container:
     name = fields.text("name")
-    notes.append(f"image {fields.text('image')}: this machine's files and Python take its place, read-only")
+    notes.append(f"image {fields.text('image')}: replaced by this machine's files and Python, read-only")
     mounts = tuple(_read_mount(mount, volumes) for mount in fields.objects("volumeMounts"))
     container = Container(
         name,
@@ -170,7 +172,7 @@ def _read_container(fields: Fields, volumes: Mapping[str, Volume], notes: list[s
         _read_probe(fields, "readinessProbe"),
     )
     if not container.command:
-        fields.problem("missing: the image's own is not known here", "command")
+        fields.problem("missing, and Frog does not read the image's default command", "command")
     fields.without_effect("ports", "imagePullPolicy", "terminationMessagePolicy")
     fields.done()
     return container
@@ -187,14 +189,14 @@ def _read_resources(resources: Fields, notes: list[str]) -> int:
         amounts.done()
     resources.done()
     if named := [name for name in ("cpu", "memory", "ephemeral-storage") if name in asked]:
-        notes.append(f"{', '.join(named)}: not limited here")
+        notes.append(f"{', '.join(named)}: not enforced here")
     return int(asked.get("nvidia.com/gpu", 0))
 
 
 def _read_variable(fields: Fields) -> Variable:
     name = fields.text("name")
     if not _VARIABLE.fullmatch(name):
-        fields.problem(f"{name!r}: not a name that Kubernetes takes", "name")
+        fields.problem(f"{name!r}: not a valid Kubernetes name", "name")
     if not fields.has("valueFrom"):
         variable = Variable(name, fields.text("value", ""))
         fields.done()
@@ -213,12 +215,14 @@ def _read_variable(fields: Fields) -> Variable:
     reference.without_effect("apiVersion")
     reference.done()
     if path not in _FIELD_PATHS and not _FIELD_OF_MAP.fullmatch(path):
-        reference.problem(f"{path!r}: here only {', '.join(_FIELD_PATHS)}, metadata.labels['...'] or annotations")
+        reference.problem(
+            f"{path!r}: Frog supports only {', '.join(_FIELD_PATHS)}, metadata.labels['...'] or annotations"
+        )
     return Variable(name, field_path=path)
 
 
 def field_value(path: str, known: Mapping[str, Any]) -> str:
-    """What a fieldRef stands for; a label or an annotation that is not there is empty."""
+    """Return the value of a fieldRef; a missing label or annotation is empty."""
     match = _FIELD_OF_MAP.fullmatch(path)
     return str(known[match[1]].get(match[2], "") if match else known[path])
 
@@ -229,7 +233,7 @@ def _read_mount(fields: Fields, volumes: Mapping[str, Volume]) -> VolumeMount:
     if mount.volume not in volumes:
         fields.problem(f"{mount.volume!r}: no such volume", "name")
     if not mount.path.startswith("/") or ".." in mount.path or mount.path.startswith("/proc"):
-        fields.problem(f"{mount.path or '/'}: not a path where something can be mounted", "mountPath")
+        fields.problem(f"{mount.path or '/'}: not a valid mount path", "mountPath")
     return mount
 
 
@@ -252,7 +256,7 @@ def _read_volume(fields: Fields) -> Volume:
         claim.done()
     else:
         volume = Volume(name)
-        fields.problem("here a volume is an emptyDir, a configMap or a persistentVolumeClaim")
+        fields.problem("must be an emptyDir, a configMap or a persistentVolumeClaim; Frog supports no other volumes")
         return volume
     fields.done()
     return volume
@@ -275,7 +279,7 @@ def _read_probe(container: Fields, key: str) -> Probe | None:
     command = tuple(action.texts("command"))
     action.done()
     if not command:
-        fields.problem("here a probe is a command: exec.command")
+        fields.problem("must be a command (exec.command); Frog supports no other probes")
     probe = Probe(
         command,
         fields.number("initialDelaySeconds", 0),

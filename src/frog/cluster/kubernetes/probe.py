@@ -1,7 +1,7 @@
-"""What a kubelet asks of a pod: `python -m frog.cluster.kubernetes.probe RUN --ranks 4`. Exit code 0 if all is well.
+"""The probe of a pod: `python -m frog.cluster.kubernetes.probe RUN --ranks 4`. Exit code 0 if the ranks are healthy.
 
-It reads the heartbeats that the ranks of this pod keep in the run folder: with 4 in each, those of pod 1 are 4 to 7. It
-is light, since it runs often.
+It reads the heartbeats that the ranks of this pod write to the run folder: with 4 ranks per pod, pod 1 has ranks 4 to
+7. It imports little, because it runs often.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from frog.runs.heartbeat import read_heartbeat
 def problem(
     folder: RunFolder, host: str, ranks: range, within_s: float, *, fresh: bool = False, training: bool = False
 ) -> str | None:
-    """What is wrong with `ranks`, which are those of `host`, or None. A larger world may have left others there.
+    """Return the problem with `ranks` of `host`, or None. The folder may have other heartbeats, from a larger world.
 
-    A heartbeat must not be older than `within_s`. That of a rank which has ended and said so may: it waits for others,
-    or it is what an earlier pod of this name left. With `fresh` only ranks that run now count, with `training`
-    only those that have begun a step.
+    A heartbeat must not be older than `within_s`, except that of a rank that recorded its end: the rank waits for
+    others, or an earlier pod of this name left it. With `fresh` only running ranks count; with `training` only ranks
+    that have begun a step.
     """
     now_ns = time.time_ns()
     beats = [beat for rank in ranks if (beat := read_heartbeat(folder.heartbeat(rank)))]
@@ -37,20 +37,22 @@ def problem(
         age_s = (now_ns - beat.unix_ns) / 1e9
         if beat.status == "running" and age_s > within_s:
             where = f"step {beat.step}, {beat.phase or 'no phase'}"
-            return f"rank {beat.rank} has not beaten for {age_s:.0f} s ({where})"
+            return f"rank {beat.rank} has sent no heartbeat for {age_s:.0f} s ({where})"
         if training and beat.step < 1:
             return f"rank {beat.rank} has not begun its first step"
     return None
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Look once; say what is wrong; return 0 or 1."""
-    parser = argparse.ArgumentParser(prog="python -m frog.cluster.kubernetes.probe", description="Are the ranks well?")
+    """Check once; print the problem; return 0 or 1."""
+    parser = argparse.ArgumentParser(
+        prog="python -m frog.cluster.kubernetes.probe", description="Check the ranks of this pod."
+    )
     parser.add_argument("run", type=Path, help="the run folder")
-    parser.add_argument("--ranks", type=int, required=True, metavar="N", help="how many this pod has")
-    parser.add_argument("--within", type=float, default=60.0, metavar="S", help="how old a heartbeat may be")
-    parser.add_argument("--fresh", action="store_true", help="what an earlier pod left does not count")
-    parser.add_argument("--training", action="store_true", help="each must have begun to train")
+    parser.add_argument("--ranks", type=int, required=True, metavar="N", help="number of ranks of this pod")
+    parser.add_argument("--within", type=float, default=60.0, metavar="S", help="greatest age of a heartbeat")
+    parser.add_argument("--fresh", action="store_true", help="ignore heartbeats of an earlier pod")
+    parser.add_argument("--training", action="store_true", help="each rank must have begun to train")
     args = parser.parse_args(arguments)
     index = int(variable("JOB_COMPLETION_INDEX") or 0)
     ranks = range(index * args.ranks, (index + 1) * args.ranks)

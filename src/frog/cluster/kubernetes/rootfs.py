@@ -1,7 +1,7 @@
-"""What a pod on this machine sees of its files: the machine's own, read-only, with the pod's volumes in their places.
+"""The file system of a pod on this machine: the machine's own files, read-only, with the pod's volumes mounted.
 
-An image is not unpacked: the machine's files take its place. A volume may be mounted at a path that the machine does
-not have; its parent folder is then put together anew, entry by entry, so that nothing on the machine is changed.
+Frog does not unpack the image; the machine's files replace it. A volume may be mounted at a path that does not exist on
+the machine; Frog then rebuilds its parent folder from mounts, entry by entry, and changes nothing on the machine.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 from frog.core.namespaces import bind, make_read_only, mount_memory, mount_proc
 
 _SMALL_SHM_BYTES = 64 << 20
-"""Of /dev/shm in a container that mounts nothing there."""
+"""Size of /dev/shm in a container that mounts nothing there."""
 
 
 @dataclass(frozen=True)
 class Mount:
-    """Something that a pod sees at `path`: a file or folder of this machine, or (None) a file system in memory."""
+    """A mount at `path` in a pod: a file or folder of this machine, or (None) a file system in memory."""
 
     path: str
     source: str | None
@@ -28,7 +28,7 @@ class Mount:
 
 
 def build_root(root: str, mounts: Sequence[Mount]) -> None:
-    """Put a pod's files together at `root`, an empty folder. For a process in namespaces of its own."""
+    """Mount a pod's files at `root`, an empty folder. The calling process must have its own namespaces."""
     if not any(mount.path == "/dev/shm" for mount in mounts):
         mounts = [*mounts, Mount("/dev/shm", None, size_bytes=_SMALL_SHM_BYTES)]
     mount_memory(root, None, mode="755")
@@ -45,7 +45,7 @@ def build_root(root: str, mounts: Sequence[Mount]) -> None:
 
 
 def _show(folder: str, root: str, mounts: dict[str, Mount]) -> None:
-    """Fill `root`/`folder` with what the machine has there, and with a place for each mount."""
+    """Fill `root`/`folder` with the machine's entries and with a mount point for each mount."""
     there = {entry.name for entry in os.scandir(folder or "/")} if os.path.isdir(folder or "/") else set()
     wanted = {path[len(folder) + 1 :].split("/")[0] for path in mounts if path.startswith(f"{folder}/")}
     for name in sorted(there | wanted):
@@ -69,7 +69,7 @@ def _show(folder: str, root: str, mounts: dict[str, Mount]) -> None:
 
 
 def _make_place(new: str, mount: Mount | None) -> None:
-    """An empty folder or file to mount on."""
+    """Create an empty folder or file to mount on."""
     if mount is not None and mount.source is not None and not os.path.isdir(mount.source):
         Path(new).touch()
     else:
@@ -77,5 +77,5 @@ def _make_place(new: str, mount: Mount | None) -> None:
 
 
 def _is_real(path: str) -> bool:
-    """Whether the machine has this path, with no link on the way."""
+    """True if this path exists on the machine and contains no symbolic link."""
     return os.path.exists(path) and os.path.realpath(path) == path

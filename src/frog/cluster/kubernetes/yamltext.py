@@ -1,4 +1,4 @@
-"""YAML, written so that every reader reads the same, and read as strictly as Kubernetes does: no key comes twice."""
+"""YAML that every parser reads alike, and a parser as strict as Kubernetes': duplicate keys are errors."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from frog.core.errors import UsageError
 
 _PLAIN = re.compile(r"(/|--?)?[A-Za-z][\w./=+@:$()-]*(?<!:)|[1-9][0-9]*([kMGT]|[KMGT]i)", re.ASCII)
 _WORDS = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
-"""Not texts to every reader, in whatever case."""
+"""Words, in any case, that some parsers do not read as strings."""
 
 _BLOCK = re.compile("[\t\n\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]*")
-"""What stands for itself in a block, and breaks no line that is none."""
+"""Characters that a block keeps as they are and that no parser treats as a line break."""
 
 _MOST_NODES = 100_000
-"""Of one text, which takes seconds to read; and of a document with its aliases unfolded, of which a few hundred bytes
-make as many values as one likes."""
+"""Largest length of one text, which takes seconds to read; and largest number of values of a document with its aliases
+expanded, because aliases of a few hundred bytes can produce any number of values."""
 
 
 def load_documents(text: str) -> list[Any]:
-    """The documents of a text, empty ones left out. Raises ValueError, with the line, if it is not valid YAML."""
+    """Return the documents of a text, except empty ones. Raises ValueError, with the line, if it is not valid YAML."""
     yaml = _yaml()
 
     class StrictLoader(yaml.SafeLoader):  # type: ignore[misc, name-defined]
-        """Refuses a key that comes twice, and more values than a manifest can have."""
+        """Refuses duplicate keys, and more values than a manifest can have."""
 
         num_nodes = 0
 
         def compose_node(self, parent: Any, index: Any) -> Any:
             self.num_nodes += 1
             if self.num_nodes > _MOST_NODES:
-                what = f"holds more than {_MOST_NODES} values"
+                what = f"has more than {_MOST_NODES} values"
                 raise yaml.constructor.ConstructorError(None, None, what, self.peek_event().start_mark)
             return super().compose_node(parent, index)
 
@@ -41,14 +41,14 @@ def load_documents(text: str) -> list[Any]:
             seen: set[str] = set()
             for key in (key for key, _ in node.value if isinstance(key.value, str)):
                 if key.value in seen:
-                    raise yaml.constructor.ConstructorError(None, None, f"key {key.value!r} twice", key.start_mark)
+                    raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key.value!r}", key.start_mark)
                 seen.add(key.value)
             found: dict[Any, Any] = super().construct_mapping(node, deep)
             return found
 
         def construct_document(self, node: Any) -> Any:
             if _unfolded(node, {}) > _MOST_NODES:
-                what = f"its aliases unfold to more than {_MOST_NODES} values, or to themselves"
+                what = f"its aliases expand to more than {_MOST_NODES} values, or refer to themselves"
                 raise yaml.constructor.ConstructorError(None, None, what, node.start_mark)
             return super().construct_document(node)
 
@@ -61,7 +61,7 @@ def load_documents(text: str) -> list[Any]:
 
 
 def _unfolded(node: Any, known: dict[int, int]) -> int:
-    """How many values a node has with every alias written out. One that holds itself has more than are allowed."""
+    """Count the values of a node with every alias expanded. A node that contains itself exceeds the limit."""
     if id(node) not in known:
         known[id(node)] = _MOST_NODES + 1
         items = node.value if isinstance(node.value, list) else ()
@@ -71,9 +71,9 @@ def _unfolded(node: Any, known: dict[int, int]) -> int:
 
 
 def scalar(value: object) -> str:
-    """A value as YAML on one line: plain where every reader takes the plain text for that text, else quoted.
+    """Format a value as YAML on one line: plain if every parser reads the plain text as that text, otherwise quoted.
 
-    Kubernetes' own reader knows numbers that others take for texts (12e4567), and y and n for true and false.
+    Kubernetes' own parser reads some numbers that others read as strings (12e4567), and y and n as true and false.
     """
     if not isinstance(value, str):
         return json.dumps(value)
@@ -81,7 +81,7 @@ def scalar(value: object) -> str:
 
 
 def block(text: str, indent: int) -> str:
-    """A text as a YAML block that can be read; quoted where a block would change it."""
+    """Format a text as a readable YAML block, or in quotes if a block would change it."""
     lines = text.split("\n")
     odd = text[:1] in (" ", "\n", "\t") or not text.endswith("\n") or text.endswith("\n\n")
     if odd or not _BLOCK.fullmatch(text):
@@ -90,7 +90,7 @@ def block(text: str, indent: int) -> str:
 
 
 def quoted(text: str) -> str:
-    """A text in quotes, all of it ASCII. JSON's way, but that YAML has no pairs of surrogates."""
+    """Quote a text in ASCII, as JSON does, except that YAML has no surrogate pairs."""
     return '"' + "".join(f"\\U{ord(c):08x}" if ord(c) > 0xFFFF else json.dumps(c)[1:-1] for c in text) + '"'
 
 
@@ -98,5 +98,5 @@ def _yaml() -> ModuleType:
     try:
         import yaml
     except ImportError:
-        raise UsageError("PyYAML is not installed, which manifests need", "pip install 'frog'") from None
+        raise UsageError("PyYAML is not installed, but manifests need it", "pip install 'frog'") from None
     return yaml

@@ -47,7 +47,7 @@ def _up(args: argparse.Namespace) -> int:
         from frog.cluster.emulator import cluster as emulator
 
         emulator.up(args.folder, *size)
-        what = "the emulator of Slurm"
+        what = "the Slurm emulator"
     else:
         from frog.cluster.slurm import cluster
 

@@ -1,8 +1,9 @@
-"""Write the schemas beside this file: `python tests/cluster/kubernetes/schemas/vendor.py`, with both packages.
+"""Write the schemas next to this file: `python tests/cluster/kubernetes/schemas/vendor.py`. It needs both packages.
 
-kubernetes-validate carries Kubernetes' OpenAPI definitions as JSON schemas that refuse unknown keys; what our manifests
-use is taken out of them, unchanged but for the references, which point into the same file. Kubeflow publishes the
-OpenAPI models of its Trainer as pydantic models; their JSON schema is taken, and refuses unknown keys too.
+kubernetes-validate contains Kubernetes' OpenAPI definitions as JSON schemas that refuse unknown keys. This program
+copies the definitions that our manifests use and changes only their references, which then point into the same file.
+Kubeflow publishes the OpenAPI models of its Trainer as pydantic models; this program writes their JSON schema, which
+also refuses unknown keys.
 """
 
 import json
@@ -20,7 +21,7 @@ ROOTS = {
 
 
 def names_in(value):
-    """The definitions that a schema refers to."""
+    """Return the definitions that a schema refers to."""
     if isinstance(value, dict):
         if "$ref" in value:
             yield value["$ref"].rpartition("/")[2]
@@ -31,7 +32,7 @@ def names_in(value):
 
 
 def reachable(definitions, roots):
-    """`roots` and all that they refer to."""
+    """Return `roots` and every definition that they refer to, directly or not."""
     found, left = {}, list(roots)
     while left:
         name = left.pop()
@@ -75,7 +76,7 @@ def trainjob():
     refuse_unknown_keys(schema)
     definitions = schema.pop("$defs")
     for name, definition in definitions.items():
-        if "one_of_schemas" in definition.get("properties", {}):  # pydantic's way to say: a text or a number
+        if "one_of_schemas" in definition.get("properties", {}):  # pydantic's form of "a string or a number"
             definitions[name] = {"type": ["string", "number"]}
     definitions["TrainJob"] = schema
     comment = f"Kubeflow Trainer, Apache-2.0, from kubeflow_trainer_api {version('kubeflow_trainer_api')}"
