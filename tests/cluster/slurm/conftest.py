@@ -1,4 +1,4 @@
-"""A real Slurm for the tests of this folder, started once."""
+"""One real Slurm, started once, for the tests of this folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of a real Slurm share: how to start it and how to ask it."""
+"""Shared helpers of the tests with a real Slurm: start it and query it."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ class RealSlurm:
 
     folder: Path
     env: dict[str, str]
-    """For a process that is to use it: this one's, with what `frog slurm env` prints."""
+    """Return this process's environment with the variables that `frog slurm env` prints."""
     nodes: int = NODES
     gpus_per_node: int = GPUS_PER_NODE
 
     def ask(self, *words: str, cwd: Path | None = None, timeout: float = 60) -> str:
-        """What a command prints; it must succeed."""
+        """Return the output of a command, which must succeed."""
         done = subprocess.run(words, cwd=cwd, env=self.env, capture_output=True, text=True, timeout=PATIENCE * timeout)
         assert done.returncode == 0, f"{words}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
     def job(self, job_id: str) -> dict[str, str]:
-        """What Slurm knows about a job: JobState, ExitCode, Restarts and the like."""
+        """Return Slurm's data about a job: JobState, ExitCode, Restarts and others."""
         words = self.ask("scontrol", "--oneliner", "show", "job", job_id).split()
         return {name: value for name, _, value in (word.partition("=") for word in words)}
 
     def wait_for(self, job_id: str, *states: str, timeout: float = 120) -> dict[str, str]:
-        """Wait until a job is in one of some states; fail as soon as it has ended in another."""
+        """Wait until a job is in one of the states; fail as soon as it ends in another."""
         deadline = time.monotonic() + PATIENCE * timeout
         while (job := self.job(job_id))["JobState"] not in states:
             if time.monotonic() > deadline or job["JobState"] in FINAL:
@@ -51,7 +51,7 @@ class RealSlurm:
 
 
 def frog_slurm(*words: str, cwd: Path, code: int = 0, env: dict[str, str] | None = None) -> str:
-    """Run `frog slurm ...`; return what it prints, errors too."""
+    """Run `frog slurm ...`; return its output, including errors."""
     done = subprocess.run(
         [str(BIN / "frog"), "slurm", *words],
         cwd=cwd,
@@ -66,7 +66,7 @@ def frog_slurm(*words: str, cwd: Path, code: int = 0, env: dict[str, str] | None
 
 
 def need_slurm() -> None:
-    """Skip where a real Slurm cannot be."""
+    """Skip the test if a real Slurm cannot run here."""
     missing = missing_programs()
     if missing:
         pytest.skip(f"Slurm is not installed ({', '.join(missing)} not found): apt-get install slurm-wlm")

@@ -1,7 +1,7 @@
 """The same job files under a real Slurm and under the emulator: the same variables, exit codes, output files.
 
-Where Slurm is not installed, the emulator is compared with what the real one did elsewhere, as jobs/recorded.json has
-it. FROG_RECORD_SLURM=1 rewrites that file; where the real one is there, the record is checked too.
+Without an installed Slurm, the tests compare the emulator with results of a real one recorded in jobs/recorded.json.
+FROG_RECORD_SLURM=1 rewrites that file; with an installed Slurm, the tests also check the record.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.alone]
 JOBS = Path(__file__).parent / "jobs"
 RECORD = JOBS / "recorded.json"
 NODES, GPUS_PER_NODE, CPUS_PER_NODE = 2, 4, 64
-"""As the fixture real_slurm has them."""
+"""Nodes, GPUs and CPUs as in the fixture real_slurm."""
 
 TIMEOUT_S = PATIENCE * 140
 
 CHAIN = ("--job-name=variables", "--dependency=singleton")
 FILES: dict[str, tuple[list[str], list[str]]] = {
-    # One after the other, so that each finds all GPUs free: the numbers of the GPUs are compared.
+    # These jobs run one after another, so that each finds all GPUs free: the test compares GPU numbers.
     "env_exclusive": ([*CHAIN], []),
     "env_nodes": ([*CHAIN], []),
     "env_gres": ([*CHAIN], []),
@@ -59,36 +59,36 @@ FILES: dict[str, tuple[list[str], list[str]]] = {
 NOT_EMULATED = re.compile(
     r"^(?:\d+: )?SLURM_(CONF|SCRIPT_CONTEXT|WORKING_CLUSTER|TASK_PID|SRUN_COMM_PORT|STEP_LAUNCHER_PORT)="
 )
-"""Of no use outside of a real cluster."""
+"""Variables without meaning outside a real cluster."""
 
 OWN_WORDS = re.compile(r"^(?:\d+: )?(srun: |slurmstepd: error: \*\*\* STEP |Terminated$|Killed$|.*slurm_script: line )")
-"""Remarks of srun and bash about what went on: their wording and moment are left to each."""
+"""Messages of srun and bash, whose wording and timing may differ."""
 
 
 STILL = {"PENDING", "RUNNING", "COMPLETING"}
-"""The states of jobs that are not over."""
+"""States of jobs that have not ended."""
 
 MOVED = ("limit", "limit_batch", "limit_steps")
-"""Jobs that move their own end: their limit, rounded to minutes, depends on how long they took to start."""
+"""Jobs that change their own end time: their limit, rounded to minutes, depends on the time they took to start."""
 
 
 def run_all(env: Mapping[str, str], root: Path) -> dict[str, Any]:
-    """Submit every job file, each in a folder of its own; wait for all; tell how each went."""
+    """Submit every job file, each in its own folder; wait for all; return each result."""
     waiting = {name: _submit(env, root / name, name, *words) for name, words in FILES.items()}
     deadline = time.monotonic() + TIMEOUT_S
     found = {}
     for name, (job, process) in waiting.items():
         try:
             process.wait(timeout=max(1, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:  # reported as what differs
+        except subprocess.TimeoutExpired:  # the comparison reports it as a difference
             ask(env, "scancel", job)
             process.kill()
             process.wait()
         jobs = _states(env, job)
         while time.monotonic() < deadline and {table["JobState"] for table in jobs} & STILL:
-            time.sleep(0.2)  # sbatch --wait waits for the script; the job is being cleared away
+            time.sleep(0.2)  # sbatch --wait waits for the script; the job is still completing
             jobs = _states(env, job)
-        # Of a job that was stopped the real sbatch tells 0 or 1, as it looks before or after the script has ended.
+        # For a stopped job the real sbatch returns 0 or 1, depending on whether it looks before or after the script ends.
         stopped = {table["JobState"] for table in jobs} & {"CANCELLED", "TIMEOUT"}
         if name in MOVED:
             for table in jobs:
@@ -102,7 +102,7 @@ def run_all(env: Mapping[str, str], root: Path) -> dict[str, Any]:
 
 
 def _known(part: str, real: dict[str, Any] | None) -> dict[str, Any]:
-    """What the real one did; where there is none, what it did elsewhere."""
+    """Return the results of the real Slurm, or the recorded ones if it is not installed."""
     recorded = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     if real is None:
         return dict(recorded[part])
@@ -131,13 +131,13 @@ def _submit(
 
 
 def _states(env: Mapping[str, str], job: str) -> list[dict[str, str]]:
-    """What scontrol tells about a job, or the tasks of an array."""
+    """Return scontrol's data about a job, or about the tasks of an array."""
     done = ask(env, "scontrol", "--oneliner", "show", "job", job)
     found = []
     for line in done.stdout.splitlines():
         fields = dict(word.split("=", 1) for word in line.split() if "=" in word)
         names = ("ArrayTaskId", "JobState", "Reason", "ExitCode", "Restarts", "Requeue", "TimeLimit", "NumNodes")
-        # No limit is a year, once Slurm has planned with it.
+        # Slurm's scheduler replaces no limit by a year.
         fields["TimeLimit"] = fields["TimeLimit"].replace("365-00:00:00", "UNLIMITED")
         found.append({key: fields[key] for key in names if key in fields})
     return sorted(found, key=lambda table: int(table.get("ArrayTaskId", 0)))
@@ -148,12 +148,12 @@ def ask(env: Mapping[str, str], *words: str, cwd: Path | None = None) -> subproc
 
 
 def _files(root: Path, name: str, job: str, jobs: list[dict[str, str]]) -> dict[str, list[str]]:
-    """What a job has written, without what differs from run to run: numbers of jobs, paths, times, order.
+    """Return a job's output without the parts that differ between runs: job ids, paths, times, order.
 
-    A job of one node may be on either.
+    A job of one node may run on either node.
     """
     node = "node2" if all(table["NumNodes"] == "1" for table in jobs) else "node1"
-    # torchrun's own log is not Slurm's: the agent that leaves last may warn that the rendezvous store is gone.
+    # torchrun's log is not Slurm's: the last agent may warn that the rendezvous store has closed.
     ignored = {f"{name}.sbatch", "listen.py", "given.txt", "torchrun.log"}
     found = {}
     for path in sorted((root / name).rglob("*")):
@@ -172,15 +172,15 @@ def plain(text: str, job: str, root: Path) -> str:
         r"^((?:\d+: )?SLURM_(?:CLUSTER_NAME|SUBMIT_HOST|JOB_UID|JOB_GID))=.*", r"\1=NAME", text, flags=re.MULTILINE
     )
     text = re.sub(r"slurmstepd-node\d:", "slurmstepd:", text)
-    # Of two signals of one kind the second is lost while the first has not been taken.
+    # A signal is lost if the process has not yet handled an earlier one of the same kind.
     text = text.replace(" TERM TERM", " TERM")
-    # The nodes of the real one share this machine's name.
+    # The nodes of the real Slurm share this machine's name.
     return text.replace(getpass.getuser(), "USER").replace(f"batch-{socket.gethostname()}.", "batch-node1.")
 
 
 @pytest.fixture(scope="module")
 def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The environment in which the commands are the emulator's."""
+    """Return the environment with the emulator's commands."""
     folder = tmp_path_factory.mktemp("emulator") / "cluster"
     emulator_cluster.up(folder, NODES, GPUS_PER_NODE, CPUS_PER_NODE)
     try:
@@ -191,7 +191,7 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str
 
 @pytest.fixture(scope="module")
 def real(request: pytest.FixtureRequest) -> dict[str, str] | None:
-    """The environment in which the commands are the real one's, if it can be here."""
+    """Return the environment with the real Slurm's commands, if it can run here."""
     return None if missing_programs() else request.getfixturevalue("real_slurm").env
 
 
@@ -202,7 +202,7 @@ def on_both(
     emulator: dict[str, str],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the real one does, or had done, and what the emulator does. Both at once: mostly they wait."""
+    """Return the results of the real Slurm (or its record) and of the emulator, run in parallel: they mostly wait."""
     found: dict[str, Any] = {}
 
     def run_on(name: str, env: Mapping[str, str], folder: Path) -> None:
@@ -224,18 +224,20 @@ def on_both(
 def outcomes(
     real: dict[str, str] | None, emulator: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """How each job file went on the real one, or had gone, and how on the emulator."""
+    """Return the result of each job file on the real Slurm (or its record) and on the emulator."""
     return on_both("jobs", run_all, real, emulator, tmp_path_factory)
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_job_file(outcomes: tuple[dict[str, Any], dict[str, Any]], name: str) -> None:
+def test_job_file_gives_equal_results_on_both_slurms(
+    outcomes: tuple[dict[str, Any], dict[str, Any]], name: str
+) -> None:
     real, emulated = outcomes
     assert emulated[name] == real[name]
 
 
 COMMANDS = [
-    # Slurm's own words for mistakes: the same words, the same exit code.
+    # Slurm's messages for mistakes: same words, same exit code.
     "sbatch missing.sbatch",
     "sbatch --wrap true name.sbatch",
     "sbatch --nodez=2 name.sbatch",
@@ -305,12 +307,12 @@ COMMANDS = [
 def output(
     real: dict[str, str] | None, emulator: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What each command says to the real one, or said, and to the emulator."""
+    """Return the output of each command on the real Slurm (or its record) and on the emulator."""
     return on_both("commands", run_commands, real, emulator, tmp_path_factory)
 
 
 def run_commands(env: Mapping[str, str], folder: Path) -> dict[str, Any]:
-    """Give each command, in order, while nothing runs."""
+    """Run each command in order while no job runs."""
     shutil.copy(JOBS / "name.sbatch", folder)
     (folder / "empty").write_text("")
     (folder / "no-interpreter").write_text("true\n")
@@ -328,20 +330,22 @@ def _answer(env: Mapping[str, str], folder: Path, command: str) -> dict[str, Any
     words = [word.replace("\\ ", " ") for word in re.split(r"(?<!\\) ", command)]
     done = ask(env, *words, cwd=folder)
     stderr = re.sub(r"slurmstepd-node\d:", "slurmstepd:", done.stderr)
-    stderr = re.sub(r"^srun: job \d+ (queued and|has been).*\n", "", stderr, flags=re.MULTILINE)  # if it had to wait
-    # Real srun tells of tasks together that end within 0.1 s.
+    stderr = re.sub(
+        r"^srun: job \d+ (queued and|has been).*\n", "", stderr, flags=re.MULTILINE
+    )  # printed only if it had to wait
+    # Real srun reports tasks that end within 0.1 s in one line.
     stderr = re.sub(r"^(.*: )tasks 0-1: (.*)$", r"\1task 0: \2\n\1task 1: \2", stderr, flags=re.MULTILINE)
     return {"code": done.returncode, "stdout": sorted(done.stdout.splitlines()), "stderr": sorted(stderr.splitlines())}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_command(output: tuple[dict[str, Any], dict[str, Any]], command: str) -> None:
+def test_command_gives_equal_output_on_both_slurms(output: tuple[dict[str, Any], dict[str, Any]], command: str) -> None:
     real, emulated = output
     assert emulated[command] == real[command]
 
 
 def chain(env: Mapping[str, str], folder: Path) -> dict[str, Any]:
-    """Jobs that wait for others: what ran, and how those stand that never will."""
+    """Return the results of dependent jobs: jobs that ran, and the states of jobs that never will."""
     shutil.copy(JOBS / "name.sbatch", folder)
 
     def submit(name: str, *words: str) -> str:
@@ -374,7 +378,7 @@ def chain(env: Mapping[str, str], folder: Path) -> dict[str, Any]:
     return {"before": sorted(before.splitlines()), "after": after, "ran": sorted(x.name for x in folder.glob("*.out"))}
 
 
-def test_dependencies(
+def test_dependencies_give_equal_results_on_both_slurms(
     real: dict[str, str] | None, emulator: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     expected, emulated = on_both("chain", chain, real, emulator, tmp_path_factory)

@@ -1,4 +1,4 @@
-"""cluster.json of both kinds of cluster with every key wrong; what the emulator's daemon answers."""
+"""cluster.json of both kinds of cluster, with wrong values for every key, and the emulator daemon's answers."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def emulated(tmp_path: Path) -> Path:
     return tmp_path / "cluster.json"
 
 
-def test_of_a_real_slurm(real: Path) -> None:
+def test_real_cluster_file_with_wrong_types_is_refused(real: Path) -> None:
     found = cluster.read_cluster(real.parent)
     assert (found.site, found.shape) == (replace(SITE, folder=real.parent), Shape(1, 0, 8))
     held_to_its_schema(real, lambda: cluster.read_cluster(real.parent), names=str(real.parent))
 
 
 @pytest.mark.parametrize("scratch", ["/", "/etc", "../frog-slurm-a", "/tmp/frog-slurm-a/../..", "/tmp/frog-slurm-"])
-def test_a_folder_that_is_not_a_clusters_own_would_not_be_removed(real: Path, scratch: str) -> None:
+def test_folder_without_cluster_mark_is_not_removed(real: Path, scratch: str) -> None:
     table = json.loads(real.read_text())
     table["site"]["scratch"] = scratch
     real.write_text(json.dumps(table))
@@ -52,7 +52,7 @@ def test_a_folder_that_is_not_a_clusters_own_would_not_be_removed(real: Path, sc
         cluster.read_cluster(real.parent)
 
 
-def test_no_folder_but_its_own_is_cleared(real: Path, tmp_path: Path) -> None:
+def test_down_clears_only_its_own_folder(real: Path, tmp_path: Path) -> None:
     table, other = json.loads(real.read_text()), tmp_path / "other"
     other.mkdir()
     (other / "slurm.conf").write_text("somebody's")
@@ -62,7 +62,7 @@ def test_no_folder_but_its_own_is_cleared(real: Path, tmp_path: Path) -> None:
     assert (other / "slurm.conf").exists()
 
 
-def test_a_scratch_folder_that_was_made_for_another_cluster_stays(real: Path, tmp_path: Path) -> None:
+def test_scratch_folder_of_another_cluster_is_kept(real: Path, tmp_path: Path) -> None:
     table, scratch = json.loads(real.read_text()), tmp_path / "frog-slurm-b"
     scratch.mkdir()
     real.write_text(json.dumps({**table, "site": {**table["site"], "scratch": str(scratch)}}))
@@ -74,13 +74,13 @@ def test_a_scratch_folder_that_was_made_for_another_cluster_stays(real: Path, tm
     assert not scratch.exists()
 
 
-def test_of_the_emulator(emulated: Path) -> None:
+def test_emulator_cluster_file_with_wrong_types_is_refused(emulated: Path) -> None:
     held_to_its_schema(emulated, lambda: read_client(emulated.parent))
     held_to_its_schema(emulated, lambda: emulator._read(emulated.parent), names=str(emulated.parent))
     held_to_its_schema(emulated, lambda: programs._is_emulators(emulated.parent / "bin"))
 
 
-def test_answers_of_the_daemon() -> None:
+def test_invalid_answer_of_the_daemon_is_reported() -> None:
     def hear(answer: object) -> None:
         here, there = socket.socketpair()
         with here, there:
@@ -93,11 +93,11 @@ def test_answers_of_the_daemon() -> None:
             hear(wrong)
 
 
-def test_only_the_daemon_itself_is_ended(emulated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the daemon answers, but another process has the pid that the file says."""
+def test_down_ends_only_the_daemon_itself(emulated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`down` must not kill another process that has the recorded pid while the daemon answers."""
     own = emulator._read(emulated.parent)
     assert own is not None
     monkeypatch.setattr(emulator, "_look", lambda folder: {"nodes": []})
-    monkeypatch.setattr(emulator, "signal_one", lambda pid, number: pytest.fail("no process of the emulator's"))
+    monkeypatch.setattr(emulator, "signal_one", lambda pid, number: pytest.fail("not a process of the emulator"))
     emulator._clear(emulated.parent, own)
     assert not emulated.exists()

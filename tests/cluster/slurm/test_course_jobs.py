@@ -1,4 +1,4 @@
-"""Lab 3's job files are checked on the real Slurm that runs here, if one does, and the verdict names it."""
+"""The grader checks lab 3's job files on a running local Slurm, if there is one, and the verdict names it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from frog.learn.zoo import specimens
 
 
 def check(grader: Grader, shown: str) -> Verdict:
-    """The verdict on one of the solutions that an exercise ships; it must be what the zoo's table says."""
+    """Return the verdict on one of the solutions shipped with an exercise; it must be the expected one."""
     number, _, title = shown.partition(" ")
     exercise = find_exercise(number)
     one = next(each for each in specimens(exercise) if each.title == f"{exercise.id} {title}")
@@ -27,7 +27,7 @@ def check(grader: Grader, shown: str) -> Verdict:
 
 
 @pytest.mark.slow
-def test_a_check_takes_the_slurm_that_runs(real_slurm: RealSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grader_uses_the_running_slurm(real_slurm: RealSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SLURM_CONF", "PATH"):
         monkeypatch.setenv(name, real_slurm.env[name])
     wait_until(lambda: running_slurm() is not None, 60, "two idle nodes")
@@ -37,7 +37,7 @@ def test_a_check_takes_the_slurm_that_runs(real_slurm: RealSlurm, monkeypatch: p
         assert [line.value for line in passed.measured] == 4 * [f"4 ranks on 2 nodes joined, {slurm}"]
         for wrong in ("3.7 wrong/a-space-makes-a-comment", "3.7 wrong/last-host"):
             assert slurm in str(check(grader, wrong).observed)
-        # Time limits are moved on the emulator, exit codes are real.
+        # The emulator handles changed time limits, the real Slurm exit codes.
         assert f"exit.sbatch, {slurm}: rank 1 failed" in str(check(grader, "3.8 wrong/code-lost").observed)
     assert real_slurm.ask("squeue", "--noheader") == ""
 
@@ -57,7 +57,7 @@ IDLE = "node1 127.0.0.1 idle\nnode2 127.0.0.1 idle"
     ],
     ids=["ours", "no cluster chosen", "at work", "of several machines", "other names", "does not answer"],
 )
-def test_which_slurm_a_check_takes(
+def test_grader_selects_slurm_by_its_nodes(
     nodes: str, conf: str, expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, says in (("sbatch", "slurm-wlm 22.05.8"), ("sinfo", nodes)):

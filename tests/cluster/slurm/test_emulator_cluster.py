@@ -1,4 +1,4 @@
-"""The emulator as a person uses it: up, down, what is refused, and that nothing is left behind."""
+"""The emulator as a user sees it: up, down, refusals, and no leftovers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STRAY = (
 
 
 def ask(folder: Path, *words: str, code: int = 0) -> str:
-    """What one of the emulator's commands prints."""
+    """Return the output of one of the emulator's commands."""
     env = {**os.environ, **cluster.environment(folder)}
     done = subprocess.run(words, cwd=folder.parent, env=env, capture_output=True, text=True, timeout=100)
     assert done.returncode == code, f"{words}: exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -60,7 +60,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
             cluster.down(place)
 
 
-def test_up_status_down(folder: Path) -> None:
+def test_emulator_up_status_down(folder: Path) -> None:
     table = json.loads((folder / "cluster.json").read_text())
     assert ask(folder, "sinfo", "--noheader", "--format=%N %c %G %D") == "node[1-2] 8 gpu:4 2\n"
     assert "no jobs" in cluster.status_text(folder)
@@ -78,8 +78,8 @@ def test_up_status_down(folder: Path) -> None:
         cluster.down(folder)
 
 
-def test_what_left_its_group_ends_with_its_job(folder: Path) -> None:
-    """In a batch script, in a step, and in a job that is cancelled: each starts a process in a session of its own."""
+def test_process_outside_its_group_ends_with_its_job(folder: Path) -> None:
+    """A batch script, a step and a cancelled job each start a process in a separate session."""
     tmp = folder.parent
     start = f'{sys.executable} -c "{STRAY}"'
     ask(folder, "sbatch", "--wait", "--wrap", f"{start} script; while [ ! -s script ]; do sleep 0.1; done")
@@ -93,7 +93,7 @@ def test_what_left_its_group_ends_with_its_job(folder: Path) -> None:
     wait_until(lambda: not is_running(pid), 60, "the end of the stray process")
 
 
-def test_a_daemon_that_was_killed_is_cleared_away(folder: Path) -> None:
+def test_killed_daemon_is_cleaned_up(folder: Path) -> None:
     ask(folder, "sbatch", "--wrap", f'{sys.executable} -c "{STRAY}" alone; sleep 300')
     pid = number_in(folder.parent / "alone")
     os.kill(json.loads((folder / "cluster.json").read_text())["pid"], signal.SIGKILL)
@@ -109,7 +109,7 @@ def test_a_daemon_that_was_killed_is_cleared_away(folder: Path) -> None:
     folder.rmdir()
 
 
-def test_a_daemon_that_does_not_answer_is_reported_and_ended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unresponsive_daemon_is_reported_and_ended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "_ANSWER_S", 0.3)
     table = json.loads((folder / "cluster.json").read_text())
     os.kill(table["pid"], signal.SIGSTOP)
@@ -119,7 +119,7 @@ def test_a_daemon_that_does_not_answer_is_reported_and_ended(folder: Path, monke
     assert not folder.exists()
 
 
-def test_an_up_that_is_interrupted_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_emulator_up_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     marks: list[str] = []
 
     def start_and_interrupt(*words: Any, env: dict[str, str], **options: Any) -> None:
@@ -136,7 +136,7 @@ def test_an_up_that_is_interrupted_leaves_nothing(tmp_path: Path, monkeypatch: p
     assert os.listdir(tmp_path) == []
 
 
-def test_an_up_that_was_killed_is_no_obstacle(tmp_path: Path) -> None:
+def test_emulator_up_works_after_a_killed_up(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     for name in ("bin/sbatch", "daemon.log", LOCK_FILE):
         (tmp_path / name).write_text("")
@@ -146,7 +146,7 @@ def test_an_up_that_was_killed_is_no_obstacle(tmp_path: Path) -> None:
         cluster._make_room(tmp_path)
 
 
-def test_a_script_that_heeds_no_signal_is_killed(folder: Path) -> None:
+def test_script_that_ignores_signals_is_killed(folder: Path) -> None:
     stubborn = "trap '' TERM; touch up; while true; do sleep 0.1; done"
     job = ask(folder, "sbatch", "--parsable", "--wrap", stubborn).strip()
     wait_until(lambda: (folder.parent / "up").exists(), 60, "the job")
@@ -172,7 +172,7 @@ def test_a_script_that_heeds_no_signal_is_killed(folder: Path) -> None:
         ("scontrol update JobId=1 Priority=1", "scontrol update JobId=1 Priority=1"),
     ],
 )
-def test_what_is_not_known_is_named(shared: Path, words: str, named: str) -> None:
+def test_emulator_names_unsupported_feature(shared: Path, words: str, named: str) -> None:
     env = {**os.environ, **cluster.environment(shared)}
     done = subprocess.run(words.split(), env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode != 0
@@ -188,14 +188,14 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     cluster.down(place)
 
 
-def test_a_variable_that_slurm_would_read_is_refused(shared: Path) -> None:
+def test_sbatch_variable_is_refused(shared: Path) -> None:
     env = {**os.environ, **cluster.environment(shared), "SBATCH_PARTITION": "main"}
     done = subprocess.run(["sbatch", "--wrap", "true"], env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 255
-    assert "does not know the variable SBATCH_PARTITION" in done.stderr
+    assert "does not support the variable SBATCH_PARTITION" in done.stderr
 
 
-def test_only_who_has_the_secret_is_heard(shared: Path) -> None:
+def test_daemon_refuses_requests_without_the_secret(shared: Path) -> None:
     table = json.loads((shared / "cluster.json").read_text())
     assert (shared / "cluster.json").stat().st_mode & 0o077 == 0
     (shared / "cluster.json").write_text(json.dumps({**table, "token": "other"}))
@@ -206,8 +206,8 @@ def test_only_who_has_the_secret_is_heard(shared: Path) -> None:
     ask(shared, "squeue")
 
 
-def test_marks_are_found_without_proc(shared: Path) -> None:
-    """As on a Mac, by ps: here with the option that shows the environment on this system."""
+def test_marks_are_found_without_procfs(shared: Path) -> None:
+    """Find marks by ps, as on macOS, but with this system's option to print the environment."""
     job = ask(shared, "sbatch", "--parsable", "--wrap", "exec sleep 300").strip()
     found: list[tuple[int, str]] = []
 
@@ -215,7 +215,7 @@ def test_marks_are_found_without_proc(shared: Path) -> None:
         found[:] = [item for item in processes._marks_of_ps() if f"/{job}.0/" in item[1]]
         return bool(found)
 
-    wait_until(by_ps, 60, "the job's process in the words of ps")
+    wait_until(by_ps, 60, "the job's process in the output of ps")
     cluster_name = json.loads((shared / "cluster.json").read_text())["cluster"]
     assert {pid for pid, _ in found} == set(find_marked(f"{cluster_name}/{job}.0/"))
     ask(shared, "scancel", job)

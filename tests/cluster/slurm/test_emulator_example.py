@@ -1,4 +1,4 @@
-"""config/slurm_example.sbatch, unchanged, under the emulator: near its time limit it saves, is requeued, goes on."""
+"""config/slurm_example.sbatch under the emulator: near its time limit it saves, is requeued, and resumes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STEPS = 200
 
 @pytest.fixture
 def emulated(harness: Harness, tmp_path: Path) -> Iterator[RealSlurm]:
-    """The emulator behind the questions that the tests of the real one ask."""
+    """The emulator with the query methods of the real Slurm's tests."""
     (harness.root / "config").mkdir(exist_ok=True)
     for name, target in ((EXAMPLE, EXAMPLE), ("train.py", "train.py")):
         shutil.copy(ROOT / name, harness.root / target)
@@ -44,8 +44,8 @@ def emulated(harness: Harness, tmp_path: Path) -> Iterator[RealSlurm]:
 
 
 @pytest.mark.timeout(1800)
-def test_the_example_resumes_to_the_same_weights(harness: Harness, emulated: RealSlurm) -> None:
-    """Two nodes with two ranks each; a rank of one job stands still until the signal has come."""
+def test_requeued_example_job_reaches_the_same_weights(harness: Harness, emulated: RealSlurm) -> None:
+    """Run two nodes with two ranks each; a rank of one job is stopped until the signal has arrived."""
     words = ("--set", f"train.steps={STEPS}", "--set", "train.timeout_s=600")
 
     def submit() -> str:

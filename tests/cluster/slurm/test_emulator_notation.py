@@ -1,4 +1,4 @@
-"""Slurm's notations as the emulator reads and writes them."""
+"""Slurm's notations, as the emulator parses and formats them."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def test_hosts_expand_and_compress(text: str, hosts: list[str]) -> None:
 
 
 @pytest.mark.parametrize("text", ["node[2-1]", "node[1", "a[1]b", "node[x]", "a b"])
-def test_what_is_no_list_of_hosts(text: str) -> None:
+def test_invalid_host_list_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"^[^ ]+( [^ ]+)?$"):
         expand_hosts(text)
 
 
-def test_counts() -> None:
+def test_task_counts_are_compressed() -> None:
     assert compress_counts([2, 2, 1]) == "2(x2),1"
     assert compress_counts([4]) == "4"
 
@@ -66,72 +66,72 @@ def test_time_limits_are_minutes_rounded_up(text: str, minutes: int | None) -> N
     assert parse_time_limit(text) == minutes
 
 
-def test_signal() -> None:
+def test_signal_option_is_parsed() -> None:
     found = parse_signal("B:USR1@120")
     assert (found.number, found.before_s, found.to_batch) == (signal.SIGUSR1, 120, True)
     assert (parse_signal("SIGTERM").number, parse_signal("10").before_s) == (signal.SIGTERM, 60)
-    with pytest.raises(SlurmRefusal, match="does not know --signal=R:"):
+    with pytest.raises(SlurmRefusal, match="does not support --signal=R:"):
         parse_signal("R:USR1@60")
 
 
-def test_array() -> None:
+def test_array_option_is_parsed() -> None:
     assert parse_array("0-3%2").tasks == (0, 1, 2, 3)
     assert (parse_array("0-3%2").at_once, parse_array("2-9:3").step) == (2, 3)
     with pytest.raises(SlurmRefusal, match="Invalid job array"):
         parse_array("1-1001")
 
 
-def test_file_names() -> None:
+def test_file_name_patterns_are_expanded() -> None:
     values = pattern_values(7, "train", "me", "node1", 5, 2)
     assert fill_pattern("%x-%j-%A_%3a.%%", values) == "train-7-5_002.%"
-    with pytest.raises(SlurmRefusal, match="does not know %b in the name"):
+    with pytest.raises(SlurmRefusal, match="does not support %b in the name"):
         fill_pattern("%b.out", values)
 
 
-def test_elapsed() -> None:
+def test_elapsed_time_is_formatted() -> None:
     assert [write_elapsed(seconds) for seconds in (7, 754, 3600, 90061)] == ["0:07", "12:34", "1:00:00", "1-01:01:01"]
 
 
-def test_dependencies() -> None:
+def test_dependency_option_is_parsed() -> None:
     assert parse_dependency("afterok:1:2_3,singleton") == [("afterok", ["1", "2_3"]), ("singleton", [])]
     for text in ("afterok:1?afterany:2", "aftercorr:1", "after:1+5"):
-        with pytest.raises(SlurmRefusal, match=r"does not know --dependency|dependency problem"):
+        with pytest.raises(SlurmRefusal, match=r"does not support --dependency|dependency problem"):
             parse_dependency(text)
 
 
-def test_memory_and_gpus() -> None:
+def test_memory_and_gpu_options_are_parsed() -> None:
     assert [memory_mb(text) for text in ("100M", "2G", "300", "1500K")] == [100, 2048, 300, 2]
     assert (gpus({"gres": "gpu:4"}), gpus({"gpus-per-node": "2"}), gpus({})) == ((4, None), (2, 2), (0, None))
     for options in ({"gres": "gpu:h100:4"}, {"gres": "shard:1"}, {"gpus-per-node": "h100:4"}):
-        with pytest.raises(SlurmRefusal, match="does not know --g"):
+        with pytest.raises(SlurmRefusal, match="does not support --g"):
             gpus(options)
 
 
 @pytest.mark.parametrize(
     ("line", "word"), [("--gres=gpu:1", "--gpus-per-node=2"), ("--gpus-per-node=2", "--gres=gpu:1")]
 )
-def test_gres_has_the_last_word(line: str, word: str) -> None:
+def test_gres_overrides_gpus_per_node(line: str, word: str) -> None:
     given, _ = read_words("sbatch", [word], SBATCH)
     assert gpus(read_script(f"#!/bin/sh\n#SBATCH {line}\n") | given) == (1, 2)
 
 
-def test_what_srun_takes_from_variables() -> None:
+def test_srun_reads_options_from_variables() -> None:
     env = {"SLURM_KILL_BAD_EXIT": "1", "SLURM_LABELIO": "", "SRUN_CPUS_PER_TASK": "4", "SLURM_NTASKS": "2"}
     assert srun_variables(env) == {"kill-on-bad-exit": "1", "label": None, "cpus-per-task": "4"}
     assert [srun_variables({"SLURM_LABELIO": text}) for text in ("0", "no", "2")] == [{}, {}, {"label": "2"}]
     for name in ("SRUN_CONTAINER", "SLURM_OVERLAP", "SLURM_EXACT", "SLURM_OPEN_MODE"):
-        with pytest.raises(SlurmRefusal, match=f"does not know the variable {name} of srun"):
+        with pytest.raises(SlurmRefusal, match=f"does not support the variable {name} of srun"):
             srun_variables({**env, name: "1"})
 
 
-def test_what_srun_refuses_is_nothing_that_a_job_is_given() -> None:
+def test_variables_of_a_job_are_accepted_by_srun() -> None:
     given = json.loads((Path(__file__).parent / "jobs" / "recorded.json").read_text())["jobs"]
     names = re.findall(r"\b(SLURM_\w+|SRUN_\w+)=", json.dumps(given))
     assert len(set(names)) > 40
     srun_variables(dict.fromkeys(names, "1"))
 
 
-def test_names_of_files_are_looked_at_when_a_job_is_handed_in() -> None:
+def test_invalid_file_pattern_is_refused_at_submission() -> None:
     check_patterns({"output": "%x-%3j.out", "error": None, "input": "a%%"})
     for name, text in (("output", "%q.out"), ("error", r"a\%j"), ("input", "%s")):
         with pytest.raises(SlurmRefusal, match=f"^--{name}: the Slurm emulator does not support"):
@@ -148,23 +148,23 @@ def test_names_of_files_are_looked_at_when_a_job_is_handed_in() -> None:
         ("srun", ["--wait=5", "x"], "--wait of srun"),
     ],
 )
-def test_an_option_that_the_emulator_lacks_is_named(program: str, words: list[str], named: str) -> None:
-    with pytest.raises(SlurmRefusal, match=f"does not know {named}"):
+def test_unsupported_option_is_named(program: str, words: list[str], named: str) -> None:
+    with pytest.raises(SlurmRefusal, match=f"does not support {named}"):
         read_words(program, words, SBATCH if program == "sbatch" else SRUN)
 
 
-def test_the_last_of_two_contradicting_options_counts() -> None:
+def test_last_of_two_contradicting_options_applies() -> None:
     options, rest = read_words("sbatch", ["--requeue", "-N1", "--no-requeue", "-N", "2", "job", "-x"], SBATCH)
     assert (options, rest) == ({"no-requeue": None, "nodes": "2"}, ["job", "-x"])
 
 
-def test_directives_end_at_the_first_command() -> None:
+def test_emulator_directives_end_at_the_first_command() -> None:
     script = "#!/bin/bash\n#SBATCH -N 2 # two\n# SBATCH -N 3\n\n#SBATCH --time=5\ntrue\n#SBATCH -N 4\n"
     assert read_script(script) == {"nodes": "2", "time": "5"}
 
 
-def test_marks_in_the_words_of_ps() -> None:
-    """As macOS shows the environment behind the command; there is no /proc there."""
+def test_marks_are_found_in_ps_output() -> None:
+    """Parse output of macOS, which has no /proc: its ps prints the environment after the command."""
     lines = [
         "  12 /bin/bash A=1 FROG_EMULATOR_MARK=frog1/7.0/ B=2",
         "   9 grep x",
@@ -177,23 +177,23 @@ def test_marks_in_the_words_of_ps() -> None:
 @pytest.mark.parametrize(
     "text", ["n[1-9999999999]", "n[1-99999999]", "n[1-9999],m[1-9999]", "n[" + "9" * 5000 + "]", "n[²]"]
 )
-def test_more_hosts_than_there_can_be_are_no_list(text: str) -> None:
+def test_huge_host_list_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
         expand_hosts(text)
 
 
 @pytest.mark.parametrize("width", ["9999999999", "9" * 5000])
-def test_a_name_is_filled_up_as_far_as_slurm_does(width: str) -> None:
+def test_padding_of_file_name_patterns_is_limited(width: str) -> None:
     assert fill_pattern(f"%{width}j", {"j": "7"}) == "0000000007"
 
 
 @pytest.mark.parametrize("text", ["9" * 5000, "²", "4294967296:00:00"])
-def test_numbers_that_cannot_be(text: str) -> None:
+def test_out_of_range_numbers_are_refused(text: str) -> None:
     with pytest.raises(SlurmRefusal):
         parse_time_limit(text)
     assert signal_number(text) is None
 
 
-def test_a_job_file_on_standard_input_may_be_of_any_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_file_on_standard_input_accepts_any_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"#!/bin/sh\n# caf\xe9\n")))
     assert _script({}, [])[0] == "#!/bin/sh\n# caf\udce9\n"

@@ -1,4 +1,4 @@
-"""Which job the emulator starts, and where its tasks go. No processes."""
+"""The emulator's choice of the next job and the placement of tasks. No processes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def started(jobs: list[EmulatedJob]) -> int | None:
     return None if found is None else found[0].job_id
 
 
-def test_first_come_first_served() -> None:
+def test_jobs_start_in_order_of_submission() -> None:
     running, large, small = job(1, RUNNING, nodes=1, gpus_per_node=1), job(2, nodes=2, gpus_per_node=4), job(3)
     jobs = [running, large, small]
     assert started(jobs) is None
@@ -58,7 +58,7 @@ def test_first_come_first_served() -> None:
     assert started(jobs) == 2
 
 
-def test_each_job_has_its_own_gpus() -> None:
+def test_jobs_get_disjoint_gpus() -> None:
     first, second = job(1, RUNNING, gpus_per_node=3), job(2, gpus_per_node=1)
     place(second, first)
     assert [allocation.gpus for allocation in first.allocations + second.allocations] == [[0, 1, 2], [3]]
@@ -78,13 +78,13 @@ def test_each_job_has_its_own_gpus() -> None:
         ({"exclusive": True}, [8]),
     ],
 )
-def test_tasks_on_nodes(fields: dict[str, Any], tasks: list[int]) -> None:
+def test_tasks_are_placed_on_nodes(fields: dict[str, Any], tasks: list[int]) -> None:
     allocations = place_job(request(**fields), free_resources(NODES, []))
     assert allocations is not None
     assert [allocation.tasks for allocation in allocations] == tasks
 
 
-def test_what_no_such_cluster_could_run() -> None:
+def test_job_too_large_for_the_cluster_is_detected() -> None:
     assert check_fits(request(nodes=3), NODES) == "PartitionNodeLimit"
     assert check_fits(request(ntasks=17), NODES) == "PartitionConfig"
     for fields in ({"gpus_per_node": 5}, {"cpus_per_task": 9}, {"node_names": ["node9"]}, {"mem_mb": 10**9}):
@@ -106,7 +106,7 @@ def test_what_no_such_cluster_could_run() -> None:
         ("after", PENDING, "Dependency"),
     ],
 )
-def test_dependency(kind: str, state: str, reason: str) -> None:
+def test_dependency_controls_start_and_reason(kind: str, state: str, reason: str) -> None:
     other, waiting = job(1, state), job(2, dependency=[(kind, ["1"])])
     other.held = state == PENDING
     jobs = [other, waiting]
@@ -115,11 +115,11 @@ def test_dependency(kind: str, state: str, reason: str) -> None:
     assert dependency_text(waiting, jobs) != "(null)" or reason == "None"
 
 
-def test_a_job_that_is_forgotten_holds_nobody_up() -> None:
+def test_unknown_dependency_counts_as_fulfilled() -> None:
     assert started([job(2, dependency=[("afterok", ["99"])])]) == 2
 
 
-def test_singleton_waits_for_earlier_jobs_of_its_name() -> None:
+def test_singleton_waits_for_earlier_jobs_with_its_name() -> None:
     jobs = [job(1, RUNNING), job(2, name="other"), job(3, dependency=[("singleton", [])])]
     jobs[1].state = COMPLETED
     assert started(jobs) is None
@@ -127,7 +127,7 @@ def test_singleton_waits_for_earlier_jobs_of_its_name() -> None:
     assert started(jobs) == 3
 
 
-def test_an_array_runs_so_many_at_once() -> None:
+def test_array_limits_simultaneous_tasks() -> None:
     spec = ([0, 1, 2], 1, 1)
     tasks = [EmulatedJob(request(array=spec), 0.0, None, 5, number) for number in spec[0]]
     found = next_to_start(tasks, NODES)
@@ -140,7 +140,7 @@ def test_an_array_runs_so_many_at_once() -> None:
     assert find_jobs(tasks, "5_2") == [tasks[2]]
 
 
-def test_a_job_that_asked_for_its_end_has_it_however_soon_its_script_ends(tmp_path: Path) -> None:
+def test_requested_end_applies_even_if_script_ends_first(tmp_path: Path) -> None:
     controller = SlurmController(tmp_path, "frogtest", NODES, 1, 1.0)
     again, away, both, plain = (job(number, RUNNING, script="") for number in (1, 2, 3, 4))
     controller.request_end(again, PENDING)
@@ -155,7 +155,7 @@ def test_a_job_that_asked_for_its_end_has_it_however_soon_its_script_ends(tmp_pa
     assert again.requested_end is None
 
 
-def test_at_its_time_limit_a_job_gets_sigterm_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_receives_sigterm_twice_at_its_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     controller, found, sent = SlurmController(tmp_path, "frogtest", NODES, 1, 1.0), job(1, RUNNING), []
     controller.jobs, found.limit_s = [found], 100.0
 
@@ -173,7 +173,7 @@ def test_at_its_time_limit_a_job_gets_sigterm_twice(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(("look_s", "first_s"), [(30.0, 15.0), (0.2, 0.1)])
-def test_a_warning_comes_with_the_first_look_at_a_job(look_s: float, first_s: float, tmp_path: Path) -> None:
+def test_earliest_warning_comes_with_the_first_check(look_s: float, first_s: float, tmp_path: Path) -> None:
     controller = SlurmController(tmp_path, "frogtest", NODES, 1, 1.0)
     controller.look_s = look_s
     found = job(1, RUNNING, signal=(10, 60, True))
@@ -182,8 +182,8 @@ def test_a_warning_comes_with_the_first_look_at_a_job(look_s: float, first_s: fl
 
 
 @pytest.mark.parametrize(("limit_min", "left_s", "shown_min"), [(1440, 1, 1), (3, 38, 2)])
-def test_the_limit_of_a_job_whose_end_is_moved(limit_min: int, left_s: int, shown_min: int, tmp_path: Path) -> None:
-    """As real Slurm showed it of jobs that had run for a few seconds."""
+def test_changed_end_time_updates_the_limit(limit_min: int, left_s: int, shown_min: int, tmp_path: Path) -> None:
+    """Expected limits come from a real Slurm, for jobs that had run for a few seconds."""
     controller, found = SlurmController(tmp_path, "frogtest", NODES, 1, 1.0), job(1, RUNNING)
     found.started_s, found.limit_min, found.limit_s = 1000.0, limit_min, 1000.0 + 60 * limit_min
     with controller.changed:
@@ -191,7 +191,7 @@ def test_the_limit_of_a_job_whose_end_is_moved(limit_min: int, left_s: int, show
     assert (found.limit_min, found.limit_s) == (shown_min, 1005.0 + left_s)
 
 
-def test_nothing_is_called_none() -> None:
+def test_none_is_not_a_job_name() -> None:
     plain, (first, second) = (
         job(1),
         [EmulatedJob(request(array=([0, 1], 1, None)), 0.0, None, 5, task) for task in (0, 1)],
@@ -204,7 +204,7 @@ def test_nothing_is_called_none() -> None:
 
 
 class RecordingClient(Client):
-    """A client whose daemon knows these jobs and nodes, and notes what it is asked for."""
+    """A client whose daemon has these jobs and nodes, and records its requests."""
 
     asked: ClassVar[list[str]] = []
 
@@ -221,7 +221,9 @@ def client(tmp_path: Path) -> RecordingClient:
     return RecordingClient(0, "", tmp_path)
 
 
-def test_several_jobs_of_which_one_is_unknown(client: RecordingClient, capsys: pytest.CaptureFixture[str]) -> None:
+def test_scancel_reports_one_unknown_job_of_several(
+    client: RecordingClient, capsys: pytest.CaptureFixture[str]
+) -> None:
     for words in ("11,99", "99,11"):
         assert squeue(client, ["--noheader", "--format=%i", "--jobs", words]) == 0
         assert capsys.readouterr().out == "11\n"
@@ -233,7 +235,7 @@ def test_several_jobs_of_which_one_is_unknown(client: RecordingClient, capsys: p
 
 
 @pytest.mark.parametrize("text", ["None", "11,None", "11,"])
-def test_what_is_no_number_of_a_job(text: str, client: RecordingClient) -> None:
+def test_invalid_job_number_is_refused(text: str, client: RecordingClient) -> None:
     for command, word in ((squeue, f"--jobs={text}"), (scancel, text)):
         with pytest.raises(SlurmRefusal, match="Invalid job id"):
             command(client, [word])
@@ -242,13 +244,13 @@ def test_what_is_no_number_of_a_job(text: str, client: RecordingClient) -> None:
         scontrol(client, ["show", "job", text])
 
 
-def test_what_is_no_list_of_nodes_is_not_found(client: RecordingClient, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_node_list_is_not_found(client: RecordingClient, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SlurmRefusal):
         scontrol(client, ["show", "node", "node[1"])
     assert capsys.readouterr().out == "Node node[1 not found\n"
 
 
-def test_more_names_than_nodes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_node_list_longer_than_node_count(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SlurmRefusal, match=r"invalid number of nodes \(-N 2-1\)"):
         make_request({"nodes": "1", "nodelist": "node[1-2]"}, default_name="x")
     asked = make_request({"nodes": "1", "nodelist": "node[1-2]"}, default_name="x", program="srun")
@@ -259,14 +261,14 @@ def test_more_names_than_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     assert "can't run 1 processes on 2 nodes" in capsys.readouterr().err
 
 
-def test_a_job_without_gpus_handed_in_by_one_that_has_some() -> None:
+def test_job_without_gpus_does_not_inherit_gpu_variables() -> None:
     outer = {"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_JOB_GPUS": "0,1", "SLURM_GPUS_ON_NODE": "2", "HOME": "/"}
     found = submitted_environment(request(environment={**outer, "SLURM_CPUS_PER_TASK": "3", "SLURM_NTASKS": "2"}))
     assert found == {"HOME": "/", "SLURM_CPUS_PER_TASK": "1", "SLURM_NTASKS": "2"}
     assert "SLURM_CPUS_PER_TASK" not in submitted_environment(request(environment=outer))
 
 
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_working_folder_falls_back_to_tmp(tmp_path: Path) -> None:
     assert enter(tmp_path) == (tmp_path, "")
     place, said = enter(tmp_path / "none")
     assert place == Path("/tmp")
@@ -278,12 +280,12 @@ def step(**fields: Any) -> StepRequest:
     return StepRequest(**{"ntasks": 2, **plain, **fields})
 
 
-def test_steps() -> None:
+def test_steps_are_placed_on_the_job() -> None:
     allocations = job(1, RUNNING, nodes=2, ntasks=10).allocations
     parts = place_step(step(ntasks=5), allocations, {})
     assert parts is not None
     assert [part.tasks for part in parts] == [3, 2]
-    assert place_step(step(), allocations, {"node1": 1}) is None, "another step has the node"
+    assert place_step(step(), allocations, {"node1": 1}) is None, "another step uses the node"
     assert place_step(step(exact=True), allocations, {"node1": 1}) is not None
     assert place_step(step(overlap=True), allocations, {"node1": 8}) is not None
     alone = place_step(step(ntasks=1, num_nodes=1), allocations, {"node1": 8})
@@ -292,5 +294,5 @@ def test_steps() -> None:
     for wrong in (step(num_nodes=3), step(ntasks=11), step(node_names=("node9",))):
         with pytest.raises(SlurmRefusal):
             place_step(wrong, allocations, {})
-    with pytest.raises(SlurmRefusal, match="does not know --ntasks-per-node=5"):
+    with pytest.raises(SlurmRefusal, match="does not support --ntasks-per-node=5"):
         place_step(step(ntasks=10, per_node=5), allocations, {})

@@ -1,4 +1,4 @@
-"""config/slurm_example.sbatch on a real Slurm, two nodes of two ranks: what it promises, it keeps."""
+"""config/slurm_example.sbatch on a real Slurm, two nodes of two ranks: it behaves as its comments say."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ STEPS = 200
 
 @dataclass
 class Bench:
-    """A project folder in which the example job is handed in."""
+    """A project folder from which the test submits the example job."""
 
     harness: Harness
     slurm: RealSlurm
 
     def submit(self, *words: str, options: tuple[str, ...] = ()) -> str:
-        """Hand the example in for 2 x 2 ranks, with a quarter of each node's CPUs; return the job's number."""
+        """Submit the example for 2 x 2 ranks, with a quarter of each node's CPUs; return the job id."""
         size = ("--gpus-per-node=2", "--cpus-per-task=8")
         return self.slurm.ask("sbatch", "--parsable", *size, *options, EXAMPLE, *words, cwd=self.harness.root).strip()
 
@@ -48,7 +48,7 @@ class Bench:
         return self.harness.record(f"frog-{job_id}")
 
     def log(self, job_id: str, node: int | None = None) -> str:
-        """What the job's script has said, or one node's workers."""
+        """Return the output of the job's script, or of one node's workers."""
         suffix = "" if node is None else f"-node{node}"
         path = self.harness.root / f"slurm-{job_id}{suffix}.out"
         return path.read_text() if path.exists() else ""
@@ -65,7 +65,7 @@ class Bench:
         return self.slurm.job(job_id)["JobState"] in ("COMPLETED", "FAILED", "TIMEOUT")
 
     def processes(self, job_id: str) -> list[str]:
-        """The command lines of all live processes that the job has on this machine."""
+        """Return the command lines of all live processes of the job on this machine."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -82,7 +82,7 @@ def bench(harness: Harness, real_slurm: RealSlurm) -> Bench:
     (root / "config").mkdir(exist_ok=True)
     shutil.copy(ROOT / EXAMPLE, root / EXAMPLE)
     shutil.copy(ROOT / "train.py", root)
-    shutil.copy(root / "run.toml", root / "config" / "demo.toml")  # what the example trains when it is told nothing
+    shutil.copy(root / "run.toml", root / "config" / "demo.toml")  # the example's default run file
     shutil.copy(root / "config.json", root / "config")
     if not (root / ".venv").exists():
         (root / ".venv").symlink_to(sys.prefix)
@@ -91,10 +91,10 @@ def bench(harness: Harness, real_slurm: RealSlurm) -> Bench:
 
 @pytest.fixture(scope="module")
 def calm_and_requeued(bench: Bench) -> tuple[str, str]:
-    """Two jobs of the same training, both at their end: one undisturbed, one that came near its time limit.
+    """Return two completed jobs of the same training: one undisturbed, one that reached its time limit.
 
-    Between two steps a training that takes 10 ms a step is hard to catch: one rank of the second job is stopped until
-    Slurm has sent its signal, as a node that hangs for a while would be.
+    Steps of 10 ms are too short for a signal to arrive at a known step, so the test stops one rank of the second job until
+    Slurm has sent its signal, like a node that hangs for a while.
     """
     words = ("--set", f"train.steps={STEPS}", "--set", "train.timeout_s=600")
     hasty = bench.submit(*words)
@@ -115,7 +115,7 @@ def calm_and_requeued(bench: Bench) -> tuple[str, str]:
 
 
 @pytest.mark.timeout(1800)
-def test_the_log_shows_allocation_workers_and_cleanup(bench: Bench, calm_and_requeued: tuple[str, str]) -> None:
+def test_example_job_log_shows_allocation_workers_and_cleanup(bench: Bench, calm_and_requeued: tuple[str, str]) -> None:
     calm, _ = calm_and_requeued
     lines = [re.sub(r"^\d\d:\d\d:\d\d ", "", line) for line in bench.log(calm).splitlines()]
     assert lines == [
@@ -132,7 +132,7 @@ def test_the_log_shows_allocation_workers_and_cleanup(bench: Bench, calm_and_req
         assert (beat["host"], beat["node_rank"]) == (f"node{1 + rank // 2}", rank // 2)
 
 
-def test_a_job_at_its_time_limit_saves_is_requeued_and_ends_with_the_same_weights(
+def test_job_at_its_time_limit_is_requeued_and_reaches_the_same_weights(
     bench: Bench, calm_and_requeued: tuple[str, str]
 ) -> None:
     calm, hasty = calm_and_requeued
@@ -143,8 +143,8 @@ def test_a_job_at_its_time_limit_saves_is_requeued_and_ends_with_the_same_weight
     stops = [int(step) for step in re.findall(r"stopped at step (\d+), saved at step \1;", bench.log(hasty, 0))]
     begun = [segment.from_step for segment in bench.folder(hasty).read_run_json().segments]
     assert any(0 < step < STEPS for step in stops), bench.log(hasty, 0)
-    assert begun[: len(stops) + 1] == [0, *stops], "each start goes on at the step in which the one before it stopped"
-    assert all(step == STEPS for step in begun[len(stops) + 1 :]), "a signal that came after the last step"
+    assert begun[: len(stops) + 1] == [0, *stops], "each start resumes at the step where the previous one stopped"
+    assert all(step == STEPS for step in begun[len(stops) + 1 :]), "the signal arrived after the last step"
 
     one, other = bench.record(calm), bench.record(hasty)
     assert one["status"] == other["status"] == "completed"
@@ -153,8 +153,8 @@ def test_a_job_at_its_time_limit_saves_is_requeued_and_ends_with_the_same_weight
 
 
 @pytest.mark.timeout(1800)
-def test_a_cancelled_job_and_one_that_loses_a_rank(bench: Bench) -> None:
-    """Both at once, on the same nodes: one gets scancel, of the other a rank is killed."""
+def test_cancelled_job_saves_and_job_with_killed_rank_fails(bench: Bench) -> None:
+    """Run both jobs on the same nodes: cancel one, and kill a rank of the other."""
     words = ("--set", "train.steps=100000", "--set", "eval.every=100000")
     cancelled, broken = bench.submit(*words), bench.submit(*words)
     bench.wait_for_step(cancelled, 5)
@@ -162,7 +162,7 @@ def test_a_cancelled_job_and_one_that_loses_a_rank(bench: Bench) -> None:
     bench.wait_for_step(broken, 5)
     os.kill(bench.beat(broken, 2)["pid"], signal.SIGKILL)
 
-    # scancel: all ranks save and end, and a smaller world goes on with the run.
+    # scancel: all ranks save and exit, and a smaller world resumes the run.
     bench.slurm.wait_for(cancelled, "CANCELLED")
     wait_until(lambda: not bench.processes(cancelled), 90, "the end of the cancelled job's processes")
     log = bench.log(cancelled)
@@ -176,7 +176,7 @@ def test_a_cancelled_job_and_one_that_loses_a_rank(bench: Bench) -> None:
     assert bench.record(cancelled)["step"] == stopped["step"] + 2
     assert bench.folder(cancelled).read_run_json().segments[-1].from_step == stopped["step"]
 
-    # The lost rank: the job fails with torchrun's code, is not requeued, and the other node's ranks end too.
+    # The killed rank: the job fails with torchrun's code, is not requeued, and the other node's ranks end too.
     job = bench.slurm.wait_for(broken, "FAILED")
     assert (job["ExitCode"], job["Restarts"]) == ("1:0", "0")
     wait_until(lambda: not bench.processes(broken), 90, "the end of the broken job's processes")
@@ -184,24 +184,24 @@ def test_a_cancelled_job_and_one_that_loses_a_rank(bench: Bench) -> None:
     assert "Signal 9 (SIGKILL)" in bench.log(broken, 1), "rank 2 is the first of node 1"
 
 
-def test_a_mistake_in_the_arguments_fails_the_job_and_is_reported_by_rank_0_alone(bench: Bench) -> None:
+def test_mistake_in_arguments_fails_the_job_and_only_rank_0_reports_it(bench: Bench) -> None:
     job_id = bench.submit("--set", "train.stepz=5", options=("--gpus-per-node=1",))
     job = bench.slurm.wait_for(job_id, "FAILED")
     assert job["ExitCode"] == "1:0"
     output = bench.log(job_id, 0) + bench.log(job_id, 1)
     assert output.count("[rank 0]   - train.stepz: unknown key") == 1
     assert "[rank 1]" not in output
-    assert "exitcode  : 2" in output, "torchrun's account has the rank's own code"
+    assert "exitcode  : 2" in output, "torchrun's report has the rank's exit code"
     assert not bench.folder(job_id).path.exists()
 
 
-def test_a_job_without_gpus_says_what_to_ask_for(bench: Bench) -> None:
+def test_example_job_without_gpus_names_the_missing_option(bench: Bench) -> None:
     job_id = bench.submit(options=("--gpus-per-node=0",))
     assert bench.slurm.wait_for(job_id, "FAILED")["ExitCode"] == "1:0"
     assert "this job has no GPUs: ask for --gpus-per-node" in bench.log(job_id)
 
 
-def test_the_example_is_sound_shell() -> None:
+def test_example_job_passes_shellcheck() -> None:
     if shutil.which("shellcheck") is None:
         pytest.skip("shellcheck is not installed: apt-get install shellcheck")
     done = subprocess.run(["shellcheck", "--severity=warning", ROOT / EXAMPLE], capture_output=True, text=True)

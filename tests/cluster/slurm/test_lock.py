@@ -1,4 +1,4 @@
-"""The lock on a cluster's folder, whose file goes with the folder."""
+"""The lock on a cluster's folder; the lock file is removed with the folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from frog.cluster.slurm.lock import locked
 from frog.core.errors import UsageError
 
 
-def test_one_at_a_time_and_nothing_is_left(tmp_path: Path) -> None:
+def test_lock_is_exclusive_and_leaves_no_files(tmp_path: Path) -> None:
     with locked(tmp_path / "a" / "b"):
         with pytest.raises(UsageError, match="another `frog slurm` is using it"), locked(tmp_path / "a" / "b"):
             pass
@@ -22,15 +22,15 @@ def test_one_at_a_time_and_nothing_is_left(tmp_path: Path) -> None:
     assert list(tmp_path.glob("a/*")) == []
 
 
-def test_what_cannot_be_a_folder_is_refused(tmp_path: Path) -> None:
+def test_unusable_lock_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(UsageError, match="cannot be used as the cluster's folder: Not a directory"), locked(folder):
             pass
 
 
-def test_a_lock_on_a_removed_file_excludes_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between a second one's opening and locking of the file the first leaves and a third comes."""
+def test_lock_on_a_removed_file_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between a second process's opening and locking of the file, the first leaves and a third enters."""
     first, third = ExitStack(), ExitStack()
     first.enter_context(locked(tmp_path / "cluster"))
     flock = fcntl.flock
@@ -65,7 +65,7 @@ while entered < 100:
 """
 
 
-def test_two_processes_that_come_and_go_are_never_inside_together(tmp_path: Path) -> None:
+def test_two_processes_never_hold_the_lock_together(tmp_path: Path) -> None:
     words = [sys.executable, "-c", CONTENDER, str(tmp_path / "cluster"), str(tmp_path / "inside")]
     both = [subprocess.Popen(words, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     try:

@@ -1,4 +1,4 @@
-"""A real Slurm on this machine: it comes up, plain commands work, and nothing of it is left."""
+"""A real Slurm on this machine: it starts, its commands work, and it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def scratch_of(folder: Path) -> Path:
 
 
 def clusters_on(root: Path) -> set[str]:
-    """Every process whose environment or arguments name a folder."""
+    """Return every process whose environment or arguments name a folder."""
     found = set()
     for process in psutil.process_iter():
         try:
@@ -49,7 +49,7 @@ def clusters_on(root: Path) -> set[str]:
 
 @pytest.fixture
 def workdir(tmp_path: Path) -> Iterator[Path]:
-    """A folder in which a test starts a cluster of its own; whatever the test leaves is cleared."""
+    """Create a folder for a test's own cluster; clean up what the test leaves."""
     need_slurm()
     yield tmp_path
     if (tmp_path / ".slurm" / "cluster.json").exists():
@@ -57,13 +57,13 @@ def workdir(tmp_path: Path) -> Iterator[Path]:
 
 
 def kill(pid: int) -> None:
-    """Kill a process that may have ended because another of its cluster was killed."""
+    """Kill a process that may have ended after another process of its cluster was killed."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 
 
 def wait_for_sleepers(cluster: str, count: int) -> None:
-    """Wait until so many `sleep 300` run in a cluster's jobs."""
+    """Wait until `count` processes `sleep 300` run in a cluster's jobs."""
 
     def are_there() -> bool:
         return (
@@ -74,7 +74,7 @@ def wait_for_sleepers(cluster: str, count: int) -> None:
 
 
 def shell(command: str, cwd: Path) -> str:
-    """A command line in a shell that uses the cluster of a folder, as a user types it."""
+    """Run a command line in a shell that uses the folder's cluster, as a user types it."""
     path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-c", f'eval "$(frog slurm env)"; {command}'],
@@ -88,10 +88,10 @@ def shell(command: str, cwd: Path) -> str:
     return done.stdout
 
 
-# ---- A cluster that is up --------------------------------------------------------------------------------------------
+# ---- A running cluster -----------------------------------------------------------------------------------------------
 
 
-def test_nodes_are_idle_and_tasks_see_their_gpus(real_slurm: RealSlurm) -> None:
+def test_nodes_start_idle_and_tasks_see_their_gpus(real_slurm: RealSlurm) -> None:
     assert real_slurm.ask("sinfo", "-h", "-o", "%D %T").split() == ["2", "idle"]
     output = real_slurm.ask(
         *("srun", "--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=3", "bash", "-c"),
@@ -100,7 +100,7 @@ def test_nodes_are_idle_and_tasks_see_their_gpus(real_slurm: RealSlurm) -> None:
     assert sorted(output.splitlines()) == ["node1 node1 0 0,1,2", "node2 node2 1 0,1,2"]
 
 
-def test_a_batch_job_from_queue_to_cancel(real_slurm: RealSlurm, tmp_path: Path) -> None:
+def test_batch_job_from_queue_to_cancel(real_slurm: RealSlurm, tmp_path: Path) -> None:
     script = "echo begins on $SLURMD_NODENAME; srun bash -c 'sleep 100'; sleep 5; echo never"
     words = ("sbatch", "--parsable", "--nodes=2", "--gpus-per-node=2", "--output=%x-%j.txt", "--job-name=nap")
     job_id = real_slurm.ask(*words, "--wrap", script, cwd=tmp_path).strip()
@@ -128,10 +128,10 @@ def test_a_batch_job_from_queue_to_cancel(real_slurm: RealSlurm, tmp_path: Path)
     assert f"{job_id}" in real_slurm.ask("sacct", "-c", "-o", "JobID")
 
 
-def test_it_listens_on_the_loopback_interface_alone(real_slurm: RealSlurm) -> None:
+def test_slurm_listens_only_on_the_loopback_interface(real_slurm: RealSlurm) -> None:
     listening = []
     for process in find_processes(cluster_name(real_slurm.folder)):
-        with contextlib.suppress(psutil.NoSuchProcess):  # the last of an earlier job
+        with contextlib.suppress(psutil.NoSuchProcess):  # the last process of an earlier job
             for connection in psutil.Process(process.pid).net_connections():
                 if connection.status == psutil.CONN_LISTEN:
                     listening.append(connection.laddr.ip)
@@ -139,23 +139,23 @@ def test_it_listens_on_the_loopback_interface_alone(real_slurm: RealSlurm) -> No
     assert all(address.startswith("127.") for address in listening)
 
 
-def test_a_second_up_is_refused(real_slurm: RealSlurm) -> None:
+def test_second_slurm_up_is_refused(real_slurm: RealSlurm) -> None:
     output = frog_slurm("up", cwd=real_slurm.folder.parent, code=2)
     assert "a cluster of 2 nodes is already running" in output
     assert "frog slurm down" in output
     assert real_slurm.ask("sinfo", "-h", "-o", "%D").strip() == "2"
 
 
-# ---- Clusters that go ------------------------------------------------------------------------------------------------
+# ---- Clusters that end -----------------------------------------------------------------------------------------------
 
 
-def test_down_leaves_nothing_not_even_of_a_job_that_hides(workdir: Path) -> None:
+def test_slurm_down_ends_even_detached_processes(workdir: Path) -> None:
     shown = frog_slurm("up", "--nodes", "1", "--gpus-per-node", "8", cwd=workdir)
     assert 'eval "$(frog slurm env)"' in shown
     folder = workdir / ".slurm"
     name, scratch = cluster_name(folder), scratch_of(folder)
     ports = json.loads((folder / "cluster.json").read_text())["site"]["ports"]
-    # A process that leaves its session and its parent is nobody's child any more: Slurm loses it, `down` must not.
+    # Slurm loses a process that leaves its session and its parent; `down` must not.
     shell(
         "sbatch --gpus-per-node=8 --wrap '(setsid sleep 300 &) ; echo $CUDA_VISIBLE_DEVICES > gpus; sleep 300'", workdir
     )
@@ -163,7 +163,7 @@ def test_down_leaves_nothing_not_even_of_a_job_that_hides(workdir: Path) -> None
         lambda: sum(p.command.endswith("sleep 300") for p in find_processes(name)) == 2, 60, "the job's processes"
     )
     assert (workdir / "gpus").read_text() == "0,1,2,3,4,5,6,7\n"
-    shell("sbatch --hold --array=2-3%1 --wrap true", workdir)  # squeue writes 12_[2-3%1], which scancel does not take
+    shell("sbatch --hold --array=2-3%1 --wrap true", workdir)  # squeue prints 12_[2-3%1], which scancel does not accept
     os.link(folder / "logs" / "jobs.txt", workdir / "jobs.txt")
 
     frog_slurm("down", cwd=workdir)
@@ -181,7 +181,7 @@ def test_down_leaves_nothing_not_even_of_a_job_that_hides(workdir: Path) -> None
     assert "no cluster found" in frog_slurm("status", cwd=workdir, code=2)
 
 
-def test_a_half_dead_cluster_is_reported_cleared_and_started_anew(workdir: Path) -> None:
+def test_cluster_with_dead_daemons_is_reported_and_restarted(workdir: Path) -> None:
     frog_slurm("up", "--nodes", "2", cwd=workdir)
     folder = workdir / ".slurm"
     old, scratch = cluster_name(folder), scratch_of(folder)
@@ -213,7 +213,7 @@ def test_a_half_dead_cluster_is_reported_cleared_and_started_anew(workdir: Path)
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_an_up_that_is_interrupted_leaves_nothing(workdir: Path, how: signal.Signals) -> None:
+def test_interrupted_slurm_up_leaves_nothing(workdir: Path, how: signal.Signals) -> None:
     process = subprocess.Popen(
         [str(BIN / "frog"), "slurm", "up", "--nodes", "8"],
         cwd=workdir,
@@ -235,7 +235,7 @@ def test_an_up_that_is_interrupted_leaves_nothing(workdir: Path, how: signal.Sig
     assert clusters_on(workdir) == set()
 
 
-def test_a_daemon_that_dies_at_once_is_reported_with_its_last_words(workdir: Path) -> None:
+def test_daemon_that_dies_at_start_is_reported_with_its_log(workdir: Path) -> None:
     wrapper = workdir / "bin" / "slurmd"
     wrapper.parent.mkdir()
     wrapper.write_text(f"#!/bin/sh\nexec {programs.find_program('slurmd')} -f {workdir}/wrong.conf\n")
@@ -248,11 +248,11 @@ def test_a_daemon_that_dies_at_once_is_reported_with_its_last_words(workdir: Pat
     assert "NoSuchKey" in output
     assert clusters_on(workdir) == set()
     assert not (workdir / ".slurm" / "cluster.json").exists()
-    frog_slurm("up", "--nodes", "1", cwd=workdir)  # the logs that are left are no obstacle
+    frog_slurm("up", "--nodes", "1", cwd=workdir)  # leftover logs do not prevent a start
 
 
 @pytest.mark.parametrize("name", ["thesis.txt", "logs/thesis.txt", "lock", "logs"])
-def test_a_folder_with_other_things_is_refused_and_kept(workdir: Path, name: str) -> None:
+def test_folder_with_other_files_is_refused_and_kept(workdir: Path, name: str) -> None:
     mine = workdir / "mine" / name
     mine.parent.mkdir(parents=True)
     mine.write_text("years of work")
@@ -263,7 +263,7 @@ def test_a_folder_with_other_things_is_refused_and_kept(workdir: Path, name: str
     assert os.listdir(workdir / "mine") == [name.split("/")[0]]
 
 
-def test_of_the_logs_only_those_of_daemons_are_removed(tmp_path: Path) -> None:
+def test_slurm_down_removes_only_logs_of_daemons(tmp_path: Path) -> None:
     names = ("munged.log", "slurmctld.out", "slurmd-node12.log", "jobs.txt")
     for name in (*names, "mine.log"):
         (tmp_path / "logs" / name).parent.mkdir(exist_ok=True)
@@ -275,7 +275,7 @@ def test_of_the_logs_only_those_of_daemons_are_removed(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_names_of_jobs_and_nodes_may_be_anything() -> None:
+def test_status_accepts_unusual_names_of_jobs_and_nodes() -> None:
     class FakeCluster:
         def ask(self, *command: str) -> str:
             if command[0] == "squeue":
@@ -289,8 +289,8 @@ def test_names_of_jobs_and_nodes_may_be_anything() -> None:
     assert status._nodes(output).splitlines()[1] == "a-node-of-more-than-20-letters  idle   2 of 4     1 of 32"
 
 
-def test_commands_of_an_emulator_are_not_slurms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a shell that uses an emulator, a real cluster's commands are the real ones all the same."""
+def test_real_cluster_ignores_emulator_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real cluster uses the real commands even in a shell that uses an emulator."""
     for place in ("emulator", "other"):
         (tmp_path / place / "bin").mkdir(parents=True)
         (tmp_path / place / "bin" / "squeue").write_text("#!/bin/sh\n")
@@ -304,15 +304,15 @@ def test_commands_of_an_emulator_are_not_slurms(tmp_path: Path, monkeypatch: pyt
     assert "PATH" not in cluster.environment(tmp_path)
 
 
-# ---- Whose machine it is ---------------------------------------------------------------------------------------------
+# ---- Users and host names --------------------------------------------------------------------------------------------
 
 
-def test_it_runs_as_an_ordinary_user_in_a_folder_with_a_blank(workdir: Path) -> None:
+def test_slurm_runs_as_ordinary_user_in_folder_with_space(workdir: Path) -> None:
     ordinary = ["unshare", "--user", "--map-user=nobody", "--map-group=nogroup", "setpriv", "--bounding-set=-all"]
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
-        ordinary = []  # we are one already
+        ordinary = []  # this user is one already
     elif subprocess.run([*ordinary, "true"], capture_output=True).returncode != 0:
-        pytest.skip("this system lets root not become an ordinary user in a namespace")
+        pytest.skip("this system does not let root become an ordinary user in a namespace")
     frog = f"{BIN / 'frog'} slurm"
     script = (
         f"{frog} up --nodes 1 --folder 'a b' && eval \"$({frog} env --folder 'a b')\""
@@ -328,10 +328,10 @@ def test_it_runs_as_an_ordinary_user_in_a_folder_with_a_blank(workdir: Path) -> 
     assert os.listdir(workdir) == ["output"]
 
 
-def test_daemons_get_another_name_where_the_machines_own_is_not_loopback(workdir: Path) -> None:
-    """A machine whose name stands for an address of the network, as in many containers."""
+def test_daemons_use_another_host_name_if_it_is_not_loopback(workdir: Path) -> None:
+    """Simulate a machine whose name resolves to a network address, as in many containers."""
     if subprocess.run(["unshare", "--uts", "hostname", "10.1.2.3"], capture_output=True).returncode != 0:
-        pytest.skip("this system lets us not give a process another host name")
+        pytest.skip("this system does not allow another host name for a process")
     script = (
         f"hostname 10.1.2.3; {BIN / 'frog'} slurm up --nodes 1"
         f' && eval "$({BIN / "frog"} slurm env)" && sbatch --wait --output=output --wrap "srun hostname"'
@@ -346,14 +346,14 @@ def test_daemons_get_another_name_where_the_machines_own_is_not_loopback(workdir
             assert connection.status != psutil.CONN_LISTEN or connection.laddr.ip == "127.0.0.1"
 
 
-def test_a_name_that_resolves_to_nothing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unresolvable_host_name_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "no-such-host.invalid")
     with pytest.raises(LaunchError, match=r"no-such-host.invalid, does not resolve") as caught:
         host.choose_host()
     assert "/etc/hosts" in str(caught.value)
 
 
-def test_without_slurm_the_package_and_the_emulator_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_slurm_error_names_package_and_emulator(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(programs, "SYSTEM_FOLDERS", ())
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="munged, slurmctld, slurmd") as caught:
@@ -363,6 +363,6 @@ def test_without_slurm_the_package_and_the_emulator_are_named(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("wrong", [(0, 4, 32), (2, -1, 32), (2, 17, 32), (2, 4, 0), (65, 4, 32)])
-def test_a_cluster_that_cannot_be_is_refused(wrong: tuple[int, int, int]) -> None:
+def test_invalid_cluster_size_is_refused(wrong: tuple[int, int, int]) -> None:
     with pytest.raises(UsageError, match="must be between"):
         Shape(*wrong)

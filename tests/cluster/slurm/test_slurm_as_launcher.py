@@ -1,4 +1,4 @@
-"""Slurm alone starts the ranks, without torchrun: `srun python train.py`, and submitit. Same weights as `frog run`."""
+"""Slurm starts the ranks without torchrun: `srun python train.py`, and submitit. Same weights as `frog run`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ ROOT = Path(__file__).parents[3]
 STEPS = 200
 SETTINGS = (f"train.steps={STEPS}", "checkpoint.every=5000", "eval.every=5000")
 HOME = {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
-"""The names of pretended nodes are resolved by nothing."""
+"""Names of simulated nodes do not resolve."""
 
 
 @pytest.fixture(scope="module")
 def floor(harness: Harness) -> Harness:
-    """The harness with the programs that start there, and the run that the others are held against."""
+    """Return the harness with the started programs, and the reference run."""
     shutil.copy(ROOT / "train.py", harness.root)
     harness.train(2, "slurm-calm", *SETTINGS)
     return harness
@@ -43,13 +43,13 @@ def same_weights(floor: Harness, name: str) -> None:
     assert [floor.events(name).ranks[rank].of(StartEvent)[0].node_rank for rank in (0, 1)] == [0, 1]
 
 
-def test_tasks_of_srun_are_ranks(floor: Harness, real_slurm: RealSlurm) -> None:
+def test_srun_tasks_become_ranks(floor: Harness, real_slurm: RealSlurm) -> None:
     start = ("srun", "--nodes=2", "--ntasks=2", "--kill-on-bad-exit=1", "python", "train.py")
     floor.run(*start, *words("by-srun"), env={**real_slurm.env, **HOME})
     same_weights(floor, "by-srun")
 
 
-def test_a_python_in_a_batch_script_is_a_world_of_one(real_slurm: RealSlurm, tmp_path: Path) -> None:
+def test_python_in_a_batch_script_has_world_size_1(real_slurm: RealSlurm, tmp_path: Path) -> None:
     ask = "from frog.core.env import world_env; env = world_env(); print(env.world_size, env.launched)"
     out = tmp_path / "out"
     line = f'python -c "{ask}"; srun --nodes=1 --ntasks=1 python -c "{ask}"'
@@ -58,7 +58,7 @@ def test_a_python_in_a_batch_script_is_a_world_of_one(real_slurm: RealSlurm, tmp
     assert out.read_text().splitlines() == ["1 False", "1 False"]
 
 
-def test_a_job_of_submitit_is_warned_and_handed_in_again(floor: Harness, real_slurm: RealSlurm) -> None:
+def test_submitit_job_is_requeued_after_warning(floor: Harness, real_slurm: RealSlurm) -> None:
     if importlib.util.find_spec("submitit") is None:
         pytest.skip("submitit is not installed: pip install submitit")
     env = {**real_slurm.env, **HOME}
@@ -76,9 +76,9 @@ def test_a_job_of_submitit_is_warned_and_handed_in_again(floor: Harness, real_sl
 
     wait_until(has_begun, 120, "step 3")
     stopped = beats[0].pid
-    os.kill(stopped, signal.SIGSTOP)  # the run must not be over before the signal comes
+    os.kill(stopped, signal.SIGSTOP)  # the run must not end before the signal arrives
     try:
-        real_slurm.ask("scancel", "--signal=USR2", job)  # as --signal=USR2@60 does a minute before the limit
+        real_slurm.ask("scancel", "--signal=USR2", job)  # like --signal=USR2@60 a minute before the limit
     finally:
         os.kill(stopped, signal.SIGCONT)
     done = real_slurm.wait_for(job, "COMPLETED", "FAILED", "CANCELLED", timeout=170)

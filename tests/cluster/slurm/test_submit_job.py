@@ -1,4 +1,4 @@
-"""Job files of `frog submit` on a real Slurm; and what `frog slurm explain` says that sbatch refuses, it refuses."""
+"""Job files of `frog submit` on a real Slurm, and real refusals of files that `frog slurm explain` says will fail."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HEAD = (
 
 
 @pytest.mark.timeout(1200)
-def test_a_run_is_handed_in_and_completes(harness: Harness, real_slurm: RealSlurm) -> None:
+def test_submitted_run_completes(harness: Harness, real_slurm: RealSlurm) -> None:
     shutil.copytree(CLUSTERS, harness.root / "config" / "clusters", dirs_exist_ok=True)
     python = harness.root / "config" / "clusters" / "here.toml"
     python.write_text(f"gpus_per_node = 4\ncpus_per_gpu = 2\npython = {json.dumps(sys.executable)}\n")
@@ -64,7 +64,7 @@ def asks_sbatch(text: str, real_slurm: RealSlurm, folder: Path, *words: str) -> 
 
 
 @pytest.mark.parametrize("name", ["generic", "marenostrum5"])
-def test_sbatch_takes_the_job_file_of_every_profile(
+def test_sbatch_accepts_the_job_file_of_every_profile(
     name: str, harness: Harness, real_slurm: RealSlurm, tmp_path: Path
 ) -> None:
     profile = replace(load_profile(name, CLUSTERS), account="bsc01")
@@ -86,7 +86,7 @@ def test_sbatch_takes_the_job_file_of_every_profile(
         "echo\n#SBATCH --nonsense",
     ],
 )
-def test_sbatch_takes_what_is_read_as_right(line: str, real_slurm: RealSlurm, tmp_path: Path) -> None:
+def test_sbatch_accepts_directives_that_explain_accepts(line: str, real_slurm: RealSlurm, tmp_path: Path) -> None:
     assert asks_sbatch(HEAD.format(line), real_slurm, tmp_path).returncode == 0
 
 
@@ -105,5 +105,5 @@ def test_sbatch_takes_what_is_read_as_right(line: str, real_slurm: RealSlurm, tm
         HEAD.format("").replace("\n", "\r\n"),
     ],
 )
-def test_sbatch_refuses_what_is_said_to_be_refused(text: str, real_slurm: RealSlurm, tmp_path: Path) -> None:
+def test_sbatch_refuses_files_that_explain_says_will_fail(text: str, real_slurm: RealSlurm, tmp_path: Path) -> None:
     assert asks_sbatch(text, real_slurm, tmp_path).returncode != 0

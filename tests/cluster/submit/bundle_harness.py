@@ -1,4 +1,4 @@
-"""What the tests of bundles share."""
+"""Shared helpers of the bundle tests."""
 
 from __future__ import annotations
 

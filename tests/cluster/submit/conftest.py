@@ -1,4 +1,4 @@
-"""A folder to make bundles in."""
+"""A folder to create bundles in."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness import Harness
 
 @pytest.fixture
 def here(harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a tiny run, its prepared data, and the profiles."""
+    """Create a folder with a tiny run, its prepared data, and the profiles."""
     for name in ("config.json", "run.toml"):
         shutil.copy(harness.root / name, tmp_path / name)
     shutil.copytree(harness.root / "data", tmp_path / "data")

@@ -1,4 +1,4 @@
-"""Bundles: whole or absent; one that replaces another keeps its runs, wherever it is stopped."""
+"""Bundles: complete or absent; a replacement keeps the old bundle's runs, wherever it is interrupted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from frog.cluster.submit.bundle import make
 from frog.cluster.submit.bundle.sums import check_sums
 
 
-def test_a_failure_leaves_nothing(
+def test_failed_bundle_leaves_no_files(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def full(folder: Path) -> int:
@@ -31,8 +31,8 @@ def test_a_failure_leaves_nothing(
 
 
 @pytest.mark.slow
-def test_a_bundle_that_is_stopped_leaves_nothing_and_nobody(here: Path) -> None:
-    """While pip waits for an index that does not answer."""
+def test_interrupted_bundle_leaves_no_files_or_processes(here: Path) -> None:
+    """Interrupt `frog bundle` while pip waits for an index that does not answer."""
     with socket.create_server(("127.0.0.1", 0)) as index:
         index.settimeout(60)
         env = {
@@ -53,8 +53,8 @@ def test_a_bundle_that_is_stopped_leaves_nothing_and_nobody(here: Path) -> None:
     assert os.listdir(here / "out") == []
 
 
-def test_a_bundle_takes_its_name_at_once(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The very folder that was filled is renamed: a copy would be seen half done."""
+def test_bundle_appears_by_rename(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frog renames the staging folder; during a copy, others could see an incomplete bundle."""
     seen = []
     plain = make.write_sums
     monkeypatch.setattr(make, "write_sums", lambda folder: (seen.append(folder.stat().st_ino), plain(folder))[1])
@@ -62,7 +62,7 @@ def test_a_bundle_takes_its_name_at_once(here: Path, monkeypatch: pytest.MonkeyP
     assert seen == [(here / "out" / "it").stat().st_ino]
 
 
-def test_a_bundle_that_was_killed_does_not_look_whole_and_is_cleared(here: Path) -> None:
+def test_killed_bundle_looks_incomplete_and_is_removed(here: Path) -> None:
     code = (
         "import os, signal, sys\nfrom frog.cluster.submit.bundle import make\nfrom frog.cli import main\n"
         "make.write_sums = lambda folder: os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -76,9 +76,7 @@ def test_a_bundle_that_was_killed_does_not_look_whole_and_is_cleared(here: Path)
     assert os.listdir(here / "out") == ["it"]
 
 
-def test_what_is_there_is_kept_unless_it_is_a_bundle_and_reported(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_existing_folder_is_kept_unless_force_replaces_a_bundle(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "out" / "it").mkdir(parents=True)
     assert bundle("--no-wheels") == 0
     assert bundle("--no-wheels") == 2
@@ -90,14 +88,14 @@ def test_what_is_there_is_kept_unless_it_is_a_bundle_and_reported(
 
 
 def use(folder: Path, run: str = "tiny-1") -> None:
-    """Leave in a bundle what a job leaves."""
+    """Add the files of a job to a bundle."""
     (folder / ".venv").mkdir(exist_ok=True)
     (folder / "runs" / run).mkdir(parents=True)
     (folder / "runs" / run / "record.json").write_text(run)
     (folder / "runs" / "jobs" / f"{run}.out").touch()
 
 
-def test_a_bundle_that_is_replaced_hands_its_runs_on(here: Path) -> None:
+def test_replaced_bundle_keeps_its_runs(here: Path) -> None:
     assert bundle("--no-wheels") == 0
     folder = here / "out" / "it"
     use(folder)
@@ -110,8 +108,8 @@ def test_a_bundle_that_is_replaced_hands_its_runs_on(here: Path) -> None:
 
 
 @pytest.mark.parametrize("place", [1, 2, 3])
-def test_a_replacement_that_is_killed_loses_no_run(place: int, here: Path) -> None:
-    """Killed before one of its renames: the old bundle away, the new one in its place, the runs over."""
+def test_killed_replacement_loses_no_run(place: int, here: Path) -> None:
+    """Kill the replacement before each of its renames: old bundle away, new bundle in place, runs moved."""
     assert bundle("--no-wheels") == 0
     folder = here / "out" / "it"
     use(folder)
@@ -136,7 +134,7 @@ def test_a_replacement_that_is_killed_loses_no_run(place: int, here: Path) -> No
     assert os.listdir(here / "out") == ["it"]
 
 
-def test_a_replacement_that_fails_leaves_the_bundle(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_replacement_keeps_the_old_bundle(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert bundle("--no-wheels") == 0
     folder = here / "out" / "it"
     use(folder)
@@ -153,7 +151,7 @@ def test_a_replacement_that_fails_leaves_the_bundle(here: Path, monkeypatch: pyt
     assert os.listdir(here / "out") == ["it"]
 
 
-def test_runs_on_both_sides_are_reported_and_kept(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_in_both_bundles_are_reported_and_kept(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert bundle("--no-wheels") == 0
     folder, old = here / "out" / "it", here / "out" / ".it.old-999999999"
     shutil.copytree(folder, old)

@@ -1,4 +1,4 @@
-"""The wheels of a bundle: of the right machine, set up without a network and without anybody's settings."""
+"""Wheels of a bundle: for the right machine, installed without a network and without user or site settings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NO_NETWORK = {"PIP_INDEX_URL": "http://127.0.0.1:9/", "PIP_RETRIES": "0", "PIP_F
 
 
 def small_wheel(folder: Path, name: str, version: str, needs: str | None = None) -> None:
-    """A wheel of one module that knows its version."""
+    """Create a wheel of one module with a version."""
     folder.mkdir(parents=True, exist_ok=True)
     about = f"{name}-{version}.dist-info"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
@@ -45,25 +45,25 @@ def set_up(folder: Path, **changes: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["./setup.sh"], cwd=folder, env=env, capture_output=True, text=True, timeout=150)
 
 
-def test_wheels_are_of_the_machine_that_collects_them(
+def test_wheels_for_another_machine_are_refused(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """pip leaves out what only the other system needs, such as CUDA's packages, and says nothing."""
+    """pip silently omits packages that only the other system needs, such as CUDA's."""
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
     assert bundle("--no-wheels", "--platform", f"manylinux_2_28_{platform.machine()}") == 2
     assert "create the bundle in a Linux container" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_setup_takes_the_wheels_of_the_folder_alone(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_setup_installs_only_wheels_of_the_bundle(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(make, "collect_wheels", collect_small_wheels)
     assert bundle() == 0
     (here / "out" / "it").rename(here / "moved")
     folder = here / "moved"
-    assert not (folder / "constraints.txt").exists(), "the wheels are the versions"
+    assert not (folder / "constraints.txt").exists(), "the wheels determine the versions"
 
     (here / "module").mkdir()
-    small_wheel(here / "module", "pond", "2.9")  # as a cluster's modules put packages on PYTHONPATH
+    small_wheel(here / "module", "pond", "2.9")  # modules of a cluster put packages on PYTHONPATH in this way
     shutil.unpack_archive(here / "module" / "pond-2.9-py3-none-any.whl", here / "module", "zip")
     (here / "pip.conf").write_text(f"[install]\ntarget = {here / 'elsewhere'}\n")
     settings = {"PIP_TARGET": str(here / "elsewhere"), "PIP_CONFIG_FILE": str(here / "pip.conf")}
@@ -84,7 +84,7 @@ def test_setup_takes_the_wheels_of_the_folder_alone(here: Path, monkeypatch: pyt
     assert "this bundle is incomplete" in done.stderr
 
 
-def test_a_torch_without_cuda_for_a_cluster_with_gpus_is_reported(
+def test_torch_without_cuda_for_cluster_with_gpus_is_reported(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def collect(version: str) -> None:
@@ -94,7 +94,7 @@ def test_a_torch_without_cuda_for_a_cluster_with_gpus_is_reported(
     assert bundle() == 0
     output = capsys.readouterr().out
     assert "torch-2.13.0+cpu" in output
-    assert "PIP_EXTRA_INDEX_URL=" in output, "beside PyPI, which has what torch's own index has not"
+    assert "PIP_EXTRA_INDEX_URL=" in output, "in addition to PyPI, because torch's index lacks packages"
     assert "no CUDA" in (here / "out" / "it" / "README.md").read_text()
     collect("2.13.0+cu126")
     assert bundle("--force") == 0
@@ -103,7 +103,7 @@ def test_a_torch_without_cuda_for_a_cluster_with_gpus_is_reported(
 
 
 @pytest.mark.slow
-def test_setup_that_fails_leaves_no_environment(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_setup_leaves_no_environment(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(make, "collect_wheels", lambda folder, *rest: small_wheel(folder, "frog", __version__, "pond"))
     assert bundle("--python-version", f"{sys.version_info.major}.{sys.version_info.minor}") == 0
     done = set_up(here / "out" / "it")
@@ -112,7 +112,7 @@ def test_setup_that_fails_leaves_no_environment(here: Path, monkeypatch: pytest.
     assert not (here / "out" / "it" / ".venv").exists()
 
 
-def test_setup_refuses_another_python(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_setup_refuses_another_python_version(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(make, "collect_wheels", collect_small_wheels)
     monkeypatch.setattr(make, "python_version", lambda: "3.99")
     assert bundle() == 0
@@ -124,7 +124,7 @@ def test_setup_refuses_another_python(here: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
-def test_pip_that_fails_is_reported_and_leaves_nothing(
+def test_pip_failure_is_reported_and_leaves_no_files(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
@@ -137,7 +137,7 @@ def test_pip_that_fails_is_reported_and_leaves_nothing(
 
 
 @pytest.mark.slow
-def test_frogs_own_wheel_holds_all_of_its_files(tmp_path: Path) -> None:
+def test_frog_wheel_contains_all_its_files(tmp_path: Path) -> None:
     if not (PROJECT / "pyproject.toml").is_file():
         pytest.skip("Frog was not installed from its sources, and its wheel is built from them")
     before = (PROJECT / "build").exists()
@@ -162,8 +162,8 @@ def test_frogs_own_wheel_holds_all_of_its_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_installed_frog_packs_its_wheel_again(tmp_path: Path) -> None:
-    """pip installs what was packed, with the same files, and finds every hash right."""
+def test_wheel_is_repacked_from_installed_frog(tmp_path: Path) -> None:
+    """pip installs the packed wheel with the same files and accepts every hash."""
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", "install", "--no-deps", "--no-index"]
     first = build_wheel(tmp_path)
     subprocess.run([*pip, "--target", str(tmp_path / "one"), str(first)], check=True, timeout=300)

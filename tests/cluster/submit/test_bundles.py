@@ -1,4 +1,4 @@
-"""Bundles: with all that the run needs, checked by sha256sum, and the jobs that run from them."""
+"""Bundles: complete, verified by sha256sum, and used by the jobs that run from them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from frog.cluster.submit.commands import add_submit_parser
 from frog.cluster.submit.slurm import read_request
 
 
-def test_it_holds_what_the_run_needs_and_nothing_half_made(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bundle_contains_all_files_of_the_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert bundle("--no-wheels", "--nodes", "2", "--profile", "marenostrum5", "--account", "bsc01") == 0
     assert "out/it/README.md" in capsys.readouterr().out
     folder = here / "out" / "it"
@@ -41,7 +41,7 @@ def test_it_holds_what_the_run_needs_and_nothing_half_made(here: Path, capsys: p
     assert "bsc_queues" in readme
 
 
-def test_sha256sum_takes_the_list_and_so_does_frog(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sha256sum_and_frog_verify_the_bundle(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert bundle("--no-wheels") == 0
     folder = here / "out" / "it"
     done = subprocess.run(
@@ -49,10 +49,10 @@ def test_sha256sum_takes_the_list_and_so_does_frog(here: Path, capsys: pytest.Ca
     )
     assert done.returncode == 0, done.stderr.decode()
     assert main(["bundle", "--check", "out/it"]) == 0
-    assert capsys.readouterr().out.endswith("out/it: whole\n")
+    assert capsys.readouterr().out.endswith("out/it: complete\n")
 
 
-def test_what_is_wrong_with_a_bundle_is_reported(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_problems_of_a_bundle_are_reported(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert bundle("--no-wheels") == 0
     folder = here / "out" / "it"
     (folder / "config" / "config.json").unlink()
@@ -82,7 +82,7 @@ def test_what_is_wrong_with_a_bundle_is_reported(here: Path, capsys: pytest.Capt
     assert main(["bundle", "--check", "out/it"]) == 2
 
 
-def test_files_from_elsewhere_come_along_and_are_found(here: Path) -> None:
+def test_bundle_includes_files_from_other_folders(here: Path) -> None:
     (here / "models").mkdir()
     (here / "config.json").rename(here / "models" / "tiny.json")
     deepspeed = Path(__file__).parents[3] / "config" / "deepspeed_zero1.json"
@@ -128,13 +128,15 @@ SAME_NAMES = [
         (["--python-version", "3.99"], "run the same command with Python 3.99"),
     ],
 )
-def test_what_cannot_be_bundled(words: list[str], message: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_impossible_bundle_is_refused(
+    words: list[str], message: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert bundle("--no-wheels", *words) == 2
     assert message in capsys.readouterr().err
     assert not (here / "out").exists()
 
 
-def test_altered_data_is_not_bundled(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bundle_refuses_altered_data(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tokens = next((here / "data" / "rhymes").glob("train_*[0-9].bin"))
     content = bytearray(tokens.read_bytes())
     content[7] ^= 1
@@ -143,7 +145,7 @@ def test_altered_data_is_not_bundled(here: Path, capsys: pytest.CaptureFixture[s
     assert "altered" in capsys.readouterr().err
 
 
-def test_the_command_that_made_it_makes_it_again(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recorded_command_recreates_the_bundle(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "system", lambda: "Linux")
     tag, version = f"manylinux_2_28_{platform.machine()}", python_version()
     words = ["--no-wheels", "--platform", tag, "--python-version", version, "--nodes", "2"]
@@ -162,7 +164,7 @@ MADE_WITH = ("--profile", "marenostrum5", "--account", "bsc01", "--nodes", "2", 
 
 
 def fake_sbatch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put a program called sbatch on PATH, and in the bundle a Python that the job would start."""
+    """Put a program called sbatch on PATH, and a Python for the job into the bundle."""
     for path in (folder.parent / "bin" / "sbatch", folder / ".venv" / "bin" / "python"):
         path.parent.mkdir(parents=True)
         path.write_text('#!/bin/bash\necho "$PWD $*" > "$(dirname "$0")/given"\necho 7\n')
@@ -170,11 +172,11 @@ def fake_sbatch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{folder.parent / 'bin'}{os.pathsep}{os.environ['PATH']}")
 
 
-def test_another_job_of_a_bundle_asks_for_what_the_bundle_was_made_with(
+def test_second_job_of_a_bundle_reuses_its_request(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert bundle(*MADE_WITH) == 0
-    shutil.rmtree(here / "config")  # the profile is the one in the bundle
+    shutil.rmtree(here / "config")  # the bundle contains the profile
     folder = here / "out" / "it"
     fake_sbatch(folder, monkeypatch)
     before = (folder / "job.sbatch").read_bytes()
@@ -198,14 +200,14 @@ def test_another_job_of_a_bundle_asks_for_what_the_bundle_was_made_with(
     assert "account" not in job
 
 
-def test_a_profile_of_ones_own_comes_along(here: Path) -> None:
+def test_bundle_includes_the_users_profile(here: Path) -> None:
     (here / "mine.toml").write_text('name = "My cluster"\ncpus_per_gpu = 2\n')
     assert bundle("--no-wheels", "--profile", "mine.toml") == 0
     (here / "mine.toml").unlink()
     assert main(["submit", "run.toml", "--to", "slurm", "--bundle", "out/it", "--dry-run"]) == 0
 
 
-def test_a_job_of_a_bundle_is_refused_elsewhere(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_job_of_a_bundle_needs_a_matching_bundle(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["submit", "run.toml", "--to", "slurm", "--bundle", "data"]) == 2
     assert "not a bundle" in capsys.readouterr().err
     assert bundle("--no-wheels") == 0
@@ -214,7 +216,7 @@ def test_a_job_of_a_bundle_is_refused_elsewhere(here: Path, capsys: pytest.Captu
     assert "was made from run.toml" in capsys.readouterr().err
 
 
-def test_facts_with_every_key_wrong(here: Path) -> None:
+def test_bundle_facts_with_wrong_types_are_refused(here: Path) -> None:
     assert bundle("--no-wheels") == 0
     folder = here / "out" / "it"
     parser = argparse.ArgumentParser()

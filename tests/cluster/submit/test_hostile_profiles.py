@@ -1,7 +1,7 @@
 """Values of a cluster profile stay values: none becomes a line of the job file, or a command in one.
 
-Every value is put in every place where a profile has a text. It is refused, or the job file is run, with stand-ins for
-Slurm's programs, and nothing happens that the value asks for.
+The test puts every value into every text field of a profile. Frog refuses the value, or the job file runs with stand-ins
+for Slurm's programs and does not execute the value.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ STAND_INS = {
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project with a run file, and programs that stand in for Slurm's."""
+    """Create a project with a run file and stand-ins for Slurm's programs."""
     root = tmp_path_factory.mktemp("hostile")
     (root / "config.json").write_text(json.dumps(MODEL))
     (root / "run.toml").write_text(RUN_FILE)
@@ -72,7 +72,7 @@ def run_job(here: Path, config: RunConfig, profile: ClusterProfile, run_file: Pa
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_no_value_becomes_a_command(place: str, here: Path) -> None:
+def test_profile_value_never_becomes_a_command(place: str, here: Path) -> None:
     config, took = load_run_config(here / "run.toml"), []
     for value in HOSTILE:
         try:
@@ -82,14 +82,14 @@ def test_no_value_becomes_a_command(place: str, here: Path) -> None:
         run_job(here, config, profile)
         took.append(value)
         assert not (here / "hit").exists(), value
-    if place in ("environment", "modules"):  # they are quoted
+    if place in ("environment", "modules"):  # the job file quotes them
         assert "$(touch hit)" in took
     if place in ("container", "scratch"):
         assert "$HIT" in took
 
 
-def test_what_stands_in_a_profile_arrives(here: Path) -> None:
-    """The run above would show what a value does, since what it may do is done: variables are put in."""
+def test_profile_values_reach_the_job(here: Path) -> None:
+    """The stand-in run executes values: it expands their variables, so it would also run their commands."""
     config = load_run_config(here / "run.toml")
     run_job(here, config, profile_of("container", "/images/${USER}/it's one.sif"))
     assert "/images/me/it's one.sif" in (here / "apptainer.words").read_text().splitlines()
@@ -97,7 +97,7 @@ def test_what_stands_in_a_profile_arrives(here: Path) -> None:
     assert (here / "scratch.word").read_text() == "/scratch/me/a b/cache\n"
 
 
-def test_the_stand_ins_would_show_a_command(here: Path) -> None:
+def test_stand_ins_detect_an_executed_command(here: Path) -> None:
     run_job(
         here, load_run_config(here / "run.toml"), ClusterProfile(name="x", python="/bin/true", scratch="$(touch hit)")
     )
@@ -107,7 +107,7 @@ def test_the_stand_ins_would_show_a_command(here: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["$(touch hit).toml", "`touch hit`.toml", "a\ntouch hit\n.toml", '"; touch hit; ".toml']
 )
-def test_the_name_of_a_run_file_is_no_command(name: str, here: Path) -> None:
+def test_run_file_name_never_becomes_a_command(name: str, here: Path) -> None:
     config = load_run_config(here / "run.toml")
     try:
         run_job(here, config, profile_of("name", "mine"), Path(name))

@@ -1,4 +1,4 @@
-"""Job files that `frog submit` renders: right for every profile, refused where they cannot be, handed to sbatch."""
+"""Job files that `frog submit` renders: correct for every profile, refused if impossible, passed to sbatch."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
 
 
 def project(folder: Path) -> Path:
-    """A folder as a user has it, with a tiny run and the profiles; its data are only named."""
+    """Create a user's project folder with a tiny run and the profiles; the data set does not exist."""
     (folder / "config.json").write_text(json.dumps(MODEL))
     (folder / "run.toml").write_text(RUN_FILE)
     shutil.copytree(CLUSTERS, folder / "config" / "clusters")
@@ -70,9 +70,7 @@ def job_of(request: SlurmRequest) -> JobFile:
 
 
 @pytest.mark.parametrize("name", PROFILES)
-def test_a_rendered_file_walks_into_no_trap_and_has_nothing_to_note(
-    name: str, config: RunConfig, tmp_path: Path
-) -> None:
+def test_rendered_job_file_has_no_findings(name: str, config: RunConfig, tmp_path: Path) -> None:
     (tmp_path / "runs" / "jobs").mkdir(parents=True)
     for bundled in (False, True):
         request = SlurmRequest(config, RUN, PROFILES[name], nodes=2, bundled=bundled, settings=("train.steps=5",))
@@ -81,7 +79,7 @@ def test_a_rendered_file_walks_into_no_trap_and_has_nothing_to_note(
 
 
 @pytest.mark.parametrize("name", PROFILES)
-def test_a_rendered_file_is_sound_for_the_shell(name: str, config: RunConfig) -> None:
+def test_rendered_job_file_passes_shellcheck(name: str, config: RunConfig) -> None:
     text = render_job(SlurmRequest(config, Path("a run's file.toml"), PROFILES[name], nodes=2, settings=("name=it",)))
     subprocess.run(["bash", "-n"], input=text, text=True, check=True, timeout=30)
     if shutil.which("shellcheck"):
@@ -90,7 +88,7 @@ def test_a_rendered_file_is_sound_for_the_shell(name: str, config: RunConfig) ->
         assert done.returncode == 0, done.stdout
 
 
-def test_it_asks_for_what_was_asked(config: RunConfig) -> None:
+def test_rendered_job_file_requests_the_given_resources(config: RunConfig) -> None:
     job = job_of(SlurmRequest(config, RUN, MN5, nodes=2, account="bsc01", qos="acc_debug", time="01:00:00"))
     asked = {item.name: item.value for item in job.asked}
     assert asked == {
@@ -101,12 +99,12 @@ def test_it_asks_for_what_was_asked(config: RunConfig) -> None:
     assert summary(job)[1] == "starts: 8 ranks = 2 nodes x 4"
 
 
-def test_a_cluster_without_gpus_asks_for_none(config: RunConfig) -> None:
+def test_job_file_for_cluster_without_gpus_requests_none(config: RunConfig) -> None:
     job = job_of(SlurmRequest(config, RUN, PROFILES["cpus"], nodes=2, ranks_per_node=4))
     assert (job.gpus_per_node, job.number("cpus-per-task")) == (0, 8)
 
 
-def test_the_run_is_named_after_the_job_or_as_the_user_says(config: RunConfig) -> None:
+def test_run_name_comes_from_job_or_user(config: RunConfig) -> None:
     assert '--set name="tiny-$SLURM_JOB_ID"' in render_job(SlurmRequest(config, RUN, GENERIC))
     named = render_job(SlurmRequest(config, RUN, GENERIC, settings=("name=mine",)))
     assert "--set name=mine" in named
@@ -116,7 +114,7 @@ def test_the_run_is_named_after_the_job_or_as_the_user_says(config: RunConfig) -
 @pytest.mark.parametrize(
     ("time", "signal_s"), [("00:30:00", 120), ("3-00:00:00", 120), ("00:04:00", 60), ("00:01:00", 15)]
 )
-def test_the_signal_leaves_time_to_save(time: str, signal_s: int, config: RunConfig) -> None:
+def test_signal_leaves_time_to_save(time: str, signal_s: int, config: RunConfig) -> None:
     request = SlurmRequest(config, RUN, GENERIC, time=time)
     text = render_job(request)
     grace = re.search(r"--shutdown-timeout=(\d+)", text)
@@ -141,19 +139,19 @@ def test_the_signal_leaves_time_to_save(time: str, signal_s: int, config: RunCon
         ({"nodes": 3}, "train.global_batch_size=8 is not a multiple of world size 12"),
     ],
 )
-def test_what_cannot_be_is_refused(asked: dict[str, object], message: str, config: RunConfig) -> None:
+def test_impossible_request_is_refused(asked: dict[str, object], message: str, config: RunConfig) -> None:
     request = replace(SlurmRequest(config, RUN, MN5, account="bsc01"), **asked)
     with pytest.raises(ConfigError, match="nothing was submitted") as caught:
         check_request(request)
     assert message in str(caught.value)
 
 
-def test_all_of_it_is_reported_at_once(config: RunConfig) -> None:
+def test_one_error_lists_all_mistakes_of_a_request(config: RunConfig) -> None:
     with pytest.raises(ConfigError, match="4 mistakes"):
         check_request(SlurmRequest(config, RUN, MN5, nodes=3, ranks_per_node=8, time="9-00:00:00"))
 
 
-def test_a_profile_that_leads_into_a_trap_is_refused(config: RunConfig) -> None:
+def test_profile_that_causes_a_trap_is_refused(config: RunConfig) -> None:
     profile = replace(GENERIC, directives=("--ntasks-per-node=4",))
     with pytest.raises(UsageError, match="ranks-doubled"):
         render_checked(SlurmRequest(config, RUN, profile), Path())
@@ -163,10 +161,10 @@ def submit(*words: str) -> int:
     return main(["submit", "run.toml", "--to", "slurm", *words])
 
 
-def test_dry_run_prints_and_writes_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_prints_the_job_file_and_writes_no_file(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = sorted(here.rglob("*"))
     assert submit("--nodes", "2", "--dry-run") == 0
-    assert capsys.readouterr().out.startswith("#!/bin/bash\n# run.toml on generic: 2 nodes x 4 ranks = a world of 8.\n")
+    assert capsys.readouterr().out.startswith("#!/bin/bash\n# run.toml on generic: 2 nodes x 4 ranks = world size 8.\n")
     assert sorted(here.rglob("*")) == before
 
 
@@ -179,14 +177,14 @@ def test_dry_run_prints_and_writes_nothing(here: Path, capsys: pytest.CaptureFix
         ("slurm --no-gpus", "--gpus: only --to kubernetes has this option"),
     ],
 )
-def test_no_option_is_dropped_silently(
+def test_option_of_the_other_cluster_kind_is_refused(
     words: str, message: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["submit", "run.toml", "--dry-run", "--to", *words.split()]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_every_option_belongs_to_one_cluster_or_to_both() -> None:
+def test_every_submit_option_has_known_cluster_kinds() -> None:
     parser = argparse.ArgumentParser()
     add_submit_parser(parser.add_subparsers())
     options = vars(parser.parse_args(["submit", "run.toml", "--to", "slurm"])).keys()
@@ -195,7 +193,7 @@ def test_every_option_belongs_to_one_cluster_or_to_both() -> None:
     assert rest == {"run_file", "to", "nodes", "ranks_per_node", "set", "dry_run", "handler"}
 
 
-def test_without_sbatch_it_says_so(
+def test_missing_sbatch_is_reported(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(here))
@@ -211,7 +209,7 @@ def test_without_sbatch_it_says_so(
         (".venv/bin/python", "this Python does not exist"),
     ],
 )
-def test_a_job_that_would_fail_at_once_is_not_handed_in(
+def test_job_with_missing_files_is_not_submitted(
     gone: str, message: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here / gone).unlink()
@@ -221,7 +219,7 @@ def test_a_job_that_would_fail_at_once_is_not_handed_in(
 
 
 def fake_sbatch(folder: Path, monkeypatch: pytest.MonkeyPatch, script: Sequence[str]) -> None:
-    """Put a program called sbatch on PATH; what it is given lands in `given`."""
+    """Put a program called sbatch on PATH; it writes its arguments to `given`."""
     program = folder / "bin" / "sbatch"
     program.parent.mkdir()
     program.write_text("\n".join(["#!/bin/bash", 'echo "$PWD $*" > "$(dirname "$0")/given"', *script]))
@@ -229,7 +227,7 @@ def fake_sbatch(folder: Path, monkeypatch: pytest.MonkeyPatch, script: Sequence[
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
 
 
-def test_what_sbatch_is_given_and_what_the_user_is_reported(
+def test_submit_calls_sbatch_and_prints_next_commands(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake_sbatch(here, monkeypatch, ["echo '4711;cluster'"])
@@ -250,7 +248,7 @@ def test_what_sbatch_is_given_and_what_the_user_is_reported(
         ("Could not establish a configuration source", "frog slurm up"),
     ],
 )
-def test_sbatch_that_refuses(
+def test_sbatch_error_is_reported_with_a_hint(
     words: str, hint: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fake_sbatch(here, monkeypatch, [f"echo 'sbatch: error: {words}' >&2", "exit 1"])

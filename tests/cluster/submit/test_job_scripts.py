@@ -1,4 +1,4 @@
-"""The example and what `frog submit` renders: the same lines, and the same answers to signals, codes and few CPUs."""
+"""The example and the job file of `frog submit`: same lines, same reactions to signals, exit codes and few CPUs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OTHERWISE = (
     "--shutdown-timeout=",
     "train.py ",
 )
-"""How the example's lines begin that are other ones in a rendered file."""
+"""Beginnings of the example's lines that differ in a rendered file."""
 
 
 @pytest.fixture(scope="module")
@@ -42,24 +42,24 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def commands(text: str) -> list[str]:
-    """The lines of a script that do something."""
+    """Return the lines of a script that are commands."""
     return [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
 
 
-def test_a_rendered_file_has_the_lines_of_the_example_in_their_order(rendered: str) -> None:
+def test_rendered_job_file_has_the_lines_of_the_example_in_order(rendered: str) -> None:
     ours = iter(commands(rendered))
     missing = [line for line in commands(EXAMPLE) if not line.startswith(OTHERWISE) and line not in ours]
     assert missing == []
     assert all(any(line.startswith(begin) for line in commands(EXAMPLE)) for begin in OTHERWISE)
 
 
-def test_a_rendered_file_asks_for_what_the_example_asks_for(rendered: str) -> None:
+def test_rendered_job_file_has_the_directives_of_the_example(rendered: str) -> None:
     example, ours = (set(re.findall(r"^#SBATCH (--[\w-]+)", text, re.MULTILINE)) for text in (EXAMPLE, rendered))
     assert example <= ours
 
 
 class JobScript:
-    """A folder in which a job file runs as on a cluster's first node, with a srun that the test writes."""
+    """A folder in which a job file runs as on a cluster's first node, with an srun that the test writes."""
 
     def __init__(self, folder: Path, text: str) -> None:
         self.folder = folder
@@ -76,7 +76,7 @@ class JobScript:
         path.chmod(0o755)
 
     def run(self, srun: str) -> subprocess.CompletedProcess[str]:
-        """Run the file; `srun` is what its srun does, whose parent is the script, once that waits."""
+        """Run the job file; `srun` is the command of its srun, a child of the script, which runs once the script waits."""
         self.program("srun", f"sleep 0.2; {srun}")
         variables = {
             "PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
@@ -92,7 +92,7 @@ class JobScript:
 
     @property
     def asked(self) -> str:
-        """What was asked of Slurm."""
+        """Calls of Slurm's commands."""
         return (self.folder / "asked").read_text()
 
 
@@ -101,14 +101,14 @@ def job_script(request: pytest.FixtureRequest, rendered: str, tmp_path: Path) ->
     return JobScript(tmp_path, EXAMPLE if request.param == "example" else rendered)
 
 
-def test_a_scancel_that_fails_does_not_end_the_job(job_script: JobScript) -> None:
+def test_failing_scancel_does_not_end_the_job(job_script: JobScript) -> None:
     done = job_script.run("kill -USR1 $PPID; until grep -q scancel asked; do sleep 0.01; done; exit 143")
     assert "scancel --signal=TERM 7" in job_script.asked
     assert "cleanup: the workers exited with code 143" in done.stdout
     assert "requeue 7" in job_script.asked
 
 
-def test_workers_that_end_while_a_signal_is_answered_keep_their_code(job_script: JobScript) -> None:
+def test_exit_code_survives_a_signal_that_arrives_at_the_end(job_script: JobScript) -> None:
     job_script.program("scancel", "touch answering; sleep 0.3")
     done = job_script.run("kill -USR1 $PPID; until [[ -e answering ]]; do sleep 0.01; done; exit 3")
     assert "cleanup: the workers exited with code 3" in done.stdout
@@ -116,10 +116,10 @@ def test_workers_that_end_while_a_signal_is_answered_keep_their_code(job_script:
 
 
 @pytest.mark.parametrize(("code", "reason"), [(143, 1), (137, 1), (5, 5)])
-def test_the_code_of_a_node_that_srun_killed_is_not_the_reason(code: int, reason: int, job_script: JobScript) -> None:
+def test_exit_code_of_a_node_killed_by_srun_is_replaced(code: int, reason: int, job_script: JobScript) -> None:
     assert job_script.run(f"exit {code}").returncode == reason
 
 
-def test_every_rank_has_a_thread(job_script: JobScript) -> None:
+def test_each_rank_gets_at_least_one_thread(job_script: JobScript) -> None:
     job_script.run('echo "$OMP_NUM_THREADS" > threads')
     assert (job_script.folder / "threads").read_text() == "1\n"

@@ -120,7 +120,7 @@ class _Handler(socketserver.StreamRequestHandler):
         act: Callable[[EmulatedJob], None],
         requested_end: str | None = None,
     ) -> None:
-        """Apply an action to jobs. A command inside one of them gets its answer first and does not receive its own signal.
+        """Apply an action to jobs. A command inside one of them gets its answer first, and its own signal spares it.
 
         By then the job may have ended or restarted: `requested_end` is the state that it must still reach.
         """

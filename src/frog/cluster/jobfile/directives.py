@@ -182,7 +182,8 @@ def _directive(number: int, line: str, read: bool) -> DirectiveLine:
 def _words(text: str) -> list[str]:
     """Words as sbatch reads them, up to a `#` that is not in quotes. Raises ValueError if a quote is not closed.
 
-    Within quotes the other kind is a letter like any; a backslash makes one of whatever follows, but not of a blank.
+    Inside quotes, the other kind of quote is an ordinary character; a backslash makes any next character except a blank
+    ordinary.
     """
     words, word, quote = [], "", ""
     letters = iter(text)

@@ -79,7 +79,7 @@ class Explanation:
 
     @property
     def traps(self) -> list[Finding]:
-        """Findings that will fail, hang or waste."""
+        """Findings about a failure, a hang or waste."""
         return [finding for finding in self.findings if finding.kind != "advice"]
 
     @property

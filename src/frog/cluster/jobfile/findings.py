@@ -20,7 +20,7 @@ ADVICE: Final = "advice"
 
 @dataclass(frozen=True)
 class Finding:
-    """A trap or an advice in one line."""
+    """A trap or a piece of advice for one line."""
 
     kind: Kind
     code: str

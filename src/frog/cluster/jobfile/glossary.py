@@ -110,7 +110,7 @@ COMMANDS = {
     "sleep": "waits",
     "kill": "sends a signal to a process of this node",
     "trap": "sets the action for a signal",
-    "unset": "forgets variables",
+    "unset": "removes variables",
     "nvidia-smi": "shows the GPUs of the first node",
     "rsync": "copies files",
     "cp": "copies files",

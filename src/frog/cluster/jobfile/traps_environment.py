@@ -11,7 +11,7 @@ from frog.cluster.jobfile.launchers import SrunStep
 from frog.cluster.jobfile.shell.words import Assignment, Word
 
 _TOO_EARLY = PER_TASK - {"SLURMD_NODENAME"}
-"""The first node's name is excluded: it may be the intended value, because rank 0 runs there."""
+"""Per-task variables except the node's name: the first node's name may be intended, because rank 0 runs there."""
 
 
 def environment_findings(job: JobFile) -> Iterator[Finding]:

@@ -56,7 +56,7 @@ def _overwritten(job: JobFile) -> Iterator[Finding]:
 NO_OUTPUT_FOLDER = Trap(
     "no-output-folder",
     ADVICE,
-    "Slurm before 23.02 does not create it, and a job without its output folder fails at once and prints nothing",
+    "Slurm before 23.02 does not create it, and a job without its output folder fails immediately and prints nothing",
     "{instead}",
 )
 

@@ -1,4 +1,4 @@
-"""Traps of what srun and MPI start: steps larger than the job, wrong numbers of ranks, Lightning's counts."""
+"""Traps of srun and MPI: steps larger than the job, wrong numbers of ranks, Lightning's counts."""
 
 from __future__ import annotations
 

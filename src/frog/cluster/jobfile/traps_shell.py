@@ -56,7 +56,7 @@ def _broken_lines(job: JobFile) -> Iterator[Finding]:
         following = job.lines[place + 1].strip() if place + 1 < len(job.lines) else ""
         number = place + job.first_line
         if re.search(r"\S\s+\\[ \t]+(#.*)?$", line.rstrip("\r")) and re.match(r"-{1,2}\w|\S+\.py", following):
-            what = "a comment" if "#" in line.rpartition("\\")[2] else "a blank"
+            what = "a comment" if "#" in line.rpartition("\\")[2] else "a space"
             yield BROKEN_LINE.at(number + 1, f"{what} after the backslash of line {number}")
         elif re.search(r"(^|\s)\\$", line) and (not following or following.startswith("#")):
             yield from _cut_off(job, place)

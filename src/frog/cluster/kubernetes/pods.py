@@ -37,7 +37,7 @@ _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def hidden_by(path: str) -> list[str]:
-    """Return the folders of this machine's Python and Frog that a volume at `path` hides. Images store them elsewhere."""
+    """Return the folders of Python and Frog that a volume at `path` hides here. Images store them elsewhere."""
     folders = {sys.prefix, sys.base_prefix, str(Path(__file__).parents[3])}
     return sorted(folder for folder in folders if Path(folder).is_relative_to(path))
 

@@ -116,8 +116,8 @@ def write_configuration(site: Site, shape: Shape) -> None:
 
 
 _TASK_PROLOG = """#!/bin/sh
-# What this prints as "export NAME=value", slurmd puts into the task's environment. All nodes share this machine's host
-# name; Frog's logs go by this one.
+# slurmd adds each printed "export NAME=value" to the task's environment. All nodes share this machine's host name, so
+# Frog's logs use this name instead.
 echo "export FROG_NODE_NAME=$SLURMD_NODENAME"
 """
 
@@ -139,14 +139,14 @@ def _slurm_conf(site: Site, shape: Shape, home: Path) -> str:
         f" RealMemory={_MEMORY_MB}{gpus} State=UNKNOWN"
         for name, port in zip(shape.node_names, site.ports[1:], strict=True)
     )
-    return f"""# A cluster pretended on one machine. `frog slurm up` wrote this file; `frog slurm down` removes it.
+    return f"""# A cluster simulated on one machine. `frog slurm up` wrote this file; `frog slurm down` removes it.
 ClusterName={site.name}
 SlurmctldHost={site.host}({site.address})
 SlurmctldPort={site.ports[0]}
 SlurmUser={site.user}
 SlurmdUser={site.user}
 
-# Who may speak: whoever can reach the munged of this cluster. An expired credential is what a requeued job waits for:
+# Any process that can reach this cluster's munged is trusted. A requeued job waits until its credential expires, here
 # after 5 s instead of 2 min.
 AuthType=auth/munge
 CredType=cred/munge
@@ -164,8 +164,8 @@ JobCompType=jobcomp/filetxt
 JobCompLoc={home}/logs/jobs.txt
 MailProg=/bin/true
 
-# No cgroups, no systemd: processes are followed by their parents. CPUs and memory are taken as written below, whatever
-# the machine has.
+# No cgroups, no systemd: Slurm tracks processes by their parents and trusts the CPUs and memory below, whatever the
+# machine has.
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 TaskProlog={site.scratch}/task_prolog
@@ -176,8 +176,8 @@ GresTypes=gpu
 MpiDefault=none
 SwitchType=switch/none
 
-# A job that is stopped has 30 s from SIGTERM to SIGKILL. A node that is silent for a minute is down, and its jobs are
-# requeued. The queue is looked at every 2 s.
+# A stopped job has 30 s from SIGTERM to SIGKILL. A node without contact for a minute is down, and its jobs are requeued.
+# Slurm checks the queue every 2 s.
 KillWait=30
 SlurmdTimeout=60
 ReturnToService=2

@@ -12,12 +12,12 @@ from frog.core.errors import LaunchError
 
 
 def choose_host() -> tuple[str, str]:
-    """A host name and the loopback address that it stands for.
+    """Return a host name and its loopback address.
 
-    A daemon, and srun too, listens at the address that its machine's name resolves to, and nowhere else (NoInAddrAny).
-    Where that is not the loopback interface, the daemons get a name of their own that is: localhost.
+    A daemon, and srun too, listens only at the address that its machine's name resolves to (NoInAddrAny). If that is not
+    the loopback interface, the daemons use another name that is: localhost.
 
-    Raises:  LaunchError if the name resolves to nothing, or if this system allows no other.
+    Raises:  LaunchError if the name does not resolve, or if this system allows no other name.
     """
     name = socket.gethostname()
     address = _resolve(name)

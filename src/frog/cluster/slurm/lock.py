@@ -20,9 +20,9 @@ LOCK_FILE = "frog-slurm.lock"
 
 @contextlib.contextmanager
 def locked(folder: Path, *, mode: int = 0o777) -> Iterator[None]:
-    """Make the folder and lock it while inside; remove it at the end if nothing is in it.
+    """Create the folder and lock it while inside; remove it at the end if it is empty.
 
-    SIGTERM ends what happens inside as Ctrl-C does: with nothing left behind.
+    SIGTERM acts like Ctrl-C inside, so that cleanup runs.
 
     Raises:  UsageError if another process has the lock, or if it cannot be a folder of ours.
     """
@@ -43,8 +43,8 @@ def locked(folder: Path, *, mode: int = 0o777) -> Iterator[None]:
 def _lock(folder: Path, mode: int) -> int:
     """Open and lock the folder's lock file; return its descriptor.
 
-    The last holder may remove the file between our opening and our locking it. A lock on a removed file excludes
-    nobody, since the next process makes a new one: so a lock counts only if its file is still found by its name.
+    The last holder may remove the file between our opening and our locking it. A lock on a removed file excludes no other
+    process, because the next one creates a new file: so a lock counts only if its path still leads to the same file.
     """
     path = folder / LOCK_FILE
     while True:

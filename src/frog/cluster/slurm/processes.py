@@ -1,7 +1,7 @@
-"""Processes of a cluster: how its daemons are started, how all that belongs to it is found again and ended.
+"""Processes of a cluster: start its daemons, find all its processes, end them.
 
-A daemon gets a mark in its environment, and whatever it starts inherits the mark; Slurm gives each process of a job the
-cluster's name. So a cluster is found whole, also what a killed daemon left behind, and no pid is taken on trust.
+A daemon has a mark in its environment, which its children inherit, and Slurm gives each process of a job the cluster's
+name. These find all processes of a cluster, including those of a killed daemon, without trusting a recorded pid.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def start_daemon(
 ) -> subprocess.Popen[bytes]:
     """Start a daemon, which may outlive this process. Its output goes to `log`.
 
-    Where `host` is not this machine's name, the daemon runs in a namespace in which it is.
+    If `host` is not this machine's name, the daemon runs in a namespace where it is.
     """
     own_name = host == socket.gethostname()
     with open(log, "ab") as output:
@@ -58,7 +58,7 @@ def start_daemon(
 def go_by_name(host: str) -> None:
     """Give this machine the name `host` for this process and its children.
 
-    Raises:  OSError if the system allows that neither to root nor in a user namespace.
+    Raises:  OSError if the system allows this neither to root nor in a user namespace.
     """
     unshare_as_same_user(HOST_NAME)
     socket.sethostname(host)
@@ -86,7 +86,7 @@ def find_processes(cluster: str) -> list[ClusterProcess]:
 def end_processes(cluster: str, grace_s: float) -> list[ClusterProcess]:
     """Send SIGTERM, then SIGKILL, to all processes of a cluster; return those that still exist.
 
-    Processes of a job get `grace_s`, Slurm's own less: without a controller some would never end.
+    Processes of a job get `grace_s`, Slurm's own less, because some of those never end without a controller.
     """
     for process in find_processes(cluster):
         _send(process.pid, signal.SIGTERM)

@@ -15,7 +15,7 @@ def status_text(folder: Path) -> str:
     if is_answering(cluster):
         tables += [_nodes(cluster), _jobs(cluster)]
     else:
-        tables.append("slurmctld does not answer: `frog slurm down` clears the remains")
+        tables.append("slurmctld does not answer: `frog slurm down` removes its remains")
     return "\n\n".join(tables)
 
 

@@ -169,7 +169,7 @@ def _apply(text: str) -> str:
 def _hint(words: str) -> str:
     """Hint for an error of kubectl."""
     if "immutable" in words:
-        return "a Job of that name is there and cannot be changed: `kubectl delete job NAME`, or another --name"
+        return "a Job of that name exists and cannot be changed: `kubectl delete job NAME`, or another --name"
     if "no matches for kind" in words:
         return "the cluster has no Kubeflow Trainer; --kind job works without it"
     if "connection" in words or "refused" in words or "localhost:8080" in words:

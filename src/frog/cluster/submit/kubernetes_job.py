@@ -44,12 +44,12 @@ def render(request: KubernetesRequest, kind: Kind) -> str:
     text = templates.get_template(f"{kind}.yaml.jinja").render(_values(request))
     for document in load_documents(text):
         if document["kind"] == "ConfigMap" and document["data"] != dict(request.files):
-            raise AssertionError("the ConfigMap does not hold the files")
+            raise AssertionError("the ConfigMap does not contain the files")
     return text
 
 
 def _values(request: KubernetesRequest) -> dict[str, Any]:
-    # To Kubernetes $(NAME) is a variable, and $$ is one $.
+    # Kubernetes reads $(NAME) as a variable and $$ as one $.
     settings = [word for setting in request.settings for word in ("--set", setting.replace("$", "$$"))]
     return {
         "request": request,
@@ -106,7 +106,7 @@ def _check_names(request: KubernetesRequest, kind: Kind) -> None:
 
 
 def read_files(run_file: Path, config: RunConfig) -> tuple[dict[str, str], list[str]]:
-    """Files that a run needs besides its data, by name, and the settings with which it finds them in one folder."""
+    """Files that a run needs in addition to its data, by name, and the settings with which it finds them in one folder."""
     named = named_files(run_file, config)
     texts: dict[str, str] = {}
     for path in (run_file, *named.values()):

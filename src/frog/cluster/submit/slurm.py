@@ -121,7 +121,7 @@ def _ready(request: SlurmRequest, folder: Path) -> None:
     _data_is_there(request.config, folder)
     python = folder / request.profile.python
     if request.profile.container is None and not os.access(python, os.X_OK):
-        what = "run its setup.sh" if request.bundled else "make setup, or name another Python in the profile"
+        what = "run its setup.sh" if request.bundled else "run make setup, or name another Python in the profile"
         raise UsageError(f"{python}: this Python does not exist, and the job would start it", what)
 
 
@@ -154,7 +154,7 @@ def _hand_in(job_file: Path, folder: Path) -> str:
 
 
 def _hint(words: str, path: Path) -> str:
-    """Hint for sbatch's error."""
+    """Return a hint for sbatch's error."""
     lower = words.lower()
     if "account" in lower:
         return "--account NAME: an account of yours that may use this partition"
@@ -176,7 +176,7 @@ def _next_steps(request: SlurmRequest, folder: Path, job_id: str) -> str:
     return "\n".join(
         [
             f"job {job_id} is in the queue: {request.nodes} x {request.ranks} ranks of {request.run_file}, "
-            f"for {request.time_text} at a time",
+            f"with a time limit of {request.time_text}",
             f"  state              squeue --job {job_id}",
             f"  output             tail -f {output}",
             f"  log of rank 0      tail -f {run}/logs/rank_0/train.log",

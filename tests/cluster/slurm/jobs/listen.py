@@ -1,4 +1,4 @@
-"""For job files: say which signals come, in order, and end on the first that asks for it."""
+"""For job files: print the received signals, and end on the first ending one."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ _ENDING = ("USR1", "TERM")
 
 
 def main() -> int:
-    """listen.py NAME SECONDS [CODE]: print signals for at most so long; after an ending one, "save" and exit."""
+    """Run listen.py NAME SECONDS [CODE]: wait for signals for at most SECONDS; after an ending one, "save" and exit."""
     name, seconds = sys.argv[1], float(sys.argv[2])
     code = int(sys.argv[3]) if len(sys.argv) > 3 else 0
     got: list[str] = []
@@ -20,13 +20,13 @@ def main() -> int:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and not set(got) & set(_ENDING):
         time.sleep(0.02)
-    time.sleep(float(os.environ.get("LISTEN_ON", "0.3")))  # a second signal, if one comes, is to be seen too
+    time.sleep(float(os.environ.get("LISTEN_ON", "0.3")))  # so that a second signal is also seen
     _say(f"{name} got {' '.join(sorted(got)) or 'nothing'}")
     return code if got else 0
 
 
 def _say(line: str) -> None:
-    """In one piece: two tasks write into one file, and with PYTHONUNBUFFERED print writes the line's end by itself."""
+    """Write a line in one call: two tasks share one file, and with PYTHONUNBUFFERED print writes the newline separately."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 

@@ -1,7 +1,7 @@
-"""The shell part of a job file: its commands in the order in which they run. It runs nothing.
+"""The shell part of a job file: its commands in the order in which they run. Nothing is executed.
 
-tree-sitter reads the text. Calls of the file's own functions are followed; what lies in branches, loops and the
-background says so; behind `exit` and `exec` nothing runs. Lines that it did not understand are in `unread`.
+tree-sitter parses the text. The walk follows calls of the file's own functions, marks commands in branches, loops and
+the background, and stops at `exit` and `exec`. `unread` lists the lines that it did not understand.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def add_bundle_parser(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument("--to", type=Path, metavar="DIR", help="the folder to create")
     parser.add_argument("--check", type=Path, metavar="DIR", help="check that a bundle is complete, and create nothing")
     parser.add_argument("--force", action="store_true", help="replace an existing bundle; its runs are kept")
-    parser.add_argument("--no-wheels", action="store_true", help="omit the wheels: the cluster has Frog")
+    parser.add_argument("--no-wheels", action="store_true", help="omit the wheels, if the cluster has Frog")
     parser.add_argument(
         "--platform",
         metavar="TAG",
@@ -88,5 +88,5 @@ def _check(folder: Path) -> int:
     if wrong:
         print(f"{folder}: incomplete bundle. Copy it again or rebuild it")
         return 1
-    print(f"{folder}: whole")
+    print(f"{folder}: complete")
     return 0

@@ -140,7 +140,7 @@ def _readme(request: SlurmRequest, with_wheels: bool, warnings: list[str], args:
         command=request.command,
         where=where,
         setup=setup,
-        checks=checks or "- nothing: the profile names no checks\n",
+        checks=checks or "- nothing: the profile lists no checks\n",
         data=request.config.data.name,
         folder=args.to.name,
     )  # fmt: skip

@@ -67,9 +67,9 @@ def own_wheel(folder: Path) -> Path:
 
 
 def pack_wheel(folder: Path, installed: Distribution) -> Path:
-    """The wheel that `installed` came from: its files and their hashes, without pip's additions.
+    """Repack the wheel of `installed`: its files and their hashes, without pip's additions.
 
-    Raises:  LaunchError if its list of files is lost.
+    Raises:  LaunchError if its list of files is missing.
     """
     if installed.files is None:
         raise LaunchError(
@@ -144,7 +144,7 @@ def _pip(words: list[str], timeout_s: float) -> None:
     ) as process:
         try:
             out, err = process.communicate(timeout=timeout_s)
-        except BaseException as error:  # also for Ctrl-C: pip and its children run in a session of their own
+        except BaseException as error:  # also for Ctrl-C, because pip and its children run in their own session
             kill_group(process.pid)
             if isinstance(error, subprocess.TimeoutExpired):
                 what = f"pip {words[0]} did not finish within {timeout_s:g} s"

@@ -1,11 +1,11 @@
 #!/bin/bash
-# Make .venv here, from the wheels of this folder alone. It needs no network, and can be run again.
+# Create .venv here, only from the wheels of this folder. This needs no network and may be repeated.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
 PYTHON=${PYTHON:-python3}
 NEEDED=@PYTHON@
-# What a module or the user has installed elsewhere must not pass for what is in the wheels.
+# Packages of a module or the user must not hide missing wheels.
 unset PYTHONPATH PYTHONHOME
 export PYTHONNOUSERSITE=1
 
@@ -21,12 +21,12 @@ found=$("$PYTHON" -c 'import sys; print("%d.%d" % sys.version_info[:2])') ||
   fail "$PYTHON is Python $found; the wheels are for $NEEDED" "PYTHON=/path/to/python$NEEDED ./setup.sh"
 sha256sum --check --quiet SHA256SUMS || fail "this bundle is incomplete" "copy it again"
 
-# Half an environment must not look like a whole one.
+# Remove an incomplete environment, which would look like a complete one.
 trap 'rm -rf .venv' ERR INT TERM
 rm -rf .venv
 "$PYTHON" -m venv .venv
-# No index, and none of the settings that a user or a site may have: --isolated leaves PIP_* and the user's file aside,
-# /dev/null the site's.
+# Use no index and no settings of the user or the site: --isolated ignores PIP_* and the user's file, /dev/null replaces
+# the site's file.
 PIP_CONFIG_FILE=/dev/null .venv/bin/python -m pip --isolated --disable-pip-version-check \
   install --quiet --no-cache-dir --no-index --find-links wheels '@WANTED@'
 .venv/bin/python -c 'import frog; print("frog", frog.__version__, "is in .venv")'
