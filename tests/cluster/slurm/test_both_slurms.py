@@ -88,7 +88,7 @@ def run_all(env: Mapping[str, str], root: Path) -> dict[str, Any]:
         while time.monotonic() < deadline and {table["JobState"] for table in jobs} & STILL:
             time.sleep(0.2)  # sbatch --wait waits for the script; the job is still completing
             jobs = _states(env, job)
-        # For a stopped job the real sbatch returns 0 or 1, depending on whether it looks before or after the script ends.
+        # For a stopped job the real sbatch returns 0 or 1, depending on when it looks: before or after the script ends.
         stopped = {table["JobState"] for table in jobs} & {"CANCELLED", "TIMEOUT"}
         if name in MOVED:
             for table in jobs:

@@ -93,8 +93,8 @@ def bench(harness: Harness, real_slurm: RealSlurm) -> Bench:
 def calm_and_requeued(bench: Bench) -> tuple[str, str]:
     """Return two completed jobs of the same training: one undisturbed, one that reached its time limit.
 
-    Steps of 10 ms are too short for a signal to arrive at a known step, so the test stops one rank of the second job until
-    Slurm has sent its signal, like a node that hangs for a while.
+    Steps of 10 ms are too short for a signal to arrive at a known step, so the test stops one rank of the second job
+    until Slurm has sent its signal, like a node that hangs for a while.
     """
     words = ("--set", f"train.steps={STEPS}", "--set", "train.timeout_s=600")
     hasty = bench.submit(*words)

@@ -1,7 +1,7 @@
 """Values of a cluster profile stay values: none becomes a line of the job file, or a command in one.
 
-The test puts every value into every text field of a profile. Frog refuses the value, or the job file runs with stand-ins
-for Slurm's programs and does not execute the value.
+The test puts every value into every text field of a profile. Frog refuses the value, or the job file runs with
+stand-ins for Slurm's programs and does not execute the value.
 """
 
 from __future__ import annotations

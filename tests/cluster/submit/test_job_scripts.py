@@ -76,7 +76,7 @@ class JobScript:
         path.chmod(0o755)
 
     def run(self, srun: str) -> subprocess.CompletedProcess[str]:
-        """Run the job file; `srun` is the command of its srun, a child of the script, which runs once the script waits."""
+        """Run the job file; `srun` is the command of its srun, a child of the script. It runs once the script waits."""
         self.program("srun", f"sleep 0.2; {srun}")
         variables = {
             "PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}",

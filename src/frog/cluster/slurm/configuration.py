@@ -176,8 +176,8 @@ GresTypes=gpu
 MpiDefault=none
 SwitchType=switch/none
 
-# A stopped job has 30 s from SIGTERM to SIGKILL. A node without contact for a minute is down, and its jobs are requeued.
-# Slurm checks the queue every 2 s.
+# A stopped job has 30 s from SIGTERM to SIGKILL. A node without contact for a minute is down, and Slurm requeues its
+# jobs. Slurm checks the queue every 2 s.
 KillWait=30
 SlurmdTimeout=60
 ReturnToService=2

@@ -14,8 +14,8 @@ from frog.core.errors import LaunchError
 def choose_host() -> tuple[str, str]:
     """Return a host name and its loopback address.
 
-    A daemon, and srun too, listens only at the address that its machine's name resolves to (NoInAddrAny). If that is not
-    the loopback interface, the daemons use another name that is: localhost.
+    A daemon, and srun too, listens only at the address that its machine's name resolves to (NoInAddrAny). If that is
+    not the loopback interface, the daemons use another name that is: localhost.
 
     Raises:  LaunchError if the name does not resolve, or if this system allows no other name.
     """

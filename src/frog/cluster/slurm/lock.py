@@ -43,8 +43,8 @@ def locked(folder: Path, *, mode: int = 0o777) -> Iterator[None]:
 def _lock(folder: Path, mode: int) -> int:
     """Open and lock the folder's lock file; return its descriptor.
 
-    The last holder may remove the file between our opening and our locking it. A lock on a removed file excludes no other
-    process, because the next one creates a new file: so a lock counts only if its path still leads to the same file.
+    The last holder may remove the file between our opening and our locking it. A lock on a removed file excludes no
+    other process, because the next one creates a new file: so a lock counts only if its path still leads to the file.
     """
     path = folder / LOCK_FILE
     while True:

@@ -22,10 +22,10 @@ def ask_cluster(
     folder: Path = Path(),
     text: str | None = None,
 ) -> str:
-    """Call sbatch, kubectl or the like in `folder`, with `text` to read; return what it says.
+    """Call a program such as sbatch or kubectl in `folder`, with `text` as input; return its output.
 
-    Raises:  LaunchError if it is not on PATH (`absent`: what that means, and a hint), does not answer (`unanswered` is
-             the hint) or refuses: with its own words, and the hint that they lead to.
+    Raises:  LaunchError if it is not on PATH (`absent`: message and hint), does not answer (`unanswered`: hint) or
+             fails: with its message, and the hint for that message.
     """
     program = shutil.which(words[0])
     name = " ".join(word for word in words[:2] if not word.startswith("-"))

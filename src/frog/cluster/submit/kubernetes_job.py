@@ -106,7 +106,7 @@ def _check_names(request: KubernetesRequest, kind: Kind) -> None:
 
 
 def read_files(run_file: Path, config: RunConfig) -> tuple[dict[str, str], list[str]]:
-    """Files that a run needs in addition to its data, by name, and the settings with which it finds them in one folder."""
+    """Return the run's files other than its data, by name, and the settings with which it finds them in one folder."""
     named = named_files(run_file, config)
     texts: dict[str, str] = {}
     for path in (run_file, *named.values()):

@@ -26,7 +26,7 @@ def main() -> int:
 
 
 def _say(line: str) -> None:
-    """Write a line in one call: two tasks share one file, and with PYTHONUNBUFFERED print writes the newline separately."""
+    """Write a line in one call: tasks share a file, and with PYTHONUNBUFFERED print writes the newline separately."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
