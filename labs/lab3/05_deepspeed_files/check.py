@@ -87,8 +87,12 @@ def check_batch(grade: Grade, config: dict[str, Any], world: int) -> tuple[int, 
     micro, steps, batch = fill(grade, batch, micro, steps, world)
     product = [count(micro, "sample"), count(steps, "micro-batch", "micro-batches"), f"{world} processes"]
     observed = f"{' x '.join(product)} = {micro * steps * world}"
-    if micro * steps * world != SAMPLES and micro * steps * max(HOSTS.values()) in (SAMPLES, batch):
-        grade.reject("one-machine-counts", f"{observed}; on only one machine it would be {micro * steps * 4}.")
+    of_one = micro * steps * max(HOSTS.values())
+    if micro * steps * world != batch and of_one == batch:
+        text = f"{observed}, but train_batch_size is {batch}, as on one machine: DeepSpeed stops with an error."
+        grade.reject("one-machine-counts", text)
+    if micro * steps * world != SAMPLES and of_one == SAMPLES:
+        grade.reject("one-machine-counts", f"{observed}; on only one machine it would be {of_one}.")
     if micro * steps * world != batch:
         id = "world-left-out" if micro * steps == batch else "unknown"
         grade.reject(id, f"{observed}, but train_batch_size is {batch!s:.40}: DeepSpeed stops with an error.")
@@ -117,7 +121,7 @@ def refuse(grade: Grade) -> NoReturn:
 
 
 def check_rest(grade: Grade, config: dict[str, Any]) -> None:
-    """Check the ZeRO stage and the data type."""
+    """Check the ZeRO stage, the data type and the limit of the gradients' norm."""
     zero = config.get("zero_optimization")
     stage = zero.get("stage", 0) if isinstance(zero, dict) else None
     split = {0: "nothing", 1: "the optimizer state", 2: "it and the gradients", 3: "it, the gradients and the weights"}
@@ -136,3 +140,7 @@ def check_rest(grade: Grade, config: dict[str, Any]) -> None:
         id = "two-precisions" if len(on) == 2 else "fp16-is-bf16" if on else "type-by-itself"
         enabled = {0: "Neither fp16 nor bf16 is enabled", 1: "fp16 is enabled", 2: "fp16 and bf16 are enabled"}[len(on)]
         grade.reject(id, f"{enabled}; the job's data type is bf16.")
+    if config.get("gradient_clipping") != 1.0:
+        found = f"is {config['gradient_clipping']!r:.40}" if "gradient_clipping" in config else "is missing"
+        text = f"ds_config.json: gradient_clipping {found}; the job clips gradients at norm 1.0."
+        grade.reject("clipping-left-out", text)

@@ -8,6 +8,7 @@ from frog.learn.grader.jobs import Job, run_jobs
 from frog.learn.grader.words import count
 
 HERE = Path(__file__).parent
+LEAST_LEAD_S = 10
 FILES = ("warning.sbatch", "passing_on.sbatch", "requeue.sbatch", "exit.sbatch")
 
 
@@ -43,6 +44,10 @@ def check_started(grade: Grade, job: Job) -> None:
 def check_saved(grade: Grade, job: Job) -> None:
     """Check that both ranks saved when the limit was near."""
     saved, stopping = job.noted("saved"), job.noted("stopping")
+    lead = re.search(r"^#SBATCH\s+--signal[= ]\S*@(\d+)", grade.text(job.file), re.M)
+    if lead and int(lead[1]) < LEAST_LEAD_S:
+        text = f"{job.title}: Slurm sends the signal {count(int(lead[1]), 'second')} before the limit."
+        grade.reject("warned-too-late", f"{text} A save takes 1.5 s here, and minutes for a large model.")
     if len(saved) == 2:
         steps = " and ".join(f"rank {rank} at step {step}" for rank, step in sorted(saved))
         grade.measured(job.title, f"both ranks saved, {steps}: no collective keeps these two in step")
@@ -69,6 +74,9 @@ def check_saved(grade: Grade, job: Job) -> None:
     if job.state == "CANCELLED":
         text = f"{job.title}: {began}. The job was cancelled: SIGTERM, and SIGKILL 0.5 s later."
         grade.reject("scancel-is-a-signal", text)
+    if len(saved) < len(stopping) and job.restarts:
+        text = f"{job.title}: {began}. The job was requeued meanwhile, which ended them."
+        grade.reject("requeue-waits", text)
     if len(saved) < len(stopping):
         text = f"{job.title}: {began}. The script ended before them, with {job.exit}, and with it the job: {job.state}."
         grade.reject(
