@@ -61,6 +61,13 @@ def test_heartbeats_of_a_world_that_has_changed_are_put_aside(after: tuple[int, 
     assert (folder.heartbeats / "attempt_0_epoch_3" / "rank_1.json").exists()
 
 
+def test_heartbeats_of_the_first_world_are_kept_without_an_epoch_in_the_folder_name(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    leave_beat(folder, 7, attempt=0, epoch=0)
+    keep_heartbeats(folder, 0, 2)
+    assert (folder.heartbeats / "attempt_0" / "rank_1.json").exists()
+
+
 def kinds(folder: RunFolder, pid: int) -> list[str]:
     return [hang.kind for hang in find_hangs(folder, {1: pid}, deadline_s=5, stuck_s=60)]
 
