@@ -1,4 +1,4 @@
-"""`frog collectives`, as typed."""
+"""The `frog collectives` commands, as a user types them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from frog.cli import main
 
 @pytest.fixture(scope="module")
 def idle_peer(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The command of a peer that gives its input back."""
+    """Return the command of a peer that returns its input."""
     path = tmp_path_factory.mktemp("peer") / "peer.py"
     path.write_text(WRONG["keeps-its-own"].source())
     return f"{sys.executable} {path}"
 
 
-def test_what_is_wrong_is_said_with_belief_and_question(
+def test_finding_is_printed_with_belief_and_question(
     idle_peer: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keep = tmp_path / "kept"
@@ -29,15 +29,15 @@ def test_what_is_wrong_is_said_with_belief_and_question(
     said = capsys.readouterr().out
     assert "✗ results" in said
     assert "The result is this rank's own input." in said
-    assert "A misconception behind this result: the result is what I began with." in said
-    assert "· cut-link     first the results" in said
+    assert "A misconception behind this result: the result is what I started with." in said
+    assert "· cut-link     correct results first" in said
     assert "--seed 5" in said
     assert (keep / "results-2" / "rank_1" / "calls.tsv").read_text().startswith("all_reduce\t0\t/")
     assert main(words) == 2
     assert "the folder is not empty" in capsys.readouterr().err
 
 
-def test_the_same_as_data(idle_peer: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_output_contains_the_same_findings(idle_peer: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["collectives", "check", "--peer", idle_peer, "--world", "2", "--only", "results", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert (found["worlds"], found["passed"]) == ([2], False)
@@ -50,23 +50,23 @@ def test_the_same_as_data(idle_peer: str, capsys: pytest.CaptureFixture[str]) ->
     [
         (["--world", "1"], "sizes from 2 to 8"),
         (["--world", "2,x"], "sizes from 2 to 8"),
-        (["--only", "speed"], "'speed' is none of results, "),
-        (["--operations", "all_reduce,scan"], "'scan' is none of all_reduce, "),
+        (["--only", "speed"], "'speed' is not one of results, "),
+        (["--operations", "all_reduce,scan"], "'scan' is not one of all_reduce, "),
     ],
 )
-def test_words_that_cannot_be_are_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_options_are_rejected(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["collectives", "check", "--peer", "true", *words])
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("peer", "said"), [("", "says no command"), ("'", "No closing quotation")])
-def test_a_command_must_be_one(peer: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("peer", "said"), [("", "contains no command"), ("'", "No closing quotation")])
+def test_invalid_peer_command_is_rejected(peer: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["collectives", "check", "--peer", peer]) == 2
     assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("language", "name"), [("python", "ring.py"), ("rust", "ring.rs")])
-def test_examples_are_printed(language: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_example_prints_a_peer(language: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["collectives", "example", language]) == 0
     assert capsys.readouterr().out == (EXAMPLES / name).read_text()

@@ -1,4 +1,4 @@
-"""Judging is a function of what was observed: here it is given observations, and no process is started."""
+"""The judges are functions of observations: these tests pass them observations, and start no process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MEBI = 1 << 20
 
 
 def seen(world: int, *calls: Call, fault: Fault | None = None) -> Observed:
-    """A session in which all went well."""
+    """Return a session without problems."""
     rng = np.random.default_rng(1)
     inputs = [make_inputs(call, world, rng) for call in calls]
     results: list[list[Array | Unreadable]] = [
@@ -41,7 +41,7 @@ def id_of(finding: Finding | None) -> str | None:
 
 
 @pytest.mark.parametrize("world", [2, 3, 4, 8])
-def test_right_results_are_right_and_each_wrong_element_is_seen(world: int) -> None:
+def test_correct_results_pass_and_each_wrong_element_is_found(world: int) -> None:
     others = [call for name in ("broadcast", "all_gather", "reduce_scatter") for call in operation_calls(name, world)]
     for call in (*result_calls(world), *others):
         right = seen(world, call)
@@ -66,13 +66,13 @@ def test_right_results_are_right_and_each_wrong_element_is_seen(world: int) -> N
         (lambda inputs, right: np.full_like(right, np.nan), "wrong-sum"),
     ],
 )
-def test_a_wrong_sum_is_called_what_it_is(change: Callable[[list[Array], Array], Array], finding: str) -> None:
+def test_wrong_sum_is_identified(change: Callable[[list[Array], Array], Array], finding: str) -> None:
     session = seen(4, Call("all_reduce", "float32", 1001))
     session.results[0][0] = change(session.inputs[0], session.results[0][0]).astype("float32")  # type: ignore[arg-type]
     assert id_of(judge_values(session)) == finding
 
 
-def test_ranks_that_round_otherwise_differ_even_in_one_bit() -> None:
+def test_difference_of_one_bit_between_ranks_is_found() -> None:
     session = seen(3, Call("all_reduce", "float32", 50, "random"))
     last = session.results[0][2]
     assert isinstance(last, np.ndarray)
@@ -83,7 +83,7 @@ def test_ranks_that_round_otherwise_differ_even_in_one_bit() -> None:
     assert "rank 0 and rank 2 differ in 1 of 50 elements" in finding.observed
 
 
-def test_an_input_that_was_changed_is_told() -> None:
+def test_modified_input_is_reported() -> None:
     session = replace(seen(2, Call("all_reduce", "int32", 4)), changed=[(0, 1)])
     assert id_of(judge_values(session)) == "input-changed"
 
@@ -97,14 +97,14 @@ def test_an_input_that_was_changed_is_told() -> None:
         (RankEnd(3, 1.0), "no-operation"),
     ],
 )
-def test_the_first_to_fail_of_itself_is_named(end: RankEnd, finding: str) -> None:
+def test_first_independent_failure_is_named(end: RankEnd, finding: str) -> None:
     session = replace(seen(3), ends=[RankEnd(1, 0.5, 1, "lost 1"), end, DONE])
     found = judge_ends(session)
     assert found is not None
     assert (found.id, "rank 1" in found.observed or end.lost == 0) == (finding, True)
 
 
-def test_limits_and_what_is_left_over_are_told() -> None:
+def test_exceeded_limits_and_left_over_processes_are_reported() -> None:
     session = seen(2)
     assert judge_ends(session) is None
     assert id_of(judge_ends(replace(session, breach=Breach("too-much-memory", "much")))) == "too-much-memory"
@@ -136,14 +136,14 @@ MESH = tuple((i, j) for i in range(4) for j in range(4) if i != j)
         (_links((0, 1), (1, 0), (2, 3), (3, 2), (0, 2), (3, 1), num_bytes=2 * MEBI), "other", "more-bytes"),
     ],
 )
-def test_shapes_are_known_by_their_bytes(sent: Mapping[Pair, int], kind: str, finding: str | None) -> None:
+def test_shape_is_recognized_from_bytes_per_link(sent: Mapping[Pair, int], kind: str, finding: str | None) -> None:
     session = replace(seen(4), plan=Plan("ring", 4, (Call("all_reduce", "float32", MEBI // 4),)), sent=dict(sent))
     assert shape_of(sent, 4)[0] == kind
     assert id_of(judge_shape(session)) == finding
     assert ring_bytes(4, MEBI) == MEBI * 1.5
 
 
-def test_connections_are_held_against_calls() -> None:
+def test_number_of_connections_is_compared_with_calls() -> None:
     session = seen(2, *(Call("all_reduce", "float32", 1) for _ in range(10)))
     assert judge_connections(replace(session, connections={(0, 1): 5})) is None
     assert id_of(judge_connections(replace(session, connections={(0, 1): 6}))) == "connection-per-call"
@@ -151,7 +151,7 @@ def test_connections_are_held_against_calls() -> None:
 
 KILL, CUT = Fault("kill", (1, 1), 10), Fault("cut", (0, 1), 10)
 GONE = RankEnd(-9, 0.1)
-NONE = Unreadable("no-result", "there is no result file")
+NONE = Unreadable("no-result", "the result file is missing")
 
 
 @pytest.mark.parametrize(
@@ -166,13 +166,13 @@ NONE = Unreadable("no-result", "there is no result file")
         (CUT, [RankEnd(1, 1, 2), RankEnd(1, 1, 2), RankEnd(1, 1, 1)], "wrong-loss"),
     ],
 )
-def test_what_survivors_do(fault: Fault, ends: list[RankEnd], finding: str | None) -> None:
+def test_reaction_of_survivors_is_judged(fault: Fault, ends: list[RankEnd], finding: str | None) -> None:
     session = seen(3, Call("all_reduce", "float32", 100), fault=fault)
     lost = replace(session, ends=ends, results=[[NONE] * 3], fault_at_s=0.5)
     assert id_of(judge_loss(lost)) == finding
 
 
-def test_survivors_may_be_done_but_not_leave_half_a_result() -> None:
+def test_survivors_may_finish_but_not_leave_a_partial_result() -> None:
     session = seen(3, Call("all_reduce", "float32", 100), fault=KILL)
     ends = [DONE, GONE, RankEnd(1, 1, 1)]
     whole = replace(session, ends=ends, results=[[session.results[0][0], NONE, NONE]], fault_at_s=0.5)
@@ -181,7 +181,7 @@ def test_survivors_may_be_done_but_not_leave_half_a_result() -> None:
     assert id_of(judge_loss(half)) == "result-before-complete"
 
 
-def test_files_are_read_only_if_they_are_whole(tmp_path: Path) -> None:
+def test_incomplete_result_files_are_rejected(tmp_path: Path) -> None:
     path = tmp_path / "buffer"
     write_buffer(path, np.arange(5, dtype=np.int64))
     assert path.read_bytes() == struct.pack("<8sQQ5q", b"FROGBUF1", 4, 5, *range(5))
@@ -201,19 +201,19 @@ def test_files_are_read_only_if_they_are_whole(tmp_path: Path) -> None:
         (lambda path: path.symlink_to(path), "Too many levels of symbolic links"),
     ],
 )
-def test_what_a_peer_leaves_in_place_of_a_file_is_not_waited_for(
+def test_pipe_or_device_in_place_of_a_result_does_not_block(
     make: Callable[[Path], object], said: str, tmp_path: Path
 ) -> None:
     make(tmp_path / "buffer")
     assert read_buffer(tmp_path / "buffer", "int64", 5) == Unreadable("no-result", said)
 
 
-def test_every_finding_that_there_is_can_be_made() -> None:
+def test_every_finding_has_a_judge() -> None:
     code = "".join(path.read_text() for path in EXAMPLES.parent.glob("*.py") if path.name != "findings.py")
     limits = (EXAMPLES.parents[1] / "learn" / "grader" / "limits.py").read_text()
     assert [id for id in _MEANINGS if f'"{id}"' not in code + limits] == []
 
 
-def test_the_page_shows_the_example_as_it_is() -> None:
+def test_documentation_shows_the_python_example_verbatim() -> None:
     page = (Path(__file__).parents[2] / "docs" / "collectives.md").read_text()
     assert (EXAMPLES / "ring.py").read_text() in page

@@ -1,4 +1,4 @@
-"""Peers as processes: the examples pass, each wrong peer is rejected for its own reason."""
+"""Peers as processes: the examples pass, and each wrong peer is rejected for its own reason."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ ENDED_BY = {
     "never-ends": (session, "_COMPUTING_S", 0.5),
     "hangs-after-loss": (session, "AFTER_FAULT_S", 1.0),
 }
-"""The limit that ends such a peer, made shorter. A slow machine might meet it with any other peer first."""
+"""The limit that ends such a peer, shortened. On a slow machine any other peer could exceed it before its own
+mistake."""
 
 
 def outcomes_of(command: list[str], folder: Path, worlds: tuple[int, ...], *only: str) -> dict[str, Outcome]:
@@ -34,7 +35,7 @@ def outcomes_of(command: list[str], folder: Path, worlds: tuple[int, ...], *only
     return {outcome.check: outcome for outcome in found}
 
 
-def test_the_example_passes_every_check(tmp_path: Path) -> None:
+def test_python_example_passes_every_check(tmp_path: Path) -> None:
     assert len((EXAMPLES / "ring.py").read_text().splitlines()) <= 60, "as the page says"
     found = outcomes_of([sys.executable, str(EXAMPLES / "ring.py")], tmp_path, (2, 3, 4))
     assert {name: outcome.finding for name, outcome in found.items() if outcome.finding} == {}
@@ -44,9 +45,7 @@ def test_the_example_passes_every_check(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_peer_is_rejected_for_its_own_reason(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_peer_is_rejected_for_its_own_reason(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = WRONG[name]
     if wrong.finding in ENDED_BY:
         monkeypatch.setattr(*ENDED_BY[wrong.finding])
@@ -66,24 +65,24 @@ def test_every_check_rejects_some_peer(check: str) -> None:
     assert check in {wrong.check for wrong in WRONG.values()}
 
 
-def test_a_peer_may_close_its_output(tmp_path: Path) -> None:
+def test_peer_may_close_its_output(tmp_path: Path) -> None:
     peer = tmp_path / "peer.py"
     peer.write_text((EXAMPLES / "ring.py").read_text().replace("for line in Path", "os.close(1)\nfor line in Path"))
     assert outcomes_of([sys.executable, str(peer)], tmp_path, (2,), "results")["results"].finding is None
 
 
-def test_other_operations_are_graded_as_far_as_a_peer_has_them(tmp_path: Path) -> None:
+def test_operations_that_a_peer_lacks_are_not_graded(tmp_path: Path) -> None:
     observe = remembered([sys.executable, str(_with_operations(tmp_path))], tmp_path, SEED)
     (outcome,) = examine(observe, Scope((2, 3), OPERATIONS), ("operations",), lambda _: None)
     assert outcome.finding is None
     assert outcome.measured == (
-        "broadcast: right at world 2 and 3",
-        "all_gather: right at world 2 and 3",
-        "reduce_scatter: the peer says that it has none",
+        "broadcast: correct at world 2 and 3",
+        "all_gather: correct at world 2 and 3",
+        "reduce_scatter: the peer reports that it does not support it",
     )
 
 
-def test_a_copy_in_the_wrong_place_is_seen(tmp_path: Path) -> None:
+def test_part_copied_to_the_wrong_place_is_found(tmp_path: Path) -> None:
     peer = _with_operations(tmp_path)
     peer.write_text(peer.read_text().replace("parts[(RANK - step) % WORLD]", "parts[(RANK + step) % WORLD]"))
     observe = remembered([sys.executable, str(peer)], tmp_path, SEED)
@@ -93,7 +92,7 @@ def test_a_copy_in_the_wrong_place_is_seen(tmp_path: Path) -> None:
 
 
 def _with_operations(folder: Path) -> Path:
-    """The example with an all-gather, and a broadcast that is made of it."""
+    """Return the example with an all-gather, and a broadcast built from it."""
     text = (EXAMPLES / "ring.py").read_text()
     text = text.replace('operation != "all_reduce"', 'operation == "reduce_scatter"').replace(
         "    all_reduce(right, left, values)\n",
@@ -113,14 +112,14 @@ def _with_operations(folder: Path) -> Path:
     return peer
 
 
-def test_a_command_that_cannot_be_started_is_a_mistake_of_the_user(tmp_path: Path) -> None:
+def test_command_that_cannot_start_is_a_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no-such-program cannot be started"):
         outcomes_of(["no-such-program"], tmp_path, (2,), "results")
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("cargo") is None, reason="cargo is not on this machine")
-def test_the_rust_example_is_built_as_the_page_says_and_passes(tmp_path: Path) -> None:
+def test_rust_example_builds_as_documented_and_passes(tmp_path: Path) -> None:
     block = re.search(r"```sh\n(cargo new .*?)```", PAGE.read_text(), re.DOTALL)
     assert block is not None
     build = [line for line in block[1].splitlines() if "frog collectives check" not in line]

@@ -1,4 +1,4 @@
-"""Peers that are wrong, each for a reason of its own: the example with some lines replaced."""
+"""Wrong peers, each with a different mistake: the example with some lines replaced."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ else:
 
 @dataclass(frozen=True)
 class Wrong:
-    """A wrong peer: lines of the example and what stands there instead, which check sees it, and what it says."""
+    """A wrong peer: replacements for lines of the example, the check that must fail, and part of its message."""
 
     check: str
     finding: str
     changes: dict[str, str]
     says: str = ""
-    """Words of what was observed."""
+    """Part of the observation."""
 
     def source(self) -> str:
         text = (EXAMPLES / "ring.py").read_text()
@@ -69,7 +69,7 @@ class Wrong:
 
 
 def _instead(*lines: str) -> dict[str, str]:
-    """Other lines where the example calls its all-reduce."""
+    """Replace the line in which the example calls its all-reduce."""
     return {_CALL: "".join(f"    {line}\n" for line in lines)}
 
 
@@ -95,11 +95,11 @@ def half(number):
 
 
 addresses = ["""
-_LOSES = 'raise ConnectionError("silent for too long, or the end of what it sends")'
+_LOSES = 'raise ConnectionError("the peer was silent for too long, or closed the connection")'
 
 
 def _writing(what: str) -> dict[str, str]:
-    """Other bytes as the result."""
+    """Write other bytes as the result."""
     return {_WRITE: _WRITE.replace("data[:24] + values.tobytes()", what)}
 
 
@@ -108,7 +108,7 @@ WRONG = {
         "results",
         "neighbours-only",
         _instead(f"values = array(values.typecode, map(add, values, {_WHOLE.format('values')}))"),
-        "the sum of rank 0 and 2 alone",
+        "the sum of only rank 0 and 2",
     ),
     "keeps-its-own": Wrong("results", "not-reduced", _instead("pass")),
     "leaves-ranks-out": Wrong(
@@ -118,7 +118,7 @@ WRONG = {
     ),
     "averages": Wrong("results", "averaged", _instead(_CALL.strip(), f"values = {_MEANS}")),
     "forgets-the-remainder": Wrong(
-        "results", "remainder", {_PARTS: _EVEN_PARTS}, "All but the last 262144 % 3 = 1 are right."
+        "results", "remainder", {_PARTS: _EVEN_PARTS}, "All but the last 262144 % 3 = 1 are correct."
     ),
     "order-of-its-own": Wrong("results", "ranks-differ", _SUMS_WHOLE_BUFFERS),
     "integers-as-floats": Wrong("results", "through-floats", {_ADD: _AS_FLOATS}, "int64"),
@@ -132,7 +132,7 @@ WRONG = {
         "results", "input-changed", {"os.replace(target +": "os.remove(source), os.replace(target +"}
     ),
     "raises": Wrong("results", "crashed", _instead("raise KeyError(len(values))"), "KeyError"),
-    "impatient": Wrong("results", "lost-nobody", _instead("sys.exit(f'lost {RIGHT}')"), "it said: lost "),
+    "impatient": Wrong("results", "lost-nobody", _instead("sys.exit(f'lost {RIGHT}')"), "its last output: lost "),
     "says-it-has-none": Wrong("results", "no-operation", _instead("sys.exit(3)")),
     "leaves-a-process": Wrong(
         "results", "left-over", _instead(_CALL.strip(), "os.fork() or os.execlp('sleep', 'sleep', '600')")

@@ -1,1 +1,1 @@
-"""Collectives, measured and graded from outside."""
+"""Measurement and grading of collective libraries, from outside."""

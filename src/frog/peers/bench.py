@@ -1,4 +1,4 @@
-"""`frog collectives bench`: how fast collectives are on this machine, ours beside others."""
+"""`frog collectives bench`: the speed of collectives on this machine, Frog's and others'."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _UNITS = {"": 1, "B": 1, "K": 1 << 10, "KIB": 1 << 10, "M": 1 << 20, "MIB": 1 <<
 
 
 def bench(args: argparse.Namespace) -> int:
-    """Start a world that measures, and print what came out."""
+    """Start a world that measures, and print the result."""
     nodes, options = read_world(args)
     check_world(nodes.most * nodes.ranks)
     if "mpi" in args.against and nodes.several:
-        raise UsageError("--against mpi measures Open MPI on one node: it knows nothing of pretended ones", "--nproc N")
+        raise UsageError("--against mpi measures Open MPI on one node, not on simulated nodes", "--nproc N")
     request = Request(args.operations, args.sizes, ("frog", *args.against), args.rounds)
     with tempfile.TemporaryDirectory(prefix="frog-bench-") as scratch:
         asked, found = Path(scratch) / "request.json", Path(scratch) / "result.json"
@@ -43,21 +43,21 @@ def bench(args: argparse.Namespace) -> int:
 
 
 def _run_under_mpirun(num_ranks: int, arguments: list[str], scratch: Path) -> None:
-    """Measure in a world that mpirun starts. Raises LaunchError with the end of what it wrote if it fails."""
+    """Measure in a world that mpirun starts. Raises LaunchError with the end of its output if it fails."""
     command = mpirun(num_ranks, [sys.executable, "-m", "frog.peers.rank", *arguments])
     with Program(command, scratch, {"OMP_NUM_THREADS": "1"}) as program:
         code = program.wait(_MPIRUN_S)
         if code != 0:
             how = f"did not end within {_MPIRUN_S:g} s" if code is None else f"ended with exit code {code}"
             last = "\n".join(program.output.splitlines()[-20:])
-            raise LaunchError(f"mpirun {how}; it wrote last:\n{last}", "does mpirun -n 2 hostname work?")
+            raise LaunchError(f"mpirun {how}; its last output:\n{last}", "does mpirun -n 2 hostname work?")
 
 
 def table(result: Result) -> str:
-    """The measurement as text: a line for each operation, size and contender; then the machine's limits."""
+    """Format the measurement: a line for each operation, size and contender, then the machine's limits."""
     place = "on several nodes" if result.several_nodes else "on one node"
     lines = [
-        f"{result.num_ranks} ranks {place}, float32, one thread each; medians of rounds in turn, "
+        f"{result.num_ranks} ranks {place}, float32, one thread each; medians of alternating rounds, "
         "the slowest rank's time",
         *(f"  {name:5} {CONTENDERS[name]}" for name in result.contenders),
         "",
@@ -84,13 +84,13 @@ def table(result: Result) -> str:
 
 
 def sizes(text: str) -> tuple[int, ...]:
-    """Sizes such as 4KiB,1MiB in bytes. Raises argparse's error."""
+    """Parse sizes such as 4KiB,1MiB to bytes. Raises argparse's error."""
     found = []
     for word in text.split(","):
         digits = word.rstrip("BKMibkm")
         unit = _UNITS.get(word[len(digits) :].upper())
         if not digits.isdecimal() or unit is None or not 4 <= int(digits) * unit <= 1 << 30:
-            raise argparse.ArgumentTypeError(f"{word!r}: sizes from 4B to 1024MiB, such as 4KiB,1MiB")
+            raise argparse.ArgumentTypeError(f"{word!r}: expected sizes from 4B to 1024MiB, such as 4KiB,1MiB")
         found.append(int(digits) * unit)
     return tuple(found)
 
@@ -98,4 +98,4 @@ def sizes(text: str) -> tuple[int, ...]:
 def check_world(num_ranks: int) -> None:
     """Raise UsageError for a world of one."""
     if num_ranks < 2:
-        raise UsageError("a world of one has no other rank to talk to", "--nproc 2")
+        raise UsageError("a world of one rank has no other rank to communicate with", "--nproc 2")

@@ -1,4 +1,4 @@
-"""The files in which a peer finds its input and leaves its result. The format is in docs/collectives.md."""
+"""The files that contain a peer's input and its result. The format is in docs/collectives.md."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from frog.core.files import open_plain, write_atomic
 Array = np.ndarray[Any, np.dtype[Any]]
 
 MAGIC = b"FROGBUF1"
-"""Its last letter is the version."""
+"""The last character is the version."""
 DTYPES = {"float32": 1, "float64": 2, "int32": 3, "int64": 4}
 _HEAD = struct.Struct("<8sQQ")
-"""Magic, number of the dtype, count of elements. The elements follow, little-endian."""
+"""Magic, number of the dtype, number of elements. The elements follow, little-endian."""
 
 
 @dataclass(frozen=True)
 class Unreadable:
-    """A file that is no result: `no-result`, `not-a-buffer`, `half-written`, `wrong-dtype` or `wrong-count`."""
+    """An invalid result file: `no-result`, `not-a-buffer`, `half-written`, `wrong-dtype` or `wrong-count`."""
 
     id: str
     observed: str
@@ -37,7 +37,7 @@ def write_buffer(path: Path, values: Array) -> None:
 
 
 def read_buffer(path: Path, dtype: str, count: int) -> Array | Unreadable:
-    """The array of a buffer file that must have this dtype and count. A file of any other size is not read."""
+    """Read the array of a buffer file with this dtype and count. A file of any other size is not read."""
     try:
         with open_plain(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -46,7 +46,7 @@ def read_buffer(path: Path, dtype: str, count: int) -> Array | Unreadable:
                 return wrong
             return np.frombuffer(file.read(size - _HEAD.size), np.dtype(dtype).newbyteorder("<")).astype(dtype)
     except OSError as error:
-        missing = "there is no result file" if isinstance(error, FileNotFoundError) else str(error.strerror)
+        missing = "the result file is missing" if isinstance(error, FileNotFoundError) else str(error.strerror)
         return Unreadable("no-result", missing)
 
 
@@ -55,17 +55,17 @@ def _wrong_head(head: bytes, size: int, dtype: str, count: int) -> Unreadable | 
         return Unreadable("half-written", f"the result file has {size} bytes, less than the header's {_HEAD.size}")
     magic, number, found = _HEAD.unpack(head)
     if magic != MAGIC:
-        return Unreadable("not-a-buffer", f"the result file begins with {magic!r}, not with {MAGIC!r}")
+        return Unreadable("not-a-buffer", f"the result file starts with {magic!r}, not {MAGIC!r}")
     if number != DTYPES[dtype]:
         return Unreadable("wrong-dtype", f"the result's dtype is {number}, not {DTYPES[dtype]} ({dtype})")
     if found != count:
         return Unreadable("wrong-count", f"the result has {found} elements, not {count}")
     whole = _HEAD.size + count * np.dtype(dtype).itemsize
     if size != whole:
-        return Unreadable("half-written", f"the result file has {size} bytes; header and {count} elements are {whole}")
+        return Unreadable("half-written", f"the result file has {size} bytes; header and {count} elements need {whole}")
     return None
 
 
 def write_calls(path: Path, calls: Sequence[tuple[str, int, Path, Path]]) -> None:
-    """Write the list of calls: operation, root, input file and result file, with tabs between them, a line each."""
+    """Write the list of calls, one per line: operation, root, input file and result file, separated by tabs."""
     write_atomic(path, "".join("\t".join(map(str, call)) + "\n" for call in calls))

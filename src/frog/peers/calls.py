@@ -1,4 +1,4 @@
-"""Collective calls: what is handed to each rank, and what must come back."""
+"""Collective calls: the input of each rank, and the expected result."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _MOST_EXACT = 1000
 
 @dataclass(frozen=True)
 class Call:
-    """One call that all ranks make.
+    """One collective call, made by all ranks.
 
-    values: `exact`: small whole numbers, whose sum is the same in any order; `random`: floats of many sizes;
-    `wide`: integers over their whole range, which no float holds.
+    values: `exact`: small integers, whose sum is the same in any order; `random`: floats of many magnitudes;
+    `wide`: integers over their full range, which no float can represent.
     """
 
     operation: str
     dtype: str
     count: int
-    """Elements of each rank's input."""
+    """Number of elements in each rank's input."""
     values: Values = "exact"
     root: int = 0
 
@@ -39,7 +39,7 @@ class Call:
 
 
 def make_inputs(call: Call, world: int, rng: np.random.Generator) -> list[Array]:
-    """Each rank's input."""
+    """Return each rank's input."""
     return [_draw(call, world, rng) for _ in range(world)]
 
 
@@ -54,12 +54,12 @@ def _draw(call: Call, world: int, rng: np.random.Generator) -> Array:
 
 
 def part_of(rank: int, world: int, count: int) -> slice:
-    """The elements that a rank gets of a reduce-scatter; parts differ by at most one element."""
+    """Return the elements that a rank receives in a reduce-scatter; parts differ by at most one element."""
     return slice(rank * count // world, (rank + 1) * count // world)
 
 
 def result_count(call: Call, rank: int, world: int) -> int:
-    """Elements of a rank's result."""
+    """Return the number of elements of a rank's result."""
     if call.operation == "all_gather":
         return call.count * world
     if call.operation == "reduce_scatter":
@@ -69,7 +69,7 @@ def result_count(call: Call, rank: int, world: int) -> int:
 
 
 def expected(call: Call, inputs: Sequence[Array], rank: int) -> Array:
-    """What a rank must have; sums of floats in float64."""
+    """Return a rank's correct result; sums of floats in float64."""
     if call.operation == "broadcast":
         return inputs[call.root]
     if call.operation == "all_gather":
@@ -80,7 +80,7 @@ def expected(call: Call, inputs: Sequence[Array], rank: int) -> Array:
 
 
 def error_bound(call: Call, inputs: Sequence[Array], rank: int) -> Array:
-    """How far a sum of floats may be from the exact one, whatever the order in which it was made.
+    """Return the largest error of a sum of floats, for any order of summation.
 
     Source:  Higham, Accuracy and Stability of Numerical Algorithms, section 4.2: (n - 1) u sum |x|; here with twice u.
     """
@@ -90,7 +90,7 @@ def error_bound(call: Call, inputs: Sequence[Array], rank: int) -> Array:
 
 
 def result_calls(world: int) -> tuple[Call, ...]:
-    """All-reduces of awkward sizes and of every dtype."""
+    """Return all-reduces of awkward sizes and of every dtype."""
     counts = sorted({0, 1, world - 1, world, world + 1, 1000 * world + 1})
     return (
         *(Call("all_reduce", "float32", count) for count in counts),
@@ -103,7 +103,7 @@ def result_calls(world: int) -> tuple[Call, ...]:
 
 
 def operation_calls(operation: str, world: int) -> tuple[Call, ...]:
-    """The same for another operation; the root of a broadcast moves."""
+    """Return the same calls for another operation; the root of a broadcast varies."""
     last = world - 1 if operation == "broadcast" else 0
     return (
         *(Call(operation, "float32", count) for count in (0, 1, world + 1)),

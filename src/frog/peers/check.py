@@ -1,4 +1,4 @@
-"""`frog collectives check`: run the sessions, report what each check found, keep what was asked for."""
+"""`frog collectives check`: run the sessions, report what each check found, keep the requested files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WIDTH = 118
 
 
 def check(args: argparse.Namespace) -> int:
-    """Exit code 1 if a check rejects what the peers did."""
+    """Run the checks; return exit code 1 if one rejects the peers' behaviour."""
     scope = Scope(tuple(sorted(set(args.world or (2, 3, 4)))), tuple(args.operations))
     seed = secrets.randbelow(1_000_000) if args.seed is None else args.seed
     command = _words(args.peer)
@@ -42,7 +42,7 @@ def check(args: argparse.Namespace) -> int:
 
 
 def remembered(command: Sequence[str], folder: Path, seed: int) -> Observe:
-    """Runs each plan once."""
+    """Return a function that runs each plan once."""
     seen: dict[str, Observed] = {}
 
     def observe(plan: Plan) -> Observed:
@@ -58,27 +58,27 @@ def _words(text: str) -> list[str]:
     try:
         words = shlex.split(text)
     except ValueError as problem:
-        raise UsageError(f"--peer {text!r}: {problem}", "as a shell reads it") from None
+        raise UsageError(f"--peer {text!r}: {problem}", "use shell syntax") from None
     if not words:
-        raise UsageError("--peer says no command", '--peer "python ring.py"')
+        raise UsageError("--peer contains no command", '--peer "python ring.py"')
     return words
 
 
 @contextmanager
 def _folder(keep: Path | None) -> Iterator[Path]:
-    """Where sessions leave their files: one that is kept must be new or empty."""
+    """Return the folder for the files of the sessions: a kept one must be new or empty."""
     if keep is None:
         with tempfile.TemporaryDirectory(prefix="frog-peers-") as folder:
             yield Path(folder)
         return
     keep.mkdir(parents=True, exist_ok=True)
     if any(keep.iterdir()):
-        raise UsageError(f"--keep {keep}: the folder is not empty", "a new folder")
+        raise UsageError(f"--keep {keep}: the folder is not empty", "choose a new folder")
     yield keep.resolve()
 
 
 def as_table(peer: str, seed: int, scope: Scope, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """All of it as plain data."""
+    """Return everything as plain data."""
     return {
         "peer": peer,
         "seed": seed,
@@ -121,6 +121,6 @@ def _print_end(args: argparse.Namespace, outcomes: Sequence[Outcome], seed: int,
     counts = {status: sum(outcome.status == status for outcome in outcomes) for status in _MARKS}
     print(f"{counts['passed']} passed, {counts['rejected']} rejected, {counts['skipped']} skipped; {seconds:.1f} s")
     if counts["rejected"]:
-        print(f"again: frog collectives check --peer {shlex.quote(args.peer)} --seed {seed}")
+        print(f"to repeat: frog collectives check --peer {shlex.quote(args.peer)} --seed {seed}")
     if args.keep:
         print(f"every rank's files and output: {args.keep}")

@@ -1,4 +1,4 @@
-"""The checks, in the order in which they are made: what is run, what judges it, what is measured of what is right."""
+"""The checks, in order: the session of each, its judgement, and the measurements of correct peers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from frog.peers.shape import busiest, data_links, judge_connections, judge_shape
 from frog.peers.values import judge_values
 
 Observe = Callable[[Plan], Observed]
-"""Runs a plan, or gives what was seen when it was run before."""
+"""Runs a plan, or returns the observations of an earlier run."""
 
 _MEBI = Call("all_reduce", "float32", 1 << 18)
 _LARGE = Call("all_reduce", "float32", 1 << 22)
-"""16 MiB: half of it is more than all buffers between two ranks hold."""
+"""16 MiB: half of it exceeds all buffers between two ranks."""
 _SLOW_BYTES_PER_S, _SLOW_DELAY_S = 4e6, 0.005
 _FAULT_TIMEOUT_S = 3.0
 _FAULT_WORLD = 3
@@ -30,7 +30,7 @@ _PIECES_CALLS = tuple(Call("all_reduce", dtype, count) for dtype, count in (("fl
 
 @dataclass(frozen=True)
 class Scope:
-    """What is to be checked."""
+    """The selected worlds and operations."""
 
     worlds: tuple[int, ...]
     operations: tuple[str, ...]
@@ -38,7 +38,7 @@ class Scope:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a check has found, or what was measured where nothing was wrong."""
+    """What a check found wrong, or what it measured if nothing was wrong."""
 
     check: str
     status: Literal["passed", "rejected", "skipped"]
@@ -49,7 +49,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Check:
-    """A check: what it asks, in one line, and what makes it: what it found wrong, or else what it measured."""
+    """A check: its requirement, in one line, and its function, which returns a finding or measurements."""
 
     name: str
     asks: str
@@ -57,18 +57,18 @@ class Check:
 
 
 class Skip(Exception):
-    """There is nothing to see here, and why."""
+    """A check does not apply, with the reason."""
 
 
 def examine(observe: Observe, scope: Scope, only: Sequence[str], report: Callable[[Outcome], None]) -> list[Outcome]:
-    """Make the checks; those that need right results are skipped where there are none."""
+    """Run the checks; skip those that need correct results if the results are wrong."""
     outcomes: list[Outcome] = []
     for check in CHECKS:
         if only and check.name not in only:
             continue
         start = time.monotonic()
         if any(outcome.check == "results" and outcome.status == "rejected" for outcome in outcomes):
-            outcome = Outcome(check.name, "skipped", ("first the results",))
+            outcome = Outcome(check.name, "skipped", ("correct results first",))
         else:
             outcome = _made(check, observe, scope, start)
         report(outcome)
@@ -91,16 +91,16 @@ def _made(check: Check, observe: Observe, scope: Scope, start: float) -> Outcome
 
 
 def results_plan(world: int) -> Plan:
-    """Many all-reduces in one life of the processes."""
+    """Return a plan with many all-reduces in the same processes."""
     return Plan(f"results-{world}", world, result_calls(world))
 
 
 def base_plan(world: int) -> Plan:
-    """One all-reduce of 1 MiB, undisturbed."""
+    """Return a plan with one undisturbed all-reduce of 1 MiB."""
     return Plan(f"base-{world}", world, (_MEBI,))
 
 
-# ---- what each check does --------------------------------------------------------------------------------------------
+# ---- the checks ------------------------------------------------------------------------------------------------------
 
 
 def _results(observe: Observe, scope: Scope) -> Finding | tuple[str, ...]:
@@ -109,7 +109,7 @@ def _results(observe: Observe, scope: Scope) -> Finding | tuple[str, ...]:
         if finding := judge_ends(seen) or judge_values(seen):
             return finding
     calls = sum(len(result_calls(world)) for world in scope.worlds)
-    return (f"{calls} all-reduces at world {_listed(scope.worlds)}: right on every rank, inputs unchanged",)
+    return (f"{calls} all-reduces at world {_listed(scope.worlds)}: correct on every rank, inputs unchanged",)
 
 
 def _operations(observe: Observe, scope: Scope) -> Finding | tuple[str, ...]:
@@ -120,14 +120,14 @@ def _operations(observe: Observe, scope: Scope) -> Finding | tuple[str, ...]:
         for world in scope.worlds:
             seen = observe(Plan(f"{operation}-{world}", world, operation_calls(operation, world)))
             if has_no_operation(seen):
-                measured.append(f"{operation}: the peer says that it has none")
+                measured.append(f"{operation}: the peer reports that it does not support it")
                 break
             if finding := judge_ends(seen) or judge_values(seen):
                 return finding
         else:
-            measured.append(f"{operation}: right at world {_listed(scope.worlds)}")
+            measured.append(f"{operation}: correct at world {_listed(scope.worlds)}")
     if not measured:
-        raise Skip("no other operation was asked for")
+        raise Skip("no other operation was requested")
     return tuple(measured)
 
 
@@ -182,7 +182,7 @@ def _slow_link(observe: Observe, scope: Scope) -> Finding | tuple[str, ...]:
         return finding
     ring_s = 2 * (world - 1) * _SLOW_DELAY_S + ring_bytes(world, _MEBI.payload_bytes) / _SLOW_BYTES_PER_S
     return (
-        f"{slow[0]} → {slow[1]} at {_SLOW_BYTES_PER_S / 1e6:g} MB/s and {1e3 * _SLOW_DELAY_S:g} ms: right, in "
+        f"{slow[0]} → {slow[1]} at {_SLOW_BYTES_PER_S / 1e6:g} MB/s and {1e3 * _SLOW_DELAY_S:g} ms: correct, in "
         f"{format_seconds(seen.moved_s)}; a ring's 2(n-1) alpha + 2(n-1)/n B/beta is {format_seconds(ring_s)}",
     )
 
@@ -209,15 +209,15 @@ def _cut_link(observe: Observe, scope: Scope) -> Finding | tuple[str, ...]:
 
 
 def _listed(worlds: Sequence[int]) -> str:
-    """`2, 3 and 4`."""
+    """Format as `2, 3 and 4`."""
     return " and ".join(filter(None, [", ".join(map(str, worlds[:-1])), str(worlds[-1])]))
 
 
 def _undisturbed(observe: Observe, world: int) -> Observed:
-    """The undisturbed all-reduce, from which it is known who sends how much to whom. Skip if it is not right."""
+    """Run the undisturbed all-reduce, which shows the bytes on each link. Skip if its result is wrong."""
     seen = observe(base_plan(world))
     if judge_ends(seen) or judge_values(seen) or not seen.sent:
-        raise Skip(f"an undisturbed all-reduce at world {world} is not right yet")
+        raise Skip(f"an undisturbed all-reduce at world {world} is not correct yet")
     return seen
 
 
@@ -227,7 +227,7 @@ def _busiest_link(observe: Observe, world: int) -> Pair:
 
 
 def _under_faults(observe: Observe, world: int, faults: Sequence[Fault]) -> Finding | tuple[str, ...]:
-    """Sessions with a fault each."""
+    """Run one session per fault."""
     measured = []
     for number, fault in enumerate(faults):
         seen = observe(Plan(f"{fault.kind}-{number}", world, (_MEBI,), fault=fault, timeout_s=_FAULT_TIMEOUT_S))
@@ -239,24 +239,24 @@ def _under_faults(observe: Observe, world: int, faults: Sequence[Fault]) -> Find
 
 def _how_it_went(seen: Observed, fault: Fault) -> str:
     if seen.fault_at_s is None:
-        return f"{fault.after_bytes:,} bytes never went this way: nothing happened"
+        return f"fewer than {fault.after_bytes:,} bytes used this link: no fault occurred"
     last = max(seen.ends[rank].at_s for rank in survivors(seen)) - seen.fault_at_s
     named = [f"rank {rank} lost {end.lost}" for rank, end in enumerate(seen.ends) if end.lost is not None]
     whole = [str(rank) for rank in survivors(seen) if seen.ends[rank].code == 0]
-    right = f"rank {', '.join(whole)} had a right result" if whole else ""
+    right = f"rank {', '.join(whole)} had a correct result" if whole else ""
     ended = f"all had ended {format_seconds(last)} later"
     return f"{fault}; {ended}: " + ", ".join(filter(None, [right, *named]))
 
 
 CHECKS = (
-    Check("results", "sums are right: exact ones bit for bit, others equal on all ranks", _results),
-    Check("operations", "so are the other operations", _operations),
+    Check("results", "sums are correct: exact ones bit for bit, others equal on all ranks", _results),
+    Check("operations", "the other operations are correct too", _operations),
     Check("connections", "connections are made once, not for each call", _connections),
     Check("ring", "the busiest rank moves no more than in a ring", _ring),
-    Check("large", "a large buffer goes through as a small one does", _large),
-    Check("short-reads", "bytes may come one by one", _short_reads),
-    Check("slow-link", "a slow link makes it slow, not wrong", _slow_link),
-    Check("killed-peer", "a peer dies in the middle: the others end, and say who it was", _killed_peer),
-    Check("reset-link", "a link is reset in the middle", _reset_link),
-    Check("cut-link", "a link falls silent: the same, once PEER_TIMEOUT_S is over", _cut_link),
+    Check("large", "a large buffer works like a small one", _large),
+    Check("short-reads", "bytes may arrive one at a time", _short_reads),
+    Check("slow-link", "a slow link makes the result late, not wrong", _slow_link),
+    Check("killed-peer", "a peer dies midway: the others end, and name it", _killed_peer),
+    Check("reset-link", "a link is reset midway", _reset_link),
+    Check("cut-link", "a link falls silent: the others end after PEER_TIMEOUT_S", _cut_link),
 )

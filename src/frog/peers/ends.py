@@ -1,4 +1,4 @@
-"""Judged: how the copies of an undisturbed session ended."""
+"""Judges how the copies of an undisturbed session ended."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from frog.peers.findings import Finding
 from frog.peers.observed import Observed, RankEnd
 
 NO_OPERATION = 3
-"""The exit code with which a peer says that it does not have an operation."""
+"""The exit code with which a peer reports that it does not support an operation."""
 _MOST_QUOTED = 300
 
 
 def judge_ends(seen: Observed) -> Finding | None:
-    """All must end by themselves, with exit code 0, leaving nothing behind."""
+    """Check that all ended on their own, with exit code 0, and left no process behind."""
     where = f"world {seen.world}: "
     if seen.breach is not None:
         return Finding(seen.breach.id, where + seen.breach.observed + _progress(seen))
@@ -20,17 +20,17 @@ def judge_ends(seen: Observed) -> Finding | None:
         return _failed(seen, failed)
     if seen.left:
         ranks = " and ".join(map(str, seen.left))
-        return Finding("left-over", f"{where}rank {ranks} ended and left a process that ran on.")
+        return Finding("left-over", f"{where}rank {ranks} ended and left a running process behind.")
     return None
 
 
 def has_no_operation(seen: Observed) -> bool:
-    """Whether all say that they do not have what is asked."""
+    """True if all peers report that they do not support the operation."""
     return all(end.code == NO_OPERATION for end in seen.ends)
 
 
 def _failed(seen: Observed, failed: list[int]) -> Finding:
-    """The first that failed of itself, not because another had gone."""
+    """Return the first failure that was not caused by the loss of another rank."""
     rank = min(failed, key=lambda rank: (seen.ends[rank].lost is not None, seen.ends[rank].at_s))
     end = seen.ends[rank]
     text = f"world {seen.world}: rank {rank} {describe_exit(end.code or 0)}{last_words(end)}"
@@ -40,13 +40,13 @@ def _failed(seen: Observed, failed: list[int]) -> Finding:
 
 
 def last_words(end: RankEnd) -> str:
-    """What it printed last, quoted; or that it said nothing."""
+    """Quote the last line of its output, or state that there was none."""
     lines = end.output.strip().splitlines()
-    return f"; it said: {lines[-1].strip()[:_MOST_QUOTED]}" if lines else ", without a word."
+    return f"; its last output: {lines[-1].strip()[:_MOST_QUOTED]}" if lines else ", without any output."
 
 
 def _progress(seen: Observed) -> str:
-    """How far it had come when it was ended."""
+    """Describe the progress of a session when it was ended."""
     at_work = [str(rank) for rank, end in enumerate(seen.ends) if end.code is None]
     sent = sum(seen.sent.values())
     return f" Rank {', '.join(at_work) or 'none'} had not ended; {sent:,} bytes had been sent in all."

@@ -1,4 +1,4 @@
-"""One direction of a connection: bytes that were read and are due to be passed on, now or later."""
+"""One direction of a connection: bytes that were read and will be forwarded, now or later."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from frog.peers.observed import Pair, Shape
 
 BUFFER_BYTES = 256 << 10
-"""What a link holds, in each of its buffers: a sender that nobody receives from must come to a halt."""
+"""Capacity of each buffer of a link: a sender without a receiver must block."""
 _PIECES = (1, 1, 2, 5, 3, 509, 1, 7, 1021)
 _PAUSE_S = 0.002
-"""Between two pieces: the receiver wakes up for each."""
+"""Pause between two pieces: the receiver wakes up for each."""
 _RESET = struct.pack("ii", 1, 0)
 
 
@@ -28,27 +28,27 @@ class Flow:
     sink: socket.socket
     shape: Shape
     is_over: bool = False
-    """Nothing will move any more."""
+    """True when nothing will move any more."""
     _waiting: deque[tuple[float, memoryview]] = field(default_factory=deque)
-    """When each is due."""
+    """Waiting pieces, with the time at which each is due."""
     _held: int = 0
     _ended: bool = False
-    """The source will send no more."""
+    """True when the source will send no more."""
     _last: float = 0.0
-    """When the last that waits is through the link's rate."""
+    """Time at which the last waiting piece will have passed the link's rate limit."""
     _sizes: itertools.cycle[int] = field(default_factory=lambda: itertools.cycle(_PIECES))
 
     @property
     def wants(self) -> bool:
-        """Whether there is room for more."""
+        """True if there is room for more bytes."""
         return not self._ended and self._held < BUFFER_BYTES
 
     def due_in(self, now: float) -> float | None:
-        """Seconds until something is to be passed on."""
+        """Return the seconds until the next piece is due."""
         return max(0.0, self._waiting[0][0] - now) if self._waiting else None
 
     def read(self) -> bytes:
-        """What the source has sent; empty if nothing, or if it has ended."""
+        """Read the bytes that the source has sent; empty if there are none, or if it has ended."""
         try:
             data = self.source.recv(BUFFER_BYTES)
         except BlockingIOError:
@@ -59,7 +59,7 @@ class Flow:
         return data
 
     def take(self, data: bytes, now: float) -> None:
-        """Put bytes in line, each when it is due."""
+        """Queue bytes, each piece with the time at which it is due."""
         view = memoryview(data)
         while view:
             size = next(self._sizes) if self.shape.in_pieces else len(view)
@@ -72,7 +72,7 @@ class Flow:
         self._held += len(data)
 
     def write(self, now: float) -> bool:
-        """Pass on what is due; whether anything went."""
+        """Forward the pieces that are due; return True if any were sent."""
         went = False
         while self._waiting and self._waiting[0][0] <= now:
             due, piece = self._waiting.popleft()
@@ -80,7 +80,7 @@ class Flow:
                 sent = self.sink.send(piece)
             except BlockingIOError:
                 sent = 0
-            except OSError:  # who should have it is gone
+            except OSError:  # the receiver is gone
                 self._waiting.clear()
                 self._ended = self.is_over = True
                 return went
@@ -92,14 +92,14 @@ class Flow:
         return went
 
     def finish(self) -> None:
-        """Tell the sink, once all has been passed on, that no more will come."""
+        """Once everything has been forwarded, tell the sink that no more will come."""
         if self._ended and not self._waiting and not self.is_over:
             with contextlib.suppress(OSError):
                 self.sink.shutdown(socket.SHUT_WR)
             self.is_over = True
 
     def reset(self) -> None:
-        """Break the connection as a router does that has forgotten it."""
+        """Reset the connection, like a router that has lost its state."""
         with contextlib.suppress(OSError):
             self.source.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self._waiting.clear()

@@ -1,4 +1,4 @@
-"""What no collective passes: how fast this machine copies memory, and moves bytes through plain sockets."""
+"""Upper limits for any collective: the speed of memory copies and of plain sockets on this machine."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from frog.comm.collectives.connection import SOCKET_BUFFER_BYTES, Bytes
 
 
 class Around:
-    """Sockets around the ranks, with nothing in them but the bytes: no headers, no sums, no choice of a way."""
+    """A ring of sockets that carries only the bytes: no headers, no sums, no choice of algorithm."""
 
     def __init__(self, host: str) -> None:
         self._listener = socket.create_server((host, 0))
         _widen(self._listener)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
-        """Where the rank before this one finds it."""
+        """The address at which the previous rank reaches this one."""
 
     def connect(self, after: tuple[str, int]) -> None:
-        """Connect to the next rank, and to the one before."""
+        """Connect to the next and the previous rank."""
         self._after = socket.socket()
         _widen(self._after)
         self._after.connect(after)
@@ -30,7 +30,7 @@ class Around:
             sock.setblocking(False)
 
     def pass_on(self, leave: Bytes, arrive: Bytes) -> None:
-        """Send to the next rank, and receive from the one before, at the same time."""
+        """Send to the next rank, and receive from the previous one, concurrently."""
         sent = received = 0
         while sent < len(leave) or received < len(arrive):
             before = sent + received

@@ -1,4 +1,4 @@
-"""Judged: what the others did when a peer was killed, or a link cut or reset. A pure function of what was observed."""
+"""Judges the other ranks after a peer was killed, or a link cut or reset. A pure function of the observations."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from frog.peers.values import is_right
 
 
 def survivors(seen: Observed) -> list[int]:
-    """All ranks but one that was killed."""
+    """Return all ranks except a killed one."""
     fault = seen.plan.fault
     killed = {fault.pair[0]} if fault is not None and fault.kind == "kill" else set()
     return [rank for rank in range(seen.world) if rank not in killed]
 
 
 def judge_loss(seen: Observed) -> Finding | None:
-    """Each survivor ends in time: with a right result, or with none, an error, and the name of whom it lost."""
+    """Check that each survivor ends in time, with a correct result, or with an error that names the lost rank."""
     fault = seen.plan.fault
     if fault is None or seen.fault_at_s is None:
         return judge_ends(seen)
@@ -27,7 +27,7 @@ def judge_loss(seen: Observed) -> Finding | None:
         if (finding := _survivor(seen, rank)) is not None:
             return Finding(finding.id, where + finding.observed)
     if seen.left:
-        return Finding("left-over", f"{where}rank {seen.left[0]} ended and left a process that ran on.")
+        return Finding("left-over", f"{where}rank {seen.left[0]} ended and left a running process behind.")
     named = {rank: end.lost for rank in survivors(seen) if (end := seen.ends[rank]).lost is not None}
     if named and not _names_it(fault, named):
         said = ", ".join(f"rank {rank} named {lost}" for rank, lost in named.items())
@@ -47,15 +47,15 @@ def _survivor(seen: Observed, rank: int) -> Finding | None:
         wrong = "its result is wrong" if not isinstance(result, Unreadable) else result.observed
         return None if right else Finding("wrong-after-loss", f"rank {rank} ended with exit code 0, and {wrong}.")
     if not right and not (isinstance(result, Unreadable) and result.id == "no-result"):
-        text = f"rank {rank} {describe_exit(end.code)} and left a result file that is no result."
+        text = f"rank {rank} {describe_exit(end.code)} and left an invalid result file."
         return Finding("result-before-complete", text)
     if end.lost is None:
-        return Finding("loss-unnamed", f"rank {rank} {describe_exit(end.code)}, naming nobody{last_words(end)}")
+        return Finding("loss-unnamed", f"rank {rank} {describe_exit(end.code)}, naming no rank{last_words(end)}")
     return None
 
 
 def _names_it(fault: Fault, named: dict[int, int]) -> bool:
-    """Whether somebody names the killed one, or one end of the link the other."""
+    """True if a survivor names the killed rank, or one end of the link names the other."""
     if fault.kind == "kill":
         return fault.pair[0] in named.values()
     first, second = fault.pair

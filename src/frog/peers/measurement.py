@@ -1,4 +1,4 @@
-"""What is to be measured of collectives, and what was: bandwidths as nccl-tests defines them."""
+"""The request and the result of a measurement of collectives: bandwidths as defined by nccl-tests."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from frog.core.files import write_json
 
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 CONTENDERS = {
-    "frog": "as it chooses: memory inside a node, TCP between nodes",
-    "tcp": "frog over TCP alone",
+    "frog": "automatic choice: memory within a node, TCP between nodes",
+    "tcp": "frog over TCP only",
     "gloo": "torch's own",
-    "mpi": "Open MPI as it chooses: memory",
+    "mpi": "Open MPI, automatic choice: memory",
 }
 LIMITS = {
-    "memory": "copying the buffer, all ranks at once",
-    "sockets": "each rank passes the buffer to the next, over a plain socket, all at once",
+    "memory": "copying the buffer, on all ranks at the same time",
+    "sockets": "each rank sends the buffer to the next over a plain socket, all at the same time",
 }
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the ranks are to measure."""
+    """The measurements that the ranks should make."""
 
     operations: tuple[str, ...]
     sizes: tuple[int, ...]
-    """Bytes of the whole buffer."""
+    """Size of the whole buffer in bytes."""
     contenders: tuple[str, ...]
     rounds: int | None = None
-    """None: as many as fit into half a second or so."""
+    """None: as many as take about half a second."""
     steps: bool = False
-    """Whether each all-reduce is to be the single step of doubling, as `tune` needs it; then no limits are."""
+    """True to time only a single doubling step of each all-reduce, for `tune`, without the limits."""
 
     def write(self, path: Path) -> None:
         write_json(path, asdict(self))
 
 
 def read_request(path: Path) -> Request:
-    """What `Request.write` wrote."""
+    """Read the output of `Request.write`."""
     known = json.loads(path.read_text())
     lists = {name: tuple(known.pop(name)) for name in ("operations", "sizes", "contenders")}
     return Request(**lists, rounds=known["rounds"], steps=known["steps"])
@@ -59,11 +59,11 @@ class Row:
 
     @property
     def algorithm_bytes_per_s(self) -> float:
-        """Bytes of the buffer over the time of a call."""
+        """Size of the buffer over the time of a call."""
         return self.num_bytes / self.time_s
 
     def bus_bytes_per_s(self, num_ranks: int) -> float:
-        """What each link must carry for that, by the best algorithm: comparable to the hardware's.
+        """Load of each link with the best algorithm, comparable to the hardware's bandwidth.
 
         Source:  nccl-tests, doc/PERFORMANCE.md.
         """
@@ -74,7 +74,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Limit:
-    """How fast the machine itself moved as many bytes, in the same run."""
+    """The machine's own speed for a buffer of the same size, in the same run."""
 
     name: str
     num_bytes: int
@@ -87,7 +87,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Result:
-    """What a world has measured."""
+    """The measurements of a world."""
 
     num_ranks: int
     several_nodes: bool
@@ -96,7 +96,7 @@ class Result:
 
     @staticmethod
     def of(known: Mapping[str, Any]) -> Result:
-        """From what `asdict` made of one."""
+        """Build a result from the output of `asdict`."""
         rows, limits = (Row(**row) for row in known["rows"]), (Limit(**one) for one in known["limits"])
         return Result(known["num_ranks"], known["several_nodes"], tuple(rows), tuple(limits))
 
@@ -109,18 +109,18 @@ class Result:
         return list(dict.fromkeys(row.operation for row in self.rows))
 
     def limit_name(self, contender: str) -> str:
-        """What a contender's bytes go through."""
+        """Return the medium of a contender's bytes."""
         through_memory = contender == "mpi" or (contender == "frog" and not self.several_nodes)
         return "memory" if through_memory else "sockets"
 
     def share_of_limit(self, row: Row) -> float:
-        """How far a row's bus bandwidth comes up to what the machine itself does with a buffer of this size."""
+        """Return a row's bus bandwidth as a fraction of the machine's own for a buffer of this size."""
         name = self.limit_name(row.contender)
         limit = next(one for one in self.limits if (one.name, one.num_bytes) == (name, row.num_bytes))
         return row.bus_bytes_per_s(self.num_ranks) / limit.bytes_per_s
 
     def times_gloo(self, row: Row) -> float | None:
-        """How many times as fast as gloo a row is; None where gloo was not measured, and of gloo itself."""
+        """Return the speed relative to gloo; None if gloo was not measured, or for gloo itself."""
         same = [one for one in self.rows if (one.operation, one.num_bytes) == (row.operation, row.num_bytes)]
         gloo = next((one for one in same if one.contender == "gloo"), row)
         return None if gloo is row else gloo.time_s / row.time_s

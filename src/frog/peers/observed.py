@@ -1,4 +1,4 @@
-"""What was seen of a session: plain data, from which alone it is judged."""
+"""The observations of a session: plain data, the only input of its judges."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from frog.peers.buffers import Array, Unreadable
 from frog.peers.calls import Call
 
 Pair = tuple[int, int]
-"""From one rank to another."""
+"""A link from one rank to another."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How a link passes bytes on: at once, unless one of these is set."""
+    """How a link forwards bytes: immediately, unless one of these is set."""
 
     bytes_per_s: float | None = None
     delay_s: float = 0.0
     in_pieces: bool = False
-    """A few bytes at a time, with pauses between them."""
+    """Forward a few bytes at a time, with pauses between them."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What is done to a world once so many bytes went from one rank to the other (`kill`: to all others)."""
+    """A fault, injected once this many bytes went from one rank to the other (`kill`: to all others)."""
 
     kind: Literal["kill", "cut", "reset"]
     pair: Pair
-    """Of a kill: the rank, twice."""
+    """For a kill: the rank, twice."""
     after_bytes: int
 
     def __str__(self) -> str:
@@ -42,21 +42,21 @@ class Fault:
 
 @dataclass(frozen=True)
 class Plan:
-    """A session to be run: N copies, what each is asked, and what their links are like."""
+    """A planned session: N copies, their calls, and the properties of their links."""
 
     name: str
     world: int
     calls: tuple[Call, ...]
     shapes: Mapping[Pair, Shape] = field(default_factory=dict)
-    """Of links that are not plain."""
+    """Links with special properties."""
     fault: Fault | None = None
     timeout_s: float = 30.0
-    """What the peers are given: a peer that is silent for so long is lost."""
+    """The peers' timeout: a peer that is silent for this long counts as lost."""
 
 
 @dataclass(frozen=True)
 class Breach:
-    """A limit that was met, which ended the session."""
+    """A limit that was exceeded, which ended the session."""
 
     id: str
     observed: str
@@ -64,38 +64,38 @@ class Breach:
 
 @dataclass(frozen=True)
 class RankEnd:
-    """How one copy ended."""
+    """The end of one copy."""
 
     code: int | None
-    """None: it did not end by itself, and was killed at the end of the session."""
+    """None: it did not end on its own, and was killed at the end of the session."""
     at_s: float
-    """Seconds since the session began."""
+    """Seconds since the start of the session."""
     lost: int | None = None
-    """The rank that it says it lost."""
+    """The rank that it reports as lost."""
     output: str = ""
-    """The end of what it printed."""
+    """The end of its output."""
 
 
 @dataclass(frozen=True)
 class Observed:
-    """What came of a session."""
+    """The observations of a session."""
 
     plan: Plan
     inputs: list[list[Array]]
-    """By call and rank."""
+    """Inputs, by call and rank."""
     results: list[list[Array | Unreadable]]
-    """By call and rank."""
+    """Results, by call and rank."""
     ends: list[RankEnd]
     sent: dict[Pair, int]
-    """Bytes that one rank sent to another."""
+    """Bytes that each rank sent to each other rank."""
     connections: dict[Pair, int]
-    """How often one rank connected to another."""
+    """Number of connections from each rank to each other rank."""
     moved_s: float
-    """From the first byte that was sent to the last that arrived."""
+    """Time from the first byte sent to the last byte received."""
     changed: list[Pair] = field(default_factory=list)
-    """Inputs whose file was changed: (call, rank)."""
+    """Inputs whose file was modified: (call, rank)."""
     left: list[int] = field(default_factory=list)
-    """Ranks of which processes went on after their end."""
+    """Ranks that ended and left running processes behind."""
     breach: Breach | None = None
     fault_at_s: float | None = None
 

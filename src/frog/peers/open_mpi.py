@@ -1,6 +1,6 @@
-"""Open MPI's collectives on float32, called in its own library: no package has to be installed for five functions.
+"""Open MPI's collectives on float32, called directly in its library, so that five functions need no extra package.
 
-Its ranks know each other from `mpirun` alone, so a world that measures them is started by it: see `mpirun`.
+Its ranks find each other only through `mpirun`, which therefore starts the measured world: see `mpirun`.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from frog.core.errors import UsageError
 from frog.peers.buffers import Array
 
 _LIBRARY = "libmpi.40.dylib" if sys.platform == "darwin" else "libmpi.so.40"
-"""Of Open MPI 4 and 5. MPICH's has another number, and other values behind the same names."""
+"""The library of Open MPI 4 and 5. MPICH's has another number, and other values for the same names."""
 _IN_PLACE = ctypes.c_void_p(1)
-_HINT = "make system, or: apt install openmpi-bin; without mpi in --against the others are measured"
+_HINT = "make system, or: apt install openmpi-bin; or omit mpi from --against"
 
 
 def mpirun(num_ranks: int, command: Sequence[str]) -> list[str]:
-    """The words that start `command` on so many ranks of this machine. Raises UsageError where there is no Open MPI."""
-    program = shutil.which("mpirun.openmpi") or shutil.which("mpirun")  # Debian has several
+    """Return the command that starts `command` on `num_ranks` ranks here. Raises UsageError without Open MPI."""
+    program = shutil.which("mpirun.openmpi") or shutil.which("mpirun")  # Debian can have several
     if program is None:
-        raise UsageError("--against mpi: there is no mpirun here", _HINT)
+        raise UsageError("--against mpi: mpirun not found", _HINT)
     said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60).stdout
-    if "Open MPI" not in said and "OpenRTE" not in said:  # which name it says depends on the one it was called by
-        raise UsageError(f"--against mpi: {program} is not Open MPI's: {said.splitlines()[:1]}", _HINT)
+    if "Open MPI" not in said and "OpenRTE" not in said:  # the name depends on the one by which it was called
+        raise UsageError(f"--against mpi: {program} does not belong to Open MPI: {said.splitlines()[:1]}", _HINT)
     try:
         ctypes.CDLL(_LIBRARY)
     except OSError as error:
@@ -38,10 +38,10 @@ def mpirun(num_ranks: int, command: Sequence[str]) -> list[str]:
 
 
 class OpenMPI:
-    """All ranks that `mpirun` has started, seen from one of them."""
+    """The ranks that `mpirun` started, seen from one of them."""
 
     def __init__(self) -> None:
-        self._mpi = ctypes.CDLL(_LIBRARY, mode=ctypes.RTLD_GLOBAL)  # its plugins look for its names
+        self._mpi = ctypes.CDLL(_LIBRARY, mode=ctypes.RTLD_GLOBAL)  # its plugins need its symbols
         self._mpi.MPI_Init(None, None)
         self._world, self._float, self._sum = (
             ctypes.c_void_p(ctypes.addressof(ctypes.c_char.in_dll(self._mpi, name)))
@@ -49,7 +49,7 @@ class OpenMPI:
         )
 
     def call(self, operation: str, whole: Array, part: Array, other: Array) -> Callable[[], object]:
-        """A collective on float32 buffers: `whole` and `other` have as many elements as all ranks' `part`."""
+        """Return a collective on float32 buffers: `whole` and `other` have as many elements as all ranks' `part`."""
         mpi, world, kind, every, each = self._mpi, self._world, self._float, len(whole), len(part)
         a, b, c = (x.ctypes.data_as(ctypes.c_void_p) for x in (whole, part, other))  # they keep the arrays alive
         if operation == "all_reduce":

@@ -1,9 +1,9 @@
-"""Collectives timed on every rank of a world, contenders in turn. `frog collectives bench` starts this.
+"""Timing of collectives on every rank of a world, with alternating contenders. `frog collectives bench` starts this.
 
     -m frog.peers.rank REQUEST.json RESULT.json
 
-In a round every contender has its turn; which one begins changes from round to round. The time of a turn is the slowest
-rank's. What it is held against: how fast memory is copied, and bytes go through plain sockets, while all ranks do so.
+Each round times every contender once; the first one changes from round to round. The time of a turn is the slowest
+rank's. For comparison it measures how fast all ranks together copy memory and send bytes through plain sockets.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from frog.peers.open_mpi import OpenMPI
 
 _TIMEOUT_S = 120.0
 _TURN_S = 0.02
-"""A turn repeats a short call until it has taken about so long."""
+"""A turn repeats a short call until it has taken about this long."""
 _ROUND_S = 0.4
-"""What one size of one operation may take of a contender, all rounds together."""
+"""Time per size, operation and contender, for all rounds together."""
 _MOST_ROUNDS = 40
 
 
 class Bench:
-    """A world that measures: contenders, and the machine itself."""
+    """A world that measures the contenders, and the machine itself."""
 
     def __init__(self, request: Request, world: World) -> None:
         self._request, self._world = request, world
@@ -55,7 +55,7 @@ class Bench:
         self._around.connect(places[(world.rank + 1) % world.size])
 
     def rows(self) -> list[Row]:
-        """Every operation at every size by every contender."""
+        """Measure every operation at every size with every contender."""
         rows = []
         for operation in self._request.operations:
             for num_bytes in self._request.sizes:
@@ -68,7 +68,7 @@ class Bench:
         return rows
 
     def limits(self) -> list[Limit]:
-        """How fast memory is copied, and plain sockets are, at every size."""
+        """Measure the speed of memory copies and of plain sockets, at every size."""
         limits = []
         for num_bytes in self._request.sizes:
             source, target = (np.ones(4 * _elements(num_bytes, self._world.size), np.uint8) for _ in range(2))
@@ -80,7 +80,7 @@ class Bench:
         return limits
 
     def _medians(self, calls: Mapping[str, Callable[[], object]]) -> dict[str, tuple[float, int]]:
-        """What each call takes, as the median of rounds in which each has its turn, and how many rounds these were."""
+        """Return the median time of each call over alternating rounds, and the number of rounds."""
         first_s = {name: self._first_s(call) for name, call in calls.items()}
         repeats = {name: min(500, max(1, round(_TURN_S / one_s))) for name, one_s in first_s.items()}
         longest_s = max(first_s[name] * repeats[name] for name in calls)
@@ -94,12 +94,12 @@ class Bench:
         return {name: (statistics.median(found), rounds) for name, found in times.items()}
 
     def _first_s(self, call: Callable[[], object]) -> float:
-        """What a call takes, so that it is known how many are a turn."""
+        """Time a single call, to choose the number of calls per turn."""
         first_s = self._turn_s(call, 1)
         return first_s if first_s > _TURN_S else min(self._turn_s(call, 5) for _ in range(3))
 
     def _turn_s(self, call: Callable[[], object], repeats: int) -> float:
-        """Seconds a call takes on the slowest rank."""
+        """Return the seconds per call on the slowest rank."""
         self._world.barrier()
         start_ns = time.monotonic_ns()
         for _ in range(repeats):
@@ -115,12 +115,12 @@ class Bench:
 
 
 def _elements(num_bytes: int, size: int) -> int:
-    """Elements of the whole buffer: as many for each rank."""
+    """Return the number of elements of the whole buffer: the same number for each rank."""
     return max(1, num_bytes // 4 // size) * size
 
 
 def _group(contender: str) -> Any:
-    """torch's group for a contender, or Open MPI; tcp is frog without shared memory."""
+    """Return torch's group for a contender, or Open MPI; tcp is frog without shared memory."""
     if contender == "mpi":
         return OpenMPI()
     if contender == "gloo":
@@ -133,7 +133,7 @@ def _group(contender: str) -> Any:
 
 
 def _call(operation: str, num_elements: int, size: int, group: Any) -> Callable[[], object]:
-    """A collective on a whole buffer of so many elements."""
+    """Return a collective on a whole buffer of this many elements."""
     whole, part, other = torch.zeros(num_elements), torch.zeros(num_elements // size), torch.zeros(num_elements)
     if isinstance(group, OpenMPI):
         return group.call(operation, *(x.numpy() for x in (whole, part, other)))
@@ -149,7 +149,7 @@ def _call(operation: str, num_elements: int, size: int, group: Any) -> Callable[
 
 
 def main(arguments: list[str]) -> int:
-    """Measure, and let rank 0 write down what came out."""
+    """Measure, and let rank 0 write the result."""
     request = read_request(Path(arguments[0]))
     torch.set_num_threads(1)
     world = join_world(world_env(), torch.device("cpu"), _TIMEOUT_S, "gloo")

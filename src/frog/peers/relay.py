@@ -1,8 +1,8 @@
-"""The links between peers: every connection goes through here, is counted, and can be slowed, cut or reset.
+"""The links between peers: every connection passes through here, is counted, and can be slowed, cut or reset.
 
-For each pair of ranks (i, j) there is an address. What connects there is rank i, which wants rank j; the relay connects
-on to j, waits until j listens, and passes bytes on in both directions. So it knows who sends how much to whom whatever
-the peers say to each other, and needs no rights for it. One thread, a turn at a time: `turn` is called in a loop.
+Each pair of ranks (i, j) has its own address. A connection to it comes from rank i and is meant for rank j; the relay
+connects to j as soon as j listens, and forwards bytes in both directions. So it can count the bytes of each link
+regardless of their content, and needs no privileges. It uses one thread: `turn` is called in a loop.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _GONE = select.POLLHUP | select.POLLERR
 
 
 class _Coming(NamedTuple):
-    """A connection whose other end is not there yet."""
+    """A connection whose other end does not exist yet."""
 
     pair: Pair
     near: socket.socket
@@ -33,8 +33,8 @@ class _Coming(NamedTuple):
 class Relay:
     """The links of a world.
 
-    ports: where each rank listens, or will. is_alive: whether a rank's process still runs. on_fault: called once, when
-    the fault's bytes have gone.
+    ports: the port of each rank, possibly not in use yet. is_alive: tells whether a rank's process still runs.
+    on_fault: called once, when the bytes before the fault have passed.
     """
 
     def __init__(
@@ -52,14 +52,14 @@ class Relay:
         self._coming: list[_Coming] = []
         self._flows: list[Flow] = []
         self._struck = False
-        """Whether the fault has happened."""
+        """True after the fault."""
         self.sent: Counter[Pair] = Counter()
         self.connections: Counter[Pair] = Counter()
         self.first_at: float | None = None
         self.last_at: float | None = None
 
     def address(self, pair: Pair) -> str:
-        """Where the first rank reaches the second."""
+        """Return the address at which the first rank reaches the second."""
         return f"127.0.0.1:{self._doors[pair].getsockname()[1]}"
 
     def close(self) -> None:
@@ -71,12 +71,12 @@ class Relay:
             door.close()
 
     def turn(self, timeout_s: float) -> None:
-        """Wait for something to do, at most so long, and do it."""
+        """Wait for an event, at most `timeout_s`, and handle it."""
         self._connect_on()
         events = self._wait(timeout_s)
         for pair, door in self._doors.items():
             if door.fileno() in events:
-                with contextlib.suppress(OSError):  # it has gone again
+                with contextlib.suppress(OSError):  # the connection is gone again
                     self._coming.append(_Coming(pair, _prepared(door.accept()[0])))
                     self.connections[pair] += 1
         for flow in list(self._flows):
@@ -106,7 +106,7 @@ class Relay:
         return dict(poll.poll((min(timeout_s, _TRY_AGAIN_S) if self._coming else timeout_s) * 1e3))
 
     def _connect_on(self) -> None:
-        """Reach those who are wanted; one that does not listen yet is asked again at the next turn."""
+        """Connect to the requested ranks; try again in the next turn if one does not listen yet."""
         for coming in list(self._coming):
             i, j = coming.pair
             with contextlib.suppress(OSError):
@@ -126,7 +126,7 @@ class Relay:
         struck = self._struck
         if self._fault is not None and not struck:
             data = self._before_fault(flow.pair, data, self._fault)
-        if struck and self._is_muted(flow.pair):  # sent before the process was dead, and too late
+        if struck and self._is_muted(flow.pair):  # sent before the process died, but too late
             return
         now = time.monotonic()
         self.first_at = self.first_at or now
@@ -136,7 +136,7 @@ class Relay:
             self._strike()
 
     def _before_fault(self, pair: Pair, data: bytes, fault: Fault) -> bytes:
-        """What still passes. If that is not all, the fault is here."""
+        """Return the bytes that still pass. If that is not all of them, inject the fault."""
         if fault.kind == "kill":
             mine, so_far = pair[0] == fault.pair[0], sum(n for (i, _), n in self.sent.items() if i == fault.pair[0])
         else:
@@ -185,7 +185,7 @@ def _door() -> socket.socket:
 
 
 def _prepared(connection: socket.socket) -> socket.socket:
-    """A connection that never blocks, holds little, and sends every piece at once."""
+    """Configure a connection: non-blocking, small buffers, every piece sent immediately."""
     connection.setblocking(False)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

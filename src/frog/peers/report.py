@@ -1,4 +1,4 @@
-"""What was measured of collectives, as a page: bandwidth over size by library, and the machine's limits."""
+"""The page with a measurement of collectives: bandwidth over size by library, and the machine's limits."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Points = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Scale:
-    """A logarithmic axis: where a value is drawn."""
+    """A logarithmic axis, which maps values to positions."""
 
     low: float
     high: float
@@ -35,7 +35,7 @@ class Scale:
 
 
 def write_report(result: Result, path: Path) -> Path:
-    """Write the page: one file that needs no other."""
+    """Write the page: one self-contained file."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -63,7 +63,7 @@ def write_report(result: Result, path: Path) -> Path:
 
 
 def _charts(result: Result, operation: str) -> list[dict[str, Any]]:
-    """Algorithm bandwidth, and bus bandwidth beside what the machine itself does."""
+    """Plot algorithm bandwidth, and bus bandwidth together with the machine's limits."""
     limits = {
         name: sorted((one.num_bytes, one.bytes_per_s) for one in result.limits if one.name == name)
         for name in _limits(result)
@@ -75,7 +75,7 @@ def _charts(result: Result, operation: str) -> list[dict[str, Any]]:
 
 
 def _limits(result: Result) -> list[str]:
-    """The limits of those that were measured."""
+    """Return the limits of the measured contenders."""
     return sorted({result.limit_name(contender) for contender in result.contenders})
 
 
@@ -85,7 +85,7 @@ def _lines(result: Result, operation: str, value: Callable[[Row], float]) -> dic
 
 
 def _chart(name: str, lines: Mapping[str, Points], limits: Mapping[str, Points]) -> dict[str, Any]:
-    """Lines and a grid, in the units of the drawing. The vertical axis is whole powers of ten, of bytes per second."""
+    """Compute lines and a grid, in drawing units. The vertical axis covers whole powers of ten, in bytes per second."""
     points = [point for line in (*lines.values(), *limits.values()) for point in line]
     sizes, rates = sorted({size for size, _ in points}), [rate for _, rate in points]
     lowest, highest = math.floor(math.log10(min(rates))), math.ceil(math.log10(max(rates)))

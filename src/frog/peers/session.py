@@ -1,4 +1,4 @@
-"""A session: copies of a peer's program, started with their links in between, and watched until all have ended."""
+"""A session: copies of a peer's program, connected through the relay, and monitored until all have ended."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from frog.peers.observed import Breach, Observed, Plan, RankEnd
 from frog.peers.relay import Relay
 
 FORMAT = 1
-"""Version of what peers are given: docs/collectives.md."""
+"""Version of the peers' interface: docs/collectives.md."""
 AFTER_FAULT_S = 3.0
-"""Beyond the time-out that peers are given. A loaded machine takes some of it."""
+"""Extra time beyond the peers' timeout, since a loaded machine is slower."""
 _AFTER_FIRST_S = 3.0
-"""For the others, once one of them has failed."""
+"""Time for the other copies after one has failed."""
 _COMPUTING_S = 20.0
 _TURN_S = 0.01
 _LOOK_S = 0.2
-"""Between two looks at memory, processes and files."""
+"""Interval between checks of memory, processes and files."""
 _GONE_S = 0.5
 _MOST_QUOTED = 2000
 _LOST = re.compile(r"^lost (\d{1,6})\s*$", re.MULTILINE)
 
 
 def run_session(plan: Plan, command: Sequence[str], folder: Path, seed: int) -> Observed:
-    """Run a plan in a folder of its own, in which all files stay, and return what was seen.
+    """Run a plan in a new folder, which keeps all files, and return the observations.
 
     Raises:  UsageError if the command cannot be started.
     """
@@ -100,7 +100,7 @@ class _Session:
         self._plan, self._command, self._folder = plan, command, folder
         self._programs: list[Program] = []
         self._ended: dict[int, tuple[int, float]] = {}
-        """Exit code and time, of those that ended by themselves."""
+        """Exit code and time of the copies that ended on their own."""
         self._ports: list[int] = []
         while len(self._ports) < plan.world:
             self._ports = list({*self._ports, free_port()})
@@ -137,11 +137,12 @@ class _Session:
             return Program(self._command, scratch, env)
         except OSError as error:
             raise UsageError(
-                f"--peer: {self._command[0]} cannot be started: {error.strerror}", "the words that start your program"
+                f"--peer: {self._command[0]} cannot be started: {error.strerror}",
+                "the command that starts your program",
             ) from None
 
     def run(self) -> None:
-        """Until all have ended, a limit is met, or the time for it is over."""
+        """Run until all copies have ended, a limit is exceeded, or the time is up."""
         pids = [program.process.pid for program in self._programs]
         began = dict.fromkeys(range(self._plan.world), 0.0)
         watch = Watch(pids, _COMPUTING_S, self._folder, began)
@@ -151,7 +152,7 @@ class _Session:
             now = time.monotonic()
             if (
                 sent := self.relay.sent.total()
-            ) != moved or self.fault_at_s is not None:  # then it has its own deadline
+            ) != moved or self.fault_at_s is not None:  # after a fault, another deadline applies
                 moved, watch.stirred = sent, now
             if now > look_at:
                 look_at = now + _LOOK_S
@@ -172,7 +173,7 @@ class _Session:
         return len(self._ended)
 
     def _is_late(self) -> bool:
-        """Whether those that still run have had the time that one may need once the others fail."""
+        """True if the remaining copies have used up the time that they get after a failure."""
         if self.fault_at_s is not None:
             return self._now_s() > self.fault_at_s + self._plan.timeout_s + AFTER_FAULT_S
         failed = [at for code, at in self._ended.values() if code != 0]
@@ -192,11 +193,11 @@ class _Session:
         return time.monotonic() - self._start
 
     def left(self) -> list[int]:
-        """Ranks that ended by themselves, and of which something goes on all the same."""
+        """Return the ranks that ended on their own and left running processes behind."""
         return [rank for rank in self._ended if not self._programs[rank].all_gone(_GONE_S)]
 
     def end(self, rank: int) -> RankEnd:
-        """How a rank ended."""
+        """Return how a rank ended."""
         output = printable_lines(self._programs[rank].output[-_MOST_QUOTED:])
         code, at_s = self._ended.get(rank, (None, self._now_s()))
         lost = _LOST.search(output)

@@ -1,4 +1,4 @@
-"""Judged: what went over which link, and which shape that is. A pure function of bytes."""
+"""Judges the traffic on each link, and the shape that it forms. A pure function of byte counts."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from frog.peers.observed import Observed, Pair
 Kind = Literal["ring", "star", "mesh", "two-way-ring", "doubling", "tree", "other"]
 
 _LITTLE = 0.01
-"""Of the buffer: what passes less than that is a greeting, not data."""
+"""Fraction of the buffer: a link with less traffic carries greetings, not data."""
 _MOST_MORE = 1.05
-"""Times what a ring moves."""
+"""Allowed traffic, as a multiple of a ring's."""
 _BESIDES = 4096
-"""Bytes of greetings and heads of messages."""
+"""Bytes allowed for greetings and message headers."""
 
 
 def ring_bytes(world: int, payload_bytes: int) -> float:
-    """What each rank sends in a ring all-reduce: 2(n-1)/n of the buffer."""
+    """Return the bytes that each rank sends in a ring all-reduce: 2(n-1)/n of the buffer."""
     return 2 * (world - 1) / world * payload_bytes
 
 
 def busiest(sent: Mapping[Pair, int]) -> tuple[int, int]:
-    """The rank that sends or receives most, and how many bytes."""
+    """Return the rank that sends or receives most, and its number of bytes."""
     counts: Counter[tuple[int, bool]] = Counter()
     for (i, j), num_bytes in sent.items():
         counts[i, True] += num_bytes
@@ -35,12 +35,12 @@ def busiest(sent: Mapping[Pair, int]) -> tuple[int, int]:
 
 
 def data_links(sent: Mapping[Pair, int], payload_bytes: int) -> dict[Pair, int]:
-    """The links that carry more than greetings."""
+    """Return the links that carry more than greetings."""
     return {pair: count for pair, count in sent.items() if count > _LITTLE * payload_bytes}
 
 
 def ring_order(links: Mapping[Pair, int], world: int) -> list[int]:
-    """The ranks in the order of their ring, if each sends to one other and that makes one ring; else empty."""
+    """Return the ranks in ring order, if each sends to one other and together they form one ring; else empty."""
     to = dict(links.keys())
     if len(links) != world or len(to) != world:
         return []
@@ -53,7 +53,7 @@ def ring_order(links: Mapping[Pair, int], world: int) -> list[int]:
 
 
 def shape_of(links: Mapping[Pair, int], world: int) -> tuple[Kind, str]:
-    """The shape that the links form, and the same in words."""
+    """Return the shape that the links form, and its description."""
     pairs = set(links)
     if order := ring_order(links, world):
         return "ring", "a ring, " + " → ".join(map(str, [*order, order[0]]))
@@ -67,7 +67,7 @@ def shape_of(links: Mapping[Pair, int], world: int) -> tuple[Kind, str]:
         return "doubling", "recursive doubling: rank r and rank r XOR 1, 2, 4 ..."
     if len({frozenset(pair) for pair in pairs}) == world - 1:
         return "tree", "a tree or a chain: " + _listed(links)
-    return "other", "no shape that has a name: " + _listed(links)
+    return "other", "an unknown shape: " + _listed(links)
 
 
 def _listed(links: Mapping[Pair, int]) -> str:
@@ -75,7 +75,7 @@ def _listed(links: Mapping[Pair, int]) -> str:
 
 
 def judge_shape(seen: Observed) -> Finding | None:
-    """The busiest rank must move no more than in a ring, within some percent."""
+    """Check that the busiest rank moves no more than in a ring, within a few percent."""
     payload = seen.plan.calls[0].payload_bytes
     rank, most = busiest(seen.sent)
     ring = ring_bytes(seen.world, payload)
@@ -92,7 +92,7 @@ def judge_shape(seen: Observed) -> Finding | None:
 
 
 def judge_connections(seen: Observed) -> Finding | None:
-    """Connections are made once: far fewer on a link than there were calls."""
+    """Check that connections are reused: there are far fewer on a link than calls."""
     calls = len(seen.plan.calls)
     (i, j), most = max(seen.connections.items(), key=lambda item: item[1], default=((0, 0), 0))
     if most <= max(2, calls // 2):

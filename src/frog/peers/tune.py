@@ -1,4 +1,4 @@
-"""`frog collectives tune`: the latency and bandwidth between two ranks, measured and kept."""
+"""`frog collectives tune`: measure and save the latency and bandwidth between two ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SIZES = tuple(64 << (2 * power) for power in range(8))
 
 
 def add_s_per_byte(num_bytes: int = 1 << 20) -> float:
-    """What adding a byte of float32 to another takes here, in the cache."""
+    """Measure the time per byte of a float32 addition in the cache."""
     x, y = np.zeros(num_bytes // 4, np.float32), np.zeros(num_bytes // 4, np.float32)
     times_s = []
     for _ in range(30):
@@ -34,10 +34,10 @@ def add_s_per_byte(num_bytes: int = 1 << 20) -> float:
 
 
 def tune(args: argparse.Namespace) -> int:
-    """Start two ranks, time single steps between them, and keep the line through the times."""
+    """Start two ranks, time single steps between them, and save the line fitted to the times."""
     nodes, options = read_world(args)
     if nodes.most * nodes.ranks != 2:
-        raise UsageError("latency and bandwidth are those between two ranks", "--nproc 2, or --nodes 2x1")
+        raise UsageError("latency and bandwidth are measured between two ranks", "--nproc 2, or --nodes 2x1")
     with tempfile.TemporaryDirectory(prefix="frog-tune-") as scratch:
         asked, found = Path(scratch) / "request.json", Path(scratch) / "result.json"
         Request(("all_reduce",), _SIZES, ("tcp",), args.rounds, steps=True).write(asked)
@@ -45,7 +45,7 @@ def tune(args: argparse.Namespace) -> int:
             return code
         rows = [Row(**row) for row in json.loads(found.read_text())["rows"]]
     costs = Costs.fit([row.num_bytes for row in rows], [row.time_s for row in rows], add_s_per_byte())
-    print("one step between two ranks over TCP: measured, and as the line has it")
+    print("one step between two ranks over TCP: measured, and according to the fitted line")
     for row in rows:
         line_us = costs.doubling_s(row.num_bytes, 2) * 1e6
         print(f"  {format_bytes(row.num_bytes):>10}{row.time_s * 1e6:>10.1f} us{line_us:>10.1f} us")
@@ -56,5 +56,5 @@ def tune(args: argparse.Namespace) -> int:
     for num_ranks in (2, 4, 8):
         least = next((size for size in range(1 << 10, 1 << 26, 1 << 10) if costs.takes_ring(size, num_ranks)), None)
         print(f"  {num_ranks} ranks: the ring from {format_bytes(least) if least else 'nowhere'} on")
-    print(f"kept in {keep(costs)}")
+    print(f"saved in {keep(costs)}")
     return 0

@@ -1,4 +1,4 @@
-"""Judged: what the results of a session hold. A pure function of what was observed."""
+"""Judges the results of a session. A pure function of the observations."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from frog.peers.observed import Observed
 
 _REDUCES = ("all_reduce", "reduce_scatter")
 _NARROW = 1e-5
-"""Of an integer: as near as one comes that went through float32."""
+"""Relative error of an integer that was converted to float32."""
 
 
 def judge_values(seen: Observed) -> Finding | None:
-    """The first result that is not what it must be, and what it looks like instead."""
+    """Find the first wrong result, and what it looks like instead."""
     return next(_findings(seen), None)
 
 
@@ -37,22 +37,22 @@ def _findings(seen: Observed) -> Iterator[Finding]:
         if call.operation == "all_reduce" and (wrong := _unequal(results)) is not None:
             yield Finding(wrong.id, where + wrong.observed)
         if ranks := [rank for changed, rank in seen.changed if changed == number]:
-            yield Finding("input-changed", f"{where}the input file of rank {ranks[0]} is not what it was.")
+            yield Finding("input-changed", f"{where}the input file of rank {ranks[0]} was modified.")
 
 
 def _telling(numbered: tuple[int, Call]) -> tuple[bool, int]:
-    """Exact sums of many elements say most of what went wrong: of one element much may be true by chance."""
+    """Sort exact sums of many elements first: they reveal most, while a single element may match by chance."""
     _, call = numbered
     return call.values != "exact", -call.count
 
 
 def is_right(call: Call, inputs: Sequence[Array], result: Array | Unreadable, rank: int) -> bool:
-    """Whether that is a whole and right result."""
+    """True if the result is complete and correct."""
     return not isinstance(result, Unreadable) and _wrong(call, inputs, result, rank) is None
 
 
 def _wrong(call: Call, inputs: Sequence[Array], result: Array, rank: int) -> Finding | None:
-    """Copies and sums that are exact bit for bit, other sums within the bound of any order of summation."""
+    """Compare copies and exact sums bit for bit, and other sums within the bound for any order of summation."""
     right = expected(call, inputs, rank)
     if call.operation in _REDUCES and call.values == "random":
         return _outside(call, inputs, result, right, rank)
@@ -61,7 +61,7 @@ def _wrong(call: Call, inputs: Sequence[Array], result: Array, rank: int) -> Fin
         return None
     first = int(wrong[0])
     numbers = f"{wrong.size} of {right.size} elements are wrong; the first is element {first}: " + (
-        f"{result[first]} where {right.astype(call.dtype)[first]} must be."
+        f"{result[first]}, expected {right.astype(call.dtype)[first]}."
     )
     if call.operation not in _REDUCES:
         return Finding("wrong-copy", numbers)
@@ -75,14 +75,14 @@ def _outside(call: Call, inputs: Sequence[Array], result: Array, right: Array, r
     if far.size == 0:
         return None
     worst = int(far[np.argmax(np.nan_to_num(away[far], nan=np.inf))])
-    text = f"{far.size} of {right.size} elements lie outside the rounding of any order of summation; element {worst}: "
+    text = f"{far.size} of {right.size} elements exceed the rounding error of any order of summation; element {worst}: "
     return Finding("outside-bound", f"{text}{result[worst]:.9g}, the exact sum is {right[worst]:.9g}.")
 
 
 def _likeness(
     call: Call, inputs: Sequence[Array], result: Array, right: Array, rank: int, wrong: Array, numbers: str
 ) -> Finding:
-    """A wrong sum, named by what it is equal to."""
+    """Identify a wrong sum by what it is equal to."""
     world, remainder = len(inputs), call.count % len(inputs)
     if call.operation == "all_reduce":
         if ranks := _whose_sum(inputs, result):
@@ -90,7 +90,7 @@ def _likeness(
         if right.any() and np.allclose(result * world, right, rtol=1e-6, atol=world):
             return Finding("averaged", f"{numbers} Every element is 1/{world} of the sum.")
         if 0 < remainder < call.count and wrong.min() >= call.count - remainder:
-            text = f"{numbers} All but the last {call.count} % {world} = {remainder} are right."
+            text = f"{numbers} All but the last {call.count} % {world} = {remainder} are correct."
             return Finding("remainder", text)
     if call.values == "wide" and np.allclose(result.astype(np.float64), right.astype(np.float64), rtol=_NARROW, atol=0):
         return Finding("through-floats", numbers)
@@ -98,7 +98,7 @@ def _likeness(
 
 
 def _whose_sum(inputs: Sequence[Array], result: Array) -> tuple[int, ...]:
-    """The ranks, not all, whose inputs have this sum; empty if there are none."""
+    """Return the ranks, not all, whose inputs have this sum; empty if there are none."""
     for size in range(1, len(inputs)):
         for ranks in combinations(range(len(inputs)), size):
             if np.array_equal(sum(inputs[rank] for rank in ranks), result):
@@ -110,16 +110,16 @@ def _subset(ranks: tuple[int, ...], rank: int, world: int, numbers: str) -> Find
     if ranks == (rank,):
         return Finding("not-reduced", f"{numbers} The result is this rank's own input.")
     near = {(rank + step) % world for step in (-1, 0, 1)}
-    text = f"{numbers} It is the sum of rank {' and '.join(map(str, ranks))} alone."
+    text = f"{numbers} It is the sum of only rank {' and '.join(map(str, ranks))}."
     return Finding("neighbours-only" if rank in ranks and set(ranks) <= near else "some-ranks-only", text)
 
 
 def _unequal(results: Sequence[Array]) -> Finding | None:
-    """All ranks must hold the same bits."""
+    """Check that all ranks have the same bits."""
     for rank, result in enumerate(results[1:], 1):
         if result.tobytes() != results[0].tobytes():
             differ = np.flatnonzero(result.view(np.uint8) != results[0].view(np.uint8)) // result.itemsize
             where, count = int(differ[0]), np.unique(differ).size
-            text = f"rank 0 and rank {rank} differ in {count} of {result.size} elements, though each is near the sum; "
+            text = f"rank 0 and rank {rank} differ in {count} of {result.size} elements, but each is near the sum; "
             return Finding("ranks-differ", f"{text}element {where}: {results[0][where]:.9g} and {result[where]:.9g}.")
     return None

@@ -1,4 +1,4 @@
-"""A peer: all-reduce over a ring of TCP connections. What it is given, and how, is in docs/collectives.md."""
+"""A peer: all-reduce over a ring of TCP connections. docs/collectives.md describes its inputs."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ RIGHT, LEFT = (RANK + 1) % WORLD, (RANK - 1) % WORLD
 
 
 def exchange(right: socket, left: socket, out: bytes, size: int) -> bytes:
-    """Send to the right and receive `size` bytes from the left at once, so that neither side blocks the other."""
+    """Send to the right and receive `size` bytes from the left concurrently, so that neither side blocks the other."""
     rest, come = memoryview(out), bytearray()
     while rest or len(come) < size:
         readable, writable, _ = select([left] * (len(come) < size), [right] * bool(rest), [], TIMEOUT_S)
@@ -26,14 +26,14 @@ def exchange(right: socket, left: socket, out: bytes, size: int) -> bytes:
             elif readable and (data := left.recv(min(size - len(come), 1 << 20))):
                 come += data
             else:
-                raise ConnectionError("silent for too long, or the end of what it sends")
+                raise ConnectionError("the peer was silent for too long, or closed the connection")
         except OSError:
             sys.exit(f"lost {peer}")
     return bytes(come)
 
 
 def all_reduce(right: socket, left: socket, values: array) -> None:
-    """Replace `values` by their sum over all ranks: reduce-scatter, then all-gather, n - 1 steps each."""
+    """Replace `values` with their sum over all ranks: reduce-scatter, then all-gather, n - 1 steps each."""
     part = [slice(i * len(values) // WORLD, (i + 1) * len(values) // WORLD) for i in range(WORLD)]
     for step in range(2 * (WORLD - 1)):
         give, take = part[(RANK - step) % WORLD], part[(RANK - step - 1) % WORLD]

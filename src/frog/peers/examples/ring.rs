@@ -1,4 +1,4 @@
-//! A peer: all-reduce over a ring of TCP connections. What it is given, and how, is in docs/collectives.md.
+//! A peer: all-reduce over a ring of TCP connections. docs/collectives.md describes its inputs.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::time::Duration;
 use std::{env, fs, process, thread};
 
-/// A peer has gone, or was silent for too long: its rank.
+/// The rank of a peer that is gone, or was silent for too long.
 struct Lost(usize);
 
 struct Ring {
@@ -17,7 +17,7 @@ struct Ring {
 }
 
 impl Ring {
-    /// Connect to the right neighbour, and be connected to by the left one.
+    /// Connect to the right neighbour, and accept the connection of the left one.
     fn connect(rank: usize, world: usize, timeout: Duration) -> std::io::Result<Ring> {
         let addresses = variable("PEER_ADDRESSES");
         let addresses: Vec<&str> = addresses.split(',').collect();
@@ -30,7 +30,7 @@ impl Ring {
         Ok(Ring { rank, world, right, left })
     }
 
-    /// Send to the right and fill `come` from the left at once, so that neither side blocks the other.
+    /// Send to the right and fill `come` from the left concurrently, so that neither side blocks the other.
     fn exchange(&self, out: &[u8], come: &mut [u8]) -> Result<(), Lost> {
         let (mut right, mut left) = (&self.right, &self.left);
         let (sent, got) = thread::scope(|scope| {
@@ -42,7 +42,7 @@ impl Ring {
         sent.map_err(|_| Lost((self.rank + 1) % self.world))
     }
 
-    /// Replace `data` by its sum over all ranks: reduce-scatter, then all-gather, n - 1 steps each.
+    /// Replace `data` with its sum over all ranks: reduce-scatter, then all-gather, n - 1 steps each.
     fn all_reduce(&self, data: &mut [u8], kind: u64) -> Result<(), Lost> {
         let size = if kind % 2 == 1 { 4 } else { 8 };
         let (n, count) = (self.world, data.len() / size);
