@@ -1,4 +1,4 @@
-"""Runs beside the learner's code."""
+"""Runs together with the learner's code."""
 
 from types import ModuleType
 from typing import Any

@@ -1,4 +1,4 @@
-"""Steps on tensors of every shape, and three steps on one weight."""
+"""Run steps on tensors of every shape, and three steps on one weight."""
 
 import random
 from types import ModuleType
@@ -11,7 +11,7 @@ SHAPES = ((), (1,), (5,), (4, 3), (2, 3, 4), (0, 3))
 
 
 def make_cases(seed: int) -> list[tuple[list[Tensor], list[Tensor | None], float]]:
-    """Weights, gradients and a learning rate, several times; one gradient of each is None."""
+    """Draw several cases of weights, gradients and a learning rate; one gradient of each is None."""
     generator, numbers = torch.Generator().manual_seed(seed), random.Random(seed)
     cases = []
     for dtype in (torch.float32, torch.float64):
@@ -37,7 +37,7 @@ def work(learner: ModuleType, case: dict[str, Any]) -> Any:
 
 
 def without_none(learner: ModuleType, seed: int) -> Any:
-    """The first case, with a gradient for each weight."""
+    """Return the first case, with a gradient for each weight."""
     weights, _, learning_rate = make_cases(seed)[0]
     return learner.descend(weights, [weight.clone() for weight in weights], learning_rate)
 

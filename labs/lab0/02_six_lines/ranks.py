@@ -14,7 +14,7 @@ OPTIMIZERS = {
 
 
 class Model(nn.Module):
-    """Two matrices with a tanh between them; a third, which no output depends on; and one that is frozen."""
+    """Two matrices with a tanh between them, a third that no output depends on, and a frozen one."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ def work_without_data(learner: ModuleType, case: dict[str, Any]) -> Any:
 
 
 def run(learner: ModuleType, seed: int, name: str, number: int, stream: bool = False) -> dict[str, Any]:
-    """What the loop returned, what lay in .grad at each step, and the weights at the end."""
+    """Return the loop's result, the contents of .grad at each step, and the final weights."""
     model, batches = Model(seed), make_batches(seed, number)
     optimizer = OPTIMIZERS[name](model.parameters())
     steps: list[dict[str, Any]] = []

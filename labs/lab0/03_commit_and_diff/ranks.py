@@ -1,1 +1,1 @@
-"""Nothing runs beside the learner's files: the check starts the script with bash."""
+"""Empty: the check starts the learner's script with bash."""

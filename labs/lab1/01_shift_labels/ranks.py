@@ -12,15 +12,15 @@ NUM_TOKENS = 6
 
 
 def make_batches(seed: int) -> list[Tensor]:
-    """No token of a batch occurs twice in it, so that each label says where it was taken from."""
+    """Draw batches in which no token occurs twice, so that each label shows where it was taken from."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randperm(rows * columns, generator=generator).view(rows, columns) + 1 for rows, columns in SHAPES]
 
 
 def make_text(seed: int) -> tuple[Tensor, float]:
-    """Windows of a text in which each token depends on the one before alone, by dice; what the best guess costs.
+    """Draw windows of a text in which each token depends only on the previous one; return them and the lowest loss.
 
-    No table of guesses loses less on this text than the one that has its frequencies, those of the dice neither.
+    No table of guesses has a lower loss on this text than the table of its own frequencies, not even the true one.
 
     Shapes:  -> (64, 65)
     Units:   nats a token
@@ -50,7 +50,7 @@ def can_be_trained_on(pair: Any) -> bool:
 
 
 def train(inputs: Tensor, labels: Tensor) -> list[float]:
-    """The loss of a table of scores, one row for each token that is read, over 60 steps."""
+    """Train a table of scores, one row for each input token, for 60 steps; return the losses."""
     table = torch.zeros(NUM_TOKENS, NUM_TOKENS, requires_grad=True)
     optimizer, losses = torch.optim.Adam([table], lr=0.3), []
     for _ in range(60):

@@ -12,7 +12,7 @@ SHAPES = ((3, 8, 5), (4, 4, 4), (1, 6, 7), (5, 1, 3), (2, 9, 4))
 
 
 def make_batches(seed: int) -> dict[str, tuple[Tensor, Tensor]]:
-    """Scores and labels by name."""
+    """Return scores and labels by name."""
     generator, numbers = torch.Generator().manual_seed(seed), random.Random(seed)
     batches = {}
     for number, (B, T, V) in enumerate(SHAPES):
@@ -37,7 +37,7 @@ def make_batches(seed: int) -> dict[str, tuple[Tensor, Tensor]]:
 
 
 def work(learner: ModuleType, case: dict[str, Any]) -> Any:
-    """Each batch's loss, whether backward can go through it, and the gradient of the scores."""
+    """Return each batch's loss, whether backward can run from it, and the gradient of the scores."""
     found = {}
     for name, (logits, labels) in make_batches(case["seed"]).items():
         logits = logits.clone().requires_grad_()

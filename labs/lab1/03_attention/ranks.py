@@ -9,9 +9,9 @@ from torch import Tensor
 SHAPES = ((2, 4, 4, 5, 8), (1, 4, 2, 7, 6), (2, 6, 1, 4, 3), (1, 2, 2, 1, 4), (3, 2, 2, 2, 2), (1, 6, 3, 9, 4))
 """B, H, K, T, C."""
 LARGE = len(SHAPES)
-"""The place of one case more, with scores of some hundreds; the first token of each text has a very negative one."""
+"""Index of an extra case with scores of several hundred; the first token of each text has a very negative one."""
 REPLACED = 3
-"""The place of the token whose key and value are others the second time."""
+"""Position of the token whose key and value change for the second call."""
 
 
 def make_inputs(seed: int) -> list[tuple[Tensor, Tensor, Tensor]]:
@@ -46,20 +46,20 @@ def work(learner: ModuleType, case: dict[str, Any]) -> Any:
 
 
 def replaced(learner: ModuleType, seed: int) -> Any:
-    """The first output again, after one token's key and value became others."""
+    """Compute the first output again, after one token's key and value have changed."""
     q, k, v = make_inputs(seed)[0]
     k[:, :, REPLACED], v[:, :, REPLACED] = -k[:, :, REPLACED] + 1, -v[:, :, REPLACED] + 1
     return learner.attention(q, k, v)
 
 
 def ones(learner: ModuleType, seed: int) -> Any:
-    """The output where every value is 1: what each token's weights add up to."""
+    """Compute the output with all values 1: the sum of each token's weights."""
     q, k, v = make_inputs(seed)[0]
     return learner.attention(q, k, torch.ones_like(v))
 
 
 def gradients(learner: ModuleType, seed: int) -> list[Tensor | None] | None:
-    """Of a sum over the output with random weights, or None if the output does not know where it comes from."""
+    """Return the gradients of a randomly weighted sum of the output, or None if it has no graph."""
     inputs = [part.requires_grad_() for part in make_inputs(seed)[1]]
     y = learner.attention(*[part * 1.0 for part in inputs])
     if not y.requires_grad:

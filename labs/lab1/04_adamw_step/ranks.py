@@ -1,4 +1,4 @@
-"""Several weights taken through eight steps side by side, with gradients of very different sizes."""
+"""Take eight steps with several weights in turn, with gradients of very different sizes."""
 
 import random
 from types import ModuleType
@@ -12,7 +12,7 @@ SHAPES = ((4, 3), (5,), ())
 
 
 def make_settings(seed: int) -> list[dict[str, Any]]:
-    """Of two runs: the usual eps, and one so large that its place shows. The betas are far from the usual ones."""
+    """Draw settings for two runs: the usual eps, and one so large that its place shows. The betas are unusual."""
     numbers = random.Random(seed)
     betas = (numbers.uniform(0.6, 0.75), numbers.uniform(0.85, 0.95))
     common = {"lr": numbers.uniform(0.02, 0.06), "weight_decay": numbers.uniform(0.2, 0.5), "betas": betas}
@@ -25,9 +25,9 @@ def make_weights(seed: int) -> list[Tensor]:
 
 
 def make_gradients(seed: int) -> list[list[Tensor]]:
-    """For each step one of each weight; the columns of the first have sizes 1000, 1 and, at first, 0.
+    """Draw a gradient for each step and weight; the columns of the first have sizes 1000, 1 and, at first, 0.
 
-    In the last steps the gradients of the second are small, so that its mean of squares falls.
+    In the last steps the second weight has small gradients, so that its mean of squares falls.
     """
     generator = torch.Generator().manual_seed(seed + 1)
     steps = [[torch.randn(shape, generator=generator) for shape in SHAPES] for _ in range(NUM_STEPS)]
@@ -38,7 +38,7 @@ def make_gradients(seed: int) -> list[list[Tensor]]:
 
 
 def work(learner: ModuleType, case: dict[str, Any]) -> Any:
-    """The weights after each step, by run and weight, and the gradients after it."""
+    """Return the weights after each step, by run and weight, and the gradients after it."""
     runs = []
     for settings in make_settings(case["seed"]):
         weights, states = make_weights(case["seed"]), [{} for _ in SHAPES]

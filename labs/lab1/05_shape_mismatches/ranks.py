@@ -1,4 +1,4 @@
-"""Each part of the model by itself, and the whole, with given weights, at sizes that are all different."""
+"""Run each part of the model alone, and the whole model, with given weights and sizes that are all different."""
 
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -22,7 +22,7 @@ BATCHES = ((2, 5), (1, 7), (4, 4))
 
 
 def make_weights(seed: int, sizes: dict[str, Any]) -> dict[str, Tensor]:
-    """All weights of a model by their names."""
+    """Draw all weights of a model, by name."""
     generator = torch.Generator().manual_seed(seed)
     D, F, V = sizes["hidden_size"], sizes["intermediate_size"], COMMON["vocab_size"]
     kv = sizes["num_key_value_heads"] * sizes["head_dim"]
@@ -36,13 +36,13 @@ def make_weights(seed: int, sizes: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def make_batch(seed: int, B: int, T: int, D: int) -> tuple[Tensor, Tensor]:
-    """Tokens (B, T), and vectors (B, T, D) for a part by itself."""
+    """Draw tokens (B, T), and vectors (B, T, D) for a single part."""
     generator = torch.Generator().manual_seed(seed + 10 * B + T)
     return torch.randint(COMMON["vocab_size"], (B, T), generator=generator), torch.randn(B, T, D, generator=generator)
 
 
 def tables(sizes: dict[str, Any], T: int) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of the angles of T positions: (T, C)."""
+    """Compute cosine and sine of the angles of T positions: (T, C)."""
     C = sizes["head_dim"]
     speeds = 1 / COMMON["rope_theta"] ** (torch.arange(0, C, 2) / C)
     angles = torch.outer(torch.arange(T), speeds).repeat(1, 2)
@@ -50,7 +50,7 @@ def tables(sizes: dict[str, Any], T: int) -> tuple[Tensor, Tensor]:
 
 
 def work(learner: ModuleType, case: dict[str, Any]) -> Any:
-    """For each config: what does not load, and the output of each part and of the whole, or its error."""
+    """Return, for each config, loading problems and the output or error of each part and of the whole model."""
     found = []
     for sizes in SIZES:
         model = learner.TinyTransformer(SimpleNamespace(**COMMON, **sizes))
@@ -71,7 +71,7 @@ def work(learner: ModuleType, case: dict[str, Any]) -> Any:
 
 @torch.no_grad()
 def load(model: torch.nn.Module, weights: dict[str, Tensor]) -> str:
-    """Give the model its weights, as far as they fit; say what does not."""
+    """Load the weights that fit into the model; return the problems."""
     own, problems = dict(model.named_parameters()), []
     for name in sorted(weights.keys() | own.keys()):
         if name not in own or name not in weights:
@@ -85,7 +85,7 @@ def load(model: torch.nn.Module, weights: dict[str, Tensor]) -> str:
 
 @torch.no_grad()
 def attempt(part: Any, *inputs: Tensor) -> Any:
-    """A tensor, or the text of an error."""
+    """Return a tensor, or the text of an error."""
     try:
         return part(*inputs)
     except (RuntimeError, ValueError, IndexError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""Configs of many sizes, what the learner makes of them, and two real models trained side by side."""
+"""Call the learner's functions with configs of many sizes, and train two real models in turn."""
 
 import random
 import time
@@ -20,11 +20,11 @@ LAB = {
     "max_position_embeddings": 256,
     "tie_word_embeddings": True,
 }
-"""config.json of the course."""
+"""The course's config.json."""
 
 
 def make_configs(seed: int) -> list[dict[str, Any]]:
-    """That of the course; with 4 layers; and others, of which no two sizes are equal."""
+    """Return the course's config, the same with 4 layers, and configs in which all sizes differ."""
     numbers, configs = random.Random(seed), [LAB, LAB | {"num_hidden_layers": 4}, LAB | {"num_attention_heads": 8}]
     configs[2]["num_key_value_heads"] = 8
     for tied, share in ((True, 1), (True, 2), (False, 1), (False, 4)):
@@ -56,7 +56,7 @@ def train_both(learner: ModuleType, case: dict[str, Any]) -> Any:
         columns.append(favourites[columns[-1] % 64, pick])
     text = torch.stack(columns, dim=1)
     runs = [Training(LAB | {"num_hidden_layers": layers}, text, case["seed"]) for layers in (2, 4)]
-    for _ in range(12):  # in turn, so that other programs slow both alike
+    for _ in range(12):  # in turn, so that other programs slow both equally
         for run in runs:
             run.step()
     return [{"loss": run.loss, "seconds": min(run.times)} for run in runs]

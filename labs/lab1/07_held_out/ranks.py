@@ -1,4 +1,4 @@
-"""A model with dropout that notes how it is called, and one text cut into batches in several ways."""
+"""Evaluate a model with dropout that records how it is called, on one text split into batches in several ways."""
 
 from types import ModuleType
 from typing import Any
@@ -11,7 +11,7 @@ CUTS = {"uneven": (4, 4, 3), "one by one": (1,) * 11, "very uneven": (9, 1, 1), 
 
 
 class Model(nn.Module):
-    """Scores by two matrices with dropout between them. `seen`: for each forward pass, whether it trained and noted."""
+    """Two matrices with dropout between them. `seen` has, for each forward pass, its training and autograd flags."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Model(nn.Module):
 
 
 def make_text(seed: int) -> tuple[Tensor, Tensor]:
-    """Inputs and labels of all texts; most are short, and filled up."""
+    """Draw inputs and labels of all texts; most are short, and padded."""
     generator = torch.Generator().manual_seed(seed + 1)
     inputs, labels = (torch.randint(V, (NUM_TEXTS, T), generator=generator) for _ in range(2))
     lengths = torch.randint(1, T + 1, (NUM_TEXTS,), generator=generator)
@@ -44,7 +44,7 @@ def cut(seed: int, sizes: tuple[int, ...]) -> list[tuple[Tensor, Tensor]]:
 
 
 def work(learner: ModuleType, case: dict[str, Any]) -> Any:
-    """By way of cutting: the loss, how the model was called, and what of it is another than before."""
+    """Return, for each way to split: the loss, how the model was called, and what changed in it."""
     found = {}
     for place, (name, sizes) in enumerate(CUTS.items()):
         model = Model(case["seed"])

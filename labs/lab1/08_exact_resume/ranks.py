@@ -1,4 +1,4 @@
-"""A run that is never stopped, one that is captured on the way, and one that goes on from there in new objects."""
+"""Run one training that never stops, one that is captured on the way, and one that resumes in new objects."""
 
 import io
 from types import ModuleType
@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 STOP, END = 4, 9
-"""Steps made before the capture, and in all."""
+"""Number of steps before the capture, and in total."""
 NUM_SAMPLES, BATCH = 15, 5
 
 
 class Model(nn.Module):
-    """Two matrices with dropout between them; a buffer follows the mean of its inputs, and is subtracted from them."""
+    """Two matrices with dropout between them; a buffer tracks the mean of the inputs and is subtracted from them."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Model(nn.Module):
 
 
 class Loader:
-    """Batches of samples in an order that each epoch draws anew from the seed."""
+    """Batches of samples, shuffled again from the seed in each epoch."""
 
     def __init__(self, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed + 1)
@@ -54,7 +54,7 @@ def make_objects(seed: int, init: int) -> tuple[Model, torch.optim.Optimizer, Lo
 
 
 def train(model: Model, optimizer: torch.optim.Optimizer, loader: Loader, step: int, end: int) -> list[float]:
-    """Losses of the steps up to `end`."""
+    """Train up to step `end`; return the losses."""
     losses = []
     while step < end:
         step += 1
@@ -69,7 +69,7 @@ def train(model: Model, optimizer: torch.optim.Optimizer, loader: Loader, step: 
 
 
 def picture(model: Model, optimizer: torch.optim.Optimizer, loader: Loader) -> dict[str, Any]:
-    """All that the next step reads, as copies."""
+    """Return copies of everything that the next step reads."""
     state = optimizer.state
     return {
         "weights": {name: p.detach().clone() for name, p in model.named_parameters()},
@@ -86,7 +86,7 @@ def picture(model: Model, optimizer: torch.optim.Optimizer, loader: Loader) -> d
 
 
 def work(learner: ModuleType, case: dict[str, Any]) -> Any:
-    """The runs that are never stopped; what was captured of one, as a file."""
+    """Run the trainings that never stop; return them, and the captured state of one as a file."""
     seed = case["seed"]
     never = run(seed, None)
     captured = run(seed, learner)
@@ -102,7 +102,7 @@ def work(learner: ModuleType, case: dict[str, Any]) -> Any:
 
 
 def not_plain(value: Any, place: str) -> str:
-    """The first value that is neither dict, list, tensor, number nor string, and where it is; "" if there is none."""
+    """Describe the first value that is not a dict, list, tensor, number or string; "" if there is none."""
     if isinstance(value, dict | list | tuple):
         pairs = value.items() if isinstance(value, dict) else enumerate(value)
         return next((text for key, one in pairs if (text := not_plain(one, f"{place}[{key!r}]"))), "")
@@ -111,7 +111,7 @@ def not_plain(value: Any, place: str) -> str:
 
 
 def resume(learner: ModuleType, case: dict[str, Any]) -> Any:
-    """In another process: what new objects are after restore, and how they go on."""
+    """Restore new objects in another process; return their state, and the rest of the run."""
     seed, state = case["seed"], torch.load(io.BytesIO(case["file"]), weights_only=True)
     torch.manual_seed(seed + 99)
     model, optimizer, loader = make_objects(seed, seed + 5)
@@ -124,7 +124,7 @@ def resume(learner: ModuleType, case: dict[str, Any]) -> Any:
 
 
 def run(seed: int, learner: ModuleType | None) -> dict[str, Any]:
-    """A run to its end; with a capture after STOP steps if there is a learner."""
+    """Run a training to its end, with a capture after STOP steps if there is a learner."""
     torch.manual_seed(seed + 3)
     model, optimizer, loader = make_objects(seed, seed)
     losses = train(model, optimizer, loader, 0, STOP)

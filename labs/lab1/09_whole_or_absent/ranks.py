@@ -1,4 +1,4 @@
-"""A save, with a picture of the folder at each line that changed it; what can be made of each picture."""
+"""Run a save, take a snapshot of the folder at each line that changed it, and try to load each snapshot."""
 
 import os
 import random
@@ -11,15 +11,15 @@ from typing import Any
 from frog.learn.grader.words import count
 
 STEPS = (9, 10)
-"""Of the old checkpoint and the new. As text, 9 is the larger."""
+"""Steps of the old checkpoint and of the new. As text, 9 is larger."""
 AS_TEXT = (11, 12)
-"""Two steps that sort alike as text and as numbers."""
+"""Two steps that sort equally as text and as numbers."""
 SMALL_BYTES = 1000
-"""No part of a checkpoint is as small."""
+"""Size limit in bytes; every part of a checkpoint is larger."""
 
 
 def make_parts(seed: int) -> list[dict[str, bytes]]:
-    """Of the old checkpoint, the new, the one that a next run saves in what a kill left, the new one's step again."""
+    """Draw parts of the old checkpoint, the new one, the next run's after a kill, and the new step's second save."""
     numbers = random.Random(seed)
     usual = ("model", "optimizer", "loader")
     each = (usual, usual, ("model", "optimizer", "scaler"), ("model", "average"))
@@ -54,7 +54,7 @@ def work(learner: ModuleType, case: dict[str, Any]) -> Any:
 
 
 def save_both(learner: ModuleType, folder: Path, both: tuple[dict[str, bytes], dict[str, bytes]]) -> Any:
-    """What can be loaded after two saves of steps with as many digits, or the error of one."""
+    """Return what loads after two saves whose steps have the same number of digits, or the error of one."""
     try:
         for step, parts in zip(AS_TEXT, both, strict=True):
             learner.save_checkpoint(folder, step, dict(parts))
@@ -64,9 +64,9 @@ def save_both(learner: ModuleType, folder: Path, both: tuple[dict[str, bytes], d
 
 
 def elsewhere(learner: ModuleType, folder: Path, next_one: dict[str, bytes]) -> dict[str, Any]:
-    """What can be loaded if the files have other times, if only the first checkpoint is there, and if none is.
+    """Return what loads if the files have other times, if only the first checkpoint exists, and if none does.
 
-    And after a save without a kill before it, and what else is next to the folder.
+    Also return what loads after a save without an earlier kill, and other files next to the folder.
     """
     own = {folder.name, "kept0", "kept1"}
     strays = [path.name for path in folder.parent.iterdir() if path.name not in own and "picture." not in path.name]
@@ -83,7 +83,7 @@ def elsewhere(learner: ModuleType, folder: Path, next_one: dict[str, bytes]) -> 
 
 
 def repeat(learner: ModuleType, folder: Path, parts: dict[str, bytes], next_one: dict[str, bytes]) -> dict[str, Any]:
-    """The last step is saved once more: what can be loaded then, and in each picture."""
+    """Save the last step once more; return what loads then, and in each snapshot."""
     pictures, error = Pictures(folder, "repeated"), None
     try:
         pictures.during(learner.save_checkpoint, folder, STEPS[1], dict(parts))
@@ -108,7 +108,7 @@ class Pictures:
         self.folder, self.name, self.taken, self._last = folder, name, [], state_of(folder)
 
     def during(self, function: Any, *args: Any) -> None:
-        """Call the function, and look at the folder before each line that is run."""
+        """Call the function, and check the folder before each executed line."""
         _watching.append(self)
         try:
             function(*args)
@@ -116,7 +116,7 @@ class Pictures:
             _watching.clear()
 
     def look(self, file: str) -> bool:
-        """Take a picture if the folder has changed, unless this file's code runs; whether its lines are of interest."""
+        """Take a snapshot if the folder has changed, unless this file's code runs; return True to trace its lines."""
         if file == work.__code__.co_filename:
             return False
         if (now := state_of(self.folder)) != self._last:
@@ -127,14 +127,14 @@ class Pictures:
 
 
 def state_of(folder: Path) -> list[tuple[str, int, int]]:
-    """Names, sizes and times of all that is in a folder."""
+    """Return names, sizes and times of everything in a folder."""
     entries = []
     for root, folders, files in os.walk(folder):
         for name in files:
             about = os.lstat(os.path.join(root, name))
             entries.append((os.path.join(root, name), about.st_size, about.st_mtime_ns))
         for path in (os.path.join(root, name) for name in folders):
-            is_link = os.path.islink(path)  # another target makes it another entry
+            is_link = os.path.islink(path)  # a different target makes a different entry
             entries.append((f"{path} -> {os.readlink(path)}" if is_link else path, -1, 0))
     return sorted(entries)
 
@@ -149,7 +149,7 @@ def copy(folder: Path, target: Path) -> None:
 
 
 def turn_times(folder: Path, old: Path) -> None:
-    """Make what was in the folder `old` newer than all else in this one, as a copy of the folder may."""
+    """Make the files from the folder `old` newer than all others here, as copying the folder may do."""
     paths = [folder, *folder.rglob("*")]
     paths.sort(key=lambda path: (old / path.relative_to(folder)).exists())
     for second, path in enumerate(paths):
@@ -159,7 +159,7 @@ def turn_times(folder: Path, old: Path) -> None:
 
 
 def wait_for_tick(clock: Path) -> None:
-    """Wait until the clock of the file system has moved on, so that the next change has a later time."""
+    """Wait until the file system's clock has advanced, so that the next change has a later time."""
     clock.touch()
     began = clock.stat().st_ctime_ns
     while clock.stat().st_ctime_ns == began:
@@ -179,13 +179,13 @@ def listing(folder: Path) -> str:
 
 
 def holds(folder: Path, parts: dict[str, bytes]) -> bool:
-    """Whether all bytes of a checkpoint are somewhere on disk."""
+    """True if all bytes of a checkpoint are somewhere on disk."""
     files = [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
     return all(any(data in file for file in files) for data in parts.values())
 
 
 def compare(before: Path, now: Path, after: Path) -> dict[str, list[str]]:
-    """What a save that was killed did to the files that were there before, and the small files that it cut short."""
+    """Return what a killed save did to existing files, and the small files that it truncated."""
     found: dict[str, list[str]] = {"gone": [], "changed": [], "torn": [], "short": []}
     was, present, final = contents(before), contents(now), contents(after)
     for name, data in was.items():
@@ -202,12 +202,12 @@ def compare(before: Path, now: Path, after: Path) -> dict[str, list[str]]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Bytes of all files, by their path in the folder."""
+    """Return the bytes of all files, by path in the folder."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def load(learner: ModuleType, folder: Path) -> Any:
-    """Step and parts, None, or the text of an error."""
+    """Load; return step and parts, None, or the text of an error."""
     try:
         value = learner.load_latest(folder)
     except NotImplementedError:
@@ -218,7 +218,7 @@ def load(learner: ModuleType, folder: Path) -> Any:
 
 
 def save_again(learner: ModuleType, folder: Path, step: int, parts: dict[str, bytes]) -> Any:
-    """What can be loaded after the next run has come to the next step, and saved; or the error of its save."""
+    """Return what loads after the next run has reached and saved the next step, or the error of its save."""
     try:
         value = learner.load_latest(folder)
         step = step if value is None or value[0] < step else step + 1
@@ -232,9 +232,9 @@ _watching: list[Pictures] = []
 
 
 def trace(frame: FrameType, event: str, arg: Any) -> Any:
-    """Called at each function and line that is run."""
+    """Called at each executed function and line."""
     return trace if _watching and _watching[0].look(frame.f_code.co_filename) else None
 
 
-if work.__code__.co_filename == "<ranks.py>":  # in a rank's process, to which that is forbidden from now on
+if work.__code__.co_filename == "<ranks.py>":  # in a rank's process, which may not do this from now on
     sys.settrace(trace)

@@ -1,4 +1,4 @@
-"""Logs with restarts, and losses of every kind."""
+"""Merge logs with restarts, and smooth losses of every kind."""
 
 import math
 import random
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def make_logs(seed: int) -> dict[str, list[tuple[int, float]]]:
-    """By name: what was logged."""
+    """Draw logs, by name."""
     numbers = random.Random(seed)
 
     def rows(first: int, last: int) -> list[tuple[int, float]]:
@@ -26,7 +26,7 @@ def make_logs(seed: int) -> dict[str, list[tuple[int, float]]]:
 
 
 def make_losses(seed: int) -> tuple[list[list[float]], float]:
-    """Lists of losses, and beta."""
+    """Draw lists of losses, each with a beta."""
     numbers = random.Random(seed + 1)
     falling = [8 / (1 + step / 5) + numbers.uniform(-0.5, 0.5) for step in range(20)]
     holes = list(falling)

@@ -1,4 +1,4 @@
-"""Checkpoints of several kinds, some of which are none, and what the learner says of each."""
+"""Write files of several kinds, some of which are not checkpoints, and describe each with the learner's code."""
 
 import math
 import os
@@ -14,7 +14,7 @@ MARK = "the-file-ran-its-code"
 
 
 class Program:
-    """An object that makes a folder when it is loaded."""
+    """An object that creates a folder when it is loaded."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return os.mkdir, (MARK,)
@@ -40,7 +40,7 @@ def make_model(seed: int, dtype: torch.dtype, tied: bool, bad: bool) -> dict[str
 
 
 def make_optimizer(model: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Any]:
-    """AdamW's state dict, with averages of a type of their own."""
+    """Return AdamW's state dict, with averages of a separate type."""
     own = [tensor for name, tensor in model.items() if name != "lm_head.weight"]
     state = {
         number: {
@@ -54,7 +54,7 @@ def make_optimizer(model: dict[str, Tensor], dtype: torch.dtype) -> dict[str, An
 
 
 def make_states(seed: int) -> dict[str, dict[str, Any]]:
-    """Of the good ones, by file name."""
+    """Draw the states of the valid checkpoints, by file name."""
     step = random.Random(seed).randint(100, 9999)
     plain = make_model(seed, torch.float32, False, False)
     mixed = make_model(seed + 1, torch.bfloat16, True, False)
@@ -86,7 +86,7 @@ def work(learner: ModuleType, case: dict[str, Any]) -> Any:
 
 
 def describe(learner: ModuleType, name: str) -> Any:
-    """What the learner says of a file, or the kind and text of its error."""
+    """Return the learner's description of a file, or the type and text of its error."""
     try:
         return learner.describe(Path(name))
     except NotImplementedError:

@@ -1,4 +1,4 @@
-"""A classifier with given weights, in evaluation and in training, at two sizes."""
+"""Run a classifier with given weights, in evaluation and in training, at two sizes."""
 
 from types import ModuleType
 from typing import Any
@@ -14,11 +14,11 @@ SIZES = (
 BATCHES = ((5, 7), (3, 3), (1, 4))
 DROPOUT = 0.2
 WEIGHTS = torch.tensor([1.0, -2.0, 3.0, -0.5])
-"""Of the scores of each class, in the sum whose gradient is taken."""
+"""Weights of the classes in the sum whose gradient is taken."""
 
 
 def shapes_of(sizes: dict[str, int]) -> dict[str, tuple[int, ...]]:
-    """The names and shapes of all weights."""
+    """Return the names and shapes of all weights."""
     D, F = sizes["width"], sizes["ffn_width"]
     found: dict[str, tuple[int, ...]] = {"embed.weight": (sizes["vocab_size"], D)}
     for n in range(sizes["num_blocks"]):
@@ -75,7 +75,7 @@ def blocks_are_imported(model: nn.Module) -> bool:
 
 
 def gradients_of(model: nn.Module, tokens: Tensor) -> Any:
-    """The gradient of a weighted sum of the scores, by name; or the text of an error."""
+    """Return the gradient of a weighted sum of the scores, by name, or the text of an error."""
     try:
         scores = model(tokens)
         (scores * WEIGHTS[: scores.shape[-1]]).sum().backward()
@@ -86,7 +86,7 @@ def gradients_of(model: nn.Module, tokens: Tensor) -> Any:
 
 @torch.no_grad()
 def attempt(model: nn.Module, tokens: Tensor) -> Any:
-    """Scores, or the text of an error."""
+    """Return scores, or the text of an error."""
     try:
         return model(tokens)
     except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:

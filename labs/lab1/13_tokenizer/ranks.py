@@ -1,4 +1,4 @@
-"""Merges learned from each text, and what they make of others."""
+"""Learn merges from each text, and encode other texts with them."""
 
 from collections.abc import Iterable
 from types import ModuleType
@@ -6,12 +6,12 @@ from typing import Any
 
 
 def listed(value: Any) -> Any:
-    """What an iterable gives, as a list; other values, and a single bytes object, as they print."""
+    """Return an iterable as a list; return other values, and a single bytes object, as printed."""
     return list(value) if isinstance(value, Iterable) and not isinstance(value, (bytes, str)) else repr(value)
 
 
 def plain(pair: Any) -> Any:
-    """A pair as a list; another value as it is, or as it prints."""
+    """Return a pair as a list; return another value unchanged, or as printed."""
     if isinstance(pair, (tuple, list)) and all(isinstance(part, (bytes, bytearray, str, int)) for part in pair):
         return list(pair)
     return pair if isinstance(pair, (bytes, str, int)) else repr(pair)

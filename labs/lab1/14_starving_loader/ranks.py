@@ -1,4 +1,4 @@
-"""Loads that are counted; a caller that holds each batch until what should be loaded meanwhile has been."""
+"""Count loads, for a caller that holds each batch until the loads that should run meanwhile have run."""
 
 import queue
 import threading
@@ -7,13 +7,13 @@ from types import ModuleType
 from typing import Any
 
 MOST_LOOKS = 12
-"""Batches that are held until the next ones have been loaded."""
+"""Batches that the caller holds until the next ones have been loaded."""
 SLOW = 2
-"""A batch that takes long to load."""
+"""Index of a batch that loads slowly."""
 PATIENCE_S = 3.0
-"""How long to wait for something that a right solution does at once."""
+"""Seconds to wait for something that a right solution does immediately."""
 SETTLE_S = 0.1
-"""How long to wait for something that a right solution never does, or need not do."""
+"""Seconds to wait for something that a right solution never does, or does not have to do."""
 CALLER = "caller"
 """The name of each thread that asks for a batch."""
 
@@ -23,18 +23,18 @@ class ShardError(Exception):
 
 
 class Loads:
-    """The function `load`, and what was seen of it."""
+    """The function `load`, with a record of its calls."""
 
     def __init__(self, fails_at: int | None = None, empty_at: int | None = None) -> None:
         self.fails_at, self.empty_at = fails_at, empty_at
         self.begun: list[int] = []
         self.first_taken = threading.Event()
         self.is_first_held = False
-        """load(1) was called, and batch 0 was not delivered before it had been answered."""
+        """True if load(1) was called, and batch 0 was delivered only after it had returned."""
         self.active = self.most_active = self.in_caller = 0
         self.changed = threading.Condition()
         self.thread: threading.Thread | None = None
-        """The thread of the load that began last."""
+        """Return the thread of the last load that began."""
 
     def __call__(self, i: int) -> Any:
         with self.changed:
@@ -46,7 +46,7 @@ class Loads:
             self.changed.notify_all()
         if i >= 1 and not self.is_first_held:
             self.is_first_held = not self.first_taken.wait(PATIENCE_S / 2)
-        time.sleep(0.1 if i == SLOW else 0.002)  # so that two that load at once are seen
+        time.sleep(0.1 if i == SLOW else 0.002)  # so that two concurrent loads are noticed
         with self.changed:
             self.active -= 1
             self.changed.notify_all()
@@ -55,12 +55,12 @@ class Loads:
         return None if i == self.empty_at else [i]
 
     def wait_for(self, count: int) -> bool:
-        """Wait until so many loads have begun and none is active; whether they did in time."""
+        """Wait until `count` loads have begun and none is active; return True if that happened in time."""
         with self.changed:
             return self.changed.wait_for(lambda: len(self.begun) >= count and not self.active, PATIENCE_S)
 
     def exceed(self, allowed: int, num: int) -> bool:
-        """Whether more loads begin than are allowed; if so, all that follow have begun, too."""
+        """True if more loads begin than are allowed; then all following ones have begun too."""
         with self.changed:
             if not self.changed.wait_for(lambda: len(self.begun) > allowed, SETTLE_S):
                 return False
@@ -74,7 +74,7 @@ class Loads:
 
 
 def next_of(batches: Any) -> tuple[str, Any]:
-    """The next batch, as ("batch", …); or ("end", None), ("error", its text), ("hangs", None)."""
+    """Return the next batch as ("batch", …), or ("end", None), ("error", its text), ("hangs", None)."""
     answers: queue.Queue[tuple[str, Any]] = queue.Queue()
 
     def ask() -> None:
@@ -93,7 +93,7 @@ def next_of(batches: Any) -> tuple[str, Any]:
 
 
 def run_all(learner: ModuleType, loads: Loads, num: int, depth: int, look: bool = False) -> dict[str, Any]:
-    """Take batch after batch, to the end or to an error."""
+    """Take batches until the end or an error."""
     batches, seen, ahead, stopped = iter(learner.prefetch(loads, num, depth)), [], [], False
     good = num if loads.fails_at is None else loads.fails_at
     last = min(num, good + 1)
@@ -127,7 +127,7 @@ def run_all(learner: ModuleType, loads: Loads, num: int, depth: int, look: bool 
 
 
 def closed_early(learner: ModuleType, num: int, depth: int) -> dict[str, Any]:
-    """Take two batches, close, and see what goes on."""
+    """Take two batches, close, and record what still runs."""
     before, loads = set(threading.enumerate()), Loads()
     batches = iter(learner.prefetch(loads, num, depth))
     first = next_of(batches)
@@ -143,7 +143,7 @@ def closed_early(learner: ModuleType, num: int, depth: int) -> dict[str, Any]:
 
 
 def work(learner: ModuleType, case: dict[str, Any]) -> Any:
-    """Each scenario of case["runs"], up to the first in which something was awaited for too long."""
+    """Run each scenario of case["runs"], up to the first in which a wait took too long."""
     num, depth, at = case["num"], case["depth"], case["at"]
     runs = {
         "held": lambda: run_all(learner, Loads(), num, depth, look=True),

@@ -1,4 +1,4 @@
-"""One run that is never killed, and many that are: in their steps, and at each line that changes the folder."""
+"""Run one training that is never killed, and many that are: in a step, or at a line that changes the folder."""
 
 import os
 import random
@@ -15,18 +15,18 @@ from torch import Tensor, nn
 from frog.learn.grader.words import count
 
 NUM_STEPS, EVERY = 11, 3
-"""After the last checkpoint of every so many steps come two steps more."""
+"""Number of steps: two more than the last multiple of EVERY."""
 SHORTER = 8
-"""Of a run that is then made longer. No multiple of EVERY, either."""
+"""Number of steps of a run that is then extended; not a multiple of EVERY either."""
 V = 7
 
 
 class Killed(BaseException):
-    """What a step raises in place of SIGKILL."""
+    """Raised by a step instead of SIGKILL."""
 
 
 class Model(nn.Module):
-    """Two matrices with dropout between them; a buffer follows the mean of the rows, and is subtracted from them."""
+    """Two matrices with dropout between them; a buffer tracks the mean of the rows and is subtracted from them."""
 
     def __init__(self, init: int) -> None:
         super().__init__()
@@ -58,9 +58,9 @@ def start(
     kill_at: int | None = None,
     seen: Callable[[int], None] = int,
 ) -> dict[str, Any]:
-    """Call the learner's train with new objects: losses or error, steps whose batch it took, weights at the end.
+    """Call the learner's train with new objects; return losses or error, the requested steps, and the final weights.
 
-    And what model, optimizer and random numbers were when the batch of a step was asked for.
+    Also record model, optimizer and random state when the batch of a step is requested.
     """
     torch.manual_seed(seed + 17)
     model, taken, read = Model(seed).eval(), [], []
@@ -89,7 +89,7 @@ def start(
 
 
 def picture(model: Model, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
-    """Copies of all that the next step reads."""
+    """Return copies of everything that the next step reads."""
     averages = {
         f"{name} {key}": torch.as_tensor(value).clone()
         for name, weight in model.named_parameters()
@@ -104,7 +104,7 @@ def picture(model: Model, optimizer: torch.optim.Optimizer) -> dict[str, dict[st
 
 
 def fresh(seed: int) -> dict[str, dict[str, Tensor]]:
-    """What the first step of a start reads if nothing has been loaded."""
+    """Return what the first step of a start reads if nothing has been loaded."""
     torch.manual_seed(seed + 17)
     model = Model(seed)
     return picture(model, torch.optim.AdamW(model.parameters(), lr=0.05))
@@ -146,17 +146,17 @@ class Pictures:
         self.folder, self.taken, self._last = folder, [], state_of(folder)
         self.step, self.steps = 0, []
         self.saved, self._before = [], self._last
-        """After which steps the folder had changed when the next step began."""
+        """Return the steps after which the folder had changed when the next step began."""
 
     def at(self, step: int) -> None:
-        """The run has come to this step."""
+        """Record that the run has reached this step."""
         self.step = step
         if (now := state_of(self.folder)) != self._before:
             self._before = now
             self.saved.append(step - 1)
 
     def during(self, function: Callable[[], Any]) -> Any:
-        """Call the function, and look at the folder before each line that may write files."""
+        """Call the function, and check the folder before each line that may write files."""
         _watching.append(self)
         try:
             return function()
@@ -164,7 +164,7 @@ class Pictures:
             _watching.clear()
 
     def look(self, file: str) -> bool:
-        """Take a picture if the folder has changed; whether the lines of this file may change it."""
+        """Take a snapshot if the folder has changed; return True if the lines of this file may change it."""
         name = file.rpartition("/")[2]
         if name != self.own and name not in ("pathlib.py", "shutil.py", "os.py", "serialization.py", "tempfile.py"):
             return False
@@ -183,7 +183,7 @@ def clear(folder: Path) -> None:
 
 
 def state_of(folder: Path) -> list[tuple[str, int, int]]:
-    """Names, sizes and times of all that is in a folder."""
+    """Return names, sizes and times of everything in a folder."""
     entries = []
     for root, folders, files in os.walk(folder):
         for name in files:
@@ -205,9 +205,9 @@ _watching: list[Pictures] = []
 
 
 def trace(frame: FrameType, event: str, arg: Any) -> Any:
-    """Called at each function and line that is run."""
+    """Called at each executed function and line."""
     return trace if _watching and _watching[0].look(frame.f_code.co_filename) else None
 
 
-if work.__code__.co_filename == "<ranks.py>":  # in a rank's process, to which that is forbidden from now on
+if work.__code__.co_filename == "<ranks.py>":  # in a rank's process, which may not do this from now on
     sys.settrace(trace)

@@ -1,4 +1,4 @@
-"""A model as real ones are: a tied weight, a frozen one, one that only some ranks use."""
+"""Call the learner's functions with a realistic model: a tied weight, a frozen one, one that some ranks use."""
 
 from types import ModuleType
 from typing import Any
@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 
 WIDTH, OUT, SAMPLES = 6, 6, 5
-MARK = 251  # elements of an all-reduce that only this file makes: in the list of calls it ends the first call
+MARK = 251  # elements of an all-reduce that only this file calls; it marks the end of the first call
 OPTIMIZERS = {
     "AdamW": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
     "SGD with momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=0.1),
@@ -16,7 +16,7 @@ OPTIMIZERS = {
 
 
 class Model(nn.Module):
-    """Two layers that share one weight; a nested branch that not every sample takes; a weight of the model's own."""
+    """Two layers that share a weight, a nested branch that only some samples use, and a weight outside any layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Model(nn.Module):
 
 
 def make(seed: int, size: int) -> tuple[Model, torch.Tensor, torch.Tensor]:
-    """The model, and for each rank its samples and targets: (N, B, D)."""
+    """Return the model, and the samples and targets of each rank: (N, B, D)."""
     torch.manual_seed(seed)
     model = Model()
     x_NBD, y_NBV = torch.randn(size, SAMPLES, WIDTH), torch.randn(size, SAMPLES, OUT)
@@ -54,7 +54,7 @@ def weights(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def samples_of_step(x_NBD: torch.Tensor, seed: int, step: int) -> torch.Tensor:
-    """The samples in another order; again one rank alone takes the branch."""
+    """Return the samples in another order; again only one rank uses the branch."""
     x_NBD = x_NBD.roll(step, 1)
     x_NBD[:, 0, 0] = -1.0
     x_NBD[seed % len(x_NBD), 0, 0] = 1.0
@@ -62,14 +62,14 @@ def samples_of_step(x_NBD: torch.Tensor, seed: int, step: int) -> torch.Tensor:
 
 
 def work(learner: ModuleType, case: dict[str, Any]) -> Any:
-    """What the function makes of one gradient; then three whole steps with each optimizer."""
+    """Call the function on one gradient; then take three complete steps with each optimizer."""
     rank, size, seed = dist.get_rank(), dist.get_world_size(), case["seed"]
     model, x_NBD, y_NBV = make(seed, size)
     nn.functional.mse_loss(model(x_NBD[rank]), y_NBV[rank]).backward()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += rank  # so that it shows if weights are averaged
-    alone = [dist.new_group([one]) for one in range(size)][rank]  # others need not come to the mark
+            parameter += rank  # so that averaging the weights shows
+    alone = [dist.new_group([one]) for one in range(size)][rank]  # the other ranks do not have to reach the mark
     once = {"before": gradients(model), "weights before": weights(model)}
     learner.average_gradients(model)
     once |= {"after": gradients(model), "weights": weights(model)}
@@ -79,7 +79,7 @@ def work(learner: ModuleType, case: dict[str, Any]) -> Any:
 
 
 def train(learner: ModuleType, optimizer: str, seed: int) -> dict[str, Any]:
-    """Three whole steps: the weights after them, and what each step returned."""
+    """Take three complete steps; return the final weights, and what each step returned."""
     rank, size = dist.get_rank(), dist.get_world_size()
     model, x_NBD, y_NBV = make(seed, size)
     stepper = OPTIMIZERS[optimizer](model.parameters())

@@ -1,4 +1,4 @@
-"""Models whose gradients are known, and what average_gradients makes of them."""
+"""Call average_gradients on models whose gradients are known."""
 
 from types import ModuleType
 from typing import Any
@@ -6,13 +6,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-MARK = 251  # elements of an all-reduce that only this file makes: it ends a case in the list of calls
+MARK = 251  # elements of an all-reduce that only this file calls; it marks the end of a case
 
 TYPES = {"float32": torch.float32, "float16": torch.float16}
 
 
 def gradients(case: dict[str, Any], rank: int) -> list[torch.Tensor]:
-    """What backward found on a rank, for each parameter in the model's order."""
+    """Return a rank's gradients, for each parameter in the model's order."""
     generator = torch.Generator().manual_seed(case["seed"] * 101 + rank)
     return [torch.randn(shape, generator=generator).to(TYPES[dtype]) for shape, dtype in case["parameters"]]
 

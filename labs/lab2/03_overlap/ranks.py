@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# Elements of all-reduces that only this file makes: in the list of calls they end a backward, or a step.
+# Elements of all-reduces that only this file calls; they mark the end of a backward, or of a step.
 BACKWARD, STEP = 251, 252
 LR = 0.5
 
@@ -39,12 +39,12 @@ def loss_of(model: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
 
 
 def mark_backward(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> None:
-    """In backward, all gradients of later layers are there when that of this output comes."""
+    """Mark the point of backward at which all gradients of later layers exist."""
     output.register_hook(lambda _: dist.all_reduce(torch.zeros(BACKWARD, dtype=torch.int8)))
 
 
 def num_kept(root: Any) -> int:
-    """Tensors and works that an object of the learner's holds on to."""
+    """Count the tensors and work objects that an object of the learner's keeps."""
     seen, found, coming = set(), 0, [root]
     while coming:
         one = coming.pop()
@@ -72,7 +72,7 @@ def work(learner: ModuleType, case: dict[str, Any]) -> Any:
     for step in range(3):
         loss = loss_of(model, batch(case, rank, step))
         if case["rank 0 first"] and rank == 1:
-            dist.recv(torch.zeros(1), 0)  # begin only when rank 0 has ended its backward
+            dist.recv(torch.zeros(1), 0)  # begin only after rank 0 has finished its backward
         loss.backward()
         if case["rank 0 first"] and rank == 0:
             dist.send(torch.zeros(1), 1)

@@ -1,4 +1,4 @@
-"""A replica that reduces in backward, as DistributedDataParallel does, and notes what happens to it."""
+"""Run a replica that reduces in backward, as DistributedDataParallel does, and records its calls."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,8 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-SAMPLES = 4  # of a micro-batch
-STEP = 251  # elements of an all-reduce that only this file makes: in the list of calls it ends a case
+SAMPLES = 4  # in a micro-batch
+STEP = 251  # elements of an all-reduce that only this file calls; it marks the end of a case
 
 
 def make_model(case: dict[str, Any]) -> torch.nn.Module:
@@ -32,7 +32,7 @@ def loss_of(model: Any, inputs: torch.Tensor) -> torch.Tensor:
 
 
 class Watched(torch.autograd.Function):
-    """Passes a tensor on, and tells a replica when backward comes by."""
+    """The identity; it notifies a replica when backward reaches it."""
 
     @staticmethod
     def forward(ctx: Any, output: torch.Tensor, replica: Any) -> torch.Tensor:

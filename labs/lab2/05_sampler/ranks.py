@@ -1,4 +1,4 @@
-"""All ranks' samplers, one after the other in one process; and each in a process of its own."""
+"""Run all ranks' samplers in turn in one process, and each in a separate process."""
 
 import os
 import random
@@ -17,14 +17,14 @@ def random_states() -> list[Any]:
 def shares(
     learner: ModuleType, case: dict[str, Any], epochs: list[int | None], kinds: set[str]
 ) -> list[list[list[int]]]:
-    """What each rank takes in each of `epochs` (None: without a call of set_epoch).
+    """Return what each rank takes in each of `epochs` (None: without a call of set_epoch).
 
     Adds the names of the samples' types to `kinds`.
     """
     taken = []
     for rank in range(case["world_size"]):
         for seeded in (torch.manual_seed, random.seed, numpy.random.seed):
-            seeded(case["seed"] * 31 + rank)  # as it is when ranks have done different things
+            seeded(case["seed"] * 31 + rank)  # as if the ranks had done different work before
         sampler = learner.ShardedSampler(
             case["num_samples"], case["world_size"], rank, seed=case["seed"], drop_last=case["drop_last"]
         )
@@ -39,7 +39,7 @@ def shares(
 
 
 def states_around(learner: ModuleType, seed: int) -> list[Any]:
-    """The process's random states before and after an epoch of samples."""
+    """Return the process's random states before and after an epoch of samples."""
     for seeded in (torch.manual_seed, random.seed, numpy.random.seed):
         seeded(seed)
     before = random_states()
@@ -61,7 +61,7 @@ def work(learner: ModuleType, case: dict[str, Any]) -> Any:
 
 
 def own_share(learner: ModuleType, case: dict[str, Any]) -> Any:
-    """What this rank takes, of a sampler that was made in its own process."""
+    """Return what this rank takes, from a sampler created in its own process."""
     sampler = learner.ShardedSampler(
         case["num_samples"],
         case["world_size"],

@@ -1,4 +1,4 @@
-"""What ranks measured, drawn from a seed, and what the learner makes of it."""
+"""Draw the ranks' measurements from a seed, and call the learner's function with them."""
 
 import random
 from types import ModuleType
@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 
 def measured(case: dict[str, Any], rank: int) -> dict[str, list[Any]]:
-    """losses, tokens and step_s of a rank's batches. Small batches and high ranks have high losses: weights matter."""
+    """Draw losses, tokens and step_s of a rank's batches. Small batches and high ranks have high losses."""
     if case["kind"] == "predicted":
         return {"losses": [[2.0], [4.0]][rank], "tokens": [[1000], [500]][rank], "step_s": [0.5]}
     draw = random.Random(case["seed"] * 100 + rank)
@@ -26,5 +26,5 @@ def work(learner: ModuleType, cases: dict[str, Any]) -> Any:
 def metrics(learner: ModuleType, figures: dict[str, list[Any]]) -> Any:
     try:
         return learner.world_metrics(**figures)
-    except OverflowError as problem:  # of math.exp: its argument was no loss
+    except OverflowError as problem:  # from math.exp: its argument was not a loss
         return str(problem)

@@ -5,7 +5,7 @@ from typing import Any
 
 
 def called(function: Any, *arguments: Any, **named: Any) -> Any:
-    """What it returns. An error says how it was called."""
+    """Return the function's result. An error says how it was called."""
     try:
         return function(*arguments, **named)
     except Exception as error:

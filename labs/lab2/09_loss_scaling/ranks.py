@@ -1,4 +1,4 @@
-"""A layer whose backward goes through float16, as under autocast, and steps that overflow on purpose."""
+"""Train a layer whose backward runs through float16, as under autocast, with steps that overflow on purpose."""
 
 import random
 from types import ModuleType
@@ -34,9 +34,9 @@ def make_model(case: dict[str, Any]) -> torch.nn.Linear:
 
 
 def loss_of(model: torch.nn.Linear, case: dict[str, Any], step: int, rank: int) -> torch.Tensor:
-    """case["overflows"][step]: for each rank 0, or the sign with which its gradient overflows.
+    """Compute a loss. case["overflows"][step] has, for each rank, 0 or the sign with which its gradient overflows.
 
-    1 is in both parameters, 2 in the weight alone, 3 in the bias alone.
+    1 overflows in both parameters, 2 in the weight alone, 3 in the bias alone.
     """
     generator = torch.Generator().manual_seed(case["seed"] * 97 + 13 * step + rank)
     x_BD = INPUT * torch.rand(3, WIDTH, generator=generator)
@@ -45,7 +45,7 @@ def loss_of(model: torch.nn.Linear, case: dict[str, Any], step: int, rank: int) 
     large = LARGE if overflow > 0 else -LARGE
     if abs(overflow) == 1:
         slope_BV = torch.full((3, OUT), large)
-    y_BV = torch.nn.functional.linear(x_BD, model.weight, model.bias * INPUT)  # both gradients are of one size
+    y_BV = torch.nn.functional.linear(x_BD, model.weight, model.bias * INPUT)  # both gradients have the same size
     loss = (Half.apply(y_BV) * slope_BV).sum()
     if abs(overflow) > 1:
         loss = loss + (Half.apply((model.weight, model.bias)[abs(overflow) - 2]) * large).sum()
@@ -53,9 +53,9 @@ def loss_of(model: torch.nn.Linear, case: dict[str, Any], step: int, rank: int) 
 
 
 def draw_case(seed: int, size: int) -> dict[str, Any]:
-    """Overflows on one rank, on both with two signs, on another, each elsewhere; between them rows of good steps.
+    """Draw overflows on one rank, on both with two signs, and on another, with runs of good steps between them.
 
-    The first row is long enough for two growths. In a world of three the scale grows beyond what float16 knows.
+    The first run is long enough for two growths. In a world of three the scale grows beyond the float16 range.
     """
     draw = random.Random(seed)
     none, interval = [0] * size, draw.randint(3, 4)

@@ -1,4 +1,4 @@
-"""Gradients that are known, on models of a few parameters."""
+"""Clip known gradients of models with a few parameters."""
 
 from types import ModuleType
 from typing import Any

@@ -1,4 +1,4 @@
-"""Real runs that fail: four processes, a real gloo, one rank that brings them down."""
+"""Make real runs fail: four processes, real gloo, one rank that brings them down."""
 
 import os
 import time
@@ -11,21 +11,21 @@ import torch
 import torch.distributed as dist
 
 SIZE = 4
-CHECKED_EVERY = 4  # steps between two looks at whether the loss is a number
+CHECKED_EVERY = 4  # steps between two checks that the loss is finite
 
 
 WARNINGS = {
-    "read": "WARNING read again: OSError: [Errno 5] Input/output error; the second try went well",
-    "nan": "WARNING step {step} left out a sample: a field that the model does not read is nan",
+    "read": "WARNING read again: OSError: [Errno 5] Input/output error; the second attempt succeeded",
+    "nan": "WARNING step {step} skipped a sample: a field that the model does not read is nan",
 }
 
 
 class Gone(Exception):
-    """The process would be gone now."""
+    """Raised where the process would be gone."""
 
 
 class Log:
-    """What one rank writes. Times are real, and those of two lines differ."""
+    """One rank's log. Times are real, and no two lines have the same time."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -36,7 +36,7 @@ class Log:
 
 
 def own_error(which: int) -> None:
-    """Errors that a rank finds by itself."""
+    """Raise an error that the rank itself causes."""
     if which == 0:
         {"text": "to be"}["label"]
     if which == 1:
@@ -84,7 +84,7 @@ class Rank:
         self.log.say(f"step {step} all-reduce begins")
         options = dist.AllreduceOptions()
         if (self.case["what"], step) == ("hung", self.case["step"]):
-            options.timeout = timedelta(milliseconds=150)  # the only wait that anybody's patience ends
+            options.timeout = timedelta(milliseconds=150)  # the only wait that a time-out ends
         self.group.allreduce([gradient], options).wait()
         self.log.say(f"step {step} all-reduce ends")
         self.weight -= 0.1 * gradient / SIZE
@@ -106,9 +106,9 @@ class Rank:
         except Exception as error:
             if is_victim and self.case["what"] == "late error":
                 self.group = None  # its connections close
-                self.wait_for(witnesses)  # it writes late: to a slow disk, or after it cleaned up
+                self.wait_for(witnesses)  # it writes late: to a slow disk, or after cleaning up
             if self.rank == 0 and not is_victim:
-                self.group = None  # whose log is read first is not the first to write
+                self.group = None  # the rank whose log comes first is not the first to write
                 self.wait_for(witnesses)
             self.log.say(f"FAILED {type(error).__name__}: {' '.join(str(error).split())}")
             Path(f"{self.flags}.{self.rank}").touch()

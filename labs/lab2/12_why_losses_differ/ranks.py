@@ -1,4 +1,4 @@
-"""Runs in which the batches differ, the weights do, both, or neither."""
+"""Run the experiment in worlds whose batches differ, whose weights do, both, or neither."""
 
 from types import ModuleType
 from typing import Any
@@ -34,7 +34,7 @@ def drift(model: nn.Module, how: str, generator: torch.Generator) -> None:
 
 
 def make_batch(case: dict[str, Any], rank: int) -> torch.Tensor:
-    """Tokens that follow each other as in a text: small numbers often."""
+    """Draw tokens as in a text: small numbers are frequent."""
     generator = torch.Generator().manual_seed(case["seed"] * 7 + (rank if case["batches"] == "split" else 0))
     batch = (torch.rand(8, 16, generator=generator) ** 3 * VOCAB).long()
     if rank != case["odd"]:

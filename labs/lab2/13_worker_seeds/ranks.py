@@ -1,1 +1,1 @@
-"""Nothing runs beside the learner's code but the program of check.py."""
+"""Empty: the program in check.py runs the learner's code."""

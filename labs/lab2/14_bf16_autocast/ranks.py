@@ -1,4 +1,4 @@
-"""Three steps of a small network, with a look at dtypes where only the learner decides them."""
+"""Take three steps with a small network, and record the dtypes that the learner's code decides."""
 
 from types import ModuleType
 from typing import Any
@@ -44,12 +44,12 @@ def make_batch(seed: int, step: int, rank: int, samples: int) -> tuple[Tensor, T
 
 
 def squares(outputs: Tensor, targets: Tensor) -> Tensor:
-    """The mean over samples of the squared distance. In the dtype of its arguments, as a loss of one's own is."""
+    """Return the mean squared distance over samples, in the dtype of the arguments, as a custom loss does."""
     return ((outputs - targets) * (outputs - targets)).sum(1).mean()
 
 
 class Witness:
-    """Notes dtypes, and whether backward runs under autocast."""
+    """Records dtypes, and whether backward runs under autocast."""
 
     def __init__(self, model: Network) -> None:
         self.products: list[str] = []

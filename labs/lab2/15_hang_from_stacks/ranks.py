@@ -1,4 +1,4 @@
-"""Four processes that hang for real, in one way after the other, and the stacks that they show meanwhile."""
+"""Make four processes hang in several ways, one after the other, and return their stacks."""
 
 import faulthandler
 import os
@@ -15,9 +15,9 @@ import torch.distributed as dist
 
 SIZE = 4
 HOME = "/home/you/project/trainer.py"
-"""Where the stacks say that the program lies."""
+"""The program's path in the stacks."""
 ENDS_IN = {"loads": "get", "cleans": "clean", "logs": "log", "evaluates": "all_reduce", "saves": "barrier"}
-"""For what the odd rank does: the function of its training thread that is called last, apart from the library's."""
+"""The innermost function of the odd rank's training thread outside the library, for each kind of hang."""
 
 
 def make_group(name: str, rank: int, size: int) -> Any:
@@ -25,7 +25,7 @@ def make_group(name: str, rank: int, size: int) -> Any:
 
 
 def make_groups(number: int, rank: int, is_cut: bool) -> list[Any]:
-    """Gradients and control. Where the link is cut, a member of the first is there and never answers."""
+    """Create groups for gradients and control. With a cut link, a member of the first exists but never answers."""
     size, groups = SIZE + is_cut, []
     makers = [threading.Thread(target=lambda: groups.append(make_group(f"gradients{number}", rank, size)))]
     if is_cut and rank == 0:
@@ -41,7 +41,7 @@ KEPT: list[Any] = []
 
 
 def take_stacks(number: int, rank: int, threads: list[threading.Thread], last: str) -> str:
-    """The stacks of these threads, once the first of them has come to the function `last`."""
+    """Return the stacks of these threads, once the first of them has reached the function `last`."""
     path = Path(f"stacks{number}.{rank}")
     idents = [thread.ident for thread in threads]
     while True:
@@ -60,7 +60,7 @@ def take_stacks(number: int, rank: int, threads: list[threading.Thread], last: s
 
 
 def hang(case: dict[str, Any], number: int, rank: int, source: str) -> list[str]:
-    """One way to hang: the stacks of each of this rank's threads."""
+    """Hang in one way; return the stacks of this rank's threads."""
     trainer = ModuleType("trainer")
     exec(compile("#\n" * case["shift"] + source, HOME, "exec"), vars(trainer))
     is_odd = rank == case["odd"]

@@ -1,1 +1,1 @@
-"""Nothing runs beside the learner's code: the check starts it with torchrun."""
+"""Empty: the check starts the learner's code with torchrun."""

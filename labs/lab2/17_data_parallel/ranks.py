@@ -1,4 +1,4 @@
-"""A module with everything that makes data parallelism hard, and four steps of training."""
+"""Train a module with everything that makes data parallelism hard."""
 
 import contextlib
 from collections.abc import Callable
@@ -11,12 +11,12 @@ from torch import nn
 
 RATE = 0.2
 VOCAB, WIDTH = 40, 6
-# Elements of all-reduces that only this file makes: in the list of calls they end a construction, a backward, a step.
+# Elements of all-reduces that only this file calls; they mark the end of a construction, a backward, a step.
 BUILT, BACKWARD, STEP = 251, 252, 253
 
 
 class Model(nn.Module):
-    """A shared weight, a frozen layer, two branches in either order, a layer that nobody uses, buffers."""
+    """A module with a shared weight, a frozen layer, two branches in either order, an unused layer, and buffers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Model(nn.Module):
 
 
 def make_model(seed: int, rank: int) -> Model:
-    """Each rank draws its own."""
+    """Create a model whose weights differ between ranks."""
     model = Model()
     generator = torch.Generator().manual_seed(seed * 11 + rank)
     for value in [*model.parameters(), model.center]:
@@ -79,7 +79,7 @@ def move(model: nn.Module) -> None:
 
 
 def state(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and buffers, those that are not in the state dict (persistent=False) included."""
+    """Return parameters and buffers, including those outside the state dict (persistent=False)."""
     return {name: value.detach().clone() for name, value in [*model.named_parameters(), *model.named_buffers()]}
 
 
@@ -88,13 +88,13 @@ def gradients(model: nn.Module) -> dict[str, torch.Tensor | None]:
 
 
 def make_marker() -> Callable[[int], None]:
-    """Marks are all-reduces of a group of this rank alone: how many buckets have begun may differ between ranks."""
+    """Return a function that calls a mark, an all-reduce of this rank alone: ranks may be in different buckets."""
     groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
     return lambda numel: dist.all_reduce(torch.zeros(numel, dtype=torch.int8), group=groups[dist.get_rank()])
 
 
 class OutOfData(Exception):
-    """An error of the training loop's, in the middle of a step."""
+    """An error in the training loop, in the middle of a step."""
 
 
 def fail_inside_no_sync(replica: Any) -> None:

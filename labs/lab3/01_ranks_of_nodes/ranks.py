@@ -6,7 +6,7 @@ from typing import Any
 
 
 def work(learner: ModuleType, case: dict[str, Any]) -> list[Any]:
-    """For each layout: the world's size, the global ranks, the places, and what is said of ranks that are not there."""
+    """Return, for each layout: world size, global ranks, places, and the results for ranks that do not exist."""
     return [_layout(learner, sizes) for sizes in case["layouts"]]
 
 
@@ -21,12 +21,12 @@ def _layout(learner: ModuleType, sizes: list[int]) -> dict[str, Any]:
 
 
 def outside(sizes: list[int]) -> list[int]:
-    """Ranks that such a world does not have."""
+    """Return ranks that do not exist in such a world."""
     return [-1, -sum(sizes), sum(sizes), sum(sizes) + 7]
 
 
 def answer(function: Callable[..., Any], sizes: list[int], rank: int) -> Any:
-    """What the function returns, or the word ValueError."""
+    """Return the function's result, or the word ValueError."""
     given = list(sizes)
     try:
         found = function(given, rank)

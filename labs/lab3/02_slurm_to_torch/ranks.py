@@ -1,11 +1,11 @@
-"""Give the learner's function the variables of every task of some jobs."""
+"""Call the learner's functions with the variables of every task of several jobs."""
 
 from types import ModuleType
 from typing import Any
 
 
 def work(learner: ModuleType, case: dict[str, Any]) -> dict[str, Any]:
-    """The first hosts of the lists, and torch's variables of each task of each job."""
+    """Return the first host of each list, and torch's variables of each task of each job."""
     return {
         "hosts": [learner.first_host(text) for text in case["lists"]],
         "jobs": [[plain(learner.torch_variables(dict(task))) for task in job] for job in case["jobs"]],
@@ -13,5 +13,5 @@ def work(learner: ModuleType, case: dict[str, Any]) -> dict[str, Any]:
 
 
 def plain(variables: Any) -> Any:
-    """As a dict of plain values, whatever kind of mapping it was."""
+    """Return any mapping as a dict of plain values."""
     return dict(variables) if hasattr(variables, "items") else variables

@@ -1,4 +1,4 @@
-"""Two processes, and a real TCP connection between them for each case."""
+"""Send messages between two processes, over a real TCP connection for each case."""
 
 import contextlib
 import random
@@ -14,16 +14,16 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 class AwaitsAnswerError(Exception):
-    """send_message reads from its socket."""
+    """Raised when send_message reads from its socket."""
 
 
 class Narrow(socket.socket):
-    """A real socket as on a busy network: a call takes, or gives, as many bytes as `takes` or `gives` says next."""
+    """A real socket as on a busy network: a call accepts or returns as many bytes as `takes` or `gives` says next."""
 
     gives: Iterator[int] | None = None
     takes: Iterator[int] | None = None
     only_sends = False
-    """Reading from it is an error, unless the call returns at once."""
+    """A socket that only sends: reading from it is an error, unless the call returns immediately."""
 
     def recv(self, bufsize: int, flags: int = 0) -> bytes:
         return super().recv(self.narrowed(bufsize, flags), flags)
@@ -63,7 +63,7 @@ def few(seed: int) -> Iterator[int]:
 
 
 def make_messages(seed: int) -> dict[str, list[bytes]]:
-    """The messages of each case, by name: all but `torn` are to arrive; of `torn` the connection carries a part."""
+    """Draw the messages of each case, by name; all must arrive, except `torn`, of which only a part is sent."""
     numbers = random.Random(seed)
     some = ["".join(numbers.choices(LETTERS, k=numbers.randint(20, 60))).encode() for _ in range(5)]
     marks = b"\n\r\n\0\xff%04d<end>EOF %d\n" % (numbers.randint(0, 99), numbers.randint(0, 99))
@@ -88,7 +88,7 @@ def make_messages(seed: int) -> dict[str, list[bytes]]:
 
 
 def with_marks(wire: bytes, message: bytes) -> list[bytes]:
-    """Messages that hold what the learner's code puts on the wire before and after a message."""
+    """Build messages that contain the bytes that the learner's code sends before and after a message."""
     before, found, after = wire.partition(message)
     if not found:
         return []
@@ -96,7 +96,7 @@ def with_marks(wire: bytes, message: bytes) -> list[bytes]:
 
 
 def work(learner: ModuleType, case: dict[str, Any]) -> Any:
-    """Rank 0 sends, rank 1 receives. Each case ends with the sender closing its side."""
+    """Run all cases: rank 0 sends, rank 1 receives, and the sender closes its side at the end of each case."""
     found: dict[str, Any] = {}
     listener = socket.create_server(("127.0.0.1", 0)) if dist.get_rank() == 0 else None
     address = [listener.getsockname() if listener else None]
@@ -117,7 +117,7 @@ def work(learner: ModuleType, case: dict[str, Any]) -> Any:
 
 
 def connect(listener: socket.socket | None, address: Any) -> Narrow:
-    """One end of a new connection: the listener's, or the other's."""
+    """Return one end of a new connection: the listener's, or the other's."""
     if listener is None:
         end = socket.create_connection(tuple(address))
     else:
@@ -137,9 +137,9 @@ def exchange(
     address: Any,
     found: dict[str, Any],
 ) -> Any:
-    """What the sender says of each message, or what the receiver got, until it was None, an error, or one too many.
+    """Return the sender's result for each message, or what the receiver got, up to None, an error, or one too many.
 
-    What the receiver sends to the sender is added to found["answers"].
+    Adds the bytes that the receiver sends to the sender to found["answers"].
     """
     with connect(listener, address) as sock:
         if name == "byte by byte":
@@ -150,7 +150,7 @@ def exchange(
             sock.takes = few(seed)
         if listener is None:
             if name == "waiting":
-                dist.barrier()  # by now all of it waits in this end's buffer
+                dist.barrier()  # now everything is in this end's buffer
             return receive_all(learner, sock, len(messages) + 1)
         sent = list(send_all(learner, sock, messages))
         shut(sock)
@@ -161,7 +161,7 @@ def exchange(
 
 
 def in_turn(learner: ModuleType, messages: list[bytes], listener: socket.socket | None, address: Any) -> Any:
-    """Two connections, each with every second message: all are sent, then received from one and the other in turn."""
+    """Send messages over two connections alternately; receive them from the two in turn."""
     with connect(listener, address) as first, connect(listener, address) as second:
         pairs = list(zip(messages, [first, second] * len(messages), strict=False))
         if listener is None:
@@ -175,7 +175,7 @@ def in_turn(learner: ModuleType, messages: list[bytes], listener: socket.socket 
 
 
 def send_all(learner: ModuleType, sock: Narrow, messages: list[bytes]) -> Iterator[str]:
-    """For each message the error that sending it raised, or nothing; ends at the first."""
+    """Send messages; return for each the error that it raised, or nothing, up to the first error."""
     sock.only_sends = True
     for message in messages:
         try:
@@ -189,7 +189,7 @@ def send_all(learner: ModuleType, sock: Narrow, messages: list[bytes]) -> Iterat
 
 
 def receive_all(learner: ModuleType, sock: socket.socket, most: int) -> list[Any]:
-    """Messages; last None, or an error as [its kind, its text]."""
+    """Receive messages; the last item is None, or an error as [type, text]."""
     received: list[Any] = []
     while len(received) < most:
         try:
@@ -207,12 +207,12 @@ def receive_all(learner: ModuleType, sock: socket.socket, most: int) -> list[Any
 
 
 def said(error: Exception) -> str:
-    """The kind of an error, and its text if it has one."""
+    """Return the type of an error, and its text if it has one."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def answers(sock: socket.socket) -> bytes:
-    """What the receiver has sent to the sender, read until it closes."""
+    """Return what the receiver has sent to the sender, read until it closes."""
     data = b""
     with contextlib.suppress(OSError):  # closed by send_message, or by a receiver that left something unread
         while part := socket.socket.recv(sock, 4096):
@@ -221,7 +221,7 @@ def answers(sock: socket.socket) -> bytes:
 
 
 def shut(sock: socket.socket) -> None:
-    """Say that nothing more comes, unless that was said already."""
+    """Shut down sending, unless that has already happened."""
     try:
         sock.shutdown(socket.SHUT_WR)
     except OSError:
@@ -229,7 +229,7 @@ def shut(sock: socket.socket) -> None:
 
 
 def torn_bytes(learner: ModuleType, message: bytes) -> bytes:
-    """What the learner's code puts on the wire for a message."""
+    """Return the bytes that the learner's code sends for a message."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ours = Narrow(fileno=socket.create_connection(listener.getsockname()).detach())
         theirs, _ = listener.accept()
@@ -240,13 +240,13 @@ def torn_bytes(learner: ModuleType, message: bytes) -> bytes:
 
 
 def cuts(length: int, seed: int) -> list[int]:
-    """After how many bytes the connection is cut: after each, if these are few."""
+    """Return the numbers of bytes after which to cut the connection: all of them, if there are few."""
     everywhere = range(1, length)
     return sorted(random.Random(seed).sample(everywhere, min(200, len(everywhere))))
 
 
 def tear(learner: ModuleType, part: bytes, listener: socket.socket | None, address: Any) -> Any:
-    """What the receiver makes of a part of a message."""
+    """Return the receiver's result for a part of a message."""
     with connect(listener, address) as sock:
         if listener is None:
             return receive_all(learner, sock, 1)

@@ -1,4 +1,4 @@
-"""Run the learner's barrier with ranks that take turns, in an order that a seed decides; then on a real store."""
+"""Run the learner's barrier with ranks that run in turn, in an order drawn from a seed; then on a real store."""
 
 import functools
 import time
@@ -12,20 +12,20 @@ import torch.distributed as dist
 from frog.learn.grader.turns import TOO_MUCH, Turns, TurnStore, pretend_clock
 
 PATIENCE_S = 5.0
-"""Of the pretended clock: how long ranks may ask again and again when nobody writes."""
+"""Seconds of the simulated clock during which ranks may poll while no rank writes."""
 LATE_S = 3.0
-"""Of the pretended clock: how long a late rank works before it comes to each barrier."""
+"""Seconds of the simulated clock for which a late rank works before each barrier."""
 pretend_clock()
 
 
 def work(learner: ModuleType, case: dict[str, Any]) -> list[dict[str, Any]]:
-    """Each run of the case: who left a barrier before all had come, and who waits for ever."""
+    """Run each order of the case; return the ranks that left a barrier too early, and those that wait forever."""
     source = compile(Path(str(learner.__file__)).read_bytes(), str(learner.__file__), "exec")
     return [take_turns(source, learner.__name__, **each) for each in case["runs"]]
 
 
 def fresh(source: CodeType, name: str) -> ModuleType:
-    """The learner's module once more: each rank has its own, as each process has."""
+    """Load the learner's module again: each rank has its own copy, as each process has."""
     module = ModuleType(name)
     exec(source, vars(module))
     return module
@@ -42,12 +42,12 @@ def take_turns(
     names: list[str],
     rounds: int,
 ) -> dict[str, Any]:
-    """All ranks meet at each of the named barriers in turn, `rounds` times.
+    """Let all ranks meet at each of the named barriers in turn, `rounds` times.
 
-    `early`: [rank, name, number, how many had come, whether it had read or waited for a key, whether one of these keys
-    was there before the first rank came to that barrier]. `cleared`: keys that let a rank through too early, or for
-    which one waits for ever, and that somebody had cleared. `polled`: the keys that each waiting rank looked at last,
-    with their values. `numbers`: the numbers that the store holds.
+    `early`: [rank, name, number, number of ranks that had arrived, whether it had read or waited for a key, whether one
+    of these keys existed before the first rank arrived at that barrier]. `cleared`: keys that a rank had cleared, and
+    that let another through too early or leave it waiting forever. `polled`: the keys that each waiting rank read last,
+    with their values. `numbers`: the numbers in the store.
     """
     came: dict[str, int] = dict.fromkeys(names, 0)
     at: dict[int, list[Any]] = {}
@@ -98,9 +98,9 @@ def take_turns(
 
 
 def meet(learner: ModuleType, case: dict[str, Any]) -> dict[str, Any]:
-    """Meet at barriers of a real TCPStore; when this rank came to each and left it, in nanoseconds of one clock.
+    """Meet at barriers of a real TCPStore; return when this rank arrived at and left each, in ns of one clock.
 
-    One rank, another each time, is held back until the others have come. Then count twice to the same key, as for the
+    A different rank each time waits until the others have arrived. Then count twice with the same key, for the
     prediction.
     """
     rank, size = dist.get_rank(), dist.get_world_size()

@@ -1,4 +1,4 @@
-"""Samples of different lengths; which of them each rank asks for."""
+"""Evaluate samples of different lengths, and record which of them each rank requests."""
 
 from types import ModuleType
 from typing import Any
@@ -7,14 +7,14 @@ import torch
 
 
 def make_samples(seed: int, num_samples: int) -> list[torch.Tensor]:
-    """The token losses of each sample: the longer, the smaller they are."""
+    """Draw the token losses of each sample; longer samples have smaller losses."""
     draw = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, 40, (num_samples,), generator=draw).tolist()
     return [torch.rand(length, generator=draw) * 2 + 30 / length for length in lengths]
 
 
 def work(learner: ModuleType, case: dict[str, Any]) -> list[dict[str, Any]]:
-    """Each evaluation of the case: the result, and the batches that were asked for."""
+    """Run each evaluation of the case; return the result, and the requested batches."""
     return [_evaluate(learner, **each) for each in case["evaluations"]]
 
 

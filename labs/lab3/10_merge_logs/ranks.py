@@ -1,4 +1,4 @@
-"""Logs with tracebacks and clocks that differ; how far each is read when the first lines come out."""
+"""Merge logs with tracebacks and different clocks, and record how far each is read for each merged line."""
 
 from collections.abc import Iterator
 from types import ModuleType
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Counted:
-    """A log that counts the lines that were taken from it."""
+    """A log that counts the lines read from it."""
 
     def __init__(self, lines: list[str]) -> None:
         self._lines, self.taken = lines, 0
@@ -22,7 +22,7 @@ class Counted:
 
 
 def work(learner: ModuleType, case: dict[str, Any]) -> list[dict[str, Any]]:
-    """Each merge of the case: what came out, and how many lines of each log were taken before each that did."""
+    """Run each merge of the case; return its lines, and the number of lines read from each log before each of them."""
     found = []
     for logs, ahead_s in case["merges"]:
         streams = [Counted(lines) for lines in logs]

@@ -1,4 +1,4 @@
-"""Run the learner's join on pretended hosts whose processes take turns, in an order from a seed; then for real."""
+"""Run the learner's join on simulated hosts whose processes run in turn, in an order from a seed; then for real."""
 
 import contextlib
 import functools
@@ -15,18 +15,18 @@ import torch.distributed as dist
 from frog.learn.grader.turns import Turns, TurnStore, pretend_clock
 
 PATIENCE = 10
-"""How many times timeout_s processes may ask again and again when nobody writes."""
+"""Multiple of timeout_s during which processes may poll while no process writes."""
 ROUNDING_S = 1e-6
 pretend_clock()
 
 
 def work(learner: ModuleType, case: dict[str, Any]) -> list[dict[str, Any]]:
-    """Each run of the case: who opened what, what join gave, and who waits for ever."""
+    """Run each world of the case; return opened stores, results of join, and processes that wait forever."""
     return [take_turns(learner, run) for run in case["runs"]]
 
 
 def take_turns(learner: ModuleType, case: dict[str, Any]) -> dict[str, Any]:
-    """All processes that come join once in each round."""
+    """Let all present processes join once in each round."""
     hosts = Hosts(case)
     gave: dict[str, dict[str, Any]] = {}
     took_s: dict[str, float] = {}
@@ -61,7 +61,7 @@ def take_turns(learner: ModuleType, case: dict[str, Any]) -> dict[str, Any]:
 
 
 class PatientStore(TurnStore):
-    """A store on which who waits for much longer than was asked for waits for ever; who finds no card is noticed."""
+    """A store on which a wait far beyond the requested time never ends, and which notices missing cards."""
 
     def __init__(self, hosts: "Hosts", *about: Any) -> None:
         super().__init__(hosts.turns, *about)
@@ -81,7 +81,7 @@ class PatientStore(TurnStore):
 
 
 class Hosts:
-    """The pretended hosts: where somebody listens, and who went where."""
+    """The simulated hosts: where a process listens, and where each process connected."""
 
     def __init__(self, case: dict[str, Any]) -> None:
         self.timeout_s, self.late = case["timeout_s"], case["late"]
@@ -94,20 +94,20 @@ class Hosts:
         self.opened: list[list[Any]] = []
 
     def patient(self, timeout_s: float | None) -> float | None:
-        """A deadline as it holds here: none where all come, or where it is not the one that was asked for."""
+        """Return the deadline in effect: None if all nodes arrive, or if it is not the requested one."""
         return None if self.all_come or timeout_s is None or timeout_s > 1.5 * self.timeout_s else timeout_s
 
     def hold_back(self, who: int) -> None:
-        """Let one of those who are late come when another's time is up, but before that one looks who is missing."""
+        """Let a late process arrive when another's time is up, but before that one checks which nodes are missing."""
         if who in self.late:
             self.turns.do(who, "comes late", is_ready=lambda: self._is_missed)
 
     def missed(self) -> None:
-        """A process did not find a card."""
+        """Record that a process did not find a card."""
         self._is_missed = self._is_missed or self.turns.now_s > self._late_s
 
     def open(self, who: int, own: str, where: tuple[str, int], listen: bool, timeout_s: float | None) -> TurnStore:
-        """Listen, or connect when somebody does."""
+        """Listen, or connect once a process listens."""
 
         def join() -> dict[str, bytes]:
             if not listen:
@@ -131,7 +131,7 @@ class Hosts:
 
 
 def outcome(learner: ModuleType, task: dict[str, Any], open_store: Callable[..., Any]) -> dict[str, Any]:
-    """What join returned, or which nodes it missed."""
+    """Return the result of join, or the nodes that it missed."""
     try:
         world = learner.join(learner.Task(**task), open_store)
     except learner.NodesMissing as error:
@@ -142,7 +142,7 @@ def outcome(learner: ModuleType, task: dict[str, Any], open_store: Callable[...,
 
 
 class RealStore:
-    """torch's own, with time in seconds."""
+    """torch's TCPStore, with time in seconds."""
 
     def __init__(self, store: dist.TCPStore, timeout_s: float) -> None:
         self._store, self._timeout_s = store, timeout_s
@@ -156,7 +156,7 @@ class RealStore:
 
 
 def meet(learner: ModuleType, case: dict[str, Any]) -> dict[str, Any]:
-    """Join in a process of its own, by a real TCPStore whose port the system chose."""
+    """Join in a separate process, through a real TCPStore whose port the system chose."""
     who = int(os.environ["RANK"])
     task = case["tasks"][who]
     store: list[dist.TCPStore] = []
@@ -167,7 +167,7 @@ def meet(learner: ModuleType, case: dict[str, Any]) -> dict[str, Any]:
         return RealStore(store[0], task["timeout_s"])
 
     found = outcome(learner, task, open_store)
-    with contextlib.suppress(dist.DistError):  # who serves the store leaves last
+    with contextlib.suppress(dist.DistError):  # the process that serves the store leaves last
         if store and who:
             store[0].set(f"served/{who}", "")
         elif store:
@@ -176,12 +176,12 @@ def meet(learner: ModuleType, case: dict[str, Any]) -> dict[str, Any]:
 
 
 def open_real(place: Path, listen: bool) -> dist.TCPStore:
-    """The pretended host and port are a file that says where the store really is."""
+    """Open the real store; a file named after the simulated host and port contains its real address."""
     if listen:
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         place.with_suffix(".new").write_text(str(store.port))
         place.with_suffix(".new").rename(place)
         return store
-    while not place.exists():  # whoever does not come to listen has failed, and ends this world
+    while not place.exists():  # a process that never listens has failed, and ends this world
         time.sleep(0.01)
     return dist.TCPStore("127.0.0.1", int(place.read_text()), is_master=False, wait_for_workers=False)

@@ -1,4 +1,4 @@
-"""Ask the learner's functions; then a ring of real messages over links that are made slow by waiting."""
+"""Call the learner's functions, then run a ring of real messages over links that waiting slows down."""
 
 import socket
 import threading
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def work(learner: ModuleType, case: dict[str, Any]) -> dict[str, Any]:
-    """What each function gives for each case, and how long the ring took."""
+    """Return each function's result for each case, and the time of the ring."""
     times, steps, worlds = [], [], []
     for each in case["cases"]:
         job, link = learner.Job(**each["job"]), learner.Link(**each["link"])
@@ -22,9 +22,9 @@ def work(learner: ModuleType, case: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure(gradient_mib: float, num_ranks: int, link: dict[str, float]) -> float:
-    """Seconds of a ring all-reduce's messages: the shortest of three, which other programs have disturbed least.
+    """Measure the seconds of a ring all-reduce's messages: the shortest of three, which is disturbed least.
 
-    Each rank is a thread; each link a pair of sockets. A message is kept back by the delay and its bits over the rate.
+    Each rank is a thread, each link a pair of sockets. A message waits for the delay plus its bits over the rate.
     """
     part = bytes(int(gradient_mib * 2**20) // num_ranks)
     slow_s = link["delay_us"] * 1e-6 + len(part) * 8 / (link["rate_gbit_per_s"] * 1e9)
