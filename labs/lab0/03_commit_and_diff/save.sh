@@ -3,7 +3,7 @@
 #
 # Run it in the top folder of a clone that has `origin`. It commits only lab/: new, changed and deleted files. The first
 # line of the commit message is MESSAGE. If nothing in lab/ has changed, it says so and exits with code 0, without a
-# commit. If the push fails, the exit code is not 0, and nobody loses a commit.
+# commit. If the push fails, the exit code is not 0, and no commit is lost.
 
 echo "fill in save.sh" >&2
 exit 1

@@ -10,7 +10,7 @@ IGNORE = -100
 
 
 def token_loss(logits_BTV: Tensor, labels_BT: Tensor) -> Tensor:
-    """Return the mean of -ln p(label) over all positions of the batch that have a label; 0 if there are none.
+    """Return the mean of -ln p(label) over all positions of the batch that have a label, or 0 if none has one.
 
     It must work for scores of any size, and backward must be able to go through the result.
 

@@ -16,7 +16,7 @@ def adamw_step(
 ) -> None:
     """Change the weight in place by one step of AdamW. Do not change the gradient.
 
-    `state` belongs to this weight. It is empty before the first step; what you store in it is there in the next step.
+    `state` belongs to this weight. It is empty before the first step; the next step gets what you store in it.
 
     Shapes:  weight and gradient have the same shape, which can be any.
     """

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def num_parameters(config: dict[str, Any]) -> int:
-    """Return the number of weights. A weight that is used in two places counts once."""
+    """Return the number of weights. A weight used in two places counts once."""
     raise NotImplementedError("fill in num_parameters")
 
 

@@ -1,4 +1,4 @@
-"""Everything that the next step depends on."""
+"""Capture and restore everything that the next step depends on."""
 
 import copy
 from typing import Any
@@ -17,8 +17,8 @@ def capture(model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any, ste
 
 
 def restore(state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer, loader: Any) -> int:
-    """Bring new objects, of the same types and sizes, to the state of those passed to `capture`; return the step.
+    """Restore new objects, of the same types and sizes, to the state of those passed to `capture`; return the step.
 
-    The random numbers must continue from where they were, too.
+    The random numbers must also continue from where they were.
     """
     raise NotImplementedError("fill in restore")

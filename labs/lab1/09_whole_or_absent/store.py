@@ -9,14 +9,14 @@ def save_checkpoint(folder: Path, step: int, parts: dict[str, bytes]) -> None:
     """Write a checkpoint of several parts ("model", "optimizer", ...) under `folder`, which exists.
 
     A process that is killed in the middle leaves the earlier checkpoints intact, and this one complete or absent.
-    Files that a killed process left are no obstacle, and get into no later checkpoint. If `step` was saved before, that
+    Files left by a killed process must not disturb a later save, or become part of it. If `step` was saved before, that
     checkpoint may stay or be replaced; if a kill interrupts this, one of the two is complete.
     """
     raise NotImplementedError("fill in save_checkpoint")
 
 
 def load_latest(folder: Path) -> tuple[int, dict[str, bytes]] | None:
-    """Return step and parts of the complete checkpoint with the largest step, or None if there is none.
+    """Return step and parts of the complete checkpoint with the largest step, or None if none exists.
 
     The folder may be a copy, whose files have other modification times.
     """

@@ -4,7 +4,7 @@ import math
 
 
 def merge(rows: list[tuple[int, float]]) -> list[tuple[int, float]]:
-    """Return the rows (step, loss) that belong to the present history of the run, in the order of steps.
+    """Return the rows (step, loss) that belong to the current history of the run, in the order of steps.
 
     Rows come in the order in which they were logged. Where the step goes back, the run was resumed from a checkpoint:
     rows logged earlier for that step and for later steps are no longer true.
@@ -15,6 +15,6 @@ def merge(rows: list[tuple[int, float]]) -> list[tuple[int, float]]:
 def smooth(losses: list[float], beta: float) -> list[float]:
     """Return for each step the mean of the losses up to it, in which each weighs `beta` times as much as the next.
 
-    A loss that is not finite has no weight and does not change the mean, which is nan if there was none yet.
+    A loss that is not finite has no weight and does not change the mean, which is nan before the first finite loss.
     """
     raise NotImplementedError("fill in smooth")

@@ -1,4 +1,4 @@
-"""What is in a checkpoint file."""
+"""Describe the contents of a checkpoint file."""
 
 from pathlib import Path
 from typing import Any

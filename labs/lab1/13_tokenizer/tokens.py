@@ -7,14 +7,14 @@ Merge = tuple[bytes, bytes]
 
 
 def split_words(text: str) -> list[bytes]:
-    """Split the text into words, each with the space before it, as UTF-8 bytes. Joined, they are the text again."""
+    """Split the text into words, each with the space before it, as UTF-8 bytes. Joined, they give the text."""
     return [word.encode() for word in re.findall(r" ?[^\s]+|\s", text)]
 
 
 def learn_merges(text: str, num_merges: int) -> list[Merge]:
     """Return the pairs of tokens to merge, in the order in which they were learned.
 
-    Every word starts as single bytes. Again and again, the pair of neighbours that is most frequent in the whole text
+    Every word starts as single bytes. Repeatedly, the pair of neighbours that is most frequent in the whole text
     becomes one token, everywhere. Pairs never cross the border of a word. Among equally frequent pairs, take the
     smallest: `min` of the pairs as tuples of bytes. Stop early if no pair remains.
     """

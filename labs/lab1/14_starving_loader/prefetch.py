@@ -11,10 +11,10 @@ def prefetch(load: Callable[[int], Any], num_batches: int, depth: int) -> Iterat
 
     load:   returns a batch, of any kind; None is a batch too. Only one thread may call it at a time. It raises an
             error if it cannot read a batch.
-    depth:  1 or more: while the caller works with a batch, another thread loads the next `depth` batches, which wait.
-            It never loads more, except one batch that has no room yet.
+    depth:  1 or more: while the caller works with a batch, another thread loads the next `depth` batches in advance.
+            It never loads more, except one batch that waits for space.
 
-    Raise an error of load(i) where batch i would have come. The result is a generator, or an object like one: after
+    Raise an error of load(i) in place of batch i. The result is a generator, or an object like one: after
     its `close()` nothing more is loaded, and the thread has ended or ends soon.
     """
     raise NotImplementedError("fill in prefetch")

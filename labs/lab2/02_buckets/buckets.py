@@ -7,7 +7,7 @@ def make_buckets(parameters: list[torch.nn.Parameter], bucket_bytes: int) -> lis
     """Distribute the parameters over buckets, the last parameter first.
 
     A bucket takes the next parameter as long as its gradients together have `bucket_bytes` bytes or fewer.
-    A gradient that has more bytes by itself gets its own bucket. All gradients of a bucket have the same dtype.
+    A gradient with more bytes gets its own bucket. All gradients of a bucket have the same dtype.
 
     parameters: in the model's order; each has a gradient (of `p.grad.nbytes` bytes).
     """
@@ -21,7 +21,7 @@ def average_bucket(bucket: list[torch.nn.Parameter]) -> None:
 
 def average_gradients(model: torch.nn.Module, bucket_bytes: int) -> None:
     """Replace every parameter's .grad, on every rank, by its mean over all ranks."""
-    parameters = [p for p in model.parameters() if p.requires_grad]  # a tied weight comes once
+    parameters = [p for p in model.parameters() if p.requires_grad]  # a tied weight occurs once
     for p in parameters:
         if p.grad is None:  # this rank's batch did not use it; another's may have
             p.grad = torch.zeros_like(p)

@@ -8,7 +8,7 @@ def world_metrics(losses: list[float], tokens: list[int], step_s: list[float]) -
     tokens:  number of tokens in each of these batches. The last batch has fewer.
     step_s:  seconds that each batch took.
 
-    Returns  "loss": mean over all tokens of all ranks; "perplexity"; "tokens": of all ranks together;
+    Returns  "loss": mean over all tokens of all ranks; "perplexity"; "tokens": the total over all ranks;
              "slowest_step_s": the longest step of any rank.
     """
     raise NotImplementedError("fill in world_metrics")

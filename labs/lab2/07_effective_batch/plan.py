@@ -23,6 +23,6 @@ def keep_batch(effective_batch: int, world_size: int, most_per_rank: int) -> tup
 
     batch_per_rank is at most `most_per_rank`, which fits into memory, and grad_accum is as small as that allows.
 
-    Raises:  ValueError if there is no such pair.
+    Raises:  ValueError if no such pair exists.
     """
     raise NotImplementedError("fill in keep_batch")

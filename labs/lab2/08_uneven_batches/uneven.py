@@ -19,7 +19,7 @@ def train_epoch(
     """Train on this rank's batches, together with the other ranks; return the number of steps, the same on all ranks.
 
     In step k every rank that still has a batch uses its k-th batch. The step follows the gradient of the mean loss over
-    all samples of that step on all ranks. The epoch ends when no rank has a batch left.
+    all samples of that step on all ranks. The epoch ends when no rank has more batches.
 
     batches:  this rank's batches, each (samples, width). Their number differs between ranks, and may be 0.
     loss_of:  `loss_of(model, batch)` returns the mean loss over the batch, a scalar.

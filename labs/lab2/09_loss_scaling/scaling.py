@@ -5,10 +5,10 @@ import torch.distributed as dist
 
 
 class LossScaler:
-    """The factor for the loss, and when it changes; modelled on torch.amp.GradScaler.
+    """The factor for the loss and the rules for changing it; modelled on torch.amp.GradScaler.
 
     scale:            the current factor.
-    growth_interval:  this many good steps in a row double it. An overflow halves it at once.
+    growth_interval:  this many good steps in a row double it. An overflow halves it immediately.
     """
 
     def __init__(self, scale: float = 65536.0, growth_interval: int = 2000) -> None:

@@ -10,6 +10,6 @@ def find_first_failure(logs: list[str]) -> dict[str, int | str]:
              "error"   the rank raised an error of its own
              "nan"     its loss was not a number, before any other rank's was
              "killed"  its process ended without a message
-             "hung"    its process existed, but did not reach the all-reduce
+             "hung"    its process was alive, but did not reach the all-reduce
     """
     raise NotImplementedError("fill in find_first_failure")

@@ -12,7 +12,7 @@ def make_loader(
     """Return a DataLoader over `dataset` whose augmentations differ where they should, and can be repeated.
 
     dataset:      `dataset[i]` returns sample i with noise, drawn from four sources: Python's `random`, numpy's global
-                  state, torch's, and `dataset.rng`, a numpy Generator that the data set made when it was built.
+                  state, torch's, and `dataset.rng`, a numpy Generator that the data set created when it was built.
     indices:      the samples of this rank in this epoch, in this order. Return them one at a time, without batches:
                   `DataLoader(..., batch_size=None, sampler=indices)`.
     num_workers:  the number of worker processes, 1 or more.

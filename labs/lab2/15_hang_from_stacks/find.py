@@ -2,7 +2,7 @@
 
 
 def find_hang(stacks: list[str]) -> dict[str, int | str] | None:
-    """Compare the ranks' stacks, which were taken while all ranks stood still.
+    """Compare the ranks' stacks, which were taken while all ranks were blocked.
 
     stacks:  the dump of each rank, in order of ranks, as faulthandler writes it: several threads, each with the most
              recent call first.

@@ -15,7 +15,7 @@ class DataParallel(torch.nn.Module):
         A context manager. Gradients of backwards inside it stay on this rank, and add up.
     finish()
         Call it once per step, after the last backward, which was outside no_sync. After it each trained parameter's
-        .grad is the mean, over the ranks, of the gradients that have added up there (a rank without any counts as
+        .grad is the mean, over the ranks, of the gradients accumulated there (a rank without a gradient counts as
         zero), and all buffers are rank 0's.
 
     Comm:  a step sends each trained parameter's gradient once, in buckets of at most `bucket_bytes` bytes (a larger

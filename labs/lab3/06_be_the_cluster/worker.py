@@ -1,4 +1,4 @@
-"""Stands in for a training program: join the other ranks, as torch.distributed does, and end. Do not change it.
+"""Simulates a training program: joins the other ranks, as torch.distributed does, and ends. Do not change it.
 
 Reads RANK, WORLD_SIZE, LOCAL_RANK, NODE_RANK, MASTER_ADDR, MASTER_PORT. Rank 0 listens; the others try to connect until
 it does; when all have joined, each receives the list of ranks. With FAIL_RANK=2 in the environment, rank 2 fails after
@@ -16,11 +16,11 @@ from pathlib import Path
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 SLOWNESS = float(os.environ.get("SLOWNESS", "1"))
 PATIENCE_S = 4.0 * SLOWNESS
-"""How long to wait for the others. When one worker has given up, later ones give up at once."""
+"""Seconds to wait for the others. Once one worker has given up, later ones give up immediately."""
 WAITS_S = 2.5 * SLOWNESS
-"""How long to wait for a failed rank, as in a collective."""
+"""Seconds to wait for a failed rank, as in a collective."""
 LAST_S = 0.5 * SLOWNESS
-"""How much longer the last rank works than the others."""
+"""Seconds that the last rank works longer than the others."""
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def main() -> None:
         names = meet(lines, rank)
     except OSError as error:
         note("alone" if isinstance(error, TimeoutError | ConnectionRefusedError) else "refused", str(error))
-        sys.exit(f"rank {rank} of {world_size}: the others did not come together at {address[0]}:{address[1]}: {error}")
+        sys.exit(f"rank {rank} of {world_size}: the ranks did not all connect at {address[0]}:{address[1]}: {error}")
     note("met", names)
     print(f"rank {rank} of {world_size} met {names}", flush=True)
     if (failing := os.environ.get("FAIL_RANK")) is not None:
@@ -83,7 +83,7 @@ def is_over(deadline: float) -> bool:
 
 
 def meet(lines: list[socket.socket], rank: int) -> list[int]:
-    """Return the ranks that have joined: rank 0 collects them and tells all."""
+    """Return the ranks that have joined: rank 0 collects them and sends the list to all."""
     for line in lines:
         line.settimeout(PATIENCE_S)
     if rank != 0:
@@ -97,7 +97,7 @@ def meet(lines: list[socket.socket], rank: int) -> list[int]:
 
 
 def note(what: str, value: object) -> None:
-    """Write down what this worker has reached, for the check, in the order of time."""
+    """Record this worker's progress for the check, in order of time."""
     if path := os.environ.get("WORKER_NOTES"):
         line = json.dumps([time.monotonic_ns(), os.getpid(), what, value])
         with open(path, "a") as file:
@@ -105,7 +105,7 @@ def note(what: str, value: object) -> None:
 
 
 def notes() -> str:
-    """Return what all workers have written down."""
+    """Return the records of all workers."""
     path = os.environ.get("WORKER_NOTES")
     return Path(path).read_text() if path and os.path.exists(path) else ""
 

@@ -1,4 +1,4 @@
-"""Stands in for torchrun: start the ranks of one node, and end with the first code that is not 0. Do not change it.
+"""Simulates torchrun: starts the ranks of one node, and ends with the first code that is not 0. Do not change it.
 
 python3 starter.py --nnodes=2 --nproc-per-node=2 --node-rank=0 --master-addr=node1 --master-port=29500 PROGRAM
 """

@@ -1,4 +1,4 @@
-"""Stands in for a training program in a Slurm job: join the other ranks, and end. Do not change it.
+"""Simulates a training program in a Slurm job: joins the other ranks, and ends. Do not change it.
 
 Reads RANK, WORLD_SIZE, LOCAL_RANK, NODE_RANK, MASTER_ADDR, MASTER_PORT. Rank 0 listens at that address and port; the
 others try to connect until it does. The simulated nodes are called node1, node2 (SLURMD_NODENAME); a host's own name
@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
-PATIENCE_S = 3.0 * float(os.environ.get("SLOWNESS", "1"))  # more where the machine is slow
+PATIENCE_S = 3.0 * float(os.environ.get("SLOWNESS", "1"))  # more on a slow machine
 OWN = ("localhost", "127.0.0.1", "127.0.1.1", "0.0.0.0", "::1", socket.gethostname())
 NODE = os.environ["SLURMD_NODENAME"]
 NOTES = Path("notes") / f"{os.environ['SLURM_JOB_ID']}.jsonl"
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def listen(endpoint: Path, world_size: int) -> list[socket.socket]:
-    """Return a connection from each of the others. The file `endpoint` names the real port, and exists only once."""
+    """Return a connection from each of the others. The file `endpoint` contains the real port, and exists only once."""
     server = socket.create_server(("127.0.0.1", 0))
     server.settimeout(0.1)
     draft = endpoint.with_name(f"{endpoint.name}.{os.getpid()}")
@@ -76,7 +76,7 @@ def is_over(deadline: float) -> bool:
 
 
 def meet(lines: list[socket.socket], rank: int) -> list[int]:
-    """Return the ranks that have joined: rank 0 collects them and tells all."""
+    """Return the ranks that have joined: rank 0 collects them and sends the list to all."""
     for line in lines:
         line.settimeout(PATIENCE_S)
     if rank != 0:

@@ -1,9 +1,9 @@
-"""Stands in for a training program that saves when it is asked to stop. Do not change it.
+"""Simulates a training program that saves when it receives a request to stop. Do not change it.
 
 python3 worker.py --checkpoint FOLDER [--continue] [--steps N] [--fail RANK]
 
 Trains step by step. On SIGTERM it finishes the step, saves (which takes 1.5 s) and ends with 143. It does not handle
-SIGUSR1, which ends it at once, as it ends any program. --continue resumes at the step saved in FOLDER. --fail: that
+SIGUSR1, which ends it immediately, as it ends any program. --continue resumes at the step saved in FOLDER. --fail: that
 rank fails after all have trained, and the others wait for it, as in a collective. Events are written to
 notes/JOB.jsonl.
 """
@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 SAVE_S = 1.5
-WAIT_S = 4.0 * float(os.environ.get("SLOWNESS", "1"))  # more where the machine is slow
+WAIT_S = 4.0 * float(os.environ.get("SLOWNESS", "1"))  # more on a slow machine
 RANK, RANKS = int(os.environ.get("SLURM_PROCID", "0")), int(os.environ.get("SLURM_NTASKS", "1"))
 NOTES = Path("notes") / f"{os.environ['SLURM_JOB_ID']}.jsonl"
 

@@ -67,6 +67,6 @@ def join(task: Task, open_store: OpenStore) -> World:
 
     Comm:    only rank 0 of node 0 listens, at master_addr:master_port; one card is written for each node.
     Raises:  NodesMissing: with [0] if nothing listens within timeout_s; otherwise, at most timeout_s after open_store
-             returned, with the node_rank of every node that wrote no card in this round (never an empty list).
+             returned, with the node_rank of every node without a card in this round (never an empty list).
     """
     raise NotImplementedError("fill in join")

@@ -8,8 +8,8 @@ def save(folder: Path, step: int, rank: int, world_size: int, shard: bytes, barr
     """Write this rank's shard of the checkpoint of a step into folder, which exists and is shared by all ranks.
 
     Every rank calls it. barrier() returns when all ranks have called it equally often. Any rank may be killed at any
-    moment; all others then end at their next barrier. The machine may lose power, and with it data that are not synced.
-    Until the new checkpoint is complete, load finds the one before; when save has returned on all ranks, it finds the
+    moment; all others then end at their next barrier. The machine may lose power, and with it data that is not synced.
+    Until the new checkpoint is complete, load finds the previous one; when save has returned on all ranks, it finds the
     new one, even after a power cut. Files left by a killed save must not disturb a later one.
     """
     raise NotImplementedError("fill in save")

@@ -1,9 +1,9 @@
-"""Runs save on all ranks of several worlds, kills each of two ranks at each moment, and looks what load finds then.
+"""Run save on all ranks of several worlds, kill each of two ranks at each moment, and check what load finds then.
 
-A rank is a process; one runs at a time, from barrier to barrier, in an order that is given: nothing is left to chance.
-A moment is before an operation on files, a sync, or a barrier. At each, four ends: the rank is killed; it is killed in
-the middle of the write before; the power fails, and files that were not synced are empty; it fails, and folders hold
-the names that they held when they were last synced, or one name that has changed since then as well.
+A rank is a process; one runs at a time, from barrier to barrier, in a given order, so that runs are deterministic.
+A moment is just before a file operation, a sync, or a barrier. Each moment has four ends: the rank is killed; it is
+killed in the middle of the previous write; the power fails, and files that were not synced are empty; the power fails,
+and folders hold the names of their last sync, or those and one name that has changed since.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ KEPT = Path("kept")
 
 
 class OutsideFolderError(PermissionError):
-    """The learner's code opens a file that is not in the checkpoint's folder."""
+    """Raised when the learner's code opens a file outside the checkpoint's folder."""
 
 
 class Moments:
@@ -56,7 +56,7 @@ class Moments:
         self.last = os.path.abspath(os.fsdecode(path)) if name == "open" else None
 
     def note(self, path: str) -> None:
-        """Which process opens which file to write."""
+        """Record which process opens which file for writing."""
         self.is_on = False
         with open(OPENED, "a") as file:
             file.write(json.dumps([os.getpid(), path]) + "\n")
@@ -88,13 +88,13 @@ def fsync(descriptor: object) -> None:
 
 
 def keep_names(folder: int) -> None:
-    """Note which names an open folder holds, and keep its files, so that a power cut can bring them back."""
+    """Record the names in an open folder, and keep its files, so that a power cut can restore them."""
     with open(NAMES, "a") as file:
         file.write(json.dumps([os.fstat(folder).st_ino, names_in(folder)]) + "\n")
 
 
 def names_in(folder: int) -> dict:
-    """The inode of each name that an open folder holds; its files are kept."""
+    """Return the inode of each name in an open folder; keep its files."""
     KEPT.mkdir(exist_ok=True)
     names = {}
     for name in os.listdir(folder):
@@ -109,7 +109,7 @@ def names_in(folder: int) -> dict:
 def run_save(
     folder: Path, step: int, shards: list[bytes], order: list[int], deadly: dict[int, int], in_turn: bool = False
 ) -> dict:
-    """Run save on every rank. What became of each: its moments, "killed", or its error.
+    """Run save on every rank. Return for each its moments, "killed", or its error.
 
     A rank runs from barrier to barrier; `in_turn`, from moment to moment.
     """
@@ -118,7 +118,7 @@ def run_save(
     pids = []
     for rank in range(size):
         if (pid := os.fork()) == 0:
-            for other in others(size, rank):  # else nobody notices that it was killed
+            for other in others(size, rank):  # else no rank notices that it was killed
                 os.close(pipes[other][1][1])
             be(rank, folder, step, shards, pipes[rank], deadly.get(rank, 0), in_turn)
         pids.append(pid)
@@ -136,7 +136,7 @@ def run_save(
                 del waiting[rank]
         if len(there) < len(waiting):
             continue
-        if waiting and len(waiting) < size:  # one is gone: those at the barrier are ended
+        if waiting and len(waiting) < size:  # one rank is gone: end those at the barrier
             break
         barriers += bool(waiting)
         there.clear()
@@ -150,7 +150,7 @@ def run_save(
 
 
 def be(rank: int, folder: Path, step: int, shards: list[bytes], pipes: tuple, deadly: int, in_turn: bool) -> None:
-    """One rank, in a process of its own."""
+    """Run one rank, in a separate process."""
     (take, _), (_, said) = pipes
 
     def wait(what: bytes) -> None:
@@ -180,13 +180,13 @@ def be(rank: int, folder: Path, step: int, shards: list[bytes], pipes: tuple, de
 
 
 def told(error: BaseException) -> str:
-    """The error, and the learner's line."""
+    """Return the error, and the learner's line."""
     lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename.endswith("checkpoint.py")]
     return f"{type(error).__name__}: {error} (checkpoint.py:{lines[-1] if lines else '?'})"
 
 
 def run_load(folder: Path, size: int) -> list:
-    """What load finds on each rank: None, [step, shard], or an error's text."""
+    """Return what load finds on each rank: None, [step, shard], or an error's text."""
     take, said = os.pipe()
     if (pid := os.fork()) == 0:
         import checkpoint
@@ -209,7 +209,7 @@ def run_load(folder: Path, size: int) -> list:
 
 
 def files_of(folder: Path) -> dict:
-    """Each file by its inode, with what tells whether it was written."""
+    """Return each file by its inode, with values that change when it is written."""
     found = {}
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink():
@@ -219,7 +219,7 @@ def files_of(folder: Path) -> dict:
 
 
 def cut_power(folder: Path, before: dict) -> None:
-    """What was written and not synced is lost: all of a file, or what came after its last sync."""
+    """Drop unsynced writes: a whole file, or everything after its last sync."""
     lines = Path(SYNCED).read_text().splitlines() if Path(SYNCED).exists() else []
     synced = dict(map(int, line.split()) for line in lines)
     for inode, (path, *stamp) in files_of(folder).items():
@@ -228,9 +228,9 @@ def cut_power(folder: Path, before: dict) -> None:
 
 
 def lose_names(folder: Path) -> Iterator[str]:
-    """Bring the folder into each state in which a power cut may leave it: say which change reached the disk unsynced.
+    """Bring the folder into each state in which a power cut may leave it; yield the change that reached the disk.
 
-    First each folder holds what it held when it was last synced, and no change since then has reached the disk.
+    In the first state each folder has the contents of its last sync, and no later change has reached the disk.
     """
     synced = dict(map(json.loads, Path(NAMES).read_text().splitlines()))
     inode, changes = folder.stat().st_ino, list(changes_of(folder, synced, synced))
@@ -241,9 +241,9 @@ def lose_names(folder: Path) -> Iterator[str]:
 
 
 def changes_of(folder: Path, synced: dict, names: dict) -> Iterator[tuple[str, dict]]:
-    """Each change of a name since its folder was synced, and the names of all folders if it alone is on the disk.
+    """Yield each change of a name since its folder's last sync, with the names of all folders if only it is on disk.
 
-    names: those with which this folder is found.
+    names: the names that lead to this folder.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     inode, now = os.fstat(descriptor).st_ino, names_in(descriptor)
@@ -309,7 +309,7 @@ def take_world(size: int, steps: list[int], shards: dict[str, list[bytes]]) -> N
 
 @contextlib.contextmanager
 def times_turned_round(folder: Path) -> Iterator[None]:
-    """What was written last is the oldest, as after a copy that does not keep times."""
+    """Reverse the times of the files, as after a copy that does not keep times."""
     stamps = {path: path.stat() for path in [folder, *folder.rglob("*")] if not path.is_symlink()}
     for path, about in stamps.items():
         os.utime(path, ns=(10**18, 2 * 10**18 - about.st_mtime_ns))
@@ -323,7 +323,7 @@ def others(size: int, victim: int) -> list[int]:
 
 
 def copy(base: Path) -> tuple[Path, dict]:
-    """A fresh copy, and the files that are in it; as if all of it had been on the disk for long."""
+    """Return a fresh copy, and its files, as if all of them had been on the disk for a long time."""
     place = base.with_name("work")
     shutil.rmtree(place, ignore_errors=True)
     shutil.copytree(base, place, symlinks=True)
@@ -339,7 +339,7 @@ def copy(base: Path) -> tuple[Path, dict]:
 
 
 def kill_one(base: Path, size: int, of: dict, steps: tuple, victim: int, number: int, name: str, order: list) -> None:
-    """The four ends of one moment, and a later save after the first of them."""
+    """Run the four ends of one moment, and a later save after the first of them."""
     new, later = steps
     place, before = copy(base)
     run = run_save(place, new, of[new], order, {victim: number})
@@ -371,7 +371,7 @@ def kill_one(base: Path, size: int, of: dict, steps: tuple, victim: int, number:
 
 
 def opened_by_many() -> list[str]:
-    """The files that more than one rank of a save opened to write."""
+    """Return the files that more than one rank of a save opened for writing."""
     text = Path(OPENED).read_text() if Path(OPENED).exists() else ""
     ranks: dict[str, set[int]] = {}
     for pid, path in map(json.loads, text.splitlines()):
@@ -380,7 +380,7 @@ def opened_by_many() -> list[str]:
 
 
 def missing(place: Path, shards: list[bytes]) -> list[int]:
-    """The ranks whose shard is in no file."""
+    """Return the ranks whose shard is in no file."""
     texts = [path.read_bytes() for path in place.rglob("*") if path.is_file()]
     return [rank for rank, shard in enumerate(shards) if not any(shard in text for text in texts)]
 
@@ -390,7 +390,7 @@ def digest(shard: bytes) -> str:
 
 
 def traces(base: Path, place: Path, of: dict, new: int, loaded: list) -> dict:
-    """Of a load that does not find one checkpoint: which files changed it.
+    """Return the files behind a load that does not find one complete checkpoint.
 
     `lost`: files that the old checkpoint had. `unmarked`: what load finds without the new files that hold no shard.
     """
@@ -409,7 +409,7 @@ def traces(base: Path, place: Path, of: dict, new: int, loaded: list) -> dict:
 
 
 def tell_lost_names(place: Path, size: int, kind: str, moment: str, run: dict) -> None:
-    """The ends of a power cut that loses names: all that were not synced, or all but one."""
+    """Run the ends of a power cut that loses all names that were not synced, or all but one."""
     for what in lose_names(place):
         end = f"{kind}some names" if what else f"{kind}names"
         tell(size, end, moment, run_load(place, size), run, kept=what)

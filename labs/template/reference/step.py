@@ -1,8 +1,8 @@
-"""What the learner edits."""
+"""The file that the learner edits."""
 
 import torch
 
 
 def double(x_N: torch.Tensor) -> torch.Tensor:
-    """Twice each element."""
+    """Return twice each element."""
     raise NotImplementedError("fill in the reference too")

@@ -23,7 +23,7 @@ class RMSNorm(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn column c together with c + C/2 by the angle of each position: (B, H, T, C), tables (T, C)."""
+    """Rotate columns c and c + C/2 together by the angle of each position: (B, H, T, C), tables (T, C)."""
     left, right = x.chunk(2, dim=-1)
     return x * cos + torch.cat([-right, left], dim=-1) * sin
 

@@ -18,7 +18,7 @@ def save_checkpoint(folder: Path, step: int, parts: dict[str, bytes]) -> None:
 
 
 def load_latest(folder: Path) -> tuple[int, dict[str, bytes]] | None:
-    """Step and parts of the whole checkpoint with the largest step, or None if there is none."""
+    """Step and parts of the whole checkpoint with the largest step, or None if none exists."""
     steps = [int(path.name.removeprefix("step-")) for path in folder.glob("step-*")]
     if not steps:
         return None

@@ -7,7 +7,7 @@ Merge = tuple[bytes, bytes]
 
 
 def split_words(text: str) -> list[bytes]:
-    """The text in words, each with the space before it, as UTF-8 bytes. Joined, they are the text again."""
+    """The text in words, each with the space before it, as UTF-8 bytes. Joined, they give the text."""
     return [word.encode() for word in re.findall(r" ?[^\s]+|\s", text)]
 
 

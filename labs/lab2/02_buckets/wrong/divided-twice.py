@@ -30,7 +30,7 @@ def average_bucket(bucket: list[torch.nn.Parameter]) -> None:
 
 def average_gradients(model: torch.nn.Module, bucket_bytes: int) -> None:
     """Replace every parameter's .grad, on every rank, by its mean over all ranks."""
-    parameters = [p for p in model.parameters() if p.requires_grad]  # a tied weight comes once
+    parameters = [p for p in model.parameters() if p.requires_grad]  # a tied weight occurs once
     for p in parameters:
         if p.grad is None:  # this rank's batch did not use it; another's may have
             p.grad = torch.zeros_like(p)

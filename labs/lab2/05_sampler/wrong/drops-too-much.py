@@ -1,4 +1,4 @@
-"""Which samples a rank takes in an epoch."""
+"""The samples that a rank takes in an epoch."""
 
 from collections.abc import Iterator
 

@@ -12,7 +12,7 @@ def world_size(ranks_per_node: list[int]) -> int:
 def global_rank(ranks_per_node: list[int], node_rank: int, local_rank: int) -> int:
     """RANK of the process with this LOCAL_RANK on the node with this NODE_RANK.
 
-    Raises:  ValueError if there is no such node, or no such local rank on it.
+    Raises:  ValueError if the node, or the local rank on it, does not exist.
     """
     if not 0 <= node_rank < len(ranks_per_node):
         raise ValueError(f"node_rank is {node_rank}: nodes count from 0 to {len(ranks_per_node) - 1}")
@@ -24,7 +24,7 @@ def global_rank(ranks_per_node: list[int], node_rank: int, local_rank: int) -> i
 def place(ranks_per_node: list[int], rank: int) -> tuple[int, int]:
     """(node_rank, local_rank) of the process with this RANK: global_rank the other way round.
 
-    Raises:  ValueError if there is no such rank in this world.
+    Raises:  ValueError if the rank does not exist in this world.
     """
     if not 0 <= rank < world_size(ranks_per_node):
         raise ValueError(f"no rank {rank}")

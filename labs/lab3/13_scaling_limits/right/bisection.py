@@ -7,8 +7,8 @@ from dataclasses import dataclass
 class Link:
     """What lies between two neighbours of the ring, as its data sheet says it."""
 
-    rate_gbit_per_s: float  # 10^9 bits a second, in each direction at once
-    delay_us: float  # of one message, one way: 10^-6 s
+    rate_gbit_per_s: float  # 10^9 bits per second, in both directions at the same time
+    delay_us: float  # 10^-6 s for one message, one way
 
 
 @dataclass(frozen=True)
