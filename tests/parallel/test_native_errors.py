@@ -58,7 +58,7 @@ def test_ddp_over_tensor_parallelism_is_refused_by_a_torch_that_replicates_over_
 
     monkeypatch.setattr(fsdp, "replicate", replicate_of_2_9)
     mesh: Any = None
-    with pytest.raises(ConfigError, match=rf"torch {re.escape(torch.__version__)} does not take the mesh"):
+    with pytest.raises(ConfigError, match=rf"torch {re.escape(torch.__version__)} does not support the mesh"):
         fsdp.spread(torch.nn.Linear(2, 2), [], mesh, "ddp")
 
 

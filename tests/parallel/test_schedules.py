@@ -55,7 +55,7 @@ def test_micro_batches_come_in_order() -> None:
 
 def test_problems_are_found() -> None:
     good = make_schedule("1f1b", 2, 2)  # rank 0: F0 F1 B0 B1; rank 1: F0 B0 F1 B1
-    assert "F0@0 is there twice" in problems(replace(good, ranks=((Action("F", 0, 0), *good.ranks[0]), good.ranks[1])))
+    assert "F0@0 occurs twice" in problems(replace(good, ranks=((Action("F", 0, 0), *good.ranks[0]), good.ranks[1])))
     assert problems(replace(good, ranks=(good.ranks[0][:-1], good.ranks[1]))) == ["B1@0 is missing"]
     assert "B0@1 is on rank 0, its stage on rank 1" in problems(
         replace(good, ranks=((*good.ranks[0], Action("B", 1, 0)), good.ranks[1]))
@@ -116,7 +116,7 @@ def test_layers_are_shared_out() -> None:
     ("name", "ranks", "micros", "virtual", "words"),
     [
         ("1f1b", 4, 3, 1, "3 micro-batches for 4 stages"),
-        ("interleaved", 4, 6, 2, "6 micro-batches are no multiple of 4 ranks"),
+        ("interleaved", 4, 6, 2, "6 micro-batches are not a multiple of 4 ranks"),
         ("interleaved", 4, 8, 0, "0 virtual stages"),
         ("gpipes", 2, 4, 1, "no schedule 'gpipes'"),
     ],

@@ -82,7 +82,7 @@ def test_bubble_and_words_of_a_run() -> None:
     assert expected_bubble(config) == pytest.approx(1 / 5)
     assert len(describe(config.strategy, 2)) == 1
     assert len(describe(config.strategy, 4)) == 2
-    assert "rows repeat it" in describe(StrategyConfig(name="zero3", shard=2), 4)[1]
+    assert "the rows are replicas" in describe(StrategyConfig(name="zero3", shard=2), 4)[1]
 
 
 def run_command(folder: Path, *words: str) -> int:

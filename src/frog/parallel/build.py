@@ -1,4 +1,4 @@
-"""From a run's configuration to its strategy."""
+"""Build the strategy that a run's configuration describes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from frog.parallel.strategy import MakeOptimizer, Strategy
 
 
 def build_mesh(config: RunConfig, world: World) -> Mesh:
-    """The mesh that a run asks for. A collective call."""
+    """Build the mesh that a run configures. A collective call."""
     axes = config.strategy
     dp = axes.dp_size(world.size)
     return Mesh(world, pp=axes.pp, dp=dp, cp=axes.cp, tp=axes.tp, shard=axes.shard, ep=axes.ep)
@@ -30,15 +30,15 @@ def build_strategy(
     make_optimizer: MakeOptimizer,
     autocast: AbstractContextManager[Any] | None = None,
 ) -> Strategy:
-    """Spread `model` over the mesh. A collective call: every rank gives a whole model, and rank 0's weights count."""
+    """Distribute `model` over the mesh. A collective call: every rank passes a full model; rank 0's weights count."""
     build = FromScratch if config.strategy.implementation == "frog" else _native(config.strategy)
     return build(config, mesh, model, make_optimizer, autocast)
 
 
 def _native(strategy: StrategyConfig) -> Callable[..., Strategy]:
-    """Who carries a native strategy out: what cuts the model decides, else the data strategy.
+    """Return the implementation of a native strategy: the one that splits the model, else the data strategy's.
 
-    Imported only now: each brings much with it.
+    Imports happen only here, because each implementation loads large packages.
     """
     cut = next((AXES[axis] for axis in ("pp", "tp") if getattr(strategy, axis) > 1), None)
     entry = cut or strategy.entry

@@ -1,4 +1,4 @@
-"""The command of this room: `frog schedule` draws and compares pipeline schedules. It needs no torch."""
+"""`frog schedule`: draw and compare pipeline schedules. Needs no torch."""
 
 from __future__ import annotations
 
@@ -19,9 +19,15 @@ def add_schedule_parser(commands: argparse._SubParsersAction[argparse.ArgumentPa
     )
     add = parser.add_argument
     add("--schedule", choices=[*NAMES, "all"], default="1f1b", help="default: 1f1b; all compares them")
-    add("--stages", type=int, default=4, metavar="N", help="ranks of the pipeline (strategy.pp); default: 4")
-    add("--micro-batches", type=int, default=8, metavar="N", help="in one step (train.grad_accum); default: 8")
-    add("--virtual-stages", type=int, default=2, metavar="N", help="of each rank, interleaved alone; default: 2")
+    add("--stages", type=int, default=4, metavar="N", help="pipeline ranks (strategy.pp); default: 4")
+    add(
+        "--micro-batches",
+        type=int,
+        default=8,
+        metavar="N",
+        help="micro-batches per step (train.grad_accum); default: 8",
+    )
+    add("--virtual-stages", type=int, default=2, metavar="N", help="stages per rank, for interleaved only; default: 2")
     for what in ("forward", "backward", "weight"):
         add(
             f"--{what}-time",
@@ -32,9 +38,9 @@ def add_schedule_parser(commands: argparse._SubParsersAction[argparse.ArgumentPa
         )
     add("--send-time", type=between(0, 1e9), default=0.0, metavar="T", help="time of a message; default: 0")
     shown = parser.add_mutually_exclusive_group()
-    shown.add_argument("--list", action="store_true", help="the order of the actions, without time")
+    shown.add_argument("--list", action="store_true", help="list the actions in order, without times")
     shown.add_argument(
-        "--program", type=int, metavar="RANK", help="one rank's work with all that it sends and receives"
+        "--program", type=int, metavar="RANK", help="show one rank's program with its sends and receives"
     )
     parser.set_defaults(handler=_schedule)
 
@@ -43,7 +49,9 @@ def _schedule(args: argparse.Namespace) -> int:
     from frog.parallel.schedules.drawing import draw, legend, table
 
     if args.schedule == "all" and (args.list or args.program is not None):
-        raise UsageError("--schedule all compares; --list and --program show one schedule", "name one of them")
+        raise UsageError(
+            "--schedule all compares schedules; --list and --program show one schedule", "name one of them"
+        )
     names = NAMES if args.schedule == "all" else (args.schedule,)
     simulations = [_simulate(args, make_schedule(name, *_sizes(args), args.virtual_stages)) for name in names]
     if args.program is not None:
@@ -74,7 +82,7 @@ def _print_program(schedule: Schedule, rank: int) -> None:
 
 
 def _comparison(args: argparse.Namespace, simulations: list[Simulation]) -> str:
-    """A line for each schedule: time, bubble, the textbook's bubble, activations held."""
+    """Format a line for each schedule: time, bubble, the textbook's bubble, activations held."""
     rows = [("schedule", "time", "bubble", "formula", "held by each rank (micro-batches)")]
     for simulation in simulations:
         schedule = simulation.schedule

@@ -1,4 +1,4 @@
-"""torch's DeviceMesh of some of our axes."""
+"""Convert some axes of Frog's mesh to torch's DeviceMesh."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from frog.parallel.mesh import Mesh
 
 
 class Grid:
-    """torch's mesh of this rank over some of our axes, the slowest first, on the process groups that are there.
+    """torch's mesh of this rank over some axes, the slowest first, on the existing process groups.
 
-    Axes of one rank are left out. Names are new each time: torch keeps what it works out for a mesh, groups included,
-    and takes two meshes of the same names and ranks for one, though the groups of the first may be gone.
+    Axes of one rank are omitted. Names are new each time: torch caches the data of a mesh, groups included, and
+    treats two meshes with the same names and ranks as one, even if the groups of the first are gone.
     """
 
     _count = itertools.count()
@@ -41,6 +41,6 @@ class Grid:
             )
 
     def submesh(self, *axes: str) -> DeviceMesh | None:
-        """The mesh of these axes alone, as far as they have several ranks; None if none has."""
+        """Return the mesh of those of these axes that have several ranks; None if none has."""
         names = tuple(self._names[name] for name in axes if name in self._names)
         return self._mesh[names] if self._mesh is not None and names else None

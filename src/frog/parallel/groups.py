@@ -1,4 +1,4 @@
-"""Which parameters the data ranks keep in which way: the dense ones, and experts that are shared out."""
+"""Group parameters by how the data ranks keep them: the dense ones, and experts that ranks share."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class ParameterGroup:
     entry: DataStrategyEntry
     data: DataParallel
     copies: Axis
-    """Ranks that hold the same reduced gradients and optimizer state; or each its own, where they go apart."""
+    """Ranks with the same reduced gradients and optimizer state, or with separate ones if the strategy trains apart."""
     sharded_over: list[Axis]
-    """Axes whose ranks hold different ones: a sum over all parameters goes over these too."""
+    """Axes whose ranks hold different parameters: a sum over all parameters includes them."""
 
     @property
     def splits_parameters(self) -> bool:
@@ -31,7 +31,7 @@ class ParameterGroup:
 
 
 def build_groups(config: StrategyConfig, mesh: Mesh, model: nn.Module, experts: set[str]) -> list[ParameterGroup]:
-    """The dense parameters, kept over the data axis; and experts that are shared out, over ranks with the same ones."""
+    """Group the dense parameters, over the data axis, and shared experts, over the ranks with the same experts."""
     named = dict(model.named_parameters())
     dense = {name: p for name, p in named.items() if name not in experts}
     num_tail = mesh.data.size + 1 if mesh.model.size == 1 else 0

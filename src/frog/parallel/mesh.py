@@ -1,11 +1,11 @@
-"""The mesh: the ranks of the world laid out along named axes, `pp` x `dp` x `cp` x `tp`.
+"""The mesh: the ranks of the world arranged along named axes, `pp` x `dp` x `cp` x `tp`.
 
-Ranks count fastest along `tp`, since tensor parallelism talks most and its ranks should be neighbours; slowest along
-`pp`, which talks least. Rank 5 of a mesh pp=2, dp=2, tp=2 is (pp 1, dp 0, tp 1).
+Ranks count fastest along `tp`, because tensor parallelism communicates most and its ranks should be neighbours; slowest
+along `pp`, which communicates least. Rank 5 of a mesh pp=2, dp=2, tp=2 is (pp 1, dp 0, tp 1).
 
-Further axes are made of these: `data` is dp and cp together, the ranks that average one gradient; `shard` and
-`replicate` cut it for hybrid sharding, `ep` and `expert_data` for experts that are shared out; `model` is pp and tp,
-the ranks that together hold one copy of the weights.
+Further axes are derived from these: `data` is dp and cp together, the ranks that average one gradient; `shard` and
+`replicate` divide it for hybrid sharding, `ep` and `expert_data` for shared experts; `model` is pp and tp, the ranks
+that together hold one copy of the weights.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ AXES = ("pp", "dp", "cp", "tp")
 
 
 class Mesh:
-    """A world's axes, seen from one rank. Making one is collective: every rank must do it, with the same sizes.
+    """The axes of a world, seen from one rank. Creating one is collective: every rank must do it, with the same sizes.
 
-    Raises:  ConfigError if the product of the sizes is not the world.
+    Raises:  ConfigError if the product of the sizes is not the world's size.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Mesh:
         return same_as or self.world.make_axis(name, groups(self.sizes, along))
 
     def _cut(self, shard: int) -> tuple[Axis, Axis]:
-        """Cut the data ranks into rows of `shard`: neighbours share one copy of the state, rows repeat it."""
+        """Divide the data ranks into rows of `shard`: each row shares one copy of the state, and rows are replicas."""
         if shard == self.data.size:
             return self.data, self.data.alone()
         rows, columns = [], []
@@ -56,7 +56,7 @@ class Mesh:
         return self.world.make_axis("shard", rows), self.world.make_axis("replicate", columns)
 
     def _cut_experts(self, ep: int) -> tuple[Axis, Axis]:
-        """Cut dp into rows of `ep`: neighbours share the experts out; data ranks with the same ones average them."""
+        """Divide dp into rows of `ep`: each row shares the experts; data ranks with the same experts average them."""
         check_experts(ep, self.sizes["dp"])
         sizes = {"pp": self.sizes["pp"], "row": self.sizes["dp"] // ep, "ep": ep}
         sizes |= {name: self.sizes[name] for name in ("cp", "tp")}
@@ -65,18 +65,18 @@ class Mesh:
 
     @property
     def readers(self) -> list[int]:
-        """For each dp coordinate, in order, one rank of the world that reads its samples."""
+        """Return for each dp coordinate, in order, one rank of the world that reads its samples."""
         places = [coordinates(self.sizes, rank) for rank in range(self.world.size)]
         return [rank for rank, place in enumerate(places) if all(place[name] == 0 for name in AXES if name != "dp")]
 
 
 def check_mesh(sizes: Mapping[str, int], world_size: int) -> None:
-    """Raise ConfigError unless the sizes multiply to the world."""
+    """Raise ConfigError unless the product of the sizes is the world's size."""
     if math.prod(sizes.values()) != world_size:
         product = " x ".join(f"{name} {size}" for name, size in sizes.items())
         raise ConfigError(
             f"mesh {product} = {math.prod(sizes.values())} ranks, but the world has {world_size}",
-            "the product of the axes must be the world: change an axis, or start another number of ranks",
+            "the product of the axes must be the world's size: change an axis, or start another number of ranks",
         )
 
 
@@ -84,13 +84,13 @@ def check_experts(ep: int, dp: int) -> None:
     """Raise ConfigError unless `ep` divides `dp`."""
     if dp % ep:
         raise ConfigError(
-            f"ep {ep} does not divide dp {dp}: neighbouring dp ranks share the experts out in rows of that many",
+            f"ep {ep} does not divide dp {dp}: neighbouring dp ranks share the experts in rows of that many",
             "change strategy.ep, or start another number of ranks",
         )
 
 
 def coordinates(sizes: Mapping[str, int], rank: int) -> dict[str, int]:
-    """A rank's place on each axis: its digits, the last axis counting fastest."""
+    """Return a rank's coordinates: its digits in mixed radix, the last axis counting fastest."""
     place: dict[str, int] = {}
     for name, size in reversed(list(sizes.items())):
         rank, place[name] = divmod(rank, size)
@@ -98,7 +98,7 @@ def coordinates(sizes: Mapping[str, int], rank: int) -> dict[str, int]:
 
 
 def groups(sizes: Mapping[str, int], along: Sequence[str]) -> list[list[int]]:
-    """All ranks, cut into groups that differ in their places on the axes `along` alone."""
+    """Divide all ranks into groups whose coordinates differ only on the axes `along`."""
     found: dict[tuple[int, ...], list[int]] = {}
     for rank, place in enumerate(itertools.product(*(range(size) for size in sizes.values()))):
         others = tuple(at for name, at in zip(sizes, place, strict=True) if name not in along)
@@ -107,7 +107,7 @@ def groups(sizes: Mapping[str, int], along: Sequence[str]) -> list[list[int]]:
 
 
 def draw(sizes: Mapping[str, int]) -> str:
-    """The mesh as a table: a line for each rank, with its places and the ranks it shares each axis with."""
+    """Format the mesh as a table: for each rank its coordinates, and the ranks of its groups."""
     named = [name for name, size in sizes.items() if size > 1] or ["dp"]
     cells = [["rank", *named, *(f"{name} group" for name in named)]]
     for rank in range(math.prod(sizes.values())):

@@ -1,4 +1,4 @@
-"""The strategies from scratch, put together: mesh, then model parallelism, then data parallelism on what is left."""
+"""Combine the strategies from scratch: the mesh, then model parallelism, then data parallelism on the result."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ class FromScratch(Strategy):
         return total
 
     def before_backward(self, last: bool) -> None:
-        """Let all groups know that gradients are about to come."""
+        """Notify all groups before gradients are computed."""
         for group in self.groups:
             group.data.before_backward(last)
 
     def after_backward(self) -> None:
-        """Let all groups know that they have."""
+        """Notify all groups after gradients are computed."""
         for group in self.groups:
             group.data.after_backward()
 
@@ -112,7 +112,7 @@ class FromScratch(Strategy):
         return replace(self._agreement(slots, local), own_gradient=self.config.entry.apart)
 
     def _sum_repeated(self) -> None:
-        """With sequence parallelism each tp rank has the norms' gradients from its own positions alone."""
+        """Sum the norms' gradients: with sequence parallelism each tp rank has only those of its own positions."""
         if self.mesh.tp.size > 1 and self.config.sequence_parallel:
             for group in self.groups:
                 for partition in group.data.partitions:
@@ -178,7 +178,7 @@ class FromScratch(Strategy):
         for group in self.groups:
             group.data.train(mode)
 
-    # ---- what is where -----------------------------------------------------------------------------------------------
+    # ---- local state -------------------------------------------------------------------------------------------------
 
     def parameter_shards(self) -> list[LocalShard]:
         shards: list[LocalShard] = []
@@ -246,7 +246,7 @@ class FromScratch(Strategy):
         return self.groups[-1] if name in self._experts else self.groups[0]
 
     def _shards_like(self, group: ParameterGroup, values: Callable[[nn.Parameter], Tensor | None]) -> list[LocalShard]:
-        """The shards of something laid out like the tensors that the optimizer updates."""
+        """Return the shards of tensors with the layout of those that the optimizer updates."""
         shards: list[LocalShard] = []
         for partition in group.data.partitions:
             for one in partition.tensors:
@@ -255,14 +255,14 @@ class FromScratch(Strategy):
                 for run in one.slices:
                     corner, whole = self._corner(run.name, run.shape)
                     copies = self._copies(run.name, group.copies)
-                    if group.entry.apart and copies is not None:  # of replicas that differ the first counts
+                    if group.entry.apart and copies is not None:  # replicas that differ: the first one counts
                         copies = (0, 1) if copies[0] == 0 else None
                     own = found[run.start : run.end]
                     shards += slice_shards(run.name, own, run.first, run.shape, corner, whole, copies)
         return shards
 
     def _frozen(self, group: ParameterGroup) -> list[LocalShard]:
-        """Under zero3 the shards of the parameters that are not trained."""
+        """Yield the shards of the frozen parameters under zero3."""
         shards: list[LocalShard] = []
         for name, run, first, local in group.data.frozen_runs():
             corner, whole = self._corner(name, local)
@@ -270,7 +270,7 @@ class FromScratch(Strategy):
         return shards
 
     def _corner(self, name: str, local: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Where a local parameter begins in the whole model's, and that one's shape."""
+        """Return the offset of a local parameter in the full model's parameter, and the full shape."""
         whole = self.shapes[name]
         corner = [0] * len(whole)
         if name in self._experts:
@@ -280,7 +280,7 @@ class FromScratch(Strategy):
         return tuple(corner), whole
 
     def _copies(self, name: str, axis: Axis) -> tuple[int, int] | None:
-        """Which of the copies along `axis` this rank's is; None if another rank of its model counts it."""
+        """Return the index of this rank's copy along `axis`; None if another rank of its model counts it."""
         return (axis.rank, axis.size) if self._counts(name) else None
 
     def _counts(self, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""What the training loop sees of a strategy: one interface for those from scratch and the native ones."""
+"""The strategy interface that the training loop uses, for strategies from scratch and native ones."""
 
 from __future__ import annotations
 
@@ -32,43 +32,44 @@ def no_span(phase: Any, micro: int = 0, /) -> AbstractContextManager[None]:
 
 MakeOptimizer = Callable[[Sequence[UpdatedTensor]], torch.optim.Optimizer]
 """Makes the optimizer of the tensors that this rank updates."""
+"""Creates the optimizer of the tensors that this rank updates."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """What all ranks know of a step after its reduction."""
+    """The numbers of a step that all ranks know after its reduction."""
 
     loss: float
-    """Of this rank's samples."""
+    """Loss of this rank's samples."""
     loss_mean: float
-    """Of the whole global batch."""
+    """Loss of the whole global batch."""
     grad_norm_local: float | None
-    """Of this rank's own gradient, where it was still there to be looked at."""
+    """Norm of this rank's own gradient, if it was still available."""
     stop: bool
-    """Whether some rank was asked to stop."""
+    """True if a rank was asked to stop."""
     alone: bool = False
-    """Whether nothing was reduced: then the numbers are this rank's own, and no other knows them."""
+    """True if nothing was reduced: the numbers are this rank's own, and no other rank knows them."""
     own_gradient: bool = False
-    """Whether the gradient, and so its norm, is this rank's own even if the rest was agreed on."""
+    """True if the gradient, and so its norm, is this rank's own even if the ranks agreed on the rest."""
 
 
 class Strategy(ABC):
-    """A model, spread over a mesh, and its optimizer.
+    """A model, distributed over a mesh, and its optimizer.
 
-    In the order in which a step calls them: `forward_backward`, `reduce`, `norm`, `clip`, `optimizer.step` by way of
-    `step`, `zero`. All of them are collective: every rank calls them, in this order.
+    A step calls, in this order: `forward_backward`, `reduce`, `norm`, `clip`, `optimizer.step` through `step`,
+    `zero`. All of them are collective: every rank calls them, in this order.
     """
 
     mesh: Mesh
     model: nn.Module
-    """What this rank holds of the model."""
+    """This rank's part of the model."""
     optimizer: torch.optim.Optimizer
     shapes: Mapping[str, tuple[int, ...]]
-    """The whole model's parameters: a tied one once, under the name that `named_parameters` gives."""
+    """The full model's parameters: a tied one once, under the name that `named_parameters` gives."""
 
     @abstractmethod
     def forward_backward(self, batch: Batch, scale: Callable[[Tensor], Tensor], span: Span = no_span) -> Tensor:
-        """Forward and backward of all micro-batches, in the strategy's order; `scale` is applied before backward.
+        """Run forward and backward of all micro-batches, in the strategy's order; apply `scale` before backward.
 
         Shapes:  -> a scalar: the mean loss of this rank's labels; zero on a pipeline stage that is not the last
         """
@@ -78,38 +79,38 @@ class Strategy(ABC):
         """Average the gradient over the data ranks, and let all ranks agree on the rest."""
 
     def _slots(self, loss: Tensor, stop: bool) -> Tensor:
-        """What the ranks must agree on, to be summed over the world: data ranks' losses, requests to stop."""
+        """Return the numbers to sum over the world for agreement: data ranks' losses, stop requests."""
         slots = torch.zeros(self.mesh.data.size + 1, device=self.mesh.world.device)
-        if self.mesh.tp.rank == 0:  # pipeline stages each have their part of the loss, tp ranks all the same
+        if self.mesh.tp.rank == 0:  # each pipeline stage has its part of the loss; all tp ranks have the same
             slots[self.mesh.data.rank] = loss
         slots[-1] = float(stop)
         return slots
 
     def _agreement(self, slots: Tensor, grad_norm_local: float | None) -> Agreement:
-        """What the summed slots say."""
+        """Interpret the summed slots."""
         *losses, stops = slots.tolist()
         mean = math.fsum(losses) / len(losses)
         return Agreement(losses[self.mesh.data.rank], mean, grad_norm_local, stop=stops > 0)
 
     def reduces(self, step: int) -> bool:
-        """Whether the ranks average and agree in this step. In others each goes on by itself: `alone` for `reduce`."""
+        """True if the ranks average and agree in this step. Otherwise call `alone` instead of `reduce`."""
         return True
 
     def alone(self, loss: Tensor) -> Agreement:
-        """What this rank knows of a step in which nothing is reduced. Nobody stops there: ranks must stop together."""
+        """Return this rank's numbers of a step without reduction. No rank stops there: ranks must stop together."""
         return Agreement(loss.item(), loss.item(), None, stop=False, alone=True)
 
     @abstractmethod
     def norm(self) -> float:
-        """The 2-norm of the whole model's reduced gradient, the same on every rank."""
+        """Compute the 2-norm of the full model's reduced gradient, the same on every rank."""
 
     @abstractmethod
     def clip(self, norm: float, max_norm: float) -> None:
-        """Scale the gradient down to `max_norm` if its norm is above."""
+        """Scale the gradient down to `max_norm` if its norm is larger."""
 
     @abstractmethod
     def step(self, scaler: torch.amp.GradScaler) -> None:
-        """Let the optimizer run, and give every rank the parameters that it needs."""
+        """Run the optimizer, and give every rank the parameters that it needs."""
 
     @abstractmethod
     def zero(self) -> None:
@@ -117,52 +118,52 @@ class Strategy(ABC):
 
     @abstractmethod
     def loss(self, tokens_BT: Tensor, labels_BT: Tensor) -> Tensor:
-        """The mean loss of some text, without gradients; the same on all ranks of a dp coordinate."""
+        """Compute the mean loss of some text, without gradients; the same on all ranks of a dp coordinate."""
 
     @abstractmethod
     def parameter_shards(self) -> list[LocalShard]:
-        """What this rank holds of the parameters."""
+        """Return this rank's shards of the parameters."""
 
     @abstractmethod
     def gradient_shards(self) -> list[LocalShard]:
-        """What this rank holds of the reduced gradients."""
+        """Return this rank's shards of the reduced gradients."""
 
     @abstractmethod
     def moment_shards(self) -> list[LocalShard]:
-        """The optimizer's state on this rank, by the optimizer's names: `exp_avg/<parameter>`."""
+        """Return this rank's optimizer state, by the optimizer's names: `exp_avg/<parameter>`."""
 
     def updated_shards(self) -> list[LocalShard]:
-        """What this rank's optimizer updates, and what it remembers: `model/<name>`, `optimizer/<moment>/<name>`."""
+        """Return the tensors that this rank updates, and their state: `model/<name>`, `optimizer/<moment>/<name>`."""
         raise NotImplementedError
 
     def _counts(self, name: str) -> bool:
-        """Whether this rank counts a parameter, of the ranks that together hold one model."""
+        """True if this rank counts a parameter, among the ranks that together hold one model."""
         return self.mesh.tp.rank == 0 or split_dim(name) is not None
 
     def loaded(self, shards: Sequence[LocalShard]) -> None:
-        """The shards of `parameter_shards` and `moment_shards` were filled: put them in place if they are copies."""
+        """Handle filled `parameter_shards` and `moment_shards`: if they are copies, copy them back."""
         return
 
     def own(self) -> dict[str, Tensor]:
-        """What differs between ranks that otherwise hold the same, by name: a checkpoint keeps it for each rank."""
+        """Return named state that differs between ranks with the same parameters; checkpoints save it for each rank."""
         return {}
 
     def further_state(self) -> list[Tensor]:
-        """What takes memory beside parameters, gradients and the optimizer's own state."""
+        """Return tensors that take memory in addition to parameters, gradients and the optimizer's own state."""
         return []
 
     def step_counts(self) -> list[Tensor]:
-        """The optimizer's own count of steps, one for each tensor that it updates."""
+        """Return the optimizer's step counts, one for each tensor that it updates."""
         return [state["step"] for state in self.optimizer.state.values() if "step" in state]
 
     @abstractmethod
     def train(self, mode: bool = True) -> None:
-        """Switch what differs between training and evaluation: activation checkpointing."""
+        """Switch between training and evaluation, for example activation checkpointing."""
 
     def whole(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter whole, on every rank, one after the other. A collective call.
+        """Yield every full parameter, on every rank, one after the other. A collective call.
 
-        Comm:    all-reduces of all parameters over the world, unless every rank holds them whole.
+        Comm:    all-reduces of all parameters over the world, unless every rank has them in full.
         """
         shards = self.parameter_shards()
         if all(shard.is_whole for shard in shards) and len(shards) >= len(self.shapes) and self.mesh.model.size == 1:
@@ -171,12 +172,12 @@ class Strategy(ABC):
         yield from self.assembled(shards)
 
     def assembled(self, shards: Sequence[LocalShard]) -> Iterator[tuple[str, Tensor]]:
-        """Each parameter, or its gradient, put together from all ranks' shards; zeros where nobody has any."""
+        """Yield each parameter, or its gradient, assembled from all ranks' shards; zeros where no rank has any."""
         yield from assemble(self.shapes, shards, self.mesh.world.axis)
 
 
 def broadcast_weights(model: nn.Module, mesh: Mesh) -> None:
-    """Rank 0's weights for everyone: ranks need not start from the same seed."""
+    """Copy rank 0's weights to all ranks: ranks need not start from the same seed."""
     with torch.no_grad():
         for parameter in model.parameters():
             mesh.world.axis.broadcast(parameter.data)

@@ -1,1 +1,1 @@
-"""Data parallelism: each rank computes other samples. DDP, ZeRO 1 to 3, DiLoCo."""
+"""Data parallelism: each rank processes different samples. DDP, ZeRO 1 to 3, DiLoCo."""

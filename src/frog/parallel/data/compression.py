@@ -1,14 +1,14 @@
-"""The mean of a long vector over the ranks, sent in 8 bits: a quarter of the bytes, and what is rounded off is kept.
+"""Average a long vector over the ranks in 8 bits: a quarter of the bytes, with error feedback for the rounding.
 
 Plan of communication (P bytes of float32, n ranks; 2(n-1)/n P/4 bytes leave each rank, and 4 more for each block):
-  all-to-all   each rank quantises its vector and sends every other the slice that is the other's to sum
-  all-gather   each rank sums its slice in float32, in the order of ranks, quantises the sum, and gives it to all
-A block of 1024 numbers has one scale, its largest value over 127. What both roundings leave over is added to the next
-vector (error feedback), so that it arrives later and is not lost. Every rank reads the same bytes, its own too: all end
-with the same bits. A block with a NaN or an infinity comes out as NaN, so that nobody trains on without seeing it.
+  all-to-all   each rank quantises its vector and sends every other rank the slice that this rank sums
+  all-gather   each rank sums its slice in float32, in the order of ranks, quantises the sum, and sends it to all
+A block of 1024 numbers has one scale, its largest value over 127. Both rounding errors are added to the next vector
+(error feedback), so that they arrive late but are not lost. All ranks read the same bytes, including their own, and end
+with the same bits. A block with a NaN or an infinity becomes NaN, so that training cannot continue unnoticed.
 
-Source:  Dettmers 2015, "8-Bit Approximations for Parallelism in Deep Learning"; Seide et al. 2014, section 2, for the
-         error that is kept; Tang et al. 2019, "DoubleSqueeze", for keeping it on both ways.
+Source:  Dettmers 2015, "8-Bit Approximations for Parallelism in Deep Learning"; Seide et al. 2014, section 2, for
+         error feedback; Tang et al. 2019, "DoubleSqueeze", for error feedback in both directions.
 Shapes:  N blocks
 """
 
@@ -27,7 +27,7 @@ _LARGEST = 127
 
 
 class Int8Mean:
-    """The mean over an axis of vectors of one size, call after call, and what their roundings have left over."""
+    """Averages vectors of one size over an axis, call after call, and keeps their rounding errors."""
 
     def __init__(self, axis: Axis, size: int, device: torch.device) -> None:
         self._axis, self._size = axis, size
@@ -36,13 +36,13 @@ class Int8Mean:
         self._error_of_mean = torch.zeros(blocks * BLOCK, device=device)
 
     def own(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps of each rank."""
+        """Return the rounding errors, which a checkpoint saves for each rank."""
         return {} if self._axis.size == 1 else {"error": self._error, "error_of_mean": self._error_of_mean}
 
     def average(self, x: Tensor, tail: Tensor | None = None) -> None:
-        """Replace `x` by its mean over the ranks, nearly. Alone nothing is sent, and nothing is rounded.
+        """Replace `x` by its approximate mean over the ranks. A single rank sends and rounds nothing.
 
-        `tail`, a few float32 numbers, is summed exactly: it rides on the first message, since each has its delay.
+        `tail`, a few float32 numbers, is summed exactly, as part of the first message, to save a message's latency.
         """
         if self._axis.size == 1:
             return
@@ -65,14 +65,14 @@ class Int8Mean:
 
 
 def _round_off(wanted: Tensor) -> Tensor:
-    """Quantise; leave in `wanted` what was rounded off."""
+    """Quantise `wanted`; leave the rounding error in it."""
     packed = quantise(wanted)
     wanted -= dequantise(packed)
     return packed
 
 
 def quantise(x: Tensor) -> Tensor:
-    """Blocks of 8-bit numbers, each with the four bytes of its scale behind it.
+    """Return blocks of 8-bit numbers, each followed by the four bytes of its scale.
 
     Shapes:  (N*1024,) float32 -> (N, 1028) int8
     """
@@ -83,7 +83,7 @@ def quantise(x: Tensor) -> Tensor:
 
 
 def dequantise(packed: Tensor) -> Tensor:
-    """The inverse of `quantise`, but for what was rounded off.
+    """Invert `quantise`, except for the rounding error.
 
     Shapes:  (N, 1028) int8 -> (N*1024,) float32
     """

@@ -1,7 +1,7 @@
-"""Data parallelism: what all ways to do it have in common. Each file of one has a `build`, which takes a `GroupSpec`.
+"""The interface of data parallelism. Each file that implements it has a `build`, which takes a `GroupSpec`.
 
-In the order in which a step calls them: `before_backward` and `after_backward` around each micro-batch's, `finish`
-(every gradient is the mean over the data ranks now), then the optimizer updates `partitions`, `gather`, `zero`.
+A step calls, in this order: `before_backward` and `after_backward` around each micro-batch, `finish`
+(after which every gradient is the mean over the data ranks), the optimizer on `partitions`, `gather`, `zero`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from frog.parallel.data.flat import Partition
 
 
 class Listener(Protocol):
-    """Wants to know when gradients are about to come, and when they have."""
+    """An object to notify before and after gradients are computed."""
 
     def before_backward(self, last: bool) -> None: ...
 
@@ -29,18 +29,18 @@ class Listener(Protocol):
 
 @dataclass(frozen=True)
 class GroupSpec:
-    """Some of a model's parameters, to be kept by the data ranks in one way."""
+    """Parameters of a model that the data ranks keep in one way."""
 
     config: StrategyConfig
     model: nn.Module
     parameters: Mapping[str, nn.Parameter]
-    """Frozen ones too."""
+    """All of them, including frozen ones."""
     shard: Axis
-    """Ranks that split what there is to split."""
+    """Ranks that shard the state."""
     replicate: Axis
-    """Hybrid sharding: ranks that keep the same."""
+    """Hybrid sharding: ranks with replicas of the same shard."""
     num_tail: int = 0
-    """How many numbers may ride on the reduction."""
+    """Number of values that the reduction may sum along with the gradient."""
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
@@ -48,59 +48,59 @@ class GroupSpec:
 
 
 class DataParallel(ABC):
-    """How the ranks of the data axis keep the parameters, the gradients and the optimizer's state of a module."""
+    """A way to keep the parameters, the gradients and the optimizer's state of a module on the data ranks."""
 
     partitions: list[Partition]
-    """What this rank updates."""
+    """The partitions that this rank updates."""
 
     @abstractmethod
     def before_backward(self, last: bool) -> None:
-        """A micro-batch's backward pass begins; `last` if it is the step's last."""
+        """Prepare for a micro-batch's backward pass; `last` if it is the step's last."""
 
     @abstractmethod
     def after_backward(self) -> None:
-        """It has ended."""
+        """Finish a micro-batch's backward pass."""
 
     def reduces(self, step: int) -> bool:
-        """Whether `finish` is for this step; in others each rank goes on by itself."""
+        """True if the ranks average gradients in this step; in other steps each rank trains separately."""
         return True
 
     @abstractmethod
     def finish(self, tail: Tensor | None = None) -> bool:
-        """Finish averaging. `tail`, a few numbers, is summed along if that costs nothing: return whether it was."""
+        """Finish averaging. If it costs nothing, also sum `tail`, a few numbers; return whether it did."""
 
     @abstractmethod
     def gather(self) -> None:
-        """The optimizer has run: give every rank the parameters that it works with."""
+        """Give every rank the parameters that it needs, after the optimizer has run."""
 
     @abstractmethod
     def zero(self) -> None:
         """Set the gradients to zero."""
 
     def local_gradient(self) -> Tensor | None:
-        """This rank's own gradient before `finish`, as one vector, where it is there."""
+        """Return this rank's own gradient before `finish` as one vector, if it is still available."""
         return None
 
     def weights(self, name: str, parameter: nn.Parameter) -> Tensor:
-        """The value of a parameter that counts: the one that is saved, scored and sampled from."""
+        """Return the authoritative value of a parameter: the one that is saved, evaluated and sampled from."""
         return parameter.detach()
 
     def train(self, mode: bool) -> None:
-        """A time in which the weights that count are to be in the model begins (False) or ends (True)."""
+        """Switch between evaluation with the authoritative weights in the model (False) and training (True)."""
         return
 
     def shared(self) -> dict[str, Tensor]:
-        """What is laid out like the parameters, the same on every rank, and goes into a checkpoint beside them."""
+        """Return state with the layout of the parameters that is the same on every rank, to save in a checkpoint."""
         return {}
 
     def own(self) -> dict[str, Tensor]:
-        """What is this rank's alone, and goes into a checkpoint for it alone."""
+        """Return state that differs between ranks, to save in a checkpoint for each rank."""
         return {}
 
     def loaded(self) -> None:
-        """The parameters' `weights` were filled from a checkpoint."""
+        """Handle new values of the parameters' `weights` from a checkpoint."""
         return
 
     def frozen_runs(self) -> Iterator[tuple[str, Tensor, int, torch.Size]]:
-        """Where parameters are split: this rank's elements of those not trained, as `ShardedBuffer.runs` has them."""
+        """If parameters are sharded, yield this rank's elements of the frozen ones, like `ShardedBuffer.runs`."""
         return iter(())

@@ -1,15 +1,15 @@
-"""Data parallelism with everything repeated: each rank has the whole model and its own part of the batch.
+"""Replicated data parallelism: each rank has the full model and its own part of the batch.
 
 Plan of communication, once a step, over `dp` (P bytes of gradients, n ranks; 2(n-1)/n P bytes leave each rank):
-  naive       after the last backward pass one all-reduce for each parameter: many small messages, nothing overlaps.
-  bucketed    after the last backward pass one all-reduce for each bucket, a stretch of the flat gradient.
-  in 8 bits   after the last backward pass an all-to-all and an all-gather, of a quarter of P each: `compression.py`.
-              What is rounded off is added to the next step's gradient.
-  overlapped  during the last backward pass: a hook counts the gradients as they come, and a bucket is on its way as
+  naive       after the last backward pass, one all-reduce per parameter: many small messages, no overlap.
+  bucketed    after the last backward pass, one all-reduce per bucket, a slice of the flat gradient.
+  in 8 bits   after the last backward pass, an all-to-all and an all-gather of a quarter of P each: `compression.py`.
+              The rounding error is added to the next step's gradient.
+  overlapped  during the last backward pass: a hook counts the gradients as they arrive, and a bucket is sent as
               soon as it is full. Buckets go in one fixed order, from the end of the model to its beginning, because
-              collectives must start in the same order on every rank, even where a rank leaves a parameter unused.
-Micro-batches before the last add up locally and send nothing. A tied parameter is in the buffer once, a frozen one not
-at all; one that was not used has a gradient of zero, and is averaged like any other.
+              collectives must start in the same order on every rank, even if a rank leaves a parameter unused.
+Micro-batches before the last accumulate locally and send nothing. A tied parameter is in the buffer once, a frozen one
+not at all; an unused one has a gradient of zero, and is averaged like any other.
 
 Source:  Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training".
 """
@@ -28,7 +28,7 @@ from frog.parallel.data.flat import FlatParameters, Partition
 
 
 def build(spec: GroupSpec) -> DataParallel:
-    """The one that `strategy.compression` or `strategy.reduction` names."""
+    """Return the strategy that `strategy.compression` or `strategy.reduction` names."""
     config = spec.config
     if config.compression == "int8":
         return CompressedDDP(spec.trained, spec.shard)
@@ -39,7 +39,7 @@ def build(spec: GroupSpec) -> DataParallel:
 
 
 class NaiveDDP(DataParallel):
-    """One all-reduce for each parameter, when all is computed. `num_tail` is 0: numbers of a tail would be one more."""
+    """One all-reduce per parameter, after the backward pass. `num_tail` is 0: a tail would need one more all-reduce."""
 
     def __init__(self, named: Mapping[str, nn.Parameter], axis: Axis, num_tail: int = 0) -> None:
         self.axis, self.flat = axis, FlatParameters(named)
@@ -52,7 +52,7 @@ class NaiveDDP(DataParallel):
         return self.grad
 
     def before_backward(self, last: bool) -> None:
-        """Nothing: gradients add up in the buffer."""
+        """Do nothing: gradients accumulate in the buffer."""
 
     def after_backward(self) -> None:
         """Nothing."""
@@ -74,14 +74,14 @@ class NaiveDDP(DataParallel):
             self.axis.all_reduce(self.grad[start : start + count])
 
     def gather(self) -> None:
-        """Nothing: every rank has made the same update."""
+        """Do nothing: every rank has made the same update."""
 
     def zero(self) -> None:
         self.grad.zero_()
 
 
 class BucketedDDP(NaiveDDP):
-    """One all-reduce for each bucket, when all is computed."""
+    """One all-reduce per bucket, after the backward pass."""
 
     def __init__(
         self, named: Mapping[str, nn.Parameter], axis: Axis, num_tail: int = 0, bucket_bytes: float = 25e6
@@ -96,7 +96,7 @@ class BucketedDDP(NaiveDDP):
 
 
 class OverlappedDDP(BucketedDDP):
-    """One all-reduce for each bucket, as soon as the backward pass has filled it."""
+    """One all-reduce per bucket, as soon as the backward pass has filled it."""
 
     def __init__(
         self, named: Mapping[str, nn.Parameter], axis: Axis, num_tail: int = 0, bucket_bytes: float = 25e6
@@ -116,7 +116,7 @@ class OverlappedDDP(BucketedDDP):
                 )
 
     def local_gradient(self) -> Tensor | None:
-        return None  # some of it is the mean already
+        return None  # part of it is already averaged
 
     def _arrived(self, bucket: int) -> Callable[[Tensor], None]:
         def hook(_: Tensor) -> None:
@@ -132,7 +132,7 @@ class OverlappedDDP(BucketedDDP):
             self._missing = [len(members) for members in self._members]
 
     def _send_full(self) -> None:
-        """Send the next buckets in order while they are full. The last one waits for `finish`: the tail rides on it."""
+        """Send the next buckets in order while they are full. The last one waits for `finish`, which adds the tail."""
         while (number := len(self._pending)) < len(self.buckets) - 1 and self._missing[number] == 0:
             self._send(number)
 
@@ -150,7 +150,7 @@ class OverlappedDDP(BucketedDDP):
 
 
 class CompressedDDP(NaiveDDP):
-    """The whole gradient in 8 bits, when all is computed."""
+    """The whole gradient in 8 bits, after the backward pass."""
 
     def __init__(self, named: Mapping[str, nn.Parameter], axis: Axis) -> None:
         super().__init__(named, axis)
@@ -165,10 +165,10 @@ class CompressedDDP(NaiveDDP):
 
 
 def cut_buckets(flat: FlatParameters, most: int, end: int) -> list[tuple[int, int]]:
-    """Cut [0, end) into buckets of at least `most` elements (but the last two), in the order in which they fill up.
+    """Divide [0, end) into buckets of at least `most` elements (except the last two), in the order in which they fill.
 
-    The backward pass goes through the matrices from the last to the first; the vectors, which come from everywhere,
-    and the tail, which is known last, are one bucket, the last. If all fits into one bucket, it is one.
+    The backward pass computes the matrices from the last to the first. The vectors, which complete at various times,
+    and the tail, which is known last, form the last bucket. If everything fits into one bucket, there is one.
     """
     if end <= most:
         return [(0, end)]

@@ -1,9 +1,9 @@
-"""DiLoCo: replicas that train apart, and meet once a round of H steps.
+"""DiLoCo: replicas that train separately and synchronize once per round of H steps.
 
-Each rank holds the whole model and takes the steps of a round by itself: AdamW on its own samples, with its own
+Each rank holds the full model and takes the steps of a round by itself: AdamW on its own samples, with its own
 moments, which it keeps from round to round. At the end of a round all replicas take one outer step together:
 
-  difference = weights at the round's start - weights now        each rank's own: where AdamW has gone
+  difference = weights at the round's start - weights now        differs per rank: AdamW's total change
   mean       = mean of the differences over the ranks            the only communication
   momentum   = outer_momentum * momentum + mean                  the same on every rank from here on
   weights    = start - outer_learning_rate * (mean + outer_momentum * momentum)      Nesterov
@@ -11,12 +11,12 @@ moments, which it keeps from round to round. At the end of a round all replicas 
 Plan of communication, over `dp` (P bytes of parameters, n ranks):
   in H - 1 of H steps  nothing
   in a round's last    one all-reduce of the differences: 2(n-1)/n P bytes leave each rank. With `compression = "int8"`
-                       an all-to-all and an all-gather of a quarter of that (`compression.py`); what is rounded off is
-                       kept for the next round. And the few numbers of every agreement: losses, requests to stop.
-Memory: beside what ddp keeps, the weights of the round's start and the momentum, 2 P; with int8 (1 + 1/n) P more.
+                       an all-to-all and an all-gather of a quarter of that (`compression.py`); the rounding error is
+                       kept for the next round. Also the few numbers of every agreement: losses, requests to stop.
+Memory: in addition to ddp's, the weights of the round's start and the momentum, 2 P; with int8 (1 + 1/n) P more.
 
-The weights that count are the outer ones, of the last round's end: those are evaluated, sampled from, hashed, and saved
-under the model's names. A checkpoint within a round also has each rank's own weights, moments and errors.
+The outer weights, from the end of the last round, are authoritative: Frog evaluates them, samples from them, hashes and
+saves them under the model's names. A checkpoint within a round also has each rank's own weights, moments and errors.
 
 Source:  Douillard et al. 2023, "DiLoCo: Distributed Low-Communication Training of Language Models", algorithm 1.
 """
@@ -36,7 +36,7 @@ from frog.parallel.data.ddp import NaiveDDP
 
 
 def build(spec: GroupSpec) -> DataParallel:
-    """A replica of these parameters."""
+    """Return a replica of these parameters."""
     return DiLoCo(spec.trained, spec.shard, spec.config)
 
 
@@ -51,11 +51,11 @@ class DiLoCo(NaiveDDP):
         self._momentum = torch.zeros_like(self.outer)
         self._ends_round = False
         self._inner: Tensor | None = None
-        """This replica's weights, while the outer ones take their place in the model."""
+        """This replica's weights, while the outer ones replace them in the model."""
         self._int8 = Int8Mean(axis, self.flat.size, self.outer.device) if config.compression == "int8" else None
 
     def finish(self, tail: Tensor | None = None) -> bool:
-        """The gradient stays this rank's own; what `gather` does when the optimizer has run is the reduction."""
+        """Keep the gradient local: `gather` does the reduction after the optimizer has run."""
         self._ends_round = True
         return False
 
@@ -76,7 +76,7 @@ class DiLoCo(NaiveDDP):
             self.axis.all_reduce(difference)
             difference.div_(self.axis.size)
 
-    # ---- which weights count, and what is kept ----------------------------------------------------------------------
+    # ---- authoritative weights and saved state ----------------------------------------------------------------------
 
     def weights(self, name: str, parameter: nn.Parameter) -> Tensor:
         return self.flat.view(self.outer, name) if name in self.flat.spans else parameter.detach()

@@ -1,7 +1,7 @@
-"""Flat buffers: many parameters in one long tensor, so that moving, summing and updating them is one operation.
+"""Flat buffers: many parameters in one long tensor, which moves, sums and updates them in one operation.
 
 Every parameter, and every gradient, is a view into the buffer: autograd fills it and the optimizer reads it without a
-copy. Zeroing, the norm and the update are each one operation on a long tensor in place of hundreds on short ones.
+copy. Zeroing, the norm and the update each run once on a long tensor instead of hundreds of times on short ones.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from frog.optim.tensors import Slice, UpdatedTensor
 
 _ALIGN_BYTES = 64
-"""Each parameter starts on a cache line, as it would in storage of its own."""
+"""Each parameter starts on a cache line, as it would in its own storage."""
 
 
 class FlatParameters:
-    """Some parameters of a model, moved into one buffer: matrices (which have weight decay) first, then vectors.
+    """Parameters of a model, moved into one buffer: matrices (which have weight decay) first, then vectors.
 
-    Layout:  data is [matrices | vectors | padding], a multiple of `multiple` long; a tied parameter is there once.
+    Layout:  data is [matrices | vectors | padding], with a length that is a multiple of `multiple`; a tied parameter is
+             included once.
     """
 
     def __init__(self, named: Mapping[str, nn.Parameter], multiple: int = 1) -> None:
@@ -30,13 +31,13 @@ class FlatParameters:
         first = next(iter(named.values()))
         align = _ALIGN_BYTES // first.element_size()
         self.spans: dict[str, tuple[int, int]] = {}
-        """Where each parameter lies: its first element and how many."""
+        """The first element and the length of each parameter."""
         end = 0
         for name, parameter in self.parameters.items():
             self.spans[name] = (end, parameter.numel())
             end += -(-parameter.numel() // align) * align
         self.split = sum(-(-p.numel() // align) * align for p in matrices.values())
-        """Where the parameters without weight decay begin."""
+        """First element of the parameters without weight decay."""
         self.size = -(-end // (multiple * align)) * multiple * align
         self.data = torch.zeros(self.size, dtype=first.dtype, device=first.device)
         with torch.no_grad():
@@ -46,24 +47,24 @@ class FlatParameters:
                 parameter.data = view
 
     def view(self, flat: Tensor, name: str) -> Tensor:
-        """The part of `flat` that belongs to a parameter, in the parameter's shape; `flat` is laid out as `data`."""
+        """Return the part of `flat` that belongs to a parameter, in its shape; `flat` has the layout of `data`."""
         start, count = self.spans[name]
         return flat[start : start + count].view(self.parameters[name].shape)
 
     def slices(self, start: int, end: int) -> Iterator[Slice]:
-        """The runs of parameters that lie in the part [start, end) of the buffer."""
+        """Yield the slices of parameters that lie in the part [start, end) of the buffer."""
         for name, (first, count) in self.spans.items():
             low, high = max(first, start), min(first + count, end)
             if low < high:
                 yield Slice(name, tuple(self.parameters[name].shape), low - first, low - start, high - start)
 
     def view_gradients(self, grad: Tensor) -> None:
-        """Make every parameter's gradient a view into `grad`, which is laid out as `data`."""
+        """Make every parameter's gradient a view into `grad`, which has the layout of `data`."""
         for name, parameter in self.parameters.items():
             parameter.grad = self.view(grad, name)
 
     def collect_gradients(self, into: Tensor) -> None:
-        """Copy the parameters' own gradients into `into`, zeros where there is none, and let go of them."""
+        """Copy the parameters' own gradients into `into`, zeros where there are none, and release them."""
         for name, parameter in self.parameters.items():
             if parameter.grad is None:
                 self.view(into, name).zero_()
@@ -79,7 +80,7 @@ class Partition:
         self.flat, self.start, self.end, self.data, self.grad = flat, start, end, data, grad
         cut = min(max(flat.split, start), end)
         self.tensors = [*self._tensor(start, cut, decayed=True), *self._tensor(cut, end, decayed=False)]
-        """What the optimizer updates: the part with weight decay, then the part without; an empty one is left out."""
+        """Return the tensors to update: the part with weight decay, then the part without; omit an empty one."""
 
     def _tensor(self, start: int, end: int, decayed: bool) -> Iterator[UpdatedTensor]:
         if start < end:
@@ -90,12 +91,12 @@ class Partition:
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:
-    """float64, where the device has it."""
+    """Return float64 if the device supports it."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def square_sum(x: Tensor) -> Tensor:
-    """The sum of squares of a vector, added up in `wide_dtype`.
+    """Sum the squares of a vector in `wide_dtype`.
 
     In float32 the sum of 50 million squares is wrong in the third digit, and its last bits depend on where a shard
     begins: strategies would then clip with different bits.

@@ -3,8 +3,8 @@
 Plan of communication, once a step (P bytes of parameters, n ranks over `shard`):
   finish   reduce-scatter of the flat gradient: each rank gets the mean of its part. (n-1)/n P bytes leave each rank.
            With hybrid sharding, then one all-reduce of the partition over `replicate`.
-  gather   each rank updates its partition; an all-gather puts the parameters together again. (n-1)/n P bytes more.
-As many bytes as one all-reduce, which is these two in a row; but Adam's two moments take 1/n of the memory.
+  gather   each rank updates its partition; an all-gather completes the parameters. (n-1)/n P bytes more.
+The traffic is that of one all-reduce, which consists of these two; but Adam's two moments take 1/n of the memory.
 
 Source:  Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", section 5.1.
 """
@@ -22,12 +22,12 @@ from frog.parallel.data.flat import FlatParameters, Partition
 
 
 def build(spec: GroupSpec) -> DataParallel:
-    """ZeRO stage 1 of these parameters."""
+    """Return ZeRO stage 1 of these parameters."""
     return Zero1(spec.trained, spec.shard, spec.replicate)
 
 
 class Zero1(DataParallel):
-    """Optimizer state sharded."""
+    """Sharded optimizer state."""
 
     def __init__(self, named: Mapping[str, nn.Parameter], shard: Axis, replicate: Axis) -> None:
         self.shard, self.replicate = shard, replicate
@@ -42,7 +42,7 @@ class Zero1(DataParallel):
         return self.grad
 
     def before_backward(self, last: bool) -> None:
-        """Nothing: gradients add up in the buffer."""
+        """Do nothing: gradients accumulate in the buffer."""
 
     def after_backward(self) -> None:
         """Nothing."""

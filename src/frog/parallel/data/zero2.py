@@ -1,13 +1,13 @@
-"""ZeRO stage 2: optimizer state and gradients sharded. A gradient lives whole only until its layer's are all there.
+"""ZeRO stage 2: sharded optimizer state and gradients. A full gradient exists only until its layer is complete.
 
-The model is cut into units: each layer is one, and all the rest (embedding, last norm, head) is the root unit.
+The model is divided into units: each layer is one, and the rest (embedding, last norm, head) is the root unit.
 Plan of communication (U bytes of a unit's parameters, n ranks over `shard`):
-  backward, each micro-batch   when a unit's gradients are there, a reduce-scatter of them, while the backward pass goes
-                               on below: (n-1)/n U bytes. The rank adds its part up and forgets the rest.
+  backward, each micro-batch   when a unit's gradients are complete, a reduce-scatter of them while the backward pass
+                               continues: (n-1)/n U bytes. The rank accumulates its part and frees the rest.
   finish                       with hybrid sharding one all-reduce of the partition over `replicate`.
   gather                       once a step an all-gather of each unit's updated parameters: (n-1)/n U bytes.
 Units are reduced in one fixed order, from the last to the first, because collectives must start in the same order on
-every rank; what a rank left unused counts as zero.
+every rank; a gradient that a rank did not compute counts as zero.
 
 Source:  Rajbhandari et al. 2020, section 5.2.
 """
@@ -25,7 +25,7 @@ from frog.parallel.data.flat import FlatParameters, Partition
 
 
 def build(spec: GroupSpec) -> DataParallel:
-    """ZeRO stage 2 of these parameters."""
+    """Return ZeRO stage 2 of these parameters."""
     units = [Unit(named, spec.shard) for named in units_of(spec.trained).values() if named]
     return Zero2(units, spec.shard, spec.replicate)
 
@@ -44,18 +44,18 @@ class Unit:
         self._sent: tuple[Pending, Tensor, Tensor] | None = None
 
     def make_partition(self, start: int, end: int, grad: Tensor) -> Partition:
-        """The partition is a part of the whole buffer."""
+        """Return the partition as a part of the full buffer."""
         return Partition(self.flat, start, end, self.flat.data[start:end], grad)
 
     def send(self) -> None:
-        """Begin the reduce-scatter of the gradients, and let go of them."""
+        """Start the reduce-scatter of the gradients, and release them."""
         mine = torch.empty_like(self.partition.grad)
-        whole = mine.new_zeros(self.flat.size)  # zeros between the parameters too: they are summed along
+        whole = mine.new_zeros(self.flat.size)  # zeros between the parameters too, because they are summed
         self.flat.collect_gradients(whole)
         self._sent = (self._shard.start_reduce_scatter(mine, whole), mine, whole)
 
     def receive(self) -> None:
-        """Add what the reduce-scatter brought to this rank's partition."""
+        """Add the result of the reduce-scatter to this rank's partition."""
         if self._sent is not None:
             pending, mine, _ = self._sent
             pending.wait()
@@ -64,14 +64,14 @@ class Unit:
 
 
 class Zero2(DataParallel):
-    """Optimizer state and gradients sharded."""
+    """Sharded optimizer state and gradients."""
 
     def __init__(self, units: Sequence[Unit], shard: Axis, replicate: Axis) -> None:
-        """`units` in the order of the forward pass, the root first."""
+        """Take `units` in the order of the forward pass, the root first."""
         self.shard, self.replicate, self.units = shard, replicate, units
         self.partitions = [unit.partition for unit in units]
         self._queue: list[Unit] = []
-        """Units whose gradients are still to be sent, the next one last."""
+        """Units whose gradients have not been sent, the next one last."""
         self._sent: list[Unit] = []
         for unit in units:
             for parameter in unit.flat.parameters.values():
@@ -88,7 +88,7 @@ class Zero2(DataParallel):
         return hook
 
     def _send(self, unit: Unit) -> None:
-        """Send a unit's gradients; those sent before are taken in, so that two units' at most are whole at a time."""
+        """Send a unit's gradients; receive those sent before, so that only two units have full gradients at a time."""
         unit.send()
         for earlier in self._sent:
             earlier.receive()
@@ -125,7 +125,7 @@ class Zero2(DataParallel):
 
 
 def units_of(parameters: Mapping[str, nn.Parameter]) -> dict[str, dict[str, nn.Parameter]]:
-    """The parameters of each unit, by the name of its module; "" is the root."""
+    """Return the parameters of each unit, by the name of its module; "" is the root."""
     units: dict[str, dict[str, nn.Parameter]] = {"": {}}
     for name, parameter in parameters.items():
         parts = name.split(".")

@@ -1,17 +1,17 @@
-"""ZeRO stage 3: parameters sharded too. A layer's parameters are whole only while it works.
+"""ZeRO stage 3: sharded parameters too. A layer's full parameters exist only while it computes.
 
-The model is cut into units as in zero2. Each rank keeps its partition of every unit, frozen parameters included.
+The model is divided into units as in zero2. Each rank keeps its partition of every unit, frozen parameters included.
 Plan of communication, each micro-batch (U bytes of a unit's parameters, n ranks over `shard`, L layers):
-  forward    an all-gather of the root unit, which stays whole until the micro-batch is done; then of each layer, one
-             layer ahead of the work. Behind the work the layer is freed, but for the last: the backward pass begins
+  forward    an all-gather of the root unit, which stays gathered until the micro-batch is done; then of each layer, one
+             layer ahead of the computation. Then the layer is freed, except the last: the backward pass begins
              with it. L + 1 all-gathers of (n-1)/n U bytes each.
-  backward   an all-gather of each layer but the last, one ahead again, L - 1 in all; and zero2's reduce-scatter of
+  backward   an all-gather of each layer except the last, one ahead again, L - 1 in all; and zero2's reduce-scatter of
              each unit's gradient, L + 1 in all, after which the layer is freed.
   finish     with hybrid sharding one all-reduce of each partition over `replicate`.
-Nothing is gathered after the optimizer: the next forward pass does it. The whole is 1.5 times what ddp sends.
+The optimizer step gathers nothing: the next forward pass does. The total is 1.5 times the traffic of ddp.
 
-How it is freed: the storage under the flat buffer is resized to nothing. Parameters, and what autograd saved of them,
-keep pointing at that storage, and are good again when it is filled.
+To free a unit, the storage of its flat buffer is resized to zero. The parameters, and the tensors that autograd saved,
+keep pointing at that storage, and are valid again when it is refilled.
 
 Source:  Rajbhandari et al. 2020, section 5.3; Zhao et al. 2023, "PyTorch FSDP".
 """
@@ -31,12 +31,12 @@ from frog.parallel.data.zero2 import Unit, Zero2, units_of
 
 
 def build(spec: GroupSpec) -> DataParallel:
-    """ZeRO stage 3 of these parameters."""
+    """Return ZeRO stage 3 of these parameters."""
     return Zero3(spec.model, spec.parameters, spec.shard, spec.replicate)
 
 
 class ShardedBuffer:
-    """A flat buffer of which a rank keeps its shard; the whole comes and goes."""
+    """A flat buffer of which a rank keeps its shard; the full buffer is gathered and freed."""
 
     def __init__(self, flat: FlatParameters, axis: Axis) -> None:
         length = flat.size // axis.size
@@ -49,7 +49,7 @@ class ShardedBuffer:
         self.free()
 
     def begin(self) -> None:
-        """Start to gather the whole, unless it is there or on its way."""
+        """Start to gather the full buffer, unless it is gathered or on its way."""
         if not self._is_there:
             self._is_there = True
             self.flat.data.untyped_storage().resize_(self._whole_bytes)
@@ -57,14 +57,14 @@ class ShardedBuffer:
                 self._pending = self._axis.start_all_gather(self.flat.data, self.own)
 
     def need(self) -> None:
-        """Return when the whole is there."""
+        """Wait until the full buffer is gathered."""
         self.begin()
         if self._pending is not None:
             self._pending.wait()
             self._pending = None
 
     def runs(self) -> Iterator[tuple[str, Tensor, int, torch.Size]]:
-        """Which elements of which parameters the shard holds: name, elements, the first one's number, whole shape."""
+        """Yield the shard's slices of parameters: name, elements, the first one's index, full shape."""
         for name, (first, count) in self.flat.spans.items():
             start, end = max(first, self.start), min(first + count, self.end)
             if start < end:
@@ -72,7 +72,7 @@ class ShardedBuffer:
                 yield name, run, start - first, self.flat.parameters[name].shape
 
     def free(self) -> None:
-        """Give the whole's memory back."""
+        """Free the memory of the full buffer."""
         if self._is_there:
             self.need()
             self.flat.data.untyped_storage().resize_(0)
@@ -80,7 +80,7 @@ class ShardedBuffer:
 
 
 class ShardedUnit(Unit):
-    """One layer, or the root: its parameters are whole between `need` and `free`."""
+    """One layer, or the root: its full parameters exist between `need` and `free`."""
 
     def __init__(self, named: Mapping[str, nn.Parameter], shard: Axis) -> None:
         trained = {name: p for name, p in named.items() if p.requires_grad}
@@ -95,7 +95,7 @@ class ShardedUnit(Unit):
             self.buffers.append(self.frozen)
 
     def make_partition(self, start: int, end: int, grad: Tensor) -> Partition:
-        """The partition is a tensor of its own."""
+        """Return the partition as a separate tensor."""
         buffer = ShardedBuffer(self.flat, self._shard)
         self.buffers.append(buffer)
         return Partition(self.flat, start, end, buffer.own, grad)
@@ -114,7 +114,7 @@ class ShardedUnit(Unit):
 
 
 class Zero3(Zero2):
-    """Parameters, gradients and optimizer state sharded."""
+    """Sharded parameters, gradients and optimizer state."""
 
     def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter], shard: Axis, replicate: Axis) -> None:
         self.sharded = {key: ShardedUnit(named, shard) for key, named in units_of(parameters).items()}
@@ -138,7 +138,7 @@ class Zero3(Zero2):
 
     def _enter(self, number: int) -> Any:
         def before(layer: nn.Module, inputs: Any) -> None:
-            if not self._in_backward:  # else it is activation checkpointing, and the layer is there
+            if not self._in_backward:  # else activation checkpointing recomputes the layer, which is gathered
                 self._layers[number].need()
                 for ahead in self._layers[number + 1 : number + 2]:
                     ahead.begin()
@@ -157,7 +157,7 @@ class Zero3(Zero2):
         return after
 
     def _enter_backward(self, number: int) -> None:
-        """The gradient of this layer's output is there, so all layers above are done."""
+        """Free the layers above: the gradient of this layer's output has arrived, so they are done."""
         for behind in self._layers[number + 1 : number + 2]:
             behind.free()
         self._layers[number].need()
@@ -175,10 +175,10 @@ class Zero3(Zero2):
             unit.free()
 
     def frozen_runs(self) -> Iterator[tuple[str, Tensor, int, torch.Size]]:
-        """This rank's buffer of the frozen parameters."""
+        """Return this rank's buffer of the frozen parameters."""
         for unit in self.sharded.values():
             if unit.frozen is not None:
                 yield from unit.frozen.runs()
 
     def gather(self) -> None:
-        """Nothing: the next forward pass gathers what it needs."""
+        """Do nothing: the next forward pass gathers the parameters that it needs."""

@@ -1,11 +1,11 @@
-"""Attention taken apart by keys: to some keys alone, and how such parts are merged into attention to all of them.
+"""Blockwise attention: attend to some of the keys, and merge such results into attention to all of them.
 
-Everything is summed in float32 whatever the inputs' type. The scores are written out: that is for reading and for
-sequences of some thousand positions a rank, and costs t * s numbers a head where a fused kernel would keep none.
+All sums are in float32 whatever the inputs' dtype. The scores are materialized: this is for reading, and for sequences
+of a few thousand positions per rank; it needs t * s numbers per head, where a fused kernel would need none.
 
 Source:  Dao 2023 (FlashAttention-2), sections 3.1.1 and 3.1.2, with the blocks on different ranks.
 Shapes:  B batch, t queries, s keys, K key/value heads, G query heads that share one, C head width, M = G * t: the
-         queries of all heads that look at the same keys, in one matrix.
+         queries of all heads that attend to the same keys, in one matrix.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 def attend(q_BKGtC: Tensor, k_BKsC: Tensor, v_BKsC: Tensor, is_own: bool) -> tuple[Tensor, Tensor]:
-    """Attention to these keys alone, and the log of the sum of its exponentials, by which it can be merged with others.
+    """Compute attention to these keys only, and the log of the sum of its exponentials, which is needed to merge.
 
     Shapes:  -> (B, K, G, t, C) and (B, K, G, t), in float32
     """
@@ -29,7 +29,7 @@ def attend(q_BKGtC: Tensor, k_BKsC: Tensor, v_BKsC: Tensor, is_own: bool) -> tup
 
 
 def scores(q_BKGtC: Tensor, k_BKsC: Tensor, is_own: bool) -> Tensor:
-    """q k^T / sqrt(C), minus infinity where a rank's own keys are later than its queries.
+    """Compute q k^T / sqrt(C), minus infinity where a rank's own keys are later than its queries.
 
     Shapes:  -> (B, K, M, s), M = G * t: the queries of all heads that share these keys; in float32
     """
@@ -43,7 +43,7 @@ def scores(q_BKGtC: Tensor, k_BKsC: Tensor, is_own: bool) -> Tensor:
 
 
 def merge(y: Tensor, log_sum: Tensor, part: Tensor, log_part: Tensor) -> None:
-    """Take attention to further keys into `y` and `log_sum`, in place: each counts by what its exponentials sum to."""
+    """Merge attention to further keys into `y` and `log_sum`, in place, weighted by the sums of the exponentials."""
     together = torch.logaddexp(log_sum, log_part)
     y.mul_((log_sum - together).exp_().unsqueeze(-1)).add_(part * (log_part - together).exp_().unsqueeze(-1))
     log_sum.copy_(together)
@@ -52,11 +52,11 @@ def merge(y: Tensor, log_sum: Tensor, part: Tensor, log_part: Tensor) -> None:
 def add_gradients(
     dkv: Tensor, grad_BKGtC: Tensor, rows: tuple[Tensor, Tensor], qkv: tuple[Tensor, Tensor, Tensor], is_own: bool
 ) -> Tensor:
-    """Add to `dkv` what these queries give these keys and values; return what the queries get.
+    """Add to `dkv` the gradients of these keys and values from these queries; return the gradient of the queries.
 
-    The weights are computed again from the scores and the log of their sum over all keys. With w the weights and g the
-    gradient of y: dv = w^T g; of the scores w (g v^T - delta), where delta, the sum over columns of g y, is what the
-    softmax takes back.
+    The weights are recomputed from the scores and the log of their sum over all keys. With w the weights and g the
+    gradient of y: dv = w^T g; the scores get w (g v^T - delta), where delta, the sum over columns of g y, is the
+    softmax's correction.
 
     Shapes:  dkv (2, B, K, s, C), grad (B, K, G, t, C), rows two of (B, K, G, t): the log of the sum, and delta
     """
@@ -71,5 +71,5 @@ def add_gradients(
 
 
 def wide(x: Tensor) -> Tensor:
-    """`x` in float32, in which sums are taken; float64 stays."""
+    """Return `x` in float32, the dtype of sums; float64 stays."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

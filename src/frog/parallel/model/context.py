@@ -1,22 +1,22 @@
-"""Context parallelism: each rank of `cp` has a part of every sequence; keys and values go round the ranks in a ring.
+"""Context parallelism: each rank of `cp` has a part of every sequence; keys and values travel around a ring of ranks.
 
-A sequence is cut into 2n chunks, n the number of ranks, and rank i takes chunks i and 2n-1-i (zig-zag). Late positions
-look at much, early ones at little; an early and a late chunk together make every rank's work the same. All but
-attention works on single positions and needs no other rank, given each position's own rotation.
+A sequence is divided into 2n chunks, n the number of ranks, and rank i takes chunks i and 2n-1-i (zig-zag). Late
+positions attend to many others, early ones to few; an early and a late chunk together give every rank the same work.
+All operations except attention work on single positions and need no other rank, given each position's rotation.
 
-Attention goes n rounds. In round s a rank has the keys and values of rank i-s in hand, and the next ones on their way:
-  the own ones        causal, on both chunks;
-  an earlier rank's   all queries here look at its first chunk; its second one is later than all of them;
-  a later rank's      the queries of the second chunk look at both; those of the first chunk are earlier than both;
-so every round but the own one is half of the whole block, without a mask. Each round's softmax is over its own keys; by
-the log of its sum of exponentials the next round is merged in exactly (`blockwise.py`).
+Attention takes n rounds. In round s a rank holds the keys and values of rank i-s, and receives the next ones:
+  its own             causal, on both chunks;
+  an earlier rank's   all local queries attend to its first chunk; its second chunk is later than all of them;
+  a later rank's      the queries of the second chunk attend to both; those of the first chunk are earlier than both;
+so every round except the first computes half of the block, without a mask. Each round's softmax covers its own keys;
+the log of its sum of exponentials serves to merge the next round exactly (`blockwise.py`).
 
 Plan of communication over `cp`, for each layer and micro-batch, with P = B * T/n * K * C elements of e bytes each:
   forward   n-1 shifts of k and v to the next rank: (n-1) * 2P * e bytes leave each rank.
-  backward  the same n-1 shifts, since only the own k and v were kept; and the gradients of k and v, which are summed up
-            along the ring in float32 and end where k and v are at home: (n-1) * 2P * (e + 4) bytes leave each rank.
+  backward  the same n-1 shifts, because only the rank's own k and v were kept; and the gradients of k and v, which are
+            summed along the ring in float32 and end on their owner: (n-1) * 2P * (e + 4) bytes leave each rank.
 A step sends the sum of both, (n-1) * 2P * (2e + 4) bytes, times layers and micro-batches; with activation checkpointing
-the forward's part twice. Each shift runs beside the computation of a round.
+the forward's part twice. Each shift overlaps with the computation of a round.
 The gradients of the weights are averaged over the ranks along with those of `dp`: the axis `data` is both.
 
 Source:  Liu et al. 2023 (Ring Attention); the zig-zag as in Llama 3 (2024, section 3.3.2), after Brandon et al. 2023
@@ -40,7 +40,7 @@ from frog.parallel.model.blockwise import add_gradients, attend, merge, wide
 
 
 def zigzag(T: int, cp_size: int, cp_rank: int) -> Tensor:
-    """The positions of a sequence that a rank has: chunk i from the beginning and chunk i from the end, of 2n.
+    """Return a rank's positions of a sequence: chunk i from the beginning and chunk i from the end, of 2n.
 
     Shapes:  -> (T/n,), ascending
     Raises:  ShapeError if T is not a multiple of 2n.
@@ -58,17 +58,17 @@ def zigzag(T: int, cp_size: int, cp_rank: int) -> Tensor:
 
 
 def local_part(tokens: Tensor, labels: Tensor, cp: Axis) -> tuple[Tensor, Tensor, Tensor]:
-    """This rank's part of sequences, and the positions that the model must be given.
+    """Return this rank's part of sequences, and the positions to pass to the model.
 
     Shapes:  tokens and labels (..., T) -> two of (..., T/n), and (T/n,)
-    Equals:  the mean over the ranks of the losses of their parts is the loss of the whole.
+    Equals:  the mean over the ranks of the losses of their parts is the loss of the full sequences.
     """
     positions_t = zigzag(tokens.shape[-1], cp.size, cp.rank).to(tokens.device)
     return tokens.index_select(-1, positions_t), labels.index_select(-1, positions_t), positions_t
 
 
 def use_context(model: nn.Module, cp: Axis) -> None:
-    """Let every layer of a model attend round the ring. From now on it takes `local_part`s, on all ranks together."""
+    """Make every layer of a model use ring attention. From then on it takes `local_part`s, on all ranks together."""
     for module in model.modules():
         if isinstance(module, Attention):
             module.attend = RingAttention(cp)
@@ -80,7 +80,7 @@ class RingAttention:
     Shapes:  q (B, H, t, C), k and v (B, K, t, C) -> (B, H, t, C)
     Layout:  split over `cp` on the sequence, as `zigzag` says.
     Comm:    forward n-1 shifts of k and v; backward n-1 of them and n-1 of their gradients.
-    Equals:  `causal_attention` of the whole sequence, this rank's positions of it, within rtol 1e-5 in float32.
+    Equals:  `causal_attention` of the full sequence, at this rank's positions, within rtol 1e-5 in float32.
     """
 
     def __init__(self, cp: Axis) -> None:
@@ -124,9 +124,9 @@ class _Ring(torch.autograd.Function):
 
 
 def ring(kv: Tensor, cp: Axis) -> Iterator[tuple[int, Tensor]]:
-    """Keys and values as they come round: whose they are, and they. The own come first.
+    """Yield the owner, and its keys and values, as they arrive around the ring; this rank's own come first.
 
-    While one is in use the next is on its way.
+    While one block is in use, the next one is on its way.
     """
     for step in range(cp.size):
         is_last = step == cp.size - 1
@@ -139,7 +139,7 @@ def ring(kv: Tensor, cp: Axis) -> Iterator[tuple[int, Tensor]]:
 
 
 def visible(owner: int, rank: int, t: int) -> tuple[slice, slice]:
-    """Which of a rank's queries look at which of the owner's keys: all that the causal mask leaves, and no others."""
+    """Select the queries that attend to the owner's keys, and those keys: exactly what the causal mask leaves."""
     if owner < rank:
         return slice(None), slice(t // 2)
     if owner > rank:
@@ -150,10 +150,10 @@ def visible(owner: int, rank: int, t: int) -> tuple[slice, slice]:
 def ring_gradients(
     grad_BKGtC: Tensor, q_BKGtC: Tensor, kv: Tensor, y_BKGtC: Tensor, log_sum_BKGt: Tensor, cp: Axis
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of q and of this rank's own k and v, to which every rank that looked at them contributes.
+    """Compute the gradients of q and of this rank's own k and v, to which every rank that attended to them contributes.
 
-    Comm:    k and v go round as in the forward pass, and behind them the sum of their gradients so far, which the last
-             shift brings home.
+    Comm:    k and v travel as in the forward pass, followed by the sum of their gradients so far, which the last
+             shift returns to the owner.
     Shapes:  kv (2, B, K, t, C) -> (B, K, G, t, C) and (2, B, K, t, C), in float32
     """
     grad_BKGtC = wide(grad_BKGtC)

@@ -1,9 +1,9 @@
-"""Weight gradients put off: a backward pass that computes input gradients alone, and the rest whenever it suits.
+"""Deferred weight gradients: a backward pass computes only input gradients, and the weight gradients come later.
 
-The gradient of `y = x @ w.T` has two halves that need nothing of each other: `grad @ w`, for which the layer below
-waits, and `grad.T @ x`, for which nobody waits. A linear layer with this in place of its forward does the first at once
-and writes down what the second needs. Norms, the embedding and the head keep their gradients in the backward pass: they
-are a small part of the work, and the head's is computed along with its loss.
+The gradient of `y = x @ w.T` has two independent halves: `grad @ w`, for which the layer below waits, and
+`grad.T @ x`, for which no layer waits. A linear layer with this forward computes the first half immediately and records
+the inputs of the second. Norms, the embedding and the head keep their gradients in the backward pass: they are a small
+part of the work, and the head's is computed along with its loss.
 
 Source:  Qi et al. 2023, section 2.
 Shapes:  N tokens, D input width, F output width.
@@ -27,7 +27,7 @@ from frog.model.transformer import Linear
 
 @dataclass(frozen=True)
 class Due:
-    """What one weight's gradient needs."""
+    """The inputs of one weight's gradient."""
 
     weight: nn.Parameter
     x_ND: Tensor
@@ -35,14 +35,14 @@ class Due:
 
 
 class DeferredWeights:
-    """Makes the linear layers of some modules put their weights' gradients off.
+    """Makes the linear layers of some modules defer their weights' gradients.
 
-    Assumes: their forward is `Linear`'s own; hooks on them, as tensor parallelism's, run as before.
+    Assumes: their forward is `Linear`'s own; hooks on them, such as tensor parallelism's, run as before.
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._due: list[Due] = []
-        # Stands for the weights: were they inputs, autograd would run their hooks in the backward pass too.
+        # Replaces the weights as an input: otherwise autograd would run the weights' hooks in the backward pass too.
         self._anchor = torch.empty(0, requires_grad=True)
         for module in (inner for outer in modules for inner in outer.modules()):
             if type(module) is Linear:
@@ -57,15 +57,15 @@ class DeferredWeights:
         return forward
 
     def take(self) -> list[Due]:
-        """What has been written down since the last call: one backward pass's."""
+        """Return the inputs recorded since the last call: those of one backward pass."""
         due, self._due[:] = list(self._due), []
         return due
 
 
 def add_weight_gradients(due: Iterable[Due]) -> None:
-    """Compute the gradients that were put off and add them up where autograd would, hooks included.
+    """Compute the deferred gradients and accumulate them as autograd would, hooks included.
 
-    Equals:  what the backward pass would have added, bit for bit.
+    Equals:  the gradients of an ordinary backward pass, bit for bit.
     """
     with torch.no_grad():
         pairs = [(one.weight, _weight_gradient(one)) for one in due]
@@ -75,7 +75,7 @@ def add_weight_gradients(due: Iterable[Due]) -> None:
 
 
 def _weight_gradient(due: Due) -> Tensor:
-    """The same product as in the backward pass of `frog.model.functions.linear`."""
+    """Compute the same product as the backward pass of `frog.model.functions.linear`."""
     x_ND, grad_NF, w_FD = due.x_ND, due.grad_NF, due.weight
     if takes_fast_path(x_ND, w_FD) and uses_onednn(x_ND, w_FD):
         return weight_gradient(grad_NF, x_ND)
@@ -83,7 +83,7 @@ def _weight_gradient(due: Due) -> Tensor:
 
 
 class _DeferredLinear(torch.autograd.Function):
-    """`anchor` has the output need a gradient even where `x` needs none."""
+    """A linear layer without its weight's gradient. `anchor` makes the output require a gradient if `x` does not."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor, module: Linear, due: list[Due]) -> Tensor:
@@ -92,7 +92,7 @@ class _DeferredLinear(torch.autograd.Function):
             y = product(x_ND, w_FD).view(*x.shape[:-1], -1)
         else:
             y = F.linear(x, w_FD)
-        # Under autocast y has the lower precision, and so have both products of the backward pass.
+        # Under autocast y has the lower precision, and so do both products of the backward pass.
         ctx.save_for_backward(x.to(y.dtype), w_FD)
         ctx.weight, ctx.due, ctx.x_dtype = module.weight, due, x.dtype
         return y

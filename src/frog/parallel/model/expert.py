@@ -1,23 +1,23 @@
-"""Expert parallelism: the ranks of `ep` share the experts of every layer out, and send each other the tokens.
+"""Expert parallelism: the ranks of `ep` share the experts of every layer, and send each other tokens.
 
-`ep` is made of neighbouring ranks of `dp`: each works on its own samples, but holds only 1/n of each layer's experts.
+`ep` consists of neighbouring ranks of `dp`: each works on its own samples, but holds only 1/n of each layer's experts.
 Plan of communication over `ep`, for each layer and micro-batch. A rank has N tokens of D elements of e bytes each, each
-of which goes through A experts: R = N * A rows, in order of experts, so those for one rank are one stretch.
-  counts    all-to-all of the number of rows for each expert: 8 bytes an expert. Everybody knows what is to come.
-  dispatch  all-to-all of the rows, as uneven as the router made them: R * D * e bytes, (n-1)/n of them to other ranks
-            if the experts are chosen evenly. They arrive by sender, and are put in order of experts.
-  combine   the way back with what the experts made of them: as many bytes, and in the order in which they left.
-  backward  the gradients take the same two ways in reverse: as many bytes again. A step sends 4 R D e bytes a layer and
-            micro-batch (6 with activation checkpointing, which runs the forward pass twice).
-For the load-balancing loss one all-reduce over `data` of E + 1 counts: what share of all tokens each expert gets.
+of which goes through A experts: R = N * A rows, sorted by expert, so that the rows for one rank are contiguous.
+  counts    all-to-all of the number of rows for each expert: 8 bytes per expert. Every rank knows what it will receive.
+  dispatch  all-to-all of the rows, as uneven as the router's choice: R * D * e bytes, (n-1)/n of them to other ranks
+            if the experts are chosen evenly. They arrive by sender, and are sorted by expert.
+  combine   returns the experts' outputs: the same number of bytes, in the order in which the rows left.
+  backward  the gradients make the same two transfers in reverse: as many bytes again. A step sends 4 R D e bytes per
+            layer and micro-batch (6 with activation checkpointing, which runs the forward pass twice).
+For the load-balancing loss, one all-reduce over `data` of E + 1 counts: the fraction of all tokens for each expert.
 
 Gradients. With m data ranks the loss is the mean over them, so a gradient is the sum over data ranks, divided by m. The
-rows of all ranks of an `ep` group come to the expert's holder, whose gradient is a sum over n ranks already. A hook
-divides it by n; so it is the mean over that group, and averaging over `expert_data` (the m/n ranks that hold the same
-experts, one in each group) gives the mean over all. All other parameters are averaged over `data` as ever.
+rows of all ranks of an `ep` group reach the expert's owner, whose gradient is already a sum over n ranks. A hook
+divides it by n, so it is the mean over that group, and averaging over `expert_data` (the m/n ranks that hold the same
+experts, one in each group) gives the mean over all. All other parameters are averaged over `data` as usual.
 
-Source:  Lepikhin et al. 2020 (GShard); but no expert is ever full and no token dropped, as in Gale et al. 2022
-         (MegaBlocks).
+Source:  Lepikhin et al. 2020 (GShard); but experts have no capacity limit and no token is dropped, as in Gale et al.
+         2022 (MegaBlocks).
 Shapes:  as in `model/moe.py`; n ranks of `ep`, E' = E/n experts of one rank.
 """
 
@@ -34,7 +34,7 @@ from frog.model.moe import Experts, MixtureOfExperts
 
 
 def expert_names(model: nn.Module) -> list[str]:
-    """The names of the parameters that belong to one expert each, along their first dim."""
+    """Return the names of the parameters that are split by expert along their first dim."""
     return [
         f"{stem}.{name}"
         for stem, module in model.named_modules()
@@ -44,13 +44,13 @@ def expert_names(model: nn.Module) -> list[str]:
 
 
 def shard_experts(model: nn.Module, ep: Axis) -> None:
-    """Keep this rank's experts of every layer, in place, and let tokens find the others.
+    """Keep only this rank's experts of every layer, in place, and send tokens to the others.
 
     Layout:  expert parameters are split over `ep` on their first dim: rank i has experts [i E', (i+1) E').
-    Equals:  the whole model, once the gradients of `expert_names` are averaged over `expert_data` and all others over
+    Equals:  the full model, once the gradients of `expert_names` are averaged over `expert_data` and all others over
              `data`.
-    Assumes: all ranks of `ep` hold the same weights; their number divides that of the experts. From now on they run the
-             model equally often, in evaluation too.
+    Assumes: all ranks of `ep` hold the same weights; their number divides that of the experts. From then on they run
+             the model the same number of times, in evaluation too.
     """
     if ep.size == 1:
         return
@@ -63,10 +63,10 @@ def shard_experts(model: nn.Module, ep: Axis) -> None:
 
 
 def balance_over(model: nn.Module, data: Axis) -> None:
-    """Let the load-balancing loss of every layer look at the tokens of all data ranks.
+    """Make the load-balancing loss of every layer count the tokens of all data ranks.
 
-    The share of tokens has no gradient, and the loss is linear in the rest: with the share of the whole batch in it,
-    the mean over ranks of their losses is the loss of the whole batch. Batch means a micro-batch of all data ranks.
+    The fraction of tokens has no gradient, and the loss is linear in the rest: with the fraction over the full batch,
+    the mean of the ranks' losses is the loss of the full batch. Batch means a micro-batch of all data ranks.
     """
     for module in model.modules():
         if isinstance(module, MixtureOfExperts):
@@ -74,7 +74,7 @@ def balance_over(model: nn.Module, data: Axis) -> None:
 
 
 class GlobalTokenFraction:
-    """What share of the tokens of all ranks each expert gets.
+    """Computes the fraction of all ranks' tokens that each expert gets.
 
     Comm:    one all-reduce of E + 1 numbers.
     """
@@ -89,9 +89,9 @@ class GlobalTokenFraction:
 
 
 class ExpertParallel:
-    """Each row through its expert, wherever that is.
+    """Sends each row through its expert, on whichever rank that is.
 
-    Shapes:  x_RD (R, D), in order of experts; counts_E (E,): how many rows each gets -> (R, D), in the same order
+    Shapes:  x_RD (R, D), sorted by expert; counts_E (E,): number of rows for each -> (R, D), in the same order
     Comm:    forward three all-to-alls (counts, rows, rows), backward two.
     Equals:  `run_here` with all experts.
     """
@@ -112,13 +112,13 @@ class ExpertParallel:
 
 
 def _narrow(x: Tensor) -> Tensor:
-    """Under autocast the type that the experts' products will take: it is less to send."""
+    """Under autocast, convert to the dtype of the experts' products, to send fewer bytes."""
     device = x.device.type
     return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
 
 
 def by_expert(counts_ne: Tensor) -> Tensor:
-    """The order that puts rows, which lie by sender and then by expert, by expert and then by sender.
+    """Return the order that sorts rows by expert and then by sender; they arrive by sender and then by expert.
 
     Shapes:  counts_ne (n, E') -> (the sum of counts,)
     """
@@ -127,7 +127,7 @@ def by_expert(counts_ne: Tensor) -> Tensor:
 
 
 def exchange(x: Tensor, leaving: list[int], arriving: list[int], ep: Axis) -> Tensor:
-    """Send each rank its stretch of rows, and put those that come in order of ranks; backward sends gradients back.
+    """Send each rank its slice of rows, and receive slices in order of ranks; backward returns the gradients.
 
     Shapes:  (sum of leaving, D) -> (sum of arriving, D)
     """

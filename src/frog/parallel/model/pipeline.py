@@ -2,15 +2,15 @@
 
 Plan of communication over `pp` (x is B*t*D elements, A micro-batches, S stages), whatever the schedule:
   forward    the output x of every stage but the last goes to the next one: A (S-1) messages of x in all.
-  backward   the gradient of every stage's input but the first's goes back: as many.
+  backward   the gradient of every stage's input but the first's goes back: the same number.
   tied       if embedding and head are one weight, one all-reduce of its gradient over the first and the last rank.
-Nothing waits for a message before it is needed: receives are posted ahead, sends complete on their own. What is sent
-when is written down beforehand, in the rank's program (`programs.py`), and this file has the one executor of it.
+No action waits for a message before it needs it: receives are posted ahead, and sends complete in the background. The
+rank's program (`programs.py`) decides in advance what is sent when; this file executes the program.
 
-Memory: a micro-batch's activations are let go of as soon as its last action on the stage is done.
+Memory: a micro-batch's activations are freed as soon as its last action on the stage is done.
 Equals:  one process that takes the micro-batches one after the other: the same sums in the same order, so bit for bit
-         (but for a tied weight, whose two parts are summed at the end and not after each micro-batch).
-Shapes:  A micro-batches, B batch, T time (sequence), t the positions a rank has between blocks, D model width.
+         (except for a tied weight, whose two parts are summed at the end and not after each micro-batch).
+Shapes:  A micro-batches, B batch, T time (sequence), t the positions of a rank between blocks, D model width.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from frog.parallel.strategy import Span, no_span
 class Pipeline:
     """Runs this rank's program of a schedule on its stages.
 
-    `tied` is the axis of `make_tied_axis` where embedding and head are one weight, `token_shards` the number of ranks
-    over which sequence parallelism splits the positions. `autocast` is entered for forward passes alone.
+    `tied` is the axis of `make_tied_axis` if embedding and head are one weight, `token_shards` the number of ranks
+    over which sequence parallelism splits the positions. `autocast` applies to forward passes only.
     """
 
     def __init__(
@@ -56,15 +56,15 @@ class Pipeline:
         self.autocast = autocast or nullcontext()
         self.program = program(schedule, pp.rank)
         self.final = set({(action.kind, action.stage): action for action in schedule.ranks[pp.rank]}.values())
-        """The last backward and the last weight action of each stage (and, of no use, the last forward)."""
+        """The last backward and the last weight action of each stage (and, unused, the last forward)."""
         layers = [layer for own in stages.layers.values() for layer in own]
         self.deferred = DeferredWeights(layers) if schedule.splits_backward else None
         self._token_shards, self._positions_T = token_shards, positions_T
         self.peak_in_flight = 0
-        """The most micro-batches that the last run held at once, counted for each stage."""
+        """The most micro-batches that the last run held at a time, counted for each stage."""
 
     def repeats(self, name: str) -> bool:
-        """Whether a parameter of this rank is the copy of another rank's, which counts it."""
+        """True if a parameter of this rank is a copy that another rank counts."""
         return name == TIED and self.pp.rank > 0
 
     def run(
@@ -74,19 +74,19 @@ class Pipeline:
         span: Span = no_span,
         data: Listener | None = None,
     ) -> Tensor:
-        """Forward and backward of all micro-batches; gradients add up in the parameters' `grad`.
+        """Run forward and backward of all micro-batches; gradients accumulate in the parameters' `grad`.
 
-        `data` is called before and after each action that adds to gradients, with `last` where nothing is added to the
-        same parameters afterwards. Spans are around computing alone, never around waiting.
+        `data` is called before and after each action that adds to gradients, with `last` if no later action adds to the
+        same parameters. Spans cover only computation, never waiting.
 
-        Shapes:  -> a scalar: this rank's part of the loss. Summed over `pp` it is the loss; only the last stage has
-                 one, and stages with routers.
+        Shapes:  -> a scalar: this rank's part of the loss. Its sum over `pp` is the loss; the last stage and stages
+                 with routers contribute.
         """
         return _Run(self, batch, scale, span, data).execute()
 
     @torch.no_grad()
     def loss(self, tokens_BT: Tensor, labels_BT: Tensor) -> Tensor:
-        """The mean loss of some text, the same on every rank: a forward pass from stage to stage, and a broadcast."""
+        """Compute the mean loss of some text on every rank: a forward pass from stage to stage, and a broadcast."""
         loss = torch.zeros((), device=self.pp.device)
         y: Tensor | None = None
         for stage in self.stages.layers:
@@ -103,9 +103,9 @@ class Pipeline:
         return loss
 
     def reduce_tied(self) -> None:
-        """Sum the gradient of a tied embedding over its two copies; nothing if there is only one.
+        """Sum the gradient of a tied embedding over its two copies; do nothing if there is only one.
 
-        It commutes with averaging over the data ranks: call it wherever the whole gradient is in `grad`.
+        The sum commutes with averaging over the data ranks: call it when the full gradient is in `grad`.
         """
         if self.tied is not None and self.tied.size > 1:
             weight = self.stages.model.embed_tokens.weight
@@ -116,12 +116,12 @@ class Pipeline:
     def forward(
         self, stage: int, x_BtD: Tensor | None, tokens_BT: Tensor, labels_BT: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """A stage's output and its routers' loss."""
+        """Return a stage's output and its routers' loss."""
         y, router_loss = self.stages.forward(stage, x_BtD, tokens_BT, labels_BT, self._positions_T)
         return y, router_loss
 
     def buffer(self, tokens_BT: Tensor) -> Tensor:
-        """Room for a message: hidden states, or their gradient, of so many tokens.
+        """Allocate a message: hidden states, or their gradient, of that many tokens.
 
         Shapes:  -> (B, t, D)
         """
@@ -133,16 +133,16 @@ class Pipeline:
 
 @dataclass
 class _Micro:
-    """What a stage keeps of a micro-batch between its actions."""
+    """The tensors of a micro-batch that a stage keeps between its actions."""
 
     x_BtD: Tensor | None
     roots: list[Tensor]
-    """What the backward pass starts from: the output, and a loss of the stage's own."""
+    """The tensors from which the backward pass starts: the output, and the stage's own loss."""
     due: list[Due] = field(default_factory=list)
 
 
 class _Run:
-    """One execution of a pipeline's program: what is under way, and how each line of the program is done."""
+    """One execution of a pipeline's program: its state, and the implementation of each instruction."""
 
     def __init__(
         self,
@@ -156,14 +156,14 @@ class _Run:
         self._pp, self._schedule = pipeline.pp, pipeline.schedule
         self._loss = torch.zeros((), device=self._pp.device)
         self._root = scale(torch.ones((), device=self._pp.device))
-        """The gradient of a scaled loss by the loss."""
+        """Return the derivative of the scaled loss by the loss."""
         self._in_flight: dict[tuple[int, int], _Micro] = {}
         self._made: dict[Action, Tensor] = {}
         self._arriving: dict[Action, tuple[Pending, Tensor]] = {}
         self._leaving: dict[Action, tuple[Pending, Tensor]] = {}
 
     def execute(self) -> Tensor:
-        """Go through the program."""
+        """Execute the program."""
         work = {"F": self._forward, "B": self._backward, "W": self._weights}
         peak = 0
         for instruction in self._pipeline.program:
@@ -176,7 +176,7 @@ class _Run:
         return self._loss
 
     def _move(self, instruction: Instruction) -> None:
-        """Post a receive or a send, or let go of what was sent."""
+        """Post a receive or a send, or free a tensor that was sent."""
         if instruction.op == "let_go":
             self._leaving.pop(instruction.action)[0].wait()
             return
@@ -189,7 +189,7 @@ class _Run:
             self._arriving[instruction.action] = (self._pp.start_receive(x_BtD, instruction.peer), x_BtD)
 
     def _take(self, action: Action) -> Tensor:
-        """What another stage has made for this action: wait for it, or take it over from the same rank."""
+        """Return the other stage's result that this action needs: wait for the message, or take it from this rank."""
         needed = self._schedule.needs(action)
         assert needed is not None
         if needed in self._made:
@@ -237,7 +237,7 @@ class _Run:
 
     @contextmanager
     def _gradients_of(self, action: Action) -> Iterator[None]:
-        """Let the data parallelism know that gradients are about to come, and that they have."""
+        """Notify the data parallelism before and after gradients are computed."""
         if self._data is not None:
             self._data.before_backward(last=action in self._pipeline.final)
         yield

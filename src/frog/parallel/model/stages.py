@@ -1,13 +1,13 @@
-"""The stages of a pipeline: a whole model cut down to what one rank of `pp` holds, and what that rank computes.
+"""The stages of a pipeline: reduce a full model to the part that one rank of `pp` holds, and compute that part.
 
-Layers are shared out evenly, one more on the first stages where they do not divide. The first stage also has the
-embedding, the last one the norm and the head. Parameters keep the names that they have in the whole model. The hidden
+Layers are divided evenly; if they do not divide, the first stages have one more. The first stage also has the
+embedding, the last one the norm and the head. Parameters keep their names in the full model. The hidden
 states between stages are the residual stream, which has the dtype of the weights, also under autocast.
 
-A tied embedding is needed at both ends: the first and the last rank each hold a copy, named `embed_tokens.weight` on
-both, and sum its gradient once a step: one all-reduce of it over `tied`, an axis of these two.
+Both ends need a tied embedding: the first and the last rank each hold a copy, named `embed_tokens.weight` on
+both, and sum its gradient once per step: one all-reduce of it over `tied`, an axis of these two.
 
-Shapes:  B batch, T time (sequence), t the positions that a rank has of it between blocks, D model width.
+Shapes:  B batch, T time (sequence), t the positions of a rank between blocks, D model width.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ TIED = "embed_tokens.weight"
 
 
 def build_stages(model: TinyTransformer, pp: Axis, virtual_stages: int = 1) -> TinyTransformer:
-    """Cut a whole model down, in place, to the stages of this rank: those whose number is its own modulo p.
+    """Reduce a full model, in place, to the stages of this rank: those whose number modulo p is its own.
 
-    Assumes: all ranks hold the same weights. Slicing by tensor parallelism comes before.
+    Assumes: all ranks hold the same weights. Call it after tensor parallelism has split the weights.
     Raises:  ConfigError if there are fewer layers than stages.
     """
     shares = stage_layers(model.config.num_hidden_layers, pp.size * virtual_stages)
@@ -41,7 +41,7 @@ def build_stages(model: TinyTransformer, pp: Axis, virtual_stages: int = 1) -> T
 
 
 class Stages:
-    """The computing of one rank's stages."""
+    """The computation of one rank's stages."""
 
     def __init__(self, model: TinyTransformer, pp: Axis, virtual_stages: int = 1) -> None:
         self.model, self.num_stages = model, pp.size * virtual_stages
@@ -55,9 +55,9 @@ class Stages:
     def forward(
         self, stage: int, x_BtD: Tensor | None, tokens_BT: Tensor, labels_BT: Tensor, positions_T: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """A stage's output, which is the loss after the last; and its routers' own part of the loss, if it has any.
+        """Return a stage's output, which is the loss after the last; and its routers' part of the loss, if it has any.
 
-        Shapes:  x_BtD (B, t, D): what the stage before put out; None for the first -> (B, t, D), or a scalar; a scalar
+        Shapes:  x_BtD (B, t, D): the previous stage's output; None for the first -> (B, t, D), or a scalar; a scalar
         """
         model = self.model
         cos_TC, sin_TC = model.rotations(tokens_BT.shape[1], positions_T)
@@ -71,7 +71,7 @@ class Stages:
 
 
 def make_tied_axis(mesh: Mesh) -> Axis:
-    """The axis `tied`: the first and the last rank of each pipeline, and each rank between them alone.
+    """Return the axis `tied`: the first and the last rank of each pipeline; ranks between them form groups of one.
 
     A collective call.
     """

@@ -2,14 +2,14 @@
 
 Split by rows of the weight (its outputs): q, k, v, gate, up, so that each rank has whole heads and FFN columns; the
 embedding and the head, so that each rank has a part of the vocabulary. Split by columns (its inputs): o, down.
-Norms are repeated; a norm of heads sees this rank's heads alone, so the ranks sum its weight's gradient.
+Norms are replicated; a norm of heads sees only this rank's heads, so the ranks sum its weight's gradient.
 Plan of communication over `tp` (n ranks; x is B*T*D elements), for each of the 2 blocks of a layer:
   forward    the outputs of o and down are partial sums: one all-reduce of x. 2(n-1)/n x leave each rank.
   backward   the gradients of the inputs of q, k, v and of gate, up are partial sums: one all-reduce of x.
 With sequence parallelism the same bytes do more: between the blocks each rank holds T/n positions, so the norms and the
-residual stream are split too. An all-reduce is then cut in its two halves:
-  forward    all-gather of x before the block, reduce-scatter of x behind it.
-  backward   the same two, the other way round. The norms' gradients are summed over `tp` once a step.
+residual stream are split too. An all-reduce is then divided into its two halves:
+  forward    all-gather of x before the block, reduce-scatter of x after it.
+  backward   the same two, in reverse order. The norms' gradients are summed over `tp` once per step.
 Embedding: each rank looks up the tokens in its part, then the sum as above. Loss: each rank has the logits of its part;
 one all-reduce of the largest logit and one of two numbers a token (the sum of exponentials, the label's logit).
 
@@ -32,7 +32,7 @@ from frog.model.transformer import RMSNorm, TinyTransformer
 
 
 def split_model(model: TinyTransformer, tp: Axis, sequence_parallel: bool) -> None:
-    """Cut this rank's part out of every weight, in place, and hang the communication on the edges of the blocks.
+    """Keep this rank's part of every weight, in place, and add the communication at the edges of the blocks.
 
     Assumes: all ranks hold the same weights; the sizes divide (`strategy_problems` checks).
     """
@@ -80,7 +80,7 @@ def _embedding(module: nn.Embedding, tp: Axis, leave: Any) -> Any:
 
 
 def copy_to_ranks(x: Tensor, tp: Axis) -> Tensor:
-    """The identity; backward sums the ranks' gradients. Enters a block whose weights are split by rows."""
+    """Return the input; backward sums the ranks' gradients. Enters a block whose weights are split by rows."""
     return _CopyToRanks.apply(x, tp)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -99,7 +99,7 @@ class _CopyToRanks(torch.autograd.Function):
 
 
 def sum_of_ranks(x: Tensor, tp: Axis) -> Tensor:
-    """The sum of the ranks' partial results; backward is the identity. Leaves a block that is split by columns."""
+    """Sum the ranks' partial results; backward is the identity. Leaves a block that is split by columns."""
     return _SumOfRanks.apply(x, tp)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -117,7 +117,7 @@ class _SumOfRanks(torch.autograd.Function):
 
 
 def gather_sequence(x_BtD: Tensor, tp: Axis) -> Tensor:
-    """The whole sequence, of which each rank has a stretch; backward sums and splits again.
+    """Gather the full sequence, of which each rank has a slice; backward sums and splits again.
 
     Shapes:  (B, t, D) -> (B, T, D)
     """
@@ -137,7 +137,7 @@ class _GatherSequence(torch.autograd.Function):
 
 
 def scatter_sequence(x_BTD: Tensor, tp: Axis) -> Tensor:
-    """This rank's stretch of the sum of the ranks' partial results; backward gathers.
+    """Return this rank's slice of the sum of the ranks' partial results; backward gathers.
 
     Shapes:  (B, T, D) -> (B, t, D)
     """
@@ -171,11 +171,11 @@ def _reduce_scatter_dim1(x_BTD: Tensor, tp: Axis) -> Tensor:
 
 
 def split_token_loss(x_ND: Tensor, w_vD: Tensor, labels_N: Tensor, tp: Axis) -> Tensor:
-    """The mean cross-entropy of logits whose vocabulary is split.
+    """Compute the mean cross-entropy of logits whose vocabulary is split.
 
     Shapes:  x_ND (N, D), the same on every rank; w_vD (v, D), this rank's rows; labels_N (N,) -> a scalar
     Comm:    forward all-reduces of N (maximum) and 2N numbers; backward none (`enter` before it sums x's gradient).
-    Equals:  `F.cross_entropy(x @ w.T, labels)` on every rank, labels of -100 left out.
+    Equals:  `F.cross_entropy(x @ w.T, labels)` on every rank, ignoring labels of -100.
     """
     logits_Nv = nn.functional.linear(x_ND, w_vD).float()
     return _SplitTokenLoss.apply(logits_Nv, labels_N, tp)  # type: ignore[no-any-return, no-untyped-call]
@@ -197,7 +197,7 @@ class _SplitTokenLoss(torch.autograd.Function):
         counts_N = labels_N != IGNORED_LABEL
         num_labels = counts_N.sum()
         loss = torch.where(counts_N, sums_2N[0].log() - sums_2N[1], 0.0).sum() / num_labels
-        if ctx.needs_input_grad[0]:  # the probabilities, less one at the label
+        if ctx.needs_input_grad[0]:  # the probabilities, minus one at the label
             error_Nv = exp_Nv.div_(sums_2N[0].unsqueeze(-1))
             error_Nv.scatter_add_(1, local_N1, -here_N.unsqueeze(-1).to(error_Nv.dtype))
             ctx.save_for_backward(error_Nv.mul_((counts_N / num_labels).unsqueeze(-1)))

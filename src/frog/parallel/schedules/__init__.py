@@ -1,1 +1,1 @@
-"""Pipeline schedules: which stage computes what when. Needs no torch."""
+"""Pipeline schedules: which stage computes what, and when. Needs no torch."""

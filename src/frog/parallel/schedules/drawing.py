@@ -13,13 +13,13 @@ LEGEND = "F forward, B backward{split}, with the number of the micro-batch{chunk
 
 
 def label(schedule: Schedule, action: Action) -> str:
-    """An action in short: kind and micro-batch; with virtual stages a letter says which of the rank's own."""
+    """Abbreviate an action: kind and micro-batch; with virtual stages a letter names one of the rank's stages."""
     chunk = action.stage // len(schedule.ranks)
     return f"{action.kind}{action.micro}" + (string.ascii_lowercase[chunk % 26] if schedule.virtual_stages > 1 else "")
 
 
 def legend(schedule: Schedule) -> str:
-    """What the letters of `draw` and `table` say."""
+    """Explain the letters of `draw` and `table`."""
     return LEGEND.format(
         split=" for the input, W for the weights" if schedule.splits_backward else "",
         chunk=" (a, b, ...: which of the rank's own stages)" if schedule.virtual_stages > 1 else "",
@@ -27,7 +27,7 @@ def legend(schedule: Schedule) -> str:
 
 
 def draw(simulation: Simulation) -> str:
-    """A line for each rank, time to the right: an action is as wide as it takes long.
+    """Draw a line for each rank, time to the right: the width of an action is its duration.
 
     Raises:  UsageError if times are so uneven that the picture would be wider than 2000 columns.
     """
@@ -35,10 +35,10 @@ def draw(simulation: Simulation) -> str:
     width = max(len(label(schedule, action)) for action in times) + 1
     shortest = min((end - start for start, end in times.values() if end > start), default=1.0)
     if any(abs(start / shortest - round(start / shortest)) > 1e-9 for start, _ in times.values()):
-        width += 1  # rounding may take a column away
+        width += 1  # rounding may remove a column
     columns = round(simulation.makespan / shortest * width)
     if columns > 2000:
-        raise UsageError(f"the picture would be {columns} columns wide", "take fewer micro-batches, or --list")
+        raise UsageError(f"the picture would be {columns} columns wide", "use fewer micro-batches, or --list")
     rows = [["."] * columns for _ in schedule.ranks]
     for action, (start, end) in times.items():
         first, stop = round(start / shortest * width), round(end / shortest * width)
@@ -48,7 +48,7 @@ def draw(simulation: Simulation) -> str:
 
 
 def table(schedule: Schedule) -> str:
-    """A line for each rank: its actions, in order."""
+    """Return a line for each rank: its actions, in order."""
     return _numbered(" ".join(label(schedule, action) for action in actions) for actions in schedule.ranks)
 
 

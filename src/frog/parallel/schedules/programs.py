@@ -1,12 +1,12 @@
-"""From a schedule to each rank's program: when to post a receive, when to send, when a sent tensor may be let go.
+"""Turn a schedule into each rank's program: when to post a receive, when to send, when to let go of a sent tensor.
 
-Every F but the last stage's sends its output on, every B but the first stage's its input's gradient back. Three rules
-keep that free of deadlock, also where (as with NCCL) the messages between two ranks all pass through one queue:
+Every F except the last stage's sends its output on; every B except the first stage's sends its input's gradient back.
+Three rules prevent deadlocks, even if (as with NCCL) the messages between two ranks all pass through one queue:
 
   one order    The messages between two ranks have one order in both directions, the order in which a simulation sends
                them. Both ranks post their sends and receives in it, so the heads of the two queues always match.
-  in time      A receive is posted one action before it is needed, if its turn has come, so that the message travels
-               while the rank computes; and before any send whose turn is later.
+  in time      A receive is posted one action before it is needed, if it is next in the order, so that the message
+               travels while the rank computes; and before any send that comes later in the order.
   let go       A sent tensor is kept until a message arrives that its receiver cannot have sent without having it.
 """
 
@@ -23,7 +23,7 @@ from frog.parallel.schedules.simulation import simulate
 
 @dataclass(frozen=True)
 class Instruction:
-    """One line of a rank's program. A message is named by the action that makes it."""
+    """One line of a rank's program. A message is identified by the action that produces it."""
 
     op: Literal["run", "receive", "send", "let_go"]
     action: Action
@@ -37,7 +37,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Message:
-    """What one action makes and another, on another rank, works on."""
+    """The result of one action that another action, on another rank, needs."""
 
     made_by: Action
     needed_by: Action
@@ -46,7 +46,7 @@ class Message:
 
 
 def messages(schedule: Schedule) -> list[Message]:
-    """All messages, in the order in which a simulation with equal times sends them."""
+    """Return all messages, in the order in which a simulation with equal times sends them."""
     ends = {action: end for action, (_, end) in simulate(schedule).times.items()}
     found = []
     for action in ends:
@@ -58,15 +58,15 @@ def messages(schedule: Schedule) -> list[Message]:
 
 
 def program(schedule: Schedule, rank: int) -> list[Instruction]:
-    """What a rank does, line by line.
+    """Return a rank's program, line by line.
 
-    Raises:  FrogError if the schedule cannot end.
+    Raises:  FrogError if the schedule has a deadlock.
     """
     return list(_Writer(schedule, rank).instructions())
 
 
 class _Writer:
-    """Goes through a rank's actions and writes down what has to be moved before and after each."""
+    """Goes through a rank's actions and writes the transfers before and after each."""
 
     def __init__(self, schedule: Schedule, rank: int) -> None:
         self._actions, self._rank = schedule.ranks[rank], rank
@@ -104,7 +104,7 @@ class _Writer:
             yield self._post(queue.pop(0))
 
     def _early(self, place: int) -> Iterator[Instruction]:
-        """Post what the next action needs, if it is next in its queue."""
+        """Post the receive that the next action needs, if it is next in its queue."""
         needed = self._arriving.get(self._actions[place]) if place < len(self._actions) else None
         if needed is not None and self._queues[needed.source][:1] == [needed]:
             yield self._post(self._queues[needed.source].pop(0))
@@ -115,7 +115,7 @@ class _Writer:
         return Instruction("receive", message.made_by, message.source)
 
     def _let_go(self, arrived: Message) -> Iterator[Instruction]:
-        """The sends that the sender of `arrived` had taken in when it made it."""
+        """Return the sends that the sender of `arrived` had received when it sent it."""
         made = self._places[arrived.made_by]
         taken = [m for m in self._kept if m.target == arrived.source and self._places[m.needed_by] <= made]
         self._kept = [message for message in self._kept if message not in taken]

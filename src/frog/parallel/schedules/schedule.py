@@ -1,10 +1,10 @@
-"""Pipeline schedules as data: for each rank the order in which it works. No torch: print, draw and simulate them.
+"""Pipeline schedules as data: for each rank the order of its work. Needs no torch; print, draw and simulate them.
 
-The layers are cut into stages, the batch into micro-batches. For each stage and micro-batch there is one action F
-(forward) and one B (backward); a schedule that splits the backward pass has in B the gradient of the stage's input
-alone, which the stage before waits for, and in W the gradient of its weights, for which nobody waits.
+The layers are divided into stages, the batch into micro-batches. For each stage and micro-batch there is one action F
+(forward) and one B (backward). A schedule that splits the backward pass has in B only the gradient of the stage's
+input, for which the previous stage waits, and in W the gradient of its weights, for which no stage waits.
 
-With p ranks stage s lies on rank s modulo p: with more stages than ranks a micro-batch goes round several times.
+With p ranks, stage s is on rank s modulo p: with more stages than ranks, a micro-batch goes around several times.
 Every schedule here takes a stage's micro-batches in ascending order, so a gradient is the same sum everywhere.
 """
 
@@ -36,7 +36,7 @@ class Action:
 
 @dataclass(frozen=True)
 class Schedule:
-    """What each rank of the pipeline does, in order."""
+    """The actions of each rank of the pipeline, in order."""
 
     name: str
     num_micro: int
@@ -50,15 +50,15 @@ class Schedule:
 
     @property
     def splits_backward(self) -> bool:
-        """Whether weight gradients are actions of their own."""
+        """True if weight gradients are separate actions."""
         return any(action.kind == "W" for actions in self.ranks for action in actions)
 
     def rank_of(self, stage: int) -> int:
-        """The rank that holds a stage."""
+        """Return the rank that holds a stage."""
         return stage % len(self.ranks)
 
     def needs(self, action: Action) -> Action | None:
-        """The action, mostly another rank's, whose result this one works on; None at the pipeline's beginning."""
+        """Return the action, usually on another rank, whose result this one needs; None at the pipeline's beginning."""
         kind, stage, micro = action.kind, action.stage, action.micro
         if kind == "F":
             return Action("F", stage - 1, micro) if stage > 0 else None
@@ -68,7 +68,7 @@ class Schedule:
 
 
 def gpipe(num_ranks: int, num_micro: int) -> Schedule:
-    """All forward passes, then all backward passes: every activation is held at once. Source: Huang et al. 2019."""
+    """All forward passes, then all backward passes: every activation is held until then. Source: Huang et al. 2019."""
     ranks = [
         [Action(kind, rank, micro) for kind in ("F", "B") for micro in range(num_micro)] for rank in range(num_ranks)
     ]
@@ -78,7 +78,7 @@ def gpipe(num_ranks: int, num_micro: int) -> Schedule:
 def one_f_one_b(num_ranks: int, num_micro: int) -> Schedule:
     """A few forward passes to fill the pipeline, then one backward pass after each forward pass.
 
-    The bubble is GPipe's, but rank r holds p - r activations at most, however many micro-batches there are.
+    The bubble is GPipe's, but rank r holds at most p - r activations, however many micro-batches there are.
     Source: Narayanan et al. 2019 (PipeDream); Fan et al. 2021 (DAPPLE).
     """
     ranks = [list(_alternate(num_micro, num_ranks - rank - 1, _plain(rank))) for rank in range(num_ranks)]
@@ -86,16 +86,16 @@ def one_f_one_b(num_ranks: int, num_micro: int) -> Schedule:
 
 
 def interleaved(num_ranks: int, num_micro: int, virtual_stages: int) -> Schedule:
-    """1F1B with several thinner stages on each rank: the pipeline fills v times as fast, and v times as much is sent.
+    """1F1B with several thinner stages on each rank: the pipeline fills v times as fast, and sends v times as much.
 
     Micro-batches go in groups of p: a group passes through a rank's first stage, then through its second, and so on.
     Source: Narayanan et al. 2021, section 2.2.
-    Raises:  ConfigError if the micro-batches do not make whole groups.
+    Raises:  ConfigError if the micro-batches do not form complete groups.
     """
     if num_micro % num_ranks:
         raise ConfigError(
-            f"interleaved: {num_micro} micro-batches are no multiple of {num_ranks} ranks",
-            "they go through the pipeline in groups of as many as there are ranks",
+            f"interleaved: {num_micro} micro-batches are not a multiple of {num_ranks} ranks",
+            "they go through the pipeline in groups of the number of ranks",
         )
     ranks = []
     for rank in range(num_ranks):
@@ -106,10 +106,10 @@ def interleaved(num_ranks: int, num_micro: int, virtual_stages: int) -> Schedule
 
 
 def zero_bubble(num_ranks: int, num_micro: int) -> Schedule:
-    """1F1B whose backward pass is split: weight gradients fill what were bubbles.
+    """1F1B with a split backward pass: weight gradients fill the bubbles.
 
-    ZB-H1: rank r puts its weight gradients off by r micro-batches, so that every rank has at most p micro-batches
-    that are begun and not ended, the most that 1F1B has on any rank. Source: Qi et al. 2023, section 3.1.
+    ZB-H1: rank r defers its weight gradients by r micro-batches, so that every rank has at most p unfinished
+    micro-batches, the most that 1F1B has on any rank. Source: Qi et al. 2023, section 3.1.
     """
     ranks = []
     for rank in range(num_ranks):
@@ -124,38 +124,38 @@ def zero_bubble(num_ranks: int, num_micro: int) -> Schedule:
 
 
 _MOST_PASSES = 100_000
-"""Of a schedule: each pass is an object here."""
+"""Largest schedule: each pass is an object here."""
 
 
 def make_schedule(name: str, num_ranks: int, num_micro: int, virtual_stages: int = 1) -> Schedule:
-    """The schedule of this name; `virtual_stages` counts for interleaved alone.
+    """Return the schedule of this name; `virtual_stages` applies only to interleaved.
 
-    Raises:  ConfigError if there is none, or fewer micro-batches than ranks.
+    Raises:  ConfigError if the name is unknown, or if there are fewer micro-batches than ranks.
     """
     if virtual_stages < 1:
-        raise ConfigError(f"{name}: {virtual_stages} virtual stages", "a rank holds one stage at least")
+        raise ConfigError(f"{name}: {virtual_stages} virtual stages", "a rank needs at least one stage")
     if num_ranks < 1 or num_micro < num_ranks:
         raise ConfigError(
             f"{name}: {num_micro} micro-batches for {num_ranks} stages",
-            "a pipeline needs a stage at least, and as many micro-batches as it has ranks: fewer never fill it",
+            "a pipeline needs at least one stage, and at least one micro-batch per rank: fewer never fill it",
         )
     if num_ranks * num_micro * virtual_stages > _MOST_PASSES:
         raise ConfigError(
             f"{name}: {num_micro} micro-batches through {num_ranks} stages: more than {_MOST_PASSES:,} passes",
-            "a schedule of fewer shows the same",
+            "a smaller schedule shows the same",
         )
     if name == "interleaved":
         return interleaved(num_ranks, num_micro, virtual_stages)
     simple = {"gpipe": gpipe, "1f1b": one_f_one_b, "zero_bubble": zero_bubble}
     if name not in simple:
-        raise ConfigError(f"no schedule {name!r}", f"there are {', '.join(NAMES)}")
+        raise ConfigError(f"no schedule {name!r}", f"available: {', '.join(NAMES)}")
     return simple[name](num_ranks, num_micro)
 
 
 def stage_layers(num_layers: int, num_stages: int) -> list[range]:
-    """Which layers each stage holds: equally many, and one more on the first few where they do not divide.
+    """Return the layers of each stage: the same number, with one more on the first stages if they do not divide.
 
-    Raises:  ConfigError if some stage would have none.
+    Raises:  ConfigError if a stage would have no layer.
     """
     if num_layers < num_stages:
         raise ConfigError(
@@ -167,7 +167,7 @@ def stage_layers(num_layers: int, num_stages: int) -> list[range]:
 
 
 def problems(schedule: Schedule) -> list[str]:
-    """What keeps a schedule from running; empty if every action is there once, on its stage's rank, in time."""
+    """Return what keeps a schedule from running; empty if every action exists once, on its stage's rank, in time."""
     kinds: tuple[Kind, ...] = ("F", "B", "W") if schedule.splits_backward else ("F", "B")
     micros, found = range(schedule.num_micro), []
     expected = {Action(kind, stage, m) for kind in kinds for stage in range(schedule.num_stages) for m in micros}
@@ -175,7 +175,7 @@ def problems(schedule: Schedule) -> list[str]:
     for rank, actions in enumerate(schedule.ranks):
         for action in actions:
             if action in seen:
-                found.append(f"{action} is there twice")
+                found.append(f"{action} occurs twice")
             if schedule.rank_of(action.stage) != rank:
                 found.append(f"{action} is on rank {rank}, its stage on rank {schedule.rank_of(action.stage)}")
             seen.add(action)
@@ -189,14 +189,14 @@ def _deadlock(schedule: Schedule) -> list[str]:
     for rank, _ in in_order(schedule):
         places[rank] += 1
     return [
-        f"rank {rank} waits for {schedule.needs(actions[place])} before {actions[place]}, which never comes"
+        f"rank {rank} waits for {schedule.needs(actions[place])} before {actions[place]}, which never runs"
         for rank, (place, actions) in enumerate(zip(places, schedule.ranks, strict=True))
         if place < len(actions)
     ]
 
 
 def in_order(schedule: Schedule) -> Iterator[tuple[int, Action]]:
-    """All actions with their ranks, each after what it needs; ends early where ranks wait for each other for ever."""
+    """Yield all actions with their ranks, each after the one it needs; end early at a deadlock."""
     done: set[Action] = set()
     places = [0] * len(schedule.ranks)
     moved = True
@@ -219,7 +219,7 @@ def _schedule(name: str, num_micro: int, virtual_stages: int, ranks: list[list[A
 
 
 def _alternate(count: int, warm_up: int, order: Callable[[Kind, int], Action]) -> Iterator[Action]:
-    """`warm_up` forward passes, then one of each as long as there are any, then the backward passes that are left."""
+    """Yield `warm_up` forward passes, then one forward and one backward in turn, then the remaining backward passes."""
     ahead = min(warm_up, count)
     yield from (order("F", k) for k in range(ahead))
     for k in range(count):
@@ -233,7 +233,7 @@ def _plain(stage: int) -> Callable[[Kind, int], Action]:
 
 
 def _interleaved_order(rank: int, num_ranks: int, num_micro: int, virtual: int) -> Callable[[Kind, int], Action]:
-    """A rank's k-th forward or backward pass: groups of p micro-batches, each through one stage after the other."""
+    """Return a rank's k-th forward or backward pass: groups of p micro-batches, each through all stages."""
 
     def order(kind: Kind, k: int) -> Action:
         group, within = divmod(k, num_ranks * virtual)

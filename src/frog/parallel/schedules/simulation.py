@@ -1,4 +1,4 @@
-"""How long a pipeline schedule takes, how much of that is bubble and how much memory it holds, without running it."""
+"""Compute a pipeline schedule's time, bubble and memory without running it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from frog.parallel.schedules.schedule import Action, Kind, Schedule, in_order, p
 
 @dataclass(frozen=True)
 class Simulation:
-    """When each action runs, and what follows from it."""
+    """The times of each action, and the numbers that follow from them."""
 
     schedule: Schedule
     times: Mapping[Action, tuple[float, float]]
@@ -27,7 +27,7 @@ class Simulation:
 
     @property
     def bubble(self) -> float:
-        """The share of the ranks' time in which they wait, from the first action's start to the last one's end."""
+        """The fraction of the ranks' time spent waiting, from the first action's start to the last one's end."""
         busy = sum(end - start for start, end in self.times.values())
         return 1 - busy / (self.makespan * len(self.schedule.ranks))
 
@@ -39,13 +39,13 @@ def simulate(
     weight_time: float = 1.0,
     send_time: float = 0.0,
 ) -> Simulation:
-    """Run every action as soon as its rank is free and what it needs has arrived.
+    """Run every action as soon as its rank is free and its input has arrived.
 
-    Units:   any, the same for all four. The first three are of one rank's whole share of the layers and one
+    Units:   any, the same for all four times. The first three are for one rank's whole share of the layers and one
              micro-batch; a virtual stage takes its part of them. `backward_time` is for the gradient of the input,
-             `weight_time` for that of the weights; where the backward pass is whole it takes both.
-    Assumes: stages take equally long, and sending holds up neither of the two ranks.
-    Raises:  FrogError if the schedule cannot end.
+             `weight_time` for that of the weights; an unsplit backward pass takes both.
+    Assumes: stages take the same time, and sending blocks neither rank.
+    Raises:  FrogError if the schedule has a deadlock.
     """
     whole = 0.0 if schedule.splits_backward else weight_time
     costs: dict[Kind, float] = {"F": forward_time, "B": backward_time + whole, "W": weight_time}
@@ -81,12 +81,12 @@ def bubble_formula(
     backward_time: float = 1.0,
     weight_time: float = 1.0,
 ) -> float:
-    """The textbook's bubble, as a share of the whole time: of p ranks, m micro-batches, v virtual stages.
+    """Return the textbook's bubble as a fraction of the total time: p ranks, m micro-batches, v virtual stages.
 
-    gpipe and 1f1b (p-1)/(m+p-1); interleaved (p-1)/(vm+p-1); zero_bubble (p-1)(F+B-W) idle beside m(F+B+W) of work.
+    gpipe and 1f1b (p-1)/(m+p-1); interleaved (p-1)/(vm+p-1); zero_bubble (p-1)(F+B-W) idle and m(F+B+W) of work.
 
     Units:   as in `simulate`.
-    Assumes: stages take equally long and sending takes no time; for zero_bubble also W <= F, B.
+    Assumes: stages take the same time and sending takes no time; for zero_bubble also W <= F, B.
     Source:  Narayanan et al. 2021, section 2.2; Qi et al. 2023, table 1.
     """
     work = forward_time + backward_time + weight_time

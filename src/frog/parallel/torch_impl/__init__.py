@@ -1,1 +1,1 @@
-"""The same strategies by PyTorch and DeepSpeed: DDP, FSDP2, DTensor, torch.distributed.pipelining, DeepSpeed ZeRO."""
+"""The same strategies in PyTorch and DeepSpeed: DDP, FSDP2, DTensor, torch.distributed.pipelining, DeepSpeed ZeRO."""

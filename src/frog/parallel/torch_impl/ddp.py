@@ -1,19 +1,19 @@
-"""Data parallelism by torch's DistributedDataParallel, with its communication hooks; zero1 by ZeroRedundancyOptimizer.
+"""Data parallelism with torch's DistributedDataParallel and its communication hooks; zero1: ZeroRedundancyOptimizer.
 
 Plan of communication over `dp` (P bytes of gradients):
   ddp    during the last micro-batch's backward pass, one all-reduce for each bucket as it fills. P bytes.
-  zero1  the same; each rank then updates whole parameters of its own, about as many elements as the others, and
-         broadcasts them: P bytes more, where `zero1.py` scatters and gathers and sends no more than ddp.
-What is sent with `strategy.compression`:
-  fp16, bf16  the buckets in half the bytes. The sum is taken in that precision.
-  powersgd    of each matrix two factors of rank 4 (Vogels et al. 2019), once 3 steps are taken, in which buckets are
-              settled. What is left out of a step is added to the next one's gradient (error feedback). That memory is
-              no part of a checkpoint: a resumed run begins with none, and with 3 full steps. On CPUs all gradients are
-              one bucket: the hook waits on gloo's two threads for what these same threads are to do.
-These change the numbers, so that a compressed run is near to one process but not equal to it.
+  zero1  the same; each rank then updates some whole parameters, about as many elements as the other ranks, and
+         broadcasts them: P bytes more, whereas `zero1.py` scatters and gathers and sends no more than ddp.
+Traffic with `strategy.compression`:
+  fp16, bf16  the buckets in half the bytes. The sum is computed in that precision.
+  powersgd    two factors of rank 4 for each matrix (Vogels et al. 2019), after 3 steps, in which the buckets
+              settle. The error of a step is added to the next one's gradient (error feedback). That memory is
+              not part of a checkpoint: a resumed run begins without it, and with 3 full steps. On CPUs all gradients
+              form one bucket: the hook waits on gloo's two threads for work of these same threads.
+These change the numbers, so that a compressed run is close to one process but not equal to it.
 
-Each bucket is in the events as one all-reduce of what was sent. A rank waits for its buckets inside the backward
-pass; what counts as waiting is the time from when its last bucket was on its way. zero1's broadcasts are not there.
+The events record each bucket as one all-reduce of the bytes sent. A rank waits for its buckets inside the backward
+pass; its waiting time starts when its last bucket was sent. zero1's broadcasts are not in the events.
 
 Source:  Li et al. 2020, "PyTorch Distributed: Experiences on Accelerating Data Parallel Training".
 """
@@ -47,14 +47,14 @@ POWER_SGD_RANK = 4
 POWER_SGD_START = 3
 
 Bucket = Any
-"""torch.distributed.GradBucket, which torch does not name for type checkers."""
+"""torch.distributed.GradBucket, which torch does not export for type checkers."""
 
 Hook = Callable[[Any, Bucket], torch.futures.Future[Tensor]]
 
 _PARAMETERS = inspect.signature(DistributedDataParallel).parameters
 _SYNC_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in _PARAMETERS else "broadcast_buffers"
 _NO_BUFFERS: dict[str, Any] = {_SYNC_BUFFERS: False}
-"""Buffers are not sent. The option's name is that in torch 2.13, or in torch 2.11 and earlier."""
+"""Do not broadcast buffers. The option has two names: one in torch 2.13, one in torch 2.11 and earlier."""
 
 
 class TorchDDP(Native):
@@ -93,7 +93,7 @@ class TorchDDP(Native):
 
     def _shard_optimizer(self, config: RunConfig, make_optimizer: MakeOptimizer) -> None:
         kinds = by_decay(self.updated_tensors())
-        # An optimizer of the first of each kind says what class and which settings the groups are to have.
+        # The first optimizer of each kind supplies the class and the settings of the groups.
         pattern = make_optimizer([kind[0] for kind in kinds])
         groups = [
             {**group, "params": [one.tensor for one in kind]}
@@ -107,7 +107,7 @@ class TorchDDP(Native):
             **{name: value for name, value in pattern.defaults.items() if name in known},
         )
         begin_states(zero.optim, config.optimizer)
-        zero.state = zero.optim.state  # its own stays empty: what there is belongs to the optimizer inside
+        zero.state = zero.optim.state  # its own stays empty: the state belongs to the inner optimizer
 
     def _micro_batch(self, last: bool) -> AbstractContextManager[Any]:
         return nullcontext() if last or self._ddp is None else self._ddp.no_sync()
@@ -130,11 +130,11 @@ class TorchDDP(Native):
 
 
 build = TorchDDP
-"""What the entry in `frog.config.strategies` leads to."""
+"""The class that the entry in `frog.config.strategies` refers to."""
 
 
 class RecordedHook:
-    """One of torch's communication hooks, and a record of what it sends for the events."""
+    """One of torch's communication hooks, which also records its traffic for the events."""
 
     def __init__(self, axis: Axis, compression: str) -> None:
         self._axis, self._launched_ns = axis, 0
@@ -150,7 +150,7 @@ class RecordedHook:
         self._half = compression in ("fp16", "bf16")
 
     def send(self, state: Any, bucket: Bucket) -> torch.futures.Future[Tensor]:
-        """What DistributedDataParallel calls for each full bucket. Not being torch's own, it may use bf16 with gloo."""
+        """Handle a full bucket for DistributedDataParallel. Not being torch's own, it may use bf16 with gloo."""
         before = self._compressed()
         future = self._hook(state, bucket)
         buffer = bucket.buffer()
@@ -162,11 +162,11 @@ class RecordedHook:
         return future.then(sent.arrived)
 
     def _compressed(self) -> int:
-        """How many elements PowerSGD has sent since it began."""
+        """Return how many elements PowerSGD has sent since it began."""
         return self.state.total_numel_after_compression if isinstance(self.state, PowerSGDState) else 0
 
     def record(self) -> None:
-        """Write the step's buckets into the events, on the thread that writes them."""
+        """Write the step's buckets to the events, on the thread that writes them."""
         waited_until_ns = self._launched_ns
         for sent in self._sent:
             sent.note.done(sent.end_ns, max(0, sent.end_ns - waited_until_ns))
@@ -175,7 +175,7 @@ class RecordedHook:
 
 
 class _Sent:
-    """A bucket on its way."""
+    """A bucket that was sent."""
 
     def __init__(self, note: Note) -> None:
         self.note, self.end_ns = note, 0

@@ -1,9 +1,9 @@
-"""ZeRO stages 1, 2 and 3 by DeepSpeed's engine, driven by its JSON file.
+"""ZeRO stages 1, 2 and 3 with DeepSpeed's engine, configured by its JSON file.
 
-The engine owns the backward pass, the reduction, the clipping and the step; this file fits them into a step of ours.
-Every rank's partitions are runs of elements of a parameter (stage 1 and 2 cut a flat buffer of all, stage 3 cuts every
-parameter), given as shards like those of the strategies from scratch, so that a checkpoint goes from any to any.
-With bf16 the engine computes in bf16 weights and keeps a float32 partition of them, which is what is seen and saved.
+The engine owns the backward pass, the reduction, the clipping and the step; this file maps them to a step of Frog.
+Every rank's partitions are slices of parameters (stages 1 and 2 divide a flat buffer of all, stage 3 divides every
+parameter), exposed as shards like those of the strategies from scratch, so that checkpoints are interchangeable.
+With bf16 the engine computes in bf16 weights and keeps a float32 partition of them, which is exposed and saved.
 Comm:    as in zero1, zero2, zero3, inside DeepSpeed: none of it is in the events.
 Source:  Rajbhandari et al. 2020.
 """
@@ -39,18 +39,18 @@ from frog.parallel.torch_impl.native import Native, explained
 
 @dataclass(frozen=True)
 class EngineSlice:
-    """The elements [first, first + count) of a parameter: what this rank updates of it, or keeps if it is frozen."""
+    """The elements [first, first + count) of a parameter that this rank updates, or keeps if it is frozen."""
 
     name: str
     parameter: nn.Parameter
     first: int
     count: int
     flat: Tensor
-    """Where they lie, from element `start` on. Of a trained parameter it is what the optimizer updates."""
+    """The tensor with these elements, from element `start` on. For a trained parameter, the optimizer updates it."""
     start: int
 
     def of(self, like_flat: Tensor) -> Tensor:
-        """The elements' place in a tensor that is laid out as `flat`."""
+        """Return these elements of a tensor that has the layout of `flat`."""
         return like_flat[self.start : self.start + self.count]
 
 
@@ -67,8 +67,8 @@ class DeepSpeed(Native):
     ) -> None:
         if config.train.precision == "fp16":
             raise ConfigError(
-                "train.precision='fp16' with strategy.implementation='deepspeed': it scales the loss itself, and so "
-                "does the trainer",
+                "train.precision='fp16' with strategy.implementation='deepspeed': both DeepSpeed and the trainer "
+                "would scale the loss",
                 "--set train.precision=bf16 needs no scaling",
             )
         super().__init__(config, mesh, model, make_optimizer)
@@ -78,15 +78,15 @@ class DeepSpeed(Native):
         self._fragments = importlib.import_module("deepspeed.utils")
         self.parameters = dict(model.named_parameters())
         given = self._given(config, make_optimizer)
-        if self._is_stage_3:  # the loss reads this weight without calling the module that holds it
+        if self._is_stage_3:  # the loss reads this weight without calling the module that owns it
             deepspeed.zero.register_external_parameter(model, model.lm_head.weight)
         if config.train.precision == "bf16":
             _attend_in_one_precision(model)
         try:
             self._run = self.engine = deepspeed.initialize(model=model, dist_init_required=False, **given)[0]
-        except ValueError as error:  # pydantic's too, against whose models DeepSpeed checks the file
+        except ValueError as error:  # includes pydantic's, which validates DeepSpeed's file
             words = shortened(" ".join(str(error).split()), 400)
-            raise ConfigError(f"{deepspeed_path(config)}: DeepSpeed refuses it: {words}", "correct it") from error
+            raise ConfigError(f"{deepspeed_path(config)}: DeepSpeed rejects it: {words}", "correct it") from error
         self.zero_optimizer = self.engine.optimizer
         self.optimizer = self.zero_optimizer.optimizer
         self._runs = list(self._all_runs())
@@ -95,9 +95,9 @@ class DeepSpeed(Native):
                 begin_state(self.optimizer, config.optimizer, run.flat)
 
     def _given(self, config: RunConfig, make_optimizer: MakeOptimizer) -> dict[str, Any]:
-        """The filled file, and the optimizer or what the file's own one is to update."""
+        """Return the filled file, and the optimizer or the parameter groups for the file's own optimizer."""
         kinds = by_decay(self.updated_tensors())
-        # An optimizer of the first of each kind says which settings the run has for it.
+        # The first optimizer of each kind supplies the run's settings for it.
         pattern = make_optimizer([kind[0] for kind in kinds]).param_groups
         path = deepspeed_path(config)
         filled = fill_deepspeed(read_deepspeed(path), path, config, self.mesh.world.size, pattern[0])
@@ -130,7 +130,7 @@ class DeepSpeed(Native):
         return [gradient for _, gradient in self._gradients()]
 
     def clip(self, norm: float, max_norm: float) -> None:
-        """The engine clips when it takes the step, by the same formula: it is given the limit."""
+        """Pass the limit to the engine, which clips when it takes the step, by the same formula."""
         self.zero_optimizer.clip_grad = max_norm
 
     def step(self, scaler: torch.amp.GradScaler) -> None:
@@ -138,12 +138,12 @@ class DeepSpeed(Native):
             self.engine.step()
 
     def zero(self) -> None:
-        """Nothing: the engine has done it at the end of its step."""
+        """Do nothing: the engine has zeroed the gradient at the end of its step."""
 
     def train(self, mode: bool = True) -> None:
         self.engine.train(mode)
 
-    # ---- what is where -----------------------------------------------------------------------------------------------
+    # ---- local state -------------------------------------------------------------------------------------------------
 
     def _all_runs(self) -> Iterator[EngineSlice]:
         zero = self.zero_optimizer
@@ -197,7 +197,7 @@ class DeepSpeed(Native):
         ]
 
     def loaded(self, shards: Sequence[LocalShard]) -> None:
-        """The engine works with copies of the float32 partitions: renew them, as at the end of a step."""
+        """Refresh the engine's copies of the float32 partitions, as at the end of a step."""
         zero = self.zero_optimizer
         if not self._is_stage_3:
             zero.update_lp_params()
@@ -210,20 +210,20 @@ class DeepSpeed(Native):
 
 
 build = DeepSpeed
-"""What the entry in `frog.config.strategies` leads to."""
+"""The class that the entry in `frog.config.strategies` refers to."""
 
 
 def _attend_in_one_precision(model: TinyTransformer) -> None:
-    """With bf16 weights values are bf16, but queries and keys come out of their float32 rotations in float32."""
+    """Convert queries and keys to the values' dtype: with bf16 weights their float32 rotations return float32."""
     for module in model.modules():
         if isinstance(module, Attention):
             module.attend = lambda q, k, v: causal_attention(q.to(v.dtype), k.to(v.dtype), v)
 
 
 def import_deepspeed(world: World) -> Any:
-    """The package, made ready for this world. Raises UsageError if it is not installed."""
+    """Import the package and prepare it for this world. Raises UsageError if it is not installed."""
     prepare_deepspeed(world.env.local_rank, on_cpu=world.device.type == "cpu")
-    logging.disable(logging.INFO)  # it tells where it looked for a GPU
+    logging.disable(logging.INFO)  # it logs where it looked for a GPU
     try:
         deepspeed = importlib.import_module("deepspeed")
     except ImportError as error:
@@ -235,7 +235,7 @@ def import_deepspeed(world: World) -> Any:
         logging.disable(logging.NOTSET)
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+_tensor` is deprecated", FutureWarning)  # its own calls
-    # Without this it compiles a collective of its own for CPUs, which takes a compiler and minutes.
+    # Otherwise DeepSpeed compiles its own collective for CPUs, which takes a compiler and minutes.
     importlib.import_module("deepspeed.ops").__compatible_ops__["deepspeed_shm_comm"] = False
     if not dist.is_initialized():
         store = dist.HashStore()  # type: ignore[attr-defined]

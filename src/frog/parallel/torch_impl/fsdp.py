@@ -1,14 +1,14 @@
-"""Data parallelism by torch's FSDP2, alone or over DTensor tensor parallelism.
+"""Data parallelism with torch's FSDP2, alone or with DTensor tensor parallelism.
 
-  ddp    `replicate`: every rank keeps everything; one all-reduce of each layer's gradient. It stands in for
-         DistributedDataParallel where parameters are DTensors, which that cannot hold.
-  zero2  `fully_shard` without resharding after the forward pass: parameters are gathered once a micro-batch, and stay
-         whole until their backward pass is done; gradients and optimizer state are sharded.
-  zero3  `fully_shard`: a layer is whole only while it works.
+  ddp    `replicate`: every rank keeps everything; one all-reduce of each layer's gradient. It replaces
+         DistributedDataParallel if parameters are DTensors, which DistributedDataParallel does not support.
+  zero2  `fully_shard` without resharding after the forward pass: parameters are gathered once per micro-batch, and
+         stay gathered until their backward pass is done; gradients and optimizer state are sharded.
+  zero3  `fully_shard`: a layer is gathered only while it computes.
 
-Each layer is one unit, the rest the root's. Every parameter is a DTensor, cut along its rows; with tensor parallelism
-each tp rank's part of it is. Gradients are reduce-scattered in every micro-batch, which keeps them sharded; what hybrid
-sharding and `replicate` add is done in the last one alone. All of it happens inside torch and is not in the
+Each layer is one unit, the rest the root's. Every parameter is a DTensor, split along its rows; with tensor parallelism
+each tp rank's part is. Gradients are reduce-scattered in every micro-batch, which keeps them sharded; the reductions of
+hybrid sharding and `replicate` happen only in the last one. All of it happens inside torch and is not in the
 events. The weights stay in float32: `train.precision` works through autocast, as in the other strategies.
 
 Source:  Zhao et al. 2023, "PyTorch FSDP"; the interface is torch.distributed.fsdp.fully_shard's.
@@ -76,13 +76,13 @@ class TorchFSDP(Native):
 
 
 build = TorchFSDP
-"""What the entry in `frog.config.strategies` leads to."""
+"""The class that the entry in `frog.config.strategies` refers to."""
 
 
 def spread(root: nn.Module, layers: Iterable[nn.Module], mesh: DeviceMesh, name: str) -> None:
-    """Put FSDP2's hooks on each layer and on the root, in place.
+    """Apply FSDP2 to each layer and to the root, in place.
 
-    Raises:  ConfigError for "ddp" if this torch replicates over a mesh of two dimensions only.
+    Raises:  ConfigError for "ddp" if this torch supports `replicate` only over meshes of two dimensions.
     """
     if name == "ddp":
         check_replicate()
@@ -94,17 +94,17 @@ def spread(root: nn.Module, layers: Iterable[nn.Module], mesh: DeviceMesh, name:
 
 
 def check_replicate() -> None:
-    """Raise ConfigError if torch's `replicate` takes no mesh of one dimension, as in torch 2.9."""
+    """Raise ConfigError if torch's `replicate` does not support meshes of one dimension, as in torch 2.9."""
     if "mesh" not in inspect.signature(replicate).parameters:
         raise ConfigError(
             f"ddp by torch together with tensor or pipeline parallelism: `replicate` of torch {torch.__version__} "
-            "does not take the mesh of the data ranks",
+            "does not support the mesh of the data ranks",
             "torch 2.11 or later, or --set strategy.implementation=frog",
         )
 
 
 def reshard(roots: Iterable[nn.Module]) -> None:
-    """Let go of whole parameters after a forward pass that no backward pass follows."""
+    """Free gathered parameters after a forward pass that no backward pass follows."""
     for root in roots:
         for module in root.modules():
             if isinstance(module, FSDPModule):

@@ -1,8 +1,8 @@
-"""What the strategies that torch or DeepSpeed carry out have in common: the same interface, the same view of state.
+"""The common base of strategies that torch or DeepSpeed implement: the same interface, the same view of state.
 
-A rank's state is given as shards of the whole model's tensors, as that of the strategies from scratch, so that proofs
-and checkpoints do not ask who did the work. The numbers that all ranks must agree on, and the norm, go through our own
-axes. The rest of the communication happens inside torch: what of it is in the events, each file says.
+A rank's state is exposed as shards of the full model's tensors, like that of the strategies from scratch, so that
+proofs and checkpoints do not depend on the implementation. The numbers that all ranks must agree on, and the norm, use
+Frog's own axes. The rest of the communication happens inside torch; each file says which of it is in the events.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from frog.parallel.strategy import Agreement, MakeOptimizer, Span, Strategy, bro
 
 
 class Native(Strategy):
-    """A strategy whose work torch does. `parameters` are what the optimizer updates, plain tensors or DTensors."""
+    """A strategy that torch implements. `parameters` are updated by the optimizer: plain tensors or DTensors."""
 
     model: TinyTransformer
     parameters: Mapping[str, nn.Parameter]
@@ -61,14 +61,14 @@ class Native(Strategy):
 
     @abstractmethod
     def _set_up(self, config: RunConfig, make_optimizer: MakeOptimizer) -> None:
-        """Lay the model out over the mesh, and begin the optimizer of what is then this rank's."""
+        """Distribute the model over the mesh, and create the optimizer of this rank's part."""
 
     def _begin_optimizer(self, parameters: Mapping[str, nn.Parameter], make_optimizer: MakeOptimizer) -> None:
         self.parameters = parameters
         self.optimizer = make_optimizer(self.updated_tensors())
 
     def updated_tensors(self) -> list[UpdatedTensor]:
-        """The parameters that are trained."""
+        """Return the trained parameters."""
         return [UpdatedTensor.of(name, p) for name, p in self.parameters.items() if p.requires_grad]
 
     # ---- one step ----------------------------------------------------------------------------------------------------
@@ -86,14 +86,14 @@ class Native(Strategy):
         return total
 
     def _micro_batch(self, last: bool) -> AbstractContextManager[Any]:
-        """Entered for each micro-batch; `last` if its gradient is the step's last."""
+        """Return the context of a micro-batch; `last` if its gradient is the step's last."""
         return nullcontext()
 
     def _backward(self, loss: Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
 
     def reduce(self, loss: Tensor, stop: bool) -> Agreement:
-        """torch has averaged the gradient during the backward pass; losses and requests to stop go round here."""
+        """Agree on losses and stop requests; torch has averaged the gradient during the backward pass."""
         slots = self._slots(loss, stop)
         self.mesh.world.axis.all_reduce(slots)
         return self._agreement(slots, grad_norm_local=None)
@@ -106,7 +106,7 @@ class Native(Strategy):
         return math.sqrt(total.item())
 
     def _own_gradients(self) -> list[Tensor]:
-        """What this rank counts of the reduced gradient, of the ranks that together hold one."""
+        """Return the part of the reduced gradient that this rank counts, among the ranks that together hold one."""
         return [local(p.grad) for name, p in self.parameters.items() if p.grad is not None and self._counts(name)]
 
     def clip(self, norm: float, max_norm: float) -> None:
@@ -131,11 +131,11 @@ class Native(Strategy):
     def train(self, mode: bool = True) -> None:
         self.model.train(mode)
 
-    # ---- what is where -----------------------------------------------------------------------------------------------
+    # ---- local state -------------------------------------------------------------------------------------------------
 
     @property
     def _shards(self) -> bool:
-        """Whether the data ranks of a row share out parameters and gradients."""
+        """True if the data ranks of a row shard parameters and gradients."""
         return False
 
     def parameter_shards(self) -> list[LocalShard]:
@@ -152,7 +152,7 @@ class Native(Strategy):
         return self.shards({name: state[p][moment] for name, p in self.parameters.items() if p in state}, f"{moment}/")
 
     def shards(self, named: Mapping[str, Tensor], prefix: str = "", along: Axis | None = None) -> list[LocalShard]:
-        """What this rank holds of some tensors, laid out as the parameters of these names; repeated `along` an axis."""
+        """Return this rank's shards of tensors laid out like the named parameters; replicated `along` an axis."""
         axis = along or (self.mesh.replicate if self._shards else self.mesh.data)
         shards = []
         for name, tensor in named.items():
@@ -164,15 +164,15 @@ class Native(Strategy):
 
 
 def check_compile(strategy: StrategyConfig) -> None:
-    """Raise ConfigError where torch.compile does not go together with what carries the strategy out."""
+    """Raise ConfigError if the implementation of the strategy does not support torch.compile."""
     found = {
         "strategy.implementation='deepspeed'": strategy.implementation == "deepspeed"
         and "the engine's hooks break the compiled graph",
         f"strategy.tp={strategy.tp} by torch": strategy.tp > 1
-        and "the backward pass of a compiled layer gives DTensor plain gradients",
+        and "the backward pass of a compiled layer passes plain gradients to DTensors",
         "strategy.schedule='zero_bubble' by torch": strategy.pp > 1
         and strategy.schedule == "zero_bubble"
-        and "the backward pass of a compiled layer cannot be cut in two",
+        and "the backward pass of a compiled layer cannot be split in two",
     }
     for what, why in found.items():
         if why:
@@ -180,13 +180,13 @@ def check_compile(strategy: StrategyConfig) -> None:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a DTensor, as a view; a plain tensor is its own."""
+    """Return this rank's part of a DTensor, as a view; a plain tensor unchanged."""
     with torch.no_grad():
         return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def offset_of(tensor: Tensor) -> tuple[int, ...]:
-    """Where this rank's part begins in the whole tensor."""
+    """Return the offset of this rank's part in the full tensor."""
     if not isinstance(tensor, DTensor):
         return (0,) * tensor.dim()
     _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
@@ -195,7 +195,7 @@ def offset_of(tensor: Tensor) -> tuple[int, ...]:
 
 @contextmanager
 def explained(world: World, during: str) -> Iterator[None]:
-    """Report a failure of torch's own communication as ours are."""
+    """Report a failure of torch's own communication like Frog's own."""
     try:
         yield
     except RuntimeError as error:
@@ -204,6 +204,6 @@ def explained(world: World, during: str) -> Iterator[None]:
         raise CommError(
             f"communication inside torch failed in {during} [rank {world.rank} of {world.size}]: "
             f"{world.backend.shorten(error)}",
-            "another rank has left or hangs; its own log says why",
+            "another rank has exited or hangs; its log shows why",
             ErrorFacts(cause=world.backend.cause_of(error)),
         ) from error

@@ -1,11 +1,11 @@
-"""Pipeline parallelism by torch.distributed.pipelining: our stages, torch's schedules and their executor.
+"""Pipeline parallelism with torch.distributed.pipelining: Frog's stages, torch's schedules and their executor.
 
-The model is cut as in `stages.py`; each stage is a module of its own, which torch's `PipelineStage` runs. Data ranks of
-a stage average its gradient with FSDP2's `replicate`, once a step, when the stage's last backward pass is done; with
+The model is divided as in `stages.py`; each stage is a module, which torch's `PipelineStage` runs. Data ranks of a
+stage average its gradient with FSDP2's `replicate`, once per step, when the stage's last backward pass is done; with
 tensor parallelism the stage's weights are DTensors.
 Comm:    as in `pipeline.py`: torch sends an output forward and a gradient back for each micro-batch and pair of
-         neighbours. That is not in the events; the sum of a tied embedding's two gradients, which is ours, is.
-         Evaluation takes another way: each stage's output is broadcast over `pp`.
+         neighbours, which are not in the events. The sum of a tied embedding's two gradients, which is Frog's own, is.
+         Evaluation works differently: each stage's output is broadcast over `pp`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SCHEDULES: dict[str, Any] = {
     "interleaved": ScheduleInterleaved1F1B,
     "zero_bubble": ScheduleInterleavedZeroBubble,
 }
-"""Of torch's the last two take a list of stages; the last with one stage a rank is the paper's ZB1P."""
+"""torch's schedule classes. The last two take a list of stages; with one stage per rank the last is ZB1P."""
 
 _step_parameters = inspect.signature(PipelineScheduleMulti.step).parameters
 NO_OUTPUTS: dict[str, Any] = {"return_outputs": False} if "return_outputs" in _step_parameters else {}
@@ -52,13 +52,13 @@ NO_OUTPUTS: dict[str, Any] = {"return_outputs": False} if "return_outputs" in _s
 
 
 class StageModule(nn.Module):
-    """One stage's layers, under the names that they have in the whole model; at the ends embedding, norm and head."""
+    """One stage's layers, under their names in the full model; at the ends also embedding, norm and head."""
 
     def __init__(
         self, model: TinyTransformer, layers: range, *, first: bool, last: bool, autocast: AbstractContextManager[Any]
     ) -> None:
         super().__init__()
-        self._model, self._autocast = (model,), autocast  # in a tuple, so that it is no submodule
+        self._model, self._autocast = (model,), autocast  # a tuple keeps it from becoming a submodule
         self.layers = nn.ModuleDict({str(layer): model.layers.get_submodule(str(layer)) for layer in layers})
         if first:
             self.embed_tokens = model.embed_tokens
@@ -66,7 +66,7 @@ class StageModule(nn.Module):
             self.norm, self.lm_head = model.norm, model.lm_head
 
     def forward(self, x: Tensor, labels_BT: Tensor) -> Tensor:
-        """Hidden states, or after the last stage the mean loss.
+        """Return hidden states, or after the last stage the mean loss.
 
         Shapes:  x: token ids (B, T) for the first stage, else (B, t, D), this rank's positions -> the latter; (1,)
         """
@@ -104,7 +104,7 @@ class SpannedStage(PipelineStage):
             return super().backward_weight_one_chunk(bwd_chunk_id, *args, **kwargs)
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
-        """The first messages between neighbours, all float32: torch 2.9 sends an int64 to a float32 receiver."""
+        """Declare the messages between neighbours as float32: torch 2.9 sends an int64 to a float32 receiver."""
         operations = super()._get_init_p2p_neighbors_ops()
         for operation in operations:
             operation.tensor = operation.tensor.float()
@@ -135,7 +135,7 @@ class TorchPipeline(Native):
         self._begin_optimizer(self._named(), make_optimizer)
 
     def _cut(self, config: RunConfig, model: TinyTransformer) -> list[SpannedStage]:
-        """Cut the model down to this rank's stages."""
+        """Reduce the model to this rank's stages."""
         pp = self.mesh.pp
         virtual = config.strategy.virtual_stages if config.strategy.schedule == "interleaved" else 1
         layers = stage_layers(model.config.num_hidden_layers, pp.size * virtual)
@@ -146,7 +146,7 @@ class TorchPipeline(Native):
         trained = [any(p.requires_grad for p in module.parameters()) for module in modules]
         build_stages(model, pp, virtual)
         x, between, loss = self._patterns(config)
-        # Shapes that are known beforehand spare torch a trial run to find them out.
+        # Known shapes spare torch a trial run to find them out.
         return [
             SpannedStage(
                 modules[number],
@@ -161,9 +161,9 @@ class TorchPipeline(Native):
         ]
 
     def _patterns(self, config: RunConfig) -> tuple[Tensor, Callable[[bool], Tensor], Callable[[bool], Tensor]]:
-        """What goes into the first stage, between two, and out of the last, for one micro-batch.
+        """Return sample tensors for one micro-batch: the input of the first stage, between stages, and the output.
 
-        Shapes:  -> (B, T); (B, t, D) and (1,), made to have a gradient or not
+        Shapes:  -> (B, T); (B, t, D) and (1,), with or without requires_grad
         """
         B, T, device = config.micro_batch_size(self.mesh.dp.size), config.data.sequence_length, self.mesh.pp.device
         shape = (B, self._positions(T), self.model.config.hidden_size)
@@ -174,11 +174,11 @@ class TorchPipeline(Native):
         )
 
     def _positions(self, T: int) -> int:
-        """How many of T positions this rank has between blocks."""
+        """Return the number of this rank's positions between blocks, of T."""
         return T // self.mesh.tp.size if self.config.sequence_parallel else T
 
     def _named(self) -> dict[str, nn.Parameter]:
-        """The stages' parameters by their names in the whole model."""
+        """Return the stages' parameters by their names in the full model."""
         is_tied = self.model.config.tie_word_embeddings
         return {
             TIED if is_tied and name == "lm_head.weight" else name: parameter
@@ -200,7 +200,7 @@ class TorchPipeline(Native):
         return self._total
 
     def _weigh(self, loss_1: Tensor, share_1: Tensor) -> Tensor:
-        """What torch calls for the loss of each micro-batch, and takes the backward pass of."""
+        """Return the loss of a micro-batch, from which torch starts the backward pass."""
         loss = (loss_1 * share_1).sum()
         self._total += loss.detach()
         return self._scale(loss)
@@ -233,4 +233,4 @@ class TorchPipeline(Native):
 
 
 build = TorchPipeline
-"""What the entry in `frog.config.strategies` leads to."""
+"""The class that the entry in `frog.config.strategies` refers to."""

@@ -1,13 +1,13 @@
-"""Tensor parallelism by torch's DTensor: the same splits as `tensor.py`, written as a plan for `parallelize_module`.
+"""Tensor parallelism with torch's DTensor: the same splits as `tensor.py`, as a plan for `parallelize_module`.
 
-The plan says for each module how its weight is split and how its input and output lie over `tp`; DTensor finds out
-which collectives that takes, and finds the same: with sequence parallelism an all-gather before a block's first
-matrices and a reduce-scatter behind its last, without it one all-reduce; the other way round in the backward pass.
-Between the modules tensors are plain ones, this rank's part, so that attention and its rotations need not know.
+For each module, the plan gives the layout of its weight, input and output over `tp`. DTensor derives the collectives,
+which are the same: with sequence parallelism an all-gather before a block's first matrices and a reduce-scatter after
+its last, without it one all-reduce; in reverse order in the backward pass. Tensors between the modules are plain local
+parts, so that attention and its rotations need no change.
 
 The loss is torch's `loss_parallel`: cross-entropy over logits whose vocabulary is split. It replaces four operators of
-DTensor while it is on, in the backward pass too, so a whole step runs under it.
-Comm:    as in `tensor.py`, but for the loss: all-reduces of the maximum, the sum and the label's logit of each token.
+DTensor while it is active, in the backward pass too, so a whole step runs under it.
+Comm:    as in `tensor.py`, except the loss: all-reduces of the maximum, the sum and the label's logit of each token.
          None of it is in the events.
 """
 
@@ -37,7 +37,7 @@ from frog.model.transformer import TinyTransformer
 
 
 class Repeated(ParallelStyle):
-    """Every rank has the whole weight and works on the whole input: a norm without sequence parallelism."""
+    """Every rank has the full weight and works on the full input: a norm without sequence parallelism."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         def enter(module: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
@@ -50,7 +50,7 @@ class Repeated(ParallelStyle):
 
 
 def split_model(model: TinyTransformer, mesh: DeviceMesh, sequence_parallel: bool) -> None:
-    """Make every weight a DTensor over the one-dimensional `mesh`, split or repeated, in place.
+    """Make every weight a DTensor over the one-dimensional `mesh`, split or replicated, in place.
 
     Assumes: all ranks hold the same weights.
     """
@@ -70,7 +70,7 @@ def split_model(model: TinyTransformer, mesh: DeviceMesh, sequence_parallel: boo
         model.lm_head.weight = model.embed_tokens.weight
     for layer in model.layers:
         parallelize_module(layer, mesh, _layer_plan(model.config, between, norm))
-    for name, parameter in model.named_parameters():  # SequenceParallel forgets it
+    for name, parameter in model.named_parameters():  # SequenceParallel omits it
         parameter.requires_grad_(name not in frozen)
     model.token_loss = lambda x, w_VD, labels_BT: _token_loss(x, w_VD, labels_BT, mesh, between)
 
@@ -88,25 +88,25 @@ def _layer_plan(model: ModelConfig, between: Shard | Replicate, norm: ParallelSt
 
 
 def _token_loss(x: Tensor, w_VD: Tensor, labels_BT: Tensor, mesh: DeviceMesh, between: Shard | Replicate) -> Tensor:
-    """The mean cross-entropy of logits whose vocabulary is split; under `loss_parallel`.
+    """Compute the mean cross-entropy of logits whose vocabulary is split; under `loss_parallel`.
 
-    Shapes:  x (B, T, D), or this rank's positions of it; w_VD (V, D), a DTensor -> a scalar, whole on every rank
+    Shapes:  x (B, T, D), or this rank's positions of it; w_VD (V, D), a DTensor -> a scalar, the same on every rank
     """
     x_BTD = DTensor.from_local(x, mesh, [between], run_check=False).redistribute(placements=[Replicate()])
     logits_BTV = F.linear(x_BTD, w_VD)
     labels = DTensor.from_local(labels_BT.flatten(), mesh, [Replicate()], run_check=False)
     loss = F.cross_entropy(logits_BTV.flatten(0, 1).float(), labels)
     assert isinstance(loss, DTensor)
-    return loss.to_local().clone()  # no view: FSDP2 hangs a hook on it
+    return loss.to_local().clone()  # not a view: FSDP2 attaches a hook to it
 
 
 def loss_parallel_over(tp: Axis) -> AbstractContextManager[Any]:
-    """Under this context the loss and its backward pass work on logits whose vocabulary is split."""
+    """Within this context, the loss and its backward pass work on logits whose vocabulary is split."""
     return loss_parallel() if tp.size > 1 else nullcontext()
 
 
 def settle_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Bring each DTensor's gradient into its parameter's layout, where autograd has left the sum over ranks undone."""
+    """Convert each DTensor's gradient to its parameter's layout, where autograd has not yet summed over ranks."""
     for parameter in parameters:
         grad = parameter.grad
         if isinstance(grad, DTensor) and isinstance(parameter, DTensor) and grad.placements != parameter.placements:
