@@ -1,1 +1,1 @@
-"""Formulas: what a strategy sends, holds and waits for. Numbers only, no torch."""
+"""Formulas for a strategy's traffic, memory and waiting time. Numbers only, no torch."""

@@ -1,4 +1,4 @@
-"""The commands of this room. What they need is imported when they run."""
+"""`frog strategies`: compare the strategies by formula. Imports happen when the command runs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _SEQUENCES_A_RANK = 4
 _TABLE_WIDTH = 160
 
 _LEGEND = """\
-memory      in float32, of the rank that holds most; activations at their peak
-in passing  whole layers of zero2 and zero3 while they are worked on; what is computed again, or put off
-micro       micro-batches, which a pipeline needs: the batch is the same, in smaller bites, so it holds less at once
-sent        bytes that leave the rank that sends most in one step, by ring algorithms; messages: how many collectives
-            (of diloco: the mean over a round of inner_steps steps, and the messages of its last)
-bubble      share of the time in which a pipeline's ranks wait for each other, if all stages take equally long"""
+memory      in float32, on the rank that holds most; activations at their peak
+in passing  gathered layers of zero2 and zero3 while they compute; recomputed or deferred tensors
+micro       micro-batches, which a pipeline needs: the same batch in smaller parts, so it holds less at a time
+sent        bytes that leave the rank that sends most in one step, by ring algorithms; messages: number of collectives
+            (diloco: the mean over a round of inner_steps steps, and the messages of its last step)
+bubble      fraction of the time in which a pipeline's ranks wait for each other, if all stages take the same time"""
 
 
 def add_plan_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -32,7 +32,7 @@ def add_plan_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentPar
     strategies = subparsers.add_parser(
         "strategies",
         help="compare the strategies for a model and a world: memory, traffic, bubble",
-        description="What each strategy holds and sends in one step, by formula. Nothing is run.",
+        description="Memory and traffic of each strategy in one step, by formula. Runs nothing.",
     )
     strategies.add_argument(
         "--model",
@@ -41,13 +41,13 @@ def add_plan_parsers(subparsers: argparse._SubParsersAction[argparse.ArgumentPar
         metavar="FILE",
         help="a config.json, or a run file (.toml) with its batch; default: config/config.json",
     )
-    strategies.add_argument("--world", type=at_least(1), default=8, metavar="N", help="how many ranks; default: 8")
+    strategies.add_argument("--world", type=at_least(1), default=8, metavar="N", help="number of ranks; default: 8")
     strategies.add_argument("--sequence-length", type=int, metavar="N", help="default: the file's, or all positions")
     strategies.add_argument(
         "--global-batch",
         type=int,
         metavar="N",
-        help=f"sequences in a step; default: the file's, or {_SEQUENCES_A_RANK} a rank",
+        help=f"sequences per step; default: the file's, or {_SEQUENCES_A_RANK} per rank",
     )
     strategies.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
     strategies.set_defaults(handler=_strategies)
@@ -66,9 +66,9 @@ def _strategies(args: argparse.Namespace) -> int:
 
 
 def _config(args: argparse.Namespace) -> RunConfig:
-    """The model and batch to compare with.
+    """Return the model and batch for the comparison.
 
-    Raises:  ConfigError if the file or the sizes cannot be.
+    Raises:  ConfigError if the file or the sizes are invalid.
     """
     from frog.config import DataConfig, RunConfig, TrainConfig, load_model_config, load_run_config
     from frog.core.errors import ConfigError
@@ -107,7 +107,7 @@ def _print_comparison(config: RunConfig, world: int, rows: list[Row]) -> None:
     from frog.core.units import format_count
 
     screen = console()
-    # A table as wide as it is: a narrow terminal breaks its lines, which loses less than cutting its cells.
+    # Print the table at its full width: a narrow terminal wraps its lines, which loses less than truncated cells.
     screen.width = max(screen.width, _TABLE_WIDTH)
     screen.print(
         f"{format_count(config.model.num_parameters())} parameters, {world} rank{'s' if world > 1 else ''}, "
@@ -124,7 +124,7 @@ def _print_comparison(config: RunConfig, world: int, rows: list[Row]) -> None:
     for row in {row.kind: row for row in rows if "+" not in row.kind}.values():
         screen.print(f"  {row.name.partition(',')[0] if row.kind == 'pp' else row.name}: {row.use}", soft_wrap=True)
     if any("+" in row.kind for row in rows):
-        screen.print("  a product (x): where the reasons of its parts meet")
+        screen.print("  a product (x): if the reasons of all its parts apply")
 
 
 def _table(rows: list[Row]) -> Table:

@@ -1,7 +1,7 @@
-"""What data parallelism sends in a step: the transfers of a strategy's entry, over all data ranks or over rows of them.
+"""The traffic of data parallelism in a step: the transfers of a strategy's entry, over all data ranks or rows of them.
 
-n is the number of ranks that share out, P the bytes of the rank's parameters in float32 (of its pipeline stages, of its
-tp slice), A the micro-batches of a step. Where the ranks go apart it is the step in which they meet.
+n is the number of ranks that shard, P the bytes of the rank's parameters in float32 (of its pipeline stages, of its
+tp slice), A the micro-batches of a step. If the strategy trains replicas apart, it is the step that synchronizes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _BLOCK = 1024
 
 @dataclass(frozen=True)
 class PlannedGroup:
-    """Parameters that the same ranks share: all of them, or, where `ep` splits the experts, the experts or the rest."""
+    """Parameters that the same ranks share: all of them, or, if `ep` splits the experts, the experts or the rest."""
 
     axis: str
     size: int
     replicate: int
-    """Copies of a row of ranks that share out, with hybrid sharding."""
+    """Number of replicas, with hybrid sharding."""
     root: UnitSizes
     layers: list[UnitSizes]
     what: str = ""
@@ -41,13 +41,13 @@ class PlannedGroup:
         return Flow(self.axis, op, self.size, num_bytes, num_messages, self.what + what)
 
     def over_replicas(self, num_messages: int) -> Flow:
-        """Hybrid sharding: an all-reduce of each rank's share of the gradient over the copies: 2(r-1)/r P/n."""
+        """Return hybrid sharding's all-reduce of each rank's shard of the gradient over the replicas: 2(r-1)/r P/n."""
         share = self.num_bytes / self.size
         return Flow("replicate", "all_reduce", self.replicate, share, num_messages, "gradients of the share")
 
 
 def planned_groups(layout: Layout) -> list[PlannedGroup]:
-    """What a rank's data parallelism is made of."""
+    """Return the parameter groups of a rank's data parallelism."""
     splits = bool(layout.config.strategy.entry.splits)
     axis, size = (layout.shard_axis, layout.shard) if splits else (layout.data_axis, layout.data)
     replicate = layout.replicate if splits else 1
@@ -61,7 +61,7 @@ def planned_groups(layout: Layout) -> list[PlannedGroup]:
 
 
 def data(layout: Layout) -> list[Flow]:
-    """All flows of a rank's data parallelism."""
+    """Return all flows of a rank's data parallelism."""
     return [flow for group in planned_groups(layout) for flow in _flows(group, layout)]
 
 
@@ -81,15 +81,15 @@ def _flows(group: PlannedGroup, layout: Layout) -> Iterator[Flow]:
 
 
 def _int8_bytes(numel: int, n: int) -> int:
-    """A vector in 8 bits, with a scale for each block of its n slices.
+    """Return the bytes of a vector in 8 bits, with a scale for each block of its n slices.
 
-    Assumes: `parallel/data/compression.py`'s rule, without the 64 bytes to which each parameter's start is rounded up.
+    Assumes: the rule of `parallel/data/compression.py`, without aligning each parameter's start to 64 bytes.
     """
     return -(-numel // (n * _BLOCK)) * n * (_BLOCK + FLOAT_BYTES)
 
 
 def _pieces(pieces: str, group: PlannedGroup, strategy: StrategyConfig) -> tuple[int, int]:
-    """Elements in all, and messages: see `Transfer`."""
+    """Return the number of elements, and of messages: see `Transfer`."""
     whole, inner = join(group.units), group.layers[:-1]
     num_tensors = len(whole.matrices) + len(whole.vectors)
     num_messages = {
@@ -102,9 +102,9 @@ def _pieces(pieces: str, group: PlannedGroup, strategy: StrategyConfig) -> tuple
 
 
 def num_buckets(unit: UnitSizes, bucket_bytes: float) -> int:
-    """Into how many buckets ddp cuts a gradient: from the last matrix to the first, and one of all vectors.
+    """Return the number of buckets into which ddp divides a gradient: matrices from last to first, then all vectors.
 
-    Assumes: `parallel/data/ddp.py`'s rule, without the 64 bytes to which it rounds up where each parameter starts.
+    Assumes: the rule of `parallel/data/ddp.py`, without aligning each parameter's start to 64 bytes.
     """
     most = max(1, int(bucket_bytes / FLOAT_BYTES))
     if unit.numel <= most:
@@ -118,7 +118,7 @@ def num_buckets(unit: UnitSizes, bucket_bytes: float) -> int:
 
 
 def partition_vectors(layout: Layout) -> list[int]:
-    """How many elements of vectors this rank updates, buffer by buffer. In a buffer they lie behind the matrices."""
+    """Return how many elements of vectors this rank updates, per buffer. In a buffer they follow the matrices."""
     splits, n = layout.config.strategy.entry.splits, layout.shard
     at = layout.data_rank % n
     if not splits:

@@ -1,4 +1,4 @@
-"""One collective's bytes: its payload, and what leaves a rank for it."""
+"""The bytes of one collective: its payload, and the bytes that leave a rank."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _RING_SHARE: dict[str, Callable[[int], float]] = {
 
 
 def wire_bytes(op: str, payload_bytes: float, axis_size: int) -> float:
-    """Bytes that leave one rank for a collective over `axis_size` ranks.
+    """Return the bytes that leave one rank for a collective over `axis_size` ranks.
 
-    Units:   bytes. The payload is that of the tensor that is whole before or after, as in the events.
-    Assumes: ring algorithms, the least that must be sent. All-reduce is reduce-scatter, then all-gather. In a broadcast
-             each rank passes all of it on. An all-to-all keeps a rank's own slice.
+    Units:   bytes. The payload is the full tensor, before or after, as in the events.
+    Assumes: ring algorithms, which send the minimum. All-reduce is reduce-scatter, then all-gather. In a broadcast
+             each rank forwards the whole tensor. An all-to-all keeps a rank's own slice.
     Source:  Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations".
     """
     return payload_bytes * _RING_SHARE[op](axis_size) if axis_size > 1 else 0.0
@@ -31,7 +31,7 @@ def wire_bytes(op: str, payload_bytes: float, axis_size: int) -> float:
 
 @dataclass(frozen=True)
 class Flow:
-    """What one operation on one axis sends in a step."""
+    """The traffic of one operation on one axis in a step."""
 
     axis: str
     op: str
@@ -40,7 +40,7 @@ class Flow:
     payload_bytes: float
     num_messages: int
     what: str
-    """What is sent, in words."""
+    """Name of the data."""
 
     @property
     def wire_bytes(self) -> float:
@@ -49,7 +49,7 @@ class Flow:
 
 
 def merge(flows: Iterable[Flow]) -> list[Flow]:
-    """One flow for each axis and operation, in order of their first; axes of one rank send nothing and drop out."""
+    """Merge flows of the same axis and operation, in order of first occurrence; axes of one rank send nothing."""
     found: dict[tuple[str, str], Flow] = {}
     for flow in flows:
         if flow.size == 1 or not flow.num_messages:

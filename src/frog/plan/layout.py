@@ -1,6 +1,6 @@
-"""Who holds what: a run's model and batch, cut by its strategy, as one rank of the world sees them.
+"""The layout of a run: its model and batch, divided by its strategy, as one rank of the world sees them.
 
-All other files of this room compute from this one. Sizes are counts of elements unless their name says bytes.
+All other files of this package use it. Sizes are numbers of elements unless their name says bytes.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from frog.config.model import ROOT, Parameter
 from frog.parallel.schedules.schedule import stage_layers
 
 FLOAT_BYTES = 4
-"""Parameters, gradients and moments are float32, at every precision of the products."""
+"""Parameters, gradients and moments are float32, whatever the precision of the products."""
 
 
 @dataclass(frozen=True)
 class UnitSizes:
-    """Some parameters that go together: a layer, or the root (embedding, last norm, head)."""
+    """The sizes of a group of parameters: a layer, or the root (embedding, last norm, head)."""
 
     matrices: tuple[int, ...]
-    """Elements of each, in the model's order."""
+    """Elements of each matrix, in the model's order."""
     vectors: tuple[int, ...]
 
     @property
@@ -31,7 +31,7 @@ class UnitSizes:
 
 
 def join(units: Iterable[UnitSizes]) -> UnitSizes:
-    """Several units as one."""
+    """Join several units into one."""
     units = list(units)
     return UnitSizes(
         tuple(size for unit in units for size in unit.matrices), tuple(size for unit in units for size in unit.vectors)
@@ -39,7 +39,7 @@ def join(units: Iterable[UnitSizes]) -> UnitSizes:
 
 
 def unit(model: ModelConfig, rows: Iterable[Parameter], tp: int = 1, ep: int = 1) -> UnitSizes:
-    """What one rank holds of some rows of the table of parameters: `tp` and `ep` ranks share what they split."""
+    """Return one rank's sizes of some rows of the table of parameters, divided by `tp` and `ep`."""
     sizes = [
         (row, row.numel(model) // (ep if row.kind == "expert" else 1 if row.split_dim is None else tp)) for row in rows
     ]
@@ -50,13 +50,14 @@ def unit(model: ModelConfig, rows: Iterable[Parameter], tp: int = 1, ep: int = 1
 
 
 def layer_unit(model: ModelConfig, tp: int = 1, ep: int = 1) -> UnitSizes:
-    """One layer's parameters on one of `tp` ranks, with its share of the experts."""
+    """Return one layer's parameters on one of `tp` ranks, with its share of the experts."""
     return unit(model, model.layer_parameters(), tp, ep)
 
 
 def root_unit(model: ModelConfig, tp: int = 1, *, first: bool = True, last: bool = True) -> UnitSizes:
-    """The parameters outside the layers, on a rank of the first stage, the last, both or neither. Tied, one rank has
-    the embedding once.
+    """Return the parameters outside the layers, on a rank of the first stage, the last, both or neither.
+
+    A rank with both has a tied embedding once.
     """
     held = {"embedding": first, "norm": last, "head": last and not (first and model.tie_word_embeddings)}
     return unit(model, (row for row in ROOT if held[row.kind]), tp)
@@ -64,7 +65,7 @@ def root_unit(model: ModelConfig, tp: int = 1, *, first: bool = True, last: bool
 
 @dataclass(frozen=True)
 class Layout:
-    """A run in a world, from one rank. Assumes that the run can be; `plan/strategies.py` says where it cannot."""
+    """A run in a world, seen from one rank. Assumes that the run is valid; `plan/strategies.py` reports why not."""
 
     config: RunConfig
     world_size: int
@@ -76,7 +77,7 @@ class Layout:
 
     @cached_property
     def sizes(self) -> dict[str, int]:
-        """Of each axis, from the slowest to the fastest."""
+        """Size of each axis, from the slowest to the fastest."""
         strategy = self.config.strategy
         return {"pp": strategy.pp, "dp": strategy.dp_size(self.world_size), "cp": strategy.cp, "tp": strategy.tp}
 
@@ -90,7 +91,7 @@ class Layout:
 
     @property
     def data(self) -> int:
-        """How many ranks average one gradient: those of dp and cp together."""
+        """Number of ranks that average one gradient: those of dp and cp together."""
         return self.sizes["dp"] * self.sizes["cp"]
 
     @property
@@ -103,7 +104,7 @@ class Layout:
 
     @property
     def shard(self) -> int:
-        """Over how many ranks zero shares out."""
+        """Number of ranks over which zero shards."""
         return self.config.strategy.shard or self.data
 
     @property
@@ -127,7 +128,7 @@ class Layout:
 
     @property
     def length(self) -> int:
-        """T: tokens of a sequence that this rank has, of those that context parallelism shares out."""
+        """T: this rank's tokens of a sequence, after context parallelism."""
         return self.config.data.sequence_length // self.sizes["cp"]
 
     @property
@@ -137,12 +138,12 @@ class Layout:
 
     @property
     def stream_bytes(self) -> int:
-        """x: the residual stream between two layers, whole: B*T*D numbers."""
+        """x: the full residual stream between two layers: B*T*D numbers."""
         return FLOAT_BYTES * self.num_tokens * self.model.hidden_size
 
     @property
     def stream_split(self) -> int:
-        """Over how many ranks sequence parallelism splits the residual stream."""
+        """Number of ranks over which sequence parallelism splits the residual stream."""
         return self.sizes["tp"] if self.config.strategy.sequence_parallel else 1
 
     # ---- the model ---------------------------------------------------------------------------------------------------
@@ -167,13 +168,13 @@ class Layout:
 
     @cached_property
     def stages(self) -> dict[int, int]:
-        """How many layers each stage of this rank has."""
+        """The number of layers in each stage of this rank."""
         layers = stage_layers(self.model.num_hidden_layers, self.num_stages)
         return {stage: len(layers[stage]) for stage in range(self.place["pp"], self.num_stages, self.sizes["pp"])}
 
     @property
     def num_layers(self) -> int:
-        """How many layers this rank has."""
+        """The number of layers of this rank."""
         return sum(self.stages.values())
 
     @cached_property
@@ -181,7 +182,7 @@ class Layout:
         return [layer_unit(self.model, self.sizes["tp"], self.config.strategy.ep)] * self.num_layers
 
     def layers_of(self, experts: bool) -> list[UnitSizes]:
-        """The experts of each layer of this rank, or the rest of each layer."""
+        """Return the experts of each layer of this rank, or the rest of each layer."""
         rows = [row for row in self.model.layer_parameters() if (row.kind == "expert") == experts]
         return [unit(self.model, rows, self.sizes["tp"], self.config.strategy.ep)] * self.num_layers
 
@@ -191,17 +192,17 @@ class Layout:
 
     @cached_property
     def whole(self) -> UnitSizes:
-        """All parameters of this rank before they are shared out over the data ranks."""
+        """All parameters of this rank before data parallelism shards them."""
         return join([self.root, *self.layers])
 
     @property
     def parameter_bytes(self) -> int:
-        """P: of what one data rank works with."""
+        """P: bytes of the parameters with which one data rank computes."""
         return FLOAT_BYTES * self.whole.numel
 
     @property
     def partition_bytes(self) -> float:
-        """What of P a rank keeps where zero shares it out: of experts that are shared out too, fewer ranks share."""
+        """The bytes of P that a rank keeps if zero shards it; experts split by `ep` are sharded over fewer ranks."""
         if self.config.strategy.ep == 1:
             return self.parameter_bytes / self.shard
         experts = FLOAT_BYTES * join(self.layers_of(experts=True)).numel
@@ -209,8 +210,10 @@ class Layout:
 
     @property
     def kept_bytes(self) -> float:
-        """What a strategy keeps beside parameters, gradients and moments. Where ranks go apart: the weights of the
-        round's start and the outer momentum, 2 P. In 8 bits: what both roundings left over, P and P/n.
+        """Bytes that a strategy keeps in addition to parameters, gradients and moments.
+
+        If replicas train apart: the weights of the round's start and the outer momentum, 2 P. In 8 bits: both rounding
+        errors, P and P/n.
         """
         strategy, whole = self.config.strategy, self.parameter_bytes
         rounded = strategy.compression == "int8" and self.data > 1
@@ -218,5 +221,5 @@ class Layout:
 
     @property
     def num_expert_copies(self) -> int:
-        """How many ranks hold the same experts."""
+        """Number of ranks that hold the same experts."""
         return self.data // self.config.strategy.ep

@@ -1,4 +1,4 @@
-"""A run's events beside the plan: what one rank sent in one step, and what the formulas say."""
+"""Compare a run's events with the plan: the bytes that one rank sent in one step, and the formulas."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from frog.runs.vocabulary import ASIDE
 TOLERANCE = 0.01
 
 _AGREED_BYTES = 64
-"""Beside a number for each rank (its loss), what a step's agreement takes: the norm, the request to stop."""
+"""Bytes of a step's agreement in addition to one number per rank (its loss): the norm, the request to stop."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One axis and operation of one rank in one step: sent, and expected."""
+    """The traffic of one rank on one axis by one operation in one step: sent, and expected."""
 
     axis: str
     op: str
@@ -29,7 +29,7 @@ class Comparison:
     payload_bytes: int
     num_messages: int
     expected: Flow | None
-    """None: no formula knows of it."""
+    """None if no formula covers it."""
 
     @property
     def sent_bytes(self) -> float:
@@ -42,12 +42,12 @@ class Comparison:
 
     @property
     def ratio(self) -> float | None:
-        """Sent by expected; None if nothing is expected."""
+        """Sent divided by expected bytes; None if nothing is expected."""
         return self.payload_bytes / self.expected.payload_bytes if self.expected else None
 
 
 def step_collectives(events: RankEvents, step: int) -> list[CollectiveEvent]:
-    """The collectives of a training step, without those of an evaluation or a checkpoint after it."""
+    """Return the collectives of a training step, without those of an evaluation or a checkpoint after it."""
     spans = [span for span in events.of(SpanEvent) if span.step == step and span.phase not in ASIDE]
     if not spans:
         return []
@@ -60,10 +60,10 @@ def step_collectives(events: RankEvents, step: int) -> list[CollectiveEvent]:
 def compare_step(
     config: RunConfig, world_size: int, rank: int, collectives: Iterable[CollectiveEvent], step: int | None = None
 ) -> list[Comparison]:
-    """A rank's collectives of one step, beside the formulas; in the formulas' order, then what they do not know.
+    """Compare a rank's collectives of one step with the formulas; in the formulas' order, then the uncovered ones.
 
-    The axis `world` is left out: it carries the few numbers that all ranks agree on. Without `step` it is one in which
-    the ranks meet.
+    The axis `world` is omitted: it carries the few agreed numbers. Without `step`, the formulas describe
+    a step in which the ranks synchronize.
     """
     sent: dict[tuple[str, str], list[int]] = {}
     for one in collectives:
@@ -82,7 +82,7 @@ def compare_step(
 
 
 def has_formula(config: RunConfig) -> bool:
-    """Whether the formulas are of this run: not of torch's compressed gradients, nor of tensor parallelism's
+    """True if the formulas cover this run: neither torch's compressed gradients, nor tensor parallelism's
     activations at a lower precision, some of which are sent in 16 bits and some in 32.
     """
     strategy = config.strategy
@@ -90,7 +90,7 @@ def has_formula(config: RunConfig) -> bool:
 
 
 def axis_sizes(layout: Layout) -> dict[str, int]:
-    """Every axis that a collective may name, with its number of ranks."""
+    """Return every axis that a collective may name, with its number of ranks."""
     sizes = layout.sizes
     return {
         **sizes,
@@ -106,15 +106,15 @@ def axis_sizes(layout: Layout) -> dict[str, int]:
 
 
 def traffic_problems(config: RunConfig, world_size: int, events: RankEvents, step: int) -> list[str]:
-    """Where a rank sent more or less in a step than the formulas say, by over 1 %; empty if it did not.
+    """Return where a rank's traffic in a step differs from the formulas by over 1 %; empty if it matches.
 
-    Of an axis and operation that no formula knows, 1 % of all that the rank sends may be.
+    An axis and operation without a formula may have 1 % of the rank's total traffic.
     """
     return problems(compare_step(config, world_size, events.rank, step_collectives(events, step), step), world_size)
 
 
 def problems(found: Iterable[Comparison], world_size: int) -> list[str]:
-    """The comparisons that are further apart than 1 % and a few numbers, in words."""
+    """Describe the comparisons that differ by more than 1 % and a few numbers."""
     found = list(found)
     whole = sum(one.expected_bytes for one in found)
     agreed_bytes = _AGREED_BYTES + FLOAT_BYTES * world_size

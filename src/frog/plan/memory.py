@@ -1,7 +1,7 @@
-"""What one rank's memory is taken up by: parameters, gradients, optimizer state, activations. Bytes, by formula.
+"""One rank's memory by formula, in bytes: parameters, gradients, optimizer state, activations.
 
-The first three are what lies there between two steps. Zero's units, which are whole only while they are worked on, are
-counted apart: they come and go.
+The first three are what remains between two steps. Zero's units, which are gathered only while they compute, are
+counted separately.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Memory:
     gradients: float
     optimizer: float
     activations: float
-    """At their peak."""
+    """Peak of the activations."""
     passing: float
-    """Whole units of parameters and gradients that come and go."""
+    """Gathered units of parameters and full gradients, which exist only for a while."""
 
     @property
     def total(self) -> float:
@@ -34,10 +34,10 @@ class Memory:
 
 
 def step_memory(config: RunConfig, world_size: int, rank: int = 0) -> Memory:
-    """What a rank holds in a step.
+    """Return the memory of a rank in a step.
 
     Units:   bytes
-    Assumes: float32 throughout, one FFN a layer, the model's own attention; a strategy from scratch.
+    Assumes: float32 throughout, one FFN per layer, the model's own attention; a strategy from scratch.
     Source:  Rajbhandari et al. 2020, sections 3 and 5, without the second, half-precision copy.
     """
     layout = Layout(config, world_size, rank)
@@ -53,10 +53,10 @@ def step_memory(config: RunConfig, world_size: int, rank: int = 0) -> Memory:
 
 
 def _passing(layout: Layout) -> float:
-    """Zero's units while they are whole: the root, the layer at work and the one on its way. And activations that
-    autograd does not keep: of a layer that is computed again, and of weight gradients that are put off.
+    """Return the memory of zero's gathered units (the root, the computing layer and the next one), and of activations
+    that autograd does not keep: those of a recomputed layer, and of deferred weight gradients.
 
-    Assumes: split gradients go as soon as they are reduced, split parameters as soon as they are used.
+    Assumes: sharded gradients are freed when they are reduced, sharded parameters when they have been used.
     """
     kinds = len(layout.config.strategy.entry.splits & {"gradients", "parameters"}) if layout.shard > 1 else 0
     units = FLOAT_BYTES * sum(unit.numel for unit in [layout.root, *layout.layers[:2]])
@@ -67,17 +67,17 @@ def _passing(layout: Layout) -> float:
 
 
 def activation_bytes(layout: Layout) -> int:
-    """What autograd keeps of the forward passes that are under way at once, for their backward passes.
+    """Return the activations that autograd keeps of all forward passes in progress, for their backward passes.
 
     Units:   bytes; a tensor that two formulas need is kept once
-    Assumes: `frog.model` in float32, eagerly, on a CPU. With activation checkpointing, without the insides of the one
-             layer that the backward pass is at, which `recomputed_bytes` gives.
+    Assumes: `frog.model` in float32, in eager mode, on a CPU. With activation checkpointing, without the insides of the
+             one layer in its backward pass, which `recomputed_bytes` gives.
     """
     return FLOAT_BYTES * _peak(layout, {stage: (stage_activations(layout, stage), 0) for stage in layout.stages})
 
 
 def _peak(layout: Layout, numbers: dict[int, tuple[int, int]]) -> int:
-    """The most that a rank holds, if each stage's micro-batch leaves so much until its B, and so much from B to W."""
+    """Return the peak of a rank, if each stage's micro-batch keeps some bytes until its B, and others from B to W."""
     if layout.sizes["pp"] == 1:
         return numbers[0][0]
     strategy = layout.config.strategy
@@ -91,7 +91,7 @@ def _peak(layout: Layout, numbers: dict[int, tuple[int, int]]) -> int:
 
 
 def stage_activations(layout: Layout, stage: int) -> int:
-    """Numbers that one micro-batch leaves in one stage; without a pipeline that is the whole model."""
+    """Return the numbers that one micro-batch keeps in one stage; without a pipeline the stage is the full model."""
     checkpointing = layout.config.train.activation_checkpointing
     each = layer_input(layout) if checkpointing else layer_activations(layout)
     head = head_activations(layout) if stage == layout.num_stages - 1 else 0
@@ -99,15 +99,15 @@ def stage_activations(layout: Layout, stage: int) -> int:
 
 
 def recomputed_bytes(layout: Layout) -> int:
-    """With activation checkpointing: what one layer keeps while the backward pass is at it."""
+    """Return the numbers that one layer keeps during its backward pass, with activation checkpointing."""
     inside = layer_activations(layout) - layer_input(layout)
     return FLOAT_BYTES * inside if layout.config.train.activation_checkpointing else 0
 
 
 def _deferred_bytes(layout: Layout) -> int:
-    """With a zero-bubble schedule: by how much the inputs and gradients of the matrices raise the peak, until their W.
+    """Return how much the inputs and gradients of the matrices, kept until their W, raise the peak of zero-bubble.
 
-    They are about as much as what a layer keeps without the norms' own: gradients take the places of q, k and v.
+    They are about what a layer keeps without the norms' own: gradients replace q, k and v.
     """
     per_layer = layer_activations(layout) - 3 * layer_input(layout)
     stages = layout.stages
@@ -116,22 +116,22 @@ def _deferred_bytes(layout: Layout) -> int:
 
 
 def layer_input(layout: Layout) -> int:
-    """The residual stream before a layer: B*T*D numbers."""
+    """Return the residual stream before a layer: B*T*D numbers."""
     return layout.num_tokens * layout.model.hidden_size // layout.stream_split
 
 
 def layer_activations(layout: Layout) -> int:
-    """Numbers that one layer keeps. By what needs them, with N = B*T tokens:
+    """Return the numbers that one layer keeps. By operation, with N = B*T tokens:
 
     input norm      its input and its input divided by the root mean squares (2 N D), and the inverses of these (N)
     q, k, v         their common input, the norm's output (N D)
     attention       q (N D), k and v (2 N K C), its output (N D), the log of each softmax' sum (N H)
-    o               its input is that output; where attention goes round a ring, a copy of it (N D)
-    q and k norms   where there are any: of N H and N K heads 2 C each, and one number
+    o               its input is that output; with ring attention, a copy of it (N D)
+    q and k norms   if there are any: 2 C for each of N H and N K heads, and one number
     second norm     as the first
-    the FFN         its input (N D), and what `_ffn` counts
+    the FFN         its input (N D), and the numbers that `_ffn` counts
 
-    Sequence parallelism splits the norms' inputs over tp, tensor parallelism what is inside the blocks.
+    Sequence parallelism splits the norms' inputs over tp, tensor parallelism the tensors inside the blocks.
     """
     model, tp, tokens = layout.model, layout.sizes["tp"], layout.num_tokens
     copies_of_output = 2 if layout.sizes["cp"] > 1 else 1
@@ -149,10 +149,10 @@ def _norm(layout: Layout) -> int:
 
 
 def _ffn(layout: Layout) -> int:
-    """SwiGLU keeps gate, silu(gate), up and their product: 4 N F.
+    """Return the numbers that SwiGLU keeps: gate, silu(gate), up and their product: 4 N F.
 
-    A mixture of E experts keeps these for each of a token's A experts, and the rows as they go in and come out:
-    N A (4 F + 2 D); of the router the probabilities, and the weights before and after they are made to sum to one.
+    A mixture of E experts keeps these for each of a token's A experts, and the rows that enter and leave:
+    N A (4 F + 2 D); the router keeps the probabilities, and the weights before and after they are scaled to sum to one.
     """
     model, tokens = layout.model, layout.num_tokens
     if model.num_local_experts is None:
@@ -162,7 +162,7 @@ def _ffn(layout: Layout) -> int:
 
 
 def head_activations(layout: Layout) -> int:
-    """Numbers that the last norm and the loss keep: the norm as in a layer, and then
+    """Return the numbers that the last norm and the loss keep: the norm as in a layer, and then
 
     alone           the gradients, which the loss computes in the forward pass: of its input (N D), of the weight (V D)
     with tp         its input (N D), and the gradient of this rank's logits (N V/tp)
@@ -174,7 +174,7 @@ def head_activations(layout: Layout) -> int:
 
 
 def rotary_tables(layout: Layout) -> int:
-    """Cosine and sine of each position: the model's own tables, or with context parallelism the rows of this rank's
-    positions, 2 T C numbers, which all layers share.
+    """Return the size of cosine and sine of each position: the model's own tables, or with context parallelism the rows
+    of this rank's positions, 2 T C numbers, which all layers share.
     """
     return 2 * layout.length * layout.model.head_dim if layout.sizes["cp"] > 1 else 0

@@ -1,4 +1,4 @@
-"""What model parallelism sends in a step: over tp, cp, pp and ep.
+"""The traffic of model parallelism in a step: over tp, cp, pp and ep.
 
 n is the number of ranks on the axis, A the micro-batches of a step, x the bytes of a residual stream of B*T*D numbers.
 """
@@ -14,8 +14,10 @@ _COUNT_BYTES = 8
 
 
 def tensor(layout: Layout) -> list[Flow]:
-    """Two exchanges of the stream x a block and pass: all-gather and reduce-scatter with sequence parallelism, else one
-    all-reduce, which is as many bytes. Then the embedding, the head and the loss; and once a step the norms' gradients.
+    """Return the flows of tensor parallelism.
+
+    Two exchanges of the stream x per block and pass: all-gather and reduce-scatter with sequence parallelism, else one
+    all-reduce, which has the same bytes. Also the embedding, the head and the loss; once per step the norms' gradients.
 
     Source:  Shoeybi et al. 2019, section 3; Korthikanti et al. 2022, section 4.2.2.
     """
@@ -31,7 +33,7 @@ def tensor(layout: Layout) -> list[Flow]:
         flow("all_reduce", last, "loss", 2 * FLOAT_BYTES * layout.num_tokens),
     ]
     if not layout.config.strategy.sequence_parallel:
-        # Forward behind each block, backward before it; computed again, a layer stops before its last sum.
+        # Forward after each block, backward before it; a recomputed layer stops before its last sum.
         heads = [row.numel(layout.model) for row in layout.model.layer_parameters() if row.kind == "head norm"]
         return [
             flow("all_reduce", 2 * blocks + again + first + last, "activations"),
@@ -47,7 +49,7 @@ def tensor(layout: Layout) -> list[Flow]:
 
 
 def _norms(layout: Layout) -> list[Flow]:
-    """The norms' gradients of this rank's share: each tp rank has them from its own positions alone."""
+    """Return this rank's share of the norms' gradients: each tp rank has them only from its own positions."""
     return [
         Flow("tp", "all_reduce", layout.sizes["tp"], FLOAT_BYTES * size, 1, "norms' gradients")
         for size in partition_vectors(layout)
@@ -56,7 +58,7 @@ def _norms(layout: Layout) -> list[Flow]:
 
 
 def context(layout: Layout) -> list[Flow]:
-    """A layer's keys and values go round the ring forward and again backward, and their gradients after them.
+    """Return the flows of ring attention: keys and values travel forward and again backward, then their gradients.
 
     Units:   k and v are 2*B*T*K*C numbers, at the precision of the products; their gradients are float32.
     Source:  Liu et al. 2023, section 3.
@@ -74,8 +76,10 @@ def context(layout: Layout) -> list[Flow]:
 
 
 def pipeline(layout: Layout) -> list[Flow]:
-    """In every micro-batch a stage sends its output to the next and its input's gradient to the one before: x each, or
-    x/tp with sequence parallelism. Once a step the two copies of a tied embedding sum their gradients.
+    """Return the flows of a pipeline.
+
+    In every micro-batch a stage sends its output to the next and its input's gradient to the one before: x each, or
+    x/tp with sequence parallelism. Once per step the two copies of a tied embedding sum their gradients.
 
     Source:  Huang et al. 2019, section 2.3; Narayanan et al. 2021, section 2.2: v virtual stages send v times as much.
     """
@@ -95,9 +99,11 @@ def pipeline(layout: Layout) -> list[Flow]:
 
 
 def experts(layout: Layout) -> list[Flow]:
-    """A layer's tokens go to the ranks of their experts and back, forward and backward: 4 R*D numbers, where R counts a
-    token once for each of its experts. Before that each rank tells the others how many come to each expert; for the
-    load-balancing loss all data ranks count together.
+    """Return the flows of expert parallelism.
+
+    A layer's tokens go to the ranks of their experts and back, forward and backward: 4 R*D numbers, where R counts a
+    token once for each of its experts. Before that, each rank announces how many rows it sends to each expert; for the
+    load-balancing loss all data ranks sum their counts.
 
     Assumes: experts are chosen evenly.
     Source:  Lepikhin et al. 2020, section 3.

@@ -1,13 +1,13 @@
-"""How long a collective takes over slow links between nodes: the alpha-beta formula.
+"""The time of a collective over slow links between nodes: the alpha-beta formula.
 
-A message takes alpha (the delay of the link) and its bytes over beta (what the link carries in a second). Messages that
-wait for each other add their alphas; all bytes that go over one link share its beta:
+A message takes alpha (the delay of the link) and its bytes over beta (bytes that the link carries per second). Messages
+that wait for each other add their alphas; all bytes that go over one link share its beta:
 
-    T = number of delays on the longest way * alpha + bytes over the busiest link / beta
+    T = number of delays on the longest path * alpha + bytes over the busiest link / beta
 
 In textbooks the ring all-reduce of B bytes by n nodes takes 2(n-1) steps, each of which sends B/n bytes:
-T = 2(n-1) alpha + 2(n-1)/n B / beta. Of gloo's ring, which is what runs on CPUs, the formula is the same but for one
-thing: a rank that is about to receive says so, and only then does its neighbour send. So each step costs two delays.
+T = 2(n-1) alpha + 2(n-1)/n B / beta. For gloo's ring, which runs on CPUs, the formula has one difference:
+a rank announces that it is about to receive, and only then does its neighbour send. So each step costs two delays.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 _HEADER_BYTES = 52
-"""Of a packet: IP, TCP, and TCP's time stamps."""
+"""Headers in a packet: IP, TCP, and TCP's time stamps."""
 
 _FRAME_BYTES = 14
-"""Around a packet: Ethernet."""
+"""Header around a packet: Ethernet."""
 
 _FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a collective asks of the links between nodes."""
+    """The load that a collective puts on the links between nodes."""
 
     num_delays: int
-    """One-way delays on the longest way through its messages."""
+    """One-way delays on the longest path through its messages."""
     link_bytes: float
     """Payload over the busiest link, in one direction."""
 
     def seconds(self, alpha_s: float, beta_bytes_per_s: float) -> float:
-        """The alpha-beta formula.
+        """Apply the alpha-beta formula.
 
         Assumes: programs take no time, TCP is at full speed from the first byte, and no other traffic is on the links.
         """
@@ -42,21 +42,21 @@ class Cost:
 
 
 def payload_rate(rate_bits_per_s: float, mtu: int) -> float:
-    """Beta: bytes of payload that a link carries in a second, in packets of `mtu` bytes."""
+    """Return beta: bytes of payload that a link carries in a second, in packets of `mtu` bytes."""
     return rate_bits_per_s / 8 * (mtu - _HEADER_BYTES) / (mtu + _FRAME_BYTES)
 
 
 def collective_cost(
     op: str, payload_bytes: float, groups: Sequence[Sequence[int]], *, asks: bool = True
 ) -> Cost | None:
-    """What a collective of each of `groups`, all at once, asks of the links. None for an operation without a formula.
+    """Return the cost of concurrent collectives, one in each of `groups`; None for an operation without a formula.
 
     `groups` name the node of each rank, in the order of the axis: [[0, 0, 1, 1]] is one ring over two ranks on each of
-    two nodes, [[0, 1], [0, 1]] two rings, which share the links. With `asks` a message is asked for, as gloo does.
+    two nodes, [[0, 1], [0, 1]] two rings, which share the links. With `asks` receivers request messages, as in gloo.
 
-    Assumes: as torch 2.13 has it: rings for all-reduce (of at least 2n numbers, one for each of its segments) and
-             all-gather; everyone to everyone for all-to-all, which Frog's reduce-scatter is. Between ranks of one
-             node nothing takes time.
+    Assumes: the algorithms of torch 2.13: rings for all-reduce (of at least 2n numbers, one per segment) and
+             all-gather; direct messages between all ranks for all-to-all, which Frog's reduce-scatter is. Between
+             ranks of one node nothing takes time.
     Source:  gloo/allreduce.cc, `ring`. The delays of all three: benchmarks/results/network.txt.
     """
     if op == "all_reduce" and any(payload_bytes < 2 * _FLOAT_BYTES * len(nodes) for nodes in groups):
@@ -80,7 +80,7 @@ def collective_cost(
 
 
 def _messages(op: str, nodes: Sequence[int]) -> Iterable[tuple[int, int, float]]:
-    """Who sends to whom which share of the payload in one round: from node, to node, share."""
+    """Yield the messages of one round: from node, to node, share of the payload."""
     n = len(nodes)
     if op in ("all_reduce", "all_gather"):
         for place, node in enumerate(nodes):
@@ -93,7 +93,7 @@ def _messages(op: str, nodes: Sequence[int]) -> Iterable[tuple[int, int, float]]
 
 
 def _ring_delays(nodes: Sequence[int], num_steps: int, asks: bool) -> int:
-    """How many delays lie on the longest way through a ring's steps: each rank's own time, step by step.
+    """Return the number of delays on the longest path through a ring's steps: each rank's own time, step by step.
 
     A rank takes its next step when it has received from the rank after it and has sent to the one before it.
     """
@@ -102,7 +102,7 @@ def _ring_delays(nodes: Sequence[int], num_steps: int, asks: bool) -> int:
     done = [0] * n
     for _ in range(num_steps):
         asked = [done[place] + hop[place] if asks else 0 for place in range(n)]
-        # What a place receives is sent when its neighbour is there, and has been asked.
+        # A rank receives when its neighbour has reached the step, and has been asked.
         sent = [max(done[(place + 1) % n], asked[place]) for place in range(n)]
         done = [max(sent[place] + hop[place], sent[place - 1]) for place in range(n)]
     return max(done)

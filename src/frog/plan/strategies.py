@@ -1,4 +1,4 @@
-"""The strategies side by side, for one model and world: memory, traffic, bubble, and when to use which."""
+"""Compare the strategies for one model and world: memory, traffic, bubble, and when to use which."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from frog.plan.traffic import step_traffic
 
 
 def describe(strategy: StrategyConfig, world_size: int) -> list[str]:
-    """What a run's strategies are, in sentences."""
+    """Describe a run's strategies in sentences."""
     axes = [name for name in AXES if getattr(strategy, name) > 1]
-    # Along cp alone averaging does nothing that the ring's own sentence does not say.
+    # With cp alone, averaging adds nothing that the sentence about the ring does not say.
     has_data = strategy.dp_size(world_size) > 1 or (strategy.cp > 1 and strategy.entry.splits)
     data = [strategy.name, *([HYBRID.name] if strategy.shard else [])] if has_data else []
     return [find_strategy(name).summary for name in data + axes]
@@ -25,35 +25,35 @@ def describe(strategy: StrategyConfig, world_size: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Row:
-    """One strategy in one world; without `memory` it is not possible, and `problems` says why."""
+    """One strategy in one world; if it is not possible, `memory` is None and `problems` gives the reasons."""
 
     name: str
     kind: str
-    """Name of its entry; of a product the names with a + in between."""
+    """Name of its entry; for a product, the names joined by +."""
     mesh: dict[str, int]
     num_micro: int
     problems: list[str]
     memory: Memory | None = None
-    """Of the rank that holds most."""
+    """Memory of the rank that holds most."""
     sent_bytes: float = 0.0
-    """In one step, by the rank that sends most; the mean of a round's steps where the ranks go apart."""
+    """Bytes per step of the rank that sends most; the mean over a round if the strategy trains replicas apart."""
     num_messages: int = 0
     bubble: float | None = None
-    """The pipeline's, as a share of the time; None without a pipeline."""
+    """The pipeline's bubble as a fraction of the time; None without a pipeline."""
 
     @property
     def use(self) -> str:
-        """When to use it; a product, where the reasons of its parts meet."""
+        """When to use it; for a product, the reasons of its parts."""
         return "; ".join(find_strategy(name).use for name in self.kind.split("+"))
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values; memory and traffic in bytes."""
+        """Return plain JSON values; memory and traffic in bytes."""
         memory = None if self.memory is None else {**vars(self.memory), "total": self.memory.total}
         return {**vars(self), "memory": memory, "use": self.use}
 
 
 def compare_strategies(config: RunConfig, world_size: int) -> list[Row]:
-    """Every strategy and product that a world of this size is big enough for, for the model and batch of `config`."""
+    """Return every strategy and product that fits a world of this size, for the model and batch of `config`."""
     return [
         _row(name, kind, _with_strategy(config, changes, world_size), world_size)
         for name, kind, changes in _candidates(world_size, config.model.num_local_experts is not None)
@@ -61,7 +61,7 @@ def compare_strategies(config: RunConfig, world_size: int) -> list[Row]:
 
 
 def _candidates(world: int, with_experts: bool) -> list[tuple[str, str, dict[str, Any]]]:
-    """Name, kind and [strategy] fields of what to compare."""
+    """Return name, kind and [strategy] fields of each strategy to compare."""
     found: list[tuple[str, str, dict[str, Any]]] = [
         (entry.title, name, {"name": name}) for name, entry in DATA_STRATEGIES.items()
     ]
@@ -88,7 +88,7 @@ def _candidates(world: int, with_experts: bool) -> list[tuple[str, str, dict[str
 
 
 def _with_strategy(config: RunConfig, changes: dict[str, Any], world: int) -> RunConfig:
-    """`config` under another strategy; a pipeline without enough micro-batches gets more, of the same global batch."""
+    """Return `config` with another strategy; a pipeline with too few micro-batches gets more per batch."""
     names = ("reduction", "bucket_mb", "sequence_parallel", "inner_steps")
     kept = {name: getattr(config.strategy, name) for name in names}
     strategy = StrategyConfig(**kept, **changes)
@@ -106,7 +106,7 @@ def _row(name: str, kind: str, config: RunConfig, world: int) -> Row:
     row = Row(name, kind, layout.sizes, layout.num_micro, problems)
     if problems:
         return row
-    # Ranks differ by their stage; what little they differ by beside that is in the norms' gradients.
+    # Ranks differ by their stage; other differences are only in the norms' gradients.
     ranks = range(0, world, world // strategy.pp)
     traffic = [step_traffic(config, world, rank) for rank in ranks]
     return replace(
@@ -119,14 +119,14 @@ def _row(name: str, kind: str, config: RunConfig, world: int) -> Row:
 
 
 def _round_steps(strategy: StrategyConfig) -> int:
-    """In how many steps the data ranks meet once."""
+    """Return the number of steps per synchronization of the data ranks."""
     return strategy.inner_steps if strategy.entry.apart else 1
 
 
 def expected_bubble(config: RunConfig) -> float | None:
-    """The bubble of a run's pipeline, as a share of the time of its forward and backward passes; None without one.
+    """Return the bubble of a run's pipeline, as a fraction of its forward and backward time; None without a pipeline.
 
-    Assumes: the gradients of inputs and of weights take as long as the forward pass each; sending takes no time.
+    Assumes: the gradients of inputs and of weights each take as long as the forward pass; sending takes no time.
     """
     strategy = config.strategy
     if strategy.pp == 1:

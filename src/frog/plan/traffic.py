@@ -1,8 +1,8 @@
-"""What one rank sends in one optimizer step: every collective, with its payload and the bytes that leave the rank.
+"""The traffic of one rank in one optimizer step: every collective, with its payload and the bytes that leave the rank.
 
-Of a strategy whose ranks go apart it is the last step of a round; in the others they send nothing.
+If a strategy trains replicas apart, it is the last step of a round; the other steps send nothing.
 
-Left out are the few numbers that ranks agree on (loss, norm, a request to stop): some 100 bytes a step, which is why
+The few numbers that ranks agree on (loss, norm, a request to stop) are omitted: some 100 bytes per step, which is why
 a run sends a little more.
 """
 
@@ -16,9 +16,9 @@ from frog.plan.model_traffic import context, experts, pipeline, tensor
 
 
 def step_traffic(config: RunConfig, world_size: int, rank: int = 0) -> list[Flow]:
-    """Every flow of one optimizer step on one rank; those of one axis and operation are one entry.
+    """Return every flow of one optimizer step on one rank, merged by axis and operation.
 
-    Assumes: float32 (at lower precision tensor and context parallelism send less); every expert gets as many
+    Assumes: float32 (at lower precision tensor and context parallelism send less); every expert gets the same number of
              tokens.
     """
     layout = Layout(config, world_size, rank)

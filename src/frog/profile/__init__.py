@@ -1,1 +1,1 @@
-"""A short run under torch.profiler, and what it showed."""
+"""Profile a short run with torch.profiler, and summarize the result."""

@@ -1,4 +1,4 @@
-"""`frog profile`: a short run under torch.profiler, and what it showed."""
+"""`frog profile`: profile a short run with torch.profiler, and print a summary."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def add_profile_parser(commands: argparse._SubParsersAction[argparse.ArgumentPar
     )
     add_profile_arguments(parser)
     parser.add_argument(
-        "--nproc", type=at_least(1), default=1, metavar="N", help="how many ranks (default: %(default)s)"
+        "--nproc", type=at_least(1), default=1, metavar="N", help="number of ranks (default: %(default)s)"
     )
     parser.add_argument(
         "--threads", type=at_least(1), metavar="N", help="threads per rank (default: the cores divided among the ranks)"

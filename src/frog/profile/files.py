@@ -1,4 +1,4 @@
-"""A profiled run's files for people: the traces made ready for a viewer, and the page about them."""
+"""The output of a profiled run: the traces for a viewer, and the page about them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from frog.runs.schema import CollectiveEvent, SpanEvent, StartEvent
 
 _LARGE_BYTES = 32 << 20
 _DEVICES = 1000
-"""The first rank's GPUs are processes from this number on, the next one's from twice that."""
+"""The process number of the first rank's GPUs; the next rank's start at twice that."""
 
 _FLOWS = ("s", "t", "f")
 
@@ -32,9 +32,9 @@ def write_profile(folder: RunFolder) -> str:
 
 
 def write_traces(profile: Profile) -> None:
-    """Rewrite each rank's trace with its rank for a name and its collectives, and write one of all ranks together.
+    """Rewrite each rank's trace with the rank's name and its collectives, and write one trace of all ranks.
 
-    torch's own trace shows a collective on a thread of the library that carries it out, without its mesh axis.
+    torch's own trace shows a collective on a thread of the communication library, without its mesh axis.
     """
     together: list[TraceEvent] = []
     base_ns = min(file.base_ns for file in profile.files.values())
@@ -57,7 +57,7 @@ def _encode(about: dict[str, Any], events: list[TraceEvent]) -> bytes:
 
 
 def _rank_trace(profile: Profile, rank: int, base_ns: int) -> Iterator[TraceEvent]:
-    """The rank is the process, so that several traces go together; its GPUs are processes next to it."""
+    """Make the rank the process, so that several traces can be combined; its GPUs are processes next to it."""
     file = profile.files[rank]
     start = profile.run.ranks[rank].of(StartEvent)[-1]
     place = ", ".join(f"{axis} {at}" for axis, at in start.place.items() if start.mesh[axis] > 1)
@@ -77,12 +77,12 @@ def _rank_trace(profile: Profile, rank: int, base_ns: int) -> Iterator[TraceEven
 
 
 def _collectives(profile: Profile, rank: int) -> Iterator[TraceEvent]:
-    """A rank's collectives in the recorded steps, as its events have them, on the clock of its trace."""
+    """Return a rank's collectives in the recorded steps, from its events, on the clock of its trace."""
     trace, events = profile.traces[rank], profile.run.ranks[rank]
     marks = [start for name, (start, _) in trace.phases if name == "data"]
     spans = [span for span in events.of(SpanEvent) if span.phase == "data" and span.step in trace.steps]
     pid = events.of(StartEvent)[-1].pid
-    # A span starts just inside its mark. What interrupts a rank between the two can only make them differ by less.
+    # A span starts just inside its mark. An interruption between the two can only make them differ by less.
     offset_us = max(mark - span.start_ns / 1e3 for mark, span in zip(marks, spans, strict=True))
     for event in events.of(CollectiveEvent):
         if event.step in trace.steps:

@@ -1,13 +1,13 @@
-"""The numbers of a profiled run: where each rank's time went, from its trace and its events. In microseconds a step.
+"""The numbers of a profiled run: how each rank spent its time, from its trace and events. In microseconds per step.
 
-A step's time is cut into parts that add up to it. On a CPU:
+A step's time is divided into parts that add up to it. On a CPU:
   operators          an operator of torch computes
-  transfer           the rank is blocked in communication, and every rank that takes part has come
-  waiting for ranks  it is blocked because another rank has not come yet, which is idle time
+  transfer           the rank is blocked in communication that every participating rank has entered
+  waiting for ranks  the rank is blocked because another rank has not arrived yet, which is idle time
   Python             none of these: the loop, hooks, the engine between operators
-A message from one stage of a pipeline to another is waiting as a whole. What native implementations send leaves no
-events, so for them both kinds of holding up are one: no operator runs while a collective is under way. On a GPU the
-parts are its kernels, communication while no kernel runs, and idle, when neither runs.
+All blocking in a message between pipeline stages counts as waiting. Communication inside native implementations has no
+events, so for them both kinds of blocking are one: no operator runs while a collective is in progress. On a GPU the
+parts are its kernels, communication while no kernel runs, and idle time, when neither runs.
 """
 
 from __future__ import annotations
@@ -32,52 +32,52 @@ EXPOSED, KERNELS, ALONE, IDLE = "exposed communication", "kernels", "communicati
 
 
 class TracedRank(Typed, frozen=True, kw_only=True):
-    """profile/rank_N.json: what a reader of a rank's trace must know of it."""
+    """profile/rank_N.json: the data that a reader of a rank's trace needs."""
 
     KIND: ClassVar[str] = "what is known of a trace"
     FORMAT: ClassVar[int | None] = FORMAT
 
     rank: int
     plain_steps: list[int]
-    """Taken without the profiler."""
+    """Steps taken without the profiler."""
     recorded_steps: list[int]
     axes: dict[str, list[int]]
-    """The ranks that this rank shares each axis with, by the names that collectives go by."""
+    """The ranks of this rank's group on each axis, by the names that collectives use."""
 
 
 @dataclass(frozen=True)
 class Communication:
-    """One rank's, in microseconds a step."""
+    """One rank's communication, in microseconds per step."""
 
     num_collectives: float
     under_way_us: float
-    """Several at once count several times, in strategies from scratch."""
+    """Time in progress. Concurrent collectives count several times, in strategies from scratch."""
     blocked_us: float
     overlap: float | None
-    """The fraction of the time under way that did not block the rank; messages between stages left out."""
+    """The fraction of the time in progress that did not block the rank; without messages between stages."""
 
 
 @dataclass(frozen=True)
 class RankProfile:
-    """One rank's time, in microseconds a step."""
+    """One rank's time, in microseconds per step."""
 
     rank: int
     step_us: float
     """Mean of the recorded steps."""
     plain_us: float
-    """Median of as many steps before, without the profiler."""
+    """Median of the same number of earlier steps, without the profiler."""
     slow_us: float
-    """Median of the recorded steps, as the events have them."""
+    """Median of the recorded steps, from the events."""
     parts: dict[str, float]
     phases: dict[str, float]
-    """By phase; `other` is what no phase covers."""
+    """Time by phase; `other` is the time outside all phases."""
     communication: Communication | None
-    """None in a world of one."""
+    """None in a world of one rank."""
     calls: list[OperatorCall]
     num_steps: int
     memory: MemoryEvent | None
     peak_bytes: int
-    """Of the whole process (on a GPU of its tensors), before the profiler began."""
+    """Peak memory of the whole process (on a GPU, of its tensors), before the profiler began."""
     profiler_bytes: int
     """How much higher the peak was at the end."""
 
@@ -120,7 +120,7 @@ def read_profile(folder: RunFolder) -> Profile:
 
 
 def _fits(about: TracedRank, abouts: Mapping[int, TracedRank], run: RecordedRun) -> bool:
-    """Whether a rank's steps were all taken, and the ranks beside it recorded the same."""
+    """True if a rank took all of its steps, and the ranks of its groups recorded the same steps."""
     events, steps = run.ranks.get(about.rank), {*about.plain_steps, *about.recorded_steps}
     beside = {rank for ranks in about.axes.values() for rank in ranks}
     return (
@@ -137,16 +137,16 @@ def _data_starts(events: RankEvents) -> dict[int, int]:
 
 
 def _collectives(events: RankEvents, step: int) -> list[CollectiveEvent]:
-    """Of one step, in the order in which they began."""
+    """Return the collectives of one step, in the order in which they began."""
     return sorted(step_collectives(events, step), key=lambda one: one.start_ns)
 
 
 def _blocked(
     rank: int, axes: Mapping[str, Sequence[int]], collectives: Mapping[int, Mapping[int, Sequence[CollectiveEvent]]]
 ) -> tuple[float, float]:
-    """Microseconds, over all recorded steps, that a rank was blocked, and what of it was waiting for another rank.
+    """Return the microseconds, over all recorded steps, that a rank was blocked, and those spent waiting for a rank.
 
-    The n-th collective of an axis in a step is the same one on all of its ranks, messages left out.
+    The n-th collective of an axis in a step is the same one on all of its ranks; messages are excluded.
     Assumes: that the ranks are on one machine, whose clock they share.
     """
     blocked_ns = late_ns = 0
@@ -165,7 +165,7 @@ def _blocked(
 
 
 def _late_ns(own: CollectiveEvent, last_ns: int) -> int:
-    """How long a rank stood in a collective before the last one came to it. It stood there at the end of it."""
+    """Return how long a rank was blocked before the last rank arrived. It was blocked at the end of the collective."""
     stood_from_ns = max(own.start_ns, own.end_ns - own.wait_ns)
     return min(own.wait_ns, max(0, last_ns - stood_from_ns))
 
@@ -234,7 +234,7 @@ def _communication(
 
 
 def _median_us(events: RankEvents, steps: Iterable[int]) -> float:
-    """The median time of some steps, from the start of the data phase to the step's last word."""
+    """Return the median time of some steps, from the start of the data phase to the step's last event."""
     starts = _data_starts(events)
     ends = {step: event.end_ns for step, event in events.by_step(StepEvent).items()}
     return statistics.median([float(ends[step] - starts[step]) / 1e3 for step in steps])

@@ -1,4 +1,4 @@
-"""The one page that says what a profile showed, as Markdown that reads well in a terminal too."""
+"""The summary page of a profile, as Markdown that is also readable in a terminal."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _WORDS = {
     ALONE: "the GPU only communicates",
     IDLE: "the GPU does neither, and waits for Python or for other ranks",
 }
-"""What the parts of a step are."""
+"""Explanations of the parts of a step."""
 
 
 def profile_page(profile: Profile) -> str:
@@ -75,7 +75,7 @@ def _head(profile: Profile) -> str:
 
 
 def _findings(profile: Profile) -> list[str]:
-    """What stands out, in a few sentences."""
+    """Summarize the main findings in a few sentences."""
     ranks = profile.ranks
     step_us = statistics.mean(rank.step_us for rank in ranks)
     fractions = {name: statistics.mean(rank.parts[name] for rank in ranks) / step_us for name in ranks[0].parts}
@@ -94,7 +94,7 @@ def _findings(profile: Profile) -> list[str]:
 
 
 def _who_is_late(ranks: Sequence[RankProfile]) -> str:
-    """The rank that the others wait for waits least itself."""
+    """Name the rank that arrives last: it waits least itself."""
     waits = sorted((rank.parts[WAITING], rank.rank) for rank in ranks)
     one_is_late = len(waits) > 1 and waits[0][0] < 0.4 * waits[1][0]
     return f": rank {waits[0][1]} arrives last and hardly waits itself" if one_is_late else ", with no rank always last"
@@ -135,7 +135,7 @@ def _communication(profile: Profile) -> str:
 
 
 def _operators(profile: Profile) -> str:
-    """Self time, mean of all ranks."""
+    """Format operators by self time, mean of all ranks."""
     calls = _group(profile, lambda call: call.name if call.is_work else None)
     step_us = sum(rank.step_us * rank.num_steps for rank in profile.ranks)
     num = sum(rank.num_steps for rank in profile.ranks)
@@ -174,7 +174,7 @@ def _memory(profile: Profile) -> str:
 
 
 def _group(profile: Profile, key: Callable[[OperatorCall], Key | None]) -> dict[Key, list[OperatorCall]]:
-    """All ranks' calls by some key; those without one left out."""
+    """Group all ranks' calls by a key; omit those without one."""
     groups: dict[Key, list[OperatorCall]] = {}
     for rank in profile.ranks:
         for call in rank.calls:
@@ -192,7 +192,7 @@ def _count(number: float) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table whose columns stand under each other; what is a number stands to the right."""
+    """Format a Markdown table with aligned columns, numbers to the right."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     right = [all(row[i][:1].isdigit() or row[i] == "-" for row in rows) for i in range(len(head))]
     lines = [head, ["-" * (w - 1) + ":" if r else "-" * w for w, r in zip(widths, right, strict=True)], *rows]

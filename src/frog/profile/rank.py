@@ -1,9 +1,9 @@
 """`python -m frog.profile.rank RUN.toml`: one rank of a short run whose last steps torch.profiler records.
 
-`frog profile` starts this. The run takes a few steps to warm up, as many plain steps as it will record, so that the
-profiler's own cost can be measured, one with the profiler on in which it settles, and then the recorded ones. There it
-ends, without a last evaluation or a checkpoint.
-It is the real training loop, watched by an observer: the trace has a mark `frog::step N` around each
+`frog profile` starts this. The run takes a few steps to warm up; then the same number of plain steps as it will record,
+to measure the profiler's own cost; one step with the profiler on, in which it settles; and then the recorded ones. It
+ends there, without a last evaluation or a checkpoint.
+It is the real training loop with an observer: the trace has a mark `frog::step N` around each
 step and `frog::forward` and so on around its phases.
 
 Every rank leaves profile/rank_N.trace.json, as torch writes it, and profile/rank_N.json about it.
@@ -57,14 +57,14 @@ def _recorded(num_recorded: int) -> range:
 
 
 def _short(num_recorded: int) -> list[str]:
-    """What makes a run short: its steps, one held-out window in the beginning, nothing else aside."""
+    """Return the overrides that make a run short: its steps, one held-out window at the start, nothing else."""
     num_steps = _recorded(num_recorded).stop - 1
     aside = (f"eval.every={num_steps}", "eval.tokens=1", "eval.sample_tokens=0", f"checkpoint.every={num_steps}")
     return [f"train.steps={num_steps}", *aside]
 
 
 def profiled(run: Run, workload: Workload, num_recorded: int) -> dict[str, Any]:
-    """The training loop with its last steps recorded; write the run's record, and return it. A collective call."""
+    """Run the training loop and record its last steps; write the run's record, and return it. A collective call."""
     start_time = time.monotonic()
     watch = Watch(run, num_recorded)
     try:
@@ -85,7 +85,7 @@ def profiled(run: Run, workload: Workload, num_recorded: int) -> dict[str, Any]:
 
 
 class _Done(Exception):
-    """The last recorded step is done. What the loop would do after it, evaluate and save, is not wanted."""
+    """The last recorded step is done. Raised to skip the loop's last evaluation and checkpoint."""
 
 
 class Watch(Observer):
@@ -104,7 +104,7 @@ class Watch(Observer):
         self._profiler = profile(activities=activities, record_shapes=True)
 
     def phase_begins(self, step: int, phase: Phase, micro: int) -> None:
-        """The data phase begins a step."""
+        """Begin a step: the data phase starts it."""
         if phase == "data":
             self._begin_step(step)
         self._phase_mark = _mark(phase)
@@ -113,7 +113,7 @@ class Watch(Observer):
         _close(self._phase_mark)
 
     def event_written(self, event: str, fields: Mapping[str, Any]) -> None:
-        """The event `step` ends one."""
+        """End a step: the event `step` closes it."""
         if event == "step":
             self._end_step(fields["step"])
             self.loss_mean = fields["loss_mean"]
@@ -121,7 +121,7 @@ class Watch(Observer):
                 raise _Done
 
     def _begin_step(self, step: int) -> None:
-        if step == self._recorded[0] - 1:  # what starting costs, and ranks that start unequally fast, is in no mark
+        if step == self._recorded[0] - 1:  # excludes the cost of starting, which differs between ranks, from all marks
             self._profiler.prepare_trace()
             self._profiler.start_trace()
         if step in self._recorded:
@@ -136,7 +136,7 @@ class Watch(Observer):
             self._profiler.stop_trace()
 
     def write(self) -> None:
-        """Write the trace, and next to it what a reader must know of it."""
+        """Write the trace, and next to it the data that a reader needs."""
         folder, rank = self._run.folder.profile, self._run.world.rank
         folder.mkdir(exist_ok=True)
         self._profiler.export_chrome_trace(str(folder / f"rank_{rank}.trace.json"))
@@ -157,7 +157,7 @@ def _close(mark: record_function | None) -> None:
 
 
 def _axes(mesh: Mesh) -> dict[str, list[int]]:
-    """The ranks that this rank shares each axis with, by the names that collectives go by."""
+    """Return the ranks of this rank's group on each axis, by the names that collectives use."""
     axes = [mesh.world.axis, *(axis for axis in vars(mesh).values() if isinstance(axis, Axis))]
     return {axis.name: list(axis.ranks) for axis in axes if axis.size > 1}
 

@@ -1,4 +1,4 @@
-"""A Chrome trace that torch.profiler wrote of one rank, read back: what ran in its recorded steps, and for how long.
+"""Read one rank's Chrome trace from torch.profiler: what ran in its recorded steps, and for how long.
 
 Units: microseconds on the trace's own clock, which the ranks of one machine share.
 """
@@ -35,7 +35,7 @@ _NO_WORK = ("autograd", "torch", "c10d", "_c10d_functional")
 
 
 _MOST_BYTES = 1 << 31
-"""Of a trace, inflated. Those of a few steps have some megabytes, those of large models hundreds."""
+"""Limit of a decompressed trace. Traces of a few steps have some megabytes, those of large models hundreds."""
 
 
 class _Arguments(Typed, frozen=True):
@@ -44,7 +44,7 @@ class _Arguments(Typed, frozen=True):
 
 
 class _Span(Typed, frozen=True):
-    """An event that lasted, as far as it is looked at."""
+    """An event with a duration; only the fields that are used."""
 
     name: str
     ts: float
@@ -64,27 +64,27 @@ class TraceFile(NamedTuple):
 
     events: list[TraceEvent]
     about: dict[str, Any]
-    """What stands next to the events."""
+    """The fields of the file next to the events."""
 
     @property
     def base_ns(self) -> int:
-        """What the times are counted from."""
+        """The origin of the time stamps."""
         return int(self.about.get("baseTimeNanoseconds", 0))
 
 
 @dataclass(frozen=True)
 class OperatorCall:
-    """One operator's run on the thread that takes the steps."""
+    """One call of an operator on the thread that takes the steps."""
 
     name: str
     whole_us: float
     own: tuple[Interval, ...]
-    """When it ran itself, and none of the operators that it called."""
+    """The intervals in which it ran itself, without the operators that it called."""
     shapes: tuple[tuple[int, ...], ...]
-    """Of its inputs that are tensors."""
+    """Shapes of its tensor inputs."""
     dtype: str
     communicates: bool
-    """Whether it called communication, and so may have waited."""
+    """True if it called communication, and so may have waited."""
 
     @property
     def self_us(self) -> float:
@@ -92,23 +92,23 @@ class OperatorCall:
 
     @property
     def is_work(self) -> bool:
-        """Whether it is `namespace::operator` of a namespace that computes, and does nothing else."""
+        """True if it is `namespace::operator` of a namespace that computes, and does nothing else."""
         namespace, colons, _ = self.name.partition("::")
         return bool(colons) and namespace not in _NO_WORK and not self.communicates
 
     @property
     def matrices(self) -> list[tuple[int, ...]]:
-        """The shapes that are those of matrices, or of several."""
+        """The input shapes that are matrices, or batches of them."""
         return [shape for shape in self.shapes if len(shape) >= 2]
 
     @property
     def is_product(self) -> bool:
-        """Whether it multiplies matrices."""
+        """True if it multiplies matrices."""
         return self.name in (*_PRODUCTS, _LINEAR) and len(self.matrices) >= 2
 
     @property
     def flops(self) -> float:
-        """Of a product: two for each multiplication and addition."""
+        """Operations of a product: a multiply-add counts as two."""
         if self.name == _LINEAR:  # x (..., k) and a weight (n, k)
             return 2.0 * math.prod(self.matrices[0]) * self.matrices[1][0]
         return 2.0 * math.prod(self.matrices[-2]) * self.matrices[-1][-1]
@@ -116,20 +116,20 @@ class OperatorCall:
 
 @dataclass(frozen=True)
 class Trace:
-    """What one rank's trace says of its recorded steps."""
+    """The contents of one rank's trace for its recorded steps."""
 
     steps: dict[int, Interval]
     phases: list[tuple[str, Interval]]
     calls: list[OperatorCall]
-    """Of the steps, in the order in which they began."""
+    """Calls in the steps, in the order in which they began."""
     transfers: list[Interval]
-    """Collectives as the library that carries them out sees them, on threads or streams of its own."""
+    """Collectives as seen by the communication library, on its own threads or streams."""
     kernels: list[Interval]
-    """What a GPU worked on, communication left out; empty on a CPU."""
+    """Kernels of a GPU, without communication; empty on a CPU."""
 
     @property
     def work(self) -> list[Interval]:
-        """When an operator computed: on a GPU its kernels, on a CPU the operators themselves."""
+        """The intervals in which an operator computed: on a GPU its kernels, on a CPU the operators themselves."""
         return self.kernels or [stretch for call in self.calls if call.is_work for stretch in call.own]
 
 
@@ -151,7 +151,7 @@ def read_trace_file(path: Path) -> TraceFile:
 
 
 def _inflated(data: bytes) -> bytes:
-    """What a gzip file holds. Raises ValueError if that is more than a trace can be: a small file can hold anything."""
+    """Decompress a gzip file. Raises ValueError if the result exceeds the limit: a small file can be huge inside."""
     stream = zlib.decompressobj(wbits=31)
     inflated = stream.decompress(data, _MOST_BYTES)
     if not stream.eof:
@@ -192,9 +192,9 @@ def _interval(event: TraceEvent) -> Interval:
 
 
 def _calls(events: Sequence[TraceEvent]) -> Iterator[OperatorCall]:
-    """The operators of one thread, each with the time that is its own: every moment belongs to the innermost one.
+    """Return the operators of one thread, each with its own time: every moment belongs to the innermost operator.
 
-    What communication calls inside itself is taken for a part of it.
+    Operators that communication calls internally count as part of it.
     """
     ordered = sorted(events, key=lambda event: (event["ts"], -event.get("dur", 0.0)))
     ends = [_interval(event)[1] for event in ordered]
@@ -238,11 +238,11 @@ def _call(name: str, event: TraceEvent, own: tuple[Interval, ...], communicates:
     return OperatorCall(name, event.get("dur", 0.0), own, shapes, dtype, communicates)
 
 
-# ---- stretches of time -----------------------------------------------------------------------------------------------
+# ---- intervals -------------------------------------------------------------------------------------------------------
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
-    """The same time in stretches that do not touch, in order."""
+    """Merge intervals into disjoint ones, in order."""
     merged: list[Interval] = []
     for start, end in sorted(intervals):
         if merged and start <= merged[-1][1]:
@@ -253,7 +253,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def common(a: Iterable[Interval], b: Iterable[Interval]) -> list[Interval]:
-    """The time that is in both."""
+    """Return the time that is in both."""
     found, first, second = [], union(a), union(b)
     i = j = 0
     while i < len(first) and j < len(second):
@@ -268,11 +268,11 @@ def common(a: Iterable[Interval], b: Iterable[Interval]) -> list[Interval]:
 
 
 def length(intervals: Iterable[Interval]) -> float:
-    """How long some time is, where stretches overlap counted once."""
+    """Return the total time; overlapping intervals count once."""
     return sum(end - start for start, end in union(intervals))
 
 
 def without(a: Iterable[Interval], b: Iterable[Interval]) -> float:
-    """How much of `a` is not in `b`."""
+    """Return how much of `a` is not in `b`."""
     a = list(a)
     return length(a) - length(common(a, b))

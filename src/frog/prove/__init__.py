@@ -1,1 +1,1 @@
-"""The proof that strategies compute what one process computes."""
+"""Prove that strategies compute what one process computes."""

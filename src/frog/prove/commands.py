@@ -1,4 +1,4 @@
-"""`frog prove`: prove cells of the matrix, world by world, and print what came out. `frog.prove.rank` proves."""
+"""`frog prove`: prove cells of the matrix, world by world, and print the results. `frog.prove.rank` does the proof."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from frog.prove.matrix import ALL_VARIANTS, DEFAULT_VARIANTS, IMPLEMENTATIONS, S
 
 
 def prove(chosen: Sequence[Cell], backend: str = "auto") -> Iterator[tuple[Cell, ProofResult]]:
-    """Prove cells, world by world; give each with its result. Raises LaunchError if a world fails."""
+    """Prove cells, world by world; yield each with its result. Raises LaunchError if a world fails."""
     for world_size in sorted({cell.world_size for cell in chosen}):
         here = [cell for cell in chosen if cell.world_size == world_size]
         with tempfile.TemporaryDirectory(prefix="frog-proof-") as scratch:
@@ -35,7 +35,7 @@ def prove(chosen: Sequence[Cell], backend: str = "auto") -> Iterator[tuple[Cell,
 
 
 def run_proof(args: argparse.Namespace) -> int:
-    """`frog prove`: exit code 1 if anything differs."""
+    """Run `frog prove`: exit code 1 if anything differs."""
     args.world = args.world or [1, 2, 4]
     implementations = IMPLEMENTATIONS if args.implementation == "all" else (args.implementation,)
     names = {name for implementation in implementations for name in proofs(implementation)}
@@ -97,7 +97,7 @@ def add_proof_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
         "prove",
         help="prove that strategies compute what one process computes",
         description="Train five steps under each strategy, with real processes, and compare losses, gradients and "
-        "weights with those of one process. Ranks start from different weights, of which rank 0's must win.",
+        "weights with those of one process. Ranks start from different weights, and rank 0's must replace the others.",
     )
     parser.add_argument("--model", type=Path, metavar="config.json", help="your model; default: a small one")
     parser.add_argument("--strategy", action="append", default=[], metavar="NAME", help="only this one; repeatable")
@@ -106,10 +106,10 @@ def add_proof_parser(commands: argparse._SubParsersAction[argparse.ArgumentParse
         type=at_least(1),
         action="append",
         metavar="N",
-        help="in a world of N; repeatable; default: 1, 2 and 4",
+        help="in a world of N ranks; repeatable; default: 1, 2 and 4",
     )
     parser.add_argument("--implementation", choices=[*IMPLEMENTATIONS, "all"], default="frog")
-    parser.add_argument("--backend", choices=("gloo", "frog"), default="gloo", help="what carries the collectives")
-    parser.add_argument("--full", action="store_true", help="every variant by itself, recomputed and bf16 too")
-    parser.add_argument("--json", action="store_true", help="the table as JSON")
+    parser.add_argument("--backend", choices=("gloo", "frog"), default="gloo", help="backend of the collectives")
+    parser.add_argument("--full", action="store_true", help="every variant separately, including recomputed and bf16")
+    parser.add_argument("--json", action="store_true", help="print the table as JSON")
     parser.set_defaults(handler=run_proof)

@@ -1,4 +1,4 @@
-"""What `frog prove` and the worlds that it starts leave for each other: cases, and what came out of them."""
+"""The files that `frog prove` and its worlds exchange: cases, and their results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class CaseFields(Typed, frozen=True):
 
 
 class ProofResult(Typed, frozen=True):
-    """What came of one; the differences are None where it could not be, or where they are infinite."""
+    """The result of one case; the differences are None if it is not possible, or if they are infinite."""
 
     name: Name
     equal: bool
@@ -31,16 +31,16 @@ class ProofResult(Typed, frozen=True):
     gradient: Amount | None = None
     weight: Amount | None = None
     first: str | None = None
-    """Where the first difference lies that is too large, or why the case could not be."""
+    """The first difference that is too large, or the reason why the case is not possible."""
 
 
 def read_cases(path: Path) -> list[CaseFields]:
-    """Cases. Raises LaunchError if the file holds none."""
+    """Read cases. Raises LaunchError if the file has none."""
     return read_typed(path, list[CaseFields], _AGAIN, LaunchError)
 
 
 def read_results(path: Path) -> list[ProofResult]:
-    """Results. Raises LaunchError if the file holds none, or the world ended before it wrote any."""
+    """Read results. Raises LaunchError if the file has none, or the world ended before it wrote any."""
     try:
         return read_typed(path, list[ProofResult], _AGAIN, LaunchError)
     except FileNotFoundError:

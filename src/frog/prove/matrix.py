@@ -1,4 +1,4 @@
-"""What is to be proved, made from the strategies' entries: cells, a strategy in a world with a variant of the batch."""
+"""The cells to prove, derived from the strategies' entries: a strategy in a world with a variant of the batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SMALL_MODEL = ModelConfig(
     num_key_value_heads=4,
     max_position_embeddings=32,
 )
-"""What is proved if the user names no model: every strategy fits it."""
+"""The model of the proofs if the user names none: every strategy fits it."""
 
 _ACCUM = 4
 """Micro-batches of a pipeline."""
@@ -29,7 +29,7 @@ _ACCUM = 4
 IMPLEMENTATIONS = ("frog", "torch", "deepspeed")
 
 Fields = Mapping[str, Any]
-"""Of [strategy]; a size is a number or the whole world."""
+"""Fields of [strategy]; a size is a number or the whole world."""
 
 PRODUCTS: dict[str, Fields] = {
     "dp x tp": {"tp": 2},
@@ -44,11 +44,11 @@ PRODUCTS: dict[str, Fields] = {
     "zero2 x ep": {"name": "zero2", "ep": 2},
     "zero3 x ep": {"name": "zero3", "ep": 2},
 }
-"""Which products of strategies; they need 4 ranks or more."""
+"""Products of strategies; they need 4 ranks or more."""
 
 
 def proofs(implementation: str = "frog") -> dict[str, Fields]:
-    """All that an implementation has, by the names that `--strategy` takes."""
+    """Return all strategies of an implementation, by the names that `--strategy` takes."""
     found: dict[str, Fields] = {}
     for name, entry in DATA_STRATEGIES.items():
         if implementation == "frog":
@@ -74,7 +74,7 @@ def _strategy(implementation: str, fields: Fields, world_size: int) -> StrategyC
 
 @dataclass(frozen=True)
 class Variant:
-    """How a batch, a model or its numbers differ from the plainest case."""
+    """A difference of a batch, a model or its numbers from the plain case."""
 
     name: str
     flip_tying: bool = False
@@ -115,7 +115,7 @@ class Cell:
     config: RunConfig
 
     def fields(self, number: int) -> CaseFields:
-        """What `frog.prove.rank` reads."""
+        """Return the fields that `frog.prove.rank` reads."""
         return CaseFields(
             name=str(number), config=to_dict(self.config), frozen=self.variant.frozen, uneven=self.variant.uneven
         )
@@ -128,7 +128,7 @@ def cells(
     variants: Sequence[Variant],
     only: Sequence[str] = (),
 ) -> Iterator[Cell | str]:
-    """Every cell of the matrix; for one that cannot be, why."""
+    """Yield every cell of the matrix, or the reason why it is not possible."""
     for world_size in world_sizes:
         for implementation in implementations:
             for name, fields in proofs(implementation).items():
@@ -139,7 +139,7 @@ def cells(
 
 
 def _fits(fields: Fields, world_size: int) -> bool:
-    """Whether a strategy is another one in this world: products need 4 ranks, and alone there is nothing to split."""
+    """True if a strategy is distinct in this world: products need 4 ranks, and one rank has nothing to split."""
     sizes = [size for axis in ("tp", "pp", "cp", "ep", "shard", "dp") if isinstance(size := fields.get(axis), int)]
     if WHOLE_WORLD in fields.values():
         return world_size > 1
@@ -160,10 +160,10 @@ def _cell(
     model = replace(model, tie_word_embeddings=tied, qk_norm=qk_norm and strategy.ep == 1)
     if strategy.ep > 1 and model.num_local_experts is None:
         model = replace(model, num_local_experts=4)
-    if model.num_local_experts is not None:  # ranks with fewer labels would weigh the routers' loss otherwise
+    if model.num_local_experts is not None:  # ranks with fewer labels would give the routers' loss a different weight
         variant = replace(variant, name=variant.name.replace(", uneven", ""), uneven=False)
     if model.num_local_experts is not None and variant.precision == "bf16":
-        return f"{name}, bf16: rounding sends some tokens to other experts, so there is nothing to be equal to"
+        return f"{name}, bf16: rounding sends some tokens to other experts, so no oracle equals it"
     accum = max(_ACCUM if strategy.pp > 1 else 1, 2 if variant.accumulate else 1)
     config = RunConfig(
         model=model,

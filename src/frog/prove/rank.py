@@ -2,14 +2,14 @@
 
     torchrun --nproc-per-node 4 -m frog.prove.rank CASES.json RESULTS.json gloo
 
-`frog prove` starts this. Each rank draws other weights, so that a strategy which forgets to share them out shows; rank
-0's count. The oracle is written in another way: the plain model, the whole batch at once, the run's optimizer over
-whole parameters (which tests/optim compares with torch's own). What is compared is put together, bit for bit, from what
-all ranks hold.
+`frog prove` starts this. Each rank draws different weights, so that a strategy that forgets to broadcast them fails;
+rank 0's count. The oracle is independent code: the plain model, the full batch, the run's optimizer over
+full parameters (which tests/optim compares with torch's own). The compared tensors are assembled, bit for bit, from
+all ranks' shards.
 
-Tolerance: a tensor's largest difference over its largest value, 1e-5 in float32, since sums are taken in another order.
-Adam divides a gradient by its own size, so it would make a whole step of the rounding noise in a vanishing gradient;
-an epsilon of 1e-3 in place of 1e-8 keeps the noise in proportion. bf16 rounds to 8 bits, so there 5e-2 is allowed.
+Tolerance: a tensor's largest difference over its largest value, 1e-5 in float32, since sums have a different order.
+Adam divides a gradient by its own size, so it would turn the rounding noise in a vanishing gradient into a full step;
+an epsilon of 1e-3 instead of 1e-8 keeps the noise in proportion. bf16 rounds to 8 bits, so there 5e-2 is allowed.
 """
 
 from __future__ import annotations
@@ -53,24 +53,24 @@ _MAX_NORM = 0.5
 
 @dataclass(frozen=True)
 class Case:
-    """One cell of the matrix. `config` says the model, the strategy, the batch and the precision."""
+    """One cell of the matrix. `config` has the model, the strategy, the batch and the precision."""
 
     name: str
     config: RunConfig
     frozen: bool
-    """Whether some parameters are not trained."""
+    """True if some parameters are frozen."""
     uneven: bool
-    """Whether the last rank's last sequence is padding, so that ranks hold different numbers of labels."""
+    """True if the last rank's last sequence is padding, so that ranks hold different numbers of labels."""
 
     @classmethod
     def of(cls, fields: CaseFields, path: Path) -> Case:
-        """A case as a file has it; errors name the file."""
+        """Build a case from its fields; errors name the file."""
         return cls(fields.name, from_dict(fields.config, path), fields.frozen, fields.uneven)
 
 
 @dataclass
 class Trace:
-    """What happened in each step."""
+    """The results of each step."""
 
     losses: list[float]
     gradients: list[dict[str, Tensor]]
@@ -79,10 +79,10 @@ class Trace:
 
 
 def make_model(case: Case, seed: int) -> TinyTransformer:
-    """A model with random weights, of which some may be frozen."""
+    """Build a model with random weights, some of which may be frozen."""
     torch.manual_seed(seed)
     model = TinyTransformer(case.config.model, case.config.train.activation_checkpointing)
-    with torch.no_grad():  # norms that are all ones would hide a mistake in their gradient's place
+    with torch.no_grad():  # norms that are all ones would hide a misplaced gradient
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.add_(torch.randn_like(parameter), alpha=0.1)
@@ -94,13 +94,13 @@ def make_model(case: Case, seed: int) -> TinyTransformer:
 
 
 def optimizer_config(case: Case) -> OptimizerConfig:
-    """The run's optimizer at a constant rate, with an epsilon that the tolerance needs."""
+    """Return the run's optimizer settings with a constant rate, and an epsilon that the tolerance needs."""
     optimizer = case.config.optimizer
     return replace(optimizer, learning_rate=optimizer.entry.proof_rate, eps=1e-3)
 
 
 def whole_parameters_optimizer(case: Case, named: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
-    """The run's optimizer as the oracle has it: every parameter whole and by itself, decay on matrices alone."""
+    """Build the oracle's optimizer: every parameter full and separate, decay only on matrices."""
     tensors = [
         UpdatedTensor(p, (Slice(name, tuple(p.shape), 0, 0, p.numel()),), decayed=p.dim() > 1)
         for name, p in named.items()
@@ -109,7 +109,7 @@ def whole_parameters_optimizer(case: Case, named: Mapping[str, nn.Parameter]) ->
 
 
 def global_batch(case: Case, step: int) -> tuple[Tensor, Tensor]:
-    """All sequences of a step: tokens and labels.
+    """Return all sequences of a step: tokens and labels.
 
     Shapes:  -> two of (global_batch_size, sequence_length)
     """
@@ -123,7 +123,7 @@ def global_batch(case: Case, step: int) -> tuple[Tensor, Tensor]:
 
 
 def local_batch(case: Case, mesh: Mesh, step: int) -> Batch:
-    """What this rank takes of it: a contiguous slice for each dp coordinate, cut into micro-batches."""
+    """Return this rank's part: a contiguous slice for each dp coordinate, divided into micro-batches."""
     tokens, labels = global_batch(case, step)
     num_labels = (labels != IGNORED_LABEL).sum()
     size = len(tokens) // mesh.dp.size
@@ -136,8 +136,8 @@ def local_batch(case: Case, mesh: Mesh, step: int) -> Batch:
 
 
 def one_process(case: Case, dp_size: int) -> Trace:
-    """The oracle. `dp_size` matters for experts, which balance each micro-batch of all data ranks by itself, and where
-    the ranks go apart.
+    """Run the oracle. `dp_size` matters for experts, whose load is balanced per micro-batch over all data ranks, and
+    for replicas that train apart.
     """
     if case.config.strategy.entry.apart:
         return replicas_in_turn(case, dp_size)
@@ -159,7 +159,7 @@ def one_process(case: Case, dp_size: int) -> Trace:
 
 
 def replicas_in_turn(case: Case, num_replicas: int) -> Trace:
-    """The oracle of ranks that go apart: one process takes every replica's steps in turn, each on its own slice.
+    """Run the oracle of replicas that train apart: one process takes every replica's steps, each on its own slice.
 
     The outer step is torch's SGD, whose gradient is the mean difference. Within a round replica 0's
     numbers are compared.
@@ -210,7 +210,7 @@ def replicas_in_turn(case: Case, num_replicas: int) -> Trace:
 
 
 def _clip(parameters: list[nn.Parameter]) -> float:
-    """Clip at the norm of all gradients, taken in float64: torch's own is off in the fifth digit by then."""
+    """Clip at the norm of all gradients, computed in float64: torch's own would be off in the fifth digit."""
     squares = [p.grad.double().square().sum() for p in parameters if p.grad is not None]
     norm = torch.stack(squares).sum().sqrt().item()
     if norm > _MAX_NORM:
@@ -225,13 +225,13 @@ def _has_experts(case: Case) -> bool:
 
 
 def _dense_loss(model: TinyTransformer, case: Case, step: int) -> Tensor:
-    """The mean over all labels of the batch, from the logits."""
+    """Return the mean over all labels of the batch, from the logits."""
     tokens, labels = global_batch(case, step)
     return nn.functional.cross_entropy(model(tokens).float().flatten(0, 1), labels.flatten())
 
 
 def _mixture_loss(model: TinyTransformer, case: Case, dp_size: int, step: int) -> Tensor:
-    """The mean over the micro-batches of all data ranks together, each with the loss that balances its routers."""
+    """Return the mean over the micro-batches of all data ranks, each with the loss that balances its routers."""
     tokens, labels = (
         part.view(dp_size, case.config.train.grad_accum, -1, part.shape[1]) for part in global_batch(case, step)
     )
@@ -240,7 +240,7 @@ def _mixture_loss(model: TinyTransformer, case: Case, dp_size: int, step: int) -
 
 
 def spread(case: Case, world: World) -> Trace:
-    """The same steps by the strategy, in this world. A collective call."""
+    """Run the same steps with the strategy, in this world. A collective call."""
     mesh = build_mesh(case.config, world)
     model = make_model(case, seed=world.rank)
     make_optimizer = partial(build_optimizer, optimizer_config(case))
@@ -265,7 +265,7 @@ def _copies(named: Iterator[tuple[str, Tensor]], world: World) -> dict[str, Tens
 
 
 def compare(found: Trace, expected: Trace, tolerance: float) -> dict[str, Any]:
-    """The largest difference of each kind, and where the first that is too large lies."""
+    """Return the largest difference of each kind, and the first one that is too large."""
     worst = {"loss": 0.0, "norm": 0.0, "gradient": 0.0, "weight": 0.0}
     wrong: list[str] = []
     bitwise = True
@@ -273,7 +273,7 @@ def compare(found: Trace, expected: Trace, tolerance: float) -> dict[str, Any]:
     def look(kind: str, step: int, name: str, a: Tensor, b: Tensor) -> None:
         nonlocal bitwise
         difference = (a - b).abs().max().item() / max(b.abs().max().item(), 1e-12)
-        difference = difference if difference == difference else float("inf")  # not a number: worse than any
+        difference = difference if difference == difference else float("inf")  # NaN is worse than any number
         worst[kind] = max(worst[kind], difference)
         bitwise = bitwise and torch.equal(a, b)
         if difference > tolerance:
@@ -290,7 +290,7 @@ def compare(found: Trace, expected: Trace, tolerance: float) -> dict[str, Any]:
 
 
 def prove(cases: list[Case], world: World, oracles: dict[str, Trace]) -> list[dict[str, Any]]:
-    """Run every case; on rank 0 return what `compare` says of each. A case that cannot be is an error."""
+    """Run every case; on rank 0 return the result of `compare` for each. An impossible case is an error."""
     results: list[dict[str, Any]] = []
     for case in cases:
         try:
@@ -308,7 +308,7 @@ def prove(cases: list[Case], world: World, oracles: dict[str, Trace]) -> list[di
 
 
 def _oracle_key(case: Case, world_size: int) -> str:
-    """What an oracle depends on."""
+    """Return everything on which an oracle depends."""
     config, train = case.config, case.config.train
     cut = (config.strategy.dp_size(world_size), train.grad_accum) if _has_experts(case) else None
     numbers = (train.global_batch_size, train.precision, case.frozen, case.uneven, config.optimizer)
@@ -317,7 +317,7 @@ def _oracle_key(case: Case, world_size: int) -> str:
 
 
 def _finite(result: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no infinity: such a difference is null, and the result says in words where it lies."""
+    """JSON has no infinity: such a difference becomes null, and the result describes it in words."""
     return {key: None if value == float("inf") else value for key, value in result.items()}
 
 

@@ -1,1 +1,1 @@
-"""Run folders to eyes: the report, the comparison of two runs, the list of runs, TensorBoard."""
+"""Views of run folders: the report, the comparison of two runs, the list of runs, TensorBoard."""

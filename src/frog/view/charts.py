@@ -1,4 +1,4 @@
-"""The report's charts as plain data: a list of steps, and one list of values a line."""
+"""The report's charts as plain data: a list of steps, and one list of values per line."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 from frog.runs.history import Floats, History, Ints, RankHistory, Segment
 
 MAX_POINTS = 2000
-"""Steps drawn in one chart, at most (held-out scores come on top)."""
+"""Most steps to draw in one chart (held-out scores are additional)."""
 
 MAX_RANKS = 16
-"""Ranks drawn one by one; of a larger world these are spread evenly over it."""
+"""Most ranks to draw individually; a larger world shows some that are spread evenly."""
 
 _MAX_SKIPPED = 200
 _NAMED = 12
@@ -23,20 +23,20 @@ Chart = dict[str, Any]
 
 
 def pick_steps(values: Floats, limit: int = MAX_POINTS) -> Ints:
-    """Indices of the values to draw: all, or in each stretch the lowest and the highest, so that no spike is lost."""
+    """Return indices of the values to draw: all, or the lowest and highest of each interval, to keep every spike."""
     if len(values) <= limit:
         return np.arange(len(values))
     picked = {0, len(values) - 1}
     for stretch in np.array_split(np.arange(len(values)), limit // 2 - 1):
         known = stretch[np.isfinite(values[stretch])]
-        # A stretch of nothing but NaN is drawn as the gap that it is.
+        # An interval with only NaN appears as a gap.
         ends = (known[np.argmin(values[known])], known[np.argmax(values[known])]) if len(known) else (stretch[0],)
         picked.update(int(index) for index in ends)
     return np.array(sorted(picked), np.int64)
 
 
 def shown_ranks(history: History) -> list[int]:
-    """The ranks that are drawn one by one."""
+    """Return the ranks to draw individually."""
     ranks = sorted(history.ranks)
     if len(ranks) <= MAX_RANKS:
         return ranks
@@ -51,7 +51,7 @@ def charts(history: History) -> list[Chart]:
     found = [
         _loss(history, main),
         _of_main(main, "learning_rate", "Learning rate", "", "Size of a step: warm-up, then cosine", "exact"),
-        _of_main(main, "grad_norm", "Gradient norm", "", "Of the reduced gradient, before clipping", "exact"),
+        _of_main(main, "grad_norm", "Gradient norm", "", "Norm of the reduced gradient, before clipping", "exact"),
         _of_main(main, "tokens_per_s", "Throughput", "tokens/s", "All ranks together", "count"),
         _memory(history),
         *([_loss_scale(main)] if "loss_scale" in main.scalars else []),
@@ -101,10 +101,10 @@ def _memory(history: History) -> Chart:
 
 
 def _loss_scale(main: RankHistory) -> Chart:
-    """fp16's loss scale, and where a step was left out because the gradient overflowed."""
+    """Chart fp16's loss scale, and the steps skipped because the gradient overflowed."""
     scale, skipped = main.scalars["loss_scale"], main.scalars["skipped"] == 1
     picked = pick_steps(scale)
-    # The last steps that were left out are worth a mark each, also where not every step is drawn.
+    # The last skipped steps each get a mark, even if not every step is drawn.
     picked = np.unique(np.concatenate([picked, np.flatnonzero(skipped)[-_MAX_SKIPPED:]]))
     lines = [_line("loss scale", "mean", scale[picked])]
     if skipped.any():
@@ -115,7 +115,7 @@ def _loss_scale(main: RankHistory) -> Chart:
 
 
 def _world(history: History, main: RankHistory) -> Chart:
-    """How many ranks took each step, and where some were lost or came in. A value holds until the next."""
+    """Chart the number of ranks in each step, and where ranks were lost or joined. A value holds until the next."""
     counting = {segment.from_step: segment for segment in history.segments if segment.counts}
     last_step = int(main.steps[-1])
     steps = np.array(sorted({*counting, last_step}), np.int64)
@@ -131,7 +131,7 @@ def _world(history: History, main: RankHistory) -> Chart:
 
 
 def _skipped_steps(skipped: Ints, num_steps: int) -> str:
-    """Which steps were left out, in words: the first few by number."""
+    """Describe the skipped steps: the first few by number."""
     if not len(skipped):
         return "No gradient overflowed"
     named = ", ".join(map(str, skipped[:_NAMED].tolist())) + (", …" if len(skipped) > _NAMED else "")
@@ -162,7 +162,7 @@ def _line(label: str, role: str, values: Sequence[float] | Floats, rank: int | N
 
 
 def _at(steps: Ints, own_steps: Ints, values: Floats) -> Floats:
-    """The values at `steps`, NaN where there is none. `own_steps` are in order."""
+    """Return the values at `steps`, NaN where there is none. `own_steps` are in order."""
     result = np.full(len(steps), np.nan)
     if len(own_steps):
         places = np.minimum(np.searchsorted(own_steps, steps), len(own_steps) - 1)
@@ -172,12 +172,12 @@ def _at(steps: Ints, own_steps: Ints, values: Floats) -> Floats:
 
 
 def _rounded(values: Sequence[float] | Floats) -> list[float | None]:
-    """Six significant digits, as JSON that every reader takes: NaN and infinity become null."""
+    """Round to six significant digits, as valid JSON: NaN and infinity become null."""
     return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]
 
 
 def marks(history: History) -> list[dict[str, Any]]:
-    """Where the run began again, or its world changed: vertical lines in every chart."""
+    """Return vertical lines for every chart, where the run resumed or its world changed."""
     return [{"step": segment.from_step, "label": _mark(segment)} for segment in history.segments[1:]]
 
 

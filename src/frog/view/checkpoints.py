@@ -1,4 +1,4 @@
-"""Checkpoints as numpy arrays. Broken ones are named and passed over."""
+"""Read checkpoints as numpy arrays; report and skip damaged ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MODEL_PREFIX = "model/"
 
 @dataclass
 class CheckpointReader:
-    """A checkpoint whose every file was checked against its manifest."""
+    """A checkpoint whose files all match its manifest."""
 
     path: Path
     manifest: Manifest
@@ -30,7 +30,7 @@ class CheckpointReader:
 
     @property
     def world_size(self) -> int:
-        """How many ranks wrote it."""
+        """Number of ranks that wrote it."""
         return self.manifest.world_size
 
     @property
@@ -38,13 +38,13 @@ class CheckpointReader:
         return self.manifest.payload_bytes
 
     def names(self, prefix: str = "") -> list[str]:
-        """The tensors whose names start with `prefix`, in the manifest's order."""
+        """Return the tensors whose names start with `prefix`, in the manifest's order."""
         return [name for name in self.manifest.tensors if name.startswith(prefix)]
 
     def tensor(self, name: str) -> NDArray[Any]:
-        """One tensor, put together from the pieces that tile it.
+        """Assemble one tensor from its shards.
 
-        Raises:  CheckpointError if a piece is missing, or does not fit.
+        Raises:  CheckpointError if a shard is missing, or does not fit.
         """
         from safetensors import SafetensorError
 
@@ -71,7 +71,7 @@ class CheckpointReader:
 def open_checkpoint(path: Path) -> CheckpointReader:
     """Read a checkpoint's manifest and check its files against it.
 
-    Raises:  CheckpointError saying which file is missing, of another size or of another hash.
+    Raises:  CheckpointError naming the file that is missing, or has another size or hash.
     """
     manifest = read_manifest(path)
     verify_files(path, manifest)
@@ -79,7 +79,7 @@ def open_checkpoint(path: Path) -> CheckpointReader:
 
 
 def open_checkpoints(folder: RunFolder) -> tuple[list[CheckpointReader], list[str]]:
-    """The run's good checkpoints, in order of steps, and what is wrong with each of the others."""
+    """Return the run's good checkpoints, in order of steps, and the problem of each damaged one."""
     good: list[CheckpointReader] = []
     problems: list[str] = []
     for step in folder.checkpoint_steps():

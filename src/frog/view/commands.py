@@ -1,4 +1,4 @@
-"""The commands of this room. What they need is imported when they run."""
+"""The commands of this package. Imports happen when they run."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _print_comparison(comparison: Comparison) -> None:
 
 
 def _console() -> Console:
-    """A console that does not break lines for a file or a pipe as it would for a narrow terminal."""
+    """Return a console that wraps lines only for a terminal, not for a file or a pipe."""
     from frog.core.console import console
 
     return console(width=None if sys.stdout.isatty() else 200)
@@ -114,7 +114,7 @@ def _runs(args: argparse.Namespace) -> int:
 
 
 def _checkpoints(args: argparse.Namespace) -> int:
-    """Exit code 1 if one cannot be trusted."""
+    """Print the checkpoints; return exit code 1 if one is damaged."""
     from frog.core.errors import CheckpointError
     from frog.core.units import format_bytes
     from frog.runs.folder import find_run
@@ -140,5 +140,5 @@ def _tensorboard(args: argparse.Namespace) -> int:
     from frog.view.tensorboard import export_tensorboard
 
     folder = export_tensorboard(find_run(args.run), args.to)
-    print(f"TensorBoard events: {folder}\n  look: tensorboard --logdir {folder}")
+    print(f"TensorBoard events: {folder}\n  view: tensorboard --logdir {folder}")
     return 0

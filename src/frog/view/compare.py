@@ -1,4 +1,4 @@
-"""Two runs compared: bitwise equal, within tolerance, or different; and where they part."""
+"""Compare two runs: bitwise equal, within tolerance, or different, and where they first differ."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ORDER: tuple[Outcome, ...] = ("not compared", "equal", "close", "different")
 
 @dataclass
 class Finding:
-    """One thing that was compared, and how it came out."""
+    """The result of one comparison."""
 
     what: str
     outcome: Outcome
@@ -33,23 +33,23 @@ class Finding:
 
 @dataclass
 class Comparison:
-    """All that was compared. `titles` has a line for A and one for B."""
+    """All results. `titles` has a line for A and one for B."""
 
     titles: tuple[str, str]
     rtol: float
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     common_steps: int | None = None
-    """How many steps the shorter run has, if one is longer."""
+    """Number of steps of the shorter run, if one is longer."""
 
     @property
     def outcome(self) -> Outcome:
-        """The worst of the findings."""
+        """The worst outcome of all findings."""
         return max((finding.outcome for finding in self.findings), key=_ORDER.index)
 
     @property
     def verdict(self) -> str:
-        """The outcome in words, with what it does not cover."""
+        """The outcome in words, and its limits."""
         if self.outcome == "different":
             return "different"
         words = "bitwise equal" if self.outcome == "equal" else f"within tolerance (rtol {self.rtol:g})"
@@ -77,7 +77,7 @@ def compare_runs(a: RunFolder, b: RunFolder, rtol: float) -> Comparison:
     Two numbers are within tolerance if |a - b| <= rtol * max(|a|, |b|); two tensors if the norm of their difference is
     at most rtol times the larger norm.
 
-    Raises:  RunError if one is no run, or if they have no step and no checkpoint in common.
+    Raises:  RunError if one is not a run, or if they have no step and no checkpoint in common.
     """
     sides = (_read(a), _read(b))
     comparison = Comparison((_title(sides[0]), _title(sides[1])), rtol)
@@ -114,7 +114,7 @@ def _num_steps(side: _Side) -> int:
 
 
 def _notes(a: _Side, b: _Side) -> list[str]:
-    """The settings that differ, and whether one run is longer."""
+    """Note the settings that differ, and whether one run is longer."""
     left, right = dict(leaves(a.run.config)), dict(leaves(b.run.config))
     keys = [key for key in {**left, **right} if left.get(key) != right.get(key) and key != "name"]
     notes = [_note(key, left.get(key), right.get(key)) for key in keys[:_MOST_NOTES]]
@@ -132,7 +132,7 @@ def _note(key: str, left: object, right: object) -> str:
 
 
 def _sample_order(a: _Side, b: _Side) -> Finding:
-    """The samples of each step over all ranks; which rank took which depends on the world."""
+    """Compare the samples of each step over all ranks; their distribution over ranks depends on the world."""
     left, right = _ids_by_step(a.history), _ids_by_step(b.history)
     common = sorted(left.keys() & right.keys())
     if not common:
@@ -147,7 +147,7 @@ def _sample_order(a: _Side, b: _Side) -> Finding:
 
 
 def _ids_by_step(history: History) -> dict[int, list[int]]:
-    """Sorted sample ids of the steps of which every rank of their world reported."""
+    """Return sorted sample ids of the steps for which every rank of the world reported them."""
     ids: dict[int, list[int]] = {}
     reports: dict[int, int] = {}
     world: dict[int, int] = {}
@@ -160,13 +160,13 @@ def _ids_by_step(history: History) -> dict[int, list[int]]:
 
 
 def _reads(rank: RankHistory, segment: int) -> bool:
-    """Whether this rank is the first of those that take the same samples: at the beginning of all axes but dp."""
+    """True if this rank is the first of those that take the same samples: coordinate 0 on all axes except dp."""
     start = rank.starts.get(segment)
     return start is None or all(at == 0 for axis, at in start.place.items() if axis != "dp")
 
 
 def _losses(a: _Side, b: _Side, rtol: float) -> Finding:
-    """Each rank's loss if both runs had the same world at the same steps, else the mean over ranks."""
+    """Compare each rank's loss if both runs had the same world at the same steps, else the mean over ranks."""
     if _worlds(a) != _worlds(b):
         finding = _numbers("loss", _of_main(a, "loss_mean"), _of_main(b, "loss_mean"), rtol)
         finding.detail += " (mean over ranks: the worlds or their meshes differ)"
@@ -175,7 +175,7 @@ def _losses(a: _Side, b: _Side, rtol: float) -> Finding:
 
 
 def _worlds(side: _Side) -> list[tuple[int, Any]]:
-    """Worlds with the step from which each was so; what a resume in the same world and mesh adds is left out."""
+    """Return the worlds with their first steps; a resume in the same world and mesh adds none."""
     changes: list[tuple[int, Any]] = []
     for number, segment in enumerate(side.history.segments):
         start = side.history.main.starts.get(number) if side.history.main else None
@@ -186,7 +186,7 @@ def _worlds(side: _Side) -> list[tuple[int, Any]]:
 
 
 _Key = tuple[int, int | None]
-"""A step and, where numbers are a rank's own, its rank."""
+"""Return the step and, for numbers per rank, the rank."""
 
 
 def _rank_losses(side: _Side) -> dict[_Key, float]:
@@ -210,8 +210,8 @@ def _held_out(side: _Side) -> dict[_Key, float]:
 
 
 def _numbers(what: str, a: dict[_Key, float], b: dict[_Key, float], rtol: float) -> Finding:
-    """Compare numbers step by step, and say where they part first and where most."""
-    # By step, then rank: the order in which a person looks for the place where two runs part.
+    """Compare numbers step by step, and report the first and the largest difference."""
+    # Sorted by step, then rank: the order in which a person looks for the first difference.
     common = sorted(a.keys() & b.keys(), key=lambda key: (key[0], key[1] or 0))
     if not common:
         return Finding(what, "not compared", "no step in common")
@@ -241,7 +241,7 @@ def _same(a: float, b: float) -> bool:
 
 
 def _relative(a: float, b: float) -> float:
-    """|a - b| / max(|a|, |b|); infinite if only one of the two is finite."""
+    """Return |a - b| / max(|a|, |b|); infinite if only one of the two is finite."""
     if not (math.isfinite(a) and math.isfinite(b)):
         return math.inf
     return abs(a - b) / max(abs(a), abs(b))
@@ -270,7 +270,7 @@ def _checkpoints(a: RunFolder, b: RunFolder, rtol: float, notes: list[str]) -> F
 
 
 def _final_weights(a: _Side, b: _Side, others: Sequence[Finding]) -> Finding:
-    """The hashes in the records. A hash knows no tolerance: unequal, it makes the runs no worse than the rest does."""
+    """Compare the hashes in the records. A hash has no tolerance: a mismatch alone never counts as different."""
     what = "final weights"
     left, right = a.record, b.record
     if left is None or right is None or left.weights_sha256 is None or right.weights_sha256 is None:

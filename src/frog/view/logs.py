@@ -1,9 +1,9 @@
-"""The logs of all ranks and nodes as one stream in order of time.
+"""Merge the logs of all ranks and nodes into one stream, in order of time.
 
 A line of a rank's log is `2026-11-21 10:51:38.123 rank 2 | text`, one of a node's agent `2026-11-21 10:51:38.123 text`;
-times are UTC. What has no such beginning belongs to the entry before it: a traceback stays in one piece. Logs of before
-lines had a date (`10:51:38 rank 2 | text`, local time) take theirs from the file's; lines with no time at all, as the
-pages write them, stay in order behind what came before.
+times are UTC. A line without such a prefix belongs to the entry before it: a traceback stays in one piece. Older logs,
+whose lines have no date (`10:51:38 rank 2 | text`, local time), take it from the file's; lines without any time, as the
+tutorial scripts write them, keep their place after the previous entry.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from frog.runs.run import is_under_way
 
 POLL_S = 0.2
 _BLOCK_BYTES = 1 << 20
-"""Read at once; what a line has beyond them is lost."""
+"""Most bytes to read in one block; longer lines are truncated."""
 
 _TIME = r"(?:(?P<date>\d{4}-\d\d-\d\d)[ T])?(?P<clock>\d\d:\d\d:\d\d)(?:[.,](?P<part>\d{1,9}))?(?:Z|\+00:00)?"
 _HEADS = {
@@ -36,12 +36,12 @@ _HEADS = {
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _TRACEBACK = "Traceback (most recent call last):"
 _COLOURS = (36, 33, 32, 35, 34, 31, 96, 93, 92, 95, 94, 91)
-"""Of terminals, by rank."""
+"""Terminal colours, by rank."""
 
 
 @dataclass(frozen=True, order=True)
 class Source:
-    """Whose log: a node's agent or a rank."""
+    """The origin of a log: a node's agent or a rank."""
 
     kind: str
     number: int
@@ -55,13 +55,13 @@ class Source:
 
 @dataclass
 class Entry:
-    """Something said at one time, in one line or more."""
+    """A log message, in one or more lines."""
 
     source: Source
     time_s: float
     """Seconds since 1970; 0 if the log has no times."""
     order: int
-    """Its place in its own log."""
+    """Its index in its own log."""
     lines: list[str]
 
     @property
@@ -71,7 +71,7 @@ class Entry:
 
 @dataclass
 class Choice:
-    """Which entries to show. A rank's log is shown if the rank or its node is named, or neither is."""
+    """A selection of entries. A rank's log is shown if the rank or its node is named, or neither is."""
 
     ranks: list[int] = field(default_factory=list)
     nodes: list[int] = field(default_factory=list)
@@ -85,7 +85,7 @@ class Choice:
 
 
 class Tail:
-    """One log, read as far as it has been written."""
+    """A log file, read incrementally as it grows."""
 
     def __init__(self, source: Source, path: Path) -> None:
         self.source, self._path = source, path
@@ -95,7 +95,7 @@ class Tail:
         self._in_traceback = False
 
     def read(self) -> list[Entry]:
-        """The entries that are whole by now. The last is whole when another follows, or when nothing more came."""
+        """Return the complete entries. The last one is complete when another follows, or when no more lines arrive."""
         size = self._path.stat().st_size if self._path.is_file() else 0
         if size <= self._at:
             return self.close() if not self._rest else []
@@ -110,7 +110,7 @@ class Tail:
         return found
 
     def close(self) -> list[Entry]:
-        """What is left, at the end; half a line too."""
+        """Return the remaining entries at the end, including an incomplete line."""
         if self._rest:
             left, self._rest = self._rest, b""
             before = self._take(left.decode(errors="replace"))
@@ -119,7 +119,7 @@ class Tail:
         return [entry] if entry else []
 
     def _take(self, line: str) -> Entry | None:
-        """Begin an entry with this line or go on with the one under way; return the one that is whole now."""
+        """Begin an entry with this line or extend the open one; return the entry that is now complete."""
         line = line.rstrip("\r")
         match = _HEADS[self.source.kind].fullmatch(line)
         text = match["text"] if match else line
@@ -128,8 +128,8 @@ class Tail:
             return None
         before = self._open
         if match is not None and match["clock"]:
-            # An entry is never before the one above it, whatever the clock was set to.
-            with contextlib.suppress(ValueError, OverflowError):  # a day or an hour that there is not
+            # An entry is never before the one above it, even if the clock was changed.
+            with contextlib.suppress(ValueError, OverflowError):  # an invalid day or hour
                 self._time_s = max(self._time_s, self._time_of(match))
         self._in_traceback = text.startswith(_TRACEBACK)
         self._open = Entry(self.source, self._time_s, self._count, [text])
@@ -137,7 +137,7 @@ class Tail:
         return before
 
     def _goes_on(self, text: str) -> bool:
-        """A node's agent gives every line a time: those of a traceback, and indented ones, belong together."""
+        """Handle an agent's line: each has a time, but lines of a traceback, and indented ones, belong together."""
         if self.source.kind != "node":
             return False
         if text.startswith((" ", "\t")):
@@ -149,7 +149,7 @@ class Tail:
         part = float(f"0.{match['part']}") if match["part"] else 0.0
         if match["date"]:
             return dt.datetime.fromisoformat(f"{match['date']}T{match['clock']}+00:00").timestamp() + part
-        if not self._time_s:  # its folder changed last when the log was made
+        if not self._time_s:  # its folder changed last when the log was created
             self._time_s = self._path.parent.stat().st_mtime
         at = dt.datetime.fromtimestamp(self._time_s).astimezone()
         hour, minute, second = map(int, match["clock"].split(":"))
@@ -160,14 +160,14 @@ class Tail:
 
 
 class Logs:
-    """The logs of a run that a user wants to see, those included that are yet to come."""
+    """The logs of a run that a user selected, including future ones."""
 
     def __init__(self, folder: RunFolder, choice: Choice) -> None:
         self._folder, self._choice = folder, choice
         self._tails: dict[Source, Tail] = {}
 
     def read(self, close: bool = False) -> list[Entry]:
-        """The entries that came since the last time, in order of time; all of them if there is no more to come."""
+        """Return the new entries, in order of time; all remaining ones if the run has ended."""
         for source in self._wanted():
             self._tails.setdefault(source, Tail(source, source.path(self._folder)))
         found = [entry for tail in self._tails.values() for entry in tail.read()]
@@ -176,12 +176,12 @@ class Logs:
         return sorted((entry for entry in found if self._choice.has(entry)), key=lambda entry: entry.key)
 
     def catch_up(self) -> list[Entry]:
-        """All that is there by now, the last entry of each log too if nothing is being added to it."""
+        """Return all current entries, including the last entry of each log that is no longer growing."""
         return sorted([*self.read(), *self.read()], key=lambda entry: entry.key)
 
     @property
     def width(self) -> int:
-        """Of the longest name."""
+        """Length of the longest name."""
         return max((len(str(source)) for source in self._tails), default=0)
 
     def _wanted(self) -> list[Source]:
@@ -195,7 +195,7 @@ class Logs:
 
 
 def sources(folder: RunFolder) -> list[Source]:
-    """The logs that there are: nodes, then ranks, in order."""
+    """Return the existing logs: nodes, then ranks, in order."""
     if not folder.logs.is_dir():
         return []
     names = (re.fullmatch(r"(rank|node)_(\d+)", entry.name) for entry in folder.logs.iterdir())
@@ -204,10 +204,10 @@ def sources(folder: RunFolder) -> list[Source]:
 
 
 def ranks_on(folder: RunFolder, nodes: list[int]) -> set[int]:
-    """The ranks that live on some nodes, or lived there in an earlier attempt of the run."""
+    """Return the ranks that run on some nodes, or did in an earlier attempt of the run."""
     found = set[int]()
     for attempt in read_run(folder).attempts:
-        if attempt.worlds:  # by the launcher: its nodes keep their numbers when the world shrinks
+        if attempt.worlds:  # as the launcher reports it: its nodes keep their numbers when the world shrinks
             found |= {rank for world in attempt.worlds if world.node in nodes for rank in world.ranks}
         else:
             found |= {rank for rank in attempt.ranks if attempt.node_of(rank) in nodes}
@@ -215,7 +215,7 @@ def ranks_on(folder: RunFolder, nodes: list[int]) -> set[int]:
 
 
 def check_choice(folder: RunFolder, choice: Choice) -> None:
-    """Raise UsageError if a rank or node is asked for that left no log, RunError if there is no log at all."""
+    """Raise UsageError if a selected rank or node has no log, RunError if there is no log at all."""
     there = sources(folder)
     if not there:
         raise RunError(f"{folder.logs}: contains no logs", "-f waits for them during the run")
@@ -229,9 +229,9 @@ def check_choice(folder: RunFolder, choice: Choice) -> None:
 
 
 def follow(folder: RunFolder, logs: Logs, wait: Callable[[float], None] = time.sleep) -> Iterator[list[Entry]]:
-    """What is said from now on, until the run ends."""
+    """Yield new entries until the run ends."""
     while True:
-        goes_on = is_under_way(folder)  # asked before the reading: what was said before its end is read
+        goes_on = is_under_way(folder)  # asked before reading, so that the last messages are read
         yield logs.read(close=not goes_on)
         if not goes_on:
             return
@@ -239,15 +239,15 @@ def follow(folder: RunFolder, logs: Logs, wait: Callable[[float], None] = time.s
 
 
 _LEAST_ROOM = 20
-"""Columns for the text in the narrowest terminal."""
+"""Minimum width for the text, in a narrow terminal."""
 _MOST_LINE = 8_000
-"""Characters of a line that are shown; the log has all."""
+"""Most characters of a line to show; the log file has all."""
 
 
 def format_entry(entry: Entry, width: int, colour: bool, columns: int | None = None) -> str:
-    """`2026-11-21 10:51:38.123 [rank 2] text`, a line for each of the entry's, the time on the first.
+    """Format `2026-11-21 10:51:38.123 [rank 2] text`, a line for each of the entry's, the time on the first.
 
-    In a terminal the text is wrapped to the columns that time and name leave.
+    In a terminal the text is wrapped to the columns after time and name.
     """
     time_text = " " * 23
     if entry.time_s:
@@ -269,7 +269,7 @@ def format_entry(entry: Entry, width: int, colour: bool, columns: int | None = N
 
 
 def parse_since(text: str, now_s: float) -> float:
-    """`90s`, `10m`, `2h`, `1d` ago; or a time in UTC: `10:51`, `10:51:38`, `2026-11-21 10:51`.
+    """Parse `90s`, `10m`, `2h`, `1d` ago; or a time in UTC: `10:51`, `10:51:38`, `2026-11-21 10:51`.
 
     Raises:  UsageError for anything else.
     """

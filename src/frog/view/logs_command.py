@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from frog.view.logs import Choice, Entry
 
 _MOST_BYTES = 48 << 10
-"""Shown of what is there already, unless all is asked for."""
+"""Most bytes of existing entries to show, without --all."""
 
 
 def add_logs_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -90,7 +90,7 @@ def _lines(entries: list[Entry], width: int) -> list[str]:
 
 
 def _last(lines: list[str]) -> list[str]:
-    """The last of them, as many as are shown without being asked for."""
+    """Return the last entries, up to the default limit."""
     left, first = _MOST_BYTES, len(lines)
     while first and (left := left - len(lines[first - 1].encode(errors="replace")) - 1) >= 0:
         first -= 1

@@ -1,4 +1,4 @@
-"""The report's section on a slow network between nodes: how long collectives took, next to the alpha-beta formula."""
+"""The report's section on a slow network between nodes: measured collectives compared with the alpha-beta formula."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from frog.runs.history import History, RankHistory
 from frog.runs.launcher_schema import LauncherEndEvent, LaunchEvent, LinkFigures, LinkSettings
 
 _WHOLE = {"world": ("pp", "dp", "cp", "tp"), "data": ("dp", "cp"), "model": ("pp", "tp")}
-"""Axes made of others."""
+"""Axes composed of others."""
 
 Kind = tuple[str, str, int]
-"""Of a collective: operation, axis, payload in bytes."""
+"""Kind of a collective: operation, axis, payload in bytes."""
 
 
 @dataclass(frozen=True)
 class MatchedCollective:
-    """One collective of all its groups: of every rank of the world at the same place of its program."""
+    """One collective of all its groups: on every rank of the world, at the same place of its program."""
 
     kind: Kind
     ready_ns: int
@@ -33,7 +33,7 @@ class MatchedCollective:
 
 
 def network_section(history: History) -> dict[str, Any] | None:
-    """What the section shows; None of a run whose last launch had no network, or that has no collective over it."""
+    """Return the section's data; None if the last launch had no network, or no collective used it."""
     network, counted = _launch_network(history.run)
     if network is None or not history.ranks:
         return None
@@ -64,7 +64,7 @@ def network_section(history: History) -> dict[str, Any] | None:
 
 
 def _launch_network(run: RecordedRun) -> tuple[LinkSettings | None, LinkFigures | None]:
-    """The network of the last launch, and what it had carried at its end, as far as the launcher said."""
+    """Return the network of the last launch, and its final traffic, if the launcher reported it."""
     network = counted = None
     for event in run.launcher:
         if isinstance(event, LaunchEvent):
@@ -75,7 +75,7 @@ def _launch_network(run: RecordedRun) -> tuple[LinkSettings | None, LinkFigures 
 
 
 def axis_groups(axis: str, places: Mapping[int, Mapping[str, int]]) -> list[list[int]]:
-    """The ranks of the world, cut into the groups of an axis, each in order; nothing if the axis is not known."""
+    """Return the ranks of the world in the groups of an axis, each in order; empty if the axis is unknown."""
     along = _WHOLE.get(axis, (axis,))
     found: dict[tuple[tuple[str, int], ...], list[int]] = {}
     for rank in sorted(places):
@@ -92,10 +92,10 @@ def _times(
     node_of: Mapping[int, int],
     places: Mapping[int, Mapping[str, int]],
 ) -> dict[Kind, list[float]]:
-    """Seconds of each collective that went between nodes, by kind.
+    """Return the seconds of each collective between nodes, by kind.
 
-    From when all were there, and the collective before it was done, to its end: where several are under way at once
-    they share the links, and each has the time by which it came later than the one before.
+    Each is measured from when all ranks had arrived, and the previous collective was done, to its end: concurrent ones
+    share the links, so each counts the time by which it ended later than the one before.
     """
     calls: dict[tuple[str, str, int, int], list[tuple[int, int, int]]] = {}
     for own in ranks.values():
@@ -115,7 +115,7 @@ def _times(
 
 
 def _gather(own: RankHistory, segment: int, calls: dict[tuple[str, str, int, int], list[tuple[int, int, int]]]) -> None:
-    """Put a rank's collectives to those of the others: the i-th of an operation and axis in a step is the same one."""
+    """Match a rank's collectives with those of others: the i-th of an operation and axis in a step is the same one."""
     reported, count = own.collectives, dict[tuple[str, str, int], int]()
     mine = np.flatnonzero(reported.segment == segment)
     for index in mine[np.argsort(reported.start_ns[mine], kind="stable")]:

@@ -30,4 +30,4 @@ RANK_COLORS: Final[tuple[tuple[str, str], ...]] = (
     ("#4b8f29", "#8bcf62"),
     ("#8a4b2a", "#c98a65"),
 )
-"""Cycled with dashes by ranks past the eighth."""
+"""Repeated with dashed lines for ranks past the eighth."""

@@ -1,4 +1,4 @@
-"""The report: one HTML file that says how a run went, and opens offline."""
+"""The report: one HTML file that shows how a run went, and opens offline."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _MAX_SAMPLES = 12
 
 
 def write_report(folder: RunFolder, output: Path | None = None) -> Path:
-    """Write the run's report and return where it is.
+    """Write the run's report and return its path.
 
-    Raises:  RunError if run.json is missing or unreadable. What else is missing or broken is said in the report.
+    Raises:  RunError if run.json is missing or unreadable. The report itself describes other missing or damaged files.
     """
     path = output or folder.report_html
     check_output(path)
@@ -42,7 +42,7 @@ def write_report(folder: RunFolder, output: Path | None = None) -> Path:
 
 
 def render_report(folder: RunFolder) -> str:
-    """The report as HTML text."""
+    """Return the report as HTML text."""
     return _template().render(_context(folder))
 
 
@@ -107,7 +107,7 @@ def _context(folder: RunFolder) -> dict[str, Any]:
 
 
 def json_for_script(value: Any) -> str:
-    """JSON that may stand inside a script element: no text in it can end the element."""
+    """Return JSON for a script element; no text in it can close the element."""
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -117,7 +117,7 @@ def _asset(name: str) -> str:
 
 
 def _headline(run: RunFile, record: Record | None, history: History) -> dict[str, Any]:
-    """The numbers on top: from the record, or from the events while there is none."""
+    """Return the numbers at the top: from the record, or from the events if there is none."""
     main = history.main
     evals = [] if main is None else list(main.evals.values())
     has_steps = main is not None and len(main.steps) > 0
@@ -140,7 +140,7 @@ def _headline(run: RunFile, record: Record | None, history: History) -> dict[str
 
 
 def _batch(run: RunFile) -> str | None:
-    """The effective batch size in the last world; None of a run that was not trained, or of another version's."""
+    """Describe the effective batch size in the last world; None if the run was not trained, or by another version."""
     config = known_config(run)
     if config is None or not run.segments or config.world_problems(run.segments[-1].world_size):
         return None
@@ -157,7 +157,7 @@ def _span_s(history: History) -> float | None:
 
 
 def _error(folder: RunFolder, record: Record | None, history: History, status: str) -> dict[str, Any] | None:
-    """What went wrong, with what every rank said of it; None if nothing did."""
+    """Return the failure, with every rank's error; None if nothing failed."""
     error = record.error if record else None
     said = [(rank.rank, event) for rank in history.ranks.values() for event in rank.errors]
     if error is None and status not in ("failed", "died"):
@@ -174,7 +174,7 @@ def _error(folder: RunFolder, record: Record | None, history: History, status: s
 
 
 def _segments(run: RunFile, history: History) -> list[dict[str, Any]]:
-    """run.json's segments, with what the events add: all hosts, and the steps taken again."""
+    """Return run.json's segments, with all hosts and the repeated steps from the events."""
     rows = []
     for index, segment in enumerate(run.segments):
         seen = history.segments[index] if len(run.segments) == len(history.segments) else None
@@ -201,7 +201,7 @@ def _checkpoints(history: History, good: Sequence[CheckpointReader]) -> list[dic
 
 
 def _heat(movement: Movement) -> list[dict[str, Any]]:
-    """Rows of the heat map; `heat` is 0 to 100 on a logarithmic scale from the least movement to the greatest."""
+    """Return rows of the heat map; `heat` is 0 to 100 on a logarithmic scale from smallest to largest movement."""
     moved = [float(v) for v in movement.values.ravel() if math.isfinite(v) and v > 0]
     low, high = (math.log(min(moved)), math.log(max(moved))) if moved else (0.0, 0.0)
 
@@ -220,7 +220,7 @@ def _heat(movement: Movement) -> list[dict[str, Any]]:
 
 
 def _samples(history: History) -> list[dict[str, Any]]:
-    """At most twelve samples, spread evenly from the first to the last, the prompt set apart from what follows."""
+    """Return at most twelve samples, spread evenly from first to last, each as prompt and continuation."""
     found = list(history.main.samples.values()) if history.main else []
     if len(found) > _MAX_SAMPLES:
         found = [found[round(i * (len(found) - 1) / (_MAX_SAMPLES - 1))] for i in range(_MAX_SAMPLES)]
@@ -230,7 +230,7 @@ def _samples(history: History) -> list[dict[str, Any]]:
 
 
 def _config(run: RunFile) -> list[tuple[str, list[tuple[str, str]]]]:
-    """The configuration by section; what stands outside any section comes first."""
+    """Return the configuration by section; settings outside any section come first."""
     config = run.config
     sections = [("run", [(key, _plain(value)) for key, value in config.items() if not isinstance(value, dict)])]
     sections += [
@@ -246,7 +246,7 @@ def _plain(value: Any) -> str:
 
 
 def _number(value: float | None, digits: int = 4) -> str:
-    """Significant digits, without an exponent for numbers of everyday size."""
+    """Format significant digits, without an exponent for numbers of everyday size."""
     if value is None:
         return "–"  # noqa: RUF001
     if not math.isfinite(value):
@@ -268,5 +268,5 @@ def _percent(fraction: float | None) -> str:
 
 
 def _ratio(value: float) -> str:
-    """Three digits behind the point: 1 % is what the formulas promise, so a tenth of it is to be seen."""
+    """Format three decimals: the formulas promise 1 %, so a tenth of it must be visible."""
     return f"{value:.3f}"

@@ -1,4 +1,4 @@
-"""The runs there are, one row each."""
+"""List the existing runs, one row each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunRow:
-    """What `frog runs` says of one run; None where nothing is known."""
+    """One run in `frog runs`; None where a value is unknown."""
 
     name: str
     status: str
@@ -35,13 +35,13 @@ class RunRow:
     tokens_per_s: float | None
     created: str | None
     problem: str | None = None
-    """Why the run cannot be read, if it cannot."""
+    """Why the run cannot be read, if so."""
     unread: tuple[str, ...] = ()
-    """Heartbeats that cannot be read, and so had no say in its status."""
+    """Unreadable heartbeats, which could not influence the status."""
 
 
 def list_runs(runs: Path) -> list[RunRow]:
-    """A row for each run folder under `runs`, the newest first."""
+    """Return a row for each run folder under `runs`, the newest first."""
     folders = [RunFolder(path) for path in folders_with(runs, "run.json")]
     return sorted((_row(folder) for folder in folders), key=lambda row: (row.created or "", row.name), reverse=True)
 
@@ -74,13 +74,13 @@ def _row(folder: RunFolder) -> RunRow:
 
 
 def numbers_of(folder: RunFolder, record: Record) -> Record:
-    """The record to take a run's numbers from: what it has achieved, unless its last start failed farther on."""
+    """Return the record with a run's numbers: the achieved one, unless its last start failed at a later step."""
     achieved = folder.read_achieved()
     return record if achieved is None or achieved.step < record.step else achieved
 
 
 def _with_last_step(row: RunRow, folder: RunFolder) -> RunRow:
-    """What the events of the main rank say of a run that has no record."""
+    """Fill in the numbers of a run without a record, from the events of the main rank."""
     ranks = folder.event_ranks()
     events = read_rank(folder, ranks[0]) if ranks else None
     step, score = (events.last(StepEvent), events.last(EvalEvent)) if events else (None, None)
@@ -90,9 +90,9 @@ def _with_last_step(row: RunRow, folder: RunFolder) -> RunRow:
 
 
 def status_of(folder: RunFolder, run: RunFile, record: Record | None, problems: list[str] | None = None) -> str:
-    """How a run ended by its record; without one it is `imported`, if it never trained, `running` or `died`.
+    """Return a run's status from its record; without one: `imported` if it never trained, `running` or `died`.
 
-    Which heartbeats could not be asked is added to `problems`.
+    Unreadable heartbeats are added to `problems`.
     """
     if record is not None:
         return record.status
@@ -102,7 +102,7 @@ def status_of(folder: RunFolder, run: RunFile, record: Record | None, problems: 
 
 
 def runs_table(rows: list[RunRow]) -> Table:
-    """The rows as a table for the terminal."""
+    """Return the rows as a table for the terminal."""
     from rich.table import Table
     from rich.text import Text
 
@@ -132,7 +132,7 @@ def _number(value: float | None, form: Any) -> str:
 
 
 def when(created: str | None, form: str = "%Y-%m-%d %H:%M") -> str:
-    """An ISO time in the reader's own time zone."""
+    """Format an ISO time in the reader's time zone."""
     if not created:
         return ""
     try:

@@ -1,4 +1,4 @@
-"""The report's section on the strategy: who holds what, and what was sent, held and waited for next to the formulas."""
+"""The report's section on the strategy: layout, traffic, memory and waiting, compared with the formulas."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from frog.runs.vocabulary import ASIDE, BETWEEN_TWO, PHASES
 from frog.view.charts import shown_ranks
 
 _NUM_STEPS = 50
-"""Of how many of the last steps overlap is the mean, and the bubble the median."""
+"""Number of final steps for the mean of the overlap and the median of the bubble."""
 
 _ASIDE = [PHASES.index(phase) for phase in ASIDE]
 _PASSES = [PHASES.index("forward"), PHASES.index("backward")]
@@ -32,7 +32,7 @@ _BUBBLES = {
     "interleaved": "(p-1)/(vm+p-1) with v stages a rank",
     "zero_bubble": "(p-1)/(3m+p-1)",
 }
-"""Of p ranks and m micro-batches, where gradients of inputs and of weights take as long as the forward pass each."""
+"""Bubbles of p ranks and m micro-batches, if gradients of inputs and of weights each take as long as a forward pass."""
 
 AnySpans = TypeVar("AnySpans", bound=Spans)
 
@@ -45,15 +45,15 @@ class Recent:
     own: RankHistory
     place: dict[str, int]
     steps: list[int]
-    """In order; without the first of this world, which warms up, if there are others."""
+    """Steps in order; without the first of this world, which warms up, if there are others."""
     spans: Spans
-    """Of training phases alone."""
+    """Spans of training phases only."""
     collectives: Collectives
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A run's last world: its configuration, and the ranks that are drawn."""
+    """A run's last world: its configuration, and the ranks to draw."""
 
     history: History
     config: RunConfig
@@ -61,15 +61,15 @@ class Seen:
     segment: int
     ranks: list[Recent]
     step: int
-    """The last one that all of them took and in which they met."""
+    """The last step that all of them took and in which they synchronized."""
     has_formula: bool
-    """Whether the configuration can be in this world at all."""
+    """True if the configuration is valid in this world."""
     trains_all: bool
-    """Not so in a fine-tuning, of whose memory no formula knows."""
+    """False for a fine-tuning run, whose memory no formula covers."""
 
 
 def strategy_section(run: RunFile, history: History) -> dict[str, Any] | None:
-    """What the section shows; None for a run without a step, or of another version's configuration."""
+    """Return the section's data; None for a run without a step, or with another version's configuration."""
     seen = _look(run, history)
     if seen is None:
         return None
@@ -92,7 +92,7 @@ def strategy_section(run: RunFile, history: History) -> dict[str, Any] | None:
 
 
 def known_config(run: RunFile) -> RunConfig | None:
-    """The run's configuration; None if it is another version's, or damaged."""
+    """Return the run's configuration; None if it is another version's, or damaged."""
     try:
         return from_dict(run.config)
     except (ConfigError, KeyError, TypeError, ValueError):
@@ -136,7 +136,7 @@ def _recent(own: RankHistory, segment: int, place: dict[str, int]) -> Recent:
 
 
 def _mesh(seen: Seen) -> dict[str, Any] | None:
-    """The axes of more than one rank, and each rank's place on them; None where there is one rank, or none is known."""
+    """Return the axes of several ranks, and each rank's coordinates; None with one rank, or unknown coordinates."""
     starts = [recent.own.starts[seen.segment] for recent in seen.ranks]
     axes = {name: size for name, size in starts[0].mesh.items() if size > 1}
     if not axes:
@@ -153,7 +153,7 @@ def _mesh(seen: Seen) -> dict[str, Any] | None:
 
 
 def _collectives_of(recent: Recent, step: int) -> list[CollectiveEvent]:
-    """A rank's collectives of a training step, without those of an evaluation or a checkpoint after it."""
+    """Return a rank's collectives of a training step, without those of an evaluation or a checkpoint after it."""
     spans, calls, own = recent.spans, recent.collectives, recent.own
     inside = spans.step == step
     if not inside.any():
@@ -175,7 +175,7 @@ def _collectives_of(recent: Recent, step: int) -> list[CollectiveEvent]:
 
 
 def _traffic(seen: Seen, recent: Recent) -> dict[str, Any]:
-    """One rank's bytes of one step, by axis and operation, and in all. What is received another rank has sent."""
+    """Return one rank's traffic in one step, by axis and operation, and the total. Receives count on the sender."""
     reported = _collectives_of(recent, seen.step)
     found = [
         one for one in compare_step(seen.config, seen.world_size, recent.rank, reported, seen.step) if one.op != "recv"
@@ -192,7 +192,7 @@ def _traffic(seen: Seen, recent: Recent) -> dict[str, Any]:
 
 
 def _memory(seen: Seen) -> dict[str, Any] | None:
-    """The last measured memory of each rank, next to the formula where there is one."""
+    """Return the last measured memory of each rank, and the formula's value if there is one."""
     rows = []
     for recent in seen.ranks:
         events = [event for step, event in recent.own.memory.items() if step <= seen.step]
@@ -213,7 +213,7 @@ def _part(seen: Seen, recent: Recent, part: str, event: MemoryEvent) -> dict[str
 
 
 def _activations_have_formula(seen: Seen) -> bool:
-    """It is of the model's own float32 path on a CPU; at other precisions and devices other tensors are kept."""
+    """True if the activation formula applies: the model's own float32 path on a CPU. Others keep different tensors."""
     train = seen.config.train
     on_cpu = seen.history.segments[seen.segment].device.startswith("cpu")
     from_scratch = seen.config.strategy.implementation == "frog"
@@ -221,15 +221,15 @@ def _activations_have_formula(seen: Seen) -> bool:
 
 
 def _overlap(seen: Seen) -> list[dict[str, Any]]:
-    """How much of the time in which collectives were under way the ranks went on computing.
+    """Return the fraction of the time of collectives in which the ranks continued to compute.
 
-    Messages between two ranks are left out: they are posted long before they move, and let go of long after.
+    Messages between two ranks are excluded: they are posted long before they move, and freed long after.
     """
     rows = []
     for recent in seen.ranks:
         reported = [one for step in recent.steps for one in _collectives_of(recent, step) if one.op not in BETWEEN_TWO]
         under_way_ns = sum(one.end_ns - one.start_ns for one in reported)
-        # A thread takes a moment to wake up after the end; that is none of the collective's time.
+        # A thread takes a moment to wake up after the end; that time does not belong to the collective.
         wait_ns = sum(min(one.wait_ns, one.end_ns - one.start_ns) for one in reported)
         if under_way_ns:
             each_ms = 1e6 * len(recent.steps)
@@ -239,7 +239,7 @@ def _overlap(seen: Seen) -> list[dict[str, Any]]:
 
 
 def _bubble(seen: Seen) -> dict[str, Any] | None:
-    """For each rank of a pipeline the fraction of the time from its first pass to the last in which it ran none."""
+    """Return for each rank of a pipeline its idle fraction of the time from its first pass to its last."""
     expected = expected_bubble(seen.config) if seen.has_formula else None
     rows = []
     for recent in seen.ranks if expected is not None else ():
@@ -261,7 +261,7 @@ def _bubble(seen: Seen) -> dict[str, Any] | None:
 
 
 def _idle(seen: Seen, recent: Recent, step: int) -> float | None:
-    """1 - busy / (first start to last end among the ranks of its pipeline), of forward and backward passes."""
+    """Return 1 - busy / (first start to last end among the ranks of its pipeline), of forward and backward passes."""
     starts, ends, busy_ns = [], [], 0
     for other in seen.ranks:
         if any(other.place[name] != recent.place[name] for name in ("dp", "cp", "tp")):

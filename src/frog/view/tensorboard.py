@@ -1,4 +1,4 @@
-"""A run's numbers as TensorBoard event files. Needs the extra `tensorboard`."""
+"""Write a run's numbers as TensorBoard event files. Needs the extra `tensorboard`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _OF_ALL = tuple(name for name in SCALARS if name not in _OF_RANK)
 def export_tensorboard(folder: RunFolder, target: Path | None = None) -> Path:
     """Write event files to `target` (default: `tensorboard` in the run folder) and return that folder.
 
-    Each rank is a run of its own in TensorBoard's sense (`rank_0`), and so are `all`, for what the ranks agree on, and
-    `held_out`: so one chart shows `loss` of all of them. What an earlier call wrote there is replaced.
+    Each rank is a separate run in TensorBoard (`rank_0`); so are `all`, for the numbers that ranks agree on, and
+    `held_out`, so that one chart shows `loss` of all of them. Files of an earlier call are replaced.
 
     Raises:  UsageError if the package tensorboard is not installed.
     """

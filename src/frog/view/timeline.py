@@ -1,4 +1,4 @@
-"""Where the time went: each rank's fraction of every phase, and a few steps drawn span by span."""
+"""How the time was spent: each rank's fraction of every phase, and a few steps drawn span by span."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _ASIDE = [PHASES.index("evaluate"), PHASES.index("checkpoint")]
 
 @dataclass
 class RankFractions:
-    """Where one rank's time went, in the steps that count."""
+    """How one rank spent its time, in the steps that count."""
 
     rank: int
     wall_ns: int
     phase_ns: dict[str, int]
-    """By phase; `other` is what no span covers."""
+    """Time by phase; `other` is the time outside all spans."""
     collective_ns: int
-    """How long it was blocked in collectives."""
+    """Time blocked in collectives."""
     collective_bytes: int
     num_steps: int
 
@@ -38,7 +38,7 @@ class RankFractions:
 
 
 def phase_fractions(history: History) -> list[RankFractions]:
-    """The fractions of every rank that left spans."""
+    """Return the fractions of every rank that has spans."""
     return [_fractions(rank) for rank in history.ranks.values() if len(rank.spans.step)]
 
 
@@ -64,7 +64,7 @@ def _fractions(rank: RankHistory) -> RankFractions:
 
 @dataclass
 class Window:
-    """A few steps, every rank a lane; places are percent of the window's width."""
+    """A few steps, with a lane for every rank; positions are percent of the window's width."""
 
     title: str
     first_step: int
@@ -77,7 +77,7 @@ class Window:
 
 
 def windows(history: History) -> list[Window]:
-    """Of the last segment: typical steps, the first, the slowest, and the last with an evaluation or checkpoint."""
+    """Return windows of the last segment: typical, first and slowest steps, the last with evaluation or checkpoint."""
     main = history.main
     if main is None or not len(main.spans.step):
         return []
@@ -99,7 +99,7 @@ def windows(history: History) -> list[Window]:
 
 
 def _step_durations(spans: Spans, segment: int) -> tuple[Ints, Floats]:
-    """Each step's time from the start of its first training phase to the end of its last."""
+    """Return each step's time from the start of its first training phase to the end of its last."""
     training = (spans.segment == segment) & ~np.isin(spans.phase, _ASIDE)
     steps, place = np.unique(spans.step[training], return_inverse=True)
     starts = np.full(len(steps), np.iinfo(np.int64).max)
@@ -110,7 +110,7 @@ def _step_durations(spans: Spans, segment: int) -> tuple[Ints, Floats]:
 
 
 def _typical(steps: Ints, durations: Floats, aside: Ints) -> tuple[int, int]:
-    """Two neighbouring steps whose time together is the median, without evaluation or checkpoint if there are such."""
+    """Return two adjacent steps of median total time, without evaluation or checkpoint if possible."""
     if len(steps) < 3:
         return int(steps[0]), int(steps[-1])
     firsts = np.arange(len(steps) - 1)
@@ -180,7 +180,7 @@ def _boxes(spans: Spans, start_ns: int, width_ns: int, names: Sequence[str]) -> 
 
 
 def _ticks(width_ns: int) -> list[dict[str, Any]]:
-    """Four to eight round places on the time axis, in milliseconds."""
+    """Return four to eight round positions on the time axis, in milliseconds."""
     width_ms = width_ns / 1e6
     power = 10.0 ** np.floor(np.log10(width_ms / 4))
     gap_ms = next(power * factor for factor in (5, 2, 1) if width_ms / (power * factor) >= 4)

@@ -1,4 +1,4 @@
-"""Weights of two checkpoints compared: how far they moved, and which tensors are not the same."""
+"""Compare the weights of two checkpoints: how far they moved, and which tensors differ."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Movement:
 
 
 def weight_movement(checkpoints: Sequence[CheckpointReader]) -> Movement | None:
-    """Compare every two neighbouring checkpoints; None if there are fewer than two.
+    """Compare every two adjacent checkpoints; None if there are fewer than two.
 
-    Rows are tensors; of a model with more than 64 they are layers, whose tensors are taken as one long vector.
+    Rows are tensors; for a model with more than 64, they are layers, whose tensors form one long vector.
     """
     pairs = list(itertools.pairwise(checkpoints))
     if not pairs:
@@ -67,7 +67,7 @@ def _squared_norms(
 
 
 def _layer(label: str) -> str:
-    """'model.layers.3.mlp.up.weight' -> 'model.layers.3'; what belongs to no layer keeps its name."""
+    """Return the layer of a name: 'model.layers.3.mlp.up.weight' -> 'model.layers.3'; other names stay."""
     parts = label.split(".")
     for index, part in enumerate(parts):
         if part.isdigit():
@@ -76,7 +76,7 @@ def _layer(label: str) -> str:
 
 
 def _model_order(label: str) -> tuple[int, list[tuple[int, int, str]]]:
-    """Sort key: embeddings, then layers by number, then the rest."""
+    """Return the sort key: embeddings, then layers by number, then the rest."""
     parts = label.split(".")
     place = 0 if "embed" in label else 1 if any(part.isdigit() for part in parts) else 2
     return place, [_part_order(part) for part in parts]
@@ -91,10 +91,10 @@ def _part_order(part: str) -> tuple[int, int, str]:
 
 
 def differences(a: CheckpointReader, b: CheckpointReader) -> Iterator[tuple[str, float, str]]:
-    """Every tensor that is not the same in both: its name, the relative difference, and that in words.
+    """Yield every tensor that differs: its name, the relative difference, and a description.
 
-    AdamW's means of squared gradients are held against each other by their roots: squares differ by twice as much as
-    the gradients that they were made of.
+    AdamW's means of squared gradients are compared by their square roots: squares differ by twice as much as
+    the gradients.
     """
     names = [*a.names(), *(name for name in b.names() if name not in set(a.names()))]
     for name in names:
@@ -111,14 +111,14 @@ def differences(a: CheckpointReader, b: CheckpointReader) -> Iterator[tuple[str,
 
 
 def _tensor_difference(left: NDArray[Any], right: NDArray[Any], squares: bool) -> tuple[float, str] | None:
-    """||a - b|| / max(||a||, ||b||), of roots if a and b are squares, and what to say of it; None if bit for bit."""
+    """Return ||a - b|| / max(||a||, ||b||), of roots if a and b are squares, and a description; None if bit for bit."""
     if left.shape != right.shape or left.dtype != right.dtype:
         return math.inf, f"{left.dtype} {left.shape} in A, {right.dtype} {right.shape} in B"
     if left.tobytes() == right.tobytes():
         return None
     left_64, right_64 = left.astype(np.float64), right.astype(np.float64)
     if squares:
-        with np.errstate(invalid="ignore"):  # the root of what is negative is NaN, and told as such
+        with np.errstate(invalid="ignore"):  # the root of a negative number is NaN, and is reported as such
             left_64, right_64 = np.sqrt(left_64), np.sqrt(right_64)
     apart = left_64 - right_64
     scale = max(_norm(left_64), _norm(right_64))
