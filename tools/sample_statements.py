@@ -1,4 +1,4 @@
-"""Sample statements of the course that can be checked: `python tools/sample_statements.py 200 --seed 2311`."""
+"""Sample verifiable statements of the course: `python tools/sample_statements.py 200 --seed 2311`."""
 
 import argparse
 import random
@@ -23,7 +23,7 @@ FENCE = re.compile(r"^```.*?^```$", re.S | re.M)
 
 
 def paragraphs(text: str) -> Iterator[tuple[int, str]]:
-    """The line number and text of each paragraph, list item and table row outside code blocks."""
+    """Yield the line number and text of each paragraph, list item and table row outside code blocks."""
     text = FENCE.sub(lambda block: "\n" * block[0].count("\n"), text)
     start, lines = 0, list[str]()
     for number, line in enumerate([*text.splitlines(), ""], start=1):

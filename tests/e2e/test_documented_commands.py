@@ -1,9 +1,9 @@
-"""Every command that the documentation shows is run, in order, in a copy of the project, as a reader would type it.
+"""Run every command in the documentation, in order, in a copy of the project, as a reader would type it.
 
-A block fenced as `console` holds commands after `$ ` and, under each, some of what is seen. Commands of one page run in
-one folder, so that a later one finds what an earlier one left; after `cd FOLDER` they go on there. One that ends in
-`# fails` must fail. Commands that train for long take fewer steps here (`FEWER_STEPS`). Commands in another block are
-not run here: a comment before it, which no reader sees, says why not.
+A block fenced as `console` has commands after `$ ` and part of their output below each. Commands of one page share a
+folder, so that later commands find the files of earlier ones; after `cd FOLDER` they run there. A command that ends in
+`# fails` must fail. Commands that train for long take fewer steps here (`FEWER_STEPS`). Commands in other blocks do not
+run here; a comment before the block, invisible to readers, gives the reason.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 NEEDS = re.compile(r"^<!-- needs: ([a-z, ]+) -->$", re.MULTILINE)
-"""In a page: what its commands cannot do without. Where that is absent, the summary of the tests says so."""
+"""Requirements of a page's commands. If one is missing, the test is skipped and the summary names it."""
 BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
 FENCED = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 PROGRAMS = "frog|python|torchrun|git|pip|docker|export|sbatch|mpirun|mpiexec|deepspeed|accelerate|cargo|make|mkdir"
 TYPED = re.compile(rf"^ *(?:\$|{PROGRAMS}) ", re.MULTILINE)
 NOT_RUN = re.compile(r"^ *<!-- (?:not run: .+|run by: (tests/[\w/]+\.py)) -->\n", re.MULTILINE)
 NOT_HERE = ("git clone", "make setup", "make demo", "make test", "make check", "make clean")
-"""Commands that make the environment, or run for long, or are this very test: `.ci/run` runs them from nothing."""
+"""Commands that create the environment, run for long, or run this test: `.ci/run` runs them in a fresh clone."""
 
 FEWER_STEPS = {
     "train_tiny_transformer.py --epochs 2": "train_tiny_transformer.py --epochs 2 --steps-per-epoch 20",
@@ -40,11 +40,11 @@ FEWER_STEPS = {
         "--set train.steps=16 --set eval.every=8 --set checkpoint.every=4"
     ),
 }
-"""Parts of commands as a page has them, and with fewer steps, which the tests run: what they do is the same."""
+"""Parts of documented commands, and their equivalents with fewer steps for the tests."""
 
 
 def commands_of(page: Path) -> list[str]:
-    """The commands of a page; a line that ends in a backslash goes on in the next."""
+    """Return the commands of a page; a backslash at the end joins a line with the next."""
     found = []
     for block in BLOCK.findall(page.read_text()):
         lines = block.replace("\\\n", " ").splitlines()
@@ -60,7 +60,7 @@ def with_fewer_steps(command: str) -> str:
 
 
 def absent_needs(page: Path) -> list[str]:
-    """Of what the page says that it needs, what this machine does not have."""
+    """Return the page's requirements that this machine does not meet."""
     there = {
         "slurm": shutil.which("slurmctld") is not None,
         "open mpi": shutil.which("mpirun") is not None,
@@ -70,28 +70,28 @@ def absent_needs(page: Path) -> list[str]:
 
 
 def namespaces_allowed() -> bool:
-    """Whether this user may make namespaces of users, mounts and networks."""
+    """True if this user may create user, mount and network namespaces."""
     unshare = shutil.which("unshare")
     return unshare is not None and subprocess.run([unshare, "-Urnm", "true"], capture_output=True).returncode == 0
 
 
-def test_the_documentation_shows_commands() -> None:
+def test_documentation_contains_commands() -> None:
     assert commands_of(ROOT / "README.md")
     assert all(commands_of(ROOT / "docs" / "labs" / f"lab{number}.md") for number in (1, 2, 3))
 
 
-def test_each_part_with_fewer_steps_is_in_a_command() -> None:
+def test_each_shortened_part_occurs_in_a_command() -> None:
     commands = [command for page in PAGES for command in commands_of(page)]
     for part, shorter in FEWER_STEPS.items():
         assert any(shorter in with_fewer_steps(command) for command in commands), part
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_commands_that_are_not_run_say_why(page: Path) -> None:
+def test_blocks_that_do_not_run_give_a_reason(page: Path) -> None:
     text, silent = page.read_text(), []
     for block in FENCED.finditer(text):
         line_before = text[: block.start()].splitlines(keepends=True)[-1]
-        why = NOT_RUN.search(text if block[1] == "sh" else line_before)  # of `sh` blocks once for the page
+        why = NOT_RUN.search(text if block[1] == "sh" else line_before)  # one comment per page for `sh` blocks
         if block[1] != "console" and TYPED.search(block[2]) and not (why and (not why[1] or (ROOT / why[1]).is_file())):
             silent.append(block[2].splitlines()[0])
     assert silent == []
@@ -104,10 +104,10 @@ RUN_FOR_EXERCISES = {
     "torchrun --standalone --nproc_per_node=2 train.py": "labs/lab2/16_repair_torchrun/check.py",
     "tail -n 3 logs/": "docs/labs/lab2.md",
 }
-"""How commands of the exercises' own pages begin, and where such ones are run."""
+"""Beginnings of commands on exercise pages, and the files that run such commands."""
 
 
-def test_commands_of_exercises_are_run_elsewhere() -> None:
+def test_commands_of_exercises_run_in_other_tests() -> None:
     pages = sorted((ROOT / "labs").glob("*/*/README.md"))
     commands = {command: page for page in pages for command in commands_of(page)}
     assert len(commands) > 20
@@ -127,18 +127,18 @@ def test_commands_of_exercises_are_run_elsewhere() -> None:
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if commands_of(page)], ids=lambda page: str(page.relative_to(ROOT))
 )
-def test_every_command_of_a_page_runs(page: Path, default_data: Path, tmp_path: Path) -> None:
+def test_all_commands_of_a_page_run(page: Path, default_data: Path, tmp_path: Path) -> None:
     if absent := absent_needs(page):
         pytest.skip(f"not on this machine: {', '.join(absent)}")
     for name in ("config", "scripts"):
         shutil.copytree(ROOT / name, tmp_path / name)
     for name in ("train.py", "Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, tmp_path / name)
-    if page != ROOT / "README.md":  # pages after it find the data set there, as a reader does
+    if page != ROOT / "README.md":  # later pages find the data set there, as a reader does
         shutil.copytree(default_data, tmp_path / "data")
     prefix = Path(sys.prefix)
     (tmp_path / ".venv").symlink_to(prefix)
-    (prefix / ".ready").touch()  # the environment stands: these tests run in it
+    (prefix / ".ready").touch()  # the environment exists, because these tests run in it
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     here = tmp_path
     for command in commands_of(page):

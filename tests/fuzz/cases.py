@@ -1,8 +1,8 @@
-"""One wrong input after another, each held to what Frog promises of it.
+"""Cases with wrong input, each checked against Frog's promises.
 
-No traceback, no hang, no flood of output, no more than 2 GiB, no control bytes on the terminal, nothing written where
-the command has nothing to write, nothing lost, no value that becomes a command. A case is drawn from (seed, number)
-alone, so that it can be tried again alone.
+No traceback, no hang, no flood of output, no more than 2 GiB of memory, no control bytes on the terminal, no writes
+outside the command's paths, no lost files, no value that becomes a command. (seed, number) determines a case, so that
+it can be repeated alone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from frog.core.errors import FrogError
 from frog.learn import drill
 
 HANG_S = 20
-"""Of the processor: the machine may be busy with others."""
+"""Processor time, because other programs may use the machine."""
 BLOCKED_S = 60
 MOST_MEMORY = 2 << 30
 ROOT = Path(__file__).parents[2]
@@ -45,16 +45,16 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Finding:
-    """A promise that was not kept."""
+    """A broken promise."""
 
     seed: int
     number: int
     own: bool
-    """Whether the case was a process of its own."""
+    """True if the case ran in its own process."""
     what: str
     said: str
     where: str = ""
-    """The line of Frog's source that the traceback ends in: one finding a line is enough."""
+    """Last line of Frog's source in the traceback; one finding per line is enough."""
 
     def __str__(self) -> str:
         return f"--seed {self.seed} --only {self.number}{' --own' * self.own}: {self.what}\n    {self.said}"
@@ -62,13 +62,13 @@ class Finding:
 
 @dataclass
 class Case:
-    """One draw: what is run, and what was made wrong before."""
+    """One case: a command, and the damage done before it runs."""
 
     target: targets.Target
     words: list[str]
     how: str
     path: str
-    """Of the file that was made wrong, below the sandbox."""
+    """Path of the damaged file, relative to the sandbox."""
     text: str
     writes: tuple[str, ...]
     code: int = 0
@@ -76,7 +76,7 @@ class Case:
 
     @property
     def is_renamed(self) -> bool:
-        """Whether it is a name that was made wrong."""
+        """True if a name was damaged."""
         return self.how.startswith("named ")
 
     def __str__(self) -> str:
@@ -84,7 +84,7 @@ class Case:
 
 
 def draw(rng: random.Random, sandbox: Sandbox, processes: bool) -> Case:
-    """Choose a target, and make one of its files wrong, or its name, or a word of the command."""
+    """Choose a target, and damage one of its files, its name, or a word of the command."""
     among = targets.PROCESSES if processes else targets.TARGETS
     target = rng.choices(among, [each.share for each in among])[0]
     text = wrong_files.hostile_text(rng, target.good)
@@ -105,7 +105,7 @@ def draw(rng: random.Random, sandbox: Sandbox, processes: bool) -> Case:
 
 
 class _Output(io.TextIOWrapper):
-    """What a program prints, encoded as strictly as a terminal's."""
+    """A program's output, encoded as strictly as for a terminal."""
 
     def __init__(self) -> None:
         super().__init__(io.BytesIO(), encoding="utf-8", write_through=True)
@@ -116,7 +116,7 @@ class _Output(io.TextIOWrapper):
 
 
 def run_case(seed: int, number: int, sandbox: Sandbox, processes: bool) -> tuple[list[Finding], Case, float]:
-    """Draw a case and run it; findings are empty where all promises are kept."""
+    """Draw a case and run it; return its findings, none if Frog keeps all promises."""
     case = draw(random.Random(f"{seed}/{number}"), sandbox, processes)
     spoiled = sandbox.folder / case.path
     content = spoiled.read_bytes() if os.access(spoiled, os.R_OK) and stat.S_ISREG(spoiled.lstat().st_mode) else b""
@@ -176,7 +176,7 @@ def _read(case: Case, path: Path) -> tuple[str | None, str]:
     except FrogError as error:
         if len(str(error)) > MOST_OUTPUT:
             return f"an error of {len(str(error))} characters", f"long, {case.target.words}"
-    except PermissionError as error:  # frog says the file and the reason, for every command
+    except PermissionError as error:  # for every command, frog reports the file and the reason
         if error.filename is None:
             raise
     return None, ""
@@ -189,7 +189,7 @@ def _judge(case: Case, data: bytes) -> tuple[str | None, str]:
 
 
 def _answers(case: Case) -> bytes:
-    """What is typed at a command that asks."""
+    """Input for a command that asks."""
     return f"1\n{case.text[:20_000]}\nb\n\n2\nreduce\nq\n".encode(errors="surrogatepass")
 
 
@@ -221,24 +221,24 @@ def _in_process(case: Case, sandbox: Sandbox) -> tuple[str | None, str]:
 
 
 def serve(material: Path, folder: Path, seed: int, numbers: range, processes: bool, pipe: Connection) -> None:
-    """In a process of its own: run cases, and say of each what was found."""
+    """Run cases in a separate process, and send the findings of each."""
     if not processes:
         _import_all()
     os.environ["EVIL"] = str(folder.parent / "evil")
     sys.addaudithook(hear)
     signal.signal(signal.SIGALRM, _alarm)
     sandbox = Sandbox(material, folder)
-    resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, MOST_MEMORY))  # of this process, and of those it starts
+    resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, MOST_MEMORY))  # for this process and its children
     for number in numbers:
-        pipe.send(number)  # fails when nobody listens any more
+        pipe.send(number)  # fails if the parent has closed the pipe
         pipe.send(run_case(seed, number, sandbox, processes)[0])
     pipe.send(None)
 
 
 def _import_all() -> None:
-    """What commands import when they run: an import that is interrupted would leave half a module behind.
+    """Import the modules that commands import lazily: an interrupted import would leave an incomplete module.
 
-    The parser of all commands is made once, and a drill's run is left out: they take longer than most cases.
+    The command parser is built once, and a drill's run is omitted: both take longer than most cases.
     """
     for name in (
         "frog.cli",
@@ -263,7 +263,7 @@ def _alarm(*_: Any) -> None:
 
 
 def run_cases(material: Path, scratch: Path, seed: int, numbers: range, processes: bool = False) -> Iterator[Finding]:
-    """Run cases in a child, which is replaced when a case takes it down or keeps it."""
+    """Run cases in a child process; replace the child if a case kills or blocks it."""
     at, part = numbers.start, 0
     while at < numbers.stop:
         part += 1
@@ -289,7 +289,7 @@ def run_cases(material: Path, scratch: Path, seed: int, numbers: range, processe
                 yield Finding(seed, at, processes, "the case", "did not end, and could not be interrupted", "hang")
                 at += 1
         except EOFError:
-            yield Finding(seed, at, processes, "the case", "took its process down", "died")
+            yield Finding(seed, at, processes, "the case", "killed its process", "died")
             at += 1
         finally:
             with contextlib.suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""A folder with a good file of every kind that Frog reads, made by Frog's own commands."""
+"""A folder with a valid file of every kind that Frog reads, created by Frog's commands."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _SETS = [word for setting in _SMALL for word in ("--set", setting)]
 
 
 def make_material(folder: Path) -> None:
-    """Everything that the targets read, below `folder`, which is the current folder of every case."""
+    """Create all files that the targets read in `folder`, the current folder of every case."""
     folder.mkdir(parents=True)
     shutil.copytree(ROOT / "config", folder / "config")
     _write_texts(folder)
@@ -75,7 +75,7 @@ def make_material(folder: Path) -> None:
 
 
 def _with_more(progress: Progress) -> Progress:
-    """What takes a check, a round of questions, or a run that goes wrong."""
+    """Create files that otherwise need a check, a quiz, or a failing run."""
     exercise = "lab1/01_shift_labels"
     wrong = Verdict(exercise=exercise, status="rejected", misconception="not-shifted", seed=3, seconds=1.0)
     right = Verdict(exercise=exercise, status="passed", predicted={"blind-guess": 10.8249}, seed=4, seconds=1.0)
@@ -125,7 +125,7 @@ def _write_clusters(folder: Path) -> None:
 
 
 def _write_of_collectives(folder: Path) -> None:
-    """What they keep, what is graded, and a run that others may join, if it were still there."""
+    """Create checkpoints, graded results, and a run that seems open for joining but has ended."""
     write_json(folder / "cache/collectives.json", {"format": 1, **asdict(Costs())})
     write_buffer(folder / "peer.out", np.arange(7))
     run = json.loads((folder / "runs/one/run.json").read_text())

@@ -1,4 +1,4 @@
-"""What Frog promises whatever comes in: of its output, of what it writes and keeps, and that no value is a command."""
+"""Frog's promises for any input: about its output, about written and kept files, and that no value is a command."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BIDI = "\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 
 
 def check_output(data: bytes) -> str | None:
-    """What is wrong with what was printed, if anything is."""
+    """Return the problem with the output, or None."""
     if len(data) > MOST_OUTPUT:
         return f"{len(data)} bytes of output: {data[:300]!r}"
     text = data.decode(errors="surrogateescape")
@@ -31,7 +31,7 @@ def check_output(data: bytes) -> str | None:
 
 
 def _steers(char: str) -> bool:
-    """Whether a character steers a terminal or reorders its text."""
+    """True if a character controls a terminal or reorders its text."""
     return (char not in "\n\t" and unicodedata.category(char) in ("Cc", "Cs")) or char in _BIDI
 
 
@@ -43,10 +43,10 @@ def check_kept(
     failed: bool,
     spoiled: tuple[str, bytes],
 ) -> Iterator[str]:
-    """What was written where the command has nothing to write, and what is lost.
+    """Yield files written outside the command's paths, and lost files.
 
-    `before` and `after` are what `Sandbox.look` found, `writes` are beginnings of paths, `spoiled` is the file that was
-    made wrong and what it had then.
+    `before` and `after` are results of `Sandbox.look`, `writes` are path prefixes, `spoiled` is the damaged file and
+    its damaged content.
     """
     changed = sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
     stray = [name for name in changed if not name.startswith(writes)]
@@ -62,7 +62,7 @@ def check_kept(
                 yield f"{name} is lost"
         elif name.startswith("course/"):
             if not name.endswith(".md") and not _is_kept(sandbox.folder / "course", data):
-                yield f"{name}: what the learner wrote is lost"
+                yield f"{name}: the learner's work is lost"
         elif failed and not name.endswith(_OF_AN_ATTEMPT):
             yield f"{name} was changed by a command that failed"
         elif name.endswith("/record.json") and b'"completed"' in data and b'"completed"' not in path.read_bytes():
@@ -70,7 +70,7 @@ def check_kept(
 
 
 _OF_AN_ATTEMPT = ("attempt.json", "train.log", "rank_0.jsonl", "heartbeats/rank_0.json", ".verified.json", "logs")
-"""What a command that fails may change: what tells of it, and what was found out before."""
+"""Files that a failing command may change: reports of the failure, and earlier results."""
 
 
 def _is_progress(file: Path | bytes) -> bool:
@@ -90,7 +90,7 @@ def _is_kept(folder: Path, data: bytes) -> bool:
 
 
 written: list[str] = []
-"""Paths that this process opened to write, made, moved or removed, since the list was emptied."""
+"""Paths that this process opened for writing, created, moved or removed since the list was cleared."""
 
 _WRITES = {
     "os.mkdir": 0,
@@ -117,7 +117,7 @@ _SCRATCH = os.path.join(tempfile.gettempdir(), "")
 
 
 def is_allowed(path: str, folder: Path) -> bool:
-    """Whether a path lies in the sandbox, in a scratch folder of Frog's, or is a device."""
+    """True if a path is in the sandbox, in one of Frog's scratch folders, or a device."""
     real = os.path.realpath(path)
     allowed = (f"{folder}/", "/dev/", "/proc/self", f"{_SCRATCH}frog", f"{_SCRATCH}torchinductor")
     return real.startswith(allowed) or "/__pycache__/" in f"{real}/" or real == str(folder)
@@ -134,7 +134,7 @@ _ALLOCATION = {
 
 
 def run_job(job: bytes, folder: Path) -> None:
-    """Run a job file by a shell that finds no program at all: what is left are commands that came in as values."""
+    """Run a job file in a shell that finds no programs, so that only commands from injected values run."""
     env = {**_ALLOCATION, "EVIL": os.environ["EVIL"]}
     with contextlib.suppress(subprocess.TimeoutExpired):
         subprocess.run(["/bin/bash"], input=_SHELL.encode() + job, env=env, cwd=folder, capture_output=True, timeout=10)

@@ -1,4 +1,4 @@
-"""A copy of the material in which cases run: what a case has changed there, and everything as it was again."""
+"""A copy of the material in which cases run: finds a case's changes and restores the original state."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import stat
 from pathlib import Path
 
 _About = tuple[int, int, int]
-"""Kind and permissions, size, and when it was last changed."""
+"""Kind and permissions, size, and time of the last change."""
 
 
 class Sandbox:
-    """A folder that is looked at before and after each case."""
+    """A folder that is inspected before and after each case."""
 
     def __init__(self, material: Path, folder: Path) -> None:
         self.material, self.folder = material, folder
@@ -22,36 +22,36 @@ class Sandbox:
         self._files: dict[tuple[str, ...], list[str]] = {}
 
     def look(self) -> dict[str, _About]:
-        """All that is there, by its path below the folder."""
+        """Return all files, by path relative to the folder."""
         found: dict[str, _About] = {}
         _look_into(str(self.folder), "", found)
         return found
 
     def files(self, patterns: tuple[str, ...]) -> list[str]:
-        """The files of the material that some patterns fit."""
+        """Return the files of the material that match the patterns."""
         if patterns not in self._files:
             paths = (path for pattern in patterns for path in self.material.glob(pattern) if path.is_file())
             self._files[patterns] = sorted(str(path.relative_to(self.material)) for path in paths)
         return self._files[patterns]
 
     def look_after(self, spoiled: str) -> dict[str, _About]:
-        """As `look`, where nothing was changed but one file, which may be gone."""
+        """Return the result of `look` if only one file changed, which may be missing."""
         found = {name: about for name, about in self._good.items() if name != spoiled}
         try:
             found[spoiled] = _about(os.lstat(self.folder / spoiled))
         except FileNotFoundError:
             pass
-        except PermissionError:  # in a folder that is shut, it is as it was
+        except PermissionError:  # unchanged, in a folder without permissions
             return dict(self._good)
         return found
 
     def original(self, name: str) -> bytes:
-        """A file's bytes before anything was made wrong, or nothing if there is none of that name."""
+        """Return a file's bytes before any damage; empty if the file did not exist."""
         path = self.material / name
         return path.read_bytes() if path.is_file() else b""
 
     def open_folders(self) -> None:
-        """Those whose permissions were taken away have them again, the outer ones first."""
+        """Restore the permissions of folders, outer folders first."""
         self.folder.chmod(0o755)
         for name, (mode, _, _) in sorted(self._good.items()):
             path = self.folder / name
@@ -59,7 +59,7 @@ class Sandbox:
                 path.chmod(stat.S_IMODE(mode))
 
     def restore(self, now: dict[str, _About]) -> None:
-        """Everything as it was; `now` is how it looks."""
+        """Restore the original state; `now` is the current one."""
         for name in sorted(now.keys() - self._good.keys(), reverse=True):
             self._remove(name)
         for name, about in sorted(self._good.items()):
@@ -83,7 +83,7 @@ class Sandbox:
             path.unlink(missing_ok=True)
 
     def strays(self) -> list[str]:
-        """What lies beside the sandbox, and was removed just now: nothing may."""
+        """Remove and return files next to the sandbox; there should be none."""
         found = [path for path in self.folder.parent.iterdir() if path != self.folder]
         for path in found:
             with contextlib.suppress(OSError):

@@ -1,5 +1,5 @@
 # ruff: noqa: E501
-"""What is tried: commands and readers, each with the files whose damage it meets."""
+"""Targets: commands and readers, each with the files that it reads and that a case may damage."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ class Target:
     """A command of `frog`, and patterns of the files that it reads, below the current folder."""
 
     words: str
-    """What is typed; `{text}` is a text that was good, `good`, and had something done to it."""
+    """Command line; `{text}` is replaced by a damaged version of `good`."""
     files: tuple[str, ...]
     folder: str = "."
-    """Where it is called."""
+    """Current folder of the command."""
     names: str | None = None
-    """A folder or file that the command names: it may get a hostile name."""
+    """Folder or file named by the command, which may get a hostile name."""
     writes: tuple[str, ...] = ()
-    """How the paths begin that the command may write."""
+    """Prefixes of the paths that the command may write."""
     share: int = 1
-    """How often it is drawn, beside others."""
+    """Weight in the random choice of targets."""
     good: str = "3"
     is_job: bool = False
-    """Whether it prints a job file: that is run then, by a shell that finds no programs."""
+    """True if it prints a job file, which then runs in a shell that finds no programs."""
     read: Callable[[Path, str], Any] | None = None
-    """Instead of a command: a reader, given the file and a hostile text."""
+    """Reader that replaces the command; it receives the file and a hostile text."""
 
 
 _RUN = ("runs/one/*.json", "runs/one/events/*", "runs/one/heartbeats/*", "runs/one/logs/*/*")
@@ -81,7 +81,7 @@ def _deepspeed(path: Path, text: str) -> None:
 
 
 def _slurm_words(path: Path, text: str) -> None:
-    """The emulator's notations, with hostile text in the place of each option's value."""
+    """Parse the emulator's notations, with hostile text as each option's value."""
     from frog.cluster.emulator import notation, options
     from frog.cluster.emulator.sbatch import make_request, parse_dependency
     from frog.cluster.jobfile.options import SBATCH
@@ -102,7 +102,7 @@ def _slurm_words(path: Path, text: str) -> None:
 
 
 def _notations(path: Path, text: str) -> None:
-    """Texts that options of `frog` take."""
+    """Parse hostile text as values of `frog` options."""
     from frog.config.finetune import parse_lora
     from frog.launch.network.link import parse_network
     from frog.launch.nodes import parse_nodes
@@ -122,7 +122,7 @@ def _notations(path: Path, text: str) -> None:
 
 
 def _costs(path: Path, text: str) -> None:
-    """What `frog collectives tune` keeps."""
+    """Read the file that `frog collectives tune` writes."""
     from frog.comm.collectives.cost import kept
 
     with mock.patch.dict(os.environ, {"FROG_CACHE_DIR": str(path.parent)}):
@@ -130,7 +130,7 @@ def _costs(path: Path, text: str) -> None:
 
 
 def _peer_result(path: Path, text: str) -> None:
-    """What a program under `frog collectives check` leaves as its result."""
+    """Read the result of a program under `frog collectives check`."""
     from frog.peers.buffers import read_buffer
 
     read_buffer(path, "int64", 7)
@@ -157,7 +157,7 @@ def _exercise(path: Path, text: str) -> None:
 def _cluster(path: Path, text: str) -> None:
     from frog.cluster.slurm import cluster_file
 
-    if not path.exists():  # there is no cluster then
+    if not path.exists():  # no cluster exists in this case
         return
     kind = cluster_file.SlurmFile if path.parent.name == "real" else cluster_file.EmulatorFile
     cluster_file.read_cluster_file(path.parent, kind)
@@ -167,7 +167,7 @@ def _session(path: Path, text: str) -> None:
     from frog.core.schema import convert, read_toml
     from frog.learn.demo.session import Session
 
-    if path.exists():  # it is shipped
+    if path.exists():  # the file is part of the project
         convert(read_toml(path), Session, str(path))
 
 
@@ -267,4 +267,4 @@ PROCESSES = (
     Target("run --from config/kubernetes/job-cpu.yaml", ("config/kubernetes/job-cpu.yaml",), writes=("runs/", "volumes", "data", "logs")),
     Target("data prepare --corpus corpus --name {text} --vocab-size 300", ("corpus/*",), writes=("data",), good="new"),
 )  # fmt: skip
-"""Tried as a user starts them, in a process of its own each, bounded in memory."""
+"""Targets that run as a user starts them, each in its own process with limited memory."""

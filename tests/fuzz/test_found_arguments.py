@@ -1,4 +1,4 @@
-"""Arguments that ended in a traceback or without end, found by trying each option with wrong words."""
+"""Arguments that once caused a traceback or a hang, found by trying each option with wrong words."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CLUSTER = {
         (("slurm", "status", "--folder", "."), "$.site.ports: found 1, expected"),
     ],
 )
-def test_a_wrong_word_is_told(
+def test_wrong_argument_is_reported(
     words: tuple[str, ...],
     said: str,
     tmp_path: Path,

@@ -1,6 +1,6 @@
-"""Wrong inputs for every reader of files: the same in every run, or those of FUZZ_SEED.
+"""Wrong inputs for every reader of files: the same in every run, unless FUZZ_SEED is set.
 
-`benchmarks/fuzz.py` tries as many as one likes, and those that take a process each.
+`benchmarks/fuzz.py` runs any number of cases, including those that need their own process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_promises_are_kept_whatever_comes_in(material: Path, tmp_path: Path) -> None:
+def test_wrong_input_breaks_no_promise(material: Path, tmp_path: Path) -> None:
     broken: list[Finding] = list(run_cases(material, tmp_path, SEED, range(CASES)))
     assert not broken, f"{len(broken)} promises broken:\n" + "\n".join(map(str, broken[:10]))
 
@@ -44,7 +44,7 @@ def test_promises_are_kept_whatever_comes_in(material: Path, tmp_path: Path) -> 
         (b"Traceback (most recent call last):\n", "a traceback"),
     ],
 )
-def test_what_is_wrong_with_output(data: bytes, said: str) -> None:
+def test_problems_of_output_are_detected(data: bytes, said: str) -> None:
     assert said in (check_output(data) or "")
     assert check_output("frog ✓\n\tgood".encode()) is None
 
@@ -70,12 +70,12 @@ def sandbox(tmp_path: Path) -> Sandbox:
         ("data/tiny/a.bin", ("data/",), True, "by a command that failed"),
         ("data/tiny/a.bin", ("runs/",), False, "wrote outside of"),
         ("new/file", ("runs/",), False, "wrote outside of"),
-        ("course/exercises/a.py", ("course/",), False, "what the learner wrote is lost"),
+        ("course/exercises/a.py", ("course/",), False, "the learner's work is lost"),
         ("data/tiny/a.bin", ("data/",), False, None),
         ("course/progress.html", ("course/",), True, None),
     ],
 )
-def test_what_is_written_wrongly_or_lost(
+def test_stray_writes_and_lost_files_are_detected(
     sandbox: Sandbox, name: str, writes: tuple[str, ...], failed: bool, said: str | None
 ) -> None:
     before = sandbox.look()
@@ -88,7 +88,7 @@ def test_what_is_written_wrongly_or_lost(
     assert sandbox.look() == before == sandbox.look_after("data/tiny/a.bin")
 
 
-def test_what_lies_beside_the_sandbox_is_found_and_removed(sandbox: Sandbox) -> None:
+def test_files_next_to_the_sandbox_are_found_and_removed(sandbox: Sandbox) -> None:
     beside = sandbox.folder.parent / "evil"
     beside.write_text("")
     assert not is_allowed(str(beside), sandbox.folder)
@@ -96,7 +96,7 @@ def test_what_lies_beside_the_sandbox_is_found_and_removed(sandbox: Sandbox) -> 
     assert sandbox.strays() == []
 
 
-def test_a_value_that_is_a_command_is_run(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_injected_command_in_a_job_file_is_detected(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     mark = sandbox.folder / "mark"
     monkeypatch.setenv("EVIL", str(mark))
     run_job(b"set -eu\nsrun --comment='$(echo>$EVIL)' x\nexit 2\n", sandbox.folder)

@@ -1,4 +1,4 @@
-"""Good files made wrong: bytes, structure, names, and what kind of thing lies there. All from one random generator."""
+"""Damage to valid files: their bytes, structure, names and file types, all from one random generator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 from mutations import to_toml
 
 SANDBOX = "box"
-"""The name of the folder in which all is that is made wrong."""
+"""Name of the folder that contains all damaged files."""
 
 HOSTILE = (
     "", "\x1b[2J\x1b[31mred", "\x1b]0;title\x07", "a\rb", "a\nerror: forged", "[/b]", "[bold]x[/]", "[link=x]",
@@ -46,7 +46,7 @@ _BYTES = (
 
 
 def spoil(rng: random.Random, path: Path) -> str:
-    """Make the file at `path` wrong; say how."""
+    """Damage the file at `path`; return a description."""
     ways: list[Callable[[random.Random, Path], str]] = [
         _bytes,
         _bytes,
@@ -64,13 +64,13 @@ def spoil(rng: random.Random, path: Path) -> str:
 
 
 def hostile_text(rng: random.Random, good: str) -> str:
-    """A text that was good, with something in it that was not."""
+    """Return a valid text with a hostile insertion."""
     at, wrong = rng.randrange(len(good) + 1), rng.choice(HOSTILE)
     return rng.choice((wrong, good[:at] + wrong + good[at:], good[:at], good[:at] + good[at + 1 :]))
 
 
 def _bytes(rng: random.Random, path: Path) -> str:
-    """Some bytes flipped, put in, left out or doubled; or the file is cut."""
+    """Flip, insert, remove or double some bytes, or truncate the file."""
     data = bytearray(path.read_bytes())
     said = []
     for _ in range(rng.choice((1, 1, 2, 8))):
@@ -96,7 +96,7 @@ def _bytes(rng: random.Random, path: Path) -> str:
 
 
 def _lines(rng: random.Random, path: Path) -> str:
-    """A line of a text gone, doubled, elsewhere, or replaced."""
+    """Remove, double, move or replace a line of a text."""
     try:
         lines = path.read_bytes().decode().split("\n")
     except UnicodeDecodeError:
@@ -123,11 +123,11 @@ _SMALL_FOR_MUCH = {
     "flood": b"".join(b"see%d = 1\n" % n for n in range(50_000)),
     "values": b'{"x": [' + b'{"":0},' * 1_000_000 + b"0]}\n",
 }
-"""What a reader of TOML or JSON may take minutes or gigabytes for."""
+"""Texts that may cost a TOML or JSON parser minutes or gigabytes."""
 
 
 def _kind(rng: random.Random, path: Path) -> str:
-    """Something else lies there, or nothing, or it cannot be read, or a folder around it not written."""
+    """Replace the file by another file type, remove it, or take read or write permissions away."""
     kind = rng.choice(
         (
             *(
@@ -189,7 +189,7 @@ def _kind(rng: random.Random, path: Path) -> str:
 
 
 def _structure(rng: random.Random, path: Path) -> str:
-    """One value of a JSON or TOML file, or of a line of JSON, is gone or another."""
+    """Remove or change one value of a JSON or TOML file, or of a JSON line."""
     name = path.name
     try:
         if name.endswith(".jsonl"):
@@ -206,7 +206,7 @@ def _structure(rng: random.Random, path: Path) -> str:
             said = change(rng, table)
             path.write_text(json.dumps(table))
             return said
-    except (ValueError, TypeError, RecursionError):  # nested deeper than can be written
+    except (ValueError, TypeError, RecursionError):  # nested too deeply to be written
         pass
     return ""
 
@@ -232,7 +232,7 @@ def _header(rng: random.Random, path: Path) -> str:
 
 
 def change(rng: random.Random, table: Any) -> str:
-    """Change one value somewhere in a table, in place; say what."""
+    """Change one value somewhere in a table, in place; return a description."""
     places = list(_places(table))
     if not places:
         return ""
@@ -274,7 +274,7 @@ def _without_null(value: Any) -> Any:
 
 
 def rename(rng: random.Random, path: Path) -> Path | None:
-    """Give a file or folder a hostile name in its folder; None where the system does not take it."""
+    """Give a file or folder a hostile name; return None if the system refuses it."""
     word = rng.choice([name for name in HOSTILE if name and len(name) < 200])
     new = path.with_name(hostile_name(word) + path.suffix)
     try:
@@ -285,7 +285,7 @@ def rename(rng: random.Random, path: Path) -> Path | None:
 
 
 def as_argument(text: str) -> str:
-    """A text as a shell can hand it to a program."""
+    """Return a text in the form that a shell can pass to a program."""
     return text.replace("\0", "").encode(errors="surrogatepass").decode(errors="surrogateescape")[:20_000]
 
 

@@ -1,1 +1,1 @@
-"""The documentation as one offline site: pages of the repository, and reference pages made from the code."""
+"""The documentation as one offline site: pages of the repository, and reference pages generated from the code."""

@@ -1,4 +1,4 @@
-"""Build the site: pages laid out, the reference made, the generator run, what would ask the network taken out."""
+"""Build the site: lay out the pages, generate the reference, run the generator, remove network requests."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tools.site.search import arrange_search
 
 ASSETS = Path(__file__).parent / "assets"
 SHIM = "https://unpkg.com/iframe-worker/shim"
-"""What the generator fetches that search works from disk; ours stands in assets/."""
+"""Script that the generator fetches so that search works from disk; our copy is in assets/."""
 
 
 def is_current(root: Path, site: Path) -> bool:
-    """Whether the site is newer than all that it is made of."""
+    """True if the site is newer than all its sources."""
     made = site / "index.html"
     if not made.exists():
         return False
@@ -38,9 +38,9 @@ def is_current(root: Path, site: Path) -> bool:
 
 
 def build_site(root: Path, parser: argparse.ArgumentParser, work: Path) -> Path:
-    """Build the site in `work`, and return its folder."""
+    """Build the site in `work`; return its folder."""
     if importlib.util.find_spec("zensical") is None:
-        raise UsageError("the site is built by zensical, which is not installed", "pip install -e '.[docs]'")
+        raise UsageError("the site needs zensical, which is not installed", "pip install -e '.[docs]'")
     pages = work / "pages"
     shutil.rmtree(pages, ignore_errors=True)
     examples = example_pages(work / "examples")
@@ -61,12 +61,12 @@ def _generate(work: Path) -> None:
     if done.returncode:
         said = re.sub(r"\x1b\[[0-9;]*m", "", done.stdout)
         raise FrogError(
-            f"zensical ended with exit code {done.returncode}\n{said[-3000:]}", "correct the pages it names"
+            f"zensical ended with exit code {done.returncode}\n{said[-3000:]}", "correct the pages named above"
         )
 
 
 def _finish(site: Path) -> None:
-    """Finish every page, arrange the search and let it work from disk; remove what names an address."""
+    """Finish every page, order the search results and make search work from disk; remove network addresses."""
     for name in ("404.html", "sitemap.xml"):
         (site / name).unlink(missing_ok=True)
     for page in site.rglob("*.html"):

@@ -1,4 +1,4 @@
-"""What a module declares, from its source alone: nothing is imported, so no page needs torch."""
+"""Declarations of a module, read from its source without an import, so that no page needs torch."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Field:
-    """A field of a class, with the words under it."""
+    """A field of a class, with its docstring."""
 
     name: str
     type: str
     default: str | None
     doc: str
     unit: str | None = None
-    """The `Unit` of its annotation."""
+    """`Unit` of its annotation."""
 
 
 @dataclass(frozen=True)
 class Function:
-    """A function or a method, as it is called."""
+    """A function or a method, with its signature."""
 
     name: str
     signature: str
@@ -41,7 +41,7 @@ class Class:
 
 @dataclass(frozen=True)
 class Module:
-    """The public names of a file, in their order."""
+    """Public names of a file, in order."""
 
     doc: str
     items: tuple[Class | Function, ...]
@@ -51,7 +51,7 @@ class Module:
 
 
 def read_module(path: Path) -> Module:
-    """The declarations of a source file."""
+    """Return the declarations of a source file."""
     tree = ast.parse(path.read_text())
     return Module(ast.get_docstring(tree) or "", tuple(_items(tree.body)))
 
@@ -73,7 +73,7 @@ def _class(node: ast.ClassDef) -> Class:
 
 
 def _fields(body: list[ast.stmt]) -> list[Field]:
-    """Annotated names; a text that follows one is about it."""
+    """Return the annotated names; a string after a name is its docstring."""
     found = []
     for at, node in enumerate(body):
         if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
@@ -85,7 +85,7 @@ def _fields(body: list[ast.stmt]) -> list[Field]:
 
 
 def _type_and_unit(annotation: ast.expr) -> tuple[ast.expr, str | None]:
-    """`int` and "steps" of `Annotated[int, Unit("steps")]`; any other annotation as it is, without a unit."""
+    """Return `int` and "steps" for `Annotated[int, Unit("steps")]`; another annotation unchanged, without a unit."""
     match annotation:
         case ast.Subscript(
             value=ast.Name(id="Annotated"), slice=ast.Tuple(elts=[kind, ast.Call(func=ast.Name(id="Unit"), args=args)])

@@ -1,6 +1,6 @@
-"""Real runs that the site shows: a report of each strategy, a fault and its diagnosis, a class.
+"""Real runs on the site: a report of each strategy, a fault and its diagnosis, a class.
 
-They are made when asked for, in a folder of their own; what is there is not made again.
+They run on request, in a separate folder; existing results are reused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SHORT = "--set train.steps=30 --set train.global_batch_size=16 --set eval.every
 
 @dataclass(frozen=True)
 class Example:
-    """Commands as they are typed, and the page that they leave. Some are to fail: the page that is there decides."""
+    """Commands as typed, and the page that they create. Some commands fail as intended; only the page must exist."""
 
     name: str
     title: str
@@ -33,7 +33,7 @@ class Example:
 
 @dataclass
 class Examples:
-    """Pages by their path, paths by their titles, and the files that they show, by the names they have there."""
+    """Pages by path, paths by title, and files shown on the pages, by name."""
 
     pages: dict[str, str] = field(default_factory=dict)
     titles: dict[str, str] = field(default_factory=dict)
@@ -45,7 +45,7 @@ _FURTHER = {
     "pp": "train.grad_accum=4",
     "ep": "model.model_type=mixtral model.num_local_experts=4",
 }
-"""Settings that a strategy needs, or that let its report show more, in a short run on two ranks."""
+"""Settings that a strategy needs, or that make its report more interesting, in a short run on two ranks."""
 
 
 def _strategy(name: str, about: str, setting: str) -> Example:
@@ -60,7 +60,7 @@ EXAMPLES = (
     Example(
         "chaos",
         "A fault and its diagnosis",
-        "Rank 1 is killed in the reduce phase of step 12. First what `frog diagnose` says of it, then the report.",
+        "A fault kills rank 1 in the reduce phase of step 12. Below: the output of `frog diagnose`, and the report.",
         (
             'frog chaos --fault "kill rank=1 step=12 phase=reduce" --nproc 2 -- train config/demo.toml '
             f"--set name=chaos {_SHORT}",
@@ -72,7 +72,7 @@ EXAMPLES = (
     Example(
         "class",
         "A class",
-        "Three learners' exports on one page: Ada has passed two exercises, Ben one, Eve none yet.",
+        "The exports of three learners on one page: Ada has passed two exercises, Ben one, Eve none yet.",
         (
             "frog learn init ada; frog learn init ben; frog learn init eve; mkdir -p exports",
             "for who in Ada Ben Eve; do git -C ${who,,} config user.name $who; done",
@@ -90,11 +90,11 @@ EXAMPLES = (
 
 
 def make_examples(root: Path, folder: Path, say: Callable[[str], None] = print) -> None:
-    """Run what has not been run yet.
+    """Run the examples that have no results yet.
 
-    Raises:  FrogError with the output of a command that did not leave its page.
+    Raises:  FrogError with the output of the commands if they did not create their page.
     """
-    if not (folder / "src").exists():  # as in a clone, with runs and data of its own
+    if not (folder / "src").exists():  # like a clone, with separate runs and data
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config").symlink_to(root / "config")
         (folder / "src").symlink_to(root / "src")
@@ -116,20 +116,20 @@ def _run(folder: Path, example: Example) -> None:
         )
         said += f"$ {command}\n{done.stdout.decode(errors='replace')}"
     if not (folder / example.shows).exists():
-        raise FrogError(f"the example {example.name} left no {example.shows}\n{said[-3000:]}")
+        raise FrogError(f"the example {example.name} did not create {example.shows}\n{said[-3000:]}")
     (folder / f"{example.name}.txt").write_text(said)
 
 
 def example_pages(folder: Path) -> Examples:
-    """A page for each example that was made, and one that lists them; without any, no page."""
+    """Return a page for each example with results, and a page that lists them; no pages without results."""
     found = Examples()
     made = [example for example in EXAMPLES if (folder / example.shows).exists()]
     if not made:
         return found
     rows = [f"- [{example.title}]({example.name}.md): {example.about}" for example in made]
-    about = "Runs of this machine, as `frog report` and `frog class` show them; each page opens alone and offline."
+    about = "Runs on this machine, shown by `frog report` and `frog class`. Each page also opens alone and offline."
     found.pages["examples/README.md"] = f"# Real runs\n\n{about}\n\n" + "\n".join(rows) + "\n"
-    found.titles["All of them"] = "examples/README.md"
+    found.titles["All real runs"] = "examples/README.md"
     for example in made:
         shown = f"shown-{example.name}.html"
         found.pages[f"examples/{example.name}.md"] = _page(example, shown, _said(folder, example, "frog diagnose"))
@@ -139,7 +139,7 @@ def example_pages(folder: Path) -> Examples:
 
 
 def _said(folder: Path, example: Example, command: str) -> str:
-    """What a command printed as the example was made."""
+    """Return the output of a command of the example."""
     kept = folder / f"{example.name}.txt"
     parts = ("\n" + kept.read_text()).split("\n$ ") if kept.exists() else []
     return "".join(fence(f"$ {part}", "console") + "\n" for part in parts if part.startswith(command))
@@ -147,6 +147,6 @@ def _said(folder: Path, example: Example, command: str) -> str:
 
 def _page(example: Example, shown: str, said: str) -> str:
     typed = fence("".join(f"$ {command}\n" for command in example.commands), "console")
-    frame = f'<iframe class="example" src="{shown}" title="The page of {example.title}" loading="lazy"></iframe>'
-    alone = f'<p><a href="{shown}">The page alone</a></p>'
+    frame = f'<iframe class="example" src="{shown}" title="Page of {example.title}" loading="lazy"></iframe>'
+    alone = f'<p><a href="{shown}">Open this page alone</a></p>'
     return f"# {example.title}\n\n{example.about}\n\n{typed}\n{said}{alone}\n\n{frame}\n"

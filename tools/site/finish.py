@@ -1,4 +1,4 @@
-"""Finish a page that the generator wrote: what its copy buttons copy, and how its tables fit a phone."""
+"""Finish a page of the generator: set the text of its copy buttons, and fit its tables to phones."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _CELL = re.compile(r"<td((?: [^>]*)?)>(.*?)</td>", re.DOTALL)
 _TAG = re.compile(r"<[^>]+>")
 
 _PHONE_CHARS = 42
-"""Characters of a table's text next to each other on a screen 400 pixels wide."""
+"""Characters of table text that fit in a line on a screen 400 pixels wide."""
 _COLUMN_CHARS = 22
-"""A column of prose narrower than this breaks nearly at every word."""
+"""Width in characters below which a column of prose breaks at nearly every word."""
 
 
 def finish_page(page: str) -> str:
-    """A page's HTML with copyable console blocks and labelled tables."""
+    """Return a page's HTML with copyable console blocks and labelled tables."""
     return _TABLE.sub(_fitting_table, _CONSOLE.sub(_copyable_block, page))
 
 
 def commands_of(block: str) -> str:
-    """The commands of a console block, without prompts and output. A backslash continues a command."""
+    """Return the commands of a console block, without prompts and output. A backslash continues a command."""
     found, continues = [], False
     for line in block.splitlines():
         if continues or line.startswith("$ "):
@@ -44,7 +44,7 @@ def _copyable_block(block: re.Match[str]) -> str:
 
 
 def _fitting_table(table: re.Match[str]) -> str:
-    """A table with the name of its column on every cell, marked by what a phone does with it."""
+    """Return a table with its column's name on every cell, marked with its form on a phone."""
     heads = [_text(head) for head in _HEAD.findall(table[1])]
     rows = [[_text(cell) for _, cell in _CELL.findall(row)] for row in _ROW.findall(table[1])]
 
@@ -59,7 +59,7 @@ def _fitting_table(table: re.Match[str]) -> str:
 
 
 def phone_layout(rows: list[list[str]]) -> str:
-    """What a phone does with a table: "fit" shows it as it is, "stack" each row as a block, "scroll" within its box."""
+    """Return a table's form on a phone: "fit" unchanged, "stack" each row as a block, "scroll" in a box."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=False)]
     words = [max(len(word) for cell in column for word in cell.split() or [""]) for column in zip(*rows, strict=False)]
     needed = sum(max(word, min(width, _COLUMN_CHARS)) for word, width in zip(words, widths, strict=True))

@@ -1,4 +1,4 @@
-"""Links from the pages that people learn from to the glossary: each term where a page uses it first."""
+"""Links from learning pages to the glossary, at each page's first use of a term."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 GLOSSARY = "docs/glossary.md"
 
 TERM = re.compile(r'^### <a id="([^"]+)"></a>(.+)$', re.MULTILINE)
-"""A term's heading: its anchor, and its names."""
+"""Heading of a term: its anchor and its names."""
 
 COMMON = frozenset(
     re.findall(
@@ -19,10 +19,10 @@ COMMON = frozenset(
         " port probe manifest trap advice",
     )
 )
-"""Terms that are everyday words too: nobody but a reader can tell where they are meant, so they are not linked."""
+"""Terms that are also everyday words; a program cannot tell which use is meant, so they are not linked."""
 
 OTHERWISE_MEANT = {("docs/elastic.md", "loss"), ("docs/launchers.md", "process-group")}
-"""The loss of a rank; a process group of the operating system."""
+"""Pages on which a term has another meaning: the loss of a rank; a process group of the operating system."""
 
 _LOOKED_UP = ("architecture", "exercises", "glossary", "run-folder", "troubleshooting", "README")
 _LEARNED_FROM = re.compile(rf"docs/(?!(?:{'|'.join(_LOOKED_UP)})\.md)(?:labs/|scale/)?[\w-]+\.md")
@@ -31,16 +31,16 @@ _NOT_PROSE = re.compile(
     r"^```.*?^```|``.*?``|`[^`]*`|!?\[[^\]]*\]\([^)]*\)|<!--.*?-->|^#.*?$|<[^>]+>|^\|[^\n]*\n(?=\|-)|\{#[^}]*\}",
     re.DOTALL | re.MULTILINE,
 )
-"""Code, links, comments, headings, heads of tables."""
+"""Code, links, comments, headings and table headers, which get no links."""
 
 
 def is_learned_from(page: str) -> bool:
-    """Whether people learn from this page, and do not only look things up in it."""
+    """True for a page for learning, not only for reference."""
     return _LEARNED_FROM.fullmatch(page) is not None
 
 
 def names_of_terms(glossary: str) -> dict[str, list[str]]:
-    """The names of each term by its anchor, without what stands in brackets."""
+    """Return the names of each term by anchor, without text in brackets."""
     return {
         anchor: [re.sub(r" \(.*\)", "", name).strip() for name in names.split(",")]
         for anchor, names in TERM.findall(glossary)
@@ -48,18 +48,18 @@ def names_of_terms(glossary: str) -> dict[str, list[str]]:
 
 
 def link_terms(page: str, text: str, terms: dict[str, list[str]]) -> str:
-    """The text of a page with a link at the first use of each term in its prose. page: its path in the repository."""
+    """Link the first use of each term in a page's prose. `page` is its path in the repository."""
     up = "../" * (page.count("/") - 1)
     parts, at = [], 0
     for start, end, anchor in sorted(_first_uses(page, text, terms)):
-        if start >= at:  # else it is part of a longer term
+        if start >= at:  # otherwise it is part of a longer term
             parts += [text[at:start], f"[{text[start:end]}]({up}glossary.md#{anchor})"]
             at = end
     return "".join([*parts, text[at:]])
 
 
 def _first_uses(page: str, text: str, terms: dict[str, list[str]]) -> Iterator[tuple[int, int, str]]:
-    """Where each term is used first: beginning, end and anchor. Of two that begin alike the longer one is used."""
+    """Find the first use of each term: start, end and anchor. If two terms start alike, the longer one wins."""
     hidden = _NOT_PROSE.sub(lambda part: re.sub(r"[^\n]", "\0", part[0]), text)
     names = {name: anchor for anchor, known in terms.items() for name in known if name not in COMMON}
     longest_first = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))

@@ -1,4 +1,4 @@
-"""Markdown that is made of words from the code."""
+"""Markdown generated from texts in the code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NAMED = re.compile(r"^([A-Z][a-z]+):\s+(.*)$")
 
 
 def prose(text: str) -> str:
-    """Words in which nothing but code between backticks is markup."""
+    """Escape a text so that only code between backticks is markup."""
     parts = _CODE.split(text)
     return "".join(part if at % 2 else _escaped(part) for at, part in enumerate(parts))
 
@@ -21,7 +21,7 @@ def _escaped(text: str) -> str:
 
 
 def cell(text: str) -> str:
-    """Words for a table's cell."""
+    """Escape a text for a table cell."""
     return " ".join(text.split()).replace("|", r"\|")
 
 
@@ -31,13 +31,13 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def fence(text: str, language: str = "text") -> str:
-    """A block of code, whatever backticks are in it."""
+    """Return a code block that may itself contain backticks."""
     ticks = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", text)), default=0))
     return f"{ticks}{language}\n{text.rstrip()}\n{ticks}\n"
 
 
 def docstring(text: str) -> str:
-    """A docstring: paragraphs, its fields (Shapes, Comm, Raises) as a list, what is indented as code."""
+    """Format a docstring: paragraphs, its fields (Shapes, Comm, Raises) as a list, indented text as code."""
     return "\n\n".join(_paragraph(part) for part in re.split(r"\n\s*\n", text) if part.strip())
 
 
@@ -57,6 +57,6 @@ def _paragraph(text: str) -> str:
 
 
 def language_of(path: Path) -> str:
-    """What the highlighter calls the language of a file."""
+    """Return the highlighter's name for the language of a file."""
     names = {".py": "python", ".toml": "toml", ".json": "json", ".yaml": "yaml", ".yml": "yaml", ".sbatch": "bash"}
     return "docker" if path.name == "Dockerfile" else names.get(path.suffix, "text")

@@ -1,4 +1,4 @@
-"""The site's structure. A test holds that every page of docs/ has its place."""
+"""The site's navigation. A test checks that it has every page of docs/."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _LABS = "labs"
 
 
 def navigation(root: Path, examples: dict[str, str]) -> list[Any]:
-    """Sections with their pages.
+    """Return the sections with their pages.
 
-    examples: title and path of each page that shows a real run; none, no section.
+    examples: title and path of each page that shows a real run; without any, the section is omitted.
     """
     return [
         {

@@ -1,5 +1,5 @@
-"""The pages of the repository, laid out for the generator in the tree that they have there, so that a link that works
-on the forge works on the site. What a page links to comes along: another page, a picture, a file as a page.
+"""The pages of the repository, laid out for the generator in the same tree, so that links that work on the forge also
+work on the site. Everything that a page links to is included: another page, a picture, a file as a page.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _NOT_PROSE = re.compile(r"^(`{3,})[^\n]*\n.*?^\1`*$|`[^`\n]*`", re.DOTALL | re.M
 _LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)((?:#[^)\s]*)?\))")
 _PICTURES = (".png", ".svg", ".jpg", ".html")
 _ANCHORED = re.compile(r'^(#+) <a id="([^"]+)"></a>(.+)$', re.MULTILINE)
-"""A heading as the forge needs it to have an anchor of its own."""
+"""A heading with an explicit anchor, in the forge's form."""
 _DETAILS = '<details markdown="1" data-search-exclude>'
-"""What a page hides until it is opened: answers."""
+"""Tag of collapsed answers."""
 _ANSWER = "<!-- _class: answer -->"
-"""What a slide with the answer to a vote begins with. It has its vote's number, so the pages of both count alike."""
+"""Beginning of a slide that answers a vote. It shares the vote's number, so both editions count alike."""
 FRONT = "docs/README.md"
 """The site's front page."""
 _ELSEWHERE = {FRONT: "index.md", "README.md": "project.md"}
-"""Where the site has pages that have another place in the repository: the generator makes index.html of both."""
+"""Pages whose place on the site differs from that in the repository: the generator creates index.html from both."""
 _INSTRUCTORS = """!!! warning "For instructors"
 
     These pages give answers away, so search does not find them. Learners start with [the course](../learn.md).
@@ -36,7 +36,7 @@ _INSTRUCTORS = """!!! warning "For instructors"
 
 
 def source_pages(root: Path) -> list[str]:
-    """What is a page wherever a link leads to it."""
+    """Return the files that are pages of the site in any case, even without a link to them."""
     found = [root / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
     found += [*(root / "docs").rglob("*.md"), *(root / "tools" / "slides").glob("*.md")]
     found += (root / "labs").glob("lab*/*/README.md")
@@ -45,15 +45,15 @@ def source_pages(root: Path) -> list[str]:
 
 
 def _front_page(text: str) -> str:
-    """The front page at the root of the site, as wide as the window."""
+    """Return the front page at the root of the site, as wide as the window."""
     text = _LINK.sub(lambda link: posixpath.normpath(posixpath.join("docs", link[1])) + link[2], text)
     return f"---\nhide: [navigation, toc]\n---\n\n{text}"
 
 
 def lay_out(root: Path, folder: Path, made: dict[str, str]) -> None:
-    """Write every page, and all that they link to.
+    """Write every page, and everything that pages link to.
 
-    made: further pages, by their path.
+    made: additional pages, by path.
     """
     if (root / FRONT).exists():
         made = made | {"index.md": _front_page((root / FRONT).read_text())}
@@ -81,7 +81,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _text_of(root: Path, name: str, terms: dict[str, list[str]]) -> str:
-    """A page as the generator reads it. terms: of the glossary, which it links."""
+    """Convert a page for the generator. `terms` are those of the glossary, which it links."""
     path = root / name
     if not path.exists():
         return _page_of_file(path.with_suffix(""), name.removesuffix(".md"))
@@ -98,20 +98,20 @@ def _text_of(root: Path, name: str, terms: dict[str, list[str]]) -> str:
 
 
 def exercise_title(page: Path) -> str:
-    """Of an exercise's page, its number and title: "3.1 ranks of nodes, and back"."""
+    """Return the number and title of an exercise's page: "3.1 ranks of nodes, and back"."""
     title = tomllib.loads((page.parent / "manifest.toml").read_text())["title"]
     return f"{page.parents[1].name.removeprefix('lab')}.{int(page.parent.name[:2])} {title}"
 
 
 def _linked(root: Path, name: str, text: str, made: dict[str, str]) -> tuple[str, list[str]]:
-    """A page whose links lead to pages, and the files that they need."""
+    """Return a page with links to pages of the site, and the files that they need."""
     needs: list[str] = []
 
     def link(found: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(name), found[1]))
         written, needed = _target(root, found[1], target, made)
         if needed is None:
-            raise UsageError(f"{name}: links to {found[1]}, which is not there", "correct the link")
+            raise UsageError(f"{name}: links to {found[1]}, which does not exist", "correct the link")
         needs.append(needed)
         return written + found[2]
 
@@ -119,7 +119,7 @@ def _linked(root: Path, name: str, text: str, made: dict[str, str]) -> tuple[str
 
 
 def _target(root: Path, written: str, target: str, made: dict[str, str]) -> tuple[str, str | None]:
-    """A link's target as the site has it, and the page or file that must be there for it."""
+    """Return a link's target on the site, and the page or file that it needs."""
     path = root / target
     if target in _ELSEWHERE:
         return posixpath.join(posixpath.dirname(written), _ELSEWHERE[target]), "index.md" if target == FRONT else target
@@ -148,7 +148,7 @@ def _page_of_file(path: Path, name: str) -> str:
 
 
 def _page_of_deck(text: str) -> str:
-    """Slides one under the other, without the notes and the slides that answer a vote."""
+    """Return the slides in sequence, without notes and without slides that answer a vote."""
     _, _, body = text.partition("\n---\n")
     title = next(line for line in text.splitlines() if line.startswith("title:")).removeprefix("title:").strip(" \"'")
     parts = [f"# {title}\n\nThe slides as text. `make slides` builds the decks, for learners and for instructors.\n"]
@@ -161,15 +161,19 @@ def _page_of_deck(text: str) -> str:
 
 def _page_of_quiz(lab: int, questions: tuple[Question, ...]) -> str:
     parts = [
-        f"# Quiz of lab {lab}\n\n`frog quiz {lab}` asks these at the keyboard, mixed with those of the labs before.\n"
+        f"# Quiz of lab {lab}\n\n`frog quiz {lab}` asks these in a terminal, mixed with questions of earlier labs.\n"
     ]
     for number, question in enumerate(questions, 1):
         right = [choice.text for choice in question.choices if choice.right]
         right = right or [f"{question.answer:g} {question.unit}".strip()]
         beliefs = [
-            f"- “{prose(choice.text)}” believes: {prose(choice.belief)}" for choice in question.choices if choice.belief
+            f"- “{prose(choice.text)}”: the misconception is that {prose(choice.belief)}"
+            for choice in question.choices
+            if choice.belief
         ]
-        beliefs += [f"- {belief.value:g} believes: {prose(belief.belief)}" for belief in question.beliefs]
+        beliefs += [
+            f"- {belief.value:g}: the misconception is that {prose(belief.belief)}" for belief in question.beliefs
+        ]
         parts.append(f"## Question {number}\n\n{prose(question.text)}\n")
         parts.append("\n".join(f"- {prose(choice.text)}" for choice in question.choices) + "\n")
         answer = f"**{prose('; '.join(right))}.** {prose(question.why)}\n\n" + "\n".join(beliefs)

@@ -1,4 +1,4 @@
-"""The reference: commands from their parsers, fields of a run file and of events, and the Python API, from the code."""
+"""The reference, generated from the code: commands, fields of run files and events, and the Python API."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ API_ROOMS = (
     "diagnose",
     "plan",
 )
-"""What a program or a notebook imports; the other rooms are commands."""
+"""Packages that programs and notebooks import; the other packages are commands."""
 
 SECTIONS = {
     "model": ("config/run.py", "ModelSource"),
@@ -39,11 +39,11 @@ SECTIONS = {
     "eval": ("config/run.py", "EvalConfig"),
     "checkpoint": ("config/run.py", "CheckpointConfig"),
 }
-"""Of a run file, each with the class that it is read into."""
+"""Sections of a run file, each with its class."""
 
 
 def reference_pages(parser: argparse.ArgumentParser) -> dict[str, str]:
-    """Every page of the reference, by its path."""
+    """Return every page of the reference, by path."""
     pages = {
         "reference/commands.md": commands_page(parser),
         "reference/run-file.md": run_file_page(),
@@ -54,7 +54,7 @@ def reference_pages(parser: argparse.ArgumentParser) -> dict[str, str]:
 
 def commands_page(parser: argparse.ArgumentParser) -> str:
     parts = [
-        "# Commands\n\nMade from the argument parsers: what `frog COMMAND --help` prints.\n",
+        "# Commands\n\nGenerated from the argument parsers: the output of `frog COMMAND --help`.\n",
         table(
             ["command", "does"], [(f"[`{p.prog}`](#{_slug(p.prog)})", prose(about)) for p, about in _commands(parser)]
         ),
@@ -68,7 +68,7 @@ def _slug(name: str) -> str:
 
 
 def _commands(parser: argparse.ArgumentParser) -> Iterator[tuple[argparse.ArgumentParser, str]]:
-    """The sub-commands, each with its line of help."""
+    """Yield the sub-commands, each with its help text."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             said = {choice.dest: choice.help or "" for choice in action._choices_actions}
@@ -106,7 +106,7 @@ def _row(command: argparse.ArgumentParser, action: argparse.Action) -> tuple[str
 def run_file_page() -> str:
     parts = [
         "# Run file\n\nA run is TOML; `--set SECTION.FIELD=VALUE` overrides one field. Unknown fields are errors that "
-        "name the nearest valid one. Made from the classes that a run file is read into.\n"
+        "name the nearest valid one. Generated from the classes of a run file.\n"
     ]
     parts.append("## At the top\n\n" + _fields_table("", _class("config/run.py", "RunConfig")))
     for section, place in SECTIONS.items():
@@ -115,7 +115,9 @@ def run_file_page() -> str:
         parts.append(f"## [{section}]\n\n{prose(about)}\n\n{_fields_table(f'{section}.', found)}")
     sizes = _class("config/model.py", "ModelConfig")
     rows = [(f"`{field.name}`", *_type_and_default(field), prose(field.doc)) for field in sizes.fields]
-    about = "What `model.file` names: the sizes of the model, as Hugging Face writes them. `[model]` may override each."
+    about = (
+        "`model.file` names this file: the sizes of the model in Hugging Face's format. `[model]` may override each."
+    )
     parts.append(f"## The model file\n\n{about}\n\n{table(['field', 'type', 'default', 'meaning'], rows)}")
     return "\n".join(parts)
 
@@ -138,7 +140,7 @@ def _type_and_default(field: Field) -> tuple[str, str]:
 
 
 def _toml(value: str) -> str:
-    """A default as a run file would write it."""
+    """Format a default value as in a run file."""
     return {"True": "true", "False": "false"}.get(value, value.replace("'", '"'))
 
 
@@ -150,10 +152,10 @@ def _words_of_type(type_: str) -> str:
 
 def events_page() -> str:
     parts = [
-        "# Events\n\nOne JSON object a line; `event` names its kind. Made from the classes that the lines are "
-        "read into. [The run folder](../docs/run-folder.md) says where the files are and how to read them.\n"
+        "# Events\n\nOne JSON object per line; `event` names its kind. Generated from the classes of the events. "
+        "[The run folder](../docs/run-folder.md) describes where the files are and how to read them.\n"
     ]
-    for title, file in (("Of ranks", "runs/schema.py"), ("Of the launcher", "runs/launcher_schema.py")):
+    for title, file in (("Events of ranks", "runs/schema.py"), ("Events of the launcher", "runs/launcher_schema.py")):
         module = read_module(FROG / file)
         parts.append(f"## {title}\n\n`src/frog/{file}`\n\n{docstring(module.doc)}\n")
         for found in module.items:
@@ -164,13 +166,13 @@ def events_page() -> str:
 
 def _event_fields(found: Class) -> str:
     own = [base for base in found.bases if base not in ("Typed", "Event")]
-    more = f"Besides those of {', '.join(f'`{base}`' for base in own)}:\n\n" if own else ""
+    more = f"In addition to the fields of {', '.join(f'`{base}`' for base in own)}:\n\n" if own else ""
     rows = [(f"`{field.name}`", f"`{field.type}`", prose(field.doc)) for field in found.fields]
     return more + table(["field", "type", "meaning"], rows)
 
 
 def api_page(room: str) -> str:
-    """The public names of a room, with their docstrings."""
+    """Return the page of a package: its public names with their docstrings."""
     parts = [f"# frog.{room}\n\n{docstring(read_module(FROG / room / '__init__.py').doc)}\n"]
     for path in sorted((FROG / room).rglob("*.py")):
         module = read_module(path)
@@ -195,7 +197,7 @@ def _item(item: Class | Function) -> str:
 
 
 def _wrapped(signature: str) -> str:
-    """A long signature with an argument a line."""
+    """Wrap a long signature, one argument per line."""
     name, _, rest = signature.partition("(")
     arguments, _, returns = rest.rpartition(")")
     if len(signature) <= 88 or not arguments:

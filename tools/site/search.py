@@ -1,4 +1,4 @@
-"""What search finds first: guides before reference pages, those before internals; pages for instructors not at all."""
+"""Order of search results: guides, reference pages, internals; pages for instructors are omitted."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _TIERS = (
     (REFERENCE, r"reference/|docs/run-folder\."),
     (GUIDE, r""),
 )
-"""The tier of each page by the beginning of its path; the first that matches counts. None: search does not find it."""
+"""Tier of each page by the beginning of its path; the first match applies. None: search does not find the page."""
 
 
 def tier_of(location: str) -> int | None:
-    """The tier of a page, or None if the index leaves it out."""
+    """Return the tier of a page, or None if the index omits it."""
     return next(tier for tier, pattern in _TIERS if re.match(pattern, location))
 
 
 def arrange_search(site: Path) -> None:
-    """Leave pages for instructors out of the index, and let the search's worker order results by tier."""
+    """Remove pages for instructors from the index, and make the search worker order results by tier."""
     index = json.loads((site / "search.json").read_text())
     index["items"] = arranged(index["items"])
     written = json.dumps(index, ensure_ascii=False, separators=(",", ":"))
@@ -39,13 +39,11 @@ def arrange_search(site: Path) -> None:
     write_atomic(site / "search.js", f"var __index = {written}")
     workers = list((site / "assets/javascripts/workers").glob("search.*.js"))
     if len(workers) != 1:
-        raise FrogError(
-            f"the generator wrote {len(workers)} search workers, expected 1", "look at tools/site/search.py"
-        )
+        raise FrogError(f"the generator wrote {len(workers)} search workers, expected 1", "update tools/site/search.py")
     write_atomic(workers[0], f"{workers[0].read_text()}\n{ORDER.read_text()}")
 
 
 def arranged(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The items of the index that search may find, each with its tier."""
+    """Return the items of the index that search may find, each with its tier."""
     found = [item | {"tier": tier_of(item["location"])} for item in items]
     return [item for item in found if item["tier"] is not None]

@@ -1,10 +1,10 @@
-"""Build the decks to HTML and PDF, light and dark: `make slides`. The results lie in build/slides/decks:
+"""Build the decks as HTML and PDF, light and dark: `make slides`. The results are in build/slides/decks:
 
-    learner/      without notes and without the answers to the votes: to hand out and to publish
-    instructor/   with both: the HTML has a presenter view, the PDFs carry the notes as annotations
+    learner/      without notes and without answers to the votes, for distribution
+    instructor/   with both: the HTML has a presenter view, the PDFs contain the notes as annotations
 
 python tools/slides/build.py            all decks
-python tools/slides/build.py --html     HTML alone, which needs no Chromium
+python tools/slides/build.py --html     HTML only, which needs no Chromium
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ BROWSER_HELP = "Chromium or Chrome: `make system` on Debian, or your system's; C
 
 
 def find_browser() -> str | None:
-    """Chromium's or Chrome's program."""
+    """Return the path of Chromium or Chrome."""
     named = [os.environ.get("CHROME_PATH"), *map(shutil.which, BROWSERS), MAC_BROWSER]
     return next((path for path in named if path and Path(path).exists()), None)
 
 
 def missing(pdf: bool = True) -> list[str]:
-    """What this machine lacks for a build, and how to get it; empty if it can start."""
+    """Return the missing requirements of a build, and how to install them; empty if the build can start."""
     found = [] if shutil.which("npm") and shutil.which("node") else [NODE_HELP]
     return found + ([BROWSER_HELP] if pdf and find_browser() is None else [])
 
@@ -60,7 +60,7 @@ def install() -> None:
 
 
 def write_theme(folder: Path) -> None:
-    """The theme with its fonts and the figures' colours inside, so that a built deck looks the same everywhere."""
+    """Return the theme with embedded fonts and the figures' colours, so that a built deck looks the same everywhere."""
     folder.mkdir(parents=True, exist_ok=True)
     theme = (SLIDES / "theme" / "frog.css").read_text()
     (folder / "frog.css").write_text(f"{theme}\n{figure_style()}\n{font_faces()}\n")
@@ -68,7 +68,7 @@ def write_theme(folder: Path) -> None:
 
 
 def font_faces() -> str:
-    """CSS with the fonts' bytes: the Latin letters of each family, regular and bold."""
+    """Return CSS with the fonts' bytes: the Latin letters of each family, regular and bold."""
     return "\n".join(_face(family, weight) for family in FONTS for weight in WEIGHTS)
 
 
@@ -80,7 +80,7 @@ def _face(family: str, weight: int) -> str:
 
 
 def marp(*arguments: str) -> None:
-    """Run marp-cli on our theme."""
+    """Run marp-cli with our theme."""
     env = os.environ | {"CHROME_PATH": find_browser() or ""}
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         env["CHROME_NO_SANDBOX"] = "1"  # Chromium's sandbox does not start as root
@@ -91,7 +91,7 @@ def marp(*arguments: str) -> None:
 
 
 def build(folder: Path, pdf: bool = True) -> None:
-    """Both editions of all decks, each in a folder of its own; whatever lay in `folder` before is removed."""
+    """Build both editions of all decks, each in its own folder; remove the previous content of `folder`."""
     shutil.rmtree(folder, ignore_errors=True)
     for name in EDITIONS:
         (folder / name).mkdir(parents=True)
@@ -100,7 +100,7 @@ def build(folder: Path, pdf: bool = True) -> None:
 
 
 def build_deck(deck: Path, name: str, folder: Path, pdf: bool = True) -> None:
-    """One edition of one deck. The instructor's files have another name, so that nobody hands out the wrong one."""
+    """Build one edition of a deck. The instructor's files have another name, to prevent handing out the wrong ones."""
     stem = deck.stem if name == "learner" else f"{deck.stem}-{name}"
     source = BUILD / "editions" / name / deck.name
     source.parent.mkdir(parents=True, exist_ok=True)
@@ -115,7 +115,9 @@ def build_deck(deck: Path, name: str, folder: Path, pdf: bool = True) -> None:
 def main() -> None:
     pdf = "--html" not in sys.argv[1:]
     if lacks := missing(pdf):
-        raise SystemExit("error: the slides need what is not here\n" + "".join(f"  - {what}\n" for what in lacks))
+        raise SystemExit(
+            "error: the slides need programs that are not installed\n" + "".join(f"  - {what}\n" for what in lacks)
+        )
     install()
     build(BUILD / "decks", pdf)
     print(f"{BUILD / 'decks'}: {len(DECKS)} decks, each for learners and for the instructor")

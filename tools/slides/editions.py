@@ -18,15 +18,15 @@ _STYLE = re.compile(r"<style>(.*?)</style>\n?", re.DOTALL)
 
 
 def split(deck: str) -> tuple[str, list[str]]:
-    """A deck's settings and its slides."""
+    """Split a deck into its settings and its slides."""
     settings, _, body = deck.partition("\n---\n")
     return settings, body.split("\n---\n")
 
 
 def learner(deck: str) -> str:
-    """A deck without notes and without the slides that answer a vote.
+    """Return a deck without notes and without the slides that answer a vote.
 
-    An answer slide has its vote's page number, so both editions count alike.
+    An answer slide has its vote's page number, so both editions have the same page numbers.
     """
     settings, slides = split(deck)
     kept = [_NOTE.sub("", slide).rstrip() + "\n" for slide in slides if "<!-- _class: answer -->" not in slide]
@@ -34,7 +34,7 @@ def learner(deck: str) -> str:
 
 
 def with_figures(deck: str) -> str:
-    """A deck whose figures are part of the text."""
+    """Inline the figures of a deck."""
     return _FIGURE.sub(lambda found: _inlined(found[1], SLIDES / found[2]), deck)
 
 
@@ -44,13 +44,13 @@ def _inlined(words: str, path: Path) -> str:
 
 
 def edition(path: Path, name: str) -> str:
-    """One edition of the deck at `path`, as marp reads it."""
+    """Return one edition of the deck at `path` as input for marp."""
     deck = path.read_text()
     return with_figures(learner(deck) if name == "learner" else deck)
 
 
 def figure_style() -> str:
-    """The style that all figures share."""
+    """Return the style that all figures share."""
     found = _STYLE.search(next((SLIDES / "figures").glob("*.svg")).read_text())
     assert found, "a figure without a style"
     return found[1].removeprefix(":root{color-scheme:light dark}")

@@ -1,9 +1,9 @@
-"""Make the numbers of the slides: small real runs of this repository, recorded as JSON in tools/slides/data/.
+"""Measure the numbers on the slides: small real runs of this repository, recorded as JSON in tools/slides/data/.
 
-    python tools/slides/measure.py             all (about twenty minutes on two cores)
+    python tools/slides/measure.py               all (about twenty minutes on two cores)
     python tools/slides/measure.py curve links   only these
 
-Each file keeps the commands that it comes from. Runs lie in build/slides/runs and can be looked at with `frog report`.
+Each file records the commands that produced it. The runs are in build/slides/runs; `frog report` shows them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def curve(at: Commands) -> Found:
 
 
 def mean_gradient(at: Commands) -> Found:
-    """Four ranks: losses and norms before the reduction differ, norms after are one; the run equals one process."""
+    """Four ranks: losses and norms differ before the reduction, norms agree after it; the run equals one process."""
     run = at.train("four", "run --nproc 4 --", train__steps=40, eval__every=40)
     alone = at.train("alone", "", train__steps=40, eval__every=40)
     first = {rank: events.by_step(StepEvent)[1] for rank, events in sorted(run.ranks.items())}
@@ -79,7 +79,7 @@ def recovery(at: Commands) -> Found:
 
 
 def ring(at: Commands) -> Found:
-    """What the sockets of each rank sent in an all-reduce of 1 MiB, as the kernel counted it, by size of the world."""
+    """Bytes that each rank's sockets sent in an all-reduce of 1 MiB, counted by the kernel, by world size."""
     found = {}
     for size in (2, 3, 4, 6, 8):
         said = at.frog(f"explain all-reduce --nproc {size}")
@@ -93,7 +93,7 @@ LINK = '--nodes 2x1 --network "rate=500mbit delay=1ms" --'
 
 
 def overlap(at: Commands) -> Found:
-    """Two nodes on a link of 500 Mbit/s, with the gradient sent in three ways: medians, and the median step itself."""
+    """Two nodes on a link of 500 Mbit/s, with the gradient sent in three ways: medians, and the median step."""
     found: Found = {}
     wide = {"train__steps": 40, "eval__every": 40, "strategy__bucket_mb": 0.5}
     for way in ("naive", "bucketed", "overlapped"):
@@ -104,7 +104,7 @@ def overlap(at: Commands) -> Found:
 
 
 def zero(at: Commands) -> Found:
-    """What a rank of four holds under each strategy, measured."""
+    """Measured memory of one of four ranks under each strategy."""
     found: Found = {}
     for name in ("ddp", "zero1", "zero2", "zero3"):
         run = at.train(name, "run --nproc 4 --", train__steps=5, eval__every=5, strategy__name=name)
@@ -126,7 +126,7 @@ def accumulation(at: Commands) -> Found:
 
 
 def scaler(at: Commands) -> Found:
-    """fp16 with a scale that is much too high: it is halved until the gradients are finite."""
+    """fp16 with a scale that is much too high, which is halved until the gradients are finite."""
     run = at.train(
         "half", "", train__steps=40, eval__every=40, train__precision="fp16", train__initial_loss_scale=float(2**36)
     )
@@ -134,7 +134,7 @@ def scaler(at: Commands) -> Found:
 
 
 def world(at: Commands) -> Found:
-    """Two nodes of two ranks: what the agents told their ranks, and what the ranks said of themselves."""
+    """Two nodes of two ranks: variables set by the agents, and identities reported by the ranks."""
     said = at.train(
         "pond",
         'run --nodes 2x2 --network "rate=1gbit delay=1ms" --',
@@ -167,7 +167,7 @@ def world(at: Commands) -> Found:
 
 
 def links(at: Commands) -> Found:
-    """An all-reduce of two nodes by size, on three links that differ from the first in rate or in delay alone."""
+    """An all-reduce of two nodes by size, on three links that differ from the first only in rate or delay."""
     sys.path.insert(0, str(ROOT / "benchmarks"))
     import network
 
@@ -181,7 +181,7 @@ def links(at: Commands) -> Found:
 
 
 def pipeline(at: Commands) -> Found:
-    """The program of each schedule, timed by the simulator that the tests hold against real runs."""
+    """The program of each schedule, timed by the simulator that tests compare with real runs."""
     from frog.parallel.schedules.schedule import make_schedule
     from frog.parallel.schedules.simulation import simulate
 
@@ -201,7 +201,7 @@ def pipeline(at: Commands) -> Found:
 
 
 def kernels(at: Commands) -> Found:
-    """AdamW on the demo's weights, one operation after the other and fused: passes over memory, and time."""
+    """AdamW on the demo's weights, as separate operations and fused: passes over memory, and time."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -222,14 +222,14 @@ def kernels(at: Commands) -> Found:
 
 
 def _timed(call: Callable[[], object]) -> float:
-    """In ms of this process' own CPU time, which others on the machine do not lengthen."""
+    """Return this process' CPU time in ms, which other programs on the machine do not affect."""
     start = time.process_time()
     call()
     return (time.process_time() - start) * 1e3
 
 
 def gradients(at: Commands) -> Found:
-    """How large the gradients of the trained demo model are, by powers of two, for what fp16 cannot hold.
+    """Sizes of the trained demo model's gradients, by powers of two, to show which ones fp16 cannot represent.
 
     Needs the run of `curve`.
     """
@@ -250,7 +250,7 @@ def gradients(at: Commands) -> Found:
 
 
 def autocast(at: Commands) -> Found:
-    """In which type each thing of a training step is, under autocast."""
+    """Data type of each tensor of a training step under autocast."""
     import torch
     from torch.nn import functional
 

@@ -1,4 +1,4 @@
-"""Real runs for the slides, and what their events say of steps, phases and memory."""
+"""Real runs for the slides, and the steps, phases and memory in their events."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Found = dict[str, Any]
 
 
 class Commands:
-    """Runs `frog` in WORK and remembers what was typed."""
+    """Runs `frog` in WORK and records the commands."""
 
     def __init__(self) -> None:
         self.typed: list[str] = []
@@ -42,7 +42,7 @@ class Commands:
         return done.stdout + done.stderr
 
     def train(self, name: str, launch: str = "run --nproc 2 --", **settings: str | int) -> RecordedRun:
-        """Train config/demo.toml under that name, and read what it left."""
+        """Train config/demo.toml under that name, and read the recorded run."""
         shutil.rmtree(WORK / "runs" / name, ignore_errors=True)
         changes = "".join(f" --set {key.replace('__', '.')}={value}" for key, value in settings.items())
         self.frog(f"{launch} train config/demo.toml --set name={name}{changes}".strip())
@@ -54,7 +54,7 @@ def steps_of(run: RecordedRun, rank: int = 0) -> list[StepEvent]:
 
 
 def phase_ms(run: RecordedRun, rank: int = 0) -> dict[str, float]:
-    """The median time of each phase over the steps, without the first."""
+    """Return the median time of each phase over all steps except the first."""
     sums: Counter[tuple[str, int]] = Counter()
     for span in run.ranks[rank].of(SpanEvent):
         sums[span.phase, span.step] += span.end_ns - span.start_ns
@@ -63,24 +63,24 @@ def phase_ms(run: RecordedRun, rank: int = 0) -> dict[str, float]:
 
 
 def step_times_ms(run: RecordedRun) -> dict[int, float]:
-    """From the end of the step before to a step's end: what others do on this machine makes some of them long."""
+    """Return the time from the previous step's end to each step's end; other programs on the machine lengthen some."""
     steps = steps_of(run)
     return {b.step: (b.end_ns - a.end_ns) / 1e6 for a, b in pairwise(steps)}
 
 
 def step_ms(run: RecordedRun) -> float:
-    """The median step."""
+    """Return the median step time."""
     return round(median(step_times_ms(run).values()), 2)
 
 
 def median_step(run: RecordedRun) -> int:
-    """The step whose time is the median, or of two in the middle the shorter."""
+    """Return the step with the median time; of two middle steps, the shorter one."""
     times = step_times_ms(run)
     return min(times, key=lambda step: (times[step] != median_low(times.values()), step))
 
 
 def lanes(run: RecordedRun, step: int) -> list[Found]:
-    """The phases and collectives of one step, rank by rank, in ms from the step's start."""
+    """Return the phases and collectives of one step per rank, in ms from the step's start."""
     spans = {
         rank: [s for s in events.of(SpanEvent) if s.step == step and s.phase in STEP_PHASES]
         for rank, events in run.ranks.items()

@@ -1,4 +1,4 @@
-"""Cluster profiles: read, checked, and all mistakes reported at once."""
+"""Cluster profiles: parsed and validated, with one error for all mistakes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CLUSTERS = Path(__file__).parents[3] / "config" / "clusters"
 NAMES = sorted(path.stem for path in CLUSTERS.glob("*.toml"))
 
 
-def test_the_profiles_that_come_with_frog() -> None:
+def test_shipped_profiles_are_valid() -> None:
     assert profile_names(CLUSTERS) == NAMES
     generic, mn5 = (load_profile(name, CLUSTERS) for name in ("generic", "marenostrum5"))
     assert (generic.name, generic.network, generic.account_required) == ("generic", True, False)
@@ -25,13 +25,13 @@ def test_the_profiles_that_come_with_frog() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_profiles_with_every_key_wrong(tmp_path: Path, name: str) -> None:
+def test_profile_with_wrong_types_is_refused(tmp_path: Path, name: str) -> None:
     path = tmp_path / f"{name}.toml"
     path.write_bytes((CLUSTERS / path.name).read_bytes())
     held_to_its_schema(path, lambda: load_profile(name, tmp_path))
 
 
-def test_limits_follow_the_qos() -> None:
+def test_profile_limits_depend_on_qos() -> None:
     mn5 = load_profile("marenostrum5", CLUSTERS)
     assert (mn5.max_time_s(None), mn5.max_nodes_of(None)) == (72 * 3600, 100)
     assert (mn5.max_time_s("acc_debug"), mn5.max_nodes_of("acc_debug")) == (2 * 3600, 8)
@@ -40,7 +40,7 @@ def test_limits_follow_the_qos() -> None:
     assert (free.max_time_s(None), free.max_nodes_of("any")) == (None, None)
 
 
-def test_a_file_of_ones_own(tmp_path: Path) -> None:
+def test_profile_is_read_from_a_users_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('gpus_per_node = 8\nmodules = ["cuda/12"]\n[limits.short]\nmax_time = "01:00:00"\n')
     profile = load_profile(str(path))
@@ -54,7 +54,7 @@ def problems(text: str) -> list[str]:
     return [line.removeprefix("  - ") for line in str(caught.value).splitlines() if line.startswith("  - ")]
 
 
-def test_all_mistakes_are_reported_at_once() -> None:
+def test_one_error_lists_all_profile_mistakes() -> None:
     message = problems(
         'gpu_per_node = 4\ncpus_per_gpu = "8"\nmodules = "cuda"\nenvironment = 3\n[limits.a]\nmax_tim = "1"\n'
     )
@@ -84,11 +84,11 @@ def test_all_mistakes_are_reported_at_once() -> None:
         ("limits = 3", "limits=3: must be tables, [limits.NAME], one for each QOS"),
     ],
 )
-def test_each_rule(text: str, message: str) -> None:
+def test_each_profile_rule_is_enforced(text: str, message: str) -> None:
     assert problems(text) == [message]
 
 
-def test_a_name_that_is_none() -> None:
+def test_unknown_profile_name_is_refused() -> None:
     with pytest.raises(ConfigError, match="--profile marenostrum5"):
         load_profile("marenostrum", CLUSTERS)
     with pytest.raises(ConfigError, match=f"one of {', '.join(NAMES)}"):
@@ -97,7 +97,7 @@ def test_a_name_that_is_none() -> None:
         load_profile("generic", CLUSTERS / "nowhere")
 
 
-def test_a_file_that_is_not_toml(tmp_path: Path) -> None:
+def test_profile_that_is_not_toml_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text("gpus_per_node: 4")
     with pytest.raises(ConfigError, match="not valid TOML"):

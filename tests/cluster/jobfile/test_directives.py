@@ -1,4 +1,4 @@
-"""How the words of a job file and of a command line are read: as sbatch and srun of Slurm 22.05 were seen to do it."""
+"""Parsing of directives and command lines, compared with the observed behaviour of sbatch and srun of Slurm 22.05."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from frog.cluster.jobfile.options import SBATCH, SRUN
         ("#SBATCH --job-name=a\\", {"job-name": "a"}),
     ],
 )
-def test_a_line_that_sbatch_takes(line: str, values: dict[str, str | None]) -> None:
+def test_accepted_directive_is_parsed(line: str, values: dict[str, str | None]) -> None:
     (found,) = read_directives([line])
     assert {item.name: item.value for item in found.asked} == values
     assert not found.problem
@@ -48,7 +48,7 @@ def test_a_line_that_sbatch_takes(line: str, values: dict[str, str | None]) -> N
         ("#SBATCH -=2", "no such option"),
     ],
 )
-def test_a_line_that_sbatch_refuses(line: str, problem: str) -> None:
+def test_refused_directive_is_reported(line: str, problem: str) -> None:
     (found,) = read_directives([line])
     assert problem in (found.problem, *(item.problem for item in found.asked))
 
@@ -62,12 +62,12 @@ def test_a_line_that_sbatch_refuses(line: str, problem: str) -> None:
         ("-ulN 2 hostname", {"unbuffered": None, "label": None, "nodes": "2"}),
     ],
 )
-def test_short_options_in_one_word(words: str, values: dict[str, str | None]) -> None:
+def test_combined_short_options_are_parsed(words: str, values: dict[str, str | None]) -> None:
     asked, used = read_options([(word, 1) for word in words.split()], SRUN)
     assert {item.name: item.value for item in asked} == values
     assert words.split()[used] == "hostname"
 
 
-def test_bcast_exclude_is_an_option_of_srun_alone() -> None:
+def test_bcast_exclude_is_an_option_of_srun_only() -> None:
     assert "bcast-exclude" in SRUN
     assert "bcast-exclude" not in SBATCH

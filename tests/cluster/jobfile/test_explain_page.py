@@ -1,4 +1,4 @@
-"""What `frog slurm explain` prints: every line with what it does and where its values come from."""
+"""Output of `frog slurm explain`: every line with its effect and the origin of its values."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def said(line: int, text: str = GOOD) -> str:
         (28, "requeues this job"),
     ],
 )
-def test_each_line_is_explained(line: int, words: str) -> None:
+def test_explain_describes_each_line(line: int, words: str) -> None:
     assert words in said(line)
 
 
-def test_values_are_worked_out() -> None:
+def test_explain_computes_values() -> None:
     text = changed(GOOD, (("OMP_NUM_THREADS=8", "OMP_NUM_THREADS=$((SLURM_CPUS_PER_TASK / 4))"),))
     assert "OMP_NUM_THREADS = 8" in said(16, text)
     job = read_job_file("#!/bin/bash\n#SBATCH -N 3\nA=${B:-7}\nC=$A$SLURM_NNODES\nD=$D\n", Path("job"))
@@ -66,13 +66,13 @@ def test_values_are_worked_out() -> None:
     ]
 
 
-def test_what_the_first_node_puts_in_is_not_each_tasks_own() -> None:
+def test_value_in_double_quotes_is_the_first_nodes() -> None:
     text = '#!/bin/bash\n#SBATCH -N 2\nsrun bash -c "torchrun --node-rank=$SLURM_NODEID train.py"\n'
     assert "its NODE_RANK, here the first node's for all" in said(3, text)
     assert "its NODE_RANK, each task's own" in said(3, text.replace("$", "\\$"))
 
 
-def test_nor_is_what_the_batch_script_assigns() -> None:
+def test_value_assigned_by_batch_script_is_the_first_nodes() -> None:
     text = "#!/bin/bash\n#SBATCH -N 2\nNODE_RANK=$SLURM_NODEID\n"
     assert "its NODE_RANK, here the first node's for all" in said(3, text)
     task = "#!/bin/bash\n#SBATCH -N 2\nsrun bash -c 'export NODE_RANK=$SLURM_NODEID; torchrun train.py'\n"
@@ -80,14 +80,16 @@ def test_nor_is_what_the_batch_script_assigns() -> None:
     assert "its NODE_RANK, here the first node's for all" in said(3, task.replace("'", '"'))
 
 
-def test_the_whole_is_summed_up() -> None:
+def test_explain_summarizes_the_job() -> None:
     assert summary(read_job_file(GOOD, Path("job"))) == [
         "asks for: 2 nodes; 4 GPUs per node, 8 in total; 32 CPUs per node; for 30 min 0 s",
         "starts: 8 ranks = 2 nodes x 4",
     ]
 
 
-def test_exit_codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_exit_codes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     good, noted, bad = (tmp_path / name for name in ("good", "noted", "bad"))
     good.write_text(GOOD)
@@ -107,7 +109,7 @@ def test_exit_codes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert "no such file" in capsys.readouterr().err
 
 
-def test_the_page_holds_every_line_of_the_file(capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_prints_every_line_of_the_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["slurm", "explain", str(EXAMPLE)]) == 0
     page = capsys.readouterr().out
     for number, line in enumerate(EXAMPLE.read_text().splitlines(), 1):
@@ -117,10 +119,10 @@ def test_the_page_holds_every_line_of_the_file(capsys: pytest.CaptureFixture[str
 LONG = "".join(f"srun --foo{number} python train.py $UNSET{number}\n" for number in range(900))
 
 
-def test_a_file_of_thousands_of_lines_is_not_printed_whole(
+def test_explain_truncates_output_of_huge_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is left out is counted, and the gravest is not: a trap in the last line used to be called none."""
+    """The output counts omitted findings and never omits the most severe: a trap in the last line must be shown."""
     monkeypatch.chdir(tmp_path)
     Path("long").write_text(
         f"#!/bin/bash\n#SBATCH --nodes=2\n{LONG}wait\nsrun --ntasks=99 hostname\n# done\n#SBATCH --mem=1\n"
@@ -137,8 +139,8 @@ def test_a_file_of_thousands_of_lines_is_not_printed_whole(
             assert re.search(r"long: \d+ traps?, \d+ pieces of advice; \d+ of these are not shown", out)
 
 
-def test_any_file_can_be_explained() -> None:
-    """Files cut off and with letters lost: nothing is known of them, but nothing fails."""
+def test_explain_accepts_damaged_files() -> None:
+    """Truncated files and files with missing characters do not make explain fail."""
     text, chance = EXAMPLE.read_text() + GOOD, random.Random(1)
     for _ in range(60):
         start, end = sorted(chance.choices(range(len(text)), k=2))
@@ -150,18 +152,18 @@ def test_any_file_can_be_explained() -> None:
     ("text", "seconds"),
     [("90", 5400), ("90:30", 5430), ("2:30:00", 9000), ("1-12", 129600), ("1-12:30", 131400), ("1-00:00:05", 86405)],
 )
-def test_times_are_read_as_slurm_reads_them(text: str, seconds: int) -> None:
+def test_time_limits_are_parsed_as_by_slurm(text: str, seconds: int) -> None:
     assert time_limit_s(text) == seconds
     assert time_limit_s(write_time(seconds)) == seconds
 
 
-def test_no_limit_and_no_time() -> None:
+def test_unlimited_and_invalid_times() -> None:
     assert time_limit_s("UNLIMITED") is None
     with pytest.raises(ValueError, match="soon"):
         time_limit_s("soon")
 
 
-def test_directives_are_read_as_slurm_reads_them() -> None:
+def test_directives_are_parsed_as_by_slurm() -> None:
     text = '#!/bin/bash\n#SBATCH -N2 --job-name="a b" -J c # -t 5\n#SBATCH --gpus-per-n=4\n\necho\n#SBATCH --mem=1\n'
     first, second, third = read_directives(text.splitlines())
     assert [(item.name, item.value) for item in first.asked] == [("nodes", "2"), ("job-name", "a b"), ("job-name", "c")]
@@ -169,7 +171,7 @@ def test_directives_are_read_as_slurm_reads_them() -> None:
     assert (first.read, third.read) == (True, False)
 
 
-def test_short_options_are_unmistakable() -> None:
+def test_short_options_are_unique() -> None:
     for table in (SBATCH, SRUN):
         letters = [option.short for option in table.values() if option.short]
         assert len(letters) == len(set(letters))
@@ -187,5 +189,5 @@ def test_short_options_are_unmistakable() -> None:
         ("f() { a; }; f", [["f"], ["a"]]),
     ],
 )
-def test_the_shell_is_cut_as_bash_cuts_it(text: str, commands: list[list[str]]) -> None:
+def test_shell_is_split_as_by_bash(text: str, commands: list[list[str]]) -> None:
     assert [[word.raw for word in command.words] for command in parse(text).commands] == commands

@@ -1,4 +1,4 @@
-"""What a step asks for and what its ranks are told: each text, what must be told of it, and what must not."""
+"""Resources of steps and variables of their ranks: findings that explain must and must not report for each text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LIST = HEAD + "#SBATCH --array=1-4\nnames=(a b c d)\n"
 SERVED = ONE + "vllm serve m --port 80 &\npython ask.py\n"
 WRITTEN = "cat > run.sh <<{}\ntorchrun --node_rank {}SLURM_NODEID x.py\nEOF\nsrun bash run.sh\n"
 
-TOLD: dict[str, tuple[str, str, str]] = {
+REPORTED: dict[str, tuple[str, str, str]] = {
     "the job's GPUs, twice": (ONE + "srun --gpus-per-node=8 python x.py\n", "step-beyond-job", "will fail"),
     "a script for tasks": (TWO + WRITTEN.format("EOF", "$"), "written-too-early", "may hang or waste"),
     "a script for tasks, in braces": (
@@ -47,7 +47,7 @@ TOLD: dict[str, tuple[str, str, str]] = {
         "bash-in-sh",
         "will fail",
     ),
-    "settings beside the file, if there are any": (
+    "optional settings next to the file": (
         ONE + 'if [ -f "$(dirname "$0")/.env" ]; then source "$(dirname "$0")/.env"; fi\n./x\n',
         "not-its-folder",
         "advice",
@@ -71,7 +71,7 @@ TOLD: dict[str, tuple[str, str, str]] = {
     ),
     "a pipe under set -e": (ONE + "set -e\npython x.py | tee log\n./next\n", "hidden-by-tee", "advice"),
     "a pipe at the end": (ONE + "srun -K python x.py 2>&1 | tee log\n", "hidden-by-tee", "advice"),
-    "an array that nobody asks for": (HEAD + "./x $SLURM_ARRAY_TASK_ID\n", "slurm-sets-none", "advice"),
+    "an array that is not requested": (HEAD + "./x $SLURM_ARRAY_TASK_ID\n", "slurm-sets-none", "advice"),
     "an id that each task's shell chooses": (
         TWO + "L='torchrun --nnodes 2 --rdzv_id $RANDOM --rdzv_backend c10d x.py'\nsrun bash -c \"$L\"\n",
         "meeting-per-task",
@@ -79,7 +79,7 @@ TOLD: dict[str, tuple[str, str, str]] = {
     ),
     "no hash": (HEAD + "SBATCH --mem=4G\n./x\n", "no-directive", "may hang or waste"),
 }
-NOT_TOLD: dict[str, tuple[str, str]] = {
+NOT_REPORTED: dict[str, tuple[str, str]] = {
     "a type of GPU alone": (HEAD + "#SBATCH --gpus-per-node=a100\n./x\n", "not-a-number"),
     "a step for one node of two, in a loop": (
         TWO + "for i in 1 2; do\n  srun -N1 ./x $i &\ndone\nwait\n",
@@ -227,13 +227,13 @@ def found(text: str, folder: Path) -> dict[str, str]:
     return {item.code: item.kind for item in explain(text, Path("job.sbatch"), None, (folder,)).findings}
 
 
-@pytest.mark.parametrize("name", TOLD)
-def test_it_is_told_with_its_weight(name: str, tmp_path: Path) -> None:
-    text, code, kind = TOLD[name]
+@pytest.mark.parametrize("name", REPORTED)
+def test_rank_trap_is_reported_with_its_severity(name: str, tmp_path: Path) -> None:
+    text, code, kind = REPORTED[name]
     assert found(text, tmp_path).get(code) == kind
 
 
-@pytest.mark.parametrize("name", NOT_TOLD)
-def test_it_is_not_told(name: str, tmp_path: Path) -> None:
-    text, code = NOT_TOLD[name]
+@pytest.mark.parametrize("name", NOT_REPORTED)
+def test_correct_rank_text_is_not_reported(name: str, tmp_path: Path) -> None:
+    text, code = NOT_REPORTED[name]
     assert code not in found(text, tmp_path)

@@ -1,4 +1,4 @@
-"""How `frog slurm explain` reads: options on its command line, versions, comments that ignore, encodings, any bytes."""
+"""Input of `frog slurm explain`: command-line options, versions, ignore comments, encodings, arbitrary bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NO_CPUS = changed(GOOD, (('--cpus-per-task="$SLURM_CPUS_PER_TASK" ', ""),))
 
 
 def codes(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, str]:
-    """What the command finds, with how grave it is."""
+    """Return the findings of the command, with their severities."""
     code = main(["slurm", "explain", "--json", *arguments])
     found = json.loads(capsys.readouterr().out)["findings"]
     assert code == any(item["severity"] != "advice" for item in found)
@@ -38,7 +38,7 @@ def good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return Path("good")
 
 
-def test_options_of_sbatch_outdo_those_of_the_file(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_options_override_the_file(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert codes(capsys, "good") == {}
     assert codes(capsys, "good", "--gpus-per-node", "2") == {"ranks-beyond-gpus": "will fail"}
     assert codes(capsys, "good", "--ntasks-per-node=4") == {"ranks-doubled": "may hang or waste"}
@@ -46,7 +46,7 @@ def test_options_of_sbatch_outdo_those_of_the_file(good: Path, capsys: pytest.Ca
     assert codes(capsys, "good", "-t", "48") == {"time-in-minutes": "may hang or waste"}
 
 
-def test_what_depends_on_the_version(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_findings_depend_on_the_slurm_version(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good.write_text(NO_CPUS)
     assert codes(capsys, "good") == {"cpus-not-passed-on": "advice"}
     assert codes(capsys, "good", "--slurm-version", "22.05") == {"cpus-not-passed-on": "may hang or waste"}
@@ -55,14 +55,14 @@ def test_what_depends_on_the_version(good: Path, capsys: pytest.CaptureFixture[s
     assert main(["slurm", "explain", "good", "--slurm-version", "new"]) == 2
 
 
-def test_folders_for_output_are_made_by_newer_releases(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_folder_trap_depends_on_the_slurm_version(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good.write_text(GOOD.replace("tiny-%j.out", "log/%j/tiny.out"))
     assert codes(capsys, "good") == {"no-output-folder": "advice"}
     assert codes(capsys, "good", "--slurm-version", "22.05") == {"no-output-folder": "may hang or waste"}
     assert codes(capsys, "good", "--slurm-version", "23.02") == {}
 
 
-def test_a_comment_ignores_a_code(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ignore_comment_disables_a_code(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
     port = "MASTER_PORT=$((10000 + SLURM_JOB_ID % 20000))"
     bad = GOOD.replace("--gpus-per-node=4 ", "--gpus-per-node=2 ").replace(port, "MASTER_PORT=29500")
     good.write_text(bad)
@@ -73,7 +73,7 @@ def test_a_comment_ignores_a_code(good: Path, capsys: pytest.CaptureFixture[str]
     assert set(codes(capsys, "good")) == set()
 
 
-def test_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_explain_reads_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(GOOD.encode())))
     assert main(["slurm", "explain", "-", "--traps"]) == 0
     assert capsys.readouterr().out == "-: no traps\n"
@@ -83,12 +83,14 @@ def test_standard_input(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     ("encoding", "found"),
     [("utf-8-sig", {"byte-order-mark"}), ("utf-16", {"byte-order-mark"}), ("latin-1", set()), ("utf-8", set())],
 )
-def test_encodings(encoding: str, found: set[str], good: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_encodings_are_decoded_or_reported(
+    encoding: str, found: set[str], good: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     good.write_bytes(GOOD.replace("job-name=tiny", "job-name=t\u00efny").encode(encoding))
     assert set(codes(capsys, "good")) == found
 
 
-def test_what_is_no_job_file(tmp_path: Path) -> None:
+def test_unreadable_job_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\x7fELF\0\0")
     (tmp_path / "large").write_bytes(b"#" * (1 << 21))
     for name, message in (
@@ -101,26 +103,26 @@ def test_what_is_no_job_file(tmp_path: Path) -> None:
             explain_file(tmp_path / name)
 
 
-def test_a_file_that_was_lost_is_not_called_free_of_traps(tmp_path: Path) -> None:
+def test_partially_understood_file_is_not_called_free_of_traps(tmp_path: Path) -> None:
     lost = explain("#!/bin/bash\n#SBATCH -t 5\nif then ) fi\nhostname\n", Path("job"), None, (tmp_path,))
     assert format_findings(lost)[-1] == "job: no traps in the lines that Frog understood, 1 piece of advice"
     assert [(item.code, item.line) for item in lost.findings] == [("not-understood", 3)]
 
 
-def test_a_job_within_a_file_is_read(tmp_path: Path) -> None:
+def test_nested_job_is_checked(tmp_path: Path) -> None:
     text = "#!/bin/bash\nX=`sbatch <<EOF\n#!/bin/bash\n#SBATCH -t 48\nsrun a --x \\$SLURM_JOB_ID\nEOF`\n"
     (finding,) = explain(text, Path("job"), None, (tmp_path,)).findings
     assert (finding.code, finding.line) == ("time-in-minutes", 4)
 
 
-def test_a_job_within_a_file_that_was_lost_is_not_called_free_of_traps(tmp_path: Path) -> None:
+def test_partially_understood_nested_job_is_not_called_free_of_traps(tmp_path: Path) -> None:
     lost = "nodes =( x )\nif [ x ]; then\n"
     found = explain(f"#!/bin/bash\nsbatch <<'EOF'\n#!/bin/bash\n#SBATCH -t 48:00:00\n{lost}EOF\n", tmp_path / "x.sh")
     assert found.partial
     assert [(item.code, item.line) for item in found.findings] == [("blank-behind-equals", 5), ("quote-not-closed", 6)]
 
 
-def test_a_template_has_one_message(tmp_path: Path) -> None:
+def test_template_causes_one_finding(tmp_path: Path) -> None:
     text = "#!/bin/bash\n#SBATCH -N {{ nodes }} -t {{ time }}\n#SBATCH --gpus-per-node=<GPUS>\n"
     text += "{% if x %}\nsrun {{ command }}\n{% endif %}\n"
     (finding,) = explain(text, Path("job"), None, (tmp_path,)).findings
@@ -139,7 +141,7 @@ def test_a_template_has_one_message(tmp_path: Path) -> None:
         "python a.py \\\n  --quick \\\n",
     ],
 )
-def test_how_to_call_it_is_no_trap(text: str, tmp_path: Path) -> None:
+def test_usage_text_causes_no_finding(text: str, tmp_path: Path) -> None:
     begins = "#!/bin/bash\n#SBATCH --time=1:00:00\n"
     assert explain(begins + text, Path("job"), None, (tmp_path,)).findings == ()
 
@@ -157,7 +159,7 @@ def test_how_to_call_it_is_no_trap(text: str, tmp_path: Path) -> None:
         ("f() { f; }\nf\nsrun b\n", [3]),
     ],
 )
-def test_what_runs_is_followed(text: str, lines: list[int]) -> None:
+def test_explain_follows_the_order_of_execution(text: str, lines: list[int]) -> None:
     assert [command.line for command in parse(text).commands if "srun" in command.text] == lines
 
 
@@ -168,7 +170,7 @@ PIECES = [
 
 
 def any_bytes(chance: random.Random) -> bytes:
-    """A real file, cut, mixed with itself and with pieces that hurt."""
+    """Return a real file, truncated and mixed with itself and with harmful pieces."""
     sources = [path.read_bytes() for path in sorted((HERE / "right").iterdir())]
     data = bytearray(chance.choice(sources))
     for _ in range(chance.randint(1, 12)):
@@ -201,14 +203,14 @@ def explained(data: bytes, path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_any_bytes_are_answered(seed: int, tmp_path: Path) -> None:
+def test_explain_survives_mutated_files(seed: int, tmp_path: Path) -> None:
     chance = random.Random(seed)
     for _ in range(15):
         explained(any_bytes(chance), tmp_path / "job")
 
 
 @pytest.mark.slow
-def test_many_bytes_are_answered(tmp_path: Path) -> None:
+def test_explain_survives_many_mutated_files(tmp_path: Path) -> None:
     seed = random.SystemRandom().randrange(1 << 30)
     print(f"seed {seed}")
     chance = random.Random(seed)
@@ -232,7 +234,7 @@ NESTED = {
 
 
 @pytest.mark.parametrize("name", NESTED)
-def test_nesting_has_a_bound(name: str, tmp_path: Path) -> None:
+def test_explain_bounds_nesting(name: str, tmp_path: Path) -> None:
     explained(NESTED[name].encode(), tmp_path / "job")
 
 
@@ -247,8 +249,8 @@ MOST_CALLS, LONG = 10_000_000, "y" * 300_000
     ],
     ids=["many steps", "a long variable in many words"],
 )
-def test_a_large_file_is_explained_within_bounds(text: str, tmp_path: Path) -> None:
-    """Of work, counted in the calls that it takes."""
+def test_explain_bounds_the_work_for_large_files(text: str, tmp_path: Path) -> None:
+    """The number of function calls bounds the work."""
     path, calls = tmp_path / "job", 0
 
     def count(frame: object, event: str, arg: object) -> None:

@@ -1,4 +1,4 @@
-"""Every trap that `frog slurm explain` knows is found in a file that walks into it, and in no correct file."""
+"""`frog slurm explain` finds every trap in a file that contains it, and none in correct files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ step=$!
 wait "$step" || wait "$step"
 scontrol requeue "$SLURM_JOB_ID"
 """
-"""Two nodes with four ranks each, and nothing wrong."""
+"""A correct job of two nodes with four ranks each."""
 
 SRUN = "".join(GOOD.splitlines(keepends=True)[16:25])
 PLAIN = 'srun --cpus-per-task="$SLURM_CPUS_PER_TASK" --kill-on-bad-exit=1 '
@@ -56,7 +56,7 @@ NO_SIGNAL = (
 )
 
 CASES: dict[str, tuple[str, int, tuple[tuple[str, str], ...]]] = {
-    # A name, the trap or note that must be told, its line, and what is changed in GOOD.
+    # A name, the expected trap or advice, its line, and the changes in GOOD.
     "no shebang": ("no-shebang", 1, (("#!/bin/bash\n", "# a job\n"),)),
     "windows": ("dos-lines", 3, (("--nodes=2\n", "--nodes=2\r\n"),)),
     "space after hash": ("not-a-directive", 3, (("#SBATCH --nodes", "# SBATCH --nodes"),)),
@@ -240,7 +240,7 @@ CASES: dict[str, tuple[str, int, tuple[tuple[str, str], ...]]] = {
     "pip": ("network", 17, (("srun ", "pip install torch\nsrun "),)),
     "a plugin's option": ("site-option", 4, (("--ntasks-per-node=1", "--ntasks-per-node=1 --image=x"),)),
     "a template": ("template", 6, (("--cpus-per-task=32", "--cpus-per-task={{ cpus }}"),)),
-    "what no shell reads": ("not-understood", 17, (("srun ", "echo )\nsrun "),)),
+    "text that no shell can parse": ("not-understood", 17, (("srun ", "echo )\nsrun "),)),
     "a list in sh": ("bash-in-sh", 17, (("#!/bin/bash", "#!/bin/sh"), ("srun ", "A=(1 2)\nsrun "))),
     "its own folder": ("not-its-folder", 13, (("pipefail\n", 'pipefail\ncd "$(dirname "$0")"\n'),)),
     "its own folder, kept": ("not-its-folder", 13, (("pipefail\n", "pipefail\nHERE=${BASH_SOURCE[0]%/*}\n"),)),
@@ -303,14 +303,14 @@ def found(text: str, here: Path, profile: ClusterProfile | None = None) -> dict[
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_trap_is_found_where_it_is(name: str, tmp_path: Path) -> None:
+def test_trap_is_reported_in_its_line(name: str, tmp_path: Path) -> None:
     code, line, changes = CASES[name]
-    (tmp_path / "train.py").touch()  # so it is from here that the job would be handed in
+    (tmp_path / "train.py").touch()  # so the test's folder looks like the folder of submission
     assert found(changed(GOOD, changes), tmp_path).get(code) == line
 
 
 @pytest.mark.parametrize("name", ON_MN5)
-def test_a_profile_knows_more_traps(name: str, tmp_path: Path) -> None:
+def test_profile_enables_more_traps(name: str, tmp_path: Path) -> None:
     code, line, changes = ON_MN5[name]
     text = changed(on_mn5(), changes)
     assert found(text, tmp_path, load_profile("marenostrum5", ROOT / "config/clusters")).get(code) == line
@@ -323,29 +323,29 @@ def on_mn5() -> str:
     )
 
 
-def test_a_folder_for_output_is_missed_only_where_the_job_is_handed_in(tmp_path: Path) -> None:
+def test_missing_output_folder_is_reported_only_in_the_submission_folder(tmp_path: Path) -> None:
     _, _, changes = CASES["no folder"]
     assert found(changed(GOOD, changes), tmp_path) == {}
 
 
-def test_a_correct_file_has_nothing_to_tell(tmp_path: Path) -> None:
+def test_correct_file_has_no_findings(tmp_path: Path) -> None:
     assert found(GOOD, tmp_path) == {}
     assert found(on_mn5(), tmp_path, load_profile("marenostrum5", ROOT / "config/clusters")) == {}
 
 
-def test_every_trap_and_note_has_a_case() -> None:
+def test_every_trap_has_a_test_case() -> None:
     tried = {code for code, _, _ in [*CASES.values(), *ON_MN5.values()]} | PLANTED | {"byte-order-mark"}
     assert tried == TRAPS.keys()
 
 
-def test_every_traps_file_is_read_and_every_code_is_used_once() -> None:
+def test_every_trap_module_is_loaded_and_every_code_is_unique() -> None:
     folder = ROOT / "src" / "frog" / "cluster" / "jobfile"
     assert {Path(str(file.__file__)) for file in FILES} == set(folder.glob("traps_*.py"))
     traps = {id(trap): trap.code for file in FILES for trap in vars(file).values() if isinstance(trap, Trap)}
     assert sorted(traps.values()) == sorted(TRAPS)
 
 
-def test_the_example_walks_into_no_trap() -> None:
+def test_example_job_has_no_traps() -> None:
     text = (ROOT / "config" / "slurm_example.sbatch").read_text()
     assert found(text, ROOT) == {}
 
@@ -353,7 +353,7 @@ def test_the_example_walks_into_no_trap() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        # Other right ways to write the same.
+        # Other correct forms of the same job.
         (("--gpus-per-node=4", "--gres=gpu:4"),),
         (("--gpus-per-node=4", "--gres=gpu:h100:4"),),
         (("--ntasks-per-node=1", "--ntasks=2"),),
@@ -379,7 +379,7 @@ def test_the_example_walks_into_no_trap() -> None:
     ],
     ids=lambda change: change[0][1][:30],
 )  # fmt: skip
-def test_other_correct_files_walk_into_no_trap(change: tuple[tuple[str, str], ...], tmp_path: Path) -> None:
+def test_equivalent_correct_files_have_no_traps(change: tuple[tuple[str, str], ...], tmp_path: Path) -> None:
     explanation = explain(changed(GOOD, change), Path("job.sbatch"), None, (tmp_path,))
     assert explanation.traps == []
 
@@ -387,14 +387,14 @@ def test_other_correct_files_walk_into_no_trap(change: tuple[tuple[str, str], ..
 @pytest.mark.parametrize(
     ("written", "code", "instead"),
     [
-        ("--ntasks-per-nod=1", None, None),  # an unmistakable beginning, as getopt takes it
+        ("--ntasks-per-nod=1", None, None),  # an unambiguous prefix, which getopt accepts
         ("--ntask-per-node=1", "not-an-option", "--ntasks-per-node=1"),
         ("--ntakss-per-node=1", "not-an-option", "--ntasks-per-node=1"),
         ("--image=x.sqsh", "site-option", None),
         ("--ntask-per-nodes=1", "site-option", None),
     ],
 )
-def test_a_correction_is_offered_only_one_letter_away(written: str, code: str, instead: str, tmp_path: Path) -> None:
+def test_correction_is_offered_only_one_letter_away(written: str, code: str, instead: str, tmp_path: Path) -> None:
     text = changed(GOOD, (("--ntasks-per-node=1", f"--ntasks-per-node=1 {written}"),))
     found = [item for item in explain(text, Path("job.sbatch"), None, (tmp_path,)).findings if item.line == 4]
     assert [(item.code, item.instead) for item in found] == ([(code, instead)] if code else [])
@@ -408,18 +408,18 @@ HETEROGENEOUS = """#!/bin/bash
 set -euo pipefail
 srun --het-group=0 ./server : --het-group=1 --nodes=2 --ntasks=8 ./client
 """
-"""Two parts, each of which says for itself what it asks for."""
+"""Two components, each with its own requests."""
 
 
 @pytest.mark.parametrize("word", ["hetjob", "packjob"])
-def test_each_part_of_a_heterogeneous_job_asks_for_itself(word: str, tmp_path: Path) -> None:
+def test_components_of_a_heterogeneous_job_are_separate(word: str, tmp_path: Path) -> None:
     found = explain(HETEROGENEOUS.replace("hetjob", word), Path("job.sbatch"), None, (tmp_path,))
     assert found.findings == ()
     assert found.job.nodes == 1
 
 
 @pytest.mark.parametrize("options", ["--port 6379 --daemonize yes", "redis.conf"])
-def test_a_server_that_goes_into_the_background_itself_returns(options: str, tmp_path: Path) -> None:
+def test_daemonizing_server_is_not_a_foreground_server(options: str, tmp_path: Path) -> None:
     text = f"#!/bin/bash\n#SBATCH --time=1:00:00 --ntasks=1\nset -e\nredis-server {options}\npython client.py\n"
     assert "never-returns" not in {item.code for item in explain(text, Path("j"), None, (tmp_path,)).findings}
 
@@ -443,11 +443,11 @@ NARROWED = {
 
 
 @pytest.mark.parametrize("name", NARROWED)
-def test_what_may_be_right_is_no_trap(name: str, tmp_path: Path) -> None:
+def test_ambiguous_text_causes_no_trap(name: str, tmp_path: Path) -> None:
     assert explain(HEAD + NARROWED[name], Path("job.sbatch"), None, (tmp_path,)).traps == []
 
 
-def test_what_to_write_instead_is_right(tmp_path: Path) -> None:
+def test_suggested_correction_is_right(tmp_path: Path) -> None:
     def instead(*changes: tuple[str, str]) -> set[str | None]:
         return {item.instead for item in explain(changed(GOOD, changes), Path("job"), None, (tmp_path,)).findings} - {
             None

@@ -1,4 +1,4 @@
-"""What published job files taught: each text, what must be told of it, and what must not."""
+"""Cases from published job files: findings that explain must and must not report for each text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GPUS = HEAD + "#SBATCH --nodes=1\n#SBATCH --gres=gpu:2\n"
 TWO = HEAD + "#SBATCH --nodes=2\n#SBATCH --gpus-per-node=4\n"
 SIGNAL = GPUS + "#SBATCH --signal=B:TERM@120\n"
 
-TOLD: dict[str, tuple[str, str]] = {
+REPORTED: dict[str, tuple[str, str]] = {
     "an if without fi": (HEAD + "if [ -d x ]\nthen\n  python train.py\n", "quote-not-closed"),
     "a loop without done": (HEAD + "for x in 1 2; do\n  python train.py\n", "quote-not-closed"),
     "python fails, echo ends well": (HEAD + "python train.py\necho done\n", "goes-on-after-errors"),
@@ -39,14 +39,14 @@ TOLD: dict[str, tuple[str, str]] = {
         HEAD + 'srun bash -c "torchrun --nnodes=$SLURM_NNODES --node-rank=$SLURM_NODEID x.py"\n',
         "read-too-early",
     ),
-    "a short sleep is no wait": (TWO + "for x in 1 2; do\n  srun -N1 --exact x &\n  sleep 2\ndone\n", "no-wait"),
+    "a short sleep does not wait": (TWO + "for x in 1 2; do\n  srun -N1 --exact x &\n  sleep 2\ndone\n", "no-wait"),
     "another trap, and a file that is read in": (
         GPUS + "#SBATCH --signal=B:USR1@90\n. ./own.sh\ntrap f USR2\npython x.py &\nwait\n",
         "signal-not-trapped",
     ),
     "a head cut off": (TWO + "HEAD=${SLURM_JOB_NODELIST%%,*}\nsrun x $HEAD\n", "nodelist-folded"),
     "an option without a value behind a command": (HEAD + "x\n#SBATCH --exclusive\n", "after-a-command"),
-    "a wait for a server that nobody ends": (
+    "a wait for a server that never ends": (
         GPUS + "ray start --head --block &\nSERVER=$!\npython x.py\nwait $SERVER || true\nray stop\n",
         "never-returns",
     ),
@@ -110,9 +110,9 @@ TOLD: dict[str, tuple[str, str]] = {
     ),
     "an empty line before the shell": ("#!/bin/bash\nsbatch <<E\n\n" + HEAD + "./x\nE\n", "no-shebang"),
 }
-NOT_TOLD: dict[str, tuple[str, str]] = {
+NOT_REPORTED: dict[str, tuple[str, str]] = {
     "deepspeed in a step of one node": (TWO + "srun -N1 -n1 deepspeed x.py\n", "no-hostfile"),
-    "deepspeed that is told of all": (TWO + "srun deepspeed --hostfile h x.py\n", "no-hostfile"),
+    "deepspeed with a hostfile": (TWO + "srun deepspeed --hostfile h x.py\n", "no-hostfile"),
     "an array of one task": (HEAD + "#SBATCH --array=1-1\n#SBATCH -o x_%A\n./x\n", "output-overwritten"),
     "an image for shifter": (HEAD + "#SBATCH --image=a/b:c\nsrun shifter ./x\n", "site-option"),
     "a time that one dash makes of another option": (HEAD + "#SBATCH -tasks-per-node=5\n./x\n", "said-twice"),
@@ -136,7 +136,7 @@ NOT_TOLD: dict[str, tuple[str, str]] = {
     "mail types add up": (HEAD + "#SBATCH --mail-type=END\n#SBATCH --mail-type=FAIL\nx\n", "said-twice"),
     "--cluster is --clusters": (HEAD + "#SBATCH --cluster genius\nx\n", "not-an-option"),
     "a torchrun that hears nothing": (SIGNAL + "torchrun train.py\n", "short-grace"),
-    "a signal that nobody awaits": (SIGNAL + "python train.py\n", "no-requeue"),
+    "a signal without a handler": (SIGNAL + "python train.py\n", "no-requeue"),
     "asked for its code": (HEAD + "python train.py\ncode=$?\necho $code\n", "goes-on-after-errors"),
     "if as a word": (HEAD + "echo if then do case\nx=(\n", "quote-not-closed"),
     "called from a terminal": ("srun -p gpu -N1 --time=12:00 python train.py &\n", "no-shebang"),
@@ -159,7 +159,7 @@ NOT_TOLD: dict[str, tuple[str, str]] = {
         "never-returns",
     ),
     "one task in all": ("srun -n1 --ntasks-per-node=4 torchrun --nproc-per-node=4 x.py\n", "ranks-doubled"),
-    "another job goes on": (
+    "another job continues": (
         SIGNAL + "trap 'echo' TERM\nf() { sbatch x; }\npython x.py &\nwait $!\nf\n",
         "no-requeue",
     ),
@@ -183,7 +183,7 @@ NOT_TOLD: dict[str, tuple[str, str]] = {
         "gpus-idle",
     ),
     "directives put away behind the commands": (HEAD + "./x\n# SBATCH --mem=32G\n", "not-a-directive"),
-    "a port that nobody asks for": (
+    "a port that is not used": (
         GPUS + "export MASTER_PORT=12340\ntorchrun --nproc_per_node=1 --master_port=0 x.py\n",
         "port-fixed",
     ),
@@ -218,7 +218,7 @@ NOT_TOLD: dict[str, tuple[str, str]] = {
         "#!/bin/bash\nif true; then\n  echo '#SBATCH -t 48' >> x\nfi\nsbatch x\n",
         "time-in-minutes",
     ),
-    "what echo writes is no directive": (
+    "a directive that echo writes": (
         HEAD + 'echo "#!/bin/bash\n#SBATCH --mem=1G\n./x" > next.sh\nsbatch next.sh\n',
         "after-a-command",
     ),
@@ -231,7 +231,7 @@ NOT_TOLD: dict[str, tuple[str, str]] = {
     "files that srun copies": (TWO + "srun -K cp a /tmp/a\nsrun -K python x.py /tmp/a\n", "on-first-node-only"),
     "a module that may bring conda": (GPUS + "module load cuda anaconda3\nconda activate x\n./x\n", "conda-not-ready"),
     "a here-document in quotes": ("#!/bin/bash\nsbatch <<'E'\n" + HEAD + "echo $SLURM_JOB_ID\nE\n", "read-at-hand-in"),
-    "a job that hands in the next": (HEAD + "sbatch <<E\n" + HEAD + "echo $SLURM_JOB_ID\nE\n", "read-at-hand-in"),
+    "a job that submits the next": (HEAD + "sbatch <<E\n" + HEAD + "echo $SLURM_JOB_ID\nE\n", "read-at-hand-in"),
 }
 
 
@@ -239,25 +239,25 @@ def codes(text: str, folder: Path) -> set[str]:
     return {finding.code for finding in explain(text, Path("job.sbatch"), None, (folder,)).findings}
 
 
-@pytest.mark.parametrize("name", TOLD)
-def test_it_is_told(name: str, tmp_path: Path) -> None:
-    text, code = TOLD[name]
+@pytest.mark.parametrize("name", REPORTED)
+def test_published_trap_is_reported(name: str, tmp_path: Path) -> None:
+    text, code = REPORTED[name]
     assert code in codes(text, tmp_path)
 
 
-@pytest.mark.parametrize("name", NOT_TOLD)
-def test_it_is_not_told(name: str, tmp_path: Path) -> None:
-    text, code = NOT_TOLD[name]
+@pytest.mark.parametrize("name", NOT_REPORTED)
+def test_correct_published_text_is_not_reported(name: str, tmp_path: Path) -> None:
+    text, code = NOT_REPORTED[name]
     assert code not in codes(text, tmp_path)
 
 
-def test_options_without_values_are_told_at_once(tmp_path: Path) -> None:
+def test_options_without_values_cause_one_finding(tmp_path: Path) -> None:
     text = HEAD + "#SBATCH --nodes=\n#SBATCH --gres=\nx\n"
     (finding,) = explain(text, Path("job.sbatch"), None, (tmp_path,)).findings
     assert (finding.code, finding.line, finding.what) == ("not-an-option", 3, "--nodes: has no value, as in line 4")
 
 
-def test_a_line_with_a_wrong_option_is_told_once(tmp_path: Path) -> None:
+def test_line_with_a_wrong_option_causes_one_finding(tmp_path: Path) -> None:
     text = "#!/bin/bash\n#SBATCH -t 3 -n 4\n#SBATCH -n_tasks_per_node 4\n./x\n"
     (finding,) = explain(text, Path("job.sbatch"), None, (tmp_path,)).findings
     assert finding.code == "not-a-number"
@@ -279,12 +279,12 @@ def test_a_line_with_a_wrong_option_is_told_once(tmp_path: Path) -> None:
         ("./x\n#SBATCH --mem=9G", "after-a-command", "may hang or waste"),
     ],
 )
-def test_what_slurm_does_not_read_weighs_what_it_asks_for(line: str, code: str, kind: str, tmp_path: Path) -> None:
+def test_severity_of_an_ignored_line_depends_on_its_request(line: str, code: str, kind: str, tmp_path: Path) -> None:
     (finding,) = explain(f"{HEAD}{line}\n./x\n", Path("job.sbatch"), None, (tmp_path,)).findings
     assert (finding.code, finding.kind) == (code, kind)
 
 
-def test_what_echo_writes_is_told_where_it_stands(tmp_path: Path) -> None:
+def test_finding_in_text_of_echo_has_its_line(tmp_path: Path) -> None:
     text = "#!/bin/bash\n\nF=x\necho '#!/bin/bash' > $F\n# why\necho \"#SBATCH -t 48\" >> $F\nsbatch $F\n"
     (finding,) = explain(text, Path("job.sbatch"), None, (tmp_path,)).findings
     assert (finding.code, finding.line) == ("time-in-minutes", 6)
@@ -298,6 +298,6 @@ def test_what_echo_writes_is_told_where_it_stands(tmp_path: Path) -> None:
         ("--cpus=16", "--cpus-per-task=16"),
     ],
 )
-def test_what_is_meant_by_an_option_that_is_none(written: str, instead: str, tmp_path: Path) -> None:
+def test_unknown_option_gets_a_suggestion(written: str, instead: str, tmp_path: Path) -> None:
     (finding,) = explain(f"{HEAD}#SBATCH {written}\n./x\n", Path("job.sbatch"), None, (tmp_path,)).findings
     assert (finding.code, finding.instead) == ("not-an-option", instead)

@@ -1,4 +1,4 @@
-"""`frog slurm explain` on files that ask the first node itself for its address, as many tutorials do: mostly right."""
+"""`frog slurm explain` on files that query the first node for its address, as many tutorials do, usually correctly."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ RUN = "srun torchrun --nnodes 2 --nproc_per_node 1 --rdzv_backend c10d --rdzv_en
 
 
 @pytest.mark.parametrize("how", ["hostname --ip-address", "hostname -i", "hostname -I | cut -d' ' -f1"])
-def test_one_address_of_the_first_host(how: str, tmp_path: Path) -> None:
+def test_single_address_of_first_host_has_no_finding(how: str, tmp_path: Path) -> None:
     path = tmp_path / "job.sbatch"
     text = f'{HEAD}where=$(srun --nodes=1 --ntasks=1 -w "$first" {how})\n{RUN}'
     assert found_in(text, path) == found_in(f"{HEAD}where=$first\n\n{RUN}".replace("\n\nsrun", "\nsrun"), path)
     assert "head-not-node-0" in {name for name, _ in found_in(text.replace("hosts[0]", "hosts[1]"), path)}
 
 
-def test_all_addresses_of_the_first_host(tmp_path: Path) -> None:
+def test_all_addresses_of_first_host_are_reported(tmp_path: Path) -> None:
     text = f'{HEAD}where=$(srun --nodes=1 --ntasks=1 -w "$first" hostname -I)\n{RUN}'
     assert ("many-addresses", 10) in found_in(text, tmp_path / "job.sbatch")
 
 
-def test_the_first_host_of_the_list(tmp_path: Path) -> None:
+def test_first_host_of_the_list_has_no_finding(tmp_path: Path) -> None:
     names = {name for name, _ in found_in(f"{HEAD}where=$first\n{RUN}", tmp_path / "job.sbatch")}
     assert not names & {"head-localhost", "many-addresses", "head-not-node-0", "nodelist-folded"}
 

@@ -1,4 +1,4 @@
-"""What the local cluster does, tried without its processes: probes, tries, GPUs, files left behind."""
+"""The local cluster, tested without its processes: probes, attempts, GPUs, leftover files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from frog.cluster.kubernetes.podspec import Probe
 
 
 def ask(*command: str) -> ProbeState:
-    """Ask a probe of a minute's patience once."""
+    """Run a probe with a timeout of a minute once."""
     state = ProbeState(Probe(command, delay_s=0, period_s=60, timeout_s=60, failures=3), next_at=0)
     state.turn([])
     while state.question is not None:
@@ -28,20 +28,20 @@ def ask(*command: str) -> ProbeState:
     return state
 
 
-def test_a_probe_may_say_more_than_a_pipe_holds() -> None:
+def test_probe_output_may_exceed_a_pipe_buffer() -> None:
     state = ask("bash", "-c", "printf %0200000d 7; exit 3")
     assert (state.failures, state.words) == (1, "0" * 4096)
 
 
-def test_a_probe_that_leaves_a_child_holds_nobody_up() -> None:
+def test_probe_ends_although_its_child_keeps_running() -> None:
     state = ask("bash", "-c", "sleep 20 & echo $!; exit 3")
     assert state.failures == 1
     child = psutil.Process(int(state.words))
-    assert child.status() != psutil.STATUS_ZOMBIE, "it was there while the answer was read"
+    assert child.status() != psutil.STATUS_ZOMBIE, "it ran while the output was read"
     child.kill()
 
 
-def test_gpus_are_shared_out_or_hidden() -> None:
+def test_gpus_are_divided_among_pods_or_hidden() -> None:
     assert visible_gpus(0, 0, 2, 0) is None
     assert visible_gpus(0, 0, 2, 8) == ""
     assert [visible_gpus(2, index, 2, 4) for index in (0, 1)] == ["0,1", "2,3"]
@@ -49,7 +49,7 @@ def test_gpus_are_shared_out_or_hidden() -> None:
 
 
 class FakePod:
-    """A pod that fails with exit code 7 whenever it is asked."""
+    """A pod that always fails with exit code 7."""
 
     why = None
     ready = True
@@ -90,8 +90,8 @@ SERVICE = (
 
 
 @pytest.mark.parametrize("policy", ["Never", "OnFailure"])
-def test_the_next_try_waits_longer_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
-    """After 1 s, 2 s, 4 s: with Never in a new pod, with OnFailure in the same one, whose name stays."""
+def test_retry_delay_doubles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str) -> None:
+    """Retries follow after 1 s, 2 s, 4 s: with Never in a new pod, with OnFailure in the same pod."""
     now = 100.0
     monkeypatch.setattr(controllers, "Pod", FakePod)
     monkeypatch.setattr(controllers, "NameServer", FakeNames)
@@ -121,13 +121,11 @@ def test_the_next_try_waits_longer_each_time(tmp_path: Path, monkeypatch: pytest
         assert tries == [(moment, "pod-1", number + 1) for number, moment in enumerate(moments)]
         assert named == {True}
     controller.signals.append(signal.SIGTERM)
-    assert controller._over(), "nothing is waited for"
+    assert controller._over(), "no further attempt is pending"
     assert completion.pod is None
 
 
-def test_a_name_can_be_looked_up_two_seconds_after_its_pod_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pod_name_resolves_two_seconds_after_its_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controllers, "Pod", FakePod)
     monkeypatch.setattr(controllers, "NameServer", FakeNames)
     monkeypatch.setattr(FakePod, "poll", lambda self: None)
@@ -153,7 +151,7 @@ def test_a_name_can_be_looked_up_two_seconds_after_its_pod_runs(
     ],
     ids=["unready but published", "unready", "ready", "not selected", "of another subdomain"],
 )
-def test_names_come_from_a_service_that_selects_the_pods(
+def test_pod_names_need_a_service_that_selects_them(
     change: tuple[str, str], ready: bool, named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(controllers, "Pod", FakePod)
@@ -170,6 +168,6 @@ def test_names_come_from_a_service_that_selects_the_pods(
     "option",
     ["--nproc 2", "--nodes 2x2", "--restarts 0", "--deadline 3", "--threads 3", "--network rate=1mbit"],
 )
-def test_the_world_is_the_manifests(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_world_options_conflict_with_a_manifest(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--from", "k8s.yaml", *option.split()]) == 2
     assert f"{option.split()[0]}: --from takes the world from the manifest" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-// node ask.js SITE QUERY...: what the site's own search worker answers, as JSON: for each query its pages of results.
+// node ask.js SITE QUERY...: prints the answers of the site's search worker as JSON: the result pages of each query.
 const fs = require('fs'), vm = require('vm'), [site, ...queries] = process.argv.slice(2)
 const workers = `${site}/assets/javascripts/workers`
 const index = JSON.parse(fs.readFileSync(`${site}/search.json`)), answers = {}

@@ -1,4 +1,4 @@
-"""A real Chromium, driven over a pipe: no port, no further package."""
+"""A real Chromium, controlled through a pipe, without a port or another package."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEADLINE_S = 60.0
 
 
 def find_browser() -> str | None:
-    """As the slides find it."""
+    """Return Chromium's path, found as by the slides' build."""
     sys.path.insert(0, str(ROOT / "tools" / "slides"))
     try:
         slides = importlib.import_module("build")
@@ -30,15 +30,15 @@ def find_browser() -> str | None:
 
 
 class Tab:
-    """A page of the browser, and what it said."""
+    """A tab of the browser, and its messages."""
 
     def __init__(self, browser: Browser, session: str) -> None:
         self._browser, self._session = browser, session
         browser.hear_for(session, self)
         self.faults: list[str] = []
-        """Errors of the console, and exceptions."""
+        """Console errors and exceptions."""
         self.requests: list[str] = []
-        """Where to."""
+        """Requested addresses."""
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
@@ -46,20 +46,20 @@ class Tab:
         return self._browser.call(method, self._session, **params)
 
     def show(self, width: int, height: int, scheme: str) -> None:
-        """Take the size of a screen, and the theme that its system asks for."""
+        """Set the size of the screen and the system's preferred theme."""
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def open(self, url: str) -> None:
-        """Go to a page, and wait until it is loaded."""
+        """Open a page and wait until it is loaded."""
         self._browser.forget(self)
         self.call("Page.navigate", url=url)
         self._browser.wait(self, "Page.loadEventFired")
 
     def run(self, script: str, gesture: bool = False) -> Any:
-        """The value of an expression; of a promise, what it becomes. With a gesture, as if a user had clicked."""
+        """Evaluate an expression, and await it if it is a promise. `gesture` acts like a click by the user."""
         done = self.call(
             "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True, userGesture=gesture
         )
@@ -84,7 +84,7 @@ class Tab:
 
 
 class Browser:
-    """Messages to Chromium and back."""
+    """Messages to and from Chromium."""
 
     def __init__(self, write: int, read: int) -> None:
         self._write, self._next = write, 0
@@ -120,7 +120,7 @@ class Browser:
         return heard
 
     def forget(self, tab: Tab) -> None:
-        """Forget what a tab has said of its events."""
+        """Discard the events of a tab."""
         self._events = [event for event in self._events if event[0] is not tab]
 
     def wait(self, tab: Tab, method: str) -> None:
@@ -138,7 +138,7 @@ class Browser:
 
 @contextlib.contextmanager
 def chromium(program: str, profile: Path) -> Iterator[Browser]:
-    """A browser for the time of a block. It finds no host but this one."""
+    """Run a browser during a block. It resolves no other host than this one."""
     to_read, to_write = os.pipe()
     from_read, from_write = os.pipe()
     line = [program, "--headless", "--disable-gpu", "--remote-debugging-pipe", f"--user-data-dir={profile}"]

@@ -1,4 +1,4 @@
-"""The site, built once, and served on loopback."""
+"""The site, built once and served on the loopback interface."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def address(site: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def light_address(site: Path) -> Iterator[str]:
-    """The same pages, whose search finds nothing."""
+    """The same pages with an empty search index."""
     yield from _served(_WithoutIndex, site)
 
 
@@ -45,7 +45,7 @@ def _served(handler: type[_Quiet], site: Path) -> Iterator[str]:
 
 
 class _WithoutIndex(_Quiet):
-    """Every page loads the index of the search: seconds of a core for a hundred pages that are only looked at."""
+    """Serve an empty index: every page loads it, which costs seconds of a core for a hundred pages."""
 
     def do_GET(self) -> None:
         if not self.path.startswith("/search.json"):
@@ -56,10 +56,10 @@ class _WithoutIndex(_Quiet):
         self.wfile.write(b'{"config": {"lang": ["en"], "separator": " "}, "items": []}')
 
 
-@pytest.fixture(scope="module")  # it takes an eighth of a core for as long as it lives
+@pytest.fixture(scope="module")  # it uses an eighth of a core while it runs
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     program = find_browser()
     if program is None:
-        pytest.skip("Chromium is not here: `make system`")
+        pytest.skip("Chromium is not installed: `make system`")
     with chromium(program, tmp_path_factory.mktemp("profile")) as started:
         yield started

@@ -1,5 +1,5 @@
-// What is wrong with a page as it is shown: it scrolls sideways, a table is cut off or breaks at every word, or words are
-// fainter than WCAG AA allows.
+// Layout problems of the current page: it scrolls sideways, a table is cut off or breaks at every word, or text has less
+// contrast than WCAG AA requires.
 () => {
   const faults = [], cache = new Map(), canvas = document.createElement('canvas').getContext('2d', {willReadFrequently: true})
   if (document.documentElement.scrollWidth > innerWidth) {
@@ -42,7 +42,7 @@
   for (const e of document.body.querySelectorAll('*')) {
     if (![...e.childNodes].some(n => n.nodeType == 3 && n.data.trim())) continue
     const kind = [e, e.parentElement, e.parentElement.parentElement].map(named).join()
-    if (kinds.has(kind)) continue  // what colours a page are classes
+    if (kinds.has(kind)) continue  // a page's colours depend on its classes
     const box = e.getBoundingClientRect()
     if (box.width < 2 || box.height < 2 || !e.checkVisibility({opacityProperty: true, visibilityProperty: true})) continue
     kinds.add(kind)

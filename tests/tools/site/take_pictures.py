@@ -1,8 +1,8 @@
-"""Take the pictures of the front page and the README again, light and dark, from real runs and a real check.
+"""Create the pictures of the front page and the README, light and dark, from real runs and a real check.
 
 python tests/tools/site/take_pictures.py [REPORT]     needs Chromium and the decks (`make slides`); takes three minutes
 
-REPORT: report.html of a run of config/demo.toml that this machine had to itself; without it the demo is run now.
+REPORT: report.html of a run of config/demo.toml on an otherwise idle machine; without it, the demo runs now.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RING = """(() => {
   const at = shown.findIndex(slide => /second half/i.test(slide.querySelector('h1, h2')?.textContent))
   if (at >= 0) location.hash = at + 1
 })()"""
-"""Turns the deck of session B to the second half of a ring all-reduce."""
+"""Opens the slide of session B about the second half of a ring all-reduce."""
 COLORS = {"light": ("#f6f6f2", "#1b1d21"), "dark": ("#14171a", "#e6e6e0")}
 SETTLE = "new Promise(done => setTimeout(done, 1500))"
 Box = tuple[float, float, float, float]
@@ -53,14 +53,14 @@ def main() -> None:
 
 
 def make_demo(folder: Path) -> Path:
-    """Run the demo, and return its report."""
+    """Run the demo; return its report."""
     frog(folder, "run --nproc 4 -- train config/demo.toml")
     frog(folder, "report demo")
     return folder / "runs/demo/report.html"
 
 
 def make_runs(folder: Path) -> str:
-    """Run a world of two nodes and the check of a wrong solution; return what the check said."""
+    """Run a world of two nodes and the check of a wrong solution; return the check's output."""
     frog(folder, "run --nodes 2x2 -- train config/demo.toml --set name=nodes --set train.steps=40 --set eval.every=40")
     frog(folder, "report nodes")
     frog(folder, "learn init learner")
@@ -78,7 +78,7 @@ def frog(folder: Path, words: str, may_fail: bool = False) -> str:
 
 
 def shots(folder: Path, demo: Path, deck: Path, said: str, scheme: str) -> Iterator[tuple[str, int, str, str]]:
-    """For each picture: file name, width of the window, address, and the script that gives the box to keep."""
+    """Yield for each picture its file name, window width, address, and a script that returns the clipping box."""
     end = ".png" if scheme == "light" else "-dark.png"
     page = folder / f"terminal-{scheme}.html"
     page.write_text(terminal(f"$ frog learn check 2.1\n{said}", *COLORS[scheme]))

@@ -1,4 +1,4 @@
-"""`frog docs` as typed: an address on loopback, pages from it, and a clean end."""
+"""`frog docs` as typed: it prints an address on the loopback interface, serves pages, and ends cleanly."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tools.site.serve import serve
 _SERVE = "import sys; from pathlib import Path; from tools.site.serve import serve; serve(Path(sys.argv[1]), 0)"
 
 
-def test_it_serves_on_loopback_until_ctrl_c(tmp_path: Path) -> None:
+def test_frog_docs_serves_on_loopback_until_ctrl_c(tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text("<title>Frog</title>")
     line = [sys.executable, "-c", _SERVE, str(tmp_path)]
     with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
@@ -35,7 +35,7 @@ def test_it_serves_on_loopback_until_ctrl_c(tmp_path: Path) -> None:
         assert (child.returncode, out, errors) == (0, "\n", "")
 
 
-def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
+def test_unavailable_port_is_reported(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(UsageError, match=f"--port {port}: .*in use"):
@@ -44,7 +44,7 @@ def test_a_port_that_is_taken_is_told(tmp_path: Path) -> None:
         serve(tmp_path, 70000)
 
 
-def test_a_site_is_current_until_a_page_is_newer(tmp_path: Path) -> None:
+def test_site_is_current_until_a_page_is_newer(tmp_path: Path) -> None:
     for name in ("docs/a.md", "README.md", "CONTRIBUTING.md", "CHANGELOG.md", "site/index.html"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("")

@@ -1,4 +1,4 @@
-"""The built site, as files: links lead somewhere, pictures have words, HTML is valid, all is loaded from itself."""
+"""Files of the built site: links work, pictures have alternative text, HTML is valid, no resource is external."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ pytestmark = pytest.mark.slow
 
 _LOADS = {"img": "src", "script": "src", "iframe": "src", "source": "src", "link": "href"}
 _SHELLS = ("index.html", "docs/strategies.html")
-"""Whole pages that are parsed; of the others, whose frame is the same, what is theirs."""
+"""Pages to parse completely; of other pages, which share the frame, the test parses only the content."""
 
 
 class Page(HTMLParser):
-    """What a page links to, loads, calls by name, and shows without words."""
+    """A page's links, loaded resources, ids, and pictures without alternative text."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ def pages(site: Path) -> dict[Path, Page]:
     return {path: Page(path) for path in site.rglob("*.html") if not path.name.startswith("shown-")}
 
 
-def test_links_and_anchors_lead_somewhere(site: Path, pages: dict[Path, Page]) -> None:
+def test_links_and_anchors_exist(site: Path, pages: dict[Path, Page]) -> None:
     broken = []
     for path, page in pages.items():
         for link in page.links + page.loads:
@@ -56,14 +56,14 @@ def test_links_and_anchors_lead_somewhere(site: Path, pages: dict[Path, Page]) -
             if parts.scheme:
                 continue
             known = pages[target].names if target in pages else Counter[str]()
-            named = parts.fragment and target.suffix == ".html"  # a picture's fragment is the theme that it is for
+            named = parts.fragment and target.suffix == ".html"  # a picture's fragment names its theme
             if not target.exists() or (named and not known[unquote(parts.fragment)]):
                 broken.append(f"{path.relative_to(site)}: {link}")
     assert len(pages) > 100
     assert broken == []
 
 
-def test_nothing_is_loaded_from_elsewhere(site: Path, pages: dict[Path, Page]) -> None:
+def test_pages_load_no_external_resources(site: Path, pages: dict[Path, Page]) -> None:
     loads = {load for page in pages.values() for load in page.loads if urlsplit(load).netloc}
     styles = [
         url for path in site.rglob("*.css") for url in re.findall(r"url\(\s*['\"]?(https?:|//)", path.read_text())
@@ -72,11 +72,11 @@ def test_nothing_is_loaded_from_elsewhere(site: Path, pages: dict[Path, Page]) -
     assert styles == []
 
 
-def test_checklists_have_boxes(site: Path) -> None:
+def test_checklists_have_checkboxes(site: Path) -> None:
     assert 'class="task-list-item"' in (site / "docs/scale/first-hour.html").read_text()
 
 
-def test_pictures_have_words_and_names_stand_once(site: Path, pages: dict[Path, Page]) -> None:
+def test_pictures_have_alternative_text_and_ids_are_unique(site: Path, pages: dict[Path, Page]) -> None:
     found = {str(path.relative_to(site)): page.wordless for path, page in pages.items() if page.wordless}
     assert found == {}
     twice = {
@@ -87,13 +87,13 @@ def test_pictures_have_words_and_names_stand_once(site: Path, pages: dict[Path, 
     assert twice == {}
 
 
-def test_html_is_valid(site: Path, pages: dict[Path, Page]) -> None:
+def test_site_html_is_valid(site: Path, pages: dict[Path, Page]) -> None:
     faults = []
     for path in pages:
         text, parser = path.read_text(), html5lib.HTMLParser()
         if str(path.relative_to(site)) in _SHELLS:
             parser.parse(text)
-        else:  # what colours code is spans alone, and most of a page
+        else:  # skip the spans that colour code, which are most of a page
             article = re.search(r"<article.*</article>", text, re.DOTALL)
             assert article, path
             parser.parseFragment(re.sub(r"</?span[^>]*>", "", article[0]))

@@ -1,4 +1,4 @@
-"""The real runs of the site: what their commands name is there, and their pages show what they left."""
+"""Real runs of the site: their commands use existing names, and their pages show the results."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tools.site.nav import navigation
 ROOT = Path(__file__).parents[3]
 
 
-def test_there_is_one_of_each_strategy() -> None:
+def test_each_strategy_has_an_example() -> None:
     assert {*DATA_STRATEGIES, *AXES, "chaos", "class"} == {example.name for example in EXAMPLES}
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
-def test_its_commands_are_such_as_there_are(example: Example) -> None:
+def test_commands_of_examples_exist(example: Example) -> None:
     text = "; ".join(example.commands)
     for words in re.findall(r"(?:^|[;(] ?|&& |do )frog ([^;)]+)", text):
         _parser().parse_args(shlex.split(words.replace("$who", "ada")))
@@ -33,7 +33,7 @@ def test_its_commands_are_such_as_there_are(example: Example) -> None:
         load_run_config(ROOT / words[0], sets).check_world(2)
 
 
-def test_a_page_shows_what_the_run_left(tmp_path: Path) -> None:
+def test_example_page_shows_the_result_of_its_run(tmp_path: Path) -> None:
     assert example_pages(tmp_path) == Examples()
     (tmp_path / "class.html").write_text("<title>class</title>")
     found = example_pages(tmp_path)
@@ -42,12 +42,12 @@ def test_a_page_shows_what_the_run_left(tmp_path: Path) -> None:
     assert found.files == {"shown-class.html": tmp_path / "class.html"}
 
 
-def test_real_runs_are_in_the_navigation_only_if_some_were_made() -> None:
+def test_navigation_lists_real_runs_only_if_they_exist() -> None:
     assert "Real runs" not in str(navigation(ROOT, {}))
     assert "Real runs" in str(navigation(ROOT, {"A class": "examples/class.md"}))
 
 
-def test_what_a_failed_example_said_is_told(tmp_path: Path) -> None:
+def test_failed_example_is_reported_with_its_output(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
-    with pytest.raises(FrogError, match=r"the example x left no x\.html\n\$ echo why\nwhy\n"):
+    with pytest.raises(FrogError, match=r"the example x did not create x\.html\n\$ echo why\nwhy\n"):
         _run(tmp_path, Example("x", "X", "", ("echo why",), "x.html"))

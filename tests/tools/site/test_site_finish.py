@@ -1,4 +1,4 @@
-"""What is done to the generator's pages: commands to copy, tables that fit a phone."""
+"""Changes to the generator's pages: copyable commands, tables that fit a phone."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ BLOCK = '<div class="highlight"><pre><span></span><code>{}</code></pre></div>'
         (">>> 1 + 1\n2\n", ""),
     ],
 )
-def test_commands_are_copied_without_prompts_and_output(shown: str, copied: str) -> None:
+def test_commands_are_extracted_without_prompts_and_output(shown: str, copied: str) -> None:
     assert commands_of(shown) == copied
 
 
-def test_a_console_block_carries_what_its_button_copies() -> None:
+def test_console_block_contains_the_text_to_copy() -> None:
     page = finish_page(BLOCK.format('<span class="gp">$ </span>frog<span class="w"> </span>a &amp;&amp; b "c"\nsaid\n'))
     assert 'data-copy="frog a &amp;&amp; b &quot;c&quot;"' in page
     assert "data-wrap" not in page, "output keeps its columns"
 
 
-def test_blocks_of_commands_alone_wrap_and_others_stay_as_they_are() -> None:
+def test_only_blocks_without_output_wrap() -> None:
     assert ' data-copy="a&#10;b" data-wrap>' in finish_page(BLOCK.format("$ a\n$ b\n"))
     assert finish_page(BLOCK.format("print(1)\n")) == BLOCK.format("print(1)\n")
     two = BLOCK.format("print(1)\n") + BLOCK.format("$ a\n")
@@ -53,11 +53,11 @@ def test_blocks_of_commands_alone_wrap_and_others_stay_as_they_are() -> None:
         ),
     ],
 )
-def test_wide_tables_stack_prose_and_scroll_numbers(rows: list[list[str]], layout: str) -> None:
+def test_wide_tables_stack_prose_and_scroll_numbers_on_phones(rows: list[list[str]], layout: str) -> None:
     assert phone_layout(rows) == layout
 
 
-def test_every_cell_names_its_column() -> None:
+def test_every_table_cell_names_its_column() -> None:
     head, row = "<tr>\n<th>a</th>\n<th>b &amp; c</th>\n</tr>", "<tr>\n<td>1</td>\n<td></td>\n</tr>"
     table = f"<table>\n<thead>\n{head}\n</thead>\n<tbody>\n{row}\n</tbody>\n</table>"
     assert re.findall(r'<td data-label="([^"]*)"', finish_page(table)) == ["a", "b &amp; c"]

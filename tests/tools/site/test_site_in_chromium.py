@@ -1,4 +1,4 @@
-"""Every page in a real Chromium: on a phone and on a desk, light and dark; by keyboard; its search, from disk too."""
+"""Every page in a real Chromium: on phone and desktop, light and dark; keyboard use; search, also from disk."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ TERMS = (
 )
 
 _LOOK = (Path(__file__).parent / "look.js").read_text()
-"""Finds what is wrong with a page as it is shown now."""
+"""Script that finds layout problems of the current page."""
 
 THEMES = {"light": "default", "dark": "slate"}
-"""What the page takes for what the system asks for."""
+"""Theme of the page for each preference of the system."""
 
 _THEME = """async wanted => {
   for (let left = 400; left > 0 && document.body.dataset.mdColorScheme != wanted; left--)
     await new Promise(wake => setTimeout(wake, 50))
   return document.body.dataset.mdColorScheme
 }"""
-"""The page is told of the system's wish by an event: wait for what it makes of it."""
+"""Script that waits until the page, which learns the system's preference by an event, has the wanted theme."""
 
 _STILL = "*, *::before, *::after { transition: none !important; animation: none !important }"
 
@@ -46,13 +46,13 @@ def still(tab: Tab) -> None:
 
 
 def looks(name: str) -> tuple[tuple[int, str], ...]:
-    """Width and theme in which a page is seen: all four, or two where many pages look alike."""
+    """Return widths and themes for a page: all four, or two for pages of which many look alike."""
     all_four = ((1440, "light"), (1440, "dark"), (390, "dark"), (390, "light"))
     alike = name.startswith(("reference/api/", "src/", "docs/development/")) or name.count(".") > 1
     return all_four[::2] if alike else all_four
 
 
-def test_pages_on_a_phone_and_on_a_desk_light_and_dark(browser: Browser, site: Path, light_address: str) -> None:
+def test_pages_fit_phone_and_desktop_in_light_and_dark(browser: Browser, site: Path, light_address: str) -> None:
     tab, found, schemes = browser.new_tab(), dict[str, list[str]](), set[str]()
     for path in sorted(site.rglob("*.html")):
         name = path.relative_to(site).as_posix()
@@ -87,7 +87,9 @@ _COPY = """async () => {
 @pytest.mark.parametrize(
     "page", ["docs/teach/class.html", "docs/labs/lab2.html", "docs/collectives.html", "index.html"]
 )
-def test_copy_takes_commands_without_prompts_and_output(browser: Browser, light_address: str, page: str) -> None:
+def test_copy_button_copies_commands_without_prompts_and_output(
+    browser: Browser, light_address: str, page: str
+) -> None:
     tab = browser.new_tab()
     tab.show(1440, 1000, "light")
     tab.open(f"{light_address}/{page}")
@@ -111,7 +113,7 @@ _VISIBLE = "[...document.querySelectorAll('article img')].filter(img => img.chec
 
 
 @pytest.mark.parametrize("scheme", THEMES)
-def test_the_front_page_shows_pictures_of_its_theme(browser: Browser, light_address: str, scheme: str) -> None:
+def test_front_page_shows_pictures_of_its_theme(browser: Browser, light_address: str, scheme: str) -> None:
     tab = browser.new_tab()
     tab.show(1440, 1000, scheme)
     tab.open(f"{light_address}/index.html")
@@ -129,7 +131,7 @@ _FOCUS = """(() => {
 })()"""
 
 
-def test_the_keyboard_reaches_search_theme_and_navigation(browser: Browser, address: str) -> None:
+def test_keyboard_reaches_search_theme_and_navigation(browser: Browser, address: str) -> None:
     tab = browser.new_tab()
     tab.show(1440, 1000, "light")
     tab.open(f"{address}/docs/strategies.html")
@@ -165,7 +167,7 @@ _ASK = """async (typed, wanted) => {
 
 
 @pytest.mark.parametrize("place", ["served", "from disk"])
-def test_search_finds_terms(browser: Browser, site: Path, address: str, place: str) -> None:
+def test_search_box_finds_terms(browser: Browser, site: Path, address: str, place: str) -> None:
     tab, base = browser.new_tab(), address if place == "served" else site.as_uri()
     tab.show(1440, 1000, "light")
     tab.open(f"{base}/docs/course.html")

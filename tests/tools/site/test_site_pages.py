@@ -1,4 +1,4 @@
-"""Pages are laid out as they lie in the repository, with all that they link to; every page has its place."""
+"""Pages keep their place in the repository and include everything they link to; every page is in the navigation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def paths_of(nav: Any) -> set[str]:
     return set().union(*(paths_of(part) for part in parts))
 
 
-def test_every_page_of_the_documentation_has_its_place() -> None:
+def test_every_documentation_page_is_in_the_navigation() -> None:
     pages = {page for page in source_pages(ROOT) if page not in ("tools/slides/README.md", "README.md")} | {
         "project.md"
     }
@@ -43,7 +43,7 @@ def project(folder: Path, **pages: str) -> Path:
     return folder
 
 
-def test_what_is_linked_comes_along(tmp_path: Path) -> None:
+def test_linked_files_are_included(tmp_path: Path) -> None:
     text = "[the program](../train.py), [a page](b.md#there), [out](https://example.org), `[code](gone.md)`\n"
     root, out = project(tmp_path / "from", a=text + "\n```console\n[also](gone.md)\n```\n", b="# B\n"), tmp_path / "to"
     lay_out(root, out, {"reference/made.md": "[home](../README.md)"})
@@ -52,20 +52,20 @@ def test_what_is_linked_comes_along(tmp_path: Path) -> None:
     assert (out / "reference/made.md").exists()
 
 
-def test_a_link_to_nothing_ends_the_build(tmp_path: Path) -> None:
+def test_broken_link_fails_the_build(tmp_path: Path) -> None:
     root = project(tmp_path / "from", a="[gone](gone.md)\n")
-    with pytest.raises(UsageError, match=r"docs/a\.md: links to gone\.md, which is not there"):
+    with pytest.raises(UsageError, match=r"docs/a\.md: links to gone\.md, which does not exist"):
         lay_out(root, tmp_path / "to", {})
 
 
-def test_glossary_headings_keep_the_anchors_that_links_use(tmp_path: Path) -> None:
+def test_glossary_headings_keep_their_anchors(tmp_path: Path) -> None:
     lay_out(ROOT, tmp_path, {})
     page = (tmp_path / "docs/glossary.md").read_text()
     assert "\n### weight, parameter {#weight}\n" in page
     assert "<a id=" not in page
 
 
-def test_the_page_of_a_deck_has_neither_notes_nor_answers(tmp_path: Path) -> None:
+def test_deck_page_has_no_notes_and_no_answers(tmp_path: Path) -> None:
     root = project(tmp_path / "from", a="# A\n")
     (root / "tools" / "slides").mkdir(parents=True)
     slides = [
@@ -82,7 +82,7 @@ def test_the_page_of_a_deck_has_neither_notes_nor_answers(tmp_path: Path) -> Non
 
 
 def notes_in(slides: Path) -> list[str]:
-    """The longer lines of the speaker's notes: comments of several lines, as Marp has them."""
+    """Return the longer lines of the speaker's notes, which Marp stores in comments of several lines."""
     text = "\n".join(path.read_text() for path in sorted(slides.glob("*.md")))
     notes = "\n".join(re.findall(r"<!--\n(.*?)-->", text, re.DOTALL))
     return [line for line in notes.splitlines() if len(line) > 60]
@@ -104,14 +104,14 @@ def test_slides_and_quizzes_become_pages(tmp_path: Path) -> None:
     assert "<summary>Answer</summary>\n\n**9, 2, 7, 4.**" in quiz
 
 
-def test_without_the_repository_it_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_docs_without_the_repository_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("frog.__file__", str(tmp_path / "lib/python3.11/site-packages/frog/__init__.py"))
     with pytest.raises(UsageError, match="installed without them") as caught:
         find_clone()
     assert "make docs" in str(caught.value)
 
 
-def test_without_the_generator_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_site_generator_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match="zensical, which is not installed") as caught:
         build.build_site(ROOT, argparse.ArgumentParser(), tmp_path)

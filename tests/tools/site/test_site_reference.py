@@ -1,4 +1,4 @@
-"""The reference is made of the code, and whole: commands, fields, events, docstrings."""
+"""The generated reference is complete: commands, fields, events, docstrings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tools.site.markdown import docstring
 from tools.site.reference import FROG, SECTIONS, api_page, commands_page, events_page, run_file_page
 
 
-def test_every_command_is_there_with_its_options() -> None:
+def test_reference_lists_every_command_with_its_options() -> None:
     page = commands_page(_parser())
     for command in ("frog train", "frog run", "frog learn check", "frog slurm explain", "frog docs"):
         assert re.search(rf"^##+ {command}$", page, re.MULTILINE), command
@@ -26,7 +26,7 @@ def test_every_command_is_there_with_its_options() -> None:
     assert "SUPPRESS" not in page
 
 
-def test_every_field_of_a_run_file_is_there_with_its_meaning() -> None:
+def test_reference_lists_every_run_file_field_with_its_meaning() -> None:
     rows = dict(re.findall(r"^\| `([\w.]+)` \| (.*) \|$", run_file_page(), re.MULTILINE))
     sections = {field.name: field.type for field in dataclasses.fields(RunConfig)}
     expected = {"name", "seed"} | {field.name for field in dataclasses.fields(ModelConfig)}
@@ -35,10 +35,10 @@ def test_every_field_of_a_run_file_is_there_with_its_meaning() -> None:
         expected |= {f"{section}.{field.name}" for field in found.fields}
         assert section in sections
     assert rows.keys() == expected
-    assert [name for name, row in rows.items() if not row.split(" | ")[-1].strip()] == [], "no meaning"
+    assert [name for name, row in rows.items() if not row.split(" | ")[-1].strip()] == [], "fields without a meaning"
 
 
-def test_every_number_of_a_run_file_has_its_unit() -> None:
+def test_reference_shows_units_of_run_file_numbers() -> None:
     fields = {"": read_module(FROG / "config/run.py").class_named("RunConfig").fields}
     fields |= {f"{name}.": read_module(FROG / file).class_named(cls).fields for name, (file, cls) in SECTIONS.items()}
     numbers = {f"{at}{item.name}" for at, found in fields.items() for item in found if re.match("int|float", item.type)}
@@ -50,19 +50,19 @@ def test_every_number_of_a_run_file_has_its_unit() -> None:
     assert "| `train.timeout_s` | `float` | `120.0` | s |" in run_file_page()
 
 
-def test_every_event_is_there() -> None:
+def test_reference_lists_every_event() -> None:
     page = events_page()
     kinds = {kind.__name__ for union in (RankEvent, AnyLauncherEvent) for kind in get_args(union)}
     assert {kind for kind in kinds if f"### {kind}\n" not in page} == set()
 
 
-def test_a_docstrings_fields_become_a_list() -> None:
+def test_docstring_fields_become_a_list() -> None:
     text = "Sum *all* of it.\n\nComm:    one all-reduce\n         over dp.\nRaises:  ShapeError."
     assert docstring(text) == "Sum \\*all\\* of it.\n\n- **Comm:** one all-reduce over dp.\n- **Raises:** ShapeError."
 
 
 @pytest.mark.parametrize("room", ["comm", "parallel"])
-def test_the_api_has_signatures_and_docstrings(room: str) -> None:
+def test_api_pages_have_signatures_and_docstrings(room: str) -> None:
     page = api_page(room)
     modules = [read_module(path) for path in (FROG / room).rglob("*.py") if path.name != "__init__.py"]
     items = [item for module in modules for item in module.items]

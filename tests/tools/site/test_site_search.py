@@ -1,4 +1,4 @@
-"""The site's search: guides before internals, and nothing that gives answers away. The order is the real worker's."""
+"""The site's search lists guides before internals and never shows answers. The real worker orders the results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TERMS = {
     "world size": "world",
     "tp": "tensor-parallelism",
 }
-"""What a learner types, and the anchor of the glossary that answers it."""
+"""A learner's query, and the glossary anchor that answers it."""
 FIRST = {
     "read_run": "reference/api/runs.html#read_run",
     "frog learn check": "reference/commands.html#frog-learn-check",
@@ -33,10 +33,10 @@ FIRST = {
 
 @pytest.fixture(scope="module")
 def answers(site: Path) -> dict[str, list[list[str]]]:
-    """The first pages of results for each query."""
+    """Return the first pages of results for each query."""
     node = shutil.which("node")
     if node is None:
-        pytest.skip("Node.js is not here: `make system`")
+        pytest.skip("Node.js is not installed: `make system`")
     line = [node, str(Path(__file__).parent / "ask.js"), str(site), *TERMS, *FIRST, "frog"]
     done = subprocess.run(line, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -45,23 +45,23 @@ def answers(site: Path) -> dict[str, list[list[str]]]:
 
 
 @pytest.mark.parametrize("query", TERMS)
-def test_a_term_leads_to_the_glossary_first(answers: dict[str, list[list[str]]], query: str) -> None:
+def test_search_for_a_term_lists_the_glossary_first(answers: dict[str, list[list[str]]], query: str) -> None:
     assert answers[query][0][0] == f"docs/glossary.html#{TERMS[query]}"
 
 
 @pytest.mark.parametrize("query", ["rank", "barrier", "all-reduce", "checkpoint"])
-def test_guides_come_before_internals(answers: dict[str, list[list[str]]], query: str) -> None:
+def test_search_lists_guides_before_internals(answers: dict[str, list[list[str]]], query: str) -> None:
     tiers = [tier_of(location) for location in answers[query][0][:5]]
     assert tiers.count(GUIDE) >= 3
     assert INTERNALS not in tiers[:3]
 
 
 @pytest.mark.parametrize("query", FIRST)
-def test_an_exact_title_comes_first(answers: dict[str, list[list[str]]], query: str) -> None:
+def test_search_lists_an_exact_title_first(answers: dict[str, list[list[str]]], query: str) -> None:
     assert answers[query][0][0].startswith(FIRST[query])
 
 
-def test_pages_of_results_repeat_nothing(answers: dict[str, list[list[str]]]) -> None:
+def test_search_result_pages_have_no_duplicates(answers: dict[str, list[list[str]]]) -> None:
     assert [len(page) for page in answers["frog"]] == [10, 10, 10]
     found = [location for page in answers["frog"] for location in page]
     assert len(set(found)) == len(found)
@@ -72,7 +72,7 @@ def index_of(site: Path) -> list[dict[str, str]]:
     return found
 
 
-def test_pages_for_instructors_are_marked_and_not_found(site: Path) -> None:
+def test_search_omits_pages_for_instructors(site: Path) -> None:
     places = {item["location"].partition("#")[0] for item in index_of(site)}
     assert "docs/learn.html" in places
     assert [
@@ -83,24 +83,24 @@ def test_pages_for_instructors_are_marked_and_not_found(site: Path) -> None:
     assert unmarked == []
 
 
-def test_answers_that_a_page_hides_are_not_found(site: Path) -> None:
+def test_search_omits_hidden_answers(site: Path) -> None:
     texts = " ".join(item["text"] for item in index_of(site))
     assert "Answers" not in (site / "docs/labs/lab1.html").read_text().split("<details")[0]
     assert [name for name in ("lab1", "lab2", "lab3") if answer_of(name) in texts] == []
 
 
 def answer_of(lab: str) -> str:
-    """The beginning of the first hidden answer of a lab's page, in the index's words."""
+    """Return the beginning of the first hidden answer on a lab's page, as the index would contain it."""
     text = (ROOT / f"docs/labs/{lab}.md").read_text().partition("<summary>Answers</summary>")[2]
     return text.partition("** ")[2][:40]
 
 
-def test_both_forms_of_the_index_are_the_same(site: Path) -> None:
+def test_both_forms_of_the_search_index_are_equal(site: Path) -> None:
     script = (site / "search.js").read_text()
     assert script.removeprefix("var __index = ") == (site / "search.json").read_text()
 
 
-def test_the_tiers_name_pages_that_exist(site: Path) -> None:
+def test_search_tiers_name_existing_pages(site: Path) -> None:
     tiers = dict.fromkeys((None, GUIDE, REFERENCE, INTERNALS), 0)
     for page in site.rglob("*.html"):
         tiers[tier_of(page.relative_to(site).as_posix())] += 1

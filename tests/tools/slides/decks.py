@@ -1,4 +1,4 @@
-"""The decks of slides/ as data: each slide's headline, class, words, figures, commands and speaker notes."""
+"""The decks as data: each slide's headline, class, words, figures, commands and speaker notes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 SLIDES = Path(__file__).parents[3] / "tools" / "slides"
 MINUTES = {"crash-courses": 15, "session-a": 80, "session-b": 80, "session-c": 80}
-"""Of content. A session has 90 minutes; the other 10 are for questions and a break."""
+"""Minutes of content. A session has 90 minutes; the other 10 are for questions and a break."""
 SESSIONS = ("session-a", "session-b", "session-c")
 
 _NOTE = re.compile(r"<!--\n(.*?)-->", re.DOTALL)
@@ -19,7 +19,7 @@ _FENCE = re.compile(r"```(\w*)\n(.*?)```", re.DOTALL)
 
 @dataclass(frozen=True)
 class Slide:
-    """One slide of a deck, as it is written."""
+    """The source of one slide."""
 
     deck: str
     number: int
@@ -62,24 +62,24 @@ class Slide:
 
     @property
     def figures(self) -> list[tuple[str, str]]:
-        """Alternative text and path of each."""
+        """Alternative text and path of each figure."""
         return re.findall(r"!\[(.*?)\]\((.*?)\)", self.text)
 
     @property
     def shown(self) -> str:
-        """What stands on the slide."""
+        """Visible text of the slide."""
         return _SETTING.sub("", _NOTE.sub("", self.text)).strip()
 
     @property
     def commands(self) -> list[str]:
-        """The lines to type: of console blocks, and of frog's own among the words of slide and notes."""
+        """Commands to type: those of console blocks, and Frog's commands in the text of slide and notes."""
         blocks = [line for kind, lines in _FENCE.findall(self.text) if kind == "console" for line in lines.splitlines()]
         typed = [line.removeprefix("$ ") for line in blocks if line.startswith("$ ")]
         return typed + re.findall(r"`((?:frog|make) [^`]+ [^`]+|frog learn)`", _FENCE.sub("", self.text))
 
 
 def read_deck(name: str) -> list[Slide]:
-    """The slides of a deck, in order."""
+    """Return the slides of a deck, in order."""
     _, _, body = (SLIDES / f"{name}.md").read_text().partition("\n---\n")
     return [Slide(name, number, text) for number, text in enumerate(body.split("\n---\n"), 1)]
 

@@ -1,4 +1,4 @@
-"""What holds for the decks: claims, minutes that add up, votes with answers, and figures and commands that exist."""
+"""Rules for the decks: claims, minutes that add up, votes with answers, and existing figures and commands."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ LISTED = {
     "DeepSpeed config": "DeepSpeed's JSON says what Frog's run file says",
     "Scaling constraints": "More nodes shorten a step only until",
 }
-"""The slides that the curriculum lists, and how the headline of each begins."""
+"""Slides of the curriculum, and the beginning of each headline."""
 
 
 def name_of(slide: Slide) -> str:
@@ -66,28 +66,28 @@ def slide(request: pytest.FixtureRequest) -> Slide:
     return found
 
 
-def test_all_decks_are_known() -> None:
+def test_deck_list_is_complete() -> None:
     assert {path.stem for path in SLIDES.glob("*.md")} - {"README"} == set(MINUTES)
 
 
 @pytest.mark.parametrize("listed", LISTED)
-def test_every_slide_of_the_curriculum_is_there(listed: str) -> None:
+def test_decks_cover_the_curriculum(listed: str) -> None:
     assert len([slide for slide in ALL if any(line.startswith(LISTED[listed]) for line in slide.headlines)]) == 1
 
 
 @pytest.mark.parametrize("deck", MINUTES)
-def test_the_minutes_of_the_notes_add_up(deck: str) -> None:
+def test_minutes_in_the_notes_add_up(deck: str) -> None:
     assert sum(slide.minutes for slide in read_deck(deck)) == MINUTES[deck]
 
 
 @pytest.mark.parametrize("deck", MINUTES)
-def test_of_five_slides_one_asks_the_room(deck: str) -> None:
+def test_one_of_five_slides_asks_the_class(deck: str) -> None:
     asks = [slide.asks for slide in read_deck(deck) if not slide.answers and not slide.is_extra]
     quiet = [at + 1 for at in range(len(asks) - 4) if not any(asks[at : at + 5])]
-    assert quiet == [], "five slides in a row from these on ask nothing"
+    assert quiet == [], "five slides in a row, starting with these, ask no question"
 
 
-def test_the_notes_have_minutes_what_to_say_and_what_to_ask(slide: Slide) -> None:
+def test_notes_have_minutes_and_what_to_say(slide: Slide) -> None:
     assert len(slide.notes) == 1
     assert re.search(r"^(Say|Answers, not told yet):", slide.notes[0], re.MULTILINE)
     assert slide.answers or re.search(r"^Ask\b", slide.notes[0], re.MULTILINE)
@@ -99,7 +99,7 @@ def test_the_notes_have_minutes_what_to_say_and_what_to_ask(slide: Slide) -> Non
         assert slide.minutes > 0
 
 
-def test_the_headline_is_a_sentence(slide: Slide) -> None:
+def test_headline_is_a_sentence(slide: Slide) -> None:
     assert len(slide.headlines) == 1
     headline = slide.headlines[0]
     assert len(headline.split()) >= 5, "a topic, not a claim"
@@ -107,23 +107,23 @@ def test_the_headline_is_a_sentence(slide: Slide) -> None:
     assert not headline.endswith((".", ":"))
 
 
-def test_a_vote_has_choices_and_its_note_gives_nothing_away(slide: Slide) -> None:
+def test_vote_has_choices_and_its_notes_hide_the_answer(slide: Slide) -> None:
     if slide.asks:
         assert len(slide.choices) >= 2
         assert not re.search(r"^Wrong", slide.notes[0], re.MULTILINE), "the answer slide has the answer"
 
 
-def test_an_answer_slide_follows_each_vote_on_the_same_page() -> None:
+def test_answer_slide_follows_each_vote_with_the_same_page_number() -> None:
     for vote, after in pairwise(ALL):
         opening = vote.number == 2
         assert after.answers == (vote.asks and not opening), (after.deck, after.number)
         if after.answers:
-            assert "<!-- _paginate: hold -->" in after.text, "so that both editions have the same page numbers"
+            assert "<!-- _paginate: hold -->" in after.text, "needed for equal page numbers in both editions"
             assert re.search(r"^\| .*\*\*", after.shown, re.MULTILINE), "the right answer in bold type"
             assert re.search(r"^Wrong (votes|answers)", after.notes[0], re.MULTILINE)
 
 
-def test_the_answer_to_a_vote_goes_through_its_choices() -> None:
+def test_answer_slide_lists_all_choices_of_its_vote() -> None:
     for vote, after in pairwise(ALL):
         if after.answers and "question |" not in after.shown:
             rows = re.findall(r"^\| (\**)([A-C])\. ", after.shown, re.MULTILINE)
@@ -133,7 +133,7 @@ def test_the_answer_to_a_vote_goes_through_its_choices() -> None:
 
 
 @pytest.mark.parametrize("deck", SESSIONS)
-def test_a_session_has_a_roadmap_the_same_questions_twice_and_a_slide_to_take_home(deck: str) -> None:
+def test_session_has_roadmap_repeated_questions_and_takeaways(deck: str) -> None:
     slides = read_deck(deck)
     votes = [slide for slide in slides if slide.asks]
     assert votes[0] is slides[1]
@@ -144,7 +144,7 @@ def test_a_session_has_a_roadmap_the_same_questions_twice_and_a_slide_to_take_ho
 
 
 @pytest.mark.parametrize("deck", SESSIONS)
-def test_the_minutes_of_demo_and_lab(deck: str) -> None:
+def test_minutes_of_demo_and_lab(deck: str) -> None:
     slides = {slide.headlines[0].partition(":")[0]: slide.minutes for slide in read_deck(deck)}
     demo = tomllib.loads((ROOT / f"src/frog/learn/demo/sessions/{deck[-1]}.toml").read_text())
     played = sum(step.get("minutes", 0) for step in demo["steps"]) or demo["minutes"]
@@ -154,7 +154,7 @@ def test_the_minutes_of_demo_and_lab(deck: str) -> None:
 
 
 @pytest.mark.parametrize("deck", MINUTES)
-def test_the_learners_edition_has_no_notes_and_no_answers(deck: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_learners_edition_has_no_notes_and_no_answers(deck: str, monkeypatch: pytest.MonkeyPatch) -> None:
     editions = slides_module("editions", monkeypatch)
     text = editions.edition(SLIDES / f"{deck}.md", "learner")
     slides = read_deck(deck)
@@ -171,13 +171,13 @@ def slides_module(name: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module(name)
 
 
-def test_bit_for_bit_says_on_which_machines(slide: Slide) -> None:
-    """GPU kernels need settings of their own for equal bits."""
+def test_bit_for_bit_claims_name_the_hardware(slide: Slide) -> None:
+    """GPU kernels need special settings for equal bits."""
     words = f"{slide.shown} {slide.notes[0]}"
     assert "bit for bit" not in words.lower() or re.search(r"\b[CG]PUs?\b", words)
 
 
-def test_the_scaling_slide_claims_what_its_formula_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scaling_slide_matches_its_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     clusters = slides_module("clusters", monkeypatch)
     for link in clusters.LINKS.values():
         for fewer, more in pairwise(clusters.NODES):
@@ -192,7 +192,7 @@ def test_the_scaling_slide_claims_what_its_formula_gives(monkeypatch: pytest.Mon
     assert ", ".join(times) in shown.figures[0][0]
 
 
-def test_the_overlap_slide_compares_medians() -> None:
+def test_overlap_slide_compares_medians() -> None:
     measured = json.loads((SLIDES / "data/overlap.json").read_text())
     shown = next(slide for slide in ALL if slide.headlines[0].startswith("Gradients travel in buckets"))
     reduce, step = (
@@ -208,18 +208,18 @@ def test_the_overlap_slide_compares_medians() -> None:
     assert f"from {float(bucketed):.0f} to {float(overlapped):.0f} ms" in shown.notes[0]
 
 
-def test_words_are_few(slide: Slide) -> None:
+def test_slides_have_few_words(slide: Slide) -> None:
     words = re.sub(r"```.*?```|!\[.*?\)", "", slide.shown, flags=re.DOTALL)
     assert len(words.split()) <= 130
 
 
-def test_figures_are_there_and_have_words_for_who_does_not_see_them(slide: Slide) -> None:
+def test_figures_exist_and_have_alternative_text(slide: Slide) -> None:
     for words, path in slide.figures:
         assert (SLIDES / path).is_file(), path
         assert len(words) >= 30, words
 
 
-def test_quotes_on_slides_are_in_the_measurements() -> None:
+def test_quoted_outputs_are_in_the_measurements() -> None:
     measured = {path.stem: json.loads(path.read_text()) for path in (SLIDES / "data").glob("*.json")}
     shown = {deck: "\n".join(slide.shown for slide in read_deck(deck)) for deck in MINUTES}
     rows = dict(re.findall(r"^\| ([a-z ]+) \| (b?float\d+) \|$", shown["session-b"], re.MULTILINE))
@@ -232,7 +232,7 @@ def test_quotes_on_slides_are_in_the_measurements() -> None:
     assert [f"{when}  {rank}" for when, rank in seen if f"{when}  {rank}" not in measured["recovery"]["diagnose"]] == []
 
 
-def test_without_node_the_build_says_what_is_missing() -> None:
+def test_slides_build_without_node_names_what_is_missing() -> None:
     done = subprocess.run(
         [sys.executable, str(SLIDES / "build.py")],
         env={"PATH": "/nonexistent"},
@@ -241,16 +241,16 @@ def test_without_node_the_build_says_what_is_missing() -> None:
         timeout=60,
     )
     assert done.returncode == 1
-    assert "error: the slides need what is not here" in done.stderr
+    assert "error: the slides need programs that are not installed" in done.stderr
     assert "make system" in done.stderr
 
 
-def test_every_figure_is_on_a_slide() -> None:
+def test_every_figure_is_used_on_a_slide() -> None:
     used = {Path(path).name for slide in ALL for _, path in slide.figures}
     assert {path.name for path in (SLIDES / "figures").glob("*.svg")} == used
 
 
-def test_figures_are_what_their_scripts_draw_from_the_data(tmp_path: Path) -> None:
+def test_figures_match_their_scripts_and_data(tmp_path: Path) -> None:
     subprocess.run([sys.executable, str(SLIDES / "figures"), str(tmp_path)], check=True, timeout=120)
     drawn = {path.name: path.read_text() for path in tmp_path.iterdir()}
     kept = {path.name: path.read_text() for path in (SLIDES / "figures").glob("*.svg")}
@@ -259,14 +259,14 @@ def test_figures_are_what_their_scripts_draw_from_the_data(tmp_path: Path) -> No
     )
 
 
-def test_no_text_of_a_figure_is_under_24_of_its_1160_units() -> None:
+def test_figure_text_is_large_enough() -> None:
     for path in (SLIDES / "figures").glob("*.svg"):
         sizes = [int(size) for size in re.findall(r'font-size="(\d+)"', path.read_text())]
         assert min(sizes) >= 24, path.name
 
 
-def test_decks_and_figures_use_only_letters_that_the_embedded_fonts_have() -> None:
-    """A letter that a font lacks is drawn in a font of the machine that builds the decks."""
+def test_decks_and_figures_use_only_characters_of_embedded_fonts() -> None:
+    """A character missing in the embedded fonts would use a font of the machine that builds the decks."""
     known = set("\u00d7\u2212\u201c\u201d")  # times, minus, quotation marks
     for path in (*SLIDES.glob("*.md"), *(SLIDES / "figures").glob("*.svg")):
         assert {letter for letter in path.read_text() if not letter.isascii()} <= known, path.name
@@ -283,7 +283,7 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-def test_words_of_figures_can_be_read_in_both_themes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figure_text_has_enough_contrast_in_both_themes(monkeypatch: pytest.MonkeyPatch) -> None:
     draw = slides_module("draw", monkeypatch)
     drawn = "".join(path.read_text() for path in (SLIDES / "figures").glob("*.svg"))
     used = set(re.findall(r"<text [^>]*class=\"f-(\w+)", drawn)) - {"page", "white", "dark"}
@@ -297,7 +297,7 @@ def test_words_of_figures_can_be_read_in_both_themes(monkeypatch: pytest.MonkeyP
     assert faint == []
 
 
-def test_commands_are_such_as_there_are(slide: Slide) -> None:
+def test_commands_on_slides_exist(slide: Slide) -> None:
     rules = re.findall(r"^([a-z -]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     targets = {target for rule in rules for target in rule.split()}
     for line in slide.commands:

@@ -1,4 +1,4 @@
-"""Every page of every deck, laid out by Chromium: it fills its page, it fits, and no text is small or overlaps."""
+"""Every page of every deck, laid out by Chromium: content fills and fits the page; no text is small or overlaps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REPORT = (
 )
 _REPORT += " out.id = 'found'; out.textContent = JSON.stringify(found); document.body.append(out) }})</script>"
 
-# Places are as on a page of 1280 x 720, whatever the window. The page's number stands in the lowest 52.
+# Coordinates refer to a page of 1280 x 720, whatever the window. The page number is in the lowest 52.
 _PAGES = """() => [...document.querySelectorAll('section')].map((page, at) => {
   const frame = page.getBoundingClientRect(), scale = frame.width / 1280, wrong = []
   let lowest = 0
@@ -66,7 +66,7 @@ _FIGURES = """() => [...document.querySelectorAll('svg')].map(figure => {
 
 @pytest.fixture(scope="module")
 def build() -> Any:
-    """tools/slides/build.py, with marp-cli installed."""
+    """Return tools/slides/build.py, with marp-cli installed."""
     sys.path.insert(0, str(SLIDES))
     try:
         import build
@@ -82,7 +82,7 @@ def build() -> Any:
 
 
 def look(build: Any, page: Path, find: str) -> list[dict[str, Any]]:
-    """What a function finds on a page that Chromium has laid out."""
+    """Return the result of a script on a page laid out by Chromium."""
     page.write_text(page.read_text().replace("</body>", _REPORT.format(find=find) + "</body>"))
     line = [
         build.find_browser(),
@@ -105,7 +105,7 @@ def faults(pages: list[dict[str, Any]]) -> list[str]:
 
 @pytest.mark.parametrize("theme", ["frog", "frog-dark"])
 @pytest.mark.parametrize("deck", MINUTES)
-def test_nothing_runs_over_its_page(build: Any, deck: str, theme: str, tmp_path: Path) -> None:
+def test_slide_content_fits_its_page(build: Any, deck: str, theme: str, tmp_path: Path) -> None:
     page, source = tmp_path / f"{deck}.html", tmp_path / f"{deck}.md"
     source.write_text(build.edition(SLIDES / f"{deck}.md", "instructor"))
     build.marp(str(source), "--template", "bare", "--theme", theme, "-o", str(page))
@@ -114,7 +114,7 @@ def test_nothing_runs_over_its_page(build: Any, deck: str, theme: str, tmp_path:
     assert not faults(pages), "\n".join(faults(pages))
 
 
-def test_words_of_figures_lie_on_the_page_and_not_upon_each_other(build: Any, tmp_path: Path) -> None:
+def test_figure_text_is_inside_the_figure_and_does_not_overlap(build: Any, tmp_path: Path) -> None:
     figures = sorted((SLIDES / "figures").glob("*.svg"))
     page = tmp_path / "figures.html"
     drawn = "".join(path.read_text().replace("<svg ", f'<svg id="{path.stem}" ', 1) for path in figures)
@@ -125,7 +125,7 @@ def test_words_of_figures_lie_on_the_page_and_not_upon_each_other(build: Any, tm
     assert not faults(pages), "\n".join(faults(pages))
 
 
-def test_only_the_instructors_pdf_carries_notes_and_both_embed_their_fonts(build: Any, tmp_path: Path) -> None:
+def test_only_the_instructors_pdf_has_notes_and_both_embed_fonts(build: Any, tmp_path: Path) -> None:
     printed = {}
     for name in build.EDITIONS:
         (tmp_path / name).mkdir()
@@ -135,7 +135,7 @@ def test_only_the_instructors_pdf_carries_notes_and_both_embed_their_fonts(build
         assert built == [f"{stem}-dark.pdf", f"{stem}.html", f"{stem}.pdf"]
         printed[name] = (tmp_path / name / f"{stem}.pdf").read_bytes()
         noted = "mixing board" in (tmp_path / name / f"{stem}.html").read_text()
-        assert noted == (name == "instructor"), "the presenter view has the notes"
+        assert noted == (name == "instructor"), "only the instructor's presenter view has the notes"
     objects = {name: unpacked(pdf) for name, pdf in printed.items()}
     assert b"/Subtype /Text\n" not in objects["learner"]
     assert b"/Subtype /Text\n" in objects["instructor"]
@@ -146,7 +146,7 @@ def test_only_the_instructors_pdf_carries_notes_and_both_embed_their_fonts(build
 
 
 def unpacked(pdf: bytes) -> bytes:
-    """A PDF followed by its compressed streams, which may hold objects."""
+    """Return a PDF's bytes followed by its decompressed streams, which may contain objects."""
     found = [pdf]
     for packed in re.findall(rb"stream\r?\n(.*?)endstream", pdf, re.DOTALL):
         with contextlib.suppress(zlib.error):

@@ -1,4 +1,4 @@
-// Appended to the generator's search worker. It finds and marks; this orders what it found:
+// Appended to the generator's search worker. The worker finds and marks matches; this code orders them:
 // a title that is the query itself, other titles of guides and reference, their texts, then internals.
 (() => {
   const BY_TIER = [  // guides, reference, internals
@@ -19,7 +19,7 @@
     return BY_TIER[tier][exact ? 'exact' : match.matches.some(part => part.field === 'title') ? 'title' : 'text']
   }
 
-  // The first page and all others; no match may pass through the search twice, or its marks are lost.
+  // The first page and all others; a match that passed through the search twice would lose its marks.
   const everything = query => {
     const first = ask({...query, page: undefined}), {next, total} = first.pagination
     const rest = next ? ask({...query, page: {...next, size: total}}).items : []
